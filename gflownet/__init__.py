@@ -1,0 +1,1 @@
+"""Neural-architecture search that samples computation graphs in proportion to their reward."""

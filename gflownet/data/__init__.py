@@ -1,0 +1,1 @@
+"""Sampler, replay buffer and data source."""

@@ -1,0 +1,1 @@
+"""The task's reward: training a candidate, the evaluator, the store of results."""

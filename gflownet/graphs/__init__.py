@@ -1,0 +1,1 @@
+"""What a state is: computation graphs, canonical form, automorphisms, JSON, drawing."""

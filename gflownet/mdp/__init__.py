@@ -1,0 +1,1 @@
+"""The contracts of the Markov decision process: actions, states, environment, context, trajectories."""

@@ -1,0 +1,1 @@
+"""Exact terminating distributions and distances between distributions."""

@@ -1,0 +1,1 @@
+"""Networks that map a batch of states to a GraphActionCategorical."""

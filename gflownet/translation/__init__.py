@@ -1,0 +1,1 @@
+"""Computation graphs to PyTorch modules."""
