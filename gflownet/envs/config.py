@@ -1,0 +1,33 @@
+"""Options of the environment: the space of architectures that is searched."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class EnvConfig:
+    """Vocabulary, sizes and limits of the graphs that are built."""
+
+    name: str = field(
+        default="computation_graph",
+        metadata={"help": "the environment: computation_graph, or module:Class of your own"},
+    )
+    activations: list[str] = field(
+        default_factory=lambda: ["relu", "tanh", "sigmoid", "gelu", "linear"],
+        metadata={"help": "activation functions a hidden node may have"},
+    )
+    aggregations: list[str] = field(
+        default_factory=lambda: ["sum", "mean", "max", "concat"],
+        metadata={"help": "ways a hidden node may combine its inputs"},
+    )
+    output_sizes: list[int] = field(
+        default_factory=lambda: [4, 8, 16, 32, 64], metadata={"help": "widths a hidden node may have, in features"}
+    )
+    max_hidden_nodes: int = field(default=6, metadata={"help": "most hidden nodes of a graph"})
+    max_edges: int = field(default=14, metadata={"help": "most edges of a graph"})
+    allow_recurrent: bool = field(
+        default=False, metadata={"help": "let edges carry the previous time step's output (recurrent edges)"}
+    )
+    output_activation: str = field(default="linear", metadata={"help": "activation function of the output nodes"})
+    output_aggregation: str = field(default="sum", metadata={"help": "how the output nodes combine their inputs"})

@@ -1,0 +1,17 @@
+"""Options of the policy network."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass
+class ModelConfig:
+    """The network that reads a state and gives the logits of its actions."""
+
+    name: str = field(
+        default="graph_transformer", metadata={"help": "the network: graph_transformer, or module:Class of your own"}
+    )
+    num_layers: int = field(default=3, metadata={"help": "number of transformer layers"})
+    num_emb: int = field(default=64, metadata={"help": "width of a node's embedding"})
+    num_heads: int = field(default=2, metadata={"help": "attention heads of a layer; divides num_emb"})
