@@ -1,0 +1,78 @@
+"""Temperature conditioning: which beta a trajectory is asked to sample at, and how the policy is told.
+
+Shapes: B trajectories, C = num_thermometer_dim.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from gflownet.evaluation.config import TemperatureConfig
+
+# The upper end of a gamma distribution's encoding: mean + 2 standard deviations holds about 95 % of it.
+_GAMMA_NUM_DEVIATIONS = 2.0
+
+
+@dataclass(frozen=True)
+class Conditioning:
+    """What a batch of trajectories is conditioned on."""
+
+    encoding: Tensor  # [B, C] float32, what the policy sees
+    beta: Tensor  # [B] float32, inverse temperature
+
+
+class TemperatureConditional:
+    """Samples beta and encodes it as a thermometer: C bins that fill from left to right as beta grows to its upper end.
+
+    The names of the distributions and their parameters are those of recursionpharma/gflownet.
+    """
+
+    def __init__(self, config: TemperatureConfig) -> None:
+        self.sample_dist = config.sample_dist
+        self.dist_params = tuple(float(p) for p in config.dist_params)
+        self.num_cond_dim = config.num_thermometer_dim
+
+    def sample(self, num: int, *, generator: torch.Generator) -> Conditioning:
+        """Returns `num` draws of beta with their encodings, reproducible from `generator`."""
+        beta = torch.from_numpy(self._sample_beta(num, generator=generator).astype(np.float32))
+        return Conditioning(encoding=self.encode(beta), beta=beta)
+
+    def encode(self, beta: Tensor) -> Tensor:
+        """Returns the encoding `[B, C]` of betas `[B]`; zeros when beta is constant, for there is nothing to tell."""
+        if self.sample_dist == "constant":
+            return torch.zeros(len(beta), self.num_cond_dim)
+        width = self._upper_end() / self.num_cond_dim
+        lower_ends = width * torch.arange(self.num_cond_dim, dtype=torch.float32)
+        return ((beta[:, None] - lower_ends) / width).clamp(0.0, 1.0)
+
+    def _sample_beta(self, num: int, *, generator: torch.Generator) -> np.ndarray:
+        if self.sample_dist == "constant":
+            return np.full(num, self.dist_params[0])
+        # torch draws gamma and beta only from its global generator; numpy draws them from one of our own.
+        rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
+        first, second = self.dist_params
+        match self.sample_dist:
+            case "uniform":
+                return rng.uniform(first, second, num)
+            case "loguniform":
+                return np.exp(rng.uniform(math.log(first), math.log(second), num))
+            case "gamma":
+                return rng.gamma(first, second, num)
+            case _:
+                return rng.beta(first, second, num)
+
+    def _upper_end(self) -> float:
+        """Returns the beta at which the whole thermometer is filled."""
+        match self.sample_dist:
+            case "gamma":
+                shape, scale = self.dist_params
+                return scale * (shape + _GAMMA_NUM_DEVIATIONS * math.sqrt(shape))
+            case "beta":
+                return 1.0
+            case _:
+                return self.dist_params[-1]

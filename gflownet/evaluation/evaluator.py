@@ -1,0 +1,140 @@
+"""The evaluator: which candidates are scored again, what becomes of failures, what is recorded."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import time
+import traceback
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gflownet.evaluation.config import EvaluationConfig
+from gflownet.evaluation.randomness import candidate_seed
+from gflownet.evaluation.store import Candidate, EvaluationRecord, EvaluationStatus, EvaluationStore
+from gflownet.evaluation.task import GFNTask, Score
+
+
+@dataclass(frozen=True)
+class Evaluation:
+    """What became of one candidate."""
+
+    score: float  # finite; the floor when the evaluation failed
+    status: EvaluationStatus
+    seconds: float  # time its evaluation took, whenever that was
+    error: str | None
+    num_parameters: int | None
+    metrics: Mapping[str, float]
+    cached: bool  # known from an earlier step or from earlier in the same call
+
+
+class Evaluator(ABC):
+    """Scores candidates; every result is in the store before it is returned."""
+
+    @abstractmethod
+    def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
+        """Returns one evaluation per candidate, in order; an exact twin is never scored twice.
+
+        A candidate that raises, or whose score is not finite, comes back FAILED with the reason and the floor score.
+        """
+
+
+class InlineEvaluator(Evaluator):
+    """Scores candidates in this process, one call of the task for all fresh ones."""
+
+    def __init__(self, task: GFNTask, store: EvaluationStore, *, config: EvaluationConfig, seed: int) -> None:
+        self.task = task
+        self.store = store
+        self.floor_score = config.floor_score
+        self.seed = seed
+
+    def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
+        keys = [candidate.canonical_key() for candidate in candidates]
+        unique: dict[str, Candidate] = {}
+        for key, candidate in zip(keys, candidates, strict=True):
+            unique.setdefault(key, candidate)
+        found = zip(unique, self.store.find_many(list(unique.values())), strict=True)
+        records = {key: record for key, record in found if record is not None}
+        fresh = {key: candidate for key, candidate in unique.items() if key not in records}
+        for record in self._score(list(fresh.values()), step=step):
+            self.store.add([record])
+            records[record.key] = record
+        return _evaluations([records[key] for key in keys], step=step)
+
+    def _score(self, candidates: Sequence[Candidate], *, step: int) -> Iterator[EvaluationRecord]:
+        """Yields the record of each candidate as soon as the task hands its outcome over."""
+        seeds = [candidate_seed(self.seed, candidate.canonical_hash()) for candidate in candidates]
+        outcomes = _timed(lambda: self.task.evaluate_many(candidates, seeds=seeds), num=len(candidates))
+        for candidate, (outcome, seconds) in zip(candidates, outcomes, strict=True):
+            score, error = self._score_or_floor(outcome)
+            yield EvaluationRecord(
+                hash=candidate.canonical_hash(),
+                key=candidate.canonical_key(),
+                graph=json.dumps(candidate.to_dict()),
+                score=score.value,
+                status=EvaluationStatus.OK if error is None else EvaluationStatus.FAILED,
+                seconds=seconds,
+                step=step,
+                error=error,
+                num_parameters=score.num_parameters,
+                metrics=score.metrics,
+            )
+
+    def _score_or_floor(self, outcome: Score | Exception) -> tuple[Score, str | None]:
+        """Returns a score that may be stored, and the reason when the evaluation failed."""
+        if isinstance(outcome, Exception):
+            return Score(self.floor_score), _describe(outcome)
+        if not isinstance(outcome, Score):
+            raise TypeError(f"{type(self.task).__name__}.evaluate: expected a Score, got {type(outcome).__name__}")
+        if not math.isfinite(outcome.value):
+            reason = f"expected a finite score, got {outcome.value}"
+            return dataclasses.replace(outcome, value=self.floor_score), reason
+        return outcome, None
+
+
+def _timed(call: Callable[[], Iterable[Score | Exception]], *, num: int) -> Iterator[tuple[Score | Exception, float]]:
+    """Yields each outcome with its seconds: the call's own time is shared evenly, that between outcomes is theirs."""
+    start = time.perf_counter()
+    outcomes = call()
+    shared = (time.perf_counter() - start) / max(num, 1)
+    start = time.perf_counter()
+    for outcome in outcomes:
+        yield outcome, shared + time.perf_counter() - start
+        start = time.perf_counter()
+
+
+def _describe(error: Exception) -> str:
+    """Returns type, message and place of an exception on one line."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    return " ".join(f"{type(error).__name__}: {error}{place}".split())
+
+
+def _evaluations(records: Sequence[EvaluationRecord], *, step: int) -> list[Evaluation]:
+    """Returns the caller's view of records.
+
+    Cached is what an earlier step or an earlier twin of this call paid for. A row of this step counts as fresh: only a
+    resumed run meets it, and it has to report what the uninterrupted one did.
+    """
+    seen: set[str] = set()
+    evaluations = []
+    for record in records:
+        evaluations.append(
+            Evaluation(
+                score=record.score,
+                status=record.status,
+                seconds=record.seconds,
+                error=record.error,
+                num_parameters=record.num_parameters,
+                metrics=record.metrics,
+                cached=record.step < step or record.key in seen,
+            )
+        )
+        seen.add(record.key)
+    return evaluations
+
+
+EVALUATORS: dict[str, type[InlineEvaluator]] = {"inline": InlineEvaluator}

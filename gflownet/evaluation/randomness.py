@@ -1,0 +1,32 @@
+"""Randomness of one candidate, kept apart from everyone else's."""
+
+from __future__ import annotations
+
+import hashlib
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+
+
+def candidate_seed(run_seed: int, canonical_hash: str) -> int:
+    """Returns the seed of a candidate, the same whenever it comes, in 31 bits so that every generator takes it."""
+    digest = hashlib.sha256(f"{run_seed}:{canonical_hash}".encode()).digest()
+    return int.from_bytes(digest[:4], "big") >> 1
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seeds the global generators of torch (CPU), numpy and Python inside the block and restores them after it."""
+    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
+    torch.default_generator.manual_seed(seed)
+    np.random.seed(seed)
+    random.seed(seed)
+    try:
+        yield
+    finally:
+        torch.set_rng_state(states[0])
+        np.random.set_state(states[1])
+        random.setstate(states[2])

@@ -1,0 +1,229 @@
+"""The store: every evaluation of every graph, kept in a database that several processes may write."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, Self
+
+import sqlalchemy as sql
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import DatabaseError
+
+SCHEMA_VERSION = 1
+# How long a writer waits for the others before it gives up, seconds.
+BUSY_TIMEOUT = 60.0
+# Hashes per SELECT; SQLite's smallest limit on bound values is 999.
+_CHUNK = 500
+
+
+class Candidate(Protocol):
+    """What is evaluated: a graph with an exact identity."""
+
+    def canonical_key(self) -> str: ...
+    def canonical_hash(self) -> str: ...
+    def to_dict(self) -> dict[str, Any]: ...
+
+
+class EvaluationStatus(StrEnum):
+    """How an evaluation ended."""
+
+    OK = "ok"
+    FAILED = "failed"
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """One row: the graph, its score and how it came about."""
+
+    hash: str  # canonical hash, a bucket
+    key: str  # canonical key, the identity
+    graph: str  # node-link JSON
+    score: float  # finite; the floor when the evaluation failed
+    status: EvaluationStatus
+    seconds: float
+    step: int  # training step that asked for it
+    error: str | None = None
+    num_parameters: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+
+
+_metadata = sql.MetaData()
+_schema = sql.Table(
+    "evaluation_schema",
+    _metadata,
+    sql.Column("id", sql.Integer, primary_key=True),
+    sql.Column("version", sql.Integer, nullable=False),
+)
+_evaluations = sql.Table(
+    "evaluations",
+    _metadata,
+    sql.Column("id", sql.Integer, primary_key=True),
+    sql.Column("context", sql.Text, nullable=False),
+    sql.Column("hash", sql.Text, nullable=False),
+    sql.Column("key", sql.Text, nullable=False),
+    # Uniqueness is on a digest because PostgreSQL does not index long texts; `find` compares the key itself.
+    sql.Column("identity_digest", sql.Text, nullable=False, unique=True),
+    sql.Column("graph", sql.Text, nullable=False),
+    sql.Column("score", sql.Double, nullable=False),
+    sql.Column("status", sql.Text, nullable=False),
+    sql.Column("seconds", sql.Double, nullable=False),
+    sql.Column("step", sql.Integer, nullable=False),
+    sql.Column("error", sql.Text),
+    sql.Column("num_parameters", sql.BigInteger),
+    sql.Column("metrics", sql.Text, nullable=False),
+    sql.Column("created", sql.Text, nullable=False),
+    sql.Index("evaluations_by_hash", "hash"),
+)
+_INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+
+
+class EvaluationStore:
+    """Evaluations by exact graph identity. The first row of a graph stays; adding it again changes nothing.
+
+    A row is durable once `add` has returned, also when the process is killed. Any number of processes may open one
+    store; each opens its own (never across a fork). Rows of other contexts are invisible.
+    """
+
+    def __init__(self, location: str | Path, *, context: str = "") -> None:
+        """Opens or creates the store at a path (SQLite) or a database URL.
+
+        `context` is whatever a score depends on besides the graph (`scoring_context`).
+
+        Raises:
+            ValueError: the location is no evaluation store, or one of another schema version.
+        """
+        self.location = str(location)
+        self._context = context
+        self._pid = os.getpid()
+        self._engine = _create_engine(self.location)
+        self._check_schema()
+
+    def find(self, candidate: Candidate) -> EvaluationRecord | None:
+        """Returns the row of this very graph, or None."""
+        return self.find_many([candidate])[0]
+
+    def find_many(self, candidates: Sequence[Candidate]) -> list[EvaluationRecord | None]:
+        """Returns for each candidate the row of this very graph, or None; one query for up to 500 of them."""
+        hashes = list(dict.fromkeys(candidate.canonical_hash() for candidate in candidates))
+        rows: dict[str, EvaluationRecord] = {}
+        for start in range(0, len(hashes), _CHUNK):
+            is_near = _evaluations.c.hash.in_(hashes[start : start + _CHUNK])
+            rows |= {record.key: record for record in self._select(self._rows().where(is_near))}
+        return [rows.get(candidate.canonical_key()) for candidate in candidates]
+
+    def add(self, records: Iterable[EvaluationRecord]) -> None:
+        """Writes records in one transaction; graphs that already have a row keep it.
+
+        Raises:
+            ValueError: a score is not finite (SQLite would store a NaN as NULL).
+        """
+        rows = [self._row(record) for record in records]
+        if not rows:
+            return
+        insert = _INSERTS[self._engine.dialect.name](_evaluations).on_conflict_do_nothing()
+        with self._connect() as connection, connection.begin():
+            connection.execute(insert, rows)
+
+    def top(self, num: int) -> list[EvaluationRecord]:
+        """Returns the `num` best successful rows, best first, the earlier one first among equals."""
+        is_ok = _evaluations.c.status == EvaluationStatus.OK.value
+        order = (_evaluations.c.score.desc(), _evaluations.c.id)
+        return self._select(self._rows().where(is_ok).order_by(*order).limit(num))
+
+    def count(self, status: EvaluationStatus | None = None) -> int:
+        """Returns the number of rows, of one status or of all."""
+        query = sql.select(sql.func.count()).where(_evaluations.c.context == self._context)
+        if status is not None:
+            query = query.where(_evaluations.c.status == status.value)
+        with self._connect() as connection:
+            return connection.execute(query).scalar_one()
+
+    def close(self) -> None:
+        """Closes every connection; the store is not used afterwards."""
+        self._engine.dispose()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _rows(self) -> sql.Select[Any]:
+        return sql.select(_evaluations).where(_evaluations.c.context == self._context)
+
+    def _select(self, query: sql.Select[Any]) -> list[EvaluationRecord]:
+        with self._connect() as connection:
+            return [_record(row) for row in connection.execute(query).mappings()]
+
+    def _connect(self) -> sql.Connection:
+        assert os.getpid() == self._pid, "an evaluation store must not be used across a fork: open one per process"
+        return self._engine.connect()
+
+    def _row(self, record: EvaluationRecord) -> dict[str, Any]:
+        if not math.isfinite(record.score):
+            raise ValueError(f"store: expected a finite score, got {record.score} for graph {record.hash}")
+        identity = hashlib.sha256(f"{self._context}\0{record.key}".encode()).hexdigest()
+        row = {name: getattr(record, name) for name in record.__dataclass_fields__}
+        metrics = {name: value if math.isfinite(value) else None for name, value in record.metrics.items()}
+        return row | {
+            "context": self._context,
+            "identity_digest": identity,
+            "status": record.status.value,
+            "metrics": json.dumps(metrics),
+        }
+
+    def _check_schema(self) -> None:
+        insert = _INSERTS[self._engine.dialect.name](_schema).on_conflict_do_nothing()
+        try:
+            with self._connect() as connection, connection.begin():
+                for table in _metadata.sorted_tables:
+                    connection.execute(sql.schema.CreateTable(table, if_not_exists=True))
+                    for index in table.indexes:
+                        connection.execute(sql.schema.CreateIndex(index, if_not_exists=True))
+                connection.execute(insert, {"id": 1, "version": SCHEMA_VERSION})
+                version = connection.execute(sql.select(_schema.c.version)).scalar_one()
+        except DatabaseError as error:
+            self.close()
+            raise ValueError(f"{self.location}: cannot be opened as an evaluation store ({error.orig})") from error
+        if version != SCHEMA_VERSION:
+            self.close()
+            raise ValueError(
+                f"{self.location}: expected an evaluation store of schema version {SCHEMA_VERSION}, got {version}; "
+                f"use another log_dir or store_url"
+            )
+
+
+def _create_engine(location: str) -> sql.Engine:
+    """Returns an engine for a URL or a path; SQLite in WAL mode, so that readers and one writer do not wait."""
+    url = sql.make_url(location) if "://" in location else sql.URL.create("sqlite", database=location)
+    dialect = url.get_backend_name()
+    if dialect not in _INSERTS:
+        raise ValueError(f"evaluation.store_url: expected one of {', '.join(_INSERTS)}, got {dialect}")
+    if dialect != "sqlite":
+        return sql.create_engine(url)
+    engine = sql.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT})
+
+    @event.listens_for(engine, "connect")
+    def use_write_ahead_log(connection: Any, _: Any) -> None:
+        connection.execute("PRAGMA journal_mode=WAL")
+
+    return engine
+
+
+def _record(row: Mapping[Any, Any]) -> EvaluationRecord:
+    values = {name: row[name] for name in EvaluationRecord.__dataclass_fields__}
+    metrics = {name: math.nan if value is None else value for name, value in json.loads(row["metrics"]).items()}
+    return EvaluationRecord(**values | {"status": EvaluationStatus(row["status"]), "metrics": metrics})

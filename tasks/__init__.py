@@ -1,0 +1,1 @@
+"""The built-in tasks, one file each; shipped as gflownet.tasks."""
