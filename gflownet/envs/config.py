@@ -31,3 +31,6 @@ class EnvConfig:
     )
     output_activation: str = field(default="linear", metadata={"help": "activation function of the output nodes"})
     output_aggregation: str = field(default="sum", metadata={"help": "how the output nodes combine their inputs"})
+
+
+ENVIRONMENTS = {"computation_graph": "gflownet.envs.computation_graph:ComputationGraphEnvContext"}

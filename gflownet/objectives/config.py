@@ -47,3 +47,6 @@ class OptimizerConfig:
         default="norm", metadata={"help": "clip the gradient's global norm, its values, or not at all"}
     )
     clip_grad_param: float = field(default=10.0, metadata={"help": "the norm or the value to clip at"})
+
+
+OBJECTIVES = {"tb": "gflownet.objectives.trajectory_balance:TrajectoryBalance"}

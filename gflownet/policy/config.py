@@ -15,3 +15,6 @@ class ModelConfig:
     num_layers: int = field(default=3, metadata={"help": "number of transformer layers"})
     num_emb: int = field(default=64, metadata={"help": "width of a node's embedding"})
     num_heads: int = field(default=2, metadata={"help": "attention heads of a layer; divides num_emb"})
+
+
+POLICIES = {"graph_transformer": "gflownet.policy.graph_transformer:GraphTransformerPolicy"}

@@ -1,0 +1,70 @@
+"""Terminal states seen before, to be trained on again."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.data.config import ReplayConfig
+from gflownet.mdp.states import GraphStates
+
+TOP_QUANTILE = 0.9  # "the best": scores from this quantile of the buffer on
+
+
+class ReplayBuffer:
+    """Distinct terminal states with their scores; the oldest make room for new ones.
+
+    What is kept is the score, not the reward: the reward of a replayed state depends on the conditioning it is replayed under.
+    """
+
+    def __init__(self, config: ReplayConfig) -> None:
+        self.capacity, self.top_share = config.capacity, config.top_share
+        self._slots: dict[str, int] = {}  # canonical key -> position, oldest first
+        self._states: GraphStates | None = None
+        self._scores = torch.zeros(0)  # [size]
+
+    def __len__(self) -> int:
+        """Return the number of states kept."""
+        return len(self._scores)
+
+    def add(self, terminal: GraphStates, scores: Tensor, *, keys: Sequence[str]) -> None:
+        """Keep the terminal states [B] whose exact identity (their canonical key) is new, with their scores [B]."""
+        fresh = [i for i, key in enumerate(keys) if key not in self._slots and key not in keys[:i]]
+        if not fresh:
+            return
+        index = torch.tensor(fresh)
+        states = terminal[index] if self._states is None else GraphStates.cat([self._states, terminal[index]])
+        scores = torch.cat([self._scores, scores[index]])
+        kept = [*self._slots, *(keys[i] for i in fresh)][-self.capacity :]
+        self._states, self._scores = states[-self.capacity :], scores[-self.capacity :]
+        self._slots = {key: position for position, key in enumerate(kept)}
+
+    def sample(self, num: int, *, generator: torch.Generator) -> tuple[GraphStates, Tensor]:
+        """Return `num` states and their scores: a share of them from the best, the rest from all, with replacement.
+
+        Raises:
+            ValueError: the buffer is empty.
+        """
+        if self._states is None:
+            raise ValueError("replay: expected at least one state to sample from, got an empty buffer")
+        num_top = round(num * self.top_share)
+        best = (self._scores >= self._scores.quantile(TOP_QUANTILE)).nonzero().squeeze(1)
+        top = best[torch.randint(len(best), (num_top,), generator=generator)]
+        rest = torch.randint(len(self), (num - num_top,), generator=generator)
+        index = torch.cat([top, rest])
+        return self._states[index], self._scores[index]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the contents as tensors and strings, safe to load with `weights_only=True`."""
+        states = None if self._states is None else {f.name: getattr(self._states, f.name) for f in fields(GraphStates)}
+        return {"keys": list(self._slots), "states": states, "scores": self._scores}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._slots = {key: position for position, key in enumerate(state["keys"])}
+        self._states = None if state["states"] is None else GraphStates(**state["states"])
+        self._scores = state["scores"]

@@ -1,0 +1,275 @@
+"""The MDP that builds neural architectures: from input and output nodes to a graph whose every node lies on a path between.
+
+A hidden node is hung on a node that is fed (AddNode chooses its activation function), its remaining attributes are set at once
+and in order, then edges are added. Recurrent edges are an edge type of their own; the others never close a cycle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.envs.config import EnvConfig
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.graphs.vocabulary import ORDER_SENSITIVE_AGGREGATIONS
+from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.environment import Environment, Rule, Rules
+from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates, GraphVocabulary
+
+FORWARD, RECURRENT = 0, 1  # positions of the edge types
+
+
+class ComputationGraphEnv(Environment):
+    """Computation graphs with given inputs and outputs; every state can be finished within its budget of edges."""
+
+    def __init__(
+        self,
+        input_sizes: Sequence[int],
+        output_sizes: Sequence[int],
+        *,
+        activations: Sequence[str],
+        aggregations: Sequence[str],
+        hidden_sizes: Sequence[int],
+        max_hidden_nodes: int,
+        max_edges: int,
+        allow_recurrent: bool = False,
+        output_activation: str = "linear",
+        output_aggregation: str = "sum",
+    ) -> None:
+        self.input_sizes, self.output_sizes = tuple(input_sizes), tuple(output_sizes)
+        self.max_hidden_nodes, self.max_edges = max_hidden_nodes, max_edges
+        self.output_activation, self.output_aggregation = output_activation, output_aggregation
+        num_ends = max(len(self.input_sizes), len(self.output_sizes))
+        if not self.input_sizes or not self.output_sizes:
+            raise ValueError("expected at least one input and one output")
+        if max_edges < num_ends:
+            raise ValueError(f"max_edges: expected at least {num_ends}, to join inputs and outputs, got {max_edges}")
+        choices = (Attribute("aggregation", tuple(aggregations)), Attribute("output_size", tuple(hidden_sizes)))
+        self._fixed = {a.name: a.values[0] for a in choices if len(a.values) == 1}
+        ends = [f"input_{i}" for i in range(len(self.input_sizes))]
+        ends += [f"output_{i}" for i in range(len(self.output_sizes))]
+        super().__init__(
+            GraphVocabulary(
+                node_types=(*ends, *activations),
+                max_nodes=len(ends) + max_hidden_nodes,
+                directed=True,
+                edge_types=("forward", "recurrent") if allow_recurrent else ("forward",),
+                node_attributes=tuple(a for a in choices if len(a.values) > 1),
+            )
+        )
+
+    @property
+    def num_inputs(self) -> int:
+        """Return the number of input nodes: positions 0 .. num_inputs - 1."""
+        return len(self.input_sizes)
+
+    @property
+    def num_ends(self) -> int:
+        """Return the number of input and output nodes; hidden nodes start at this position."""
+        return len(self.input_sizes) + len(self.output_sizes)
+
+    def initial_states(self, num: int) -> GraphStates:
+        """Return `num` graphs of the input and output nodes, without edges."""
+        states = GraphStates.empty(num, self.vocabulary)
+        states.node_type[:, : self.num_ends] = torch.arange(self.num_ends, dtype=torch.int8)
+        states.num_nodes[:] = self.num_ends
+        return states
+
+    def ordered_nodes(self, states: GraphStates) -> Tensor:
+        """Return which nodes combine their inputs in order (concat and its like), [B, N] bool."""
+        position = torch.arange(self.vocabulary.max_nodes)
+        is_output = (position >= self.num_inputs) & (position < self.num_ends)
+        ordered = (is_output & (self.output_aggregation in ORDER_SENSITIVE_AGGREGATIONS)).expand(states.exists.shape)
+        hidden = position >= self.num_ends
+        if "aggregation" in self._fixed:
+            return ordered | (hidden & (self._fixed["aggregation"] in ORDER_SENSITIVE_AGGREGATIONS))
+        # The last slot stands for "unset", which is not ordered.
+        chosen = states.node_attr[:, :, 0].long() % len(self._is_ordered)
+        return ordered | (hidden & self._is_ordered[chosen])
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        """Return when a node or an edge may be added, an attribute set, and the graph be finished."""
+        facts = _Facts(self, states)
+        complete = Rule("a hidden node still has attributes to be set", _graph(~facts.incomplete.any(1)))
+        budget = f"at most {self.max_edges} edges, and every node must still be joined to an output"
+        num_sinks, num_uncovered = facts.sink.sum(1), facts.uncovered.sum(1)
+        sinks = num_sinks[:, None] + (~facts.sink).long()
+        needed = torch.maximum(sinks, num_uncovered[:, None])
+        next_attribute = (states.node_attr != UNSET).sum(-1)
+        attributes = torch.tensor([a for a, _ in self.vocabulary.node_columns], dtype=torch.int64)
+        return {
+            Kind.Stop: [
+                complete,
+                Rule("every node must lead to an output", _graph(num_sinks == 0)),
+                Rule("every output must be fed", _graph(num_uncovered == 0)),
+            ],
+            Kind.AddNode: [
+                complete,
+                Rule("only hidden nodes are added", (torch.arange(len(self.vocabulary.node_types)) >= self.num_ends)),
+                Rule("the source is not there, or is an output", (facts.is_input | facts.is_hidden)[:, :, None]),
+                Rule(
+                    f"the graph already has {self.max_hidden_nodes} hidden nodes",
+                    _graph(states.num_nodes < self.vocabulary.max_nodes),
+                ),
+                Rule(budget, (facts.num_edges[:, None] + 1 + needed <= self.max_edges)[:, :, None]),
+            ],
+            Kind.AddEdge: [complete, *self._edge_rules(states, facts, budget)],
+            Kind.SetNodeAttr: [
+                Rule("only hidden nodes have attributes to set", facts.is_hidden[:, :, None]),
+                Rule("attributes are set once and in order", attributes == next_attribute[:, :, None]),
+            ],
+        }
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        """Return what undoes some legal forward action: the newest-possible node, its attributes, or a spare edge."""
+        facts = _Facts(self, states)
+        forward = states.edge_type == FORWARD
+        fresh = facts.is_hidden & (forward.sum(1) == 1) & (states.has_edge.sum(2) == 0) & (states.has_edge.sum(1) == 1)
+        others_complete = facts.incomplete.sum(1, keepdim=True) - facts.incomplete.long() == 0
+        num_set = (states.node_attr != UNSET).sum(-1)
+        in_degree = states.has_edge.sum(1)
+        last = (states.edge_order == (in_degree - 1)[:, None, :]) | ~self.ordered_nodes(states)[:, None, :]
+        spare = (forward.sum(1) >= 2)[:, None, :] | ~facts.is_hidden[:, None, :] | ~forward
+        attribute = torch.arange(len(self.vocabulary.node_attributes))
+        return {
+            Kind.RemoveNode: [
+                Rule("only a hidden node with one in-edge and no other can be removed", fresh[:, :, None]),
+                Rule("another hidden node still has attributes to be set", others_complete[:, :, None]),
+                Rule("the node still has attributes", (num_set == 0)[:, :, None]),
+            ],
+            Kind.RemoveEdge: [
+                Rule("a hidden node still has attributes to be set", _graph(~facts.incomplete.any(1))[..., None]),
+                Rule("the edge is not there", states.has_edge[..., None]),
+                Rule("the target would no longer be fed", spare[..., None]),
+                Rule("an ordered target gives up its last input first", last[..., None]),
+            ],
+            Kind.RemoveNodeAttr: [
+                Rule("only a hidden node with one in-edge and no other can change", fresh[:, :, None]),
+                Rule("another hidden node still has attributes to be set", others_complete[:, :, None]),
+                Rule("the attribute set last is unset first", attribute == (num_set - 1)[:, :, None]),
+            ],
+        }
+
+    def terminal(self, states: GraphStates, index: int) -> ComputationGraph:
+        """Return the architecture that state `index` describes; nodes keep their positions as ids."""
+        state = states[index]
+        num_nodes, types = int(state.num_nodes), state.node_type.tolist()
+        attributes, edges = state.node_attr.tolist(), state.edge_type.tolist()
+        orders, ordered = state.edge_order.tolist(), self.ordered_nodes(states[index : index + 1])[0].tolist()
+        graph = ComputationGraph()
+        for node in range(num_nodes):
+            self._add_terminal_node(graph, node, types[node], attributes[node])
+        for target in range(num_nodes):
+            sources = [s for s in range(num_nodes) if edges[s][target] != ABSENT]
+            for source in sorted(sources, key=lambda s: (orders[s][target], s)):
+                marks: dict[str, Any] = {"order": orders[source][target]} if ordered[target] else {}
+                if edges[source][target] == RECURRENT:
+                    marks["is_recurrent"] = True
+                graph.add_edge(source, target, attributes=marks)
+        return graph
+
+    def _add_terminal_node(self, graph: ComputationGraph, node: int, node_type: int, values: Sequence[int]) -> None:
+        if node < self.num_inputs:
+            graph.add_node(node, NodeType.INPUT, output_size=self.input_sizes[node])
+        elif node < self.num_ends:
+            graph.add_node(
+                node,
+                NodeType.OUTPUT,
+                output_size=self.output_sizes[node - self.num_inputs],
+                activation_function=self.output_activation,
+                attributes={"aggregation": self.output_aggregation},
+            )
+        else:
+            chosen = dict(self._fixed)
+            pairs = zip(self.vocabulary.node_attributes, values, strict=True)
+            chosen.update({attribute.name: attribute.values[value] for attribute, value in pairs})
+            graph.add_node(
+                node,
+                NodeType.HIDDEN,
+                output_size=chosen["output_size"],
+                activation_function=self.vocabulary.node_types[node_type],
+                attributes={"aggregation": chosen["aggregation"]},
+            )
+
+    @cached_property
+    def _is_ordered(self) -> Tensor:
+        first = self.vocabulary.node_attributes[0]
+        return torch.tensor([*(v in ORDER_SENSITIVE_AGGREGATIONS for v in first.values), False])
+
+    def _edge_rules(self, states: GraphStates, facts: _Facts, budget: str) -> list[Rule]:
+        source_ok = (facts.is_input | facts.is_hidden)[:, :, None]
+        hidden, output = facts.is_hidden, facts.is_output
+        sinks_after = facts.sink.sum(1)[:, None, None] - facts.sink[:, :, None].long()
+        uncovered_after = facts.uncovered.sum(1)[:, None, None] - facts.uncovered[:, None, :].long()
+        needed = torch.maximum(sinks_after, uncovered_after)
+        room = facts.num_edges[:, None, None] + 1
+        endpoints = source_ok & (hidden | output)[:, None, :]
+        acyclic = ~states.reach.transpose(1, 2)
+        affordable = room + needed <= self.max_edges
+        absent = ~states.has_edge
+        if len(self.vocabulary.edge_types) > 1:
+            # A recurrent edge into an output comes from an output only, so that it never takes a sink's way out.
+            recurrent_ends = (hidden | output)[:, :, None] & (hidden[:, None, :] | (output[:, :, None] & output[:, None, :]))
+            standing = torch.maximum(facts.sink.sum(1), facts.uncovered.sum(1))[:, None, None]
+            endpoints = torch.stack([endpoints, recurrent_ends], -1)
+            acyclic = torch.stack([acyclic, torch.ones_like(acyclic)], -1)
+            affordable = torch.stack([affordable, (room + standing <= self.max_edges).expand_as(affordable)], -1)
+        else:
+            endpoints, acyclic, affordable = endpoints[..., None], acyclic[..., None], affordable[..., None]
+        return [
+            Rule("an edge leads from a node that is there into a hidden or output node", endpoints),
+            Rule("the edge is already there", absent[..., None]),
+            Rule("the edge would close a cycle that is not marked recurrent", acyclic),
+            Rule(budget, affordable),
+        ]
+
+
+class ComputationGraphEnvContext(GraphBuildingEnvContext):
+    """The context of computation graphs; the environment comes from the options under `env` and the task's sizes."""
+
+    @classmethod
+    def from_config(
+        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
+    ) -> ComputationGraphEnvContext:
+        """Return the context of the search space that the options describe.
+
+        Raises:
+            ValueError: an empty vocabulary, or fewer edges than it takes to join inputs and outputs.
+        """
+        env = ComputationGraphEnv(
+            input_sizes,
+            output_sizes,
+            activations=config.activations,
+            aggregations=config.aggregations,
+            hidden_sizes=config.output_sizes,
+            max_hidden_nodes=config.max_hidden_nodes,
+            max_edges=config.max_edges,
+            allow_recurrent=config.allow_recurrent,
+            output_activation=config.output_activation,
+            output_aggregation=config.output_aggregation,
+        )
+        return cls(env, num_cond_dim=num_cond_dim)
+
+
+class _Facts:
+    """What the rules ask about a batch of states, computed once."""
+
+    def __init__(self, env: ComputationGraphEnv, states: GraphStates) -> None:
+        position = torch.arange(env.vocabulary.max_nodes)
+        forward = states.edge_type == FORWARD
+        self.is_input = (position < env.num_inputs).expand(states.exists.shape)
+        self.is_output = ((position >= env.num_inputs) & (position < env.num_ends)).expand(states.exists.shape)
+        self.is_hidden = states.exists & (position >= env.num_ends)
+        self.incomplete = self.is_hidden & (states.node_attr == UNSET).any(-1)  # [B, N]
+        self.sink = (self.is_input | self.is_hidden) & ~forward.any(2)  # [B, N] leads nowhere yet
+        self.uncovered = self.is_output & ~forward.any(1)  # [B, N] outputs that nothing feeds yet
+        self.num_edges = states.has_edge.flatten(1).sum(1)  # [B]
+
+
+def _graph(condition: Tensor) -> Tensor:
+    return condition[:, None, None]

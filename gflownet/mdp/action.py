@@ -1,0 +1,154 @@
+"""What can be done to a graph: one action, a batch of actions, and the masks that say which are legal.
+
+Batch letters of this package: B graphs, N the most nodes a graph may have, R rows and C columns of an action type.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import IntEnum
+
+import torch
+from torch import Tensor
+
+
+class GraphActionType(IntEnum):
+    """The kinds of action; the `Remove...` kinds undo the others, and `Stop` undoes itself."""
+
+    Stop = 0
+    AddNode = 1
+    AddEdge = 2
+    SetNodeAttr = 3
+    SetEdgeAttr = 4
+    RemoveNode = 5
+    RemoveEdge = 6
+    RemoveNodeAttr = 7
+    RemoveEdgeAttr = 8
+
+    @property
+    def field_name(self) -> str:
+        """Return the prefix of this type's tensors in a torch_geometric batch: `add_node`, `set_edge_attr`, ..."""
+        return "".join("_" + c.lower() if c.isupper() else c for c in self.name).lstrip("_")
+
+
+FORWARD_TYPES = (
+    GraphActionType.Stop,
+    GraphActionType.AddNode,
+    GraphActionType.AddEdge,
+    GraphActionType.SetNodeAttr,
+    GraphActionType.SetEdgeAttr,
+)
+BACKWARD_TYPES = (
+    GraphActionType.RemoveNode,
+    GraphActionType.RemoveEdge,
+    GraphActionType.RemoveNodeAttr,
+    GraphActionType.RemoveEdgeAttr,
+)
+PAIR_TYPES = frozenset(
+    {
+        GraphActionType.AddEdge,
+        GraphActionType.SetEdgeAttr,
+        GraphActionType.RemoveEdge,
+        GraphActionType.RemoveEdgeAttr,
+    }
+)
+
+
+@dataclass(frozen=True)
+class GraphAction:
+    """One action in words: which node (`source`) or pair of nodes, which attribute, which value."""
+
+    action_type: GraphActionType
+    source: int | None = None
+    target: int | None = None
+    attribute: str | None = None
+    value: Hashable = None
+
+    def __str__(self) -> str:
+        """Return e.g. `AddEdge(source=0, target=3)`."""
+        given = {"source": self.source, "target": self.target, "attribute": self.attribute, "value": self.value}
+        return f"{self.action_type.name}({', '.join(f'{k}={v!r}' for k, v in given.items() if v is not None)})"
+
+
+@dataclass(frozen=True)
+class ActionBatch:
+    """One action per graph, by position: `row` is a node, or source * N + target for the types on pairs."""
+
+    kind: Tensor  # [B] int64, a GraphActionType
+    row: Tensor  # [B] int64
+    column: Tensor  # [B] int64
+
+    def __len__(self) -> int:
+        """Return the number of actions."""
+        return self.kind.shape[0]
+
+    def __getitem__(self, index: Tensor) -> ActionBatch:
+        """Return the actions chosen by an index or a boolean mask."""
+        return ActionBatch(self.kind[index], self.row[index], self.column[index])
+
+    @staticmethod
+    def cat(batches: Sequence[ActionBatch]) -> ActionBatch:
+        """Return the batches one after another."""
+        return ActionBatch(
+            torch.cat([b.kind for b in batches]),
+            torch.cat([b.row for b in batches]),
+            torch.cat([b.column for b in batches]),
+        )
+
+
+@dataclass(frozen=True)
+class ActionMasks:
+    """Which actions are legal: for every type a boolean tensor over its rows and columns."""
+
+    masks: Mapping[GraphActionType, Tensor]  # each [B, R, C] bool
+
+    def num_actions(self) -> Tensor:
+        """Return the number of legal actions of each graph, [B] int64."""
+        counts = [mask.flatten(1).sum(1) for mask in self.masks.values()]
+        return torch.stack(counts).sum(0)
+
+    def contains(self, actions: ActionBatch) -> Tensor:
+        """Return which actions are legal, [B] bool; an action of a type without a mask is not."""
+        legal = torch.zeros_like(actions.kind, dtype=torch.bool)
+        for kind, mask in self.masks.items():
+            of_kind = actions.kind == kind
+            inside = of_kind & (actions.row < mask.shape[1]) & (actions.column < mask.shape[2])
+            index = inside.nonzero().squeeze(1)
+            legal[index] = mask[index, actions.row[index], actions.column[index]]
+        return legal
+
+    def positions(self) -> tuple[Tensor, ActionBatch]:
+        """Return every legal action: the graph of each [M] (types in order, graphs ascending in each) and the action."""
+        graphs, parts = [], []
+        for kind, mask in self.masks.items():
+            graph, row, column = mask.nonzero(as_tuple=True)
+            graphs.append(graph)
+            parts.append(ActionBatch(torch.full_like(graph, int(kind)), row, column))
+        return torch.cat(graphs), ActionBatch.cat(parts)
+
+    def sample_uniform(self, generator: torch.Generator) -> ActionBatch:
+        """Return one legal action per graph, all equally likely.
+
+        Raises:
+            ValueError: a graph has no legal action; the message names it.
+        """
+        flat = torch.cat([mask.flatten(1) for mask in self.masks.values()], 1)
+        stuck = (~flat.any(1)).nonzero().squeeze(1)
+        if len(stuck):
+            raise ValueError(f"graph {int(stuck[0])}: expected at least one legal action, got none")
+        noise = torch.rand(flat.shape, generator=generator).masked_fill_(~flat, -1.0)
+        return self._at(noise.argmax(1))
+
+    def _at(self, position: Tensor) -> ActionBatch:
+        kind, row, column = (torch.zeros_like(position) for _ in range(3))
+        offset = 0
+        for action_type, mask in self.masks.items():
+            size = mask.shape[1] * mask.shape[2]
+            here = (position >= offset) & (position < offset + size)
+            local = position - offset
+            kind = torch.where(here, int(action_type), kind)
+            row = torch.where(here, local.div(max(mask.shape[2], 1), rounding_mode="floor"), row)
+            column = torch.where(here, local % max(mask.shape[2], 1), column)
+            offset += size
+        return ActionBatch(kind, row, column)

@@ -1,0 +1,229 @@
+"""The contract of an environment: the rules of the game, for a whole batch of graphs at once.
+
+A subclass says which graphs it starts from and, as named rules, which actions are legal forwards and backwards. Stepping,
+masks, errors and parents follow from that. Transitions are counted labelled: interchangeable nodes count apart, on both sides.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from gflownet.graphs.canonical import ColouredGraph
+from gflownet.graphs.candidate import Candidate
+from gflownet.mdp.action import (
+    BACKWARD_TYPES,
+    FORWARD_TYPES,
+    PAIR_TYPES,
+    ActionBatch,
+    ActionMasks,
+    GraphAction,
+    GraphActionType,
+)
+from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary
+from gflownet.mdp.stepping import GraphEditor
+
+
+class IllegalAction(ValueError):  # noqa: N818 (reads as what it is)
+    """An action broke a rule of its environment; the message names the rule."""
+
+
+class Rule(NamedTuple):
+    """A condition of an action type; `holds` broadcasts to [B, N, C], on pairs to [B, N, N, C]."""
+
+    text: str
+    holds: Tensor
+
+
+Rules = Mapping[GraphActionType, Sequence[Rule]]
+
+
+class Environment(ABC):
+    """A Markov decision process that builds graphs; every terminal state is a state on which Stop is legal."""
+
+    def __init__(self, vocabulary: GraphVocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._editor = GraphEditor(vocabulary)
+        self.forward_types = tuple(kind for kind in FORWARD_TYPES if vocabulary.num_columns(kind) > 0)
+        self.backward_types = tuple(kind for kind in BACKWARD_TYPES if vocabulary.num_columns(kind) > 0)
+
+    @abstractmethod
+    def initial_states(self, num: int) -> GraphStates:
+        """Return `num` copies of the state every trajectory starts from."""
+
+    @abstractmethod
+    def forward_rules(self, states: GraphStates) -> Rules:
+        """Return the rules of the forward actions, for every type of `forward_types`."""
+
+    @abstractmethod
+    def backward_rules(self, states: GraphStates) -> Rules:
+        """Return the rules of the backward actions: what undoes some legal forward action, and nothing else."""
+
+    @abstractmethod
+    def terminal(self, states: GraphStates, index: int) -> Candidate:
+        """Return the object that terminal state `index` stands for: what a task evaluates."""
+
+    def ordered_nodes(self, states: GraphStates) -> Tensor:
+        """Return which nodes rank their in-edges, [B, N] bool (none, unless an environment says so)."""
+        return torch.zeros_like(states.exists)
+
+    def forward_masks(self, states: GraphStates) -> ActionMasks:
+        """Return which forward actions are legal."""
+        return self._masks(states, self.forward_rules(states), self.forward_types)
+
+    def backward_masks(self, states: GraphStates) -> ActionMasks:
+        """Return which backward actions are legal."""
+        return self._masks(states, self.backward_rules(states), self.backward_types)
+
+    def apply(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
+        """Return the states after one action each; the actions are taken to be legal."""
+        return self._editor.apply(states, actions, self.ordered_nodes(states))
+
+    def step(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
+        """Return the states after one forward or backward action each.
+
+        Raises:
+            IllegalAction: an action breaks a rule; the message names the graph, the action and the rule.
+        """
+        legal = self.forward_masks(states).contains(actions) | self.backward_masks(states).contains(actions)
+        if not bool(legal.all()):
+            index = int((~legal).nonzero()[0])
+            raise IllegalAction(f"graph {index}: {self._complaint(states, index, actions)}")
+        return self.apply(states, actions)
+
+    def reverse(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
+        """Return the actions that lead from `step(states, actions)` back to `states`."""
+        return self._editor.undo(states, actions)
+
+    def parents(self, states: GraphStates, index: int) -> list[tuple[GraphAction, GraphStates]]:
+        """Return every (forward action, parent state) that leads to state `index`, one per legal backward action."""
+        masks = self.backward_masks(states[index : index + 1])
+        graphs, actions = masks.positions()
+        repeated = states[torch.full_like(graphs, index)]
+        before, forward = self.apply(repeated, actions), self.reverse(repeated, actions)
+        return [(self.decode(before, i, forward), before[i : i + 1]) for i in range(len(actions))]
+
+    def coloured_graph(self, states: GraphStates, index: int) -> ColouredGraph:
+        """Return state `index` with everything that defines it as colours; nodes stay in order."""
+        state = states[index]
+        n = int(state.num_nodes)
+        types = self.vocabulary.node_types
+        node_type, node_attr = state.node_type[:n].tolist(), state.node_attr[:n].tolist()
+        nodes = tuple(f"{types[t]}|{_values(self.vocabulary.node_attributes, a)}" for t, a in zip(node_type, node_attr, strict=True))
+        edge_type, edge_attr, order = (x[:n, :n].tolist() for x in (state.edge_type, state.edge_attr, state.edge_order))
+        names, attributes = self.vocabulary.edge_types, self.vocabulary.edge_attributes
+        edges = {
+            (s, t): f"{names[edge_type[s][t]]}|{_values(attributes, edge_attr[s][t])}|{order[s][t]}"
+            for s in range(n)
+            for t in range(n)
+            if edge_type[s][t] != ABSENT and (self.vocabulary.directed or s < t)
+        }
+        return ColouredGraph(nodes, edges, directed=self.vocabulary.directed)
+
+    def num_automorphisms(self, states: GraphStates) -> list[int]:
+        """Return the number of automorphisms of each state."""
+        return [self.coloured_graph(states, i).num_automorphisms() for i in range(len(states))]
+
+    def encode(self, action: GraphAction) -> tuple[int, int, int]:
+        """Return (kind, row, column) of an action in words.
+
+        Raises:
+            ValueError: a type, attribute or value that the vocabulary does not have.
+        """
+        kind, vocabulary = action.action_type, self.vocabulary
+        row, column = action.source or 0, 0
+        if kind in PAIR_TYPES:
+            row = row * vocabulary.max_nodes + (action.target or 0)
+        if kind == GraphActionType.AddNode:
+            column = _position(vocabulary.node_types, action.value, "node type")
+        elif kind == GraphActionType.AddEdge:
+            column = _position(vocabulary.edge_types, action.value or vocabulary.edge_types[0], "edge type")
+        elif kind in _ATTRIBUTE_TYPES:
+            on_nodes = kind in (GraphActionType.SetNodeAttr, GraphActionType.RemoveNodeAttr)
+            attributes = vocabulary.node_attributes if on_nodes else vocabulary.edge_attributes
+            column = _position([a.name for a in attributes], action.attribute, "attribute")
+            if kind in (GraphActionType.SetNodeAttr, GraphActionType.SetEdgeAttr):
+                value = _position(attributes[column].values, action.value, f"value of {action.attribute}")
+                columns = vocabulary.node_columns if on_nodes else vocabulary.edge_columns
+                column = columns.index((column, value))
+        return int(kind), row, column
+
+    def encode_batch(self, actions: Sequence[GraphAction]) -> ActionBatch:
+        """Return one action per graph by position."""
+        columns = torch.tensor([self.encode(a) for a in actions], dtype=torch.int64).reshape(-1, 3).unbind(1)
+        return ActionBatch(*columns)
+
+    def decode(self, states: GraphStates, index: int, actions: ActionBatch) -> GraphAction:
+        """Return action `index`, to be taken in state `index`, in words."""
+        kind = GraphActionType(int(actions.kind[index]))
+        row, column = int(actions.row[index]), int(actions.column[index])
+        vocabulary, n = self.vocabulary, self.vocabulary.max_nodes
+        if kind == GraphActionType.Stop:
+            return GraphAction(kind)
+        source, target = (row // n, row % n) if kind in PAIR_TYPES else (row, None)
+        if kind == GraphActionType.AddNode:
+            empty = int(states.num_nodes[index]) == 0
+            return GraphAction(kind, None if empty else source, value=vocabulary.node_types[column])
+        if kind == GraphActionType.AddEdge:
+            return GraphAction(kind, source, target, value=vocabulary.edge_types[column])
+        if kind not in _ATTRIBUTE_TYPES:
+            return GraphAction(kind, source, target)
+        on_nodes = kind in (GraphActionType.SetNodeAttr, GraphActionType.RemoveNodeAttr)
+        attributes = vocabulary.node_attributes if on_nodes else vocabulary.edge_attributes
+        if kind in (GraphActionType.RemoveNodeAttr, GraphActionType.RemoveEdgeAttr):
+            return GraphAction(kind, source, target, attribute=attributes[column].name)
+        a, v = (vocabulary.node_columns if on_nodes else vocabulary.edge_columns)[column]
+        return GraphAction(kind, source, target, attribute=attributes[a].name, value=attributes[a].values[v])
+
+    def _shape(self, num: int, kind: GraphActionType) -> tuple[int, ...]:
+        n, columns = self.vocabulary.max_nodes, self.vocabulary.num_columns(kind)
+        if kind == GraphActionType.Stop:
+            return (num, 1, 1)
+        return (num, n, n, columns) if kind in PAIR_TYPES else (num, n, columns)
+
+    def _masks(self, states: GraphStates, rules: Rules, kinds: Sequence[GraphActionType]) -> ActionMasks:
+        masks = {}
+        for kind in kinds:
+            mask = torch.ones((), dtype=torch.bool)
+            for rule in rules[kind]:
+                mask = mask & rule.holds
+            columns = self.vocabulary.num_columns(kind)
+            masks[kind] = mask.expand(self._shape(len(states), kind)).reshape(
+                len(states), self.vocabulary.num_rows(kind), columns
+            )
+        return ActionMasks(masks)
+
+    def _complaint(self, states: GraphStates, index: int, actions: ActionBatch) -> str:
+        kind = GraphActionType(int(actions.kind[index]))
+        row, column = int(actions.row[index]), int(actions.column[index])
+        if row >= self.vocabulary.num_rows(kind) or column >= self.vocabulary.num_columns(kind):
+            return f"{kind.name} has no row {row}, column {column} in this environment"
+        one = states[index : index + 1]
+        rules = self.forward_rules(one) if kind in FORWARD_TYPES else self.backward_rules(one)
+        position = (0, *divmod(row, self.vocabulary.max_nodes), column) if kind in PAIR_TYPES else (0, row, column)
+        for rule in rules.get(kind, ()):
+            if not bool(rule.holds.expand(self._shape(1, kind))[position]):
+                return f"{self.decode(states, index, actions)} is illegal: {rule.text}"
+        return f"{self.decode(states, index, actions)} is illegal in this environment"
+
+
+_ATTRIBUTE_TYPES = (
+    GraphActionType.SetNodeAttr,
+    GraphActionType.SetEdgeAttr,
+    GraphActionType.RemoveNodeAttr,
+    GraphActionType.RemoveEdgeAttr,
+)
+
+
+def _values(attributes: Sequence, row: Sequence[int]) -> str:
+    return ",".join("?" if v == UNSET else str(a.values[v]) for a, v in zip(attributes, row, strict=True))
+
+
+def _position(known: Sequence, value: object, what: str) -> int:
+    if value not in known:
+        raise ValueError(f"expected a {what} out of {list(known)}, got {value!r}")
+    return list(known).index(value)

@@ -1,0 +1,161 @@
+"""A batch of graphs as arrays: the state of every environment of this project.
+
+Letters: B graphs, N the most nodes, A node attributes, E edge attributes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gflownet.mdp.action import PAIR_TYPES, GraphActionType
+
+ABSENT = -1  # the type of a node or an edge that is not there
+UNSET = -1  # the value of an attribute that is not set (or whose node or edge is not there)
+MOST_VALUES = 127  # types, attribute values and orders are kept in int8
+
+
+@dataclass(frozen=True)
+class Attribute:
+    """An attribute of nodes or edges and the values it may take."""
+
+    name: str
+    values: tuple[Hashable, ...]
+
+
+@dataclass(frozen=True)
+class GraphVocabulary:
+    """What graphs are made of; it fixes the shapes of states and actions."""
+
+    node_types: tuple[str, ...]
+    max_nodes: int
+    directed: bool
+    edge_types: tuple[str, ...] = ("edge",)
+    node_attributes: tuple[Attribute, ...] = ()
+    edge_attributes: tuple[Attribute, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Check the sizes once."""
+        attributes = (*self.node_attributes, *self.edge_attributes)
+        sizes = [len(self.node_types), len(self.edge_types), self.max_nodes, *(len(a.values) for a in attributes)]
+        if min(sizes) < 1 or max(sizes) > MOST_VALUES:
+            raise ValueError(f"vocabulary: expected 1 to {MOST_VALUES} types, values and nodes, got sizes {sizes}")
+
+    @cached_property
+    def node_columns(self) -> tuple[tuple[int, int], ...]:
+        """Return the (attribute, value) positions behind the columns of SetNodeAttr."""
+        return tuple((a, v) for a, attr in enumerate(self.node_attributes) for v in range(len(attr.values)))
+
+    @cached_property
+    def edge_columns(self) -> tuple[tuple[int, int], ...]:
+        """Return the (attribute, value) positions behind the columns of SetEdgeAttr."""
+        return tuple((a, v) for a, attr in enumerate(self.edge_attributes) for v in range(len(attr.values)))
+
+    def num_rows(self, kind: GraphActionType) -> int:
+        """Return how many rows an action type has."""
+        if kind == GraphActionType.Stop:
+            return 1
+        return self.max_nodes**2 if kind in PAIR_TYPES else self.max_nodes
+
+    def num_columns(self, kind: GraphActionType) -> int:
+        """Return how many columns an action type has."""
+        return {
+            GraphActionType.AddNode: len(self.node_types),
+            GraphActionType.AddEdge: len(self.edge_types),
+            GraphActionType.SetNodeAttr: len(self.node_columns),
+            GraphActionType.SetEdgeAttr: len(self.edge_columns),
+            GraphActionType.RemoveNodeAttr: len(self.node_attributes),
+            GraphActionType.RemoveEdgeAttr: len(self.edge_attributes),
+        }.get(kind, 1)
+
+
+@dataclass(frozen=True)
+class GraphStates:
+    """B graphs; the nodes of each fill positions 0 .. num_nodes - 1."""
+
+    num_nodes: Tensor  # [B] int64
+    node_type: Tensor  # [B, N] int8, ABSENT where there is no node
+    node_attr: Tensor  # [B, N, A] int8, UNSET
+    edge_type: Tensor  # [B, N, N] int8, [b, s, t] is the edge s -> t; symmetric when undirected
+    edge_attr: Tensor  # [B, N, N, E] int8, UNSET
+    edge_order: Tensor  # [B, N, N] int8, rank among the in-edges of a target whose inputs are ordered, else 0
+    reach: Tensor  # [B, N, N] bool, t is s or can be reached from s over edges of the first type (directed graphs)
+
+    def __len__(self) -> int:
+        """Return the number of graphs."""
+        return self.num_nodes.shape[0]
+
+    def __getitem__(self, index: Tensor | slice) -> GraphStates:
+        """Return the graphs chosen by an index, a slice or a boolean mask."""
+        return GraphStates(*(getattr(self, f.name)[index] for f in fields(self)))
+
+    @property
+    def exists(self) -> Tensor:
+        """Return which nodes are there, [B, N] bool."""
+        return self.node_type != ABSENT
+
+    @property
+    def has_edge(self) -> Tensor:
+        """Return which edges are there, [B, N, N] bool."""
+        return self.edge_type != ABSENT
+
+    def clone(self) -> GraphStates:
+        """Return a copy that shares no memory."""
+        return GraphStates(*(getattr(self, f.name).clone() for f in fields(self)))
+
+    def equals(self, other: GraphStates) -> Tensor:
+        """Return which graphs are the same, position by position, [B] bool."""
+        same = [
+            (getattr(self, f.name) == getattr(other, f.name)).reshape(len(self), -1).all(1) for f in fields(self)
+        ]
+        return torch.stack(same).all(0)
+
+    @staticmethod
+    def cat(parts: Sequence[GraphStates]) -> GraphStates:
+        """Return the graphs of all parts one after another."""
+        return GraphStates(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(GraphStates)))
+
+    @staticmethod
+    def empty(num: int, vocabulary: GraphVocabulary) -> GraphStates:
+        """Return `num` graphs without nodes."""
+        n, a, e = vocabulary.max_nodes, len(vocabulary.node_attributes), len(vocabulary.edge_attributes)
+        return GraphStates(
+            num_nodes=torch.zeros(num, dtype=torch.int64),
+            node_type=torch.full((num, n), ABSENT, dtype=torch.int8),
+            node_attr=torch.full((num, n, a), UNSET, dtype=torch.int8),
+            edge_type=torch.full((num, n, n), ABSENT, dtype=torch.int8),
+            edge_attr=torch.full((num, n, n, e), UNSET, dtype=torch.int8),
+            edge_order=torch.zeros((num, n, n), dtype=torch.int8),
+            reach=torch.eye(n, dtype=torch.bool).expand(num, n, n).clone(),
+        )
+
+
+def transitive_closure(adjacency: Tensor) -> Tensor:
+    """Return which nodes reach which (each reaches itself) for adjacency [B, N, N] bool, by repeated squaring."""
+    n = adjacency.shape[-1]
+    reach = (adjacency | torch.eye(n, dtype=torch.bool, device=adjacency.device)).float()
+    for _ in range(max(1, math.ceil(math.log2(max(n, 2))))):
+        reach = ((reach @ reach) > 0).float()
+    return reach > 0
+
+
+def bridges(adjacency: Tensor) -> Tensor:
+    """Return which edges of undirected graphs [B, N, N] are bridges, [B, N, N] bool.
+
+    An edge is a bridge iff its effective resistance is 1 (Klein and Randic 1993); an edge on a cycle of length L has at
+    most 1 - 1/L, far from 1 in float64 for any graph that fits here.
+    """
+    n = adjacency.shape[-1]
+    weights = adjacency.double()
+    laplacian = torch.diag_embed(weights.sum(-1)) - weights
+    # Grounding every node through a small conductance would bend the resistances; J/n of the component does not.
+    component = transitive_closure(adjacency).double()
+    inverse = torch.linalg.inv(laplacian + component / component.sum(-1, keepdim=True))
+    diagonal = inverse.diagonal(dim1=-2, dim2=-1)
+    resistance = diagonal[..., :, None] + diagonal[..., None, :] - 2 * inverse
+    return adjacency & (resistance > 1 - 0.5 / n)

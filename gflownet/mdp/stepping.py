@@ -1,0 +1,173 @@
+"""How actions change a batch of graphs: one in-place edit per action type, and the action that undoes each."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from gflownet.mdp.action import ActionBatch, GraphActionType
+from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary, transitive_closure
+
+_MAIN_EDGE = 0  # the first edge type: the one AddNode attaches with, the one reachability follows
+
+
+class GraphEditor:
+    """Applies legal actions to states; it knows the arrays and none of the rules."""
+
+    def __init__(self, vocabulary: GraphVocabulary) -> None:
+        self.vocabulary = vocabulary
+        self._node_columns = torch.tensor(vocabulary.node_columns, dtype=torch.int64).reshape(-1, 2)
+        self._edge_columns = torch.tensor(vocabulary.edge_columns, dtype=torch.int64).reshape(-1, 2)
+        self._node_offsets = _offsets([len(a.values) for a in vocabulary.node_attributes])
+        self._edge_offsets = _offsets([len(a.values) for a in vocabulary.edge_attributes])
+        self._edits = {
+            GraphActionType.AddNode: self._add_node,
+            GraphActionType.AddEdge: self._add_edge,
+            GraphActionType.SetNodeAttr: self._set_node_attr,
+            GraphActionType.SetEdgeAttr: self._set_edge_attr,
+            GraphActionType.RemoveNode: self._remove_node,
+            GraphActionType.RemoveEdge: self._remove_edge,
+            GraphActionType.RemoveNodeAttr: self._remove_node_attr,
+            GraphActionType.RemoveEdgeAttr: self._remove_edge_attr,
+        }
+
+    def apply(self, states: GraphStates, actions: ActionBatch, ordered: Tensor) -> GraphStates:
+        """Return the states after one action each; `ordered` [B, N] says which nodes rank their in-edges."""
+        after = states.clone()
+        for kind, edit in self._edits.items():
+            graphs = (actions.kind == kind).nonzero().squeeze(1)
+            if len(graphs):
+                edit(after, graphs, actions.row[graphs], actions.column[graphs], ordered)
+        return after
+
+    def undo(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
+        """Return the actions that lead back from `apply(states, actions)` to `states` (up to the order of nodes)."""
+        kind, row, column = actions.kind.clone(), actions.row.clone(), torch.zeros_like(actions.column)
+        for action_type, inverse in _INVERSE.items():
+            graphs = (actions.kind == action_type).nonzero().squeeze(1)
+            if not len(graphs):
+                continue
+            kind[graphs] = int(inverse)
+            r, c = actions.row[graphs], actions.column[graphs]
+            s, t = r // self.vocabulary.max_nodes, r % self.vocabulary.max_nodes
+            if action_type == GraphActionType.AddNode:
+                row[graphs] = states.num_nodes[graphs]
+            elif action_type == GraphActionType.SetNodeAttr:
+                column[graphs] = self._node_columns[c, 0]
+            elif action_type == GraphActionType.SetEdgeAttr:
+                column[graphs] = self._edge_columns[c, 0]
+            elif action_type == GraphActionType.RemoveNode:
+                column[graphs] = states.node_type[graphs, r].long()
+                parent = (states.edge_type[graphs, :, r] == _MAIN_EDGE).int().argmax(1)
+                row[graphs] = parent - (parent > r).long()
+            elif action_type == GraphActionType.RemoveEdge:
+                column[graphs] = states.edge_type[graphs, s, t].long()
+            elif action_type == GraphActionType.RemoveNodeAttr:
+                column[graphs] = self._node_offsets[c] + states.node_attr[graphs, r, c].long()
+            elif action_type == GraphActionType.RemoveEdgeAttr:
+                column[graphs] = self._edge_offsets[c] + states.edge_attr[graphs, s, t, c].long()
+        return ActionBatch(kind, row, column)
+
+    def _ends(self, row: Tensor) -> tuple[Tensor, Tensor]:
+        return row // self.vocabulary.max_nodes, row % self.vocabulary.max_nodes
+
+    def _add_node(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
+        new = states.num_nodes[graphs]
+        states.node_type[graphs, new] = column.to(torch.int8)
+        states.num_nodes[graphs] = new + 1
+        attached = new > 0  # the first node of an empty graph has nothing to hang on
+        self._connect(states, graphs[attached], row[attached], new[attached], edge_type=_MAIN_EDGE)
+
+    def _add_edge(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
+        source, target = self._ends(row)
+        rank = (states.edge_type[graphs, :, target] != ABSENT).sum(1) * ordered[graphs, target]
+        states.edge_order[graphs, source, target] = rank.to(torch.int8)
+        for value in range(len(self.vocabulary.edge_types)):
+            of_type = column == value
+            self._connect(states, graphs[of_type], source[of_type], target[of_type], edge_type=value)
+
+    def _connect(self, states: GraphStates, graphs: Tensor, source: Tensor, target: Tensor, *, edge_type: int) -> None:
+        states.edge_type[graphs, source, target] = edge_type
+        if not self.vocabulary.directed:
+            states.edge_type[graphs, target, source] = edge_type
+        elif edge_type == _MAIN_EDGE:
+            before = states.reach[graphs, :, source]  # [G, N] what reaches the source
+            after = states.reach[graphs, target]  # [G, N] what the target reaches
+            states.reach[graphs] |= before[:, :, None] & after[:, None, :]
+
+    def _set_node_attr(
+        self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor
+    ) -> None:
+        attribute, value = self._node_columns[column].unbind(1)
+        states.node_attr[graphs, row, attribute] = value.to(torch.int8)
+
+    def _set_edge_attr(
+        self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor
+    ) -> None:
+        attribute, value = self._edge_columns[column].unbind(1)
+        self._write_edge_attr(states, graphs, row, attribute, value.to(torch.int8))
+
+    def _write_edge_attr(
+        self, states: GraphStates, graphs: Tensor, row: Tensor, attribute: Tensor, value: Tensor
+    ) -> None:
+        source, target = self._ends(row)
+        states.edge_attr[graphs, source, target, attribute] = value
+        if not self.vocabulary.directed:
+            states.edge_attr[graphs, target, source, attribute] = value
+
+    def _remove_node(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
+        n = self.vocabulary.max_nodes
+        position = torch.arange(n).expand(len(graphs), n)
+        # Later nodes move down by one; the removed node's slot, emptied, ends up last.
+        source = torch.where(position >= row[:, None], (position + 1).clamp(max=n - 1), position)
+        source[:, -1] = row
+        g = graphs[:, None]
+        states.node_type[graphs, row] = ABSENT
+        states.node_attr[graphs, row] = UNSET
+        for tensor, blank in ((states.edge_type, ABSENT), (states.edge_attr, UNSET), (states.edge_order, 0)):
+            tensor[graphs, row] = blank
+            tensor[graphs, :, row] = blank
+            tensor[graphs] = tensor[g[:, :, None], source[:, :, None], source[:, None, :]]
+        states.reach[graphs, row] = False
+        states.reach[graphs, :, row] = False
+        states.reach[graphs, row, row] = True
+        states.reach[graphs] = states.reach[g[:, :, None], source[:, :, None], source[:, None, :]]
+        states.node_type[graphs] = states.node_type[g, source]
+        states.node_attr[graphs] = states.node_attr[g, source]
+        states.num_nodes[graphs] -= 1
+
+    def _remove_edge(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
+        source, target = self._ends(row)
+        states.edge_type[graphs, source, target] = ABSENT
+        states.edge_order[graphs, source, target] = 0
+        if not self.vocabulary.directed:
+            states.edge_type[graphs, target, source] = ABSENT
+        else:
+            states.reach[graphs] = transitive_closure(states.edge_type[graphs] == _MAIN_EDGE)
+
+    def _remove_node_attr(
+        self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor
+    ) -> None:
+        states.node_attr[graphs, row, column] = UNSET
+
+    def _remove_edge_attr(
+        self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor
+    ) -> None:
+        unset = torch.full_like(column, UNSET, dtype=torch.int8)
+        self._write_edge_attr(states, graphs, row, column, unset)
+
+
+_INVERSE = {
+    GraphActionType.AddNode: GraphActionType.RemoveNode,
+    GraphActionType.AddEdge: GraphActionType.RemoveEdge,
+    GraphActionType.SetNodeAttr: GraphActionType.RemoveNodeAttr,
+    GraphActionType.SetEdgeAttr: GraphActionType.RemoveEdgeAttr,
+    GraphActionType.RemoveNode: GraphActionType.AddNode,
+    GraphActionType.RemoveEdge: GraphActionType.AddEdge,
+    GraphActionType.RemoveNodeAttr: GraphActionType.SetNodeAttr,
+    GraphActionType.RemoveEdgeAttr: GraphActionType.SetEdgeAttr,
+}
+
+
+def _offsets(sizes: list[int]) -> Tensor:
+    return torch.tensor([sum(sizes[:i]) for i in range(len(sizes))], dtype=torch.int64)

@@ -1,0 +1,76 @@
+"""Trajectories from the initial state to a terminal one. Letters: B trajectories, S their steps together, C conditioning."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+from torch import Tensor
+
+from gflownet.mdp.action import ActionBatch
+from gflownet.mdp.states import GraphStates
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One trajectory: the states before each action, the actions (the last is Stop), and where it ended."""
+
+    states: GraphStates  # T states
+    actions: ActionBatch  # T actions
+    log_backward: Tensor  # [T] log P_B(states[t] | state after action t)
+    terminal: GraphStates  # 1 state
+    log_symmetry: float  # log |Aut(x)| - log |Aut(s0)|
+    log_reward: float
+
+
+@dataclass(frozen=True)
+class TrajectoryBatch:
+    """B trajectories, their steps flattened; NaN rewards are not known yet."""
+
+    states: GraphStates  # S states, each before its action; the steps of one trajectory in order
+    trajectory: Tensor  # [S] int64, which trajectory a step belongs to
+    actions: ActionBatch  # S forward actions
+    log_backward: Tensor  # [S] log P_B of undoing the action
+    terminal: GraphStates  # B states
+    conditioning: Tensor  # [B, C] float32
+    beta: Tensor  # [B] float32, inverse temperature of the reward
+    log_symmetry: Tensor  # [B] log |Aut(x)| - log |Aut(s0)|
+    log_reward: Tensor  # [B]
+
+    def __len__(self) -> int:
+        """Return the number of trajectories."""
+        return len(self.terminal)
+
+    def __getitem__(self, index: int) -> Trajectory:
+        """Return one trajectory."""
+        if not -len(self) <= index < len(self):
+            raise IndexError(f"trajectory {index}: expected one of {len(self)}")
+        steps = (self.trajectory == index % len(self)).nonzero().squeeze(1)
+        return Trajectory(
+            states=self.states[steps],
+            actions=self.actions[steps],
+            log_backward=self.log_backward[steps],
+            terminal=self.terminal[torch.tensor([index])],
+            log_symmetry=float(self.log_symmetry[index]),
+            log_reward=float(self.log_reward[index]),
+        )
+
+    def with_rewards(self, log_reward: Tensor) -> TrajectoryBatch:
+        """Return the same trajectories with their log-rewards, [B]."""
+        return replace(self, log_reward=log_reward)
+
+    @staticmethod
+    def cat(batches: Sequence[TrajectoryBatch]) -> TrajectoryBatch:
+        """Return the trajectories of all batches one after another."""
+        starts = torch.tensor([0, *(len(b) for b in batches)]).cumsum(0)
+        parts = {}
+        for field in fields(TrajectoryBatch):
+            values = [getattr(b, field.name) for b in batches]
+            if field.name == "trajectory":
+                parts[field.name] = torch.cat([v + s for v, s in zip(values, starts, strict=False)])
+            elif isinstance(values[0], Tensor):
+                parts[field.name] = torch.cat(values)
+            else:
+                parts[field.name] = type(values[0]).cat(values)
+        return TrajectoryBatch(**parts)

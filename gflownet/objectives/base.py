@@ -1,0 +1,35 @@
+"""The contract of an objective: what is minimised so that the policy samples in proportion to the reward."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from torch import Tensor, nn
+
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.policy.base import Policy
+
+
+@dataclass(frozen=True)
+class Loss:
+    """A loss to differentiate and what to report beside it."""
+
+    value: Tensor  # scalar
+    metrics: Mapping[str, float]
+
+
+class Objective(nn.Module, ABC):
+    """A loss over trajectories, with the quantities it learns beside the policy (such as log Z)."""
+
+    @abstractmethod
+    def loss(self, policy: Policy, trajectories: TrajectoryBatch) -> Loss:
+        """Return the mean loss of a batch of trajectories whose rewards are known."""
+
+    @abstractmethod
+    def parameter_groups(self) -> list[dict]:
+        """Return optimiser groups of the objective's own parameters, with their learning rates."""
+
+    def prepare(self, policy: Policy, trajectories: TrajectoryBatch) -> None:
+        """Set the starting point of what is learned beside the policy from a first batch (nothing, by default)."""

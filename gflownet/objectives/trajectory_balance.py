@@ -1,0 +1,68 @@
+"""Trajectory balance (Malkin et al. 2022, eq. 14), with the symmetry correction of graphs whose nodes have no names.
+
+Letters: B trajectories, S steps, C conditioning.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.objectives.base import Loss, Objective
+from gflownet.objectives.config import AlgoConfig
+from gflownet.policy.base import Policy
+
+_WIDTH = 64  # of the small network that makes log Z a function of the conditioning
+
+
+class TrajectoryBalance(Objective):
+    """Squared difference of log Z + log P_F(tau) and log R(x) + log P_B(tau | x).
+
+    Actions are counted labelled on both sides, so one architecture is reached through |Aut(s0)| / |Aut(x)| times as many
+    construction sequences as its uniform share: log R(x) is raised by log |Aut(x)| - log |Aut(s0)| (Symmetry-Aware
+    GFlowNets, ICML 2025) unless `correct_symmetries` is off, in which case p(x) ~ R(x) / |Aut(x)|.
+    """
+
+    def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
+        super().__init__()
+        self.context = context
+        self.correct_symmetries = config.correct_symmetries
+        self.learning_rate = config.tb.Z_learning_rate
+        self.log_z_base = nn.Parameter(torch.zeros(()))
+        self.log_z_shape = nn.Sequential(nn.Linear(context.num_cond_dim, _WIDTH), nn.SiLU(), nn.Linear(_WIDTH, 1))
+        nn.init.zeros_(self.log_z_shape[2].weight)
+        nn.init.zeros_(self.log_z_shape[2].bias)
+
+    def log_z(self, conditioning: Tensor) -> Tensor:
+        """Return the learned log-partition under each conditioning, [B]."""
+        return self.log_z_base + self.log_z_shape(conditioning).squeeze(1)
+
+    def loss(self, policy: Policy, trajectories: TrajectoryBatch) -> Loss:
+        """Return the mean squared imbalance; a NaN reward (one not filled in) gives a NaN loss."""
+        balance = self._forward_minus_backward(policy, trajectories)
+        log_z = self.log_z(trajectories.conditioning)
+        value = (balance + log_z).square().mean()
+        return Loss(value, {"loss": float(value.detach()), "log_Z": float(log_z.detach().mean())})
+
+    @torch.no_grad()
+    def prepare(self, policy: Policy, trajectories: TrajectoryBatch) -> None:
+        """Start log Z at the value that balances a first batch on average (the estimate of VarGrad)."""
+        self.log_z_base.copy_(-self._forward_minus_backward(policy, trajectories).mean())
+
+    def parameter_groups(self) -> list[dict]:
+        """Return log Z with its own learning rate."""
+        return [{"params": list(self.parameters()), "lr": self.learning_rate, "weight_decay": 0.0}]
+
+    def _forward_minus_backward(self, policy: Policy, trajectories: TrajectoryBatch) -> Tensor:
+        """Return log P_F(tau) - log P_B(tau | x) - log R(x) of each trajectory, [B]."""
+        steps = trajectories.trajectory
+        batch = self.context.to_batch(trajectories.states)
+        categorical, _ = policy(batch, trajectories.conditioning[steps])
+        log_forward = categorical.log_prob(self.context.to_indices(batch, trajectories.actions))
+        log_ratio = torch.zeros(len(trajectories)).index_add(0, steps, log_forward - trajectories.log_backward)
+        log_reward = trajectories.log_reward
+        if self.correct_symmetries:
+            log_reward = log_reward + trajectories.log_symmetry
+        return log_ratio - log_reward

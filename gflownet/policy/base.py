@@ -1,0 +1,23 @@
+"""The contract of a policy network."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+from gflownet.mdp.categorical import GraphActionCategorical
+
+
+class Policy(nn.Module, ABC):
+    """Maps B encoded states and what they are conditioned on to a distribution over their legal actions."""
+
+    @abstractmethod
+    def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
+        """Return the distributions and one number per state, [B], for objectives that learn state flows.
+
+        Args:
+            batch: what `GraphBuildingEnvContext.to_batch` returns.
+            conditioning: [B, C] float32.
+        """

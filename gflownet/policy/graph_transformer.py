@@ -1,0 +1,109 @@
+"""A graph transformer on torch_geometric: sums over edges to count, attends over edges to choose, talks through a virtual node.
+
+Letters: B graphs, V nodes of the batch, D width, C conditioning.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+from torch_geometric.nn import GINEConv, TransformerConv
+
+from gflownet.mdp.action import PAIR_TYPES, GraphActionType
+from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.policy.base import Policy
+from gflownet.policy.config import ModelConfig
+
+_TO_VIRTUAL, _FROM_VIRTUAL = 0, 1  # the two kinds of edge between a node and its graph's virtual node
+
+
+class GraphTransformerPolicy(Policy):
+    """Message passing over directed edges seen from both ends; one head per action type.
+
+    The conditioning and the graph's features start the virtual node, which every node hears in every layer.
+    """
+
+    def __init__(self, context: GraphBuildingEnvContext, config: ModelConfig) -> None:
+        super().__init__()
+        width = config.num_emb
+        if width % config.num_heads:
+            raise ValueError(f"model.num_emb: expected a multiple of num_heads={config.num_heads}, got {width}")
+        self.context = context
+        self.directed = context.env.vocabulary.directed
+        self.embed_node = nn.Linear(context.num_node_features, width)
+        self.embed_edge = nn.Linear(context.num_edge_features, width)
+        self.embed_graph = _mlp(context.num_cond_dim + context.num_graph_features, width, width)
+        self.virtual_edge = nn.Parameter(torch.randn(2, width) * width**-0.5)
+        self.layers = nn.ModuleList(_Layer(width, config.num_heads) for _ in range(config.num_layers))
+        self.norm = nn.LayerNorm(width)
+        self.heads = nn.ModuleDict()
+        for kind in context.action_types:
+            num_inputs = 3 * width if kind in PAIR_TYPES else 2 * width
+            num_inputs += self._num_row_features(kind)
+            self.heads[kind.field_name] = _mlp(num_inputs, width, context.num_columns[kind])
+        self.graph_head = _mlp(width, width, 1)
+
+    def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
+        """Return the distributions over legal actions and one number per state, [B]."""
+        nodes, graphs = self._embed(batch, conditioning)
+        logits = [self.heads[kind.field_name](self._row(kind, batch, nodes, graphs)) for kind in self.context.action_types]
+        categorical = GraphActionCategorical(
+            logits,
+            self.context.masks(batch),
+            row_graphs=self.context.row_graphs(batch),
+            num_graphs=batch.num_graphs,
+        )
+        return categorical, self.graph_head(graphs).squeeze(1)
+
+    def _num_row_features(self, kind: GraphActionType) -> int:
+        if kind == GraphActionType.SetEdgeAttr:
+            return self.context.num_edge_features - 2  # without the two flags of direction
+        return self.context.num_pair_features if kind == GraphActionType.AddEdge else 0
+
+    def _embed(self, batch: Batch, conditioning: Tensor) -> tuple[Tensor, Tensor]:
+        """Return embeddings of nodes [V, D] and of graphs [B, D]."""
+        num_nodes, graph = batch.x.shape[0], batch.batch
+        virtual = self.embed_graph(torch.cat([conditioning, batch.graph_attr], 1))
+        h = torch.cat([self.embed_node(batch.x), virtual])
+        node, hub = torch.arange(num_nodes), graph + num_nodes
+        edge_index = torch.cat([batch.edge_index, torch.stack([node, hub]), torch.stack([hub, node])], 1)
+        hub_edges = self.virtual_edge.repeat_interleave(num_nodes, 0)
+        edges = torch.cat([self.embed_edge(batch.edge_attr), hub_edges])
+        for layer in self.layers:
+            h = layer(h, edge_index, edges)
+        h = self.norm(h)
+        return h[:num_nodes], h[num_nodes:]
+
+    def _row(self, kind: GraphActionType, batch: Batch, nodes: Tensor, graphs: Tensor) -> Tensor:
+        """Return the input of a head for every row of an action type."""
+        index = batch[f"{kind.field_name}_index"]
+        if kind not in PAIR_TYPES:
+            return torch.cat([nodes[index], graphs[batch.batch[index]]], 1)
+        source, target = nodes[index[0]], nodes[index[1]]
+        if not self.directed:
+            source, target = source + target, (source - target).abs()
+        return torch.cat([source, target, graphs[batch.batch[index[0]]], batch[f"{kind.field_name}_attr"]], 1)
+
+
+class _Layer(nn.Module):
+    """A residual layer: sum and attention over the same edges, then a feed-forward block."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.norm_messages, self.norm_feed = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.count = GINEConv(nn.Linear(width, width))
+        self.attend = TransformerConv(width, width // num_heads, heads=num_heads, edge_dim=width)
+        self.merge = nn.Linear(2 * width, width)
+        self.feed = _mlp(width, 2 * width, width)
+
+    def forward(self, h: Tensor, edge_index: Tensor, edges: Tensor) -> Tensor:
+        z = self.norm_messages(h)
+        messages = torch.cat([self.count(z, edge_index, edges), self.attend(z, edge_index, edges)], 1)
+        h = h + self.merge(nn.functional.silu(messages))
+        return h + self.feed(self.norm_feed(h))
+
+
+def _mlp(num_inputs: int, width: int, num_outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(num_inputs, width), nn.SiLU(), nn.Linear(width, num_outputs))
