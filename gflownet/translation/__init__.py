@@ -1,1 +1,19 @@
-"""Computation graphs to PyTorch modules."""
+"""Computation graphs to PyTorch modules: plan, generated code, state, summary, repair, export."""
+
+from importlib import import_module
+from typing import Any
+
+_HOMES = {
+    "TranslatedModel": "model",
+    "to_pytorch_model": "model",
+    "clear_translation_cache": "cache",
+    "get_translation_cache_metrics": "cache",
+    "set_translation_cache_enabled": "cache",
+}
+__all__ = tuple(_HOMES)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOMES:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(f"{__name__}.{_HOMES[name]}"), name)

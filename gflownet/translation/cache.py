@@ -1,0 +1,64 @@
+"""The bounded cache of generated classes, by structural key. It holds no parameter, so it can change no output."""
+
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from threading import Lock
+from typing import Any
+
+MAX_ENTRIES = 1024
+
+
+class TranslationCache:
+    """Least recently used structures go first. Thread-safe."""
+
+    def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
+        self.is_enabled = True
+        self.max_entries = max_entries
+        self._entries: OrderedDict[Hashable, Any] = OrderedDict()
+        self._hits = 0
+        self._misses = 0
+        self._lock = Lock()
+
+    def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
+        """The entry of `key`, built on the first request."""
+        with self._lock:
+            if key in self._entries:
+                self._hits += 1
+                self._entries.move_to_end(key)
+                return self._entries[key]
+            self._misses += 1
+        entry = build()
+        with self._lock:
+            self._entries[key] = entry
+            while len(self._entries) > self.max_entries:
+                self._entries.popitem(last=False)
+        return entry
+
+    def clear(self) -> None:
+        """Drop all entries and set the counters to 0."""
+        with self._lock:
+            self._entries.clear()
+            self._hits = self._misses = 0
+
+    def metrics(self) -> dict[str, int]:
+        """The counts of hits, misses and entries."""
+        with self._lock:
+            return {"hits": self._hits, "misses": self._misses, "entries": len(self._entries)}
+
+
+CACHE = TranslationCache()
+
+
+def set_translation_cache_enabled(enabled: bool) -> None:
+    """Switch the cache on or off for models whose config does not say; outputs are the same either way."""
+    CACHE.is_enabled = bool(enabled)
+
+
+def clear_translation_cache() -> None:
+    """Empty the cache and set its metrics to 0."""
+    CACHE.clear()
+
+
+def get_translation_cache_metrics() -> dict[str, int]:
+    """A copy of the cache's metrics: hits, misses, entries."""
+    return CACHE.metrics()

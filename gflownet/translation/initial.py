@@ -1,0 +1,83 @@
+"""First values of a model's parameters: the graph's numbers, PyTorch's defaults for layers."""
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor, nn
+
+from gflownet.translation.plan import CELLS, Initial, ModelPlan, ParameterPlan
+
+# Small enough that attention starts near uniform, as in the described implementation.
+QUERY_STD = 0.01
+
+
+def add_parameters(
+    model: nn.Module, plan: ModelPlan, values: Sequence[float], *, device: torch.device, dtype: torch.dtype
+) -> None:
+    """Give `model` the parameters of `plan`; `values` are those of plan.scalars, in that order.
+
+    Construction is on the search's hot path: nn.Module's registering and nn.Linear's own initialisation would take
+    three quarters of it, so the dicts are filled directly.
+    """
+    remaining = iter(values)
+    for parameter in plan.parameters:
+        shape = parameter.shape
+        if shape == ():
+            data = torch.scalar_tensor(next(remaining), dtype=dtype, device=device)
+        else:
+            data = random_values(parameter, torch.empty(shape, dtype=dtype, device=device))
+        holder = model._parameters if not parameter.module else _layer(model, parameter)._parameters
+        holder[parameter.name.rpartition(".")[2]] = _parameter(data)
+
+
+def random_values(parameter: ParameterPlan, data: Tensor, generator: torch.Generator | None = None) -> Tensor:
+    """`data` filled with the first values of a layer or query; the draws are those of PyTorch's own layers."""
+    if parameter.initial is Initial.QUERY:
+        return data.normal_(std=QUERY_STD, generator=generator)
+    return data.uniform_(-parameter.bound, parameter.bound, generator=generator)
+
+
+def _parameter(data: Tensor) -> nn.Parameter:
+    return torch.Tensor._make_subclass(nn.Parameter, data, True)
+
+
+def _layer(model: nn.Module, parameter: ParameterPlan) -> nn.Module:
+    """The submodule that holds a parameter, made on the first request."""
+    name = parameter.module
+    if name not in model._modules:
+        kind = name.partition("_")[0]
+        model._modules[name] = LAYERS[kind](parameter)
+    layer = model._modules[name]
+    assert layer is not None
+    return layer
+
+
+def _linear(parameter: ParameterPlan) -> nn.Module:
+    layer = nn.Linear.__new__(nn.Linear)
+    nn.Module.__init__(layer)
+    layer.out_features, layer.in_features = parameter.shape
+    layer._parameters.update(weight=None, bias=None)
+    return layer
+
+
+def _cell(cell_class: type[nn.RNNCellBase]) -> Callable[[ParameterPlan], nn.Module]:
+    def make(parameter: ParameterPlan) -> nn.Module:
+        size = parameter.shape[1]
+        cell = cell_class.__new__(cell_class)
+        nn.Module.__init__(cell)
+        cell.input_size = cell.hidden_size = size
+        cell.bias = False
+        cell._parameters.update(weight_ih=None, weight_hh=None, bias_ih=None, bias_hh=None)
+        return cell
+
+    return make
+
+
+# the first word of a submodule's name -> an empty layer of that kind
+LAYERS: dict[str, Callable[[ParameterPlan], nn.Module]] = {
+    "proj": _linear,
+    "post": _linear,
+    "lstm": _cell(nn.LSTMCell),
+    "gru": _cell(nn.GRUCell),
+}
+assert set(CELLS) <= set(LAYERS)

@@ -1,0 +1,189 @@
+"""to_pytorch_model: one generated class per structure, fresh parameters per model."""
+
+import linecache
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from hashlib import sha256
+from math import isfinite
+from typing import Any, ClassVar
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.translation.cache import CACHE
+from gflownet.translation.config import TranslationConfig, read_config
+from gflownet.translation.emit import FAST_ACCESS, slot_name, step_lines
+from gflownet.translation.initial import add_parameters
+from gflownet.translation.plan import Initial, ModelPlan, build_plan, check_translatable, structural_key
+from gflownet.translation.state import StateManager
+
+
+class TranslatedModel(nn.Module):
+    """The base of all generated classes; forward maps [B, F] to [B, O], one call is one time step.
+
+    B: batch, F: sum of the INPUT widths, O: sum of the OUTPUT widths. Parameters are named as in the spec.
+    """
+
+    plan: ClassVar[ModelPlan]
+
+    def __init__(self, values: Sequence[float], *, device: torch.device, dtype: torch.dtype) -> None:
+        super().__init__()
+        self.state_manager = StateManager(self.plan.slots)
+        add_parameters(self, self.plan, values, device=device, dtype=dtype)
+
+    def forward(self, x: Tensor, reset_states: bool = False) -> Tensor:
+        """The output [B, O] of one time step on `x` [B, F]; generated for every structure.
+
+        Raises: ValueError for a wrong rank, width, dtype or, with kept state, batch size.
+        """
+        raise NotImplementedError(f"{type(self).__name__} is not meant to be used directly: call to_pytorch_model")
+
+    def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The output [B, O] of one time step and the state after it, from a given state (see plan.slots).
+
+        It reads and writes nothing but its arguments; generated where a graph has state.
+        """
+        return self(x), state
+
+    def forward_sequence(self, x: Tensor, reset_states: bool = True) -> Tensor:
+        """The outputs [B, T, O] of T time steps on `x` [B, T, F], with gradients that run through time.
+
+        The same numbers as T calls of forward. A sequence starts from zeros unless `reset_states` is False; the state
+        after its last step is kept, detached.
+
+        Raises: ValueError for a wrong rank, width, dtype or length 0.
+        """
+        dtype = next(self.parameters()).dtype
+        if x.dim() != 3 or x.shape[2] != self.plan.input_size or x.dtype != dtype or not x.shape[1]:
+            self._refuse(x, dtype, sequence=True)
+        if not self.plan.slots:
+            return self(x.flatten(0, 1)).unflatten(0, x.shape[:2])
+        if reset_states:
+            self.state_manager.reset()
+        state = self.state_manager.current(x[:, 0])
+        outputs = []
+        for moment in x.unbind(1):
+            y, state = self.step(moment, state)
+            outputs.append(y)
+        self.state_manager.store(state)
+        return torch.stack(outputs, dim=1)
+
+    def _refuse(self, x: Tensor, dtype: torch.dtype, *, sequence: bool = False) -> None:
+        shape = f"[B, T >= 1, {self.plan.input_size}]" if sequence else f"[B, {self.plan.input_size}]"
+        expected = f"an input of shape {shape} and dtype {dtype}"
+        raise ValueError(
+            f"expected {expected} (INPUT nodes {[node_id for node_id, _ in self.plan.inputs]}), "
+            f"got shape {list(x.shape)} and dtype {x.dtype}"
+        )
+
+    def _apply(self, fn: Callable[[Tensor], Tensor], recurse: bool = True) -> "TranslatedModel":
+        self.state_manager.apply(fn)
+        return super()._apply(fn, recurse)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The generated class cannot be imported by name; the plan travels instead.
+        return _empty_model, (self.plan,), self.__dict__
+
+
+def to_pytorch_model(
+    graph: ComputationGraph, config: Mapping[str, Any] | TranslationConfig | None = None
+) -> TranslatedModel:
+    """The graph as an nn.Module; random first values come from torch's global generator.
+
+    Raises: ValueError that lists every problem of an invalid graph.
+    """
+    options = read_config(config)
+    model_class = translated_class(graph, options)
+    values = parameter_values(graph, model_class.plan)
+    return model_class(values, device=torch.device(options.device), dtype=_checked_dtype(options.dtype))
+
+
+def translated_class(graph: ComputationGraph, options: TranslationConfig) -> type[TranslatedModel]:
+    """The class that graphs of this structure share, from the cache where that is on."""
+    key = structural_key(graph, options.projection)
+
+    def translate() -> type[TranslatedModel]:
+        check_translatable(graph)
+        return generate_class(build_plan(graph, options.projection, key))
+
+    enabled = CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
+    return CACHE.get(key, translate) if enabled else translate()
+
+
+def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:
+    """The first values of plan.scalars. Raises ValueError for a bias or weight that is not finite."""
+    nodes, edges = graph.nodes, graph.edges
+    values = [
+        nodes[parameter.owner].bias
+        if parameter.initial is Initial.BIAS
+        else edges[parameter.owner].weight
+        if parameter.initial is Initial.WEIGHT
+        else 0.0
+        for parameter in plan.scalars
+    ]
+    if not all(map(isfinite, values)):
+        check_translatable(graph)
+    return values
+
+
+def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
+    """A subclass of TranslatedModel whose forward is straight-line code for `plan`."""
+    source = _source(plan)
+    name = f"TranslatedModel_{sha256(repr(plan.key).encode()).hexdigest()[:12]}"
+    filename = f"<gflownet {name}>"
+    namespace: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
+    exec(compile(source, filename, "exec"), namespace)
+    methods = {method: namespace[method] for method in ("forward", "step") if method in namespace}
+    generated = type(name, (TranslatedModel,), {"plan": plan, "__module__": __name__, **methods})
+    # Tracebacks, debuggers and torch.compile find the lines here, for as long as the class lives.
+    linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
+    weakref.finalize(generated, linecache.cache.pop, filename, None)
+    return generated
+
+
+def _source(plan: ModelPlan) -> str:
+    """The text of `forward` and, for a plan with state, of the `step` it calls."""
+    dtype = f"{FAST_ACCESS.parameter(f'bias_{plan.outputs[0]}')}.dtype"
+    access = ["p, m = self._parameters, self._modules"]
+    check = [
+        f"if x.dim() != 2 or x.shape[1] != {plan.input_size} or x.dtype != {dtype}:",
+        f"    self._refuse(x, {dtype})",
+    ]
+    forward = "forward(self, x: Tensor, reset_states: bool = False) -> Tensor"
+    body = step_lines(plan, FAST_ACCESS)
+    if not plan.slots:
+        return _function(forward, [*access, *check, *body, "return y"])
+    slots = ", ".join(slot_name(slot.kind, slot.node_id) for slot in plan.slots)
+    step = "step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]"
+    call = [
+        "if reset_states:",
+        "    self.state_manager.reset()",
+        "y, state = self.step(x, self.state_manager.current(x))",
+        "self.state_manager.store(state)",
+    ]
+    return "\n".join(
+        (
+            _function(step, [*access, f"{slots}, = state", *body, "return y, state"]),
+            _function(forward, [*access, *check, *call, "return y"]),
+        )
+    )
+
+
+def _function(signature: str, lines: list[str]) -> str:
+    return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
+
+
+def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    if dtype is None:
+        return torch.float32
+    if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
+        raise ValueError(f"dtype: expected a floating torch dtype, got {dtype!r}")
+    return dtype
+
+
+def _empty_model(plan: ModelPlan) -> TranslatedModel:
+    """An instance without state, for pickle and copy to fill."""
+    model_class = CACHE.get(plan.key, lambda: generate_class(plan)) if CACHE.is_enabled else generate_class(plan)
+    return model_class.__new__(model_class)

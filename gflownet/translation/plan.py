@@ -1,0 +1,328 @@
+"""The immutable plan of a model: what is computed in which order, and which parameters that takes."""
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+from math import sqrt
+from typing import Any
+
+from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
+from gflownet.graphs.vocabulary import AGGREGATION_PARAMETERS
+
+ATTENTION_AGGREGATIONS = ("attention", "multi_head_attention", "attn_pool")
+CONCATENATIONS = ("concat", "matrix_product")
+CELLS = ("lstm", "gru")
+STATELESS_ACTIVATIONS = (
+    "relu",
+    "sigmoid",
+    "tanh",
+    "softmax",
+    "leaky_relu",
+    "elu",
+    "gelu",
+    "silu",
+    "linear",
+    "identity",
+)
+
+
+# An output that no input reaches is still defined: it is a function of biases alone.
+HARMLESS_PROBLEMS = ("unreachable_output",)
+
+
+class Initial(StrEnum):
+    """How a parameter gets its first values."""
+
+    BIAS = "bias"  # node.bias
+    WEIGHT = "weight"  # edge.weight
+    ZERO = "zero"
+    UNIFORM = "uniform"  # U(-bound, bound)
+    QUERY = "query"  # small normal
+
+
+@dataclass(frozen=True)
+class ParameterPlan:
+    """One parameter: its full name, shape and first values."""
+
+    name: str
+    shape: tuple[int, ...]
+    initial: Initial
+    bound: float = 0.0
+    owner: int = 0  # the node of a BIAS, the edge of a WEIGHT
+
+    @property
+    def module(self) -> str:
+        """The name of the submodule that holds the parameter, empty for the model itself."""
+        return self.name.rpartition(".")[0]
+
+
+@dataclass(frozen=True)
+class EdgePlan:
+    """One enabled edge into a non-INPUT node."""
+
+    edge_id: int
+    source: int
+    label: str  # "{source}_{target}", in multigraphs "{edge_id}": the end of the parameter names
+    source_size: int
+    is_recurrent: bool
+    is_projected: bool
+
+
+@dataclass(frozen=True)
+class NodePlan:
+    """One non-INPUT node: act(post(aggregate(messages)) + bias)."""
+
+    node_id: int
+    output_size: int
+    activation: str
+    aggregation: str
+    settings: tuple[tuple[str, Any], ...]  # the aggregation's attributes
+    edges: tuple[EdgePlan, ...]
+    has_post: bool
+    is_live: bool  # an OUTPUT, or feeds one
+
+    @cached_property
+    def attributes(self) -> dict[str, Any]:
+        """The aggregation's attributes by name."""
+        return dict(self.settings)
+
+    @property
+    def message_size(self) -> int:
+        """d(t) of the spec: the width of every message into this node."""
+        return message_size(self.aggregation, self.attributes, self.output_size)
+
+    @property
+    def num_heads(self) -> int:
+        """The number of query rows."""
+        if self.aggregation == "attn_pool":
+            return self.attributes.get("pool_heads", 1)
+        return self.attributes.get("num_heads", 1) if self.aggregation == "multi_head_attention" else 1
+
+    @property
+    def aggregated_size(self) -> int:
+        """The width after the aggregation, before post."""
+        if self.aggregation in CONCATENATIONS:
+            return len(self.edges) * self.message_size
+        return self.num_heads * self.message_size
+
+    def parameters(self) -> Iterator[ParameterPlan]:
+        """The parameters of the node and of its in-edges, in the order in which they are made."""
+        yield ParameterPlan(f"bias_{self.node_id}", (), Initial.BIAS, owner=self.node_id)
+        for edge in self.edges:
+            yield ParameterPlan(f"weight_{edge.label}", (), Initial.WEIGHT, owner=edge.edge_id)
+            if self.aggregation == "gated_sum":
+                yield ParameterPlan(f"gate_{edge.label}", (), Initial.ZERO)
+            if self.aggregation == "moe":
+                yield ParameterPlan(f"router_{edge.label}", (), Initial.ZERO)
+            if edge.is_projected:
+                yield _linear(f"proj_{edge.label}", edge.source_size, self.message_size)
+        if self.aggregation in ATTENTION_AGGREGATIONS:
+            heads = () if self.aggregation == "attention" else (self.num_heads,)
+            yield ParameterPlan(f"q_{self.node_id}", (*heads, self.message_size), Initial.QUERY)
+        if self.has_post:
+            yield _linear(f"post_{self.node_id}", self.aggregated_size, self.output_size)
+        if self.activation in CELLS:
+            yield from _cell(f"{self.activation}_{self.node_id}", self.activation, self.output_size)
+
+
+@dataclass(frozen=True)
+class StateSlot:
+    """One tensor [B, size] that a step hands to the next."""
+
+    kind: str  # "output" of a node that a recurrent edge reads; "hidden" or "cell" of an lstm or gru
+    node_id: int
+    size: int
+
+
+@dataclass(frozen=True)
+class ModelPlan:
+    """A whole model. Two graphs with the same plan share one generated class."""
+
+    inputs: tuple[tuple[int, int], ...]  # (node id, width) in the order of the input's columns
+    nodes: tuple[NodePlan, ...]  # non-INPUT nodes, sources before targets
+    outputs: tuple[int, ...]  # node ids in the order of the output's columns
+    key: tuple[Any, ...]  # the structural key it was built from
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> "ModelPlan":
+        return self
+
+    @cached_property
+    def input_size(self) -> int:
+        """The number of columns of the model's input."""
+        return sum(size for _, size in self.inputs)
+
+    @cached_property
+    def sizes(self) -> dict[int, int]:
+        """Output width by node id, INPUT nodes included."""
+        return dict(self.inputs) | {node.node_id: node.output_size for node in self.nodes}
+
+    @cached_property
+    def output_size(self) -> int:
+        """The number of columns of the model's output."""
+        return sum(self.sizes[node_id] for node_id in self.outputs)
+
+    @cached_property
+    def parameters(self) -> tuple[ParameterPlan, ...]:
+        """Every parameter, in the order in which they are made."""
+        return tuple(parameter for node in self.nodes for parameter in node.parameters())
+
+    @cached_property
+    def scalars(self) -> tuple[ParameterPlan, ...]:
+        """The 0-d parameters, whose first values are numbers of the graph or zero."""
+        return tuple(parameter for parameter in self.parameters if parameter.shape == ())
+
+    @cached_property
+    def live_nodes(self) -> tuple[NodePlan, ...]:
+        """The nodes that are computed."""
+        return tuple(node for node in self.nodes if node.is_live)
+
+    @cached_property
+    def slots(self) -> tuple[StateSlot, ...]:
+        """What a step must remember: nothing for a feed-forward graph."""
+        edges = [edge for node in self.live_nodes for edge in node.edges]
+        sources = dict.fromkeys(edge.source for edge in edges if edge.is_recurrent)
+        slots = [StateSlot("output", source, self.sizes[source]) for source in sources]
+        for node in self.live_nodes:
+            if node.activation in CELLS:
+                slots.append(StateSlot("hidden", node.node_id, node.output_size))
+            if node.activation == "lstm":
+                slots.append(StateSlot("cell", node.node_id, node.output_size))
+        return tuple(slots)
+
+
+def message_size(aggregation: str, attributes: Mapping[str, Any], output_size: int) -> int:
+    """d(t): head_dim for the attention kinds, otherwise the node's own width."""
+    return attributes.get("head_dim", output_size) if aggregation in ATTENTION_AGGREGATIONS else output_size
+
+
+def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
+    """All that decides a plan, and nothing else: not the values of biases and weights, not derivation_uuid."""
+    nodes = tuple(
+        (node.node_id, node.node_type.value, node.output_size, node.activation_function, _frozen(node.attributes))
+        for node in graph.nodes.values()
+    )
+    edges = tuple(
+        (edge.edge_id, edge.source, edge.target, _frozen(edge.attributes))
+        for edge in graph.edges.values()
+        if edge.enabled
+    )
+    return projection, bool(graph.config.get("multigraph")), nodes, edges
+
+
+def check_translatable(graph: ComputationGraph) -> None:
+    """Raises ValueError that lists every problem of the graph that keeps it from being a model."""
+    problems = [problem.message for problem in graph.validate() if problem.code not in HARMLESS_PROBLEMS]
+    if not graph.output_node_ids:
+        problems.append("expected at least one OUTPUT node, got none")
+    if problems:
+        raise ValueError("the graph cannot be translated:\n" + "\n".join(f"- {problem}" for problem in problems))
+
+
+def build_plan(graph: ComputationGraph, projection: str, key: tuple[Any, ...]) -> ModelPlan:
+    """The plan of a valid graph. Edges that close an unmarked cycle are taken as recurrent."""
+    recurrent = frozenset(graph.detect_cycles())
+    order = _evaluation_order(graph, recurrent)
+    live = _live_nodes(graph)
+    nodes = tuple(
+        _plan_node(graph, graph.nodes[node_id], projection, recurrent, node_id in live)
+        for node_id in order
+        if graph.nodes[node_id].node_type is not NodeType.INPUT
+    )
+    inputs = tuple((node_id, _size(graph.nodes[node_id])) for node_id in graph.input_node_ids)
+    return ModelPlan(inputs, nodes, tuple(graph.output_node_ids), key)
+
+
+def _plan_node(
+    graph: ComputationGraph, node: Node, projection: str, recurrent: frozenset[int], is_live: bool
+) -> NodePlan:
+    size = _size(node)
+    width = message_size(node.aggregation, node.attributes, size)
+    edges = tuple(
+        _plan_edge(graph, edge, width, projection, recurrent) for edge in graph.in_edges(node.node_id) if edge.enabled
+    )
+    settings = tuple(sorted((k, v) for k, v in node.attributes.items() if k in AGGREGATION_PARAMETERS))
+    plan = NodePlan(node.node_id, size, node.activation_function, node.aggregation, settings, edges, False, is_live)
+    aggregated = plan.aggregated_size
+    # An unfed concat has nothing to project: no layer of zero columns.
+    has_post = aggregated > 0 and (aggregated != size or bool(node.attributes.get("post_projection")))
+    return NodePlan(node.node_id, size, node.activation_function, node.aggregation, settings, edges, has_post, is_live)
+
+
+def _plan_edge(graph: ComputationGraph, edge: Edge, width: int, projection: str, recurrent: frozenset[int]) -> EdgePlan:
+    source_size = _size(graph.nodes[edge.source])
+    if projection == "never" and source_size != width:
+        raise ValueError(
+            f"edge {edge.edge_id}: expected equal widths with projection=never, "
+            f"got {source_size} from node {edge.source} and {width} at node {edge.target}"
+        )
+    label = f"{edge.edge_id}" if graph.config.get("multigraph") else f"{edge.source}_{edge.target}"
+    is_recurrent = edge.is_recurrent or edge.edge_id in recurrent
+    return EdgePlan(
+        edge.edge_id, edge.source, label, source_size, is_recurrent, projection == "always" or source_size != width
+    )
+
+
+def _evaluation_order(graph: ComputationGraph, recurrent: frozenset[int]) -> list[int]:
+    """Sources before targets along the edges of one time step; ties by node id."""
+    if not recurrent:
+        return list(graph.topological_sort(ignore_recurrent=True))
+    waiting = dict.fromkeys(graph.nodes, 0)
+    targets: dict[int, list[int]] = {node_id: [] for node_id in graph.nodes}
+    for edge in graph.edges.values():
+        if edge.enabled and not edge.is_recurrent and edge.edge_id not in recurrent:
+            waiting[edge.target] += 1
+            targets[edge.source].append(edge.target)
+    ready = sorted((node_id for node_id, count in waiting.items() if not count), reverse=True)
+    order: list[int] = []
+    while ready:
+        order.append(ready.pop())
+        for target in targets[order[-1]]:
+            waiting[target] -= 1
+            if not waiting[target]:
+                ready.append(target)
+        ready.sort(reverse=True)
+    assert len(order) == len(graph.nodes), "detect_cycles() left a cycle"
+    return order
+
+
+def _live_nodes(graph: ComputationGraph) -> set[int]:
+    """The nodes with an enabled path to an OUTPUT node, recurrent edges included."""
+    sources: dict[int, list[int]] = {}
+    for edge in graph.edges.values():
+        if edge.enabled:
+            sources.setdefault(edge.target, []).append(edge.source)
+    live = set(graph.output_node_ids)
+    pending = list(live)
+    while pending:
+        for source in sources.get(pending.pop(), ()):
+            if source not in live:
+                live.add(source)
+                pending.append(source)
+    return live
+
+
+def _size(node: Node) -> int:
+    assert node.output_size is not None, "validate() lets no node without output_size pass"
+    return node.output_size
+
+
+def _frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    if not attributes:
+        return ()
+    # A mapping is no attribute that validate() accepts; its text only keeps the key hashable until it is refused.
+    return tuple(
+        sorted((k, repr(v) if isinstance(v, Mapping) else v) for k, v in attributes.items() if k != "derivation_uuid")
+    )
+
+
+def _linear(name: str, in_features: int, out_features: int) -> ParameterPlan:
+    # nn.Linear's default, kaiming_uniform_(a=sqrt(5)), term by term so that the draws are the same numbers.
+    bound = sqrt(3.0) * (sqrt(2.0 / (1 + sqrt(5) ** 2)) / sqrt(in_features))
+    return ParameterPlan(f"{name}.weight", (out_features, in_features), Initial.UNIFORM, bound)
+
+
+def _cell(name: str, kind: str, size: int) -> Iterator[ParameterPlan]:
+    gates = 4 if kind == "lstm" else 3
+    for part in ("weight_ih", "weight_hh"):
+        yield ParameterPlan(f"{name}.{part}", (gates * size, size), Initial.UNIFORM, 1.0 / sqrt(size))
