@@ -1,0 +1,88 @@
+"""What a computation graph may name: activations, aggregations, and the attributes they accept. Data only."""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from math import isfinite
+from types import MappingProxyType
+from typing import Any
+
+from gflownet.graphs.elements import is_number
+
+RECURRENT_CELLS = ("lstm", "gru", "rhn")
+ACTIVATIONS = (
+    *("relu", "sigmoid", "tanh", "softmax", "leaky_relu", "elu", "gelu", "silu", "linear", "identity"),
+    *RECURRENT_CELLS,
+)
+
+
+@dataclass(frozen=True)
+class Parameter:
+    """An accepted attribute: what is expected, in words, and the test of a value."""
+
+    expected: str
+    accepts: Callable[[Any], bool]
+
+
+def _is_int(value: Any) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _is_finite(value: Any) -> bool:
+    return is_number(value) and isfinite(value)
+
+
+_POSITIVE_INT = Parameter("an int >= 1", lambda value: _is_int(value) and value >= 1)
+_OPTIONAL_POSITIVE_INT = Parameter("an int >= 1 or null", lambda value: value is None or _POSITIVE_INT.accepts(value))
+_POSITIVE_FLOAT = Parameter("a finite float > 0", lambda value: _is_finite(value) and value > 0)
+_EPSILON = Parameter("a finite float >= 0", lambda value: _is_finite(value) and value >= 0)
+_PROBABILITY = Parameter("a float in [0, 1)", lambda value: _is_finite(value) and 0 <= value < 1)
+_BOOL = Parameter("a bool", lambda value: isinstance(value, bool))
+_ROUTER_TYPE = Parameter("softmax or topk", lambda value: value in ("softmax", "topk"))
+
+# post_projection: a linear layer after the aggregation even where the sizes agree.
+_ANY = {"post_projection": _BOOL}
+# dropout_p and attn_eps act on the attention weights (train mode, and inside the normalisation).
+_ATTENTION = {
+    "head_dim": _POSITIVE_INT,
+    "temperature": _POSITIVE_FLOAT,
+    "dropout_p": _PROBABILITY,
+    "attn_eps": _EPSILON,
+}
+# normalize: whether the mixing weights are divided by their sum.
+_MIXTURE = {"dropout_p": _PROBABILITY, "normalize": _BOOL}
+
+# aggregation -> attribute -> Parameter
+AGGREGATIONS: Mapping[str, Mapping[str, Parameter]] = MappingProxyType(
+    {
+        "sum": _ANY,
+        "mean": _ANY,
+        "max": _ANY,
+        "min": _ANY,
+        "concat": _ANY,
+        "matrix_product": _ANY,
+        "attention": {**_ANY, **_ATTENTION},
+        "multi_head_attention": {**_ANY, **_ATTENTION, "num_heads": _POSITIVE_INT},
+        "attn_pool": {**_ANY, **_ATTENTION, "pool_heads": _POSITIVE_INT},
+        "topk_weighted_sum": {**_ANY, **_MIXTURE, "top_k": _OPTIONAL_POSITIVE_INT, "temperature": _POSITIVE_FLOAT},
+        "moe": {
+            **_ANY,
+            **_MIXTURE,
+            "router_type": _ROUTER_TYPE,
+            "router_temperature": _POSITIVE_FLOAT,
+            "top_k": _OPTIONAL_POSITIVE_INT,
+        },
+        "gated_sum": {**_ANY, **_MIXTURE},
+    }
+)
+AGGREGATION_PARAMETERS = frozenset(name for accepted in AGGREGATIONS.values() for name in accepted)
+
+# Aggregations whose result depends on the order of the in-edges: by position in the output, or by ties that go to the
+# earlier input (topk_weighted_sum, moe).
+ORDER_SENSITIVE_AGGREGATIONS = frozenset({"concat", "matrix_product", "topk_weighted_sum", "moe"})
+
+# Attributes that are no aggregation parameters.
+_STRING = Parameter("a str", lambda value: isinstance(value, str))
+NODE_ATTRIBUTES: Mapping[str, Parameter] = MappingProxyType({"derivation_uuid": _STRING})
+EDGE_ATTRIBUTES: Mapping[str, Parameter] = MappingProxyType(
+    {"derivation_uuid": _STRING, "is_recurrent": _BOOL, "order": Parameter("a finite number", _is_finite)}
+)
