@@ -118,7 +118,7 @@ class ComputationGraphEnv(Environment):
                 ),
                 Rule(budget, (facts.num_edges[:, None] + 1 + needed <= self.max_edges)[:, :, None]),
             ],
-            Kind.AddEdge: [complete, *self._edge_rules(states, facts, budget)],
+            Kind.AddEdge: [Rule(complete.text, complete.holds[..., None]), *self._edge_rules(states, facts, budget)],
             Kind.SetNodeAttr: [
                 Rule("only hidden nodes have attributes to set", facts.is_hidden[:, :, None]),
                 Rule("attributes are set once and in order", attributes == next_attribute[:, :, None]),

@@ -1,0 +1,63 @@
+"""The environments every contract suite runs over: name -> a function that makes a small one."""
+
+from collections.abc import Callable
+
+from gflownet.envs.computation_graph import ComputationGraphEnv
+from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import Attribute
+
+
+def computation_graphs(**changes) -> ComputationGraphEnv:
+    options = {
+        "activations": ("relu", "tanh"),
+        "aggregations": ("sum", "max"),
+        "hidden_sizes": (4, 8),
+        "max_hidden_nodes": 1,
+        "max_edges": 3,
+    }
+    sizes = {"input_sizes": (3,), "output_sizes": (2,)}
+    sizes = {key: changes.pop(key, value) for key, value in sizes.items()}
+    return ComputationGraphEnv(**sizes, **{**options, **changes})
+
+
+ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
+    "undirected": lambda: GraphBuildingEnv(["a", "b"], max_nodes=4),
+    "undirected_fixed_size": lambda: GraphBuildingEnv(["a"], max_nodes=5, min_nodes=5),
+    "undirected_attributes": lambda: GraphBuildingEnv(
+        ["a"],
+        max_nodes=3,
+        node_attributes=[Attribute("charge", (-1, 1)), Attribute("mark", ("x",))],
+        edge_attributes=[Attribute("bond", (1, 2))],
+    ),
+    "directed": lambda: GraphBuildingEnv(["a", "b"], max_nodes=4, directed=True),
+    "directed_attributes": lambda: GraphBuildingEnv(
+        ["a"], max_nodes=3, directed=True, edge_attributes=[Attribute("gain", (1, 2)), Attribute("delay", (0, 1))]
+    ),
+    "computation_graph": computation_graphs,
+    "computation_graph_two_hidden": lambda: computation_graphs(
+        activations=("relu",), aggregations=("sum",), hidden_sizes=(4,), max_hidden_nodes=3, max_edges=6
+    ),
+    "computation_graph_ordered": lambda: computation_graphs(
+        activations=("relu",), aggregations=("sum", "concat"), hidden_sizes=(4,), max_hidden_nodes=2, max_edges=5
+    ),
+    "computation_graph_ordered_output": lambda: computation_graphs(
+        activations=("relu",),
+        aggregations=("concat",),
+        hidden_sizes=(4, 8),
+        max_hidden_nodes=2,
+        max_edges=4,
+        output_aggregation="concat",
+    ),
+    "computation_graph_many_ends": lambda: computation_graphs(
+        input_sizes=(3, 2), output_sizes=(2, 4), activations=("relu",), max_edges=4, hidden_sizes=(4,)
+    ),
+    "computation_graph_recurrent": lambda: computation_graphs(
+        activations=("relu",),
+        aggregations=("sum", "concat"),
+        hidden_sizes=(4,),
+        max_hidden_nodes=1,
+        max_edges=4,
+        allow_recurrent=True,
+    ),
+}
