@@ -8,7 +8,7 @@ from math import sqrt
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
-from gflownet.graphs.vocabulary import AGGREGATION_PARAMETERS
+from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATION_PARAMETERS
 
 ATTENTION_AGGREGATIONS = ("attention", "multi_head_attention", "attn_pool")
 CONCATENATIONS = ("concat", "matrix_product")
@@ -213,8 +213,11 @@ def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
 def check_translatable(graph: ComputationGraph) -> None:
     """Raises ValueError that lists every problem of the graph that keeps it from being a model."""
     problems = [problem.message for problem in graph.validate() if problem.code not in HARMLESS_PROBLEMS]
-    if not graph.output_node_ids:
-        problems.append("expected at least one OUTPUT node, got none")
+    known = (*STATELESS_ACTIVATIONS, *CELLS)
+    for node in graph.nodes.values():
+        if node.activation_function in ACTIVATIONS and node.activation_function not in known:
+            name = f"node {node.node_id}"
+            problems.append(f"{name}: expected an activation out of {', '.join(known)}, got {node.activation_function}")
     if problems:
         raise ValueError("the graph cannot be translated:\n" + "\n".join(f"- {problem}" for problem in problems))
 

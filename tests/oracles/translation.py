@@ -229,8 +229,8 @@ class GraphOracle:
 
 
 def sigmoid(z: Array) -> Array:
-    """1 / (1 + exp(-z))."""
-    return 1 / (1 + np.exp(-z))
+    """1 / (1 + exp(-z)), in the form that does not overflow."""
+    return (1 + np.tanh(z / 2)) / 2
 
 
 def softmax(scores: Array, epsilon: float = 0.0) -> Array:

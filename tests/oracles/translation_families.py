@@ -1,0 +1,120 @@
+"""Seeded random graphs as node-link data, one family per hard spot of the translator."""
+
+from typing import Any
+
+import numpy as np
+
+ACTIVATIONS = ("relu", "sigmoid", "tanh", "softmax", "leaky_relu", "elu", "gelu", "silu", "linear", "identity")
+CELLS = ("lstm", "gru")
+AGGREGATIONS = (
+    *("sum", "mean", "max", "min", "concat", "matrix_product", "attention", "multi_head_attention"),
+    *("attn_pool", "topk_weighted_sum", "moe", "gated_sum"),
+)
+FAMILIES = ("simple", "multigraph", "recurrent", "disabled", "unfed")
+Data = dict[str, Any]
+
+
+def random_graph(family: str, seed: int) -> Data:
+    """The graph number `seed` of a family: 1-2 inputs, up to 6 hidden nodes, 1-2 outputs, shuffled ids."""
+    rng = np.random.default_rng([FAMILIES.index(family), seed])
+    num_inputs, num_hidden, num_outputs = rng.integers(1, 3), rng.integers(0, 7), rng.integers(1, 3)
+    ids = [int(i) for i in rng.permutation(40)[: num_inputs + num_hidden + num_outputs]]
+    nodes = [_random_node(rng, node_id, family) for node_id in ids]
+    for position, node in enumerate(nodes):
+        if position < num_inputs:
+            nodes[position] = {"id": node["id"], "node_type": "input", "output_size": node["output_size"]}
+        elif position >= num_inputs + num_hidden:
+            node["node_type"] = "output"
+    pairs = _random_pairs(rng, len(nodes), int(num_inputs), int(num_outputs), family)
+    edges = _random_edges(rng, ids, pairs, family)
+    if family == "unfed":
+        _starve(rng, nodes, edges)
+    rng.shuffle(nodes)  # type: ignore[arg-type]
+    rng.shuffle(edges)  # type: ignore[arg-type]
+    return {"directed": True, "multigraph": family == "multigraph", "graph": {}, "nodes": nodes, "edges": edges}
+
+
+def _random_node(rng: np.random.Generator, node_id: int, family: str) -> Data:
+    names = ACTIVATIONS if family == "simple" or rng.random() < 0.75 else CELLS
+    return {
+        "id": node_id,
+        "node_type": "hidden",
+        # Few widths, so that same-width edges (scalars) and projected ones both occur.
+        "output_size": int(rng.choice((1, 3, 3, 4, 5))),
+        "activation_function": str(rng.choice(names)),
+        "bias": float(rng.normal()),
+        "attributes": _random_attributes(rng),
+    }
+
+
+def _random_attributes(rng: np.random.Generator) -> Data:
+    """An aggregation with, half of the time each, the attributes it accepts (dropout aside: it is random)."""
+    aggregation = str(rng.choice(AGGREGATIONS))
+    choices: Data = {"post_projection": bool(rng.random() < 0.3)}
+    if aggregation in ("attention", "multi_head_attention", "attn_pool"):
+        choices |= {"head_dim": int(rng.choice((2, 3, 4))), "temperature": 0.7, "attn_eps": 0.05}
+    if aggregation == "multi_head_attention":
+        choices["num_heads"] = int(rng.integers(1, 4))
+    if aggregation == "attn_pool":
+        choices["pool_heads"] = int(rng.integers(1, 4))
+    if aggregation in ("topk_weighted_sum", "moe"):
+        choices |= {"top_k": int(rng.integers(1, 5)), "normalize": bool(rng.random() < 0.5)}
+    if aggregation == "topk_weighted_sum":
+        choices["temperature"] = 0.6
+    if aggregation == "moe":
+        choices |= {"router_type": str(rng.choice(("softmax", "topk"))), "router_temperature": 1.7}
+    if aggregation == "gated_sum":
+        choices["normalize"] = bool(rng.random() < 0.5)
+    kept = {name: value for name, value in choices.items() if rng.random() < 0.5}
+    if kept.get("router_type", "softmax") == "softmax" and aggregation == "moe":
+        kept.pop("top_k", None)
+    return {"aggregation": aggregation, **kept}
+
+
+def _random_pairs(
+    rng: np.random.Generator, count: int, num_inputs: int, num_outputs: int, family: str
+) -> list[tuple[int, int]]:
+    """Forward edges (source position < target position); every node but the inputs is fed."""
+    pairs = []
+    for target in range(num_inputs, count):
+        candidates = [s for s in range(target) if s < count - num_outputs or rng.random() < 0.3]
+        chosen = rng.choice(candidates, size=min(len(candidates), int(rng.integers(1, 5))), replace=False)
+        pairs += [(int(source), target) for source in chosen]
+        if family == "multigraph":
+            pairs += [(int(source), target) for source in chosen for _ in range(int(rng.integers(0, 3)))]
+    return pairs
+
+
+def _random_edges(rng: np.random.Generator, ids: list[int], pairs: list[tuple[int, int]], family: str) -> list[Data]:
+    edge_ids = [int(i) for i in rng.permutation(200)[: 2 * len(pairs)]]
+    edges = []
+    for source, target in pairs:
+        edge: Data = {"source": ids[source], "target": ids[target], "edge_id": edge_ids.pop()}
+        edge["weight"] = float(rng.normal())
+        if family == "disabled":
+            edge["enabled"] = bool(rng.random() < 0.6)
+        if family in ("recurrent", "multigraph") and rng.random() < 0.2:
+            edge["attributes"] = {"is_recurrent": True}  # a forward edge may be marked, too
+        edges.append(edge)
+    if family in ("recurrent", "multigraph"):
+        taken = {(edge["source"], edge["target"]) for edge in edges}
+        fed = sorted({ids[target] for _, target in pairs})
+        for _ in range(int(rng.integers(1, len(pairs) + 1))):
+            pair = (int(rng.choice(fed)), int(rng.choice(fed)))
+            if pair in taken and family == "recurrent":
+                continue
+            taken.add(pair)
+            attributes = {"is_recurrent": True}
+            edges.append({"source": pair[0], "target": pair[1], "edge_id": edge_ids.pop(), "attributes": attributes})
+    return edges
+
+
+def _starve(rng: np.random.Generator, nodes: list[Data], edges: list[Data]) -> None:
+    """Take all in-edges from about a third of the hidden nodes: removed, or disabled."""
+    for node in nodes:
+        if node["node_type"] == "hidden" and rng.random() < 0.4:
+            is_removed = bool(rng.random() < 0.5)
+            for edge in [edge for edge in edges if edge["target"] == node["id"]]:
+                edge["enabled"] = False
+                if is_removed:
+                    edges.remove(edge)
