@@ -8,7 +8,7 @@ from math import factorial
 from typing import Any
 
 # A cell is known by its start: the number of nodes in the cells before it. That is also the colour of its nodes.
-Cells = dict[int, list[int]]  # start -> nodes, cells of two nodes or more only
+Cells = dict[int, set[int]]  # start -> nodes, cells of two nodes or more only
 
 
 @dataclass(frozen=True)
@@ -36,16 +36,8 @@ class Partition:
 
     def individualised(self, graph: Adjacency, node: int) -> Partition:
         """The refined partition in which the node has left its cell for a cell of its own at the end of it."""
-        start = self.colours[node]
-        cell = [other for other in self.cells[start] if other != node]
-        colours = self.colours.copy()
-        cells = self.cells.copy()
-        if len(cell) > 1:
-            cells[start] = cell
-        else:
-            del cells[start]
-        colours[node] = start + len(cell)
-        partition = Partition(colours, cells)
+        partition = Partition(self.colours.copy(), {start: cell.copy() for start, cell in self.cells.items()})
+        partition._split(self.colours[node], {(0,): [node]})
         partition.refine(graph, [node])
         return partition
 
@@ -64,24 +56,36 @@ class Partition:
                 for neighbour, label in neighbours[node].items():
                     if colours[neighbour] in cells:
                         seen.setdefault(neighbour, []).append(label * num_nodes + colour)
+            touched: dict[int, dict[tuple[int, ...], list[int]]] = {}
+            for node, signature in seen.items():
+                groups = touched.setdefault(colours[node], {})
+                groups.setdefault(tuple(sorted(signature)), []).append(node)
             changed = []
-            for start in sorted({colours[node] for node in seen}):
-                groups: dict[tuple[int, ...], list[int]] = {}
-                for node in cells[start]:
-                    signature = tuple(sorted(seen[node])) if node in seen else ()
-                    groups.setdefault(signature, []).append(node)
-                if len(groups) > 1:
-                    changed += self._split(start, groups)
+            for start in sorted(touched):
+                changed += self._split(start, touched[start])
 
     def _split(self, start: int, groups: dict[tuple[int, ...], list[int]]) -> list[int]:
-        """Replace a cell by its groups in the order of their signatures; return the nodes whose colour changed."""
+        """Part a cell into what no group holds and the groups, large ones first, then by signature.
+
+        The first part keeps the cell's colour, the nodes of the others are returned. Nothing here takes time in
+        proportion to what is left of the cell: long chains lose one node at a time.
+        """
+        cell = self.cells[start]
+        signatures = list(groups)
+        if len(signatures) > 1:
+            signatures.sort(key=lambda signature: (-len(groups[signature]), signature))
+        if len(groups[signatures[0]]) == len(cell):
+            return []
         changed: list[int] = []
-        del self.cells[start]
-        colour = start
-        for signature in sorted(groups):
+        for signature in signatures:
+            cell.difference_update(groups[signature])
+        colour = start + len(cell)
+        if len(cell) < 2:
+            del self.cells[start]
+        for signature in signatures:
             group = groups[signature]
             if len(group) > 1:
-                self.cells[colour] = group
+                self.cells[colour] = set(group)
             if colour != start:
                 for node in group:
                     self.colours[node] = colour
@@ -114,7 +118,7 @@ def _first_partition(graph: Adjacency) -> Partition:
         for node in group:
             colours[node] = start
         if len(group) > 1:
-            cells[start] = group
+            cells[start] = set(group)
         start += len(group)
     partition = Partition(colours, cells)
     partition.refine(graph, list(range(len(colours))))
@@ -128,7 +132,8 @@ def _settle_twins(graph: Adjacency, partition: Partition) -> int:
     """
     orders = 1
     for start, cell in list(partition.cells.items()):
-        if all(_are_twins(graph, cell[0], other) for other in cell[1:]):
+        first = min(cell)
+        if all(_are_twins(graph, first, other) for other in cell if other != first):
             orders *= factorial(len(cell))
             for offset, node in enumerate(cell):
                 partition.colours[node] = start + offset
@@ -212,7 +217,7 @@ def _automorphism(graph: Adjacency, left: Partition, right: Partition) -> list[i
         mapping = [node_at[position] for position in left.colours]
         return mapping if _is_automorphism(graph, mapping) else None
     start = min(left.cells)
-    deeper, _ = _individualised(graph, left, left.cells[start][0])
+    deeper, _ = _individualised(graph, left, min(left.cells[start]))
     for node in right.cells[start]:
         mapping = _automorphism(graph, deeper, _individualised(graph, right, node)[0])
         if mapping is not None:
