@@ -1,0 +1,238 @@
+"""The root config: defaults < a YAML file < a.b=c overrides, checked as a whole without importing torch."""
+
+from __future__ import annotations
+
+import copy
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal, cast
+
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
+
+import gflownet
+from gflownet.config_options import Option, find_options, groups_of
+from gflownet.data.config import ReplayConfig
+from gflownet.envs.config import EnvConfig
+from gflownet.errors import UserError
+from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig
+from gflownet.objectives.config import AlgoConfig, OptimizerConfig
+from gflownet.policy.config import ModelConfig
+
+# The one group whose keys belong to somebody else: the task's own dataclass (with_task_options).
+TASK_OPTIONS = "task_options"
+
+
+@dataclass
+class WandbConfig:
+    """Metrics on Weights & Biases, beside metrics.jsonl."""
+
+    mode: Literal["online", "offline", "disabled"] = field(
+        default="online", metadata={"help": "online (offline when there is no API key), offline or disabled"}
+    )
+    project: str = field(default="gflownet", metadata={"help": "project that the run belongs to"})
+    entity: str | None = field(default=None, metadata={"help": "user or team that the project belongs to"})
+    name: str | None = field(default=None, metadata={"help": "name of the run; null lets wandb choose one"})
+
+
+@dataclass
+class Config:
+    """The run."""
+
+    log_dir: str = field(default="logs/${task}", metadata={"help": "the run folder: everything a run writes"})
+    seed: int = field(default=0, metadata={"help": "decides every random number of the run"})
+    task: str = field(default="digits", metadata={"help": "what is searched for: digits, or module:Class of your own"})
+    task_options: Any = field(default_factory=dict, metadata={"help": "options of the task, task_options.NAME=VALUE"})
+    num_training_steps: int = field(default=200, metadata={"help": "training steps of the policy"})
+    num_workers: int = field(default=0, metadata={"help": "processes that sample; 0 samples in the main process"})
+    mp_buffer_size: int | None = field(
+        default=None, metadata={"help": "bytes of shared memory per worker for messages; null sends them by queue"}
+    )
+    pickle_mp_messages: bool = field(default=False, metadata={"help": "pickle the messages of the workers"})
+    print_every: int = field(default=10, metadata={"help": "steps between two lines where the output is no terminal"})
+    validate_every: int = field(default=0, metadata={"help": "steps between two validations; 0 never validates"})
+    checkpoint_every: int = field(default=50, metadata={"help": "steps between two checkpoints"})
+    overwrite_existing_exp: bool = field(default=False, metadata={"help": "delete the run that log_dir holds"})
+    resume: bool = field(default=False, metadata={"help": "go on from the last checkpoint in log_dir"})
+    num_threads: int = field(default=1, metadata={"help": "threads of torch in the main process"})
+    device: str = field(default="auto", metadata={"help": "auto (cuda where there is one), cpu, cuda or cuda:N"})
+    algo: AlgoConfig = field(default_factory=AlgoConfig)
+    opt: OptimizerConfig = field(default_factory=OptimizerConfig)
+    model: ModelConfig = field(default_factory=ModelConfig)
+    replay: ReplayConfig = field(default_factory=ReplayConfig)
+    cond: ConditionalsConfig = field(default_factory=ConditionalsConfig)
+    env: EnvConfig = field(default_factory=EnvConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    wandb: WandbConfig = field(default_factory=WandbConfig)
+
+
+OPTIONS = {option.key: option for option in find_options(Config)}
+
+
+def load_config(source: str | None = None, overrides: Sequence[str] = ()) -> Config:
+    """Return the merged config, an OmegaConf container with the fields of Config, types checked, values not yet.
+
+    `source` names a file of configs/ or is the path of a YAML file; `overrides` are `a.b=c`, later ones win.
+
+    Raises:
+        UserError: unknown config, key or wrong type, in one line with the full key.
+    """
+    config = OmegaConf.structured(Config)
+    if source is not None:
+        path = find_config(source)
+        _merge(config, _read_yaml(path), where=f"{path}: ")
+    for override in overrides:
+        _merge(config, _parse_override(override))
+    return cast(Config, config)
+
+
+def with_task_options(config: Config, options: type | None) -> Config:
+    """Return the config with task_options typed, checked and completed by the task's own dataclass.
+
+    Raises:
+        UserError: a key that the task does not know, or a value of the wrong type.
+    """
+    given = OmegaConf.to_container(cast(Any, config).task_options, resolve=False)
+    result = copy.deepcopy(config)
+    if options is None:
+        if given:
+            raise UserError(f"{TASK_OPTIONS}: expected nothing, task {config.task} has no options, got {_shown(given)}")
+        return result
+    found = find_options(options, prefix=f"{TASK_OPTIONS}.")
+    cast(Any, result).task_options = OmegaConf.structured(options)
+    _merge(result, {TASK_OPTIONS: given}, options={option.key: option for option in found})
+    for option in found:
+        resolved(result, option)
+    return result
+
+
+def to_yaml(config: Config) -> str:
+    """Return the config as YAML with interpolations as they were written, so that `${oc.env:SECRET}` stays one."""
+    return OmegaConf.to_yaml(cast(Any, config), resolve=False)
+
+
+def to_mapping(config: Config) -> dict[str, Any]:
+    """Return the config as nested dicts, unresolved like `to_yaml`."""
+    return cast(dict[str, Any], OmegaConf.to_container(cast(Any, config), resolve=False))
+
+
+def resolved(config: Config, option: Option) -> Any:
+    """Return the value of an option with interpolations replaced.
+
+    Raises:
+        UserError: an interpolation leads nowhere or to a wrong type; the text shows what was written, not the value.
+    """
+    written = OmegaConf.to_container(cast(Any, config), resolve=False)
+    for part in option.key.split("."):
+        written = cast(Any, written)[part]
+    try:
+        return OmegaConf.select(cast(Any, config), option.key, throw_on_missing=True)
+    except OmegaConfBaseException as error:
+        # A wrong type is reported with the resolved value, which may be a secret of ${oc.env:...}.
+        reason = "" if isinstance(error, InterpolationValidationError) else f" ({_first_line(error)})"
+        raise UserError(f"{option.key}: expected {option.expected}, got {_shown(written)}{reason}") from None
+
+
+def config_names() -> list[str]:
+    """Return the names that --config accepts, sorted."""
+    return sorted(path.stem for folder in _config_folders() for path in folder.glob("*.yaml"))
+
+
+def find_config(source: str) -> Path:
+    """Return the path of a config given by name or path. Raises UserError when there is none."""
+    if "/" in source or source.endswith((".yaml", ".yml")):
+        if not Path(source).is_file():
+            raise UserError(f"--config: expected a YAML file, got {source!r}, which is none")
+        return Path(source)
+    for folder in _config_folders():
+        if (folder / f"{source}.yaml").is_file():
+            return folder / f"{source}.yaml"
+    names = config_names()
+    nearest = difflib.get_close_matches(source, names, n=1, cutoff=0.0)[0]
+    raise UserError(f"--config: expected one of {', '.join(names)} or a path, got {source!r}; did you mean {nearest}?")
+
+
+def _config_folders() -> Iterator[Path]:
+    for folder in gflownet.__path__:
+        if (Path(folder) / "configs").is_dir():
+            yield Path(folder) / "configs"
+
+
+def _read_yaml(path: Path) -> dict[str, Any]:
+    try:
+        # OmegaConf's loader is PyYAML's safe one with a limit on what aliases expand to.
+        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
+    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        raise UserError(f"{path}: expected plain YAML, got an error: {_one_line(error)}") from None
+    if not isinstance(tree, dict):
+        raise UserError(f"{path}: expected a mapping of options, got {_shown(tree)}")
+    return cast(dict[str, Any], tree)
+
+
+def _parse_override(override: str) -> dict[str, Any]:
+    key, equals, _ = override.partition("=")
+    if not (key and equals):
+        raise UserError(f"{override}: expected KEY=VALUE, for example {nearest_key(key.lstrip('-'))}=VALUE")
+    try:
+        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False))
+    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None
+
+
+def _merge(
+    config: Config, tree: Mapping[str, Any], *, where: str = "", options: Mapping[str, Option] = OPTIONS
+) -> None:
+    """Set every leaf of `tree` in `config`, one by one so that an error knows its key."""
+    for key, value in _leaves(tree, options):
+        option = options.get(key)
+        if option is None:
+            nearest = nearest_key(key, options)
+            raise UserError(f"{where}{key}: unknown option, got {key}={_shown(value)}; did you mean {nearest}?")
+        mistyped = UserError(f"{where}{key}: expected {option.expected}, got {_shown(value)}")
+        if not option.may_hold(value):
+            raise mistyped
+        try:
+            OmegaConf.update(cast(Any, config), key, value, merge=isinstance(value, dict))
+        except (OmegaConfBaseException, ValueError, TypeError):
+            raise mistyped from None
+
+
+def _leaves(tree: Mapping[str, Any], options: Mapping[str, Option], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    groups = groups_of(options)
+    for name, value in tree.items():
+        key = f"{prefix}{name}"
+        misspelt_group = key not in options and isinstance(value, Mapping) and len(value) > 0
+        if key not in groups and not misspelt_group:
+            yield key, value
+        elif isinstance(value, Mapping):
+            yield from _leaves(value, options, f"{key}.")
+        elif value is not None:  # a heading in YAML whose lines are all commented out is None
+            members = [option for option in options if option.startswith(f"{key}.")]
+            raise UserError(f"{key}: expected a group of options ({', '.join(members)}), got {_shown(value)}")
+
+
+def nearest_key(key: str, options: Mapping[str, Option] = OPTIONS) -> str:
+    """Return the known key that looks most like `key`, as a whole or in its last part."""
+
+    def likeness(known: str) -> float:
+        whole = difflib.SequenceMatcher(None, key, known).ratio()
+        last = difflib.SequenceMatcher(None, key.rpartition(".")[2], known.rpartition(".")[2]).ratio()
+        return max(whole, 0.9 * last)
+
+    return max(options, key=likeness, default="")
+
+
+def _shown(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else f"{text[:77]}..."
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]
+
+
+def _one_line(error: Exception) -> str:
+    return " ".join(str(error).split())

@@ -1,0 +1,148 @@
+"""Whether the values of a config make sense, one check of everything before anything is built or torch is imported."""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gflownet.config import OPTIONS, Config, resolved
+from gflownet.envs.config import ENVIRONMENTS
+from gflownet.errors import UserError
+from gflownet.evaluation.config import check_conditionals, check_evaluation
+from gflownet.evaluation.tasks import check_task_name
+from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS
+from gflownet.objectives.config import OBJECTIVES
+from gflownet.plugins import check_name
+from gflownet.policy.config import POLICIES
+
+# torch refuses seeds beyond 64 bits.
+MAX_SEED = 2**63 - 1
+_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True)
+class Interval:
+    """The finite numbers from `low` to `high`; an open end leaves the bound itself out."""
+
+    low: float
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return math.isfinite(value) and above and below
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"a number {'>' if self.low_open else '>='} {self.low:g}"
+        return f"a number in {'(' if self.low_open else '['}{self.low:g}, {self.high:g}{')' if self.high_open else ']'}"
+
+
+_POSITIVE = Interval(0, low_open=True)
+_NOT_NEGATIVE = Interval(0)
+_AT_LEAST_ONE = Interval(1)
+_SHARE = Interval(0, 1)
+_DECAY = Interval(0, 1, high_open=True)
+
+# Every numeric option but those that evaluation.config checks itself; a list is checked entry by entry.
+INTERVALS = {
+    "seed": Interval(0, MAX_SEED),
+    "num_training_steps": _AT_LEAST_ONE,
+    "num_workers": _NOT_NEGATIVE,
+    "mp_buffer_size": _AT_LEAST_ONE,
+    "print_every": _AT_LEAST_ONE,
+    "validate_every": _NOT_NEGATIVE,
+    "checkpoint_every": _AT_LEAST_ONE,
+    "num_threads": _AT_LEAST_ONE,
+    "algo.num_from_policy": _AT_LEAST_ONE,
+    "algo.train_random_action_prob": _SHARE,
+    "algo.sampling_tau": _DECAY,
+    "algo.tb.Z_learning_rate": _POSITIVE,
+    "opt.learning_rate": _POSITIVE,
+    "opt.weight_decay": _NOT_NEGATIVE,
+    "opt.momentum": _DECAY,
+    "opt.adam_eps": _POSITIVE,
+    "opt.lr_decay": _POSITIVE,
+    "opt.clip_grad_param": _POSITIVE,
+    "model.num_layers": _AT_LEAST_ONE,
+    "model.num_emb": _AT_LEAST_ONE,
+    "model.num_heads": _AT_LEAST_ONE,
+    "replay.capacity": _AT_LEAST_ONE,
+    "replay.warmup": _NOT_NEGATIVE,
+    "replay.num_from_replay": _NOT_NEGATIVE,
+    "replay.top_share": _SHARE,
+    "env.output_sizes": _AT_LEAST_ONE,
+    "env.max_hidden_nodes": _AT_LEAST_ONE,
+    "env.max_edges": _AT_LEAST_ONE,
+}
+
+
+def validate(config: Config) -> None:
+    """Raise for the first value that makes no sense, in one line with its full key.
+
+    Raises:
+        ValueError: what was expected and what was got.
+    """
+    values = {key: resolved(config, option) for key, option in OPTIONS.items()}
+    for key, interval in INTERVALS.items():
+        _check_interval(key, values[key], interval)
+    check_task_name(config.task)
+    check_name("algo.method", config.algo.method, OBJECTIVES)
+    check_name("model.name", config.model.name, POLICIES)
+    check_name("env.name", config.env.name, ENVIRONMENTS)
+    if config.env.name in ENVIRONMENTS:
+        _check_vocabulary(config)
+    check_evaluation(config.evaluation)
+    check_conditionals(config.cond)
+    _check_combinations(config)
+
+
+def _check_interval(key: str, value: Any, interval: Interval) -> None:
+    is_list = isinstance(value, Sequence)
+    entries = value if is_list else [value] if value is not None else []
+    if is_list and not value:
+        raise UserError(f"{key}: expected at least one entry, got []")
+    for entry in entries:
+        if entry not in interval:
+            raise UserError(f"{key}: expected {interval}, got {entry}")
+
+
+def _check_vocabulary(config: Config) -> None:
+    _check_names("env.activations", config.env.activations, ACTIVATIONS)
+    _check_names("env.aggregations", config.env.aggregations, AGGREGATIONS)
+    _check_names("env.output_activation", [config.env.output_activation], ACTIVATIONS)
+    _check_names("env.output_aggregation", [config.env.output_aggregation], AGGREGATIONS)
+
+
+def _check_names(key: str, names: Collection[str], known: Iterable[str]) -> None:
+    known = list(known)
+    if not names:
+        raise UserError(f"{key}: expected at least one of {', '.join(known)}, got []")
+    for name in names:
+        if name not in known:
+            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+            raise UserError(f"{key}: expected one of {', '.join(known)}, got {name!r}; did you mean {nearest}?")
+
+
+def _check_combinations(config: Config) -> None:
+    if not _DEVICE.fullmatch(config.device):
+        raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {config.device!r}")
+    if not config.log_dir.strip():
+        raise UserError(f"log_dir: expected the path of a folder, got {config.log_dir!r}")
+    if config.resume and config.overwrite_existing_exp:
+        raise UserError("resume: expected false beside overwrite_existing_exp=true, got true")
+    if config.model.num_emb % config.model.num_heads:
+        raise UserError(
+            f"model.num_emb: expected a multiple of model.num_heads={config.model.num_heads}, "
+            f"got {config.model.num_emb}"
+        )
+    if config.replay.warmup > config.replay.capacity:
+        raise UserError(
+            f"replay.warmup: expected at most replay.capacity={config.replay.capacity}, got {config.replay.warmup}"
+        )

@@ -1,0 +1,103 @@
+"""What a config dataclass offers: its options by full key, with type, default and help."""
+
+from __future__ import annotations
+
+import types
+import typing
+from collections.abc import Iterable, Iterator
+from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from typing import Any, Literal, get_args, get_origin
+
+_TYPE_WORDS = {Any: "a group of options", int: "an integer", float: "a number", bool: "true or false", str: "a string"}
+_PLURALS = {int: "integers", float: "numbers", str: "strings"}
+
+
+@dataclass(frozen=True)
+class Option:
+    """One leaf of a config."""
+
+    key: str  # full key, a.b.c
+    type_hint: Any
+    default: Any
+    help: str
+    group: str  # full key of the dataclass it belongs to, "" at the root
+    group_help: str
+
+    @property
+    def type_name(self) -> str:
+        """The type as --help shows it."""
+        return _type_name(self.type_hint)
+
+    @property
+    def expected(self) -> str:
+        """The type as an error names it."""
+        return _expectation(self.type_hint)
+
+    def may_hold(self, value: Any) -> bool:
+        """Return False for what OmegaConf would take without a word: a number for a bool, a scalar for a group."""
+        if self.type_hint is bool:
+            return isinstance(value, bool | str)
+        return (self.type_hint is Any) == isinstance(value, dict)
+
+
+def find_options(schema: type, prefix: str = "") -> Iterator[Option]:
+    """Yield the options of a config dataclass and of the dataclasses within, in the order of definition."""
+    hints = typing.get_type_hints(schema)
+    nested: list[tuple[str, type]] = []
+    for item in fields(schema):
+        hint = hints[item.name]
+        if is_dataclass(hint):
+            nested.append((f"{prefix}{item.name}.", typing.cast(type, hint)))
+            continue
+        yield Option(
+            key=f"{prefix}{item.name}",
+            type_hint=hint,
+            default=_default(item),
+            help=item.metadata.get("help", ""),
+            group=prefix.rstrip("."),
+            group_help=(schema.__doc__ or "").strip().partition("\n")[0],
+        )
+    for inner_prefix, inner in nested:
+        yield from find_options(inner, inner_prefix)
+
+
+def groups_of(keys: Iterable[str]) -> set[str]:
+    """Return every proper prefix of dotted keys: a.b.c gives a and a.b."""
+    parts = [key.split(".") for key in keys]
+    return {".".join(part[:end]) for part in parts for end in range(1, len(part))}
+
+
+def _default(item: Field[Any]) -> Any:
+    if item.default_factory is not MISSING:
+        return item.default_factory()
+    return item.default
+
+
+def _without_none(hint: Any) -> tuple[Any, bool]:
+    if get_origin(hint) in (typing.Union, types.UnionType) and type(None) in get_args(hint):
+        return next(arg for arg in get_args(hint) if arg is not type(None)), True
+    return hint, False
+
+
+def _type_name(hint: Any) -> str:
+    hint, optional = _without_none(hint)
+    if hint is Any:
+        return "group"
+    if get_origin(hint) is Literal:
+        name = "|".join(map(str, get_args(hint)))
+    elif get_origin(hint) is list:
+        name = f"list[{_type_name(get_args(hint)[0])}]"
+    else:
+        name = hint.__name__
+    return f"{name}|null" if optional else name
+
+
+def _expectation(hint: Any) -> str:
+    hint, optional = _without_none(hint)
+    if get_origin(hint) is Literal:
+        words = f"one of {', '.join(map(str, get_args(hint)))}"
+    elif get_origin(hint) is list:
+        words = f"a list of {_PLURALS.get(get_args(hint)[0], 'values')}"
+    else:
+        words = _TYPE_WORDS.get(hint, f"a {hint.__name__}")
+    return f"{words} or null" if optional else words

@@ -1,0 +1,70 @@
+"""python -m gflownet.train: reads the config, builds the trainer, runs it."""
+
+from __future__ import annotations
+
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from gflownet.cli import Command, help_text, parse
+from gflownet.config import load_config, to_yaml, with_task_options
+from gflownet.config_checks import validate
+from gflownet.errors import UserError
+from gflownet.evaluation.tasks import load_task_class
+
+if TYPE_CHECKING:
+    from gflownet.trainer import GFNTrainer
+
+EXIT_USER_ERROR = 2
+# What a shell reports for a process that signal N ended is 128 + N.
+EXIT_SIGNAL = 128
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 2 for the user's mistakes, 130 and 143 when interrupted."""
+    try:
+        with _refused_values_as_user_errors():
+            trainer = _build(parse(sys.argv[1:] if argv is None else argv))
+        stopped_by = None if trainer is None else trainer.run()
+    except UserError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return EXIT_SIGNAL + signal.SIGINT
+    return 0 if stopped_by is None else EXIT_SIGNAL + stopped_by
+
+
+def _build(command: Command) -> GFNTrainer | None:
+    """Return the trainer, or None where printing was all that was asked for."""
+    if command.help:
+        print(help_text())
+        return None
+    config = load_config(command.config, command.overrides)
+    validate(config)
+    if command.print_config:
+        print(to_yaml(config), end="")
+        return None
+    config = with_task_options(config, load_task_class(config.task).Config)
+    # Here and not above: importing the trainer imports torch, which neither --help nor an error should wait for.
+    from gflownet.trainer import GFNTrainer
+
+    return GFNTrainer(config)
+
+
+@contextmanager
+def _refused_values_as_user_errors() -> Iterator[None]:
+    """Turn a ValueError that our own code raised into a UserError; any other one is a bug and keeps its traceback."""
+    try:
+        yield
+    except ValueError as error:
+        *_, (innermost, _line) = traceback.walk_tb(error.__traceback__)
+        if not innermost.f_globals.get("__name__", "").startswith("gflownet."):
+            raise
+        raise UserError(str(error)) from None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
