@@ -14,8 +14,9 @@ from pathlib import Path
 
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.randomness import candidate_seed
-from gflownet.evaluation.store import Candidate, EvaluationRecord, EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.graphs.candidate import Candidate
 
 
 @dataclass(frozen=True)

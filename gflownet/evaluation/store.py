@@ -12,26 +12,20 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Self
 
 import sqlalchemy as sql
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import DatabaseError
 
+from gflownet.graphs.candidate import Candidate
+
 SCHEMA_VERSION = 1
 # How long a writer waits for the others before it gives up, seconds.
 BUSY_TIMEOUT = 60.0
 # Hashes per SELECT; SQLite's smallest limit on bound values is 999.
 _CHUNK = 500
-
-
-class Candidate(Protocol):
-    """What is evaluated: a graph with an exact identity."""
-
-    def canonical_key(self) -> str: ...
-    def canonical_hash(self) -> str: ...
-    def to_dict(self) -> dict[str, Any]: ...
 
 
 class EvaluationStatus(StrEnum):

@@ -1,0 +1,42 @@
+"""Handwritten digits: the 1,797 real 8 x 8 images that scikit-learn bundles (UCI, Alpaydin and Kaynak 1998)."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+
+from gflownet.evaluation.supervised import Splits, SupervisedTask
+from gflownet.evaluation.training import Split
+
+# Shares of the examples; the rest is the test set.
+TRAIN_SHARE = 0.6
+VALIDATION_SHARE = 0.2
+# Grey values of the images run from 0 to 16.
+MAX_GREY_VALUE = 16.0
+
+
+class DigitsTask(SupervisedTask):
+    """64 grey values in [0, 1] to one of 10 digits; stratified 60/20/20 split, fixed by `evaluation.split_seed`."""
+
+    def splits(self) -> Splits:
+        from sklearn.datasets import load_digits
+
+        images, digits = load_digits(return_X_y=True)
+        inputs = torch.from_numpy(images / MAX_GREY_VALUE).float()
+        targets = torch.from_numpy(digits).long()
+        parts = _stratified_parts(digits, seed=self.config.evaluation.split_seed)
+        train, validation, test = (Split(inputs[part], targets[part]) for part in parts)
+        return Splits(train=train, validation=validation, test=test)
+
+
+def _stratified_parts(digits: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Returns the indices of the train, validation and test examples, each with every digit's share."""
+    rng = np.random.default_rng(seed)
+    parts: tuple[list[np.ndarray], ...] = ([], [], [])
+    for digit in np.unique(digits):
+        members = rng.permutation(np.flatnonzero(digits == digit))
+        ends = np.round(len(members) * np.array([TRAIN_SHARE, TRAIN_SHARE + VALIDATION_SHARE])).astype(int)
+        for part, indices in zip(parts, np.split(members, ends), strict=True):
+            part.append(indices)
+    train, validation, test = (np.sort(np.concatenate(part)) for part in parts)
+    return train, validation, test
