@@ -214,7 +214,9 @@ class ComputationGraphEnv(Environment):
         absent = ~states.has_edge
         if len(self.vocabulary.edge_types) > 1:
             # A recurrent edge into an output comes from an output only, so that it never takes a sink's way out.
-            recurrent_ends = (hidden | output)[:, :, None] & (hidden[:, None, :] | (output[:, :, None] & output[:, None, :]))
+            recurrent_ends = (hidden | output)[:, :, None] & (
+                hidden[:, None, :] | (output[:, :, None] & output[:, None, :])
+            )
             standing = torch.maximum(facts.sink.sum(1), facts.uncovered.sum(1))[:, None, None]
             endpoints = torch.stack([endpoints, recurrent_ends], -1)
             acyclic = torch.stack([acyclic, torch.ones_like(acyclic)], -1)

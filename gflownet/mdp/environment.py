@@ -13,8 +13,8 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.candidate import Candidate
+from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import (
     BACKWARD_TYPES,
     FORWARD_TYPES,
@@ -113,7 +113,10 @@ class Environment(ABC):
         n = int(state.num_nodes)
         types = self.vocabulary.node_types
         node_type, node_attr = state.node_type[:n].tolist(), state.node_attr[:n].tolist()
-        nodes = tuple(f"{types[t]}|{_values(self.vocabulary.node_attributes, a)}" for t, a in zip(node_type, node_attr, strict=True))
+        nodes = tuple(
+            f"{types[t]}|{_values(self.vocabulary.node_attributes, a)}"
+            for t, a in zip(node_type, node_attr, strict=True)
+        )
         edge_type, edge_attr, order = (x[:n, :n].tolist() for x in (state.edge_type, state.edge_attr, state.edge_order))
         names, attributes = self.vocabulary.edge_types, self.vocabulary.edge_attributes
         edges = {

@@ -110,9 +110,7 @@ class GraphStates:
 
     def equals(self, other: GraphStates) -> Tensor:
         """Return which graphs are the same, position by position, [B] bool."""
-        same = [
-            (getattr(self, f.name) == getattr(other, f.name)).reshape(len(self), -1).all(1) for f in fields(self)
-        ]
+        same = [(getattr(self, f.name) == getattr(other, f.name)).reshape(len(self), -1).all(1) for f in fields(self)]
         return torch.stack(same).all(0)
 
     @staticmethod

@@ -95,15 +95,11 @@ class GraphEditor:
             after = states.reach[graphs, target]  # [G, N] what the target reaches
             states.reach[graphs] |= before[:, :, None] & after[:, None, :]
 
-    def _set_node_attr(
-        self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor
-    ) -> None:
+    def _set_node_attr(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
         attribute, value = self._node_columns[column].unbind(1)
         states.node_attr[graphs, row, attribute] = value.to(torch.int8)
 
-    def _set_edge_attr(
-        self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor
-    ) -> None:
+    def _set_edge_attr(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
         attribute, value = self._edge_columns[column].unbind(1)
         self._write_edge_attr(states, graphs, row, attribute, value.to(torch.int8))
 

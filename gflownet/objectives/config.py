@@ -10,7 +10,7 @@ from typing import Literal
 class TrajectoryBalanceConfig:
     """Options of trajectory balance (Malkin et al. 2022)."""
 
-    Z_learning_rate: float = field(  # noqa: N815 (the name the peer's users know)
+    Z_learning_rate: float = field(
         default=1e-2, metadata={"help": "learning rate of log Z, usually larger than that of the network"}
     )
 
@@ -20,7 +20,9 @@ class AlgoConfig:
     """What is learned from which trajectories."""
 
     method: str = field(default="tb", metadata={"help": "the objective: tb, or module:Class of your own"})
-    num_from_policy: int = field(default=16, metadata={"help": "trajectories sampled from the policy per training step"})
+    num_from_policy: int = field(
+        default=16, metadata={"help": "trajectories sampled from the policy per training step"}
+    )
     train_random_action_prob: float = field(
         default=0.05, metadata={"help": "epsilon: probability that a training action is drawn uniformly"}
     )

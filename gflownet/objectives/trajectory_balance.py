@@ -61,7 +61,8 @@ class TrajectoryBalance(Objective):
         batch = self.context.to_batch(trajectories.states)
         categorical, _ = policy(batch, trajectories.conditioning[steps])
         log_forward = categorical.log_prob(self.context.to_indices(batch, trajectories.actions))
-        log_ratio = torch.zeros(len(trajectories)).index_add(0, steps, log_forward - trajectories.log_backward)
+        per_step = log_forward - trajectories.log_backward
+        log_ratio = per_step.new_zeros(len(trajectories)).index_add(0, steps, per_step)
         log_reward = trajectories.log_reward
         if self.correct_symmetries:
             log_reward = log_reward + trajectories.log_symmetry

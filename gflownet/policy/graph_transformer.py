@@ -48,7 +48,9 @@ class GraphTransformerPolicy(Policy):
     def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
         """Return the distributions over legal actions and one number per state, [B]."""
         nodes, graphs = self._embed(batch, conditioning)
-        logits = [self.heads[kind.field_name](self._row(kind, batch, nodes, graphs)) for kind in self.context.action_types]
+        logits = [
+            self.heads[kind.field_name](self._row(kind, batch, nodes, graphs)) for kind in self.context.action_types
+        ]
         categorical = GraphActionCategorical(
             logits,
             self.context.masks(batch),
