@@ -180,7 +180,7 @@ class GraphOracle:
         if kind == "mean":
             return X.sum(1) / count
         if kind in ("max", "min"):
-            best = X.real.argmax(1) if kind == "max" else X.real.argmin(1)
+            best = np.real(X).argmax(1) if kind == "max" else np.real(X).argmin(1)
             return np.take_along_axis(X, best[:, None, :], axis=1)[:, 0]
         if kind in ("concat", "matrix_product"):
             return np.concatenate([X[:, j] for j in range(count)], axis=1)
@@ -235,7 +235,7 @@ def sigmoid(z: Array) -> Array:
 
 def softmax(scores: Array, epsilon: float = 0.0) -> Array:
     """Softmax over axis 1, with epsilon added to the sum of exp(s - max s)."""
-    best = np.take_along_axis(scores, scores.real.argmax(1)[:, None], axis=1)
+    best = np.take_along_axis(scores, np.real(scores).argmax(1)[:, None], axis=1)
     e = np.exp(scores - best)
     return e / (e.sum(1, keepdims=True) + epsilon)
 
@@ -244,8 +244,8 @@ def top_softmax(scores: Array, top_k: int | None, normalize: bool) -> Array:
     """Mixing weights [J] of one row: softmax over the top_k scores (ties to the earlier), zero elsewhere."""
     count = len(scores)
     k = count if top_k is None else max(1, min(top_k, count))
-    chosen = sorted(range(count), key=lambda j: (-scores[j].real, j))[:k]
-    e = np.exp(scores - scores.real.max())
+    chosen = sorted(range(count), key=lambda j: (-np.real(scores[j]), j))[:k]
+    e = np.exp(scores - np.real(scores).max())
     weights = np.zeros_like(e)
     weights[chosen] = e[chosen] / (e[chosen].sum() if normalize else e.sum())
     return weights
@@ -253,7 +253,7 @@ def top_softmax(scores: Array, top_k: int | None, normalize: bool) -> Array:
 
 def activate(name: str, z: Array) -> Array:
     """The stateless activations on [B, size]."""
-    positive = z.real > 0
+    positive = np.real(z) > 0
     if name == "relu":
         return np.where(positive, z, 0)
     if name == "leaky_relu":

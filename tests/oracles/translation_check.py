@@ -45,11 +45,12 @@ def assert_matches_oracle(data: Mapping[str, Any], *, seed: int, projection: str
 
 
 def _assert_same_outputs(model: TranslatedModel, xs: torch.Tensor, expected: np.ndarray) -> None:
+    tolerance = 1e-10 * max(1.0, np.abs(expected).max())  # a recurrent graph may grow to 1e5 in four steps
     for _ in range(2):  # twice: the second pass must forget the first
         steps = [model(x, reset_states=t == 0) for t, x in enumerate(xs)]
-        assert np.abs(torch.stack(steps).detach().numpy() - expected).max() < 1e-10
+        assert np.abs(torch.stack(steps).detach().numpy() - expected).max() < tolerance
         sequence = model.forward_sequence(xs.transpose(0, 1)).transpose(0, 1)
-        assert np.abs(sequence.detach().numpy() - expected).max() < 1e-10
+        assert np.abs(sequence.detach().numpy() - expected).max() < tolerance
 
 
 def _assert_same_gradients(

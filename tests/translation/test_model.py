@@ -1,0 +1,254 @@
+"""TranslatedModel: errors, state, first values, copying, and the tools of PyTorch that must work on it."""
+
+import copy
+import pickle
+
+import pytest
+import torch
+from torch import nn
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.translation import TranslatedModel, to_pytorch_model
+from tests.translation.graphs import chain, mixed, recurrent
+
+
+def build(data, **config) -> TranslatedModel:
+    return to_pytorch_model(ComputationGraph.from_dict(data), config or None)
+
+
+def inputs(*shape: int, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
+
+
+@pytest.mark.parametrize("shape", [(3, 5), (4,), (2, 3, 4), (3, 0)])
+def test_a_wrong_shape_is_refused_with_expected_and_got(shape):
+    with pytest.raises(ValueError, match=r"shape \[B, 4\].*got shape \[" + ", ".join(map(str, shape)) + r"\]"):
+        build(chain(4, 3, 2))(torch.zeros(shape))
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.int64, torch.float16])
+def test_a_wrong_dtype_is_refused(dtype):
+    with pytest.raises(ValueError, match=r"dtype torch\.float32.*got.*dtype " + str(dtype)):
+        build(chain(4, 3, 2))(torch.zeros(3, 4, dtype=dtype))
+
+
+@pytest.mark.parametrize("shape", [(3, 4), (3, 0, 4), (3, 2, 5)])
+def test_a_wrong_sequence_is_refused(shape):
+    with pytest.raises(ValueError, match=r"\[B, T >= 1, 4\]"):
+        build(recurrent()).forward_sequence(torch.zeros(shape))
+
+
+def test_a_changed_batch_size_is_refused_unless_the_state_is_reset():
+    model = build(recurrent())
+    model(inputs(3, 4))
+    with pytest.raises(ValueError, match=r"expected a batch of 3.*got 1"):
+        model(inputs(1, 4))
+    assert model(inputs(1, 4), reset_states=True).shape == (1, 3)
+
+
+def test_unknown_names_are_refused_with_the_known_ones():
+    data = chain(4, 3, 2)
+    data["nodes"][1]["activation_function"] = "swish"
+    data["nodes"][2]["attributes"] = {"aggregation": "product"}
+    with pytest.raises(ValueError, match=r"(?s)gelu.*relu.*'swish'.*attention.*sum.*'product'"):
+        build(data)
+
+
+def test_an_activation_without_a_translation_is_refused():
+    with pytest.raises(ValueError, match=r"node 1: expected an activation out of relu.*got rhn"):
+        build(chain(4, 3, 2, activation="rhn"))
+
+
+def test_an_edge_into_an_input_is_refused():
+    data = chain(4, 3, 2)
+    data["edges"].append({"source": 1, "target": 0, "edge_id": 9, "attributes": {"is_recurrent": True}})
+    with pytest.raises(ValueError, match="edge 9: expected no edge into an input"):
+        build(data)
+
+
+def test_a_value_that_is_not_finite_is_refused_also_when_the_structure_is_cached():
+    build(chain(4, 3, 2))
+    data = chain(4, 3, 2)
+    data["nodes"][1]["bias"] = float("nan")
+    data["edges"][0]["weight"] = float("inf")
+    with pytest.raises(ValueError, match=r"(?s)finite bias.*finite weight"):
+        build(data)
+
+
+def test_config_errors_name_the_key():
+    graph = ComputationGraph.from_dict(chain(2, 2))
+    with pytest.raises(ValueError, match="unknown key 'devise', did you mean device"):
+        to_pytorch_model(graph, {"devise": "cpu"})
+    with pytest.raises(ValueError, match="projection: expected one of auto, always, never, got 'all'"):
+        to_pytorch_model(graph, {"projection": "all"})
+    with pytest.raises(ValueError, match=r"expected a floating torch dtype, got torch\.int32"):
+        to_pytorch_model(graph, {"dtype": torch.int32})
+
+
+def test_projection_never_refuses_unequal_widths():
+    assert not any("proj" in name for name, _ in build(chain(3, 3, 3), projection="never").named_parameters())
+    with pytest.raises(ValueError, match=r"edge 0: expected equal widths .* got 4 from node 0 and 3 at node 1"):
+        build(chain(4, 3, 2), projection="never")
+
+
+def test_an_output_that_no_input_reaches_is_a_function_of_its_bias():
+    data = chain(4, 3, 2)
+    data["edges"][1]["enabled"] = False
+    data["nodes"][2] |= {"bias": 1.5, "activation_function": "relu"}
+    assert build(data)(inputs(3, 4)).tolist() == [[1.5, 1.5]] * 3
+
+
+def test_an_unmarked_cycle_is_read_one_step_late():
+    data = chain(2, 2, 2, activation="linear")
+    data["edges"].append({"source": 2, "target": 1, "edge_id": 2})
+    (closing,) = ComputationGraph.from_dict(data).detect_cycles()
+    marked = copy.deepcopy(data)
+    marked["edges"][closing]["attributes"] = {"is_recurrent": True}
+    x = inputs(5, 4, 2)
+    assert torch.equal(build(data).forward_sequence(x), build(marked).forward_sequence(x))
+
+
+def test_first_values_are_the_graphs_numbers_and_pytorchs_defaults():
+    data = recurrent()
+    data["nodes"][1]["bias"] = 0.25
+    data["edges"][0]["weight"] = -2.0
+    torch.manual_seed(5)
+    model = build(data)
+    assert model.bias_1.item() == 0.25
+    assert model.weight_0_1.item() == -2.0
+    assert model.weight_2_1.item() == 1.0
+    assert isinstance(model.proj_0_1, nn.Linear)
+    assert isinstance(model.lstm_1, nn.LSTMCell)
+    torch.manual_seed(5)
+    expected = nn.Linear(4, 5, bias=False), nn.Linear(3, 5, bias=False), nn.LSTMCell(5, 5, bias=False)
+    assert torch.equal(model.proj_0_1.weight, expected[0].weight)
+    assert torch.equal(model.proj_2_1.weight, expected[1].weight)
+    assert torch.equal(model.lstm_1.weight_ih, expected[2].weight_ih)
+    assert torch.equal(model.lstm_1.weight_hh, expected[2].weight_hh)
+    assert repr(model.lstm_1) == repr(expected[2])
+    assert repr(model.proj_0_1) == repr(expected[0])
+
+
+def test_dead_nodes_keep_their_parameters_and_are_not_computed():
+    data = chain(4, 3, 2)
+    data["nodes"].append({"id": 8, "node_type": "hidden", "output_size": 3, "activation_function": "lstm"})
+    data["edges"].append({"source": 0, "target": 8, "edge_id": 9})
+    model = build(data)
+    assert {"bias_8", "weight_0_8", "proj_0_8.weight"} <= dict(model.named_parameters()).keys()
+    model.proj_0_8.weight.data.fill_(float("nan"))
+    assert model(inputs(3, 4)).isfinite().all()
+    assert not model.plan.slots
+
+
+def test_state_is_detached_and_shares_no_memory_with_the_caller():
+    model = build(recurrent())
+    x = inputs(3, 4)
+    first = model(x)
+    first.sum().backward()
+    model(x).sum().backward()  # a kept autograd graph would make this fail
+    model.state_manager.reset()
+    kept = model(x).detach().clone()
+    state = [tensor.clone() for tensor in model.state_manager.tensors or ()]
+    x.zero_()
+    assert all(map(torch.equal, state, model.state_manager.tensors or ()))
+    assert torch.equal(model.state_manager.previous_output(2), kept)
+    output = model(inputs(3, 4), reset_states=True)
+    with torch.no_grad():
+        output.zero_()
+    assert torch.equal(model.state_manager.previous_output(2), kept)
+
+
+def test_a_sequence_continues_from_the_kept_state_on_request():
+    model = build(recurrent())
+    x = inputs(2, 6, 4)
+    whole = model.forward_sequence(x)
+    parts = model.forward_sequence(x[:, :2]), model.forward_sequence(x[:, 2:], reset_states=False)
+    assert torch.allclose(whole, torch.cat(parts, dim=1))
+    assert torch.allclose(model.forward_sequence(x), whole)
+
+
+def test_a_feed_forward_sequence_is_the_rows_one_by_one():
+    model = build(mixed())
+    x = inputs(2, 3, 6)
+    assert torch.allclose(model.forward_sequence(x)[:, 1], model(x[:, 1]), atol=1e-6)
+
+
+def test_state_moves_with_the_model():
+    model = build(recurrent())
+    model(inputs(3, 4))
+    model.double()
+    assert model(inputs(3, 4).double()).dtype == torch.float64
+
+
+@pytest.mark.parametrize("data", [mixed(), recurrent()], ids=["mixed", "recurrent"])
+@pytest.mark.parametrize("twin", [copy.deepcopy, lambda model: pickle.loads(pickle.dumps(model))])
+def test_copies_compute_the_same_and_share_nothing(data, twin):
+    model = build(data)
+    x = inputs(3, model.plan.input_size)
+    model(x)
+    other = twin(model)
+    assert torch.equal(model(x), other(x))
+    with torch.no_grad():
+        for parameter in other.parameters():
+            parameter.add_(1)
+    assert not torch.equal(model(x), other(x))
+    assert isinstance(other, TranslatedModel)
+    assert list(other.state_dict()) == list(model.state_dict())
+
+
+def test_saving_and_loading(tmp_path):
+    model = build(recurrent())
+    torch.save(model, tmp_path / "model.pt")
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
+    fresh = build(recurrent())
+    fresh.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    x = inputs(2, 3, 4)
+    assert torch.equal(model.forward_sequence(x), loaded.forward_sequence(x))
+    assert torch.equal(model.forward_sequence(x), fresh.forward_sequence(x))
+
+
+@pytest.mark.parametrize("data", [mixed(), recurrent()], ids=["mixed", "recurrent"])
+def test_functional_call_and_grad(data):
+    model = build(data)
+    x = inputs(3, model.plan.input_size)
+    parameters = {name: parameter.detach() + 0.1 for name, parameter in model.named_parameters()}
+
+    def loss(parameters):
+        return torch.func.functional_call(model, parameters, (x, True)).square().sum()
+
+    gradients = torch.func.grad(loss)(parameters)
+    model.state_manager.reset()  # the kept state belongs to the transform that is over
+    other = copy.deepcopy(model)
+    other.load_state_dict(parameters)
+    other(x, reset_states=True).square().sum().backward()
+    for name, parameter in other.named_parameters():
+        expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
+        assert torch.allclose(gradients[name], expected, atol=1e-5), name
+
+
+def test_every_parameter_of_a_live_graph_gets_a_gradient():
+    model = build(mixed())
+    model(inputs(16, 6)).square().sum().backward()
+    assert all(parameter.grad is not None for parameter in model.parameters())
+
+
+def test_the_base_class_is_not_a_model():
+    with pytest.raises(NotImplementedError, match="to_pytorch_model"):
+        TranslatedModel.forward(build(chain(2, 2)), inputs(1, 2))
+
+
+def test_tracebacks_show_the_generated_line():
+    import inspect
+
+    assert "F.linear" in inspect.getsource(type(build(chain(4, 3, 2))).forward)
+
+
+def test_the_graph_may_change_after_translation():
+    graph = ComputationGraph.from_dict(chain(2, 2))
+    model = to_pytorch_model(graph)
+    before = model(inputs(3, 2))
+    graph.add_node(9, "output", output_size=3)
+    graph.add_edge(0, 9)
+    assert torch.equal(model(inputs(3, 2)), before)
+    assert to_pytorch_model(graph)(inputs(3, 2)).shape == (3, 5)
