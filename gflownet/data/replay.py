@@ -18,7 +18,7 @@ TOP_QUANTILE = 0.9  # "the best": scores from this quantile of the buffer on
 class ReplayBuffer:
     """Distinct terminal states with their scores; the oldest make room for new ones.
 
-    What is kept is the score, not the reward: the reward of a replayed state depends on the conditioning it is replayed under.
+    What is kept is the score, not the reward: that depends on the conditioning under which a state is replayed.
     """
 
     def __init__(self, config: ReplayConfig) -> None:

@@ -1,7 +1,7 @@
-"""The MDP that builds neural architectures: from input and output nodes to a graph whose every node lies on a path between.
+"""The MDP that builds neural architectures: from inputs and outputs to a graph whose every node lies on a path between.
 
-A hidden node is hung on a node that is fed (AddNode chooses its activation function), its remaining attributes are set at once
-and in order, then edges are added. Recurrent edges are an edge type of their own; the others never close a cycle.
+A hidden node is hung on a node that is fed (AddNode chooses its activation function), its remaining attributes are set
+at once and in order, then edges are added. Recurrent edges are an edge type of their own; the others close no cycle.
 """
 
 from __future__ import annotations
@@ -185,7 +185,7 @@ class ComputationGraphEnv(Environment):
                 attributes={"aggregation": self.output_aggregation},
             )
         else:
-            chosen = dict(self._fixed)
+            chosen: dict[str, Any] = dict(self._fixed)
             pairs = zip(self.vocabulary.node_attributes, values, strict=True)
             chosen.update({attribute.name: attribute.values[value] for attribute, value in pairs})
             graph.add_node(

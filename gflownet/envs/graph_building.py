@@ -1,6 +1,6 @@
 """The generic graph-building MDP: connected undirected graphs, or directed acyclic graphs with a single source.
 
-Nodes are added one at a time, each hung on a node that is there (the first on nothing); edges and attributes follow freely.
+Nodes are added one at a time, each hung on a node that is there (the first on nothing); edges and attributes follow.
 """
 
 from __future__ import annotations

@@ -119,7 +119,7 @@ class ActionMasks:
         return legal
 
     def positions(self) -> tuple[Tensor, ActionBatch]:
-        """Return every legal action: the graph of each [M] (types in order, graphs ascending in each) and the action."""
+        """Return the graph [M] of every legal action and the actions: types in order, graphs ascending in each."""
         graphs, parts = [], []
         for kind, mask in self.masks.items():
             graph, row, column = mask.nonzero(as_tuple=True)

@@ -24,7 +24,7 @@ NUM_PAIR_FEATURES = 5
 class GraphBuildingEnvContext:
     """Encodes the states of an environment for a policy; it knows none of the rules, only the environment's masks.
 
-    A new MDP whose states hold more than the vocabulary overrides `extra_node_features` (and `num_extra_node_features`).
+    A new MDP with more to show than its vocabulary overrides `extra_node_features` and `num_extra_node_features`.
     """
 
     num_extra_node_features = 0
@@ -79,8 +79,8 @@ class GraphBuildingEnvContext:
 
     def to_data(self, states: GraphStates, index: int) -> Data:
         """Return one state as torch_geometric `Data`: what `Batch.from_data_list` collates into `to_batch`'s batch."""
-        batch = self.to_batch(states[index : index + 1])
-        return Data(**{key: value for key, value in batch.to_dict().items() if key not in ("batch", "ptr")})
+        batch: Any = self.to_batch(states[index : index + 1])
+        return Data(**{key: batch[key] for key in batch.keys() if key not in ("batch", "ptr")})  # noqa: SIM118
 
     def masks(self, batch: Batch) -> list[Tensor]:
         """Return the masks of the batch's rows, one [M, C] per action type."""
@@ -88,7 +88,7 @@ class GraphBuildingEnvContext:
 
     def row_graphs(self, batch: Batch) -> list[Tensor]:
         """Return the graph of every row, one [M] int64 per action type, ascending."""
-        return [batch.batch[self._anchor(batch, kind)] for kind in self.action_types]
+        return [batch["batch"][self._anchor(batch, kind)] for kind in self.action_types]
 
     def to_indices(self, batch: Batch, actions: ActionBatch) -> Tensor:
         """Return the (type, row, column) of one legal action per graph, [B, 3] int64; rows count within a graph."""

@@ -1,7 +1,7 @@
 """The contract of an environment: the rules of the game, for a whole batch of graphs at once.
 
-A subclass says which graphs it starts from and, as named rules, which actions are legal forwards and backwards. Stepping,
-masks, errors and parents follow from that. Transitions are counted labelled: interchangeable nodes count apart, on both sides.
+A subclass says which graphs it starts from and, as named rules, which actions are legal forwards and backwards. Steps,
+masks, errors and parents follow. Transitions are counted labelled: interchangeable nodes count apart, on both sides.
 """
 
 from __future__ import annotations

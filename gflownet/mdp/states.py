@@ -90,8 +90,8 @@ class GraphStates:
         """Return the number of graphs."""
         return self.num_nodes.shape[0]
 
-    def __getitem__(self, index: Tensor | slice) -> GraphStates:
-        """Return the graphs chosen by an index, a slice or a boolean mask."""
+    def __getitem__(self, index: Tensor | slice | int) -> GraphStates:
+        """Return the graphs chosen by an index, a slice or a boolean mask; a number drops the batch axis."""
         return GraphStates(*(getattr(self, f.name)[index] for f in fields(self)))
 
     @property

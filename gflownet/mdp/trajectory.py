@@ -1,4 +1,7 @@
-"""Trajectories from the initial state to a terminal one. Letters: B trajectories, S their steps together, C conditioning."""
+"""Trajectories from the initial state to a terminal one.
+
+Letters: B trajectories, S their steps together, C conditioning features.
+"""
 
 from __future__ import annotations
 

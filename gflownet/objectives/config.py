@@ -20,9 +20,7 @@ class AlgoConfig:
     """What is learned from which trajectories."""
 
     method: str = field(default="tb", metadata={"help": "the objective: tb, or module:Class of your own"})
-    num_from_policy: int = field(
-        default=16, metadata={"help": "trajectories sampled from the policy per training step"}
-    )
+    num_from_policy: int = field(default=16, metadata={"help": "trajectories sampled per training step"})
     train_random_action_prob: float = field(
         default=0.05, metadata={"help": "epsilon: probability that a training action is drawn uniformly"}
     )

@@ -20,9 +20,8 @@ _WIDTH = 64  # of the small network that makes log Z a function of the condition
 class TrajectoryBalance(Objective):
     """Squared difference of log Z + log P_F(tau) and log R(x) + log P_B(tau | x).
 
-    Actions are counted labelled on both sides, so one architecture is reached through |Aut(s0)| / |Aut(x)| times as many
-    construction sequences as its uniform share: log R(x) is raised by log |Aut(x)| - log |Aut(s0)| (Symmetry-Aware
-    GFlowNets, ICML 2025) unless `correct_symmetries` is off, in which case p(x) ~ R(x) / |Aut(x)|.
+    Actions are counted labelled on both sides, so what balances is p(x) |Aut(x)| / |Aut(s0)|, and log R(x) is raised by
+    log |Aut(x)| - log |Aut(s0)| (Symmetry-Aware GFlowNets, ICML 2025); without `correct_symmetries`, p(x) ~ R / |Aut|.
     """
 
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
@@ -31,9 +30,10 @@ class TrajectoryBalance(Objective):
         self.correct_symmetries = config.correct_symmetries
         self.learning_rate = config.tb.Z_learning_rate
         self.log_z_base = nn.Parameter(torch.zeros(()))
-        self.log_z_shape = nn.Sequential(nn.Linear(context.num_cond_dim, _WIDTH), nn.SiLU(), nn.Linear(_WIDTH, 1))
-        nn.init.zeros_(self.log_z_shape[2].weight)
-        nn.init.zeros_(self.log_z_shape[2].bias)
+        last = nn.Linear(_WIDTH, 1)
+        nn.init.zeros_(last.weight)
+        nn.init.zeros_(last.bias)
+        self.log_z_shape = nn.Sequential(nn.Linear(context.num_cond_dim, _WIDTH), nn.SiLU(), last)
 
     def log_z(self, conditioning: Tensor) -> Tensor:
         """Return the learned log-partition under each conditioning, [B]."""

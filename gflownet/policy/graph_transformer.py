@@ -1,4 +1,4 @@
-"""A graph transformer on torch_geometric: sums over edges to count, attends over edges to choose, talks through a virtual node.
+"""A graph transformer on torch_geometric: sums over edges to count, attends over them to choose, has a virtual node.
 
 Letters: B graphs, V nodes of the batch, D width, C conditioning.
 """
@@ -66,13 +66,13 @@ class GraphTransformerPolicy(Policy):
 
     def _embed(self, batch: Batch, conditioning: Tensor) -> tuple[Tensor, Tensor]:
         """Return embeddings of nodes [V, D] and of graphs [B, D]."""
-        num_nodes, graph = batch.x.shape[0], batch.batch
-        virtual = self.embed_graph(torch.cat([conditioning, batch.graph_attr], 1))
-        h = torch.cat([self.embed_node(batch.x), virtual])
+        num_nodes, graph = batch["x"].shape[0], batch["batch"]
+        virtual = self.embed_graph(torch.cat([conditioning, batch["graph_attr"]], 1))
+        h = torch.cat([self.embed_node(batch["x"]), virtual])
         node, hub = torch.arange(num_nodes), graph + num_nodes
-        edge_index = torch.cat([batch.edge_index, torch.stack([node, hub]), torch.stack([hub, node])], 1)
+        edge_index = torch.cat([batch["edge_index"], torch.stack([node, hub]), torch.stack([hub, node])], 1)
         hub_edges = self.virtual_edge.repeat_interleave(num_nodes, 0)
-        edges = torch.cat([self.embed_edge(batch.edge_attr), hub_edges])
+        edges = torch.cat([self.embed_edge(batch["edge_attr"]), hub_edges])
         for layer in self.layers:
             h = layer(h, edge_index, edges)
         h = self.norm(h)
@@ -82,11 +82,11 @@ class GraphTransformerPolicy(Policy):
         """Return the input of a head for every row of an action type."""
         index = batch[f"{kind.field_name}_index"]
         if kind not in PAIR_TYPES:
-            return torch.cat([nodes[index], graphs[batch.batch[index]]], 1)
+            return torch.cat([nodes[index], graphs[batch["batch"][index]]], 1)
         source, target = nodes[index[0]], nodes[index[1]]
         if not self.directed:
             source, target = source + target, (source - target).abs()
-        return torch.cat([source, target, graphs[batch.batch[index[0]]], batch[f"{kind.field_name}_attr"]], 1)
+        return torch.cat([source, target, graphs[batch["batch"][index[0]]], batch[f"{kind.field_name}_attr"]], 1)
 
 
 class _Layer(nn.Module):

@@ -89,7 +89,7 @@ def test_an_action_is_legal_iff_its_mask_says_so(env):
                 if legal:
                     env.step(one, action)
                 else:
-                    with pytest.raises(IllegalAction, match="graph 0: .*illegal: "):
+                    with pytest.raises(IllegalAction, match=r"graph 0: .*illegal: "):
                         env.step(one, action)
     assert seen[True] > 0
     assert seen[False] > 0
@@ -185,5 +185,5 @@ def test_terminal_objects_have_the_identity_of_their_states(env, state_graph):
 
 
 def test_a_value_outside_the_vocabulary_is_named(env):
-    with pytest.raises(ValueError, match="expected a node type out of .*got 'nonsense'"):
+    with pytest.raises(ValueError, match=r"expected a node type out of .*got 'nonsense'"):
         env.encode(GraphAction(GraphActionType.AddNode, source=0, value="nonsense"))
