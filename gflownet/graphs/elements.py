@@ -87,8 +87,8 @@ class Edge:
     @property
     def order(self) -> float:
         """The edge's place among its target's in-edges; its id where attributes["order"] is no finite number."""
-        order = self.attributes.get("order")
-        return order if is_number(order) and isfinite(order) else self.edge_id
+        order = self.attributes.get("order", self.edge_id)
+        return order if is_finite(order) else self.edge_id
 
 
 def checked_int(value: Any, owner: str, name: str) -> int:
@@ -124,6 +124,11 @@ def checked_node_type(value: Any, owner: str) -> NodeType:
 def is_number(value: Any) -> TypeGuard[float]:
     """Whether `value` is a real number and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
+
+
+def is_finite(value: Any) -> TypeGuard[float]:
+    """Whether `value` is a real number other than NaN and infinity; integers may exceed every float."""
+    return is_number(value) and (isinstance(value, Integral) or isfinite(value))
 
 
 def frozen_attributes(attributes: Mapping[str, Any], owner: str) -> Mapping[str, Any]:

@@ -18,8 +18,8 @@ def topological_order(graph: ComputationGraph, *, ignore_recurrent: bool) -> lis
 
     Raises: ValueError naming the edges that close a cycle (marked ones count only without `ignore_recurrent`).
     """
-    edges = _followed_edges(graph, ignore_recurrent=ignore_recurrent)
-    order = _sorted_prefix(graph.nodes, edges)
+    edges = followed_edges(graph, ignore_recurrent=ignore_recurrent)
+    order = sorted_prefix(graph.nodes, edges)
     if len(order) < len(graph.nodes):
         closing = _closing_edges(graph, edges)
         named = ", ".join(f"edge {i} ({graph.edges[i].source} -> {graph.edges[i].target})" for i in closing)
@@ -33,24 +33,13 @@ def cycle_closing_edges(graph: ComputationGraph) -> tuple[int, ...]:
     They are the back edges of a depth-first search that starts from the inputs and goes through the nodes in canonical
     order, so that neither edge ids, nor insertion order, nor the ids of hidden nodes decide which edge is taken.
     """
-    edges = _followed_edges(graph, ignore_recurrent=True)
-    order = _sorted_prefix(graph.nodes, edges)
+    edges = followed_edges(graph, ignore_recurrent=True)
+    order = sorted_prefix(graph.nodes, edges)
     return () if len(order) == len(graph.nodes) else _closing_edges(graph, edges)
 
 
-def reachable(starts: Iterable[int], neighbours: Callable[[int], Iterable[int]]) -> set[int]:
-    """The starts and everything that can be reached from them."""
-    seen = set(starts)
-    queue = deque(seen)
-    while queue:
-        for node in neighbours(queue.popleft()):
-            if node not in seen:
-                seen.add(node)
-                queue.append(node)
-    return seen
-
-
-def _followed_edges(graph: ComputationGraph, *, ignore_recurrent: bool) -> list[Edge]:
+def followed_edges(graph: ComputationGraph, *, ignore_recurrent: bool) -> list[Edge]:
+    """The enabled edges between nodes of the graph, with or without those marked recurrent."""
     return [
         edge
         for edge in graph.edges.values()
@@ -61,8 +50,8 @@ def _followed_edges(graph: ComputationGraph, *, ignore_recurrent: bool) -> list[
     ]
 
 
-def _sorted_prefix(nodes: Iterable[int], edges: Iterable[Edge]) -> list[int]:
-    """Kahn's algorithm, smallest ready id first; nodes on or behind a cycle are left out."""
+def sorted_prefix(nodes: Iterable[int], edges: Iterable[Edge]) -> list[int]:
+    """Nodes in topological order, smallest ready id first (Kahn); those on or behind a cycle are left out."""
     waiting_for = dict.fromkeys(nodes, 0)
     targets: dict[int, list[int]] = {}
     for edge in edges:
@@ -79,6 +68,18 @@ def _sorted_prefix(nodes: Iterable[int], edges: Iterable[Edge]) -> list[int]:
             if waiting_for[target] == 0:
                 heappush(ready, target)
     return order
+
+
+def reachable(starts: Iterable[int], neighbours: Callable[[int], Iterable[int]]) -> set[int]:
+    """The starts and everything that can be reached from them."""
+    seen = set(starts)
+    queue = deque(seen)
+    while queue:
+        for node in neighbours(queue.popleft()):
+            if node not in seen:
+                seen.add(node)
+                queue.append(node)
+    return seen
 
 
 def _closing_edges(graph: ComputationGraph, edges: Iterable[Edge]) -> tuple[int, ...]:

@@ -2,11 +2,10 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from math import isfinite
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.elements import is_number
+from gflownet.graphs.elements import is_finite
 
 RECURRENT_CELLS = ("lstm", "gru", "rhn")
 ACTIVATIONS = (
@@ -27,15 +26,11 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-def _is_finite(value: Any) -> bool:
-    return is_number(value) and isfinite(value)
-
-
 _POSITIVE_INT = Parameter("an int >= 1", lambda value: _is_int(value) and value >= 1)
 _OPTIONAL_POSITIVE_INT = Parameter("an int >= 1 or null", lambda value: value is None or _POSITIVE_INT.accepts(value))
-_POSITIVE_FLOAT = Parameter("a finite float > 0", lambda value: _is_finite(value) and value > 0)
-_EPSILON = Parameter("a finite float >= 0", lambda value: _is_finite(value) and value >= 0)
-_PROBABILITY = Parameter("a float in [0, 1)", lambda value: _is_finite(value) and 0 <= value < 1)
+_POSITIVE_FLOAT = Parameter("a finite float > 0", lambda value: is_finite(value) and value > 0)
+_EPSILON = Parameter("a finite float >= 0", lambda value: is_finite(value) and value >= 0)
+_PROBABILITY = Parameter("a float in [0, 1)", lambda value: is_finite(value) and 0 <= value < 1)
 _BOOL = Parameter("a bool", lambda value: isinstance(value, bool))
 _ROUTER_TYPE = Parameter("softmax or topk", lambda value: value in ("softmax", "topk"))
 
@@ -84,5 +79,5 @@ ORDER_SENSITIVE_AGGREGATIONS = frozenset({"concat", "matrix_product", "topk_weig
 _STRING = Parameter("a str", lambda value: isinstance(value, str))
 NODE_ATTRIBUTES: Mapping[str, Parameter] = MappingProxyType({"derivation_uuid": _STRING})
 EDGE_ATTRIBUTES: Mapping[str, Parameter] = MappingProxyType(
-    {"derivation_uuid": _STRING, "is_recurrent": _BOOL, "order": Parameter("a finite number", _is_finite)}
+    {"derivation_uuid": _STRING, "is_recurrent": _BOOL, "order": Parameter("a finite number", is_finite)}
 )
