@@ -1,0 +1,214 @@
+"""What a person sees of a run: a panel that refreshes in place on a terminal, plain lines elsewhere; then a table."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Protocol
+
+from rich import box
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.panel import Panel
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+# A terminal shows no more pictures per second than this to somebody who reads them.
+MAX_REFRESHES_PER_SECOND = 8
+# Below this width the figures stand in one column instead of two.
+_TWO_COLUMN_WIDTH = 64
+# A table of the report needs about this much; a pipe has no width of its own.
+_PIPE_WIDTH = 120
+_CURVE_WIDTH = 32
+_CURVE_MARKS = "▁▂▃▄▅▆▇█"
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A metric as a person reads it."""
+
+    key: str
+    label: str  # in the panel
+    short: str  # in a line
+    form: Callable[[float], str]
+
+
+FIGURES = (
+    Figure("loss", "loss", "loss", "{:.4g}".format),
+    Figure("log_Z", "log Z", "log Z", "{:.2f}".format),
+    Figure("log_reward_mean", "mean log-reward", "log R", "{:.2f}".format),
+    Figure("score_mean", "mean score", "mean", "{:.3f}".format),
+    Figure("score_best", "best score", "best", "{:.3f}".format),
+    Figure("num_distinct", "distinct architectures", "distinct", "{:,.0f}".format),
+    Figure("cached_share", "known already", "cached", "{:.0%}".format),
+    Figure("failed_share", "failed", "failed", "{:.0%}".format),
+    Figure("evaluations_per_second", "evaluations / s", "eval/s", "{:.1f}".format),
+)
+
+
+@dataclass(frozen=True)
+class ReportRow:
+    """One of the best architectures."""
+
+    rank: int
+    validation: float
+    test: float | None
+    num_parameters: int | None
+    num_hidden: int
+    num_edges: int
+    picture: str  # file name
+
+
+class ProgressView(Protocol):
+    """Shows a run as it goes."""
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Show the metrics of a step."""
+        ...
+
+    def close(self) -> None:
+        """Leave the terminal as it was, the last figures standing."""
+        ...
+
+
+def make_view(console: Console, *, num_training_steps: int, print_every: int, first_step: int = 0) -> ProgressView:
+    """Return the panel for a terminal, the lines for a pipe or a file. `first_step`: what a resumed run had done."""
+    clock = Clock(num_training_steps, first_step=first_step)
+    return LivePanel(console, clock) if console.is_terminal else PlainLines(console, clock, print_every=print_every)
+
+
+class Clock:
+    """How far a run is, and how long it has to go at the pace of this process so far."""
+
+    def __init__(self, num_steps: int, *, first_step: int = 0, now: Callable[[], float] = time.monotonic) -> None:
+        self.num_steps = num_steps
+        self.now = now
+        self._first_step = first_step
+        self._start = now()
+
+    def time_left(self, step: int) -> str:
+        """Return h:mm:ss until the last step, - before the first."""
+        done = step - self._first_step
+        if done <= 0:
+            return "-"
+        seconds = round((self.now() - self._start) / done * (self.num_steps - step))
+        return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+
+
+class PlainLines:
+    """One line every `print_every` steps, and for the last step."""
+
+    def __init__(self, console: Console, clock: Clock, *, print_every: int) -> None:
+        self._console = console
+        self._clock = clock
+        self._print_every = print_every
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Print the line of a step, if it is its turn."""
+        if step % self._print_every and step != self._clock.num_steps:
+            return
+        figures = [f"{figure.short} {_shown(figure, values)}" for figure in FIGURES]
+        line = " | ".join([f"step {step}/{self._clock.num_steps}", *figures, f"left {self._clock.time_left(step)}"])
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Nothing to put back."""
+
+
+class LivePanel:
+    """All figures in a panel redrawn in place; by no thread of its own, so that workers can be forked at any time."""
+
+    def __init__(self, console: Console, clock: Clock) -> None:
+        self._console = console
+        self._clock = clock
+        self._step = 0
+        self._values: Mapping[str, float] = {}
+        self._scores: list[float] = []
+        self._drawn_at = -math.inf
+        self._live = Live(console=console, auto_refresh=False, get_renderable=self._panel)
+        self._live.start()
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Redraw the panel, unless that was done a moment ago."""
+        self._step, self._values = step, values
+        self._scores.append(values.get("score_mean", math.nan))
+        moment = self._clock.now()
+        if moment - self._drawn_at >= 1 / MAX_REFRESHES_PER_SECOND or step == self._clock.num_steps:
+            self._drawn_at = moment
+            self._live.refresh()
+
+    def close(self) -> None:
+        """Draw the last figures and give the cursor back."""
+        self._live.stop()
+
+    def _panel(self) -> Panel:
+        progress = Table.grid(padding=(0, 1), expand=True)
+        progress.add_column(no_wrap=True)
+        progress.add_column(ratio=1)
+        progress.add_column(no_wrap=True)
+        progress.add_row(
+            f"step {self._step}/{self._clock.num_steps}",
+            ProgressBar(total=self._clock.num_steps, completed=self._step),
+            f"{self._clock.time_left(self._step)} left",
+        )
+        parts: list[RenderableType] = [progress, self._figures()]
+        if self._console.encoding.lower().startswith("utf") and len(self._scores) > 1:
+            parts.append(Text.assemble(("mean score so far  ", "dim"), (curve(self._scores), "cyan")))
+        return Panel(Group(*parts), title="gflownet", box=box.ROUNDED)
+
+    def _figures(self) -> Table:
+        num_columns = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1
+        num_rows = math.ceil(len(FIGURES) / num_columns)
+        table = Table.grid(padding=(0, 2), expand=True)
+        for _ in range(num_columns):
+            table.add_column(style="dim", no_wrap=True)
+            table.add_column(justify="right", no_wrap=True, ratio=1)
+        for row in range(num_rows):
+            cells = [cell for figure in FIGURES[row::num_rows] for cell in (figure.label, _shown(figure, self._values))]
+            table.add_row(*cells)
+        return table
+
+
+def curve(scores: Sequence[float]) -> str:
+    """Return the course of `scores` in at most 32 block characters, each the mean of its stretch."""
+    finite = [score for score in scores if math.isfinite(score)]
+    width = min(_CURVE_WIDTH, len(finite))
+    bounds = [round(i * len(finite) / width) for i in range(width + 1)] if width else [0]
+    means = [sum(finite[a:b]) / (b - a) for a, b in pairwise(bounds)]
+    if not means:
+        return ""
+    low, spread = min(means), max(means) - min(means)
+    top = len(_CURVE_MARKS) - 1
+    return "".join(_CURVE_MARKS[round((mean - low) / spread * top) if spread else 0] for mean in means)
+
+
+def print_report(rows: Sequence[ReportRow], *, load_line: str, console: Console | None = None) -> None:
+    """Print the table of the best architectures, and the line of Python that loads one as an nn.Module."""
+    console = console or make_console()
+    table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
+    for header in ("rank", "validation", "test", "parameters", "hidden", "edges"):
+        table.add_column(header, justify="right", no_wrap=True)
+    table.add_column("picture", overflow="fold")
+    for row in rows:
+        test = "-" if row.test is None else f"{row.test:.4f}"
+        size = "-" if row.num_parameters is None else f"{row.num_parameters:,}"
+        counts = (str(row.num_hidden), str(row.num_edges))
+        table.add_row(str(row.rank), f"{row.validation:.4f}", test, size, *counts, Text(row.picture))
+    console.print(table)
+    console.print("Load one as an nn.Module in Python:")
+    console.print(f"  {load_line}", markup=False, highlight=False, soft_wrap=True)
+
+
+def make_console() -> Console:
+    """Return a console for standard output; a pipe or a file gets lines wide enough for a table."""
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
+
+
+def _shown(figure: Figure, values: Mapping[str, float]) -> str:
+    value = values.get(figure.key)
+    return "-" if value is None or not math.isfinite(value) else figure.form(value)

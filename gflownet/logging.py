@@ -1,0 +1,212 @@
+"""The metrics of a run behind one `write(step, values)`: metrics.jsonl, the console, Weights & Biases."""
+
+from __future__ import annotations
+
+import json
+import math
+import netrc
+import os
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Self
+
+from rich.console import Console
+
+from gflownet.console import make_console, make_view
+
+if TYPE_CHECKING:
+    from gflownet.config import WandbConfig
+
+METRICS_NAME = "metrics.jsonl"
+# Metrics that differ between two runs of one seed.
+TIME_KEYS = frozenset({"evaluations_per_second", "seconds"})
+
+# How long a run waits for a wandb server that does not answer, seconds: at its start, and at its end.
+INIT_TIMEOUT = 15.0
+FINISH_TIMEOUT = 30.0
+WANDB_SERVER = "https://api.wandb.ai"
+_RUN_ID_NAME = "run_id"
+
+
+class MetricLogger:
+    """Writes the metrics of each step everywhere they go. A context manager; leaving it closes everything."""
+
+    def __init__(
+        self,
+        log_dir: Path,
+        *,
+        num_training_steps: int,
+        print_every: int,
+        wandb: WandbConfig,
+        config: Mapping[str, Any],
+        resume_step: int | None = None,
+        console: Console | None = None,
+    ) -> None:
+        """Opens the logs in the run folder.
+
+        `config` is the unresolved config that wandb shows. `resume_step` is the step of the checkpoint that the run
+        goes on from: later rows of metrics.jsonl are cut away; None starts a new file.
+        """
+        self.console = console or make_console()
+        log_dir.mkdir(parents=True, exist_ok=True)
+        self._file = MetricsFile(log_dir / METRICS_NAME, resume_step=resume_step)
+        self._wandb = WandbLog(log_dir, wandb, config=config, say=self.say)
+        self._view = make_view(
+            self.console,
+            num_training_steps=num_training_steps,
+            print_every=print_every,
+            first_step=resume_step or 0,
+        )
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Write the metrics of one step; our own file comes first, it is the record."""
+        self._file.write(step, values)
+        self._wandb.write(step, values)
+        self._view.write(step, values)
+
+    def say(self, text: str) -> None:
+        """Print a line, above the panel where there is one."""
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+    def close(self) -> None:
+        """Close everything; the console first, so that the terminal is whole whatever the others do."""
+        self._view.close()
+        self._file.close()
+        self._wandb.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class MetricsFile:
+    """metrics.jsonl: one JSON object per step and line, in the file as soon as `write` returns."""
+
+    def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
+        kept = [] if resume_step is None or not path.exists() else _rows_until(path, resume_step)
+        temporary = path.with_name(f"{path.name}.tmp")
+        temporary.write_text("".join(kept), encoding="utf-8")
+        temporary.replace(path)
+        self._file = path.open("a", encoding="utf-8")
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Append the row of a step; NaN and infinity, which JSON has not, become null."""
+        row = {"step": step, **{key: _number(value) for key, value in values.items()}}
+        self._file.write(json.dumps(row, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+class WandbLog:
+    """The metrics on Weights & Biases. Whatever goes wrong there is said in one line and never ends the run."""
+
+    def __init__(
+        self, log_dir: Path, options: WandbConfig, *, config: Mapping[str, Any], say: Callable[[str], None]
+    ) -> None:
+        self._say = say
+        self._run: Any = None
+        mode = options.mode
+        if mode == "disabled":
+            return
+        if mode == "online" and not has_wandb_key():
+            say("wandb: no API key, so metrics are kept offline in the run folder (wandb.mode=disabled: not at all)")
+            mode = "offline"
+        self._run = self._start(log_dir, options, mode=mode, config=config)
+        if self._run is None and mode == "online":
+            self._run = self._start(log_dir, options, mode="offline", config=config)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the metrics of one step."""
+        if self._run is None:
+            return
+        try:
+            self._run.log(dict(values), step=step)
+        except Exception as error:
+            self._say(f"wandb: logging stopped at step {step}, metrics.jsonl goes on: {_first_line(error)}")
+            self._run = None
+
+    def close(self) -> None:
+        """End the run on wandb, waiting at most FINISH_TIMEOUT for the upload."""
+        run, self._run = self._run, None
+        if run is None:
+            return
+        try:
+            run.finish()
+        except Exception as error:
+            self._say(f"wandb: the run was not finished, what is missing is in metrics.jsonl: {_first_line(error)}")
+
+    def _start(self, log_dir: Path, options: WandbConfig, *, mode: str, config: Mapping[str, Any]) -> Any:
+        """Return the started wandb run, or None after saying why there is none."""
+        os.environ.setdefault("WANDB_SILENT", "true")  # read on import; the setting of a run comes too late for it
+        folder = log_dir.resolve()
+        try:
+            import wandb  # half a second that wandb.mode=disabled saves
+
+            return wandb.init(
+                project=options.project,
+                entity=options.entity,
+                name=options.name,
+                id=_run_id(folder) if mode == "online" else None,
+                resume="allow" if mode == "online" else None,
+                dir=folder,
+                config=dict(config),
+                mode="online" if mode == "online" else "offline",
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    init_timeout=INIT_TIMEOUT,
+                    finish_timeout=FINISH_TIMEOUT,
+                    disable_git=True,
+                    disable_code=True,
+                ),
+            )
+        except Exception as error:
+            instead = "going on offline" if mode == "online" else "metrics.jsonl has it all"
+            self._say(f"wandb: {mode} logging failed, {instead}: {_first_line(error)}")
+            return None
+
+
+def has_wandb_key() -> bool:
+    """Tell whether wandb would find credentials: in the environment, or in the netrc file of `wandb login`."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", WANDB_SERVER).partition("://")[2].partition("/")[0].partition(":")[0]
+    try:
+        path = os.environ.get("NETRC")
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _run_id(folder: Path) -> str:
+    """Return the id of the wandb run of a run folder, the same when the run is resumed."""
+    path = folder / "wandb" / _RUN_ID_NAME
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
+    return path.read_text(encoding="utf-8")
+
+
+def _rows_until(path: Path, step: int) -> list[str]:
+    """Return the whole lines of steps up to `step`; a killed process may have left half a line at the end."""
+    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
+    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+
+
+def _number(value: float) -> float | int | None:
+    if isinstance(value, int):
+        return value
+    return float(value) if math.isfinite(value) else None
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0] or type(error).__name__
