@@ -17,8 +17,9 @@ from typing import Any, Self
 import sqlalchemy as sql
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import DatabaseError
+from sqlalchemy.exc import ArgumentError, DatabaseError
 
+from gflownet.errors import UserError
 from gflownet.graphs.candidate import Candidate
 
 SCHEMA_VERSION = 1
@@ -95,12 +96,12 @@ class EvaluationStore:
         `context` is whatever a score depends on besides the graph (`scoring_context`).
 
         Raises:
-            ValueError: the location is no evaluation store, or one of another schema version.
+            UserError: the location is no evaluation store, or one of another schema version.
         """
-        self.location = str(location)
         self._context = context
         self._pid = os.getpid()
-        self._engine = _create_engine(self.location)
+        self._engine = _create_engine(str(location))
+        self.location = self._engine.url.render_as_string(hide_password=True)
         self._check_schema()
 
     def find(self, candidate: Candidate) -> EvaluationRecord | None:
@@ -191,10 +192,10 @@ class EvaluationStore:
                 version = connection.execute(sql.select(_schema.c.version)).scalar_one()
         except DatabaseError as error:
             self.close()
-            raise ValueError(f"{self.location}: cannot be opened as an evaluation store ({error.orig})") from error
+            raise UserError(f"{self.location}: cannot be opened as an evaluation store ({error.orig})") from error
         if version != SCHEMA_VERSION:
             self.close()
-            raise ValueError(
+            raise UserError(
                 f"{self.location}: expected an evaluation store of schema version {SCHEMA_VERSION}, got {version}; "
                 f"use another log_dir or store_url"
             )
@@ -202,12 +203,20 @@ class EvaluationStore:
 
 def _create_engine(location: str) -> sql.Engine:
     """Returns an engine for a URL or a path; SQLite in WAL mode, so that readers and one writer do not wait."""
-    url = sql.make_url(location) if "://" in location else sql.URL.create("sqlite", database=location)
+    try:
+        url = sql.make_url(location) if "://" in location else sql.URL.create("sqlite", database=location)
+    except ArgumentError:
+        raise UserError("evaluation.store_url: expected a database URL such as postgresql://user@host/name") from None
     dialect = url.get_backend_name()
     if dialect not in _INSERTS:
-        raise ValueError(f"evaluation.store_url: expected one of {', '.join(_INSERTS)}, got {dialect}")
+        raise UserError(f"evaluation.store_url: expected one of {', '.join(_INSERTS)}, got {dialect}")
     if dialect != "sqlite":
-        return sql.create_engine(url)
+        try:
+            return sql.create_engine(url)
+        except ModuleNotFoundError as error:
+            raise UserError(
+                f"evaluation.store_url: {dialect} needs a driver that is not installed ({error})"
+            ) from error
     engine = sql.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT})
 
     @event.listens_for(engine, "connect")

@@ -1,0 +1,77 @@
+"""Stand-ins for graphs and tasks, and small real graphs."""
+
+from dataclasses import dataclass
+from typing import Any, cast
+
+from gflownet.config import Config, load_config
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.evaluation.task import GFNTask, Score
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+
+
+@dataclass(frozen=True)
+class StubCandidate:
+    """An identity without a graph; several may share a hash."""
+
+    key: str
+    hash: str = ""
+
+    def canonical_key(self) -> str:
+        return self.key
+
+    def canonical_hash(self) -> str:
+        return self.hash or f"hash of {self.key}"
+
+    def to_dict(self) -> dict[str, Any]:
+        return {"nodes": [self.key]}
+
+
+def record(key: str, *, score: float = 0.5, step: int = 1, **fields: Any) -> EvaluationRecord:
+    """Returns the row of a stub candidate."""
+    candidate = StubCandidate(key, fields.pop("hash", ""))
+    status = fields.pop("status", EvaluationStatus.OK)
+    return EvaluationRecord(
+        candidate.canonical_hash(), key, "{}", score=score, status=status, seconds=0.1, step=step, **fields
+    )
+
+
+def config_with(*overrides: str) -> Config:
+    """Returns the root config with overrides, as a run gets it."""
+    return load_config(None, overrides)
+
+
+class StubTask(GFNTask):
+    """Scores by a table of what happens to each key: a number, or an exception that is raised."""
+
+    input_sizes = (1,)
+    output_sizes = (1,)
+
+    def __init__(self, outcomes: dict[str, Any], config: Config | None = None) -> None:
+        super().__init__(cast(Any, config or config_with()))
+        self.outcomes = outcomes
+        self.calls: list[tuple[str, int]] = []
+
+    def evaluate(self, graph: StubCandidate, *, seed: int) -> Score:
+        self.calls.append((graph.key, seed))
+        outcome = self.outcomes[graph.key]
+        if isinstance(outcome, BaseException):
+            raise outcome
+        return Score(outcome, num_parameters=7, metrics={"validation_accuracy": outcome})
+
+
+def classifier_graph(
+    *hidden: tuple[int, str], input_size: int = 64, num_classes: int = 10, skip: bool = False
+) -> ComputationGraph:
+    """Returns a chain input -> hidden (size, activation) ... -> output, with an edge around it where asked for."""
+    graph = ComputationGraph()
+    graph.add_node(0, NodeType.INPUT, output_size=input_size)
+    graph.add_node(1, NodeType.OUTPUT, output_size=num_classes)
+    previous = 0
+    for node, (size, activation) in enumerate(hidden, start=2):
+        graph.add_node(node, NodeType.HIDDEN, output_size=size, activation_function=activation)
+        graph.add_edge(previous, node)
+        previous = node
+    graph.add_edge(previous, 1)
+    if skip:
+        graph.add_edge(0, 1)
+    return graph

@@ -1,0 +1,57 @@
+"""Options of the reward: refused values, and what keeps scores of different settings apart."""
+
+import subprocess
+import sys
+
+import pytest
+
+from gflownet.evaluation.config import check_conditionals, check_evaluation, scoring_context
+from tests.evaluation.candidates import config_with
+
+
+def test_defaults_are_legal():
+    config = config_with()
+    check_evaluation(config.evaluation)
+    check_conditionals(config.cond)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["cond.temperature.dist_params=[1.0,2.0]"], "expected one value for constant, got 2"),
+        (["cond.temperature.dist_params=[-1.0]"], r"expected \[value >= 0\] for constant, got \[-1.0\]"),
+        (["cond.temperature.sample_dist=uniform"], "expected two values for uniform, got 1"),
+        (["cond.temperature.sample_dist=uniform", "cond.temperature.dist_params=[3.0,3.0]"], "0 <= low < high"),
+        (["cond.temperature.sample_dist=loguniform", "cond.temperature.dist_params=[0.0,3.0]"], "0 < low < high"),
+        (["cond.temperature.sample_dist=gamma", "cond.temperature.dist_params=[0.0,3.0]"], "both > 0 for gamma"),
+        (["cond.temperature.sample_dist=beta", "cond.temperature.dist_params=[1.0,.nan]"], "both > 0 for beta"),
+        (["cond.temperature.num_thermometer_dim=0"], "num_thermometer_dim: expected >= 1, got 0"),
+    ],
+)
+def test_senseless_temperatures_name_their_key(overrides, message):
+    with pytest.raises(ValueError, match=rf"^cond\.temperature\..*{message}"):
+        check_conditionals(config_with(*overrides).cond)
+
+
+@pytest.mark.parametrize(
+    "override",
+    ["num_epochs=0", "batch_size=0", "learning_rate=.inf", "floor_score=0", "target_parameters=0", "size_weight=-0.1"],
+)
+def test_senseless_evaluations_name_their_key(override):
+    key = override.partition("=")[0]
+    with pytest.raises(ValueError, match=rf"^evaluation\.{key}: expected a number"):
+        check_evaluation(config_with(f"evaluation.{override}").evaluation)
+
+
+def test_context_changes_with_what_a_score_depends_on():
+    same = {
+        scoring_context(config_with(override)) for override in ("log_dir=a", "evaluation.store_url=b", "num_workers=2")
+    }
+    assert same == {scoring_context(config_with())}
+    others = ["seed=1", "task=a:B", "evaluation.num_epochs=1", "evaluation.size_weight=0.1"]
+    assert len({scoring_context(config_with(override)) for override in others} | same) == len(others) + 1
+
+
+def test_options_need_no_torch():
+    code = "import gflownet.evaluation.config, gflownet.evaluation.tasks, sys; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
