@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import pickle
-from collections.abc import Iterator
+import signal
+from collections.abc import Generator, Iterator
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, get_worker_info
@@ -55,7 +56,7 @@ class TrajectorySource(IterableDataset):
         )
 
 
-def trajectory_stream(source: TrajectorySource, *, num_workers: int) -> Iterator[TrajectoryBatch]:
+def trajectory_stream(source: TrajectorySource, *, num_workers: int) -> Generator[TrajectoryBatch]:
     """Yield the source's batches for ever, from `num_workers` processes (0: this one)."""
     if num_workers:
         source.policy.share_memory()
@@ -65,6 +66,12 @@ def trajectory_stream(source: TrajectorySource, *, num_workers: int) -> Iterator
         num_workers=num_workers,
         multiprocessing_context=WORKER_CONTEXT if num_workers else None,
         prefetch_factor=PREFETCH_FACTOR if num_workers else None,
+        worker_init_fn=_leave_interrupts_to_the_main_process,
     )
     for message in loader:
         yield pickle.loads(message) if isinstance(message, bytes) else message
+
+
+def _leave_interrupts_to_the_main_process(worker_id: int) -> None:
+    """Ignore Ctrl-C, which a terminal sends to every process of the run: the main one ends its workers in order."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)

@@ -27,6 +27,8 @@ FORWARD, RECURRENT = 0, 1  # positions of the edge types
 class ComputationGraphEnv(Environment):
     """Computation graphs with given inputs and outputs; every state can be finished within its budget of edges."""
 
+    terminal_type = ComputationGraph
+
     def __init__(
         self,
         input_sizes: Sequence[int],

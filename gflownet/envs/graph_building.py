@@ -18,6 +18,8 @@ from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary, 
 class GraphBuildingEnv(Environment):
     """Graphs of `min_nodes` to `max_nodes` typed nodes; terminal once every attribute is set."""
 
+    terminal_type = ColouredGraph
+
     def __init__(
         self,
         node_types: Sequence[str],

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -44,6 +44,8 @@ Rules = Mapping[GraphActionType, Sequence[Rule]]
 
 class Environment(ABC):
     """A Markov decision process that builds graphs; every terminal state is a state on which Stop is legal."""
+
+    terminal_type: ClassVar[Any]  # the class of terminal objects; its `from_dict` reads what their `to_dict` wrote
 
     def __init__(self, vocabulary: GraphVocabulary) -> None:
         self.vocabulary = vocabulary

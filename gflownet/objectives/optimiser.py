@@ -1,0 +1,34 @@
+"""The optimiser of policy and objective, as the options under `opt` describe it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from gflownet.objectives.config import OptimizerConfig
+
+_ADAM_BETA2 = 0.999  # Kingma and Ba 2015, algorithm 1
+
+
+def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.Optimizer:
+    """Return the optimiser over parameter groups; a group's own settings win."""
+    shared = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": True}
+    if config.opt == "sgd":
+        return torch.optim.SGD(groups, momentum=config.momentum, **shared)
+    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.opt]
+    return kind(groups, betas=(config.momentum, _ADAM_BETA2), eps=config.adam_eps, **shared)
+
+
+def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> torch.optim.lr_scheduler.LambdaLR:
+    """Return the schedule that halves every learning rate each `lr_decay` steps."""
+    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 2 ** (-step / config.lr_decay))
+
+
+def clip_gradients(parameters: Sequence[Tensor], config: OptimizerConfig) -> None:
+    """Clip the gradients of all parameters together, as `clip_grad_type` says."""
+    if config.clip_grad_type == "norm":
+        torch.nn.utils.clip_grad_norm_(parameters, config.clip_grad_param)
+    elif config.clip_grad_type == "value":
+        torch.nn.utils.clip_grad_value_(parameters, config.clip_grad_param)

@@ -1,0 +1,84 @@
+"""The best architectures of a run: top_architectures.json, one picture each, and the rows of the closing table."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from gflownet.console import ReportRow
+from gflownet.evaluation.randomness import candidate_seed
+from gflownet.evaluation.store import EvaluationRecord
+from gflownet.evaluation.task import GFNTask
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.graphs.drawing import to_svg
+
+TOP_NAME = "top_architectures.json"
+PICTURES_NAME = "architectures"
+
+
+def write_top_architectures(
+    folder: Path,
+    records: Sequence[EvaluationRecord],
+    *,
+    task: GFNTask,
+    seed: int,
+    from_dict: Callable[[dict[str, Any]], Any],
+) -> list[ReportRow]:
+    """Write the best architectures with validation and test score, draw them, and return the rows of the table.
+
+    Args:
+        folder: the run folder.
+        records: what was evaluated, best first.
+        task: measures the test score, here and nowhere else.
+        seed: the run's seed.
+        from_dict: makes a terminal object of its node-link form.
+    """
+    entries, rows = [], []
+    for rank, record in enumerate(records):
+        graph = from_dict(json.loads(record.graph))
+        test = task.test(graph, seed=candidate_seed(seed, record.hash))
+        picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", graph)
+        num_hidden, num_edges = _sizes(graph)
+        rows.append(
+            ReportRow(
+                rank=rank,
+                validation=record.score,
+                test=test,
+                num_parameters=record.num_parameters,
+                num_hidden=num_hidden,
+                num_edges=num_edges,
+                picture="-" if picture is None else picture.relative_to(folder).as_posix(),
+            )
+        )
+        entries.append(
+            {
+                "rank": rank,
+                "validation_score": record.score,
+                "test_score": test,
+                "num_parameters": record.num_parameters,
+                "metrics": dict(record.metrics),
+                "projection": task.config.evaluation.projection,
+                "graph": graph.to_dict(),
+            }
+        )
+    temporary = folder / f"{TOP_NAME}.tmp"
+    temporary.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
+    temporary.replace(folder / TOP_NAME)
+    return rows
+
+
+def _draw(path: Path, graph: Any) -> Path | None:
+    """Draw a computation graph; other objects have no picture."""
+    if not isinstance(graph, ComputationGraph):
+        return None
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(to_svg(graph), encoding="utf-8")
+    return path
+
+
+def _sizes(graph: Any) -> tuple[int, int]:
+    data = graph.to_dict()
+    hidden = [n for n in data["nodes"] if n.get("node_type", NodeType.HIDDEN.value) == NodeType.HIDDEN.value]
+    return len(hidden), len(data["edges"])

@@ -1,0 +1,326 @@
+"""GFNTrainer: builds everything a run needs and runs the loop."""
+
+from __future__ import annotations
+
+import copy
+import math
+import random
+import signal
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import numpy as np
+import torch
+
+from gflownet.config import Config, to_mapping, to_yaml
+from gflownet.console import print_report
+from gflownet.data.replay import ReplayBuffer
+from gflownet.data.sampler import sample_backward
+from gflownet.data.source import TrajectorySource, trajectory_stream
+from gflownet.envs.config import ENVIRONMENTS
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.config import scoring_context
+from gflownet.evaluation.evaluator import EVALUATORS, Evaluation, Evaluator
+from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.tasks import load_task_class
+from gflownet.logging import MetricLogger
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.objectives.base import Objective
+from gflownet.objectives.config import OBJECTIVES
+from gflownet.objectives.optimiser import clip_gradients, make_optimizer, make_schedule
+from gflownet.plugins import load_class
+from gflownet.policy.base import Policy
+from gflownet.policy.config import POLICIES
+from gflownet.report.architectures import TOP_NAME, write_top_architectures
+from gflownet.run_folder import RunFolder
+
+NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json
+
+# Streams of randomness of one run; every part draws from its own, so that none shifts another.
+_POLICY_STREAM, _TRAJECTORY_STREAM, _REPLAY_STREAM = range(3)
+
+
+class GFNTrainer:
+    """One run: sample architectures, evaluate them, learn to sample the good ones.
+
+    The `build_...` methods make the parts; a subclass may replace any of them.
+    """
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        torch.set_num_threads(config.num_threads)
+        self.task = self.build_task()
+        self.context = self.build_context()
+        self.env = self.context.env
+        self._seed(_POLICY_STREAM)
+        self.policy = self.build_policy()
+        self.objective = self.build_objective()
+        self.sampling_policy = copy.deepcopy(self.policy) if config.algo.sampling_tau else self.policy
+        self.optimizer, self.schedule = self.build_optimizer()
+        self.replay = ReplayBuffer(config.replay)
+        self.replay_generator = torch.Generator().manual_seed(stream_seed(config.seed, _REPLAY_STREAM))
+        self.source = TrajectorySource(
+            self.context,
+            self.sampling_policy,
+            task=self.task,
+            num_trajectories=config.algo.num_from_policy,
+            random_action_prob=config.algo.train_random_action_prob,
+            seed=stream_seed(config.seed, _TRAJECTORY_STREAM),
+            pickle_messages=config.pickle_mp_messages,
+        )
+        self.step = 0
+        self.num_distinct = 0
+        self.best_score = -math.inf
+        self.score_means: list[float] = []
+
+    def build_task(self) -> GFNTask:
+        """Return the task that scores terminal graphs."""
+        return load_task_class(self.config.task)(self.config)
+
+    def build_context(self) -> GraphBuildingEnvContext:
+        """Return the context, and with it the environment, of the search space."""
+        context_class = load_class("env.name", self.config.env.name, ENVIRONMENTS, contract=GraphBuildingEnvContext)
+        return context_class.from_config(
+            self.config.env,
+            input_sizes=self.task.input_sizes,
+            output_sizes=self.task.output_sizes,
+            num_cond_dim=self.task.num_cond_dim,
+        )
+
+    def build_policy(self) -> Policy:
+        """Return the policy network."""
+        policy_class: Any = load_class("model.name", self.config.model.name, POLICIES, contract=Policy)
+        return policy_class(self.context, self.config.model)
+
+    def build_objective(self) -> Objective:
+        """Return the objective."""
+        objective_class: Any = load_class("algo.method", self.config.algo.method, OBJECTIVES, contract=Objective)
+        return objective_class(self.context, self.config.algo)
+
+    def build_optimizer(self) -> tuple[torch.optim.Optimizer, torch.optim.lr_scheduler.LRScheduler]:
+        """Return the optimiser of policy and objective, and the schedule that halves its learning rates."""
+        groups = [{"params": list(self.policy.parameters())}, *self.objective.parameter_groups()]
+        optimizer = make_optimizer(groups, self.config.opt)
+        return optimizer, make_schedule(optimizer, self.config.opt)
+
+    def build_evaluator(self, store: EvaluationStore) -> Evaluator:
+        """Return the evaluator that scores the sampled graphs."""
+        config = self.config
+        return EVALUATORS[config.evaluation.backend](self.task, store, config=config.evaluation, seed=config.seed)
+
+    def run(self) -> int | None:
+        """Run to the last step, write the report, and return the number of the signal that ended it, if one did.
+
+        Raises:
+            UserError: the run folder is in use, holds another run, or has nothing to resume from.
+        """
+        config = self.config
+        with ExitStack() as stack:
+            folder = stack.enter_context(
+                RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
+            )
+            if config.resume:
+                self.load_state_dict(folder.last_checkpoint().state)
+            folder.write_config(to_yaml(config))
+            location = config.evaluation.store_url or folder.store
+            store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
+            stop = stack.enter_context(stop_signals())
+            with self._open_logger(folder) as logger:
+                self._train(folder, logger, self.build_evaluator(store), stop)
+            self._report(folder, store, logger)
+        return stop.signal
+
+    def train_step(self, trajectories: TrajectoryBatch, evaluator: Evaluator) -> dict[str, float]:
+        """Evaluate freshly sampled trajectories, learn from them and from replayed ones; return the step's metrics."""
+        fresh, evaluations = self._evaluate(trajectories, evaluator)
+        batch = self._with_replay(fresh)
+        if self.step == 1:
+            self.objective.prepare(self.policy, batch)
+        loss = self.objective.loss(self.policy, batch)
+        if not math.isfinite(float(loss.value.detach())):
+            raise FloatingPointError(f"step {self.step}: expected a finite loss, got {float(loss.value.detach())}")
+        self.optimizer.zero_grad()
+        loss.value.backward()
+        clip_gradients(list(self.policy.parameters()), self.config.opt)
+        self.optimizer.step()
+        self.schedule.step()
+        self._follow_policy()
+        return {**loss.metrics, "log_reward_mean": float(fresh.log_reward.mean()), **self._summary(evaluations)}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return everything that a resumed run needs to go on as if it had not stopped."""
+        return {
+            "step": self.step,
+            "num_distinct": self.num_distinct,
+            "best_score": self.best_score,
+            "score_means": self.score_means,
+            "policy": self.policy.state_dict(),
+            "sampling_policy": self.sampling_policy.state_dict(),
+            "objective": self.objective.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "schedule": self.schedule.state_dict(),
+            "replay": self.replay.state_dict(),
+            "replay_generator": self.replay_generator.get_state(),
+            "trajectory_generator": self.source.generator.get_state(),
+            "torch_generator": torch.get_rng_state(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self.step, self.num_distinct = state["step"], state["num_distinct"]
+        self.best_score, self.score_means = state["best_score"], state["score_means"]
+        self.policy.load_state_dict(state["policy"])
+        self.sampling_policy.load_state_dict(state["sampling_policy"])
+        self.objective.load_state_dict(state["objective"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        self.schedule.load_state_dict(state["schedule"])
+        self.replay.load_state_dict(state["replay"])
+        self.replay_generator.set_state(state["replay_generator"])
+        self.source.generator.set_state(state["trajectory_generator"])
+        torch.set_rng_state(state["torch_generator"])
+
+    def _open_logger(self, folder: RunFolder) -> MetricLogger:
+        config = self.config
+        return MetricLogger(
+            folder.path,
+            num_training_steps=config.num_training_steps,
+            print_every=config.print_every,
+            wandb=config.wandb,
+            config=to_mapping(config),
+            resume_step=self.step if config.resume else None,
+        )
+
+    def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Evaluator, stop: StopRequest) -> None:
+        """Train until the last step or a signal; a checkpoint is written every so often and at the end."""
+        config, started, num_known = self.config, time.monotonic(), self.num_distinct
+        with closing(trajectory_stream(self.source, num_workers=config.num_workers)) as stream:
+            while self.step < config.num_training_steps and stop.signal is None:
+                self.step += 1
+                metrics = self.train_step(next(stream), evaluator)
+                if config.validate_every and self.step % config.validate_every == 0:
+                    metrics |= self._validate(evaluator)
+                seconds = time.monotonic() - started
+                metrics |= {"evaluations_per_second": (self.num_distinct - num_known) / seconds, "seconds": seconds}
+                logger.write(self.step, metrics)
+                if self.step % config.checkpoint_every == 0:
+                    folder.checkpoints.save(self.step, self.state_dict())
+        folder.checkpoints.save(self.step, self.state_dict())
+
+    def _validate(self, evaluator: Evaluator) -> dict[str, float]:
+        """Return the mean score of a batch sampled without exploration."""
+        _, evaluations = self._evaluate(self.source.sample(random_action_prob=0.0), evaluator)
+        return {"validation_score_mean": _mean([evaluation.score for evaluation in evaluations])}
+
+    def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> None:
+        """Say how sampling changed, measure the best architectures on test data, and show them."""
+        tenth = max(1, len(self.score_means) // 10)
+        first, last = _mean(self.score_means[:tenth]), _mean(self.score_means[-tenth:])
+        logger.say(
+            f"mean score of sampled architectures: {first:.3f} in the first {tenth} steps, "
+            f"{last:.3f} in the last {tenth}"
+        )
+        rows = write_top_architectures(
+            folder.path,
+            store.top(NUM_REPORTED),
+            task=self.task,
+            seed=self.config.seed,
+            from_dict=self.env.terminal_type.from_dict,
+        )
+        top = folder.path / TOP_NAME
+        print_report(rows, load_line=f'model = gflownet.load("{top}", rank=0)', console=logger.console)
+        logger.say(f"everything about this run: {folder.path}")
+
+    def _evaluate(
+        self, trajectories: TrajectoryBatch, evaluator: Evaluator
+    ) -> tuple[TrajectoryBatch, list[Evaluation]]:
+        """Return the trajectories with their rewards, kept for replay, and the evaluations behind those."""
+        graphs = [self.env.terminal(trajectories.terminal, i) for i in range(len(trajectories))]
+        evaluations = evaluator.evaluate(graphs, step=self.step)
+        scores = torch.tensor([evaluation.score for evaluation in evaluations])
+        conditioning = Conditioning(trajectories.conditioning, trajectories.beta)
+        rewarded = trajectories.with_rewards(self.task.log_reward(scores, conditioning))
+        if self.config.replay.use:
+            self.replay.add(trajectories.terminal, scores, keys=[graph.canonical_key() for graph in graphs])
+        return rewarded, evaluations
+
+    def _with_replay(self, fresh: TrajectoryBatch) -> TrajectoryBatch:
+        """Return the fresh trajectories and, beside them, new ways into terminal states seen before."""
+        config = self.config.replay
+        if not config.use or not config.num_from_replay or len(self.replay) < config.warmup:
+            return fresh
+        generator = self.replay_generator
+        terminal, scores = self.replay.sample(config.num_from_replay, generator=generator)
+        conditioning = self.task.sample_conditioning(len(scores), generator=generator)
+        replayed = sample_backward(self.env, terminal, conditioning=conditioning, generator=generator)
+        return TrajectoryBatch.cat([fresh, replayed.with_rewards(self.task.log_reward(scores, conditioning))])
+
+    def _follow_policy(self) -> None:
+        """Move the sampling policy towards the trained one, where it is a moving average of it."""
+        tau = self.config.algo.sampling_tau
+        if not tau:
+            return
+        with torch.no_grad():
+            for average, current in zip(self.sampling_policy.parameters(), self.policy.parameters(), strict=True):
+                average.lerp_(current, 1 - tau)
+
+    def _summary(self, evaluations: list[Evaluation]) -> dict[str, float]:
+        scores = [evaluation.score for evaluation in evaluations]
+        self.best_score = max(self.best_score, *scores)
+        self.score_means.append(_mean(scores))
+        self.num_distinct += sum(not evaluation.cached for evaluation in evaluations)
+        return {
+            "score_mean": self.score_means[-1],
+            "score_best": self.best_score,
+            "num_distinct": self.num_distinct,
+            "cached_share": sum(e.cached for e in evaluations) / len(evaluations),
+            "failed_share": sum(e.status is EvaluationStatus.FAILED for e in evaluations) / len(evaluations),
+        }
+
+    def _seed(self, stream: int) -> None:
+        seed = stream_seed(self.config.seed, stream)
+        random.seed(seed)
+        np.random.seed(seed % 2**32)
+        torch.manual_seed(seed)
+
+
+def stream_seed(seed: int, stream: int) -> int:
+    """Return the seed of one of a run's independent streams of randomness."""
+    return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+@dataclass
+class StopRequest:
+    """The signal that asked the run to stop after its current step."""
+
+    signal: int | None = None
+
+
+@contextmanager
+def stop_signals() -> Iterator[StopRequest]:
+    """Turn the first SIGINT or SIGTERM into a request to stop; a second one ends the process as usual."""
+    request, kinds = StopRequest(), (signal.SIGINT, signal.SIGTERM)
+    usual = {kind: signal.getsignal(kind) for kind in kinds}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        request.signal = number
+        for kind, handler in usual.items():
+            signal.signal(kind, handler)
+
+    for kind in kinds:
+        signal.signal(kind, on_signal)
+    try:
+        yield request
+    finally:
+        for kind, handler in usual.items():
+            signal.signal(kind, handler)
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else math.nan
