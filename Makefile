@@ -1,0 +1,35 @@
+# make run   creates .venv, installs what is needed, runs the default search:  make run ARGS="seed=1 num_training_steps=50"
+# make test  the same for the tests:                                          make test ARGS="-x tests/graphs"
+PYTHON ?= python3
+VENV := .venv
+export PIP_CONSTRAINT := constraints.txt
+# Newer versions of pip read this one for what builds the package.
+export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
+export PIP_DISABLE_PIP_VERSION_CHECK := 1
+
+.PHONY: run test install install-test clean
+
+run: install
+	$(VENV)/bin/python -m gflownet.train $(ARGS)
+
+test: install-test
+	$(VENV)/bin/python -m pytest --cov --cov-report=term:skip-covered $(ARGS)
+
+install: $(VENV)/installed
+install-test: $(VENV)/installed-test
+
+# The stamps are older than what they were made from exactly when something has to be installed again.
+$(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet -e .
+	touch $@
+
+$(VENV)/installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
+	$(VENV)/bin/python -m pip install --quiet -e ".[test]"
+	touch $@ $(VENV)/installed
+
+$(VENV)/bin/python:
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "gflownet needs Python 3.11 or later, $(PYTHON) is " + sys.version.split()[0] + "; name another one: make PYTHON=python3.12")'
+	$(PYTHON) -m venv $(VENV)
+
+clean:
+	rm -rf $(VENV) dist .coverage .pytest_cache .ruff_cache .hypothesis
