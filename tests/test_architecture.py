@@ -1,0 +1,235 @@
+"""The layers of docs/architecture.md, read off the imports, and the house rules that a machine can check."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+MAX_FUNCTION_LINES = 60
+FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
+# The top level of the checkout that holds our code.
+SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
+
+# A line imports only lines above it, and of those only what the second column names where there is one.
+LAYERS: tuple[dict[str, set[str] | None], ...] = (
+    {"errors": None, "plugins": None},
+    {"graphs": set(), "autodiff": set(), "rhn": set(), "utils": set()},
+    {"translation": {"graphs", "rhn"}, "mdp": {"graphs"}},
+    {"envs": {"mdp", "graphs", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp"}},
+    {"evaluation": {"graphs", "translation", "autodiff", "rhn"}},
+    {"data": {"mdp", "policy", "evaluation", "utils"}},
+    {"checkpoint": set(), "console": set(), "config_options": set()},
+    {"config": None, "logging": {"console"}, "report": None},
+    {"config_checks": None, "run_folder": None},
+    {"cli": None, "trainer": None},
+    {"train": None},
+)
+# Whatever errors are called and however parts are found by name, every package may use.
+EVERYWHERE = set(LAYERS[0])
+DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
+NAMED = {name: named for layer in LAYERS for name, named in layer.items()}
+LOWEST_ABOVE_TASKS = DEPTH["data"]
+
+
+def python_files(root: Path) -> Iterator[Path]:
+    for folder in SOURCE_FOLDERS:
+        yield from sorted((root / folder).rglob("*.py"))
+
+
+def package_of(module: str) -> str:
+    """Return the part after gflownet: graphs of gflownet.graphs.canonical, the empty string of gflownet itself."""
+    return module.partition(".")[2].partition(".")[0]
+
+
+def runtime_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Yield line and module of every import that runs, inside functions too, but not under TYPE_CHECKING."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
+            continue
+        if isinstance(node, ast.Import):
+            yield from ((node.lineno, alias.name) for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module == "gflownet":
+            yield from ((node.lineno, f"gflownet.{alias.name}") for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            yield node.lineno, "." * node.level + (node.module or "")
+        yield from runtime_imports(node)
+
+
+def imports_of(root: Path, folder: str) -> Iterator[tuple[Path, int, str]]:
+    for path in sorted((root / folder).rglob("*.py")):
+        for line, module in runtime_imports(ast.parse(path.read_text(encoding="utf-8"))):
+            yield path.relative_to(root), line, module
+
+
+def owner_of(path: Path) -> str:
+    """Return the package or top-level module of gflownet that a file belongs to; the empty string for __init__.py."""
+    name = path.parts[1] if len(path.parts) > 2 else path.stem
+    return "" if name == "__init__" else name
+
+
+def layer_problems(root: Path) -> list[str]:
+    """Return the imports inside gflownet/ that do not go down the layers."""
+    problems = []
+    for path, line, module in imports_of(root, "gflownet"):
+        owner, target = owner_of(path), package_of(module)
+        where = f"{path}:{line}: {owner or 'gflownet'} imports {module}"
+        if module.startswith("."):
+            problems.append(f"{where}, relative")
+        elif module.partition(".")[0] in ("tasks", "configs") or target in ("tasks", "configs"):
+            problems.append(f"{where}, which is above the package")
+        elif module.partition(".")[0] == "gflownet" and target and owner != target:
+            if not owner:
+                problems.append(f"{where}, but the package itself imports nothing")
+            elif owner not in DEPTH or target not in DEPTH:
+                problems.append(f"{where}, of which one has no layer")
+            elif DEPTH[target] >= DEPTH[owner]:
+                problems.append(f"{where}, which is not below it")
+            elif NAMED[owner] is not None and target not in (NAMED[owner] or set()) | EVERYWHERE:
+                problems.append(f"{where}, which is not among {sorted(NAMED[owner] or ())}")
+    return problems
+
+
+def task_problems(root: Path) -> list[str]:
+    """Return the imports inside tasks/ from above the evaluation."""
+    return [
+        f"{path}:{line}: a task imports {module}"
+        for path, line, module in imports_of(root, "tasks")
+        if module.startswith("gflownet.")
+        and package_of(module) != "tasks"
+        and DEPTH.get(package_of(module), LOWEST_ABOVE_TASKS) >= LOWEST_ABOVE_TASKS
+    ]
+
+
+def circle_problems(root: Path) -> list[str]:
+    """Return the packages of gflownet/ that can reach themselves through imports."""
+    graph: dict[str, set[str]] = {}
+    for path, _, module in imports_of(root, "gflownet"):
+        owner, target = owner_of(path), package_of(module)
+        if module.startswith("gflownet.") and owner and owner != target:
+            graph.setdefault(owner, set()).add(target)
+
+    def reachable(start: str) -> set[str]:
+        seen: set[str] = set()
+        frontier = [start]
+        while frontier:
+            new = graph.get(frontier.pop(), set()) - seen
+            seen |= new
+            frontier.extend(new)
+        return seen
+
+    return [f"{package} imports itself through others" for package in sorted(graph) if package in reachable(package)]
+
+
+def length_problems(root: Path) -> list[str]:
+    """Return the functions that are too long to read at once."""
+    problems = []
+    for path in python_files(root):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+                length = (node.end_lineno or node.lineno) - node.lineno + 1
+                if length > MAX_FUNCTION_LINES:
+                    problems.append(f"{path.relative_to(root)}:{node.lineno}: {node.name} has {length} lines")
+    return problems
+
+
+def name_problems(root: Path) -> list[str]:
+    """Return the rooms whose name says nothing; utils is the cross-process plumbing of gflownet and nothing else."""
+    problems = []
+    for path in python_files(root):
+        parts = [part.removesuffix(".py") for part in path.relative_to(root).parts]
+        is_plumbing = parts[:2] in (["gflownet", "utils"], ["tests", "utils"])
+        if FORBIDDEN_NAMES & set(parts) or "utils" in parts[2 if is_plumbing else 0 :]:
+            problems.append(str(path.relative_to(root)))
+    return problems
+
+
+def package_docstring_problems(root: Path) -> list[str]:
+    """Return the packages whose first line does not say what they are for."""
+    return [
+        str(path.relative_to(root))
+        for path in sorted((root / "gflownet").rglob("__init__.py"))
+        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+    ]
+
+
+CHECKS = (
+    layer_problems,
+    task_problems,
+    circle_problems,
+    length_problems,
+    name_problems,
+    package_docstring_problems,
+)
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_the_source_tree_keeps_the_rules(check: Callable[[Path], list[str]], checkout: Path) -> None:
+    assert check(checkout) == []
+
+
+# What a check has to find in a tree that is otherwise clean: file, its text, words of the problem.
+PLANTED = (
+    (layer_problems, "gflownet/graphs/a.py", "from gflownet.translation.plan import x", "not below"),
+    (layer_problems, "gflownet/graphs/a.py", "def f():\n    import gflownet.trainer", "not below"),
+    (layer_problems, "gflownet/graphs/a.py", "from gflownet import mdp", "not below"),
+    (layer_problems, "gflownet/envs/a.py", "import gflownet.policy.base", "not below"),
+    (layer_problems, "gflownet/translation/a.py", "from gflownet.autodiff import x", "not among"),
+    (layer_problems, "gflownet/logging.py", "from gflownet.evaluation.store import x", "not among"),
+    (layer_problems, "gflownet/newroom/a.py", "from gflownet.graphs import x", "no layer"),
+    (layer_problems, "gflownet/graphs/a.py", "from .. import trainer", "relative"),
+    (layer_problems, "gflownet/trainer.py", "from gflownet.tasks.digits import x", "above the package"),
+    (layer_problems, "gflownet/trainer.py", "from tasks.digits import x", "above the package"),
+    (layer_problems, "gflownet/__init__.py", "from gflownet.trainer import x", "imports nothing"),
+    (task_problems, "tasks/mine.py", "from gflownet.trainer import GFNTrainer", "a task imports"),
+    (task_problems, "tasks/mine.py", "def f():\n    import gflownet.data.replay", "a task imports"),
+    (circle_problems, "gflownet/graphs/a.py", "def f():\n    import gflownet.mdp.a", "through others"),
+    (length_problems, "scripts/long.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
+    (name_problems, "gflownet/graphs/helpers.py", "", "helpers"),
+    (name_problems, "gflownet/misc/a.py", "", "misc"),
+    (name_problems, "gflownet/graphs/utils.py", "", "utils"),
+    (name_problems, "gflownet/utils/utils.py", "", "utils"),
+    (package_docstring_problems, "gflownet/graphs/__init__.py", "import sys", "graphs"),
+)
+
+
+@pytest.mark.parametrize(("check", "name", "text", "words"), PLANTED)
+def test_each_check_finds_what_it_looks_for(
+    check: Callable[[Path], list[str]], name: str, text: str, words: str, tmp_path: Path
+) -> None:
+    clean = {
+        "gflownet/policy/base.py": "if TYPE_CHECKING:\n    from gflownet.trainer import GFNTrainer\n",
+        "gflownet/mdp/a.py": "import torch\nfrom gflownet.graphs.candidate import x\n",
+        "gflownet/utils/shared_buffer.py": "def f():\n" + "    x = 1\n" * 59,
+        "tasks/digits.py": "from gflownet.evaluation.supervised import x\n",
+    }
+    for path, content in clean.items():
+        (tmp_path / path).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / path).write_text(content)
+    assert check(tmp_path) == []
+    (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / name).write_text(text)
+    problems = check(tmp_path)
+    assert problems
+    assert all(words in problem for problem in problems)
+
+
+def test_every_package_of_the_tree_has_a_layer_and_a_place_in_the_documentation(checkout: Path) -> None:
+    folder = checkout / "gflownet"
+    entries = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
+    names = {path.stem for path in entries} - {"__init__"}
+    assert names <= set(DEPTH)
+    text = (checkout / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert [name for name in sorted(names) if name not in text] == []
+
+
+def test_the_config_is_read_without_importing_torch(checkout: Path) -> None:
+    code = (
+        "import sys, gflownet.train, gflownet.config_checks; print([m for m in sys.modules if m.startswith('torch')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
