@@ -8,7 +8,7 @@ import math
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -67,9 +67,7 @@ class InlineEvaluator(Evaluator):
 
     def _score(self, candidates: Sequence[Candidate], *, step: int) -> Iterator[EvaluationRecord]:
         """Yields the record of each candidate as soon as the task hands its outcome over."""
-        seeds = [candidate_seed(self.seed, candidate.canonical_hash()) for candidate in candidates]
-        outcomes = _timed(lambda: self.task.evaluate_many(candidates, seeds=seeds), num=len(candidates))
-        for candidate, (outcome, seconds) in zip(candidates, outcomes, strict=True):
+        for candidate, (outcome, seconds) in zip(candidates, self._timed_outcomes(candidates), strict=True):
             score, error = self._score_or_floor(outcome)
             yield EvaluationRecord(
                 hash=candidate.canonical_hash(),
@@ -84,6 +82,22 @@ class InlineEvaluator(Evaluator):
                 metrics=score.metrics,
             )
 
+    def _timed_outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Score | Exception, float]]:
+        """Yields each outcome with its seconds; what the call takes before it yields is shared evenly."""
+        seeds = [candidate_seed(self.seed, candidate.canonical_hash()) for candidate in candidates]
+        start = time.perf_counter()
+        outcomes = self.task.evaluate_many(candidates, seeds=seeds)
+        shared = (time.perf_counter() - start) / max(len(candidates), 1)
+        num_outcomes = 0
+        start = time.perf_counter()
+        for outcome in outcomes:
+            yield outcome, shared + time.perf_counter() - start
+            num_outcomes += 1
+            start = time.perf_counter()
+        if num_outcomes < len(candidates):
+            name = f"{type(self.task).__name__}.evaluate_many"
+            raise ValueError(f"{name}: expected {len(candidates)} outcomes, got {num_outcomes}")
+
     def _score_or_floor(self, outcome: Score | Exception) -> tuple[Score, str | None]:
         """Returns a score that may be stored, and the reason when the evaluation failed."""
         if isinstance(outcome, Exception):
@@ -94,17 +108,6 @@ class InlineEvaluator(Evaluator):
             reason = f"expected a finite score, got {outcome.value}"
             return dataclasses.replace(outcome, value=self.floor_score), reason
         return outcome, None
-
-
-def _timed(call: Callable[[], Iterable[Score | Exception]], *, num: int) -> Iterator[tuple[Score | Exception, float]]:
-    """Yields each outcome with its seconds: the call's own time is shared evenly, that between outcomes is theirs."""
-    start = time.perf_counter()
-    outcomes = call()
-    shared = (time.perf_counter() - start) / max(num, 1)
-    start = time.perf_counter()
-    for outcome in outcomes:
-        yield outcome, shared + time.perf_counter() - start
-        start = time.perf_counter()
 
 
 def _describe(error: Exception) -> str:

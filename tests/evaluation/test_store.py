@@ -14,7 +14,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, EvaluationStore
 from tests.evaluation.candidates import StubCandidate, record
 
-NUM_WRITERS, NUM_ROWS = 4, 150
+NUM_WRITERS, NUM_ROWS = 4, 300
 NUM_KILLS = 5
 # Every writer adds rows of its own and rows that all of them add; a line on stdout acknowledges a row.
 WRITER = """

@@ -1,0 +1,172 @@
+"""What every evaluator backend promises: exact deduplication, recorded failures, seeds, the meaning of `cached`."""
+
+import math
+import re
+
+import pytest
+
+from gflownet.evaluation.evaluator import EVALUATORS, Evaluator
+from gflownet.evaluation.randomness import candidate_seed
+from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.evaluation.task import Score
+from tests.evaluation.candidates import StubCandidate, StubTask, config_with
+
+RUN_SEED = 5
+OK, FAILED = EvaluationStatus.OK, EvaluationStatus.FAILED
+
+
+class TwoArgumentError(Exception):
+    """An exception that its args cannot rebuild."""
+
+    def __init__(self, first: str, second: str) -> None:
+        super().__init__(f"{first} {second}")
+
+
+@pytest.fixture
+def store(tmp_path):
+    with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
+        yield store
+
+
+@pytest.fixture(params=EVALUATORS)
+def build(request, store):
+    """Returns a function that builds the evaluator for a task."""
+
+    def build_evaluator(task: StubTask) -> Evaluator:
+        return EVALUATORS[request.param](task, store, config=config_with().evaluation, seed=RUN_SEED)
+
+    return build_evaluator
+
+
+def candidates(*keys: str) -> list[StubCandidate]:
+    return [StubCandidate(key) for key in keys]
+
+
+def test_results_come_in_order_and_are_stored(build, store):
+    task = StubTask({"a": 0.25, "b": 0.75})
+    evaluations = build(task).evaluate(candidates("b", "a"), step=3)
+    assert [(e.score, e.status, e.error, e.cached) for e in evaluations] == [
+        (0.75, OK, None, False),
+        (0.25, OK, None, False),
+    ]
+    assert all(e.num_parameters == 7 and e.metrics == {"validation_accuracy": e.score} for e in evaluations)
+    assert all(0 <= e.seconds < 60 for e in evaluations)
+    row = store.find(StubCandidate("b"))
+    assert (row.score, row.step, row.graph, row.hash) == (0.75, 3, '{"nodes": ["b"]}', "hash of b")
+
+
+def test_twins_are_scored_once(build, store):
+    task = StubTask({"a": 0.25, "b": 0.75})
+    evaluator = build(task)
+    first = evaluator.evaluate(candidates("a", "b", "a", "a"), step=1)
+    again = evaluator.evaluate(candidates("b", "a"), step=2)
+    assert [e.score for e in first + again] == [0.25, 0.75, 0.25, 0.25, 0.75, 0.25]
+    assert [e.cached for e in first + again] == [False, False, True, True, True, True]
+    assert ([key for key, _ in task.calls], store.count()) == (["a", "b"], 2)
+
+
+def test_equal_hashes_are_no_twins(build):
+    task = StubTask({"hexagon": 0.25, "two triangles": 0.75})
+    pair = [StubCandidate("hexagon", "same"), StubCandidate("two triangles", "same")]
+    evaluations = build(task).evaluate(pair, step=1)
+    assert [(e.score, e.cached) for e in evaluations] == [(0.25, False), (0.75, False)]
+
+
+def test_resumed_step_reports_what_the_interrupted_one_did(build):
+    outcomes = {"old": 0.1, "a": 0.25, "b": 0.75, "later": 0.9}
+    build(StubTask(outcomes)).evaluate(candidates("old"), step=1)
+    batch = candidates("a", "old", "b", "a")
+    before = build(StubTask(outcomes)).evaluate(batch, step=2)
+    build(StubTask(outcomes)).evaluate(candidates("later"), step=3)
+    task = StubTask(outcomes)
+    resumed = build(task)
+    # The checkpoint was older than the store: step 2 comes again, and what step 3 scored is still unknown to it.
+    assert resumed.evaluate(batch, step=2) == before
+    assert [e.cached for e in before] == [False, True, False, True]
+    assert [e.cached for e in resumed.evaluate(candidates("later"), step=3)] == [False]
+    assert task.calls == []
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (math.nan, "expected a finite score, got nan"),
+        (-math.inf, "expected a finite score, got -inf"),
+        (RuntimeError("no\nluck"), r"RuntimeError: no luck \(candidates\.py:\d+\)"),
+        (MemoryError(), r"MemoryError: \(candidates\.py:\d+\)"),
+        (TwoArgumentError("a", "b"), r"TwoArgumentError: a b \(candidates\.py:\d+\)"),
+    ],
+)
+def test_failure_is_recorded_with_its_reason_and_the_run_goes_on(build, store, outcome, reason):
+    task = StubTask({"bad": outcome, "good": 0.75})
+    floor = config_with().evaluation.floor_score
+    evaluations = build(task).evaluate(candidates("bad", "good"), step=1)
+    assert [(e.score, e.status) for e in evaluations] == [(floor, FAILED), (0.75, OK)]
+    row = store.find(StubCandidate("bad"))
+    assert (row.score, row.status, row.error) == (floor, FAILED, evaluations[0].error)
+    assert re.fullmatch(reason, row.error)
+    assert [row.key for row in store.top(5)] == ["good"]
+    (again,) = build(task).evaluate(candidates("bad"), step=2)
+    assert (again.status, again.score, again.cached) == (FAILED, floor, True)
+
+
+def test_failed_score_keeps_what_else_is_known(build):
+    (evaluation,) = build(StubTask({"bad": math.nan})).evaluate(candidates("bad"), step=1)
+    assert evaluation.num_parameters == 7
+    assert math.isnan(evaluation.metrics["validation_accuracy"])
+
+
+def test_interrupt_passes_and_keeps_what_was_done(build, store):
+    task = StubTask({"a": 0.25, "b": KeyboardInterrupt(), "c": 0.75})
+    with pytest.raises(KeyboardInterrupt):
+        build(task).evaluate(candidates("a", "b", "c"), step=1)
+    assert (store.count(), store.find(StubCandidate("a")).score) == (1, 0.25)
+
+
+def test_seed_belongs_to_the_graph(build):
+    task = StubTask({"a": 0.25, "b": 0.75, "c": 0.5})
+    build(task).evaluate(candidates("c", "a", "b"), step=1)
+    assert task.calls == [(key, candidate_seed(RUN_SEED, f"hash of {key}")) for key in "cab"]
+
+
+def test_no_candidates_are_no_work(build):
+    assert build(StubTask({})).evaluate([], step=1) == []
+
+
+class TogetherTask(StubTask):
+    """Scores all candidates of a call at once."""
+
+    def evaluate_many(self, graphs, *, seeds):
+        self.calls.append(("+".join(graph.key for graph in graphs), len(seeds)))
+        return [
+            Score(self.outcomes[graph.key]) if graph.key in self.outcomes else KeyError(graph.key) for graph in graphs
+        ]
+
+
+def test_task_may_score_all_fresh_candidates_together(build):
+    task = TogetherTask({"a": 0.25, "b": 0.75})
+    evaluations = build(task).evaluate(candidates("a", "gone", "a", "b"), step=1)
+    assert [(e.score, e.status) for e in evaluations] == [(0.25, OK), (0.05, FAILED), (0.25, OK), (0.75, OK)]
+    assert evaluations[1].error == "KeyError: 'gone'"
+    assert task.calls == [("a+gone+b", 3)]
+
+
+class WrongTask(StubTask):
+    """Returns what is no score."""
+
+    def evaluate(self, graph, *, seed):
+        return 0.5
+
+
+class ForgetfulTask(StubTask):
+    """Forgets a candidate."""
+
+    def evaluate_many(self, graphs, *, seeds):
+        return [Score(0.5) for _ in graphs[1:]]
+
+
+def test_a_task_that_breaks_its_contract_is_an_error(build):
+    with pytest.raises(TypeError, match=r"WrongTask\.evaluate: expected a Score, got float"):
+        build(WrongTask({})).evaluate(candidates("a"), step=1)
+    with pytest.raises(ValueError, match=r"ForgetfulTask\.evaluate_many: expected 2 outcomes, got 1"):
+        build(ForgetfulTask({})).evaluate(candidates("a", "b"), step=1)

@@ -1,0 +1,40 @@
+"""The door for tasks: built-in names and the user's own classes, and nothing else."""
+
+import pytest
+
+from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.tasks import TASKS, check_task_name, load_task_class
+from tests.evaluation.candidates import StubTask
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_built_in_tasks_load(name):
+    assert issubclass(load_task_class(name), GFNTask)
+
+
+def test_own_task_loads():
+    assert load_task_class("tests.evaluation.candidates:StubTask") is StubTask
+
+
+@pytest.mark.parametrize(
+    ("name", "complaint"),
+    [
+        ("os.system", "expected one of digits or module:Class, got 'os.system'; did you mean digits?"),
+        ("digit", "expected one of digits or module:Class, got 'digit'; did you mean digits?"),
+        ("", "expected one of digits or module:Class, got ''; did you mean digits?"),
+        ("os:system", "expected a subclass of GFNTask, got 'os:system'; did you mean digits?"),
+        ("collections:OrderedDict", "expected a subclass of GFNTask"),
+        ("tests.evaluation.candidates:Missing", "expected a subclass of GFNTask"),
+        ("no_such_module:Task", "expected an importable module, got 'no_such_module'"),
+    ],
+)
+def test_everything_else_is_refused_in_one_line(name, complaint):
+    with pytest.raises(ValueError, match=r"^task: ") as caught:
+        load_task_class(name)
+    assert complaint in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_name_is_checked_without_importing(monkeypatch):
+    monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
+    check_task_name("no_such_module:Task")

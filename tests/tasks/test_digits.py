@@ -1,0 +1,67 @@
+"""The digits: real data, a fixed stratified split, scores that tell architectures apart."""
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_digits
+
+from gflownet.evaluation.supervised import Splits
+from gflownet.evaluation.tasks import load_task_class
+from tests.evaluation.candidates import classifier_graph, config_with
+
+
+def digits_splits(*overrides: str) -> Splits:
+    return load_task_class("digits")(config_with(*overrides)).splits()  # type: ignore[attr-defined]
+
+
+@pytest.fixture(scope="module")
+def splits() -> Splits:
+    return digits_splits()
+
+
+def parts(splits: Splits):
+    return splits.train, splits.validation, splits.test
+
+
+def test_split_is_60_20_20_of_all_images(splits):
+    sizes = [len(part.inputs) for part in parts(splits)]
+    assert sum(sizes) == 1797
+    assert [size / 1797 for size in sizes] == pytest.approx([0.6, 0.2, 0.2], abs=0.003)
+    images = torch.cat([part.inputs for part in parts(splits)]).numpy() * 16
+    expected, _ = load_digits(return_X_y=True)
+    assert np.array_equal(images[np.lexsort(images.T)], expected[np.lexsort(expected.T)])
+
+
+def test_split_is_stratified(splits):
+    for part, share in zip(parts(splits), (0.6, 0.2, 0.2), strict=True):
+        counts = torch.bincount(part.targets, minlength=10)
+        assert torch.all((counts - share * 179.7).abs() < 4)
+
+
+def test_images_keep_their_digits(splits):
+    images, digits = load_digits(return_X_y=True)
+    known = {image.tobytes(): digit for image, digit in zip(images.astype(np.float32), digits, strict=True)}
+    for part in parts(splits):
+        assert [known[image.tobytes()] for image in (part.inputs * 16).numpy()] == part.targets.tolist()
+
+
+def test_inputs_are_grey_values_between_0_and_1(splits):
+    assert all(part.inputs.dtype == torch.float32 and part.targets.dtype == torch.int64 for part in parts(splits))
+    assert (float(splits.train.inputs.min()), float(splits.train.inputs.max())) == (0.0, 1.0)
+
+
+def test_split_depends_on_its_own_seed_alone(splits):
+    same, other = digits_splits("seed=9"), digits_splits("evaluation.split_seed=1")
+    assert torch.equal(same.test.inputs, splits.test.inputs)
+    assert not torch.equal(other.test.targets, splits.test.targets)
+
+
+def test_good_architectures_beat_bad_ones():
+    task = load_task_class("digits")(config_with())
+    good = task.evaluate(classifier_graph((64, "relu"), skip=True), seed=0)
+    bad = task.evaluate(classifier_graph((2, "sigmoid"), (2, "sigmoid"), (4, "sigmoid")), seed=0)
+    assert good.value > 0.93
+    assert bad.value < 0.6
+    test_accuracy = task.test(classifier_graph((64, "relu"), skip=True), seed=0)
+    assert test_accuracy is not None
+    assert test_accuracy > 0.9
