@@ -101,10 +101,10 @@ def with_task_options(config: Config, options: type | None) -> Config:
         if given:
             raise UserError(f"{TASK_OPTIONS}: expected nothing, task {config.task} has no options, got {_shown(given)}")
         return result
-    found = find_options(options, prefix=f"{TASK_OPTIONS}.")
+    known = {option.key: option for option in find_options(options, prefix=f"{TASK_OPTIONS}.")}
     cast(Any, result).task_options = OmegaConf.structured(options)
-    _merge(result, {TASK_OPTIONS: given}, options={option.key: option for option in found})
-    for option in found:
+    _merge(result, {TASK_OPTIONS: given}, options=known)
+    for option in known.values():
         resolved(result, option)
     return result
 

@@ -1,0 +1,153 @@
+"""The command line as a user types it."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from gflownet import train
+from gflownet.cli import MAX_WIDTH, Command, help_text, parse
+from gflownet.config import OPTIONS, load_config, to_yaml
+from gflownet.errors import UserError
+
+# Runs the command and then says on stderr whether that took torch.
+PROBE = (
+    "import sys; from gflownet.train import main; code = main(sys.argv[1:]); "
+    "print('torch' in sys.modules, file=sys.stderr); sys.exit(code)"
+)
+
+
+def run_probe(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-c", PROBE, *arguments]
+    return subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["model.num_layer=3"], "did you mean model.num_layers?"),
+        (["seed=abc"], "seed: expected an integer, got 'abc'"),
+        (["num_training_steps=0"], "num_training_steps: expected a number >= 1, got 0"),
+        (["--seed=1"], "for example seed=1"),
+        (["--config", "digit"], "did you mean digits?"),
+        (["task=digit"], "did you mean digits?"),
+    ],
+)
+def test_a_mistake_exits_2_with_one_line_and_without_torch(arguments: list[str], words: str, checkout: Path) -> None:
+    done = run_probe(checkout, *arguments)
+    assert (done.returncode, done.stdout) == (2, "")
+    error, torch_was_imported = done.stderr.splitlines()
+    assert error.startswith("error: ")
+    assert words in error
+    assert torch_was_imported == "False"
+
+
+@pytest.mark.parametrize("flag", ["--help", "--print-config"])
+def test_printing_exits_0_without_torch(flag: str, checkout: Path) -> None:
+    done = run_probe(checkout, flag, "seed=3")
+    assert (done.returncode, done.stderr) == (0, "False\n")
+    assert done.stdout
+
+
+def test_only_a_subclass_of_the_task_contract_is_ever_called(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["task=os:system"]) == 2
+    assert "error: task: expected a subclass of GFNTask, got 'os:system'" in capsys.readouterr().err
+
+
+def test_unknown_options_of_a_task_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["task=digits", "task_options.nonsense=1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: task_options")
+    assert error.count("\n") == 1
+
+
+def test_the_printed_config_is_the_merged_one(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["seed=3", "--print-config", "--config=digits_small", "task_options.x=${oc.env:NOT_SET}"]) == 0
+    printed = capsys.readouterr().out
+    assert printed == to_yaml(load_config("digits_small", ["seed=3", "task_options.x=${oc.env:NOT_SET}"]))
+    assert "${oc.env:NOT_SET}" in printed
+
+
+def test_the_help_has_every_option_with_type_default_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "300")
+    text = help_text()
+    words = " ".join(text.split())
+    for option in OPTIONS.values():
+        found = re.search(rf"  {re.escape(option.key)} +(\S+) = (.*)\n", text)
+        assert found is not None, option.key
+        assert found[1] == option.type_name
+        assert option.help in words
+    assert "replay.use bool = true train on replayed" in words
+    assert "mp_buffer_size int|null = null" in words
+    assert "env.output_sizes list[int] = [4, 8, 16, 32, 64]" in words
+    assert max(map(len, text.splitlines())) <= MAX_WIDTH
+
+
+@pytest.mark.parametrize("width", ["60", "80"])
+def test_the_help_fits_a_narrow_terminal(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", width)
+    descriptions = [line for line in help_text().splitlines() if line.startswith("      ")]
+    assert max(map(len, descriptions)) <= int(width)
+
+
+def test_flags_and_overrides_may_be_mixed() -> None:
+    assert parse(["a=1", "--config", "x", "b=-2", "--print-config"]) == Command("x", ("a=1", "b=-2"), print_config=True)
+    assert parse(["--config=y=z.yaml"]) == Command("y=z.yaml")
+    assert parse(["-h"]) == Command(help=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["--config"], "--config: expected the name or the path of a config, got nothing"),
+        (["--config="], "--config: expected the name or the path of a config, got nothing"),
+        (["--num_layers", "3"], "--num_layers: expected one of --config, .* for example model.num_layers=VALUE"),
+        (["-x"], "-x: expected one of --config"),
+    ],
+)
+def test_an_unknown_flag_is_refused_with_an_example(arguments: list[str], words: str) -> None:
+    with pytest.raises(UserError, match=words):
+        parse(arguments)
+
+
+class StoppedTrainer:
+    """Stands in for a trainer that a signal stopped, or that met an error."""
+
+    outcome: int | BaseException | None = None
+
+    def __init__(self, config: object) -> None:
+        self.config = config
+
+    def run(self) -> int | None:
+        if isinstance(self.outcome, BaseException):
+            raise self.outcome
+        return self.outcome
+
+
+@pytest.mark.parametrize(
+    ("outcome", "status"), [(None, 0), (2, 130), (15, 143), (KeyboardInterrupt(), 130), (UserError("log_dir: x"), 2)]
+)
+def test_the_exit_status_says_how_the_run_ended(
+    outcome: int | BaseException | None, status: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import gflownet.trainer
+
+    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", StoppedTrainer)
+    monkeypatch.setattr(StoppedTrainer, "outcome", outcome)
+    assert train.main([]) == status
+
+
+def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gflownet.trainer
+
+    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", lambda config: int("no number"))
+    with pytest.raises(ValueError, match="no number"):
+        train.main([])
+    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", StoppedTrainer)
+    monkeypatch.setattr(StoppedTrainer, "outcome", ValueError("in a run"))
+    with pytest.raises(ValueError, match="in a run"):
+        train.main([])

@@ -1,0 +1,284 @@
+"""The root config: what is merged over what, and what is refused with which words."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import pytest
+from omegaconf import OmegaConf
+
+from gflownet.config import (
+    OPTIONS,
+    Config,
+    config_names,
+    load_config,
+    nearest_key,
+    to_mapping,
+    to_yaml,
+    with_task_options,
+)
+from gflownet.config_checks import INTERVALS, Interval, validate
+from gflownet.config_options import find_options
+from gflownet.errors import UserError
+
+
+@pytest.fixture
+def write_yaml(tmp_path: Path) -> Callable[[str], str]:
+    def write(text: str) -> str:
+        path = tmp_path / "mine.yaml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_overrides_win_over_the_file_and_the_file_over_the_defaults(write_yaml: Callable[[str], str]) -> None:
+    path = write_yaml("seed: 3\nmodel:\n  num_layers: 7\n  num_emb: 96\nreplay:\n")
+    config = load_config(path, ["model.num_emb=48", "env.activations=[tanh]", "model.num_emb=24"])
+    assert (config.seed, config.model.num_layers, config.model.num_emb) == (3, 7, 24)
+    assert config.model.num_heads == Config().model.num_heads
+    assert list(config.env.activations) == ["tanh"]
+
+
+def test_the_defaults_are_those_of_the_dataclasses_and_make_sense() -> None:
+    config = load_config()
+    assert to_mapping(config) == dataclasses.asdict(Config())
+    validate(config)
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_every_config_is_valid_and_names_only_what_differs_from_the_defaults(name: str, checkout: Path) -> None:
+    validate(load_config(name))
+    written = OmegaConf.to_container(OmegaConf.load(checkout / "configs" / f"{name}.yaml"))
+    defaults = to_mapping(load_config())
+    assert _repeated(written, defaults) - {"task"} == set()
+
+
+def _repeated(written: Any, defaults: Any, prefix: str = "") -> set[str]:
+    repeated = set()
+    for key, value in written.items():
+        if isinstance(value, dict):
+            repeated |= _repeated(value, defaults[key], f"{prefix}{key}.")
+        elif value == defaults[key]:
+            repeated.add(f"{prefix}{key}")
+    return repeated
+
+
+REFUSED = (
+    ("modle.num_layers=3", "modle.num_layers: unknown option, got modle.num_layers=3; did you mean model.num_layers?"),
+    ("model.num_layer=3", "model.num_layer: unknown option, got model.num_layer=3; did you mean model.num_layers?"),
+    ("learning_rate=3", "learning_rate: unknown option, got learning_rate=3; did you mean opt.learning_rate?"),
+    ("seed.x=3", "seed: expected an integer, got {'x': 3}"),
+    ("seed=abc", "seed: expected an integer, got 'abc'"),
+    ("seed=1.5", "seed: expected an integer, got 1.5"),
+    ("seed=true", "seed: expected an integer, got True"),
+    ("seed=null", "seed: expected an integer, got None"),
+    ("mp_buffer_size=x", "mp_buffer_size: expected an integer or null, got 'x'"),
+    ("opt.learning_rate=fast", "opt.learning_rate: expected a number, got 'fast'"),
+    ("opt.opt=adm", "opt.opt: expected one of adam, adamw, sgd, got 'adm'"),
+    ("replay.use=7", "replay.use: expected true or false, got 7"),
+    ("replay.use=maybe", "replay.use: expected true or false, got 'maybe'"),
+    ("env.activations=relu", "env.activations: expected a list of strings, got 'relu'"),
+    ("env.output_sizes=[1,x]", "env.output_sizes: expected a list of integers, got [1, 'x']"),
+    ("task_options=3", "task_options: expected a group of options, got 3"),
+    (
+        "wandb=off",
+        "wandb: expected a group of options (wandb.mode, wandb.project, wandb.entity, wandb.name), got 'off'",
+    ),
+    ("seed", "seed: expected KEY=VALUE, for example seed=VALUE"),
+    ("=3", "=3: expected KEY=VALUE, for example "),
+    ("seed=[1", "seed: expected a YAML value, got 'seed=[1': while parsing a flow sequence"),
+    ("log_dir=${a", "log_dir: expected a YAML value, got "),
+    ("seed=!!python/object/apply:os.getcwd []", "seed: expected a YAML value, got "),
+)
+
+
+@pytest.mark.parametrize(("override", "message"), REFUSED)
+def test_a_wrong_key_or_type_is_refused_in_one_line_with_the_full_key(override: str, message: str) -> None:
+    with pytest.raises(UserError) as caught:
+        load_config(None, [override])
+    assert str(caught.value).startswith(message)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_error_in_a_file_names_the_file(write_yaml: Callable[[str], str]) -> None:
+    path = write_yaml("model:\n  num_layer: 3\n")
+    with pytest.raises(UserError, match=r"mine.yaml: model.num_layer: unknown option.* did you mean model.num_layers"):
+        load_config(path)
+
+
+ALIAS_BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
+    f"{name}: &{name} [{', '.join(f'*{before}' for _ in range(9))}]\n"
+    for before, name in zip("abcdefgh", "bcdefghi", strict=True)
+)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "seed: !!python/object/apply:os.system ['touch pwned']",
+        "seed: !!python/name:os.system",
+        ALIAS_BOMB,
+        "a: &a [*a]",
+        "seed: 1\nseed: 2",
+        "seed: [",
+        "- 1",
+        "seed: \x00",
+        "[" * 5000,
+    ],
+)
+def test_a_file_that_is_not_plain_yaml_is_refused(
+    text: str, write_yaml: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    path = write_yaml(text)
+    with pytest.raises(UserError, match="expected") as caught:
+        load_config(path)
+    assert "\n" not in str(caught.value)
+    assert not (tmp_path / "pwned").exists()
+
+
+def test_an_unknown_config_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(UserError, match=r"--config: expected one of digits, .*got 'digit'; did you mean digits\?"):
+        load_config("digit")
+    with pytest.raises(UserError, match=r"--config: expected a YAML file, got 'nowhere/x.yaml'"):
+        load_config("nowhere/x.yaml")
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("num_training_steps=0", "num_training_steps: expected a number >= 1, got 0"),
+        ("seed=-1", r"seed: expected a number in \[0, "),
+        ("algo.train_random_action_prob=1.01", r"expected a number in \[0, 1\], got 1.01"),
+        ("algo.sampling_tau=1", r"expected a number in \[0, 1\), got 1.0"),
+        ("opt.learning_rate=0", "opt.learning_rate: expected a number > 0, got 0.0"),
+        ("opt.learning_rate=.nan", "opt.learning_rate: expected a number > 0, got nan"),
+        ("opt.weight_decay=.inf", "opt.weight_decay: expected a number >= 0, got inf"),
+        ("env.output_sizes=[8,0]", "env.output_sizes: expected a number >= 1, got 0"),
+        ("env.output_sizes=[]", "env.output_sizes: expected at least one entry"),
+        ("env.activations=[]", "env.activations: expected at least one of relu"),
+        ("env.activations=[rellu]", r"env.activations: expected one of .*got 'rellu'; did you mean relu\?"),
+        ("env.output_aggregation=summ", r"env.output_aggregation: .*did you mean sum\?"),
+        ("task=digit", r"task: .*did you mean digits\?"),
+        ("task=os.system", "task: expected one of"),
+        ("algo.method=td", r"algo.method: .*did you mean tb\?"),
+        ("model.name=transformer", r"model.name: .*did you mean graph_transformer\?"),
+        ("env.name=computation", r"env.name: .*did you mean computation_graph\?"),
+        ("device=gpu", "device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
+        ("log_dir=''", "log_dir: expected the path of a folder"),
+        ("model.num_heads=3", "model.num_emb: expected a multiple of model.num_heads=3, got 64"),
+        ("replay.capacity=8", "replay.warmup: expected at most replay.capacity=8"),
+        ("evaluation.num_epochs=0", "evaluation.num_epochs: expected"),
+        ("cond.temperature.dist_params=[1,2]", "cond.temperature.dist_params: expected one value"),
+        ("seed=???", "seed: expected an integer, got"),
+        ("log_dir=${nowhere}", r"log_dir: expected a string, got '\$\{nowhere\}' \(.*not found"),
+    ],
+)
+def test_a_value_that_makes_no_sense_is_refused(override: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        validate(load_config(None, [override]))
+
+
+def test_a_run_cannot_be_both_resumed_and_overwritten() -> None:
+    with pytest.raises(UserError, match="resume: expected false beside overwrite_existing_exp=true"):
+        validate(load_config(None, ["resume=true", "overwrite_existing_exp=true"]))
+
+
+def test_every_numeric_option_has_bounds() -> None:
+    numeric = {key for key, option in OPTIONS.items() if any(word in option.type_name for word in ("int", "float"))}
+    checked_by_evaluation = {key for key in numeric if key.startswith(("evaluation.", "cond."))}
+    assert numeric - checked_by_evaluation == set(INTERVALS)
+
+
+def test_bounds_are_closed_or_open_as_they_say() -> None:
+    assert [value in Interval(0, 1, low_open=True) for value in (0, 0.5, 1, 1.5)] == [False, True, True, False]
+    assert [value in Interval(0, 1, high_open=True) for value in (-1, 0, 0.5, 1)] == [False, True, True, False]
+    assert str(Interval(0, 1, low_open=True)) == "a number in (0, 1]"
+
+
+def test_every_option_has_a_line_of_help() -> None:
+    assert [key for key, option in OPTIONS.items() if not option.help or "\n" in option.help] == []
+    assert [key for key, option in OPTIONS.items() if not option.group_help] == []
+
+
+def test_a_secret_from_the_environment_is_used_but_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "s3cr3t")
+    config = load_config(None, ["evaluation.store_url=${oc.env:SECRET}"])
+    validate(config)
+    assert config.evaluation.store_url == "s3cr3t"
+    assert "${oc.env:SECRET}" in to_yaml(config)
+    assert "s3cr3t" not in to_yaml(config) + str(to_mapping(config))
+
+
+def test_a_secret_is_not_in_the_error_that_it_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SECRET", "s3cr3t")
+    with pytest.raises(UserError, match=r"seed: expected an integer, got '\$\{task_options.key\}'$"):
+        validate(load_config(None, ["task_options.key=${oc.env:SECRET}", "seed=${task_options.key}"]))
+
+
+def test_the_written_yaml_reads_back_as_the_same_config(write_yaml: Callable[[str], str]) -> None:
+    config = load_config("digits", ["task_options.depth=3", "seed=4", "wandb.name=trial"])
+    assert to_mapping(load_config(write_yaml(to_yaml(config)))) == to_mapping(config)
+
+
+def test_the_nearest_key_is_alike_as_a_whole_or_in_its_last_part() -> None:
+    assert nearest_key("num_layers") == "model.num_layers"
+    assert nearest_key("algo.tb.z_learning_rate") == "algo.tb.Z_learning_rate"
+    assert nearest_key("replay.capasity") == "replay.capacity"
+
+
+@dataclass
+class InnerOptions:
+    rate: float = 0.5
+
+
+@dataclass
+class TaskOptions:
+    """Options of somebody's task."""
+
+    depth: int = 2
+    kind: Literal["a", "b"] = "a"
+    inner: InnerOptions = field(default_factory=InnerOptions)
+
+
+def test_task_options_are_completed_by_the_dataclass_of_the_task() -> None:
+    given = load_config(None, ["task_options.depth=5", "task_options.inner.rate=0.25"])
+    config = with_task_options(given, TaskOptions)
+    assert OmegaConf.to_object(config.task_options) == TaskOptions(depth=5, inner=InnerOptions(0.25))
+    assert to_mapping(given)["task_options"] == {"depth": 5, "inner": {"rate": 0.25}}
+    assert with_task_options(config, TaskOptions).task_options == config.task_options
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task_options.dept=5", r"task_options.dept: unknown option, got .*=5; did you mean task_options.depth\?"),
+        ("task_options.depth=x", "task_options.depth: expected an integer, got 'x'"),
+        ("task_options.kind=c", "task_options.kind: expected one of a, b, got 'c'"),
+        ("task_options.inner=5", r"task_options.inner: expected a group of options \(task_options.inner.rate\), got 5"),
+        ("task_options.depth=${log_dir}", r"task_options.depth: expected an integer, got '\$\{log_dir\}'"),
+    ],
+)
+def test_task_options_are_refused_like_any_other(override: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        with_task_options(load_config(None, [override]), TaskOptions)
+
+
+def test_a_task_without_options_takes_none() -> None:
+    with pytest.raises(UserError, match=r"task_options: expected nothing, task digits has no options, got \{'x': 1\}"):
+        with_task_options(load_config(None, ["task_options.x=1"]), None)
+    assert with_task_options(load_config(), None) == load_config()
+
+
+def test_options_are_found_in_order_with_type_default_and_group() -> None:
+    found = list(find_options(TaskOptions, prefix="task_options."))
+    assert [option.key for option in found] == ["task_options.depth", "task_options.kind", "task_options.inner.rate"]
+    assert [option.type_name for option in found] == ["int", "a|b", "float"]
+    assert [option.default for option in found] == [2, "a", 0.5]
+    assert found[0].group_help == "Options of somebody's task."
+    assert {field.name for field in dataclasses.fields(Config)} == {key.partition(".")[0] for key in OPTIONS}
