@@ -6,11 +6,17 @@ from typing import Any
 _HOMES = {
     "TranslatedModel": "model",
     "to_pytorch_model": "model",
+    "load": "architectures",
+    "repair": "repairs",
+    "summary": "graph_summary",
+    "to_source": "source",
+    "export_program": "export",
+    "to_onnx": "export",
+    "measure_latency": "latency",
     "clear_translation_cache": "cache",
     "get_translation_cache_metrics": "cache",
     "set_translation_cache_enabled": "cache",
 }
-__all__ = tuple(_HOMES)
 
 
 def __getattr__(name: str) -> Any:

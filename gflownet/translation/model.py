@@ -14,10 +14,12 @@ from torch import Tensor, nn
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation.cache import CACHE
 from gflownet.translation.config import TranslationConfig, read_config
-from gflownet.translation.emit import FAST_ACCESS, slot_name, step_lines
+from gflownet.translation.emit import FAST_ACCESS, slot_name
 from gflownet.translation.initial import add_parameters
-from gflownet.translation.plan import Initial, ModelPlan, build_plan, check_translatable, structural_key
+from gflownet.translation.plan import Initial, ModelPlan
+from gflownet.translation.planning import build_plan, check_translatable, structural_key
 from gflownet.translation.state import StateManager
+from gflownet.translation.step_code import step_lines
 
 
 class TranslatedModel(nn.Module):

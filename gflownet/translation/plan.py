@@ -7,9 +7,6 @@ from functools import cached_property
 from math import sqrt
 from typing import Any
 
-from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
-from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATION_PARAMETERS
-
 ATTENTION_AGGREGATIONS = ("attention", "multi_head_attention", "attn_pool")
 CONCATENATIONS = ("concat", "matrix_product")
 CELLS = ("lstm", "gru")
@@ -25,10 +22,6 @@ STATELESS_ACTIVATIONS = (
     "linear",
     "identity",
 )
-
-
-# An output that no input reaches is still defined: it is a function of biases alone.
-HARMLESS_PROBLEMS = ("unreachable_output",)
 
 
 class Initial(StrEnum):
@@ -194,129 +187,6 @@ class ModelPlan:
 def message_size(aggregation: str, attributes: Mapping[str, Any], output_size: int) -> int:
     """d(t): head_dim for the attention kinds, otherwise the node's own width."""
     return attributes.get("head_dim", output_size) if aggregation in ATTENTION_AGGREGATIONS else output_size
-
-
-def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
-    """All that decides a plan, and nothing else: not the values of biases and weights, not derivation_uuid."""
-    nodes = tuple(
-        (node.node_id, node.node_type.value, node.output_size, node.activation_function, _frozen(node.attributes))
-        for node in graph.nodes.values()
-    )
-    edges = tuple(
-        (edge.edge_id, edge.source, edge.target, _frozen(edge.attributes))
-        for edge in graph.edges.values()
-        if edge.enabled
-    )
-    return projection, bool(graph.config.get("multigraph")), nodes, edges
-
-
-def check_translatable(graph: ComputationGraph) -> None:
-    """Raises ValueError that lists every problem of the graph that keeps it from being a model."""
-    problems = [problem.message for problem in graph.validate() if problem.code not in HARMLESS_PROBLEMS]
-    known = (*STATELESS_ACTIVATIONS, *CELLS)
-    for node in graph.nodes.values():
-        if node.activation_function in ACTIVATIONS and node.activation_function not in known:
-            name = f"node {node.node_id}"
-            problems.append(f"{name}: expected an activation out of {', '.join(known)}, got {node.activation_function}")
-    if problems:
-        raise ValueError("the graph cannot be translated:\n" + "\n".join(f"- {problem}" for problem in problems))
-
-
-def build_plan(graph: ComputationGraph, projection: str, key: tuple[Any, ...]) -> ModelPlan:
-    """The plan of a valid graph. Edges that close an unmarked cycle are taken as recurrent."""
-    recurrent = frozenset(graph.detect_cycles())
-    order = _evaluation_order(graph, recurrent)
-    live = _live_nodes(graph)
-    nodes = tuple(
-        _plan_node(graph, graph.nodes[node_id], projection, recurrent, node_id in live)
-        for node_id in order
-        if graph.nodes[node_id].node_type is not NodeType.INPUT
-    )
-    inputs = tuple((node_id, _size(graph.nodes[node_id])) for node_id in graph.input_node_ids)
-    return ModelPlan(inputs, nodes, tuple(graph.output_node_ids), key)
-
-
-def _plan_node(
-    graph: ComputationGraph, node: Node, projection: str, recurrent: frozenset[int], is_live: bool
-) -> NodePlan:
-    size = _size(node)
-    width = message_size(node.aggregation, node.attributes, size)
-    edges = tuple(
-        _plan_edge(graph, edge, width, projection, recurrent) for edge in graph.in_edges(node.node_id) if edge.enabled
-    )
-    settings = tuple(sorted((k, v) for k, v in node.attributes.items() if k in AGGREGATION_PARAMETERS))
-    plan = NodePlan(node.node_id, size, node.activation_function, node.aggregation, settings, edges, False, is_live)
-    aggregated = plan.aggregated_size
-    # An unfed concat has nothing to project: no layer of zero columns.
-    has_post = aggregated > 0 and (aggregated != size or bool(node.attributes.get("post_projection")))
-    return NodePlan(node.node_id, size, node.activation_function, node.aggregation, settings, edges, has_post, is_live)
-
-
-def _plan_edge(graph: ComputationGraph, edge: Edge, width: int, projection: str, recurrent: frozenset[int]) -> EdgePlan:
-    source_size = _size(graph.nodes[edge.source])
-    if projection == "never" and source_size != width:
-        raise ValueError(
-            f"edge {edge.edge_id}: expected equal widths with projection=never, "
-            f"got {source_size} from node {edge.source} and {width} at node {edge.target}"
-        )
-    label = f"{edge.edge_id}" if graph.config.get("multigraph") else f"{edge.source}_{edge.target}"
-    is_recurrent = edge.is_recurrent or edge.edge_id in recurrent
-    return EdgePlan(
-        edge.edge_id, edge.source, label, source_size, is_recurrent, projection == "always" or source_size != width
-    )
-
-
-def _evaluation_order(graph: ComputationGraph, recurrent: frozenset[int]) -> list[int]:
-    """Sources before targets along the edges of one time step; ties by node id."""
-    if not recurrent:
-        return list(graph.topological_sort(ignore_recurrent=True))
-    waiting = dict.fromkeys(graph.nodes, 0)
-    targets: dict[int, list[int]] = {node_id: [] for node_id in graph.nodes}
-    for edge in graph.edges.values():
-        if edge.enabled and not edge.is_recurrent and edge.edge_id not in recurrent:
-            waiting[edge.target] += 1
-            targets[edge.source].append(edge.target)
-    ready = sorted((node_id for node_id, count in waiting.items() if not count), reverse=True)
-    order: list[int] = []
-    while ready:
-        order.append(ready.pop())
-        for target in targets[order[-1]]:
-            waiting[target] -= 1
-            if not waiting[target]:
-                ready.append(target)
-        ready.sort(reverse=True)
-    assert len(order) == len(graph.nodes), "detect_cycles() left a cycle"
-    return order
-
-
-def _live_nodes(graph: ComputationGraph) -> set[int]:
-    """The nodes with an enabled path to an OUTPUT node, recurrent edges included."""
-    sources: dict[int, list[int]] = {}
-    for edge in graph.edges.values():
-        if edge.enabled:
-            sources.setdefault(edge.target, []).append(edge.source)
-    live = set(graph.output_node_ids)
-    pending = list(live)
-    while pending:
-        for source in sources.get(pending.pop(), ()):
-            if source not in live:
-                live.add(source)
-                pending.append(source)
-    return live
-
-
-def _size(node: Node) -> int:
-    assert node.output_size is not None, "validate() lets no node without output_size pass"
-    return node.output_size
-
-
-def _frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
-    if not attributes:
-        return ()
-    # A mapping is no attribute that validate() accepts; its text only keeps the key hashable until it is refused.
-    return tuple(
-        sorted((k, repr(v) if isinstance(v, Mapping) else v) for k, v in attributes.items() if k != "derivation_uuid")
-    )
 
 
 def _linear(name: str, in_features: int, out_features: int) -> ParameterPlan:

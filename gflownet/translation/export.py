@@ -1,0 +1,104 @@
+"""A model for other runtimes: torch.export and, with the extra [onnx], ONNX."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.export import Dim, ExportedProgram
+
+from gflownet.translation.emit import slot_name
+from gflownet.translation.model import TranslatedModel
+
+ONNX_PACKAGES = ("onnx", "onnxscript")
+
+
+class StepModule(nn.Module):
+    """One time step as a pure function: (x [B, F], state tensors [B, size] ...) -> (y [B, O], state tensors ...)."""
+
+    def __init__(self, model: TranslatedModel) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """The output and the state after the step, flat."""
+        y, state = self.model.step(x, state)
+        return (y, *state)
+
+
+def export_program(model: TranslatedModel, *, batch_size: int = 2) -> ExportedProgram:
+    """The model in eval mode as an ExportedProgram with a free batch dimension.
+
+    A feed-forward model maps x to y. A recurrent one is exported as StepModule: its state, in the order of
+    model.plan.slots, goes in after x and comes out after y. `batch_size` (at least 2) is that of the traced example.
+    """
+    module, example = _traceable(model, batch_size)
+    with _evaluating(module):
+        return torch.export.export(module, example, dynamic_shapes=_free_batch(module, example))
+
+
+def to_onnx(model: TranslatedModel, path: str | Path, *, batch_size: int = 2) -> None:
+    """Write the model in eval mode as an ONNX file with a free batch dimension; inputs and outputs as export_program.
+
+    The inputs are called x, then output3, hidden5, ... for the state; the outputs y, then next_output3, ...
+
+    Raises: ImportError where the packages of the extra [onnx] are missing.
+    """
+    missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
+    if missing:
+        raise ImportError(f"expected the packages of gflownet[onnx] for an ONNX export, missing {', '.join(missing)}")
+    module, example = _traceable(model, batch_size)
+    states = [slot_name(slot.kind, slot.node_id) for slot in model.plan.slots]
+    with _evaluating(module):
+        torch.onnx.export(
+            module,
+            example,
+            str(path),
+            input_names=["x", *states],
+            output_names=["y", *(f"next_{state}" for state in states)],
+            dynamic_shapes=_free_batch(module, example),
+            custom_translation_table={torch.ops.aten.sort.stable: _onnx_stable_sort()},
+            dynamo=True,
+            external_data=False,
+            verbose=False,
+        )
+
+
+def _onnx_stable_sort() -> Callable[..., Any]:
+    """aten.sort.stable, which torch 2.13 has no ONNX form of: TopK over all, where ties go to the lower index."""
+    from onnxscript import opset18 as op  # pyright: ignore[reportMissingImports]
+
+    def stable_sort(values: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
+        assert stable
+        count = op.Gather(op.Shape(values), op.Constant(value_ints=[dim]))
+        return op.TopK(values, count, axis=dim, largest=int(descending), sorted=1)
+
+    return stable_sort
+
+
+@contextmanager
+def _evaluating(model: nn.Module) -> Iterator[None]:
+    was_training = model.training
+    model.eval()
+    try:
+        yield
+    finally:
+        model.train(was_training)
+
+
+def _traceable(model: TranslatedModel, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+    if batch_size < 2:
+        raise ValueError(f"batch_size: expected >= 2 (tracing takes 1 for a constant), got {batch_size}")
+    parameter = next(model.parameters())
+    widths = (model.plan.input_size, *(slot.size for slot in model.plan.slots))
+    example = tuple(parameter.new_zeros(batch_size, width) for width in widths)
+    module = StepModule(model) if model.plan.slots else model
+    return module, example
+
+
+def _free_batch(module: nn.Module, example: tuple[Tensor, ...]) -> tuple[object, ...]:
+    batch = {0: Dim("batch")}
+    return (batch, tuple(batch for _ in example[1:])) if isinstance(module, StepModule) else (batch,)

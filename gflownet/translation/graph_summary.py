@@ -1,0 +1,130 @@
+"""Shapes, parameters and FLOPs of a graph, read off the plan: no tensor is made, torch is not imported."""
+
+from dataclasses import dataclass
+from math import prod
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.translation.config import TranslationConfig
+from gflownet.translation.plan import (
+    ATTENTION_AGGREGATIONS,
+    CELLS,
+    CONCATENATIONS,
+    ModelPlan,
+    NodePlan,
+)
+from gflownet.translation.planning import build_plan, check_translatable, structural_key
+
+
+@dataclass(frozen=True)
+class NodeSummary:
+    """One non-INPUT node; FLOPs are those of one row of the batch."""
+
+    node_id: int
+    operation: str  # "aggregation -> activation"
+    source_sizes: tuple[int, ...]  # the widths of what the enabled in-edges bring
+    aggregated_size: int  # the width between aggregation and post
+    output_size: int
+    num_parameters: int  # the node's own and those of its in-edges
+    matrix_flops: int  # 2 per multiply-add of a matrix product
+    elementwise_flops: int  # 1 per element and operation, activations included
+    is_live: bool  # a dead node keeps its parameters and is not computed
+
+    @property
+    def flops(self) -> int:
+        """All FLOPs of the node for one row; 0 for a dead node."""
+        return self.matrix_flops + self.elementwise_flops if self.is_live else 0
+
+
+@dataclass(frozen=True)
+class GraphSummary:
+    """A whole graph."""
+
+    num_parameters: int
+    flops: int  # per row of the batch and time step, dead nodes left out
+    input_size: int
+    output_size: int
+    state_size: int  # floats per row that a step hands to the next
+    nodes: tuple[NodeSummary, ...]  # in the order of evaluation
+
+    @property
+    def dead_node_ids(self) -> tuple[int, ...]:
+        """Nodes that reach no output: pruned from forward."""
+        return tuple(node.node_id for node in self.nodes if not node.is_live)
+
+    def __str__(self) -> str:
+        rows = [("node", "operation", "from", "to", "parameters", "FLOPs")]
+        for node in self.nodes:
+            sources = "+".join(map(str, node.source_sizes)) or "-"
+            flops = f"{node.flops:,}" if node.is_live else "dead"
+            rows.append(
+                (str(node.node_id), node.operation, sources, str(node.output_size), f"{node.num_parameters:,}", flops)
+            )
+        rows.append(
+            ("total", "", str(self.input_size), str(self.output_size), f"{self.num_parameters:,}", f"{self.flops:,}")
+        )
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        lines = ["  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in rows]
+        return "\n".join(line.rstrip() for line in lines)
+
+
+def summary(graph: ComputationGraph, *, projection: str = "auto") -> GraphSummary:
+    """What to_pytorch_model would build. Raises ValueError for a graph that it would refuse."""
+    projection = TranslationConfig(projection=projection).projection
+    check_translatable(graph)
+    return summarise_plan(build_plan(graph, projection, structural_key(graph, projection)))
+
+
+def summarise_plan(plan: ModelPlan) -> GraphSummary:
+    """The summary of a plan."""
+    nodes = tuple(_summarise_node(node) for node in plan.nodes)
+    return GraphSummary(
+        num_parameters=sum(node.num_parameters for node in nodes),
+        flops=sum(node.flops for node in nodes),
+        input_size=plan.input_size,
+        output_size=plan.output_size,
+        state_size=sum(slot.size for slot in plan.slots),
+        nodes=nodes,
+    )
+
+
+def _summarise_node(node: NodePlan) -> NodeSummary:
+    return NodeSummary(
+        node_id=node.node_id,
+        operation=f"{node.aggregation} -> {node.activation}",
+        source_sizes=tuple(edge.source_size for edge in node.edges),
+        aggregated_size=node.aggregated_size,
+        output_size=node.output_size,
+        num_parameters=sum(prod(parameter.shape) for parameter in node.parameters()),
+        matrix_flops=_matrix_flops(node),
+        elementwise_flops=_elementwise_flops(node),
+        is_live=node.is_live,
+    )
+
+
+def _matrix_flops(node: NodePlan) -> int:
+    d, count, size = node.message_size, len(node.edges), node.output_size
+    multiply_adds = sum(edge.source_size * d for edge in node.edges if edge.is_projected)
+    if node.aggregation in ATTENTION_AGGREGATIONS:
+        multiply_adds += 2 * node.num_heads * count * d  # scores, then the mix
+    if node.aggregation == "topk_weighted_sum":
+        multiply_adds += min(node.attributes.get("top_k") or count, count) * d
+    if node.has_post and node.edges:
+        multiply_adds += node.aggregated_size * size
+    if node.activation in CELLS:
+        multiply_adds += 2 * (4 if node.activation == "lstm" else 3) * size * size
+    return 2 * multiply_adds
+
+
+def _elementwise_flops(node: NodePlan) -> int:
+    d, count, size = node.message_size, len(node.edges), node.output_size
+    flops = count * d + size  # weights of the edges, bias
+    if node.aggregation in (*ATTENTION_AGGREGATIONS, "topk_weighted_sum"):
+        flops += 3 * node.num_heads * count  # softmax: exp, sum, division
+    elif node.aggregation not in CONCATENATIONS:
+        flops += max(count - 1, 0) * d  # additions or comparisons
+    if node.aggregation in ("gated_sum", "moe"):
+        flops += count * d
+    if node.aggregation == "mean":
+        flops += d
+    # Cells: 3 gates and 2 tanh with 4 combinations, or 2 gates and 1 tanh with 5.
+    return flops + {"lstm": 9, "gru": 8, "linear": 0, "identity": 0}.get(node.activation, 1) * size

@@ -1,0 +1,234 @@
+"""repair: an invalid graph made translatable, with a list of what was changed."""
+
+from collections import Counter
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from difflib import get_close_matches
+from math import isfinite
+from typing import Any
+
+from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
+from gflownet.graphs.elements import DEFAULT_AGGREGATION, DEFAULT_WEIGHT
+from gflownet.graphs.ordering import reachable
+from gflownet.graphs.vocabulary import AGGREGATIONS, EDGE_ATTRIBUTES, NODE_ATTRIBUTES
+from gflownet.translation.plan import CELLS, STATELESS_ACTIVATIONS
+from gflownet.translation.planning import check_translatable
+
+STRATEGIES = ("minimal", "disable")
+
+
+@dataclass(frozen=True)
+class Change:
+    """One thing that repair did."""
+
+    message: str  # "node 3: activation_function 'rellu' -> 'relu'"
+    node_id: int | None = None
+    edge_id: int | None = None
+
+
+@dataclass(frozen=True)
+class RepairedGraph:
+    """A graph that can be translated, and how it came from the one given."""
+
+    graph: ComputationGraph
+    changes: tuple[Change, ...]  # empty for a graph that was valid
+
+
+def repair(graph: ComputationGraph, *, strategy: str = "minimal") -> RepairedGraph:
+    """A valid graph near the given one, which stays as it is.
+
+    Values that are not allowed become the nearest allowed one, or the default. Edges that no value can save (dangling,
+    doubled, into an input) are removed. With strategy "minimal" the rest stays connected as it was; with "disable"
+    every hidden node and every edge that had a wrong value is cut off as well, by disabling edges. An output that
+    no input reaches gets the fewest disabled edges on the way enabled, or one new edge from the first input.
+
+    Raises: ValueError for a graph without inputs or outputs, or an unknown strategy.
+    """
+    if strategy not in STRATEGIES:
+        raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
+    if not graph.input_node_ids or not graph.output_node_ids:
+        raise ValueError("expected a graph with input and output nodes: repair cannot invent them")
+    changes: list[Change] = []
+    nodes = {node_id: _repaired_node(graph, node, changes) for node_id, node in graph.nodes.items()}
+    edges = _repaired_edges(graph, changes)
+    if strategy == "disable":
+        _disable(graph, edges, changes)
+    _connect_outputs(nodes, edges, changes)
+    repaired = _assembled(graph.config, nodes, edges)
+    check_translatable(repaired)
+    assert not repaired.validate(), "repair left a problem"
+    return RepairedGraph(repaired, tuple(changes))
+
+
+def _repaired_node(graph: ComputationGraph, node: Node, changes: list[Change]) -> Node:
+    is_input = node.node_type is NodeType.INPUT
+    activations = ("linear", "identity") if is_input else (*STATELESS_ACTIVATIONS, *CELLS)
+    size = node.output_size if node.output_size is not None and node.output_size >= 1 else _likely_size(graph, node)
+    fields: dict[str, Any] = {
+        "output_size": size,
+        "activation_function": _nearest(node.activation_function, activations, "linear"),
+        "bias": 0.0 if is_input or not isfinite(node.bias) else node.bias,
+        "attributes": _repaired_attributes(node),
+    }
+    for field, value in fields.items():
+        before = getattr(node, field)
+        if field == "attributes":
+            for key in before.keys() | value.keys():
+                if before.get(key) != value.get(key):
+                    text = f"{key} {before.get(key)!r} -> {value[key]!r}" if key in value else f"{key} removed"
+                    changes.append(Change(f"node {node.node_id}: {text}", node_id=node.node_id))
+        elif before != value:
+            changes.append(Change(f"node {node.node_id}: {field} {before!r} -> {value!r}", node_id=node.node_id))
+    return replace(node, **fields)
+
+
+def _repaired_attributes(node: Node) -> dict[str, Any]:
+    """The attributes that act, with a known aggregation."""
+    aggregation = node.aggregation
+    if not isinstance(aggregation, str) or aggregation not in AGGREGATIONS:
+        aggregation = _nearest(str(aggregation), tuple(AGGREGATIONS), DEFAULT_AGGREGATION)
+    accepted = {**NODE_ATTRIBUTES, **AGGREGATIONS[aggregation]}
+    kept = {key: value for key, value in node.attributes.items() if key in accepted and accepted[key].accepts(value)}
+    return {**kept, "aggregation": aggregation} if "aggregation" in node.attributes else kept
+
+
+def _repaired_edges(graph: ComputationGraph, changes: list[Change]) -> dict[int, Edge]:
+    edges: dict[int, Edge] = {}
+    taken: set[tuple[int, int]] = set()
+    for edge_id, edge in sorted(graph.edges.items()):
+        reason = _fatal(graph, edge, taken)
+        if reason:
+            changes.append(Change(f"edge {edge_id}: removed, {reason}", edge_id=edge_id))
+            continue
+        taken.add((edge.source, edge.target))
+        weight = edge.weight if isfinite(edge.weight) else DEFAULT_WEIGHT
+        attributes = {
+            k: v for k, v in edge.attributes.items() if k in EDGE_ATTRIBUTES and EDGE_ATTRIBUTES[k].accepts(v)
+        }
+        if weight != edge.weight:
+            changes.append(Change(f"edge {edge_id}: weight {edge.weight} -> {weight}", edge_id=edge_id))
+        for key in edge.attributes.keys() - attributes.keys():
+            changes.append(Change(f"edge {edge_id}: {key} removed", edge_id=edge_id))
+        edges[edge_id] = replace(edge, weight=weight, attributes=attributes)
+    return edges
+
+
+def _fatal(graph: ComputationGraph, edge: Edge, taken: set[tuple[int, int]]) -> str:
+    """Why an edge cannot stay, or an empty text."""
+    for node_id in (edge.source, edge.target):
+        if node_id not in graph.nodes:
+            return f"there is no node {node_id}"
+    if graph.nodes[edge.target].node_type is NodeType.INPUT:
+        return f"node {edge.target} is an input"
+    if not graph.config["multigraph"] and (edge.source, edge.target) in taken:
+        return f"another edge goes from node {edge.source} to node {edge.target}"
+    return ""
+
+
+def _disable(graph: ComputationGraph, edges: dict[int, Edge], changes: list[Change]) -> None:
+    """Cut off hidden nodes and edges that had a wrong value."""
+    bad_edges = {change.edge_id for change in changes}
+    bad_nodes = {
+        change.node_id
+        for change in changes
+        if change.node_id is not None and graph.nodes[change.node_id].node_type is NodeType.HIDDEN
+    }
+    for edge_id, edge in edges.items():
+        if edge.enabled and (edge_id in bad_edges or edge.source in bad_nodes or edge.target in bad_nodes):
+            edges[edge_id] = replace(edge, enabled=False)
+            changes.append(Change(f"edge {edge_id}: disabled", edge_id=edge_id))
+
+
+def _connect_outputs(nodes: Mapping[int, Node], edges: dict[int, Edge], changes: list[Change]) -> None:
+    inputs = sorted(i for i, node in nodes.items() if node.node_type is NodeType.INPUT)
+    outputs = sorted(i for i, node in nodes.items() if node.node_type is NodeType.OUTPUT)
+    # What was cut off on purpose must not come back: only edges that were disabled from the start may be enabled.
+    cut = {change.edge_id for change in changes if change.edge_id is not None}
+    for output in outputs:
+        if output in _fed(inputs, edges):
+            continue
+        path = _path_to(output, inputs, [edge for edge in edges.values() if edge.enabled or edge.edge_id not in cut])
+        for edge in path:
+            if not edge.enabled:
+                edges[edge.edge_id] = replace(edge, enabled=True)
+                changes.append(Change(f"edge {edge.edge_id}: enabled, to reach output {output}", edge_id=edge.edge_id))
+        if not path:
+            _add_edge(inputs[0], output, edges, changes)
+
+
+def _add_edge(source: int, target: int, edges: dict[int, Edge], changes: list[Change]) -> None:
+    for edge in edges.values():
+        if (edge.source, edge.target) == (source, target):
+            edges[edge.edge_id] = replace(edge, enabled=True)
+            changes.append(Change(f"edge {edge.edge_id}: enabled, to reach output {target}", edge_id=edge.edge_id))
+            return
+    edge_id = max(edges, default=-1) + 1
+    edges[edge_id] = Edge(edge_id, source, target)
+    changes.append(Change(f"edge {edge_id}: added from input {source} to output {target}", edge_id=edge_id))
+
+
+def _fed(inputs: list[int], edges: Mapping[int, Edge]) -> set[int]:
+    targets: dict[int, list[int]] = {}
+    for edge in edges.values():
+        if edge.enabled:
+            targets.setdefault(edge.source, []).append(edge.target)
+    return reachable(inputs, lambda node_id: targets.get(node_id, []))
+
+
+def _path_to(output: int, inputs: list[int], edges: list[Edge]) -> list[Edge]:
+    """The edges of a path from an input to `output` with the fewest disabled ones; empty where there is none."""
+    best: dict[int, tuple[int, list[Edge]]] = {node_id: (0, []) for node_id in inputs}
+    for _ in range(len(edges) + 1):  # Bellman-Ford: a path has no more edges than there are
+        improved = False
+        for edge in edges:
+            if edge.source in best:
+                cost, path = best[edge.source]
+                cost += not edge.enabled
+                if edge.target not in best or cost < best[edge.target][0]:
+                    best[edge.target] = cost, [*path, edge]
+                    improved = True
+        if not improved:
+            break
+    return best.get(output, (0, []))[1]
+
+
+def _nearest(name: str, known: tuple[str, ...], default: str) -> str:
+    if name in known:
+        return name
+    return (get_close_matches(name, known, n=1) or [default])[0]
+
+
+def _likely_size(graph: ComputationGraph, node: Node) -> int:
+    """The commonest width among the neighbours, which spares projections; 1 where there is none."""
+    ends = [(edge.source, edge.target) for edge in graph.edges.values() if node.node_id in (edge.source, edge.target)]
+    sizes = Counter(
+        graph.nodes[other].output_size
+        for pair in ends
+        for other in pair
+        if other != node.node_id and other in graph.nodes
+    )
+    usable = [(count, size) for size, count in sizes.items() if size is not None and size >= 1]
+    return max(usable)[1] if usable else 1
+
+
+def _assembled(config: Mapping[str, Any], nodes: Mapping[int, Node], edges: Mapping[int, Edge]) -> ComputationGraph:
+    graph = ComputationGraph(config=config)
+    for node in nodes.values():
+        graph.add_node(
+            node.node_id,
+            node.node_type,
+            output_size=node.output_size,
+            activation_function=node.activation_function,
+            bias=node.bias,
+            attributes=node.attributes,
+        )
+    for edge in edges.values():
+        graph.add_edge(
+            edge.source,
+            edge.target,
+            edge_id=edge.edge_id,
+            weight=edge.weight,
+            enabled=edge.enabled,
+            attributes=edge.attributes,
+        )
+    return graph

@@ -1,0 +1,87 @@
+"""to_source: the model as a readable Python file that needs nothing but torch."""
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.translation.config import TranslationConfig
+from gflownet.translation.emit import PLAIN_ACCESS, identifier, slot_name
+from gflownet.translation.initial import QUERY_STD
+from gflownet.translation.model import parameter_values
+from gflownet.translation.plan import (
+    CELLS,
+    Initial,
+    ModelPlan,
+    ParameterPlan,
+)
+from gflownet.translation.planning import build_plan, check_translatable, structural_key
+from gflownet.translation.step_code import step_lines
+
+_HEADER = '''"""A network of {nodes} nodes: [B, {inputs}] to [B, {outputs}]. Written by gflownet; needs only torch."""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+
+class {name}(nn.Module):
+'''
+_STATEFUL_FORWARD = '''
+    def forward(self, x, reset_states=False):
+        """One time step; the state of the previous call is kept, detached, until reset_states."""
+        if reset_states or self.state is None:
+            self.state = tuple(x.new_zeros(x.shape[0], size) for size in ({sizes},))
+        y, state = self.step(x, self.state)
+        self.state = tuple(tensor.detach() for tensor in state)
+        return y
+'''
+
+
+def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str = "auto") -> str:
+    """The text of a module with one class `name`: the same parameters, first values and numbers as the model.
+
+    Its state_dict has the names of the translated model (a minus sign in a node id becomes m).
+
+    Raises: ValueError for an invalid graph or a name that is no identifier.
+    """
+    if not name.isidentifier():
+        raise ValueError(f"name: expected a Python identifier, got {name!r}")
+    projection = TranslationConfig(projection=projection).projection
+    check_translatable(graph)
+    plan = build_plan(graph, projection, structural_key(graph, projection))
+    values = dict(zip((p.name for p in plan.scalars), parameter_values(graph, plan), strict=True))
+    header = _HEADER.format(nodes=len(plan.nodes), inputs=plan.input_size, outputs=plan.output_size, name=name)
+    return header + _method("__init__(self)", _initial_lines(plan, values)) + "\n" + _methods(plan)
+
+
+def _methods(plan: ModelPlan) -> str:
+    body = step_lines(plan, PLAIN_ACCESS)
+    if not plan.slots:
+        return _method("forward(self, x)", [*body, "return y"])
+    slots = ", ".join(slot_name(slot.kind, slot.node_id) for slot in plan.slots)
+    step = _method("step(self, x, state)", [f"{slots}, = state", *body, "return y, state"])
+    return step + _STATEFUL_FORWARD.format(sizes=", ".join(str(slot.size) for slot in plan.slots))
+
+
+def _initial_lines(plan: ModelPlan, values: dict[str, float]) -> list[str]:
+    lines = ["super().__init__()"]
+    if plan.slots:
+        lines.append("self.state = None")
+    for parameter in plan.parameters:
+        if parameter.name.endswith("weight_hh"):
+            continue  # made by the cell that weight_ih announces
+        lines.append(f"self.{identifier(parameter.module or parameter.name)} = {_made(parameter, values)}")
+    return lines
+
+
+def _made(parameter: ParameterPlan, values: dict[str, float]) -> str:
+    if parameter.initial is Initial.QUERY:
+        return f"nn.Parameter({QUERY_STD} * torch.randn({', '.join(map(str, parameter.shape))}))"
+    if not parameter.module:
+        return f"nn.Parameter(torch.tensor({values[parameter.name]!r}))"
+    rows, columns = parameter.shape
+    kind = parameter.module.partition("_")[0]
+    if kind in CELLS:
+        return f"nn.{kind.upper()}Cell({columns}, {columns}, bias=False)"
+    return f"nn.Linear({columns}, {rows}, bias=False)"
+
+
+def _method(signature: str, lines: list[str]) -> str:
+    return f"    def {signature}:\n" + "".join(f"        {line}\n" for line in lines)

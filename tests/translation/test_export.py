@@ -1,0 +1,88 @@
+"""torch.export, torch.compile, ONNX (where its packages are installed) and latency."""
+
+import sys
+
+import pytest
+import torch
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.translation import export_program, measure_latency, to_onnx, to_pytorch_model
+from tests.translation.graphs import chain, mixed, recurrent
+
+GRAPHS = pytest.mark.parametrize("data", [mixed(), recurrent()], ids=["mixed", "recurrent"])
+
+
+def build(data):
+    return to_pytorch_model(ComputationGraph.from_dict(data))
+
+
+def example(model, batch=5):
+    x = torch.randn(batch, model.plan.input_size, generator=torch.Generator().manual_seed(1))
+    state = tuple(torch.randn(batch, slot.size) for slot in model.plan.slots)
+    y, new = model.step(x, state)
+    return (x, *state), (y, *new)
+
+
+@GRAPHS
+def test_an_exported_program_takes_any_batch(data):
+    model = build(data)
+    arguments, expected = example(model)
+    got = export_program(model).module()(*arguments)
+    got = got if model.plan.slots else (got,)
+    assert model.training
+    for one, other in zip(got, expected, strict=False):
+        assert torch.allclose(one, other, atol=1e-6)
+
+
+def test_an_example_batch_of_one_is_refused():
+    with pytest.raises(ValueError, match="batch_size: expected >= 2"):
+        export_program(build(chain(2, 2)), batch_size=1)
+
+
+@GRAPHS
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+def test_compile_captures_a_whole_step(data):
+    model = build(data)
+    arguments, expected = example(model)
+    step = torch.compile(model.step, backend="eager", fullgraph=True)
+    y, state = step(arguments[0], arguments[1:])
+    for one, other in zip((y, *state), expected, strict=False):
+        assert torch.allclose(one, other)
+    compiled = torch.compile(model, backend="eager", fullgraph=True)
+    assert torch.allclose(compiled(arguments[0], True), model(arguments[0], True))
+
+
+@GRAPHS
+@pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
+def test_onnx_gives_the_same_numbers(data, tmp_path):
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = build(data)
+    to_onnx(model, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    arguments, expected = example(model)
+    names = [value.name for value in session.get_inputs()]
+    assert names[0] == "x"
+    outputs = session.run(None, {name: value.numpy() for name, value in zip(names, arguments, strict=True)})
+    for got, value in zip(outputs, expected, strict=False):
+        assert torch.allclose(torch.from_numpy(got), value, atol=1e-5)
+
+
+def test_missing_onnx_packages_are_named(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "onnxscript", None)
+    monkeypatch.setattr("gflownet.translation.export.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"gflownet\[onnx\].*missing onnx, onnxscript"):
+        to_onnx(build(chain(2, 2)), tmp_path / "model.onnx")
+
+
+def test_latency_is_measured_and_leaves_the_model_as_it_was():
+    model = build(recurrent())
+    model(torch.ones(3, 4))
+    kept = model.state_manager.tensors
+    latency = measure_latency(model, batch_size=2, num_calls=7)
+    assert 0 < latency.fastest_seconds <= latency.median_seconds <= latency.slowest_seconds
+    assert (latency.num_calls, latency.batch_size) == (7, 2)
+    assert model.training
+    assert model.state_manager.tensors is kept
+    with pytest.raises(ValueError, match="got 0 and 100"):
+        measure_latency(model, batch_size=0)

@@ -1,0 +1,70 @@
+"""to_source: a file that runs without gflownet and gives the model's numbers."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.translation import to_pytorch_model, to_source
+from tests.oracles.translation_families import FAMILIES, random_graph
+from tests.translation.graphs import chain, mixed, recurrent
+
+
+def run_source(text, name="Model"):
+    namespace = {}
+    exec(compile(text, "<to_source>", "exec"), namespace)
+    return namespace[name]()
+
+
+def assert_same(data, projection="auto"):
+    graph = ComputationGraph.from_dict(data)
+    torch.manual_seed(7)
+    model = to_pytorch_model(graph, {"projection": projection})
+    torch.manual_seed(7)
+    other = run_source(to_source(graph, projection=projection))
+    state, expected = other.state_dict(), model.state_dict()
+    assert list(state)
+    assert sorted(state) == sorted(expected)
+    # Bound and std are rounded differently by nn.Linear and q * std; the draws are the same.
+    assert all(torch.allclose(state[name], expected[name]) for name in state)
+    other.load_state_dict(expected)
+    x = torch.randn(3, 2, model.plan.input_size)
+    for row in (*x, *x):
+        assert torch.equal(model(row), other(row))
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_random_graphs_give_the_same_numbers(family):
+    for seed in range(10):
+        assert_same(random_graph(family, seed), ("auto", "always")[seed % 2])
+
+
+@pytest.mark.parametrize("data", [mixed(), recurrent(), chain(3, 3)], ids=["mixed", "recurrent", "scalar"])
+def test_the_same_numbers(data):
+    assert_same(data)
+
+
+def test_negative_ids_become_identifiers():
+    data = chain(2, 3, 2)
+    data["nodes"][1]["id"] = data["edges"][0]["target"] = data["edges"][1]["source"] = -5
+    text = to_source(ComputationGraph.from_dict(data))
+    assert "self.bias_m5" in text
+    assert run_source(text)(torch.zeros(1, 2)).shape == (1, 2)
+
+
+def test_it_runs_where_there_is_no_gflownet(tmp_path):
+    text = to_source(ComputationGraph.from_dict(recurrent()), name="Found")
+    assert "gflownet." not in text
+    assert "import gflownet" not in text
+    (tmp_path / "found.py").write_text(text)
+    code = "import sys; sys.path.insert(0, '.'); sys.modules['gflownet'] = None\n"
+    code += "import torch, found; print(tuple(found.Found()(torch.zeros(2, 4)).shape))"
+    done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "(2, 3)"
+
+
+def test_a_name_must_be_an_identifier():
+    with pytest.raises(ValueError, match="expected a Python identifier, got 'my model'"):
+        to_source(ComputationGraph.from_dict(chain(2, 2)), name="my model")
