@@ -85,10 +85,7 @@ REFUSED = (
     ("env.activations=relu", "env.activations: expected a list of strings, got 'relu'"),
     ("env.output_sizes=[1,x]", "env.output_sizes: expected a list of integers, got [1, 'x']"),
     ("task_options=3", "task_options: expected a group of options, got 3"),
-    (
-        "wandb=off",
-        "wandb: expected a group of options (wandb.mode, wandb.project, wandb.entity, wandb.name), got 'off'",
-    ),
+    ("cond=5", "cond: expected a group of options (cond.temperature.sample_dist, "),
     ("seed", "seed: expected KEY=VALUE, for example seed=VALUE"),
     ("=3", "=3: expected KEY=VALUE, for example "),
     ("seed=[1", "seed: expected a YAML value, got 'seed=[1': while parsing a flow sequence"),
