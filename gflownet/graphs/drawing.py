@@ -227,7 +227,8 @@ def _node_svg(node: Node, slot: Slot, left: float, right: float) -> str:
         f'fill="{FILLS[node.node_type]}" stroke="{STROKES[node.node_type]}" stroke-width="1.4"/>'
         f'<text x="{middle:.1f}" y="{top + 20:.1f}" font-size="13" font-weight="bold" '
         f'fill="{TEXT_COLOUR}">{_xml_text(title)}</text>'
-        f'<text x="{middle:.1f}" y="{top + 36:.1f}" font-size="11" fill="{DETAIL_COLOUR}">{_xml_text(detail)}</text></g>'
+        f'<text x="{middle:.1f}" y="{top + 36:.1f}" font-size="11" '
+        f'fill="{DETAIL_COLOUR}">{_xml_text(detail)}</text></g>'
     )
 
 

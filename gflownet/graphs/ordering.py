@@ -30,8 +30,8 @@ def topological_order(graph: ComputationGraph, *, ignore_recurrent: bool) -> lis
 def cycle_closing_edges(graph: ComputationGraph) -> tuple[int, ...]:
     """Ids, ascending, of the enabled unmarked edges without which no cycle is left.
 
-    They are the back edges of a depth-first search that starts from the inputs and goes through the nodes in canonical
-    order, so that neither edge ids, nor insertion order, nor the ids of hidden nodes decide which edge is taken.
+    They are the back edges of a depth-first search from the inputs, which goes to hidden nodes before outputs and
+    otherwise by canonical order: neither edge ids, nor insertion order, nor the ids of hidden nodes decide.
     """
     edges = followed_edges(graph, ignore_recurrent=True)
     order = sorted_prefix(graph.nodes, edges)
@@ -84,8 +84,10 @@ def reachable(starts: Iterable[int], neighbours: Callable[[int], Iterable[int]])
 
 def _closing_edges(graph: ComputationGraph, edges: Iterable[Edge]) -> tuple[int, ...]:
     """Ids of the back edges of a depth-first search; the stack is a list, so that long chains fit."""
-    rank = {node: position for position, node in enumerate(graph.canonical_order())}
-    roots = sorted(rank, key=lambda node: (graph.nodes[node].node_type != NodeType.INPUT, rank[node]))
+    # Inputs lead and outputs come last, so that what goes back from an output closes a cycle, not what leads to it.
+    by_type = {NodeType.INPUT: 0, NodeType.HIDDEN: 1, NodeType.OUTPUT: 2}
+    roots = sorted(graph.canonical_order(), key=lambda node: by_type[graph.nodes[node].node_type])
+    rank = {node: place for place, node in enumerate(roots)}
     out_edges: dict[int, list[Edge]] = {node: [] for node in roots}
     for edge in sorted(edges, key=lambda edge: rank[edge.target]):
         out_edges[edge.source].append(edge)

@@ -1,0 +1,213 @@
+import json
+import pickle
+from collections import Counter
+from itertools import combinations
+from math import factorial
+
+import networkx as nx
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gflownet.graphs.canonical import ColouredGraph
+from tests.oracles import graphs as oracle
+
+# No deadline: how long an example takes depends on what else the machine does.
+thorough = settings(max_examples=300, derandomize=True, deadline=None)
+
+
+@st.composite
+def coloured_graphs(draw, max_nodes=6):
+    directed = draw(st.booleans())
+    num_nodes = draw(st.integers(0, max_nodes))
+    colours = tuple(draw(st.sampled_from(["a", "b"])) for _ in range(num_nodes))
+    pairs = [(s, t) for s in range(num_nodes) for t in range(num_nodes) if directed or s <= t]
+    edge = st.sampled_from([None, None, "x", "y"]) if draw(st.booleans()) else st.sampled_from([None, "x"])
+    drawn = {pair: draw(edge) for pair in pairs}
+    return ColouredGraph(colours, {pair: colour for pair, colour in drawn.items() if colour}, directed)
+
+
+@thorough
+@given(coloured_graphs(), st.randoms(use_true_random=False))
+def test_relabelling_changes_neither_key_nor_hash_nor_equality(graph, rng):
+    other = oracle.relabelled(graph, rng.sample(range(len(graph.node_colours)), len(graph.node_colours)))
+    assert other.canonical_key() == graph.canonical_key()
+    assert other.canonical_hash() == graph.canonical_hash()
+    assert other == graph
+    assert hash(other) == hash(graph)
+    assert other.num_automorphisms() == graph.num_automorphisms()
+
+
+@thorough
+@given(coloured_graphs(), coloured_graphs(), st.data())
+def test_equality_is_isomorphism(first, second, data):
+    assert (first == second) == oracle.isomorphic_by_vf2(first, second)
+    if not first.edge_colours:
+        return
+    moved = dict(first.edge_colours)
+    ends, colour = data.draw(st.sampled_from(sorted(moved.items())))
+    del moved[ends]
+    free = [(s, t) for s in range(len(first.node_colours)) for t in range(s, len(first.node_colours))]
+    free = [pair for pair in free if pair not in moved and pair[::-1] not in moved]
+    neighbour = ColouredGraph(first.node_colours, {**moved, data.draw(st.sampled_from(free)): colour}, first.directed)
+    assert (first == neighbour) == oracle.isomorphic_by_vf2(first, neighbour)
+
+
+@thorough
+@given(coloured_graphs(max_nodes=5))
+def test_automorphisms_are_counted_as_by_trying_all_permutations(graph):
+    assert graph.num_automorphisms() == oracle.automorphisms_by_permutation(graph)
+
+
+@thorough
+@given(coloured_graphs(max_nodes=7))
+def test_automorphisms_are_counted_as_by_vf2(graph):
+    assert graph.num_automorphisms() == oracle.automorphisms_by_vf2(graph)
+
+
+@thorough
+@given(coloured_graphs())
+def test_the_order_maps_the_graph_onto_its_canonical_form(graph):
+    form = graph.canonical_form()
+    position = {node: place for place, node in enumerate(form.order)}
+    image = oracle.relabelled(graph, [position[node] for node in range(len(form.order))])
+    directed, colours, edges = json.loads(form.key)
+    assert oracle.labelled_form(image) == (directed, tuple(colours), tuple(sorted(((s, t), c) for s, t, c in edges)))
+
+
+# Numbers of connected graphs, and L1 distance between 1/|Aut| (normalised) and uniform: spec/gflownet.md.
+@pytest.mark.parametrize(("num_nodes", "num_classes", "distance"), [(4, 6, 0.5965), (5, 21, 0.6264), (6, 112, 0.6254)])
+def test_connected_graphs_fall_into_the_known_classes(num_nodes, num_classes, distance):
+    class_of = {}
+    num_labelled = Counter()
+    for graph in oracle.labelled_connected_graphs(num_nodes):
+        class_of.setdefault(graph.canonical_key(), graph)
+        num_labelled[graph.canonical_key()] += 1
+    assert len(class_of) == num_classes
+    assert num_labelled == {key: oracle.num_labellings(graph) for key, graph in class_of.items()}
+    shares = [1 / graph.num_automorphisms() for graph in class_of.values()]
+    l1 = sum(abs(share / sum(shares) - 1 / num_classes) for share in shares)
+    assert l1 == pytest.approx(distance, abs=5e-5)
+
+
+def test_orbit_identity_holds_on_every_edge_of_the_state_graph():
+    """n_forward(G -> G') |Aut G'| = n_backward(G' -> G) |Aut G| for the adding and removing of an edge."""
+    num_nodes = 5
+    classes = {graph.canonical_key(): graph for graph in oracle.labelled_connected_graphs(num_nodes)}
+    pairs = list(combinations(range(num_nodes), 2))
+    transitions = 0
+    for graph in classes.values():
+        edges = graph.edge_colours
+        bigger = [oracle.undirected(num_nodes, [*edges, pair]) for pair in pairs if pair not in edges]
+        for key, num_forward in Counter(other.canonical_key() for other in bigger).items():
+            target = classes[key]
+            smaller = [[pair for pair in target.edge_colours if pair != removed] for removed in target.edge_colours]
+            num_backward = sum(oracle.undirected(num_nodes, kept) == graph for kept in smaller)
+            assert num_forward * target.num_automorphisms() == num_backward * graph.num_automorphisms()
+            transitions += 1
+    assert transitions == 42
+
+
+def test_a_hexagon_is_not_two_triangles():
+    """Colour refinement sees no difference; the 12-node pair is the one of spec/reliability.md, row 37."""
+    for copies in (1, 2):
+        hexagons = oracle.from_undirected_networkx(nx.disjoint_union_all([nx.cycle_graph(6)] * copies))
+        triangles = oracle.from_undirected_networkx(nx.disjoint_union_all([nx.cycle_graph(3)] * 2 * copies))
+        assert hexagons != triangles
+        assert hexagons.canonical_hash() != triangles.canonical_hash()
+        assert hexagons.num_automorphisms() == 12**copies * factorial(copies)
+        assert triangles.num_automorphisms() == 6 ** (2 * copies) * factorial(2 * copies)
+
+
+def test_strongly_regular_graphs_of_equal_parameters_are_told_apart():
+    rook = oracle.from_undirected_networkx(nx.line_graph(nx.complete_bipartite_graph(4, 4)))
+    steps = [(0, 1), (1, 0), (1, 1)]
+    edges = [
+        ((x, y), ((x + dx) % 4, (y + dy) % 4)) for x in range(4) for y in range(4) for dx, dy in steps
+    ]  # Shrikhande's graph
+    shrikhande = oracle.from_undirected_networkx(nx.Graph(edges))
+    assert rook.num_automorphisms() == 1152
+    assert shrikhande.num_automorphisms() == 192
+    assert rook != shrikhande
+
+
+@pytest.mark.parametrize(
+    ("graph", "order"),
+    [
+        (nx.empty_graph(0), 1),
+        (nx.empty_graph(30), factorial(30)),
+        (nx.complete_graph(30), factorial(30)),
+        (nx.star_graph(16), factorial(16)),
+        (nx.complete_bipartite_graph(6, 6), 2 * factorial(6) ** 2),
+        (nx.cycle_graph(40), 80),
+        (nx.path_graph(500), 2),
+        (nx.petersen_graph(), 120),
+        (nx.hypercube_graph(4), 384),
+        (nx.disjoint_union_all([nx.path_graph(3)] * 8), factorial(8) * 2**8),
+        (nx.balanced_tree(2, 4), 2**15),
+        (nx.frucht_graph(), 1),
+    ],
+)
+def test_groups_of_known_order_are_counted_without_enumeration(graph, order):
+    assert oracle.from_undirected_networkx(graph).num_automorphisms() == order
+
+
+def test_direction_colours_and_loops_count():
+    triangle = {(0, 1): "x", (1, 2): "x", (2, 0): "x"}
+    nodes = ("a", "a", "a")
+    assert ColouredGraph(nodes, triangle).num_automorphisms() == 3
+    assert ColouredGraph(nodes, triangle, directed=False).num_automorphisms() == 6
+    assert ColouredGraph(nodes, {**triangle, (0, 1): "y"}, directed=False).num_automorphisms() == 2
+    assert ColouredGraph(nodes, {**triangle, (0, 0): "x"}, directed=False).num_automorphisms() == 2
+    assert ColouredGraph(("a", "a", "b"), triangle).num_automorphisms() == 1
+    variants = [
+        ColouredGraph(nodes, triangle),
+        ColouredGraph(nodes, triangle, directed=False),
+        ColouredGraph(nodes, {**triangle, (0, 0): "x"}),
+        ColouredGraph(nodes, {**triangle, (0, 0): "y"}),
+        ColouredGraph(nodes, {**triangle, (2, 0): "y"}),
+        ColouredGraph(nodes, {**triangle, (0, 2): "x"}),
+        ColouredGraph(nodes, {(0, 1): "x", (1, 2): "x", (0, 2): "x"}),
+        ColouredGraph(("a", "a", "b"), triangle),
+    ]
+    assert len(set(variants)) == len(variants)
+
+
+def test_the_number_one_is_not_the_text_one():
+    assert ColouredGraph(("1",), {}) != ColouredGraph(('"1"',), {})
+    assert ColouredGraph(("a,b", "c"), {}) != ColouredGraph(("a", "b,c"), {})
+
+
+def test_an_undirected_edge_may_be_given_from_either_end_but_once():
+    assert ColouredGraph(("a", "b"), {(0, 1): "x"}, False) == ColouredGraph(("a", "b"), {(1, 0): "x"}, False)
+    with pytest.raises(ValueError, match="both directions"):
+        ColouredGraph(("a", "b"), {(0, 1): "x", (1, 0): "x"}, directed=False)
+    with pytest.raises(ValueError, match=r"edge \(0, 2\): expected nodes below 2"):
+        ColouredGraph(("a", "b"), {(0, 2): "x"})
+
+
+@thorough
+@given(coloured_graphs())
+def test_dict_networkx_and_pickle_keep_every_label(graph):
+    for copy in (ColouredGraph.from_dict(json.loads(json.dumps(graph.to_dict()))), pickle.loads(pickle.dumps(graph))):
+        assert oracle.labelled_form(copy) == oracle.labelled_form(graph)
+    as_networkx = graph.to_networkx()
+    assert as_networkx.is_directed() == graph.directed
+    assert as_networkx.number_of_edges() == len(graph.edge_colours)
+
+
+def test_node_ids_must_be_gapless():
+    with pytest.raises(ValueError, match=r"expected node ids 0 \.\. 0, got \[1\]"):
+        ColouredGraph.from_dict({"directed": True, "nodes": [{"id": 1, "colour": "a"}], "edges": []})
+
+
+def test_a_graph_equals_no_other_thing():
+    assert ColouredGraph((), {}) != "[true,[],[]]"
+
+
+def test_hashes_name_their_version_and_are_stable():
+    """Stored hashes stay valid: whoever changes the key has to change the version, and this line."""
+    graph = ColouredGraph(("a", "b"), {(0, 1): "x"})
+    assert graph.canonical_key() == '[true,["a","b"],[[0,1,"x"]]]'
+    assert graph.canonical_hash().startswith("g1-")
+    assert len(graph.canonical_hash()) == 3 + 64

@@ -1,0 +1,170 @@
+import re
+from random import Random
+from xml.etree import ElementTree
+
+import pytest
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.drawing import to_dot, to_svg
+from tests.oracles import graphs as oracle
+
+SEEDS = range(40)
+TOLERANCE = 0.2  # coordinates are written with one digit
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def drawn(graph: ComputationGraph) -> tuple[list[tuple[float, ...]], list[str]]:
+    """The boxes (left, top, right, bottom) and the path data of the edges, arrows left out."""
+    root = ElementTree.fromstring(to_svg(graph))
+    boxes = []
+    for rect in root.iterfind(f".//{SVG}g/{SVG}g/{SVG}rect"):
+        x, y, width, height = (float(rect.attrib[name]) for name in ("x", "y", "width", "height"))
+        boxes.append((x, y, x + width, y + height))
+    paths = [path.attrib["d"] for path in root.iterfind(f".//{SVG}path") if path.get("fill") == "none"]
+    return boxes, paths
+
+
+def points(path: str) -> list[tuple[float, float]]:
+    """Points along a path of M, H and C commands."""
+    found: list[tuple[float, float]] = []
+    for command, arguments in re.findall(r"([MHC])([^MHC]*)", path):
+        numbers = [float(number) for number in arguments.split()]
+        if command == "M":
+            found.append((numbers[0], numbers[1]))
+            continue
+        x, y = found[-1]
+        corners = [x, y, x, y, numbers[0], y, numbers[0], y] if command == "H" else [x, y, *numbers]
+        for step in range(1, 21):
+            t = step / 20
+            weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
+            x, y = (sum(w * c for w, c in zip(weights, corners[i::2], strict=True)) for i in (0, 1))
+            found.append((x, y))
+    return found
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_boxes_do_not_overlap_and_edges_run_through_none(seed):
+    graph = oracle.random_computation_graph(Random(seed), num_hidden=9, num_edges=14)
+    boxes, paths = drawn(graph)
+    assert len(boxes) == len(graph.nodes)
+    assert len(paths) == len(graph.edges)
+    for place, (left, top, right, bottom) in enumerate(boxes):
+        for other in boxes[:place]:
+            assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+        for path in paths:
+            inside = [(x, y) for x, y in points(path) if left + TOLERANCE < x < right - TOLERANCE and top < y < bottom]
+            assert inside == []
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_everything_lies_within_the_picture(seed):
+    graph = oracle.random_computation_graph(Random(seed), num_hidden=9, num_edges=14)
+    boxes, paths = drawn(graph)
+    root = ElementTree.fromstring(to_svg(graph))
+    width, height = float(root.attrib["width"]), float(root.attrib["height"])
+    shift = float(re.findall(r"translate\(0 (\d+)\)", to_svg(graph))[0])
+    corners = [corner for box in boxes for corner in ((box[0], box[1]), (box[2], box[3]))]
+    for x, y in [*corners, *(point for path in paths for point in points(path))]:
+        assert 0 < x < width
+        assert 0 < y + shift < height
+
+
+def test_edges_start_and_end_at_their_boxes():
+    graph = ComputationGraph()
+    graph.add_node(0, "input", output_size=1)
+    graph.add_node(1, "hidden", output_size=1)
+    graph.add_node(2, "output", output_size=1)
+    for source, target in ((0, 1), (1, 2), (0, 2), (2, 1), (1, 1)):
+        graph.add_edge(source, target)
+    boxes, paths = drawn(graph)
+    assert boxes[0][2] < boxes[1][0] < boxes[1][2] < boxes[2][0]
+    for edge, path in zip(graph.edges.values(), paths, strict=True):
+        (x, y), *_, (end_x, end_y) = points(path)
+        assert x == pytest.approx(boxes[edge.source][2])
+        assert end_x == pytest.approx(boxes[edge.target][0] - 8)
+        assert boxes[edge.source][1] < y < boxes[edge.source][3]
+        assert boxes[edge.target][1] < end_y < boxes[edge.target][3]
+
+
+def test_a_plain_chain_is_drawn_straight():
+    graph = ComputationGraph()
+    for node_id in range(4):
+        graph.add_node(node_id, ["input", "hidden", "hidden", "output"][node_id], output_size=1)
+    for node_id in range(3):
+        graph.add_edge(node_id, node_id + 1)
+    _, paths = drawn(graph)
+    assert {round(y, 6) for path in paths for _, y in points(path)} == {23.0}
+
+
+def test_kinds_of_edges_look_different():
+    graph = ComputationGraph()
+    graph.add_node(0, "input", output_size=1)
+    graph.add_node(1, "hidden", output_size=1)
+    graph.add_node(2, "output", output_size=1)
+    graph.add_edge(0, 1)
+    graph.add_edge(1, 2, enabled=False)
+    graph.add_edge(2, 1, attributes={"is_recurrent": True})
+    graph.add_edge(1, 1)
+    root = ElementTree.fromstring(to_svg(graph))
+    looks = [
+        (path.get("stroke"), path.get("stroke-dasharray"))
+        for path in root.iterfind(f".//{SVG}path")
+        if path.get("fill") == "none"
+    ]
+    assert looks[2] == looks[3]
+    assert len(set(looks)) == 3
+    assert looks[0][1] == "none"
+    dot = to_dot(graph)
+    assert [dot.count(f'style="{style}"') for style in ("solid", "dotted", "dashed")] == [1, 1, 2]
+
+
+EVIL = '<script>alert("1")</script>&\x00'
+
+
+def test_names_are_escaped():
+    graph = ComputationGraph()
+    graph.add_node(0, "input", output_size=1)
+    graph.add_node(1, "hidden", output_size=1, activation_function=EVIL, attributes={"aggregation": EVIL, EVIL: EVIL})
+    graph.add_edge(0, 1, attributes={EVIL: EVIL})
+    svg = to_svg(graph)
+    assert "<script" not in svg
+    root = ElementTree.fromstring(svg)
+    shown = [text.text for text in root.iter(f"{SVG}text")]
+    assert EVIL[:25] + "…" in shown
+    tooltips = [title.text or "" for title in root.iter(f"{SVG}title")]
+    assert f"node 1: {EVIL[:-1]}\N{REPLACEMENT CHARACTER}, bias 0" in "".join(tooltips)
+    assert not list(root.iter(f"{SVG}script"))
+
+
+def test_dot_labels_are_quoted():
+    graph = ComputationGraph()
+    graph.add_node(0, "hidden", output_size=1, activation_function='a"b\\c\nd')
+    assert r'label="a\"b\\c d\nsum · 1"' in to_dot(graph)
+
+
+def test_colours_have_six_digits():
+    graph = oracle.random_computation_graph(Random(3))
+    for text in (to_svg(graph), to_dot(graph)):
+        colours = re.findall(r"#[0-9a-fA-F]+", text)
+        assert colours
+        assert all(len(colour) == 7 for colour in colours)
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        {},
+        {"nodes": [{"id": 0, "node_type": "hidden"}]},
+        {"nodes": [{"id": 0, "node_type": "output"}], "edges": [{"source": 0, "target": 5}]},
+        {"nodes": [{"id": 0, "node_type": "input"}], "edges": [{"source": 0, "target": 0, "weight": float("nan")}]},
+    ],
+)
+def test_broken_graphs_are_drawn_as_far_as_they_go(data):
+    graph = ComputationGraph.from_dict(data)
+    assert ElementTree.fromstring(to_svg(graph)).tag == f"{SVG}svg"
+    assert to_dot(graph).startswith("digraph {")
+
+
+def test_the_same_graph_gives_the_same_picture():
+    graph = oracle.random_computation_graph(Random(8))
+    assert to_svg(graph) == to_svg(ComputationGraph.from_dict(graph.to_dict()))

@@ -1,0 +1,130 @@
+from itertools import permutations
+from random import Random
+
+import networkx as nx
+import pytest
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from tests.oracles import graphs as oracle
+
+
+def chain(num_nodes: int, *extra: tuple[int, int]) -> ComputationGraph:
+    """input 0 -> 1 -> ... -> num_nodes - 1, and further edges."""
+    graph = ComputationGraph()
+    for node_id in range(num_nodes):
+        graph.add_node(node_id, "hidden" if node_id else "input", output_size=1)
+    for source, target in [*((i, i + 1) for i in range(num_nodes - 1)), *extra]:
+        graph.add_edge(source, target)
+    return graph
+
+
+def without(graph: ComputationGraph, removed: tuple[int, ...]) -> nx.MultiDiGraph:
+    """The enabled unmarked edges as networkx sees them."""
+    plain = nx.MultiDiGraph()
+    plain.add_nodes_from(graph.nodes)
+    for edge_id, edge in graph.edges.items():
+        if edge.enabled and not edge.is_recurrent and edge_id not in removed:
+            plain.add_edge(edge.source, edge.target)
+    return plain
+
+
+def unmarked(graph: ComputationGraph) -> ComputationGraph:
+    """The graph with all marks taken off."""
+    data = graph.to_dict()
+    for edge in data["edges"]:
+        edge["attributes"] = {}
+    return ComputationGraph.from_dict(data)
+
+
+@pytest.mark.parametrize("seed", range(80))
+def test_closing_edges_break_every_cycle_and_none_is_needless(seed):
+    graph = unmarked(oracle.random_computation_graph(Random(seed), num_edges=14))
+    before = graph.to_json()
+    closing = graph.detect_cycles()
+    assert graph.to_json() == before
+    assert nx.is_directed_acyclic_graph(without(graph, closing))
+    for edge_id in closing:
+        kept = tuple(other for other in closing if other != edge_id)
+        assert not nx.is_directed_acyclic_graph(without(graph, kept))
+    assert closing == tuple(sorted(closing))
+
+
+def test_the_seeds_above_do_contain_cycles():
+    graphs = [unmarked(oracle.random_computation_graph(Random(seed), num_edges=14)) for seed in range(80)]
+    assert sum(bool(graph.detect_cycles()) for graph in graphs) > 40
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_closing_edges_depend_neither_on_ids_nor_on_insertion(seed):
+    """The renamed graph with the closing edges marked equals the graph with its closing edges marked."""
+    rng = Random(seed)
+    graph = unmarked(oracle.random_computation_graph(rng, num_edges=14))
+    other = oracle.renamed(graph, rng)
+    assert marked(other) == marked(graph)
+
+
+def marked(graph: ComputationGraph) -> ComputationGraph:
+    """The graph with its closing edges marked recurrent."""
+    data, closing = graph.to_dict(), graph.detect_cycles()
+    for edge in data["edges"]:
+        if edge["edge_id"] in closing:
+            edge["attributes"] = {"is_recurrent": True}
+    return ComputationGraph.from_dict(data)
+
+
+def test_the_edge_back_is_the_one_that_closes():
+    edges = [(0, 1), (1, 2), (2, 3), (3, 1)]
+    for order in permutations(edges):
+        graph = chain(1)
+        for node_id in (3, 1, 2):
+            graph.add_node(node_id, "hidden", output_size=1)
+        for source, target in order:
+            graph.add_edge(source, target)
+        (closing,) = graph.detect_cycles()
+        assert (graph.edges[closing].source, graph.edges[closing].target) == (3, 1)
+
+
+def test_marks_and_disabled_edges_are_respected():
+    graph = chain(3)
+    graph.add_edge(2, 1, attributes={"is_recurrent": True})
+    graph.add_edge(2, 0, enabled=False)
+    assert graph.detect_cycles() == ()
+    assert graph.topological_sort() == [0, 1, 2]
+    forward_marked = chain(2)
+    forward_marked.add_edge(0, 1, attributes={"is_recurrent": True})
+    assert forward_marked.detect_cycles() == ()
+
+
+def test_self_loops_and_parallel_edges_close_each():
+    graph = chain(3, (1, 1), (2, 1), (2, 1))
+    assert graph.detect_cycles() == (2, 3, 4)
+
+
+def test_long_chains_fit():
+    graph = chain(2000)
+    assert graph.detect_cycles() == ()
+    assert graph.topological_sort() == list(range(2000))
+    closed = chain(2000, (1999, 1))
+    assert closed.detect_cycles() == (1999,)
+    assert ComputationGraph.from_dict(closed.to_dict()) == closed
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_topological_sort_is_the_least_in_dictionary_order(seed):
+    graph = oracle.random_computation_graph(Random(seed))
+    assert graph.topological_sort() == list(nx.lexicographical_topological_sort(without(graph, ())))
+
+
+def test_a_cycle_is_named():
+    with pytest.raises(ValueError, match=r"closed by edge 2 \(2 -> 1\)"):
+        chain(3, (2, 1)).topological_sort()
+    graph = chain(3)
+    graph.add_edge(2, 1, edge_id=40, attributes={"is_recurrent": True})
+    with pytest.raises(ValueError, match=r"closed by edge 40 \(2 -> 1\)"):
+        graph.topological_sort(ignore_recurrent=False)
+
+
+def test_dangling_edges_are_passed_over():
+    graph = chain(3, (1, 77), (78, 1))
+    assert graph.topological_sort() == [0, 1, 2]
+    assert graph.detect_cycles() == ()

@@ -1,0 +1,218 @@
+from math import inf, nan
+from random import Random
+from typing import Any
+
+import pytest
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATION_PARAMETERS, AGGREGATIONS
+from tests.oracles import graphs as oracle
+
+
+def line(*, hidden: dict[str, Any] | None = None, edge: dict[str, Any] | None = None) -> ComputationGraph:
+    """input 0 -> hidden 1 -> output 2, with fields of the hidden node and of its in-edge (edge 0) replaced."""
+    graph = ComputationGraph()
+    graph.add_node(0, "input", output_size=4)
+    graph.add_node(1, "hidden", **{"output_size": 4, **(hidden or {})})
+    graph.add_node(2, "output", output_size=4)
+    graph.add_edge(0, 1, **(edge or {}))
+    graph.add_edge(1, 2)
+    return graph
+
+
+def problems(graph: ComputationGraph) -> list[tuple[str, int | None, int | None]]:
+    return [(problem.code, problem.node_id, problem.edge_id) for problem in graph.validate()]
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_sound_graphs_have_no_problem(seed):
+    assert oracle.random_computation_graph(Random(seed)).validate() == []
+
+
+@pytest.mark.parametrize("activation", ACTIVATIONS)
+def test_every_activation_is_known(activation):
+    assert line(hidden={"activation_function": activation}).validate() == []
+
+
+GOOD = {
+    "head_dim": [1, 8],
+    "num_heads": [1, 4],
+    "pool_heads": [1, 4],
+    "temperature": [0.1, 2, 1e9],
+    "top_k": [1, 3, None],
+    "router_type": ["softmax", "topk"],
+    "router_temperature": [0.5],
+    "dropout_p": [0.0, 0, 0.999],
+    "attn_eps": [0.0, 1e-6],
+    "normalize": [True, False],
+    "post_projection": [True, False],
+}
+BAD = {
+    "head_dim": [0, -1, 1.0, "8", True, None, [8]],
+    "num_heads": [0, 2.0, "2", True],
+    "pool_heads": [0, None],
+    "temperature": [0.0, -1.0, nan, inf, "1", True, None],
+    "top_k": [0, 1.5, True, "1"],
+    "router_type": ["soft", None, 1, ["topk"], {"a": 1}],
+    "router_temperature": [0, nan],
+    "dropout_p": [1.0, -0.1, nan, True, None, 10**400],
+    "attn_eps": [-1e-6, inf, None],
+    "normalize": [1, "true", None],
+    "post_projection": [0, None],
+}
+
+
+def test_the_lists_cover_every_parameter():
+    assert set(GOOD) == set(BAD) == AGGREGATION_PARAMETERS
+
+
+@pytest.mark.parametrize("aggregation", AGGREGATIONS)
+def test_parameters_of_each_aggregation(aggregation):
+    for name in sorted(AGGREGATION_PARAMETERS):
+        accepted = name in AGGREGATIONS[aggregation]
+        for value in GOOD[name]:
+            graph = line(hidden={"attributes": {"aggregation": aggregation, name: value}})
+            assert problems(graph) == ([] if accepted else [("invalid_agg_param", 1, None)]), (name, value)
+        for value in BAD[name]:
+            graph = line(hidden={"attributes": {"aggregation": aggregation, name: value}})
+            assert problems(graph) == [("invalid_agg_param", 1, None)], (name, value)
+
+
+def test_messages_say_what_was_expected_and_got():
+    graph = line(hidden={"attributes": {"aggregation": "attention", "temperature": -1.0, "num_heads": 2}})
+    messages = [problem.message for problem in graph.validate()]
+    accepted = "attn_eps, dropout_p, head_dim, post_projection, temperature"
+    assert messages == [
+        "node 1: expected a finite float > 0 for temperature, got -1.0",
+        f"node 1: expected attention parameters out of {accepted}, got 'num_heads'",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "codes"),
+    [
+        ({"output_size": None}, ["missing_output_size"]),
+        ({"output_size": 0}, ["invalid_output_size"]),
+        ({"output_size": -3}, ["invalid_output_size"]),
+        ({"activation_function": "Relu"}, ["invalid_activation"]),
+        ({"activation_function": ""}, ["invalid_activation"]),
+        ({"bias": nan}, ["non_finite_bias"]),
+        ({"bias": -inf}, ["non_finite_bias"]),
+        ({"attributes": {"aggregation": "avg"}}, ["invalid_aggregation"]),
+        ({"attributes": {"aggregation": None}}, ["invalid_aggregation"]),
+        ({"attributes": {"aggregation": ["sum"]}}, ["invalid_aggregation"]),
+        ({"attributes": {"aggregation": {"sum": [1]}}}, ["invalid_aggregation"]),
+        ({"attributes": {"aggregation": "avg", "colour": 1}}, ["invalid_aggregation", "unknown_attribute"]),
+        ({"attributes": {"colour": "red"}}, ["unknown_attribute"]),
+        ({"attributes": {"is_recurrent": True}}, ["unknown_attribute"]),
+        ({"attributes": {"derivation_uuid": "u"}}, []),
+        ({"attributes": {"derivation_uuid": 3}}, ["invalid_attribute"]),
+    ],
+)
+def test_problems_of_a_node(hidden, codes):
+    assert problems(line(hidden=hidden)) == [(code, 1, None) for code in codes]
+
+
+@pytest.mark.parametrize(
+    ("edge", "codes"),
+    [
+        ({"weight": nan}, ["non_finite_weight"]),
+        ({"weight": inf}, ["non_finite_weight"]),
+        ({"attributes": {"is_recurrent": True}}, []),
+        ({"attributes": {"is_recurrent": 1}}, ["invalid_attribute"]),
+        ({"attributes": {"is_recurrent": "yes"}}, ["invalid_attribute"]),
+        ({"attributes": {"order": 3}}, []),
+        ({"attributes": {"order": "first"}}, ["invalid_attribute"]),
+        ({"attributes": {"order": nan}}, ["invalid_attribute"]),
+        ({"attributes": {"derivation_uuid": "u"}}, []),
+        ({"attributes": {"head_dim": 3}}, ["unknown_attribute"]),
+    ],
+)
+def test_problems_of_an_edge(edge, codes):
+    assert problems(line(edge=edge)) == [(code, None, 0) for code in codes]
+
+
+def test_problems_of_an_input():
+    graph = ComputationGraph()
+    graph.add_node(0, "input", output_size=4, activation_function="relu", bias=1.0, attributes={"head_dim": 2})
+    graph.add_node(1, "output", output_size=4)
+    graph.add_edge(0, 1)
+    assert problems(graph) == [
+        ("invalid_input_node", 0, None),
+        ("invalid_input_node", 0, None),
+        ("invalid_agg_param", 0, None),
+    ]
+
+
+def test_ends_must_exist_and_inputs_take_no_edges():
+    graph = line()
+    graph.add_edge(0, 77)
+    graph.add_edge(78, 79)
+    graph.add_edge(1, 0, attributes={"is_recurrent": True})
+    assert problems(graph) == [
+        ("dangling_edge", None, 2),
+        ("dangling_edge", None, 3),
+        ("dangling_edge", None, 3),
+        ("edge_into_input", None, 4),
+    ]
+
+
+def test_duplicate_edges_belong_in_multigraphs():
+    graph = line()
+    graph.add_edge(0, 1, enabled=False)
+    graph.add_edge(0, 1)
+    assert problems(graph) == [("duplicate_edge", None, 2), ("duplicate_edge", None, 3)]
+    data = graph.to_dict() | {"multigraph": True}
+    assert ComputationGraph.from_dict(data).validate() == []
+
+
+def test_an_empty_graph_lacks_both_ends():
+    assert problems(ComputationGraph()) == [("missing_input", None, None), ("missing_output", None, None)]
+
+
+def test_outputs_must_be_reachable_over_enabled_edges():
+    assert problems(line(edge={"enabled": False})) == [("unreachable_output", 2, None)]
+    graph = line()
+    graph.add_node(3, "output", output_size=1)
+    graph.add_node(4, "hidden", output_size=1)
+    graph.add_edge(4, 3)
+    assert problems(graph) == [("unreachable_output", 3, None)]
+    graph.add_edge(3, 1)
+    graph.add_edge(2, 4, attributes={"is_recurrent": True})
+    assert problems(graph) == []
+
+
+def test_an_unmarked_cycle_is_no_problem():
+    graph = line()
+    graph.add_edge(2, 1)
+    assert graph.validate() == []
+
+
+def test_every_problem_is_reported_at_once():
+    graph = ComputationGraph.from_dict(
+        {
+            "nodes": [
+                {"id": 0, "node_type": "hidden", "activation_function": "nope", "bias": nan},
+                {"id": 1, "node_type": "output", "output_size": 0, "attributes": {"aggregation": "?", "x": 1}},
+            ],
+            "edges": [
+                {"source": 0, "target": 9, "weight": nan},
+                {"source": 0, "target": 9, "attributes": {"is_recurrent": None}},
+            ],
+        }
+    )
+    assert [code for code, _, _ in problems(graph)] == [
+        "missing_input",
+        "missing_output_size",
+        "invalid_activation",
+        "non_finite_bias",
+        "invalid_output_size",
+        "invalid_aggregation",
+        "unknown_attribute",
+        "unreachable_output",
+        "dangling_edge",
+        "non_finite_weight",
+        "dangling_edge",
+        "invalid_attribute",
+        "duplicate_edge",
+    ]
