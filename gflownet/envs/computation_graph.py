@@ -49,6 +49,11 @@ class ComputationGraphEnv(Environment):
         num_ends = max(len(self.input_sizes), len(self.output_sizes))
         if not self.input_sizes or not self.output_sizes:
             raise ValueError("expected at least one input and one output")
+        if not activations or not aggregations or not hidden_sizes or max_hidden_nodes < 0:
+            raise ValueError(
+                f"expected activations, aggregations, hidden_sizes and max_hidden_nodes >= 0, "
+                f"got {activations}, {aggregations}, {hidden_sizes} and {max_hidden_nodes}"
+            )
         if max_edges < num_ends:
             raise ValueError(f"max_edges: expected at least {num_ends}, to join inputs and outputs, got {max_edges}")
         choices = (Attribute("aggregation", tuple(aggregations)), Attribute("output_size", tuple(hidden_sizes)))

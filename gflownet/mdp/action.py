@@ -113,7 +113,8 @@ class ActionMasks:
         legal = torch.zeros_like(actions.kind, dtype=torch.bool)
         for kind, mask in self.masks.items():
             of_kind = actions.kind == kind
-            inside = of_kind & (actions.row < mask.shape[1]) & (actions.column < mask.shape[2])
+            inside = of_kind & (actions.row >= 0) & (actions.row < mask.shape[1])
+            inside &= (actions.column >= 0) & (actions.column < mask.shape[2])
             index = inside.nonzero().squeeze(1)
             legal[index] = mask[index, actions.row[index], actions.column[index]]
         return legal

@@ -137,9 +137,12 @@ class Environment(ABC):
         """Return (kind, row, column) of an action in words.
 
         Raises:
-            ValueError: a type, attribute or value that the vocabulary does not have.
+            ValueError: a type, attribute or value that the vocabulary does not have, or a node no graph has room for.
         """
         kind, vocabulary = action.action_type, self.vocabulary
+        for node in (action.source, action.target):
+            if node is not None and not 0 <= node < vocabulary.max_nodes:
+                raise ValueError(f"{action}: expected nodes 0 to {vocabulary.max_nodes - 1}, got {node}")
         row, column = action.source or 0, 0
         if kind in PAIR_TYPES:
             row = row * vocabulary.max_nodes + (action.target or 0)
@@ -205,7 +208,8 @@ class Environment(ABC):
     def _complaint(self, states: GraphStates, index: int, actions: ActionBatch) -> str:
         kind = GraphActionType(int(actions.kind[index]))
         row, column = int(actions.row[index]), int(actions.column[index])
-        if row >= self.vocabulary.num_rows(kind) or column >= self.vocabulary.num_columns(kind):
+        rows, columns = self.vocabulary.num_rows(kind), self.vocabulary.num_columns(kind)
+        if not (0 <= row < rows and 0 <= column < columns):
             return f"{kind.name} has no row {row}, column {column} in this environment"
         one = states[index : index + 1]
         rules = self.forward_rules(one) if kind in FORWARD_TYPES else self.backward_rules(one)

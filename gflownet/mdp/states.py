@@ -40,8 +40,11 @@ class GraphVocabulary:
     edge_attributes: tuple[Attribute, ...] = ()
 
     def __post_init__(self) -> None:
-        """Check the sizes once."""
+        """Check the sizes once, and that no two choices have one name: one object would be reached as several."""
         attributes = (*self.node_attributes, *self.edge_attributes)
+        for choices in (self.node_types, self.edge_types, *(a.values for a in attributes)):
+            if len(set(map(str, choices))) < len(choices):
+                raise ValueError(f"vocabulary: expected distinct types and values, got {list(choices)}")
         sizes = [len(self.node_types), len(self.edge_types), self.max_nodes, *(len(a.values) for a in attributes)]
         if min(sizes) < 1 or max(sizes) > MOST_VALUES:
             raise ValueError(f"vocabulary: expected 1 to {MOST_VALUES} types, values and nodes, got sizes {sizes}")

@@ -1,0 +1,53 @@
+import pytest
+import torch
+
+from gflownet.data.sampler import sample_backward
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.metrics.exact import enumerate_states
+from tests.contracts.environments import ENVIRONMENTS
+
+
+@pytest.fixture(scope="module")
+def batch() -> TrajectoryBatch:
+    """Return six trajectories of different lengths."""
+    env = ENVIRONMENTS["undirected"]()
+    graph = enumerate_states(env)
+    terminal = graph.states[graph.terminal[:: len(graph.terminal) // 6][:6]]
+    conditioning = Conditioning(torch.rand(6, 2, generator=torch.Generator().manual_seed(0)), torch.arange(6.0))
+    sampled = sample_backward(env, terminal, conditioning=conditioning, generator=torch.Generator().manual_seed(1))
+    return sampled.with_rewards(torch.arange(6.0) / 10)
+
+
+def test_one_trajectory_holds_its_own_steps_in_order(batch):
+    assert len({len(batch[i].actions) for i in range(6)}) > 1
+    for i in range(len(batch)):
+        one = batch[i]
+        mine = (batch.trajectory == i).nonzero().squeeze(1)
+        assert bool(one.states.equals(batch.states[mine]).all())
+        assert torch.equal(one.actions.kind, batch.actions.kind[mine])
+        assert torch.equal(one.log_backward, batch.log_backward[mine])
+        assert bool(one.terminal.equals(batch.terminal[i : i + 1]).all())
+        assert one.log_symmetry == float(batch.log_symmetry[i])
+        assert one.log_reward == pytest.approx(i / 10)
+
+
+def test_negative_and_foreign_indices(batch):
+    assert bool(batch[-1].terminal.equals(batch[5].terminal).all())
+    assert torch.equal(batch[-1].actions.row, batch[5].actions.row)
+    for index in (6, -7):
+        with pytest.raises(IndexError, match=f"trajectory {index}: expected one of 6"):
+            batch[index]
+
+
+def test_joined_batches_keep_every_trajectory(batch):
+    joined = TrajectoryBatch.cat([batch, batch, batch])
+    assert len(joined) == 18
+    for i in range(18):
+        ours, theirs = joined[i], batch[i % 6]
+        assert bool(ours.states.equals(theirs.states).all())
+        assert torch.equal(ours.actions.row, theirs.actions.row)
+        assert torch.equal(ours.log_backward, theirs.log_backward)
+        assert (ours.log_symmetry, ours.log_reward) == (theirs.log_symmetry, theirs.log_reward)
+        assert torch.equal(joined.conditioning[i], batch.conditioning[i % 6])
+        assert float(joined.beta[i]) == i % 6
