@@ -27,6 +27,7 @@ LOCK_NAME = ".lock"
 _HEADER = re.compile(rb"gflownet checkpoint, format (\d+), sha256 ([0-9a-f]{64})\n")
 _MAX_HEADER_BYTES = 128
 _FILE_NAME = re.compile(r"step_(\d+)\.pt")
+_REFUSED_NAME = re.compile(r"GLOBAL ([\w.]+)")
 _TEMPORARY_SUFFIX = ".tmp"
 _log = logging.getLogger(__name__)
 
@@ -58,7 +59,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     except pickle.UnpicklingError as error:
         raise TypeError(f"state: expected tensors and plain containers, got {_refused_part(error)}") from error
     digest = hashlib.sha256(payload).hexdigest()
-    temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
+    temporary = path
     with temporary.open("wb") as file:
         file.write(f"gflownet checkpoint, format {FORMAT_VERSION}, sha256 {digest}\n".encode())
         file.write(payload)
@@ -175,7 +176,6 @@ def _step_of(path: Path) -> int:
 
 
 def _refused_part(error: Exception) -> str:
-    """The line of torch's page of advice that names what was refused."""
-    lines = [line.strip() for line in str(error).splitlines()]
-    found = next((line for line in lines if line.startswith("WeightsUnpickler error:")), lines[0])
-    return found.removeprefix("WeightsUnpickler error:").strip()
+    """The name of what torch refused, out of its page of advice."""
+    found = _REFUSED_NAME.search(str(error))
+    return found[1] if found else "something else"

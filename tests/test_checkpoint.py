@@ -1,0 +1,234 @@
+"""Checkpoints survive what happens to files and processes, and run nothing that a file tells them to."""
+
+from __future__ import annotations
+
+import io
+import logging
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gflownet.checkpoint import CheckpointFolder, DamagedCheckpointError, RunLock, load, save
+from gflownet.errors import UserError
+
+
+def make_state(seed: int = 0) -> dict[str, Any]:
+    """A state as a trainer has it: tensors, an optimiser's state, random states, plain values."""
+    generator = torch.Generator().manual_seed(seed)
+    layer = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.Adam(layer.parameters())
+    layer(torch.randn(4, 3, generator=generator)).sum().backward()
+    optimizer.step()
+    return {
+        "step": seed,
+        "policy": layer.state_dict(),
+        "optimizer": optimizer.state_dict(),
+        "torch": torch.get_rng_state(),
+        "numpy": np.random.default_rng(seed).bit_generator.state,
+        "python": random.Random(seed).getstate(),
+        "rewards": torch.randn(5, generator=generator),
+        "graphs": ["{}", "[]"],
+        "best": 0.5,
+        "nothing": None,
+    }
+
+
+def same(left: Any, right: Any) -> bool:
+    if isinstance(left, torch.Tensor):
+        return torch.equal(left, right)
+    if isinstance(left, dict):
+        return left.keys() == right.keys() and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, list | tuple):
+        return type(left) is type(right) and all(same(a, b) for a, b in zip(left, right, strict=True))
+    return left == right
+
+
+def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+    state = make_state(3)
+    save(tmp_path / "state.pt", state)
+    assert same(load(tmp_path / "state.pt"), state)
+    assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
+
+
+@pytest.mark.parametrize("where", [0, 25, 60, 97, 150, 1000, -1])
+def test_one_flipped_bit_is_noticed(where: int, tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    save(path, make_state())
+    data = bytearray(path.read_bytes())
+    data[where] ^= 1
+    path.write_bytes(data)
+    with pytest.raises(UserError, match=r"state.pt: expected .*, got "):
+        load(path)
+
+
+@pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
+def test_a_truncated_file_is_noticed(share: float, tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    save(path, make_state())
+    data = path.read_bytes()
+    path.write_bytes(data[: int(share * len(data))])
+    with pytest.raises(DamagedCheckpointError):
+        load(path)
+
+
+def test_another_format_version_is_refused_in_one_line(tmp_path: Path) -> None:
+    path = tmp_path / "state.pt"
+    save(path, make_state())
+    path.write_bytes(path.read_bytes().replace(b"format 1,", b"format 2,", 1))
+    with pytest.raises(UserError, match=r"state.pt: expected a checkpoint of format 1, got format 2$") as caught:
+        load(path)
+    assert not isinstance(caught.value, DamagedCheckpointError)
+
+
+class Exploit:
+    """Runs a command when it is unpickled the careless way."""
+
+    def __init__(self, command: str) -> None:
+        self.command = command
+
+    def __reduce__(self) -> Any:
+        return os.system, (self.command,)
+
+
+def test_a_malicious_file_is_refused_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, proof = tmp_path / "state.pt", tmp_path / "pwned"
+    exploit = {"step": Exploit(f"touch {proof}")}
+    torch.save(exploit, path)
+    with pytest.raises(UserError, match="expected a checkpoint of gflownet"):
+        load(path)
+    # The same with a first line and a digest that are right, as an attacker would write them.
+    monkeypatch.setattr("gflownet.checkpoint._read_payload", lambda payload: {})
+    save(path, exploit)
+    monkeypatch.undo()
+    with pytest.raises(UserError, match=r"expected tensors and plain containers, got posix.system$"):
+        load(path)
+    assert not proof.exists()
+    torch.load(io.BytesIO(path.read_bytes().partition(b"\n")[2]), weights_only=False)
+    assert proof.exists(), "the exploit would have worked"
+
+
+@pytest.mark.parametrize("value", [np.float64(1.0), Path("x"), np.arange(3)])
+def test_what_could_not_be_loaded_is_refused_when_it_is_saved(value: object, tmp_path: Path) -> None:
+    with pytest.raises(TypeError, match=r"state: expected tensors and plain containers, got (numpy|pathlib)"):
+        save(tmp_path / "state.pt", {"value": value})
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path / "checkpoints")
+    assert folder.latest() is None
+    for step in (5, 10, 100, 1_000_000_000):
+        folder.save(step, {"step": step})
+    found = folder.latest()
+    assert found is not None
+    assert (found.step, found.state) == (1_000_000_000, {"step": 1_000_000_000})
+    assert sorted(path.name for path in folder.folder.iterdir()) == ["step_00000100.pt", "step_1000000000.pt"]
+
+
+def test_a_damaged_newest_checkpoint_means_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, {"step": 1})
+    newest = folder.save(2, {"step": 2})
+    newest.write_bytes(newest.read_bytes()[:-1])
+    with caplog.at_level(logging.WARNING):
+        found = folder.latest()
+    assert found is not None
+    assert found.step == 1
+    assert [message.partition("; ")[2] for message in caplog.messages] == ["going back to the checkpoint before"]
+    assert str(newest) in caplog.text
+
+
+def test_only_damaged_checkpoints_are_an_error_not_a_new_start(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, {"step": 1}).write_bytes(b"")
+    with pytest.raises(UserError, match="expected a whole checkpoint, got 1 damaged"):
+        folder.latest()
+
+
+def test_a_checkpoint_of_another_version_is_no_reason_to_go_back(tmp_path: Path) -> None:
+    folder = CheckpointFolder(tmp_path)
+    folder.save(1, {"step": 1})
+    newest = folder.save(2, {"step": 2})
+    newest.write_bytes(newest.read_bytes().replace(b"format 1,", b"format 9,", 1))
+    with pytest.raises(UserError, match="got format 9"):
+        folder.latest()
+
+
+# Saves step 1, then dies by signal 9 at one moment after the other of saving step 2; prints how each child ended.
+DYING = """
+import os, pathlib, signal, sys, torch
+from gflownet.checkpoint import CheckpointFolder
+
+def die(*_): os.kill(os.getpid(), signal.SIGKILL)
+
+class HalfWritten:
+    def __init__(self, file): self.file = file
+    def write(self, data): self.file.write(data[: len(data) // 2]); self.file.flush(); die()
+    def __enter__(self): return self
+    def __exit__(self, *_): pass
+
+usual_open = pathlib.Path.open
+moments = {
+    "write": lambda: setattr(pathlib.Path, "open", lambda path, mode: HalfWritten(usual_open(path, mode))),
+    "fsync": lambda: setattr(os, "fsync", die),
+    "replace": lambda: setattr(pathlib.Path, "replace", die),
+    "unlink": lambda: setattr(pathlib.Path, "unlink", die),
+}
+state = {"step": 2, "payload": torch.full((100_000,), 2)}
+for moment, arm in moments.items():
+    folder = CheckpointFolder(pathlib.Path(sys.argv[1]) / moment)
+    folder.save(0, state)
+    folder.save(1, state)
+    child = os.fork()
+    if child == 0:
+        arm()
+        folder.save(2, state)
+        os._exit(0)
+    print(moment, os.WTERMSIG(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_killed_at_any_moment_of_saving_leaves_whole_checkpoints_only(tmp_path: Path, checkout: Path) -> None:
+    command = [sys.executable, "-c", DYING, str(tmp_path)]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=60)
+    assert done.stdout.split("\n") == ["write 9", "fsync 9", "replace 9", "unlink 9", ""]
+    for moment, newest in (("write", 1), ("fsync", 1), ("replace", 1), ("unlink", 2)):
+        for path in (tmp_path / moment).glob("*.pt"):
+            load(path)
+        found = CheckpointFolder(tmp_path / moment).latest()
+        assert found is not None
+        assert found.step == newest
+        assert list((tmp_path / moment).glob("*.tmp")) == []
+
+
+HOLDING = """
+import sys, pathlib
+from gflownet.checkpoint import RunLock
+lock = RunLock(pathlib.Path(sys.argv[1]))
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_second_run_in_a_folder_is_refused_until_the_first_is_gone(tmp_path: Path, checkout: Path) -> None:
+    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, cwd=checkout, stdin=pipe, stdout=pipe, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        with pytest.raises(UserError, match=r"log_dir: expected a folder that no run is using, got .*") as caught:
+            RunLock(tmp_path)
+        assert "\n" not in str(caught.value)
+        process.kill()
+        process.wait()
+        with RunLock(tmp_path):
+            pass
+    with RunLock(tmp_path), pytest.raises(UserError):
+        RunLock(tmp_path)
