@@ -1,0 +1,171 @@
+import pytest
+import torch
+
+from gflownet.envs.computation_graph import ComputationGraphEnvContext
+from gflownet.envs.config import EnvConfig
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.mdp.action import GraphAction, GraphActionType
+from gflownet.mdp.environment import Environment, IllegalAction
+from gflownet.mdp.states import GraphStates
+from gflownet.metrics.exact import enumerate_states
+from tests.contracts.environments import ENVIRONMENTS, computation_graphs
+
+Kind = GraphActionType
+ARCHITECTURES = [name for name in ENVIRONMENTS if name.startswith("computation_graph")]
+
+
+def built(env: Environment, *actions: GraphAction) -> GraphStates:
+    states = env.initial_states(1)
+    for action in actions:
+        states = env.step(states, env.encode_batch([action]))
+    return states
+
+
+def hidden(source: int) -> GraphAction:
+    return GraphAction(Kind.AddNode, source, value="relu")
+
+
+def edge(source: int, target: int, value: str = "forward") -> GraphAction:
+    return GraphAction(Kind.AddEdge, source, target, value=value)
+
+
+@pytest.mark.parametrize("name", ARCHITECTURES)
+def test_every_terminal_graph_is_valid_and_its_unmarked_edges_are_acyclic(name):
+    env = ENVIRONMENTS[name]()
+    graph = enumerate_states(env)
+    step = max(1, len(graph.terminal) // 300)
+    for index in graph.terminal[::step].tolist():
+        architecture = env.terminal(graph.states, index)
+        assert isinstance(architecture, ComputationGraph)
+        assert architecture.validate() == []
+        assert architecture.detect_cycles() == ()
+        assert len(architecture.edges) <= env.max_edges
+        num_hidden = sum(node.node_type == NodeType.HIDDEN for node in architecture.nodes.values())
+        assert num_hidden <= env.max_hidden_nodes
+
+
+def test_the_terminal_graph_says_what_the_actions_chose():
+    env = computation_graphs(
+        input_sizes=(3, 5),
+        output_sizes=(2,),
+        hidden_sizes=(4, 8),
+        max_hidden_nodes=2,
+        max_edges=8,
+        allow_recurrent=True,
+        output_activation="tanh",
+        output_aggregation="concat",
+    )
+    states = built(
+        env,
+        GraphAction(Kind.AddNode, 1, value="tanh"),
+        GraphAction(Kind.SetNodeAttr, 3, attribute="aggregation", value="max"),
+        GraphAction(Kind.SetNodeAttr, 3, attribute="output_size", value=8),
+        edge(3, 2),
+        edge(0, 2),
+        edge(2, 3, "recurrent"),
+    )
+    graph = env.terminal(states, 0)
+    assert [(n.node_type, n.output_size) for n in graph.nodes.values()] == [
+        (NodeType.INPUT, 3),
+        (NodeType.INPUT, 5),
+        (NodeType.OUTPUT, 2),
+        (NodeType.HIDDEN, 8),
+    ]
+    assert (graph.nodes[3].activation_function, graph.nodes[3].aggregation) == ("tanh", "max")
+    assert (graph.nodes[2].activation_function, graph.nodes[2].aggregation) == ("tanh", "concat")
+    assert [e.source for e in graph.in_edges(2)] == [3, 0]  # in the order they were added
+    assert {(e.source, e.target): e.is_recurrent for e in graph.edges.values()} == {
+        (1, 3): False,
+        (3, 2): False,
+        (0, 2): False,
+        (2, 3): True,
+    }
+
+
+def test_the_order_of_concatenated_inputs_makes_two_architectures_but_not_of_summed_ones():
+    for output_aggregation, num in (("concat", 2), ("sum", 1)):
+        env = computation_graphs(
+            input_sizes=(3, 3), activations=("relu",), max_edges=2, output_aggregation=output_aggregation
+        )
+        first, second = (built(env, *(edge(s, 2) for s in order)) for order in ((0, 1), (1, 0)))
+        keys = {env.terminal(states, 0).canonical_key() for states in (first, second)}
+        assert len(keys) == num
+        assert bool(first.equals(second)) == (num == 1)
+
+
+def test_the_last_edge_of_the_budget_must_finish_the_graph():
+    """Two inputs, one output, three edges: a hidden node leaves two edges for two nodes without a way out."""
+    env = computation_graphs(
+        input_sizes=(3, 2), activations=("relu",), aggregations=("sum",), hidden_sizes=(4,), max_edges=3
+    )
+    states = built(env, hidden(0))
+    for illegal in (edge(0, 2), GraphAction(Kind.Stop)):
+        with pytest.raises(IllegalAction, match="at most 3 edges|every node must lead to an output"):
+            env.step(states, env.encode_batch([illegal]))
+    env.step(states, env.encode_batch([edge(1, 3)]))  # feeds the hidden node and gives the input its way out
+    one_more = computation_graphs(
+        input_sizes=(3, 2), activations=("relu",), aggregations=("sum",), hidden_sizes=(4,), max_edges=4
+    )
+    built(one_more, hidden(0), edge(0, 2))
+
+
+def test_recurrent_edges_may_close_cycles_and_loops():
+    env = computation_graphs(
+        activations=("relu",),
+        aggregations=("sum",),
+        hidden_sizes=(4,),
+        max_hidden_nodes=2,
+        max_edges=8,
+        allow_recurrent=True,
+    )
+    states = built(env, hidden(0), hidden(2), edge(3, 2, "recurrent"), edge(3, 3, "recurrent"), edge(1, 1, "recurrent"))
+    with pytest.raises(IllegalAction, match="the edge is already there"):
+        env.step(states, env.encode_batch([edge(3, 2)]))
+    for wrong in (edge(0, 2, "recurrent"), edge(2, 1, "recurrent"), edge(1, 0, "recurrent")):
+        with pytest.raises(IllegalAction, match="an edge leads from a node that is there into"):
+            env.step(states, env.encode_batch([wrong]))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"input_sizes": ()}, "expected at least one input and one output"),
+        ({"output_sizes": ()}, "expected at least one input and one output"),
+        ({"output_sizes": (2, 2), "max_edges": 1}, "max_edges: expected at least 2, to join inputs and outputs, got 1"),
+        ({"activations": ()}, r"expected activations, .* got \(\)"),
+        ({"aggregations": ()}, r"expected activations, .* got .*\(\)"),
+        ({"hidden_sizes": ()}, r"expected activations, .* got .*\(\)"),
+        ({"max_hidden_nodes": -1}, "expected activations, .* and -1"),
+        ({"activations": ("relu", "relu")}, "expected distinct types and values"),
+        ({"hidden_sizes": (4, 8, 4)}, "expected distinct types and values"),
+        ({"max_hidden_nodes": 126}, "expected 1 to 127 types, values and nodes"),
+    ],
+)
+def test_spaces_that_cannot_be_are_refused(changes, message):
+    with pytest.raises(ValueError, match=message):
+        computation_graphs(**changes)
+
+
+def test_no_hidden_nodes_leave_the_ways_to_join_the_ends():
+    env = computation_graphs(input_sizes=(3, 2), output_sizes=(2, 4), max_hidden_nodes=0, max_edges=4)
+    graph = enumerate_states(env)
+    assert len(graph.terminal) == 7  # 2x2 bipartite graphs in which nobody is alone
+
+
+def test_the_options_make_the_environment():
+    config = EnvConfig(
+        activations=["gelu"], aggregations=["sum"], output_sizes=[16], max_hidden_nodes=3, max_edges=9
+    )
+    context = ComputationGraphEnvContext.from_config(config, input_sizes=(64,), output_sizes=(10,), num_cond_dim=5)
+    env = context.env
+    assert context.num_cond_dim == 5
+    assert env.vocabulary.max_nodes == 5
+    assert env.vocabulary.node_attributes == ()
+    states = built(env, GraphAction(Kind.AddNode, 0, value="gelu"), edge(2, 1))
+    terminal = env.terminal(states, 0)
+    assert isinstance(terminal, ComputationGraph)
+    node = terminal.nodes[2]
+    assert (node.output_size, node.activation_function, node.aggregation) == (16, "gelu", "sum")
+    assert int(env.initial_states(3).num_nodes.sum()) == 6
+    assert bool(env.forward_masks(states).contains(env.encode_batch([GraphAction(Kind.Stop)])))
+    assert torch.equal(states.num_nodes, torch.tensor([3]))
