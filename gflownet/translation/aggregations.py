@@ -37,14 +37,14 @@ def _extremum(function: str) -> Callable[[NodeEmitter], Emitted]:
 
 def _concat(emitter: NodeEmitter) -> Emitted:
     messages = emitter.messages()
-    return [], messages[0] if len(messages) == 1 else f"torch.cat({group(messages)}, dim=1)", False
+    return [], messages[0] if len(messages) == 1 else f"torch.cat({group(messages)}, dim=-1)", False
 
 
 def _attention(emitter: NodeEmitter) -> Emitted:
     """p = softmax_j(X q / (sqrt(d) * temperature)), sum_j p_j X_j; one such sum per row of q, concatenated."""
     node, messages, mix = emitter.node, emitter.name("messages"), emitter.name("mix")
     scale = 1.0 / (sqrt(node.message_size) * node.attributes.get("temperature", 1.0))
-    query = f"{emitter.access.parameter(f'q_{node.node_id}')} * {scale!r}"
+    query = f"{emitter.dialect.parameter(f'q_{node.node_id}')} * {scale!r}"
     is_single = node.aggregation == "attention"
     scores = f"{messages} @ ({query})" if is_single else f"{messages} @ ({query}).t()"
     lines = [emitter.stacked(), *_softmax(emitter, scores), *_dropout(emitter)]

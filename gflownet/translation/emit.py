@@ -9,7 +9,7 @@ ACTIVATIONS = {
     "relu": "torch.relu({z})",
     "sigmoid": "torch.sigmoid({z})",
     "tanh": "torch.tanh({z})",
-    "softmax": "torch.softmax({z}, dim=1)",
+    "softmax": "torch.softmax({z}, dim=-1)",
     "leaky_relu": "F.leaky_relu({z})",
     "elu": "F.elu({z})",
     "gelu": "F.gelu({z})",
@@ -19,25 +19,49 @@ ACTIVATIONS = {
 }
 
 
+def _product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
+    if is_matrix:
+        return f"torch.addmm({total}, {x}, ({matrix}).t())"
+    return f"F.linear({x}, {matrix}, {total})" if total else f"F.linear({x}, {matrix})"
+
+
+def _stacked_product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
+    matrix = f"({matrix}).transpose(1, 2)"
+    return f"torch.baddbmm({total}, {x}, {matrix})" if total else f"torch.bmm({x}, {matrix})"
+
+
 @dataclass(frozen=True)
-class Access:
-    """How the code reaches what it needs: text for a parameter, a submodule's weight, a submodule."""
+class Dialect:
+    """How the code reaches what it needs and spells what differs between one model and a stack of K.
 
-    parameter: Callable[[str], str]
-    weight: Callable[[str], str]
+    In a stack every tensor has a leading dimension K; the dimensions of one model count from the end in both.
+    """
+
+    parameter: Callable[[str], str]  # 0-d parameter or query
+    weight: Callable[[str], str]  # weight matrix of a submodule
     module: Callable[[str], str]
+    # (x, matrix, total or "", whether total is a matrix and not a bias) -> total + x @ matrix.t()
+    product: Callable[[str, str, str, bool], str] = _product
+    batch_shape: str = "x.shape[0]"
 
 
-FAST_ACCESS = Access(
+FAST = Dialect(
     # Straight from the dicts of nn.Module: its __getattr__ costs as much as a small kernel.
     parameter=lambda name: f'p["{name}"]',
     weight=lambda name: f'm["{name}"].weight',
     module=lambda name: f'm["{name}"]',
 )
-PLAIN_ACCESS = Access(
+PLAIN = Dialect(
     parameter=lambda name: f"self.{identifier(name)}",
     weight=lambda name: f"self.{identifier(name)}.weight",
     module=lambda name: f"self.{identifier(name)}",
+)
+STACKED = Dialect(
+    parameter=lambda name: f'p["{name}"]',
+    weight=lambda name: f'p["{name}_weight"]',
+    module=lambda name: f'm["{name}"]',
+    product=_stacked_product,
+    batch_shape="x.shape[0], x.shape[1]",
 )
 
 
@@ -59,10 +83,10 @@ def slot_name(kind: str, node_id: int) -> str:
 class NodeEmitter:
     """Statements that compute one node."""
 
-    def __init__(self, node: NodePlan, access: Access) -> None:
+    def __init__(self, node: NodePlan, dialect: Dialect) -> None:
         self.node = node
-        self.access = access
-        self.bias = access.parameter(f"bias_{node.node_id}")
+        self.dialect = dialect
+        self.bias = dialect.parameter(f"bias_{node.node_id}")
 
     def name(self, word: str) -> str:
         """A variable of this node's own."""
@@ -70,7 +94,7 @@ class NodeEmitter:
 
     def per_edge(self, word: str) -> list[str]:
         """The expressions of one 0-d parameter per in-edge: weight, gate or router."""
-        return [self.access.parameter(f"{word}_{edge.label}") for edge in self.node.edges]
+        return [self.dialect.parameter(f"{word}_{edge.label}") for edge in self.node.edges]
 
     def messages(self) -> list[str]:
         """One expression [B, d] per in-edge: w * (P x)."""
@@ -98,14 +122,13 @@ class NodeEmitter:
         if not edge.is_projected:
             return f"torch.addcmul({total}, {x}, {factor})" if total else f"{x} * {factor}"
         # Scaling the weights, not the output, keeps one gemm with the bias inside; see docs/translation.md.
-        matrix = f"{self.access.weight(f'proj_{edge.label}')} * {factor}"
-        if is_matrix and total:
-            return f"torch.addmm({total}, {x}, ({matrix}).t())"
-        return f"F.linear({x}, {matrix}, {total})" if total else f"F.linear({x}, {matrix})"
+        matrix = f"{self.dialect.weight(f'proj_{edge.label}')} * {factor}"
+        return self.dialect.product(x, matrix, total, is_matrix and bool(total))
 
     def activated(self, z: str) -> str:
+        """The statement from the pre-activation `z` [B, size] to the node's variable, and its new state."""
         node = self.node
-        layer = self.access.module(f"{node.activation}_{node.node_id}")
+        layer = self.dialect.module(f"{node.activation}_{node.node_id}")
         hidden = slot_name("hidden", node.node_id)
         if node.activation == "lstm":
             cell = slot_name("cell", node.node_id)

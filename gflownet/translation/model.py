@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation.cache import CACHE
 from gflownet.translation.config import TranslationConfig, read_config
-from gflownet.translation.emit import FAST_ACCESS, slot_name
+from gflownet.translation.emit import FAST, slot_name
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.plan import Initial, ModelPlan
 from gflownet.translation.planning import build_plan, check_translatable, structural_key
@@ -99,7 +99,7 @@ def to_pytorch_model(
     options = read_config(config)
     model_class = translated_class(graph, options)
     values = parameter_values(graph, model_class.plan)
-    return model_class(values, device=torch.device(options.device), dtype=_checked_dtype(options.dtype))
+    return model_class(values, device=torch.device(options.device), dtype=checked_dtype(options.dtype))
 
 
 def translated_class(graph: ComputationGraph, options: TranslationConfig) -> type[TranslatedModel]:
@@ -147,14 +147,14 @@ def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
 
 def _source(plan: ModelPlan) -> str:
     """The text of `forward` and, for a plan with state, of the `step` it calls."""
-    dtype = f"{FAST_ACCESS.parameter(f'bias_{plan.outputs[0]}')}.dtype"
+    dtype = f"{FAST.parameter(f'bias_{plan.outputs[0]}')}.dtype"
     access = ["p, m = self._parameters, self._modules"]
     check = [
         f"if x.dim() != 2 or x.shape[1] != {plan.input_size} or x.dtype != {dtype}:",
         f"    self._refuse(x, {dtype})",
     ]
     forward = "forward(self, x: Tensor, reset_states: bool = False) -> Tensor"
-    body = step_lines(plan, FAST_ACCESS)
+    body = step_lines(plan, FAST)
     if not plan.slots:
         return _function(forward, [*access, *check, *body, "return y"])
     slots = ", ".join(slot_name(slot.kind, slot.node_id) for slot in plan.slots)
@@ -177,7 +177,8 @@ def _function(signature: str, lines: list[str]) -> str:
     return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def _checked_dtype(dtype: torch.dtype | None) -> torch.dtype:
+def checked_dtype(dtype: torch.dtype | None) -> torch.dtype:
+    """The dtype of the parameters, torch.float32 for None. Raises ValueError for one that is not floating."""
     if dtype is None:
         return torch.float32
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:

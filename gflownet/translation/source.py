@@ -2,7 +2,7 @@
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation.config import TranslationConfig
-from gflownet.translation.emit import PLAIN_ACCESS, identifier, slot_name
+from gflownet.translation.emit import PLAIN, identifier, slot_name
 from gflownet.translation.initial import QUERY_STD
 from gflownet.translation.model import parameter_values
 from gflownet.translation.plan import (
@@ -52,7 +52,7 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str =
 
 
 def _methods(plan: ModelPlan) -> str:
-    body = step_lines(plan, PLAIN_ACCESS)
+    body = step_lines(plan, PLAIN)
     if not plan.slots:
         return _method("forward(self, x)", [*body, "return y"])
     slots = ", ".join(slot_name(slot.kind, slot.node_id) for slot in plan.slots)

@@ -1,17 +1,17 @@
 """Straight-line Python for one time step of a whole model."""
 
 from gflownet.translation.aggregations import AGGREGATIONS
-from gflownet.translation.emit import Access, NodeEmitter, slot_name, variable
+from gflownet.translation.emit import Dialect, NodeEmitter, slot_name, variable
 from gflownet.translation.plan import ModelPlan, NodePlan, StateSlot
 
 
-def step_lines(plan: ModelPlan, access: Access) -> list[str]:
+def step_lines(plan: ModelPlan, dialect: Dialect) -> list[str]:
     """Statements from `x` [B, F] and the slot variables to `y` [B, O] and, in stateful models, `state`."""
     lines = _input_lines(plan)
     for node in plan.live_nodes:
-        lines += _node_lines(node, access)
+        lines += _node_lines(node, dialect)
     outputs = [variable(node_id) for node_id in plan.outputs]
-    joined = outputs[0] if len(outputs) == 1 else f"torch.cat(({', '.join(outputs)}), dim=1)"
+    joined = outputs[0] if len(outputs) == 1 else f"torch.cat(({', '.join(outputs)}), dim=-1)"
     lines.append(f"y = {joined}")
     if plan.slots:
         lines.append(f"state = ({', '.join(_new_state(plan, slot) for slot in plan.slots)},)")
@@ -25,7 +25,7 @@ def _input_lines(plan: ModelPlan) -> list[str]:
     lines, start = [], 0
     for node_id, size in plan.inputs:
         if node_id in read:
-            lines.append(f"{variable(node_id)} = x[:, {start}:{start + size}]")
+            lines.append(f"{variable(node_id)} = x[..., {start}:{start + size}]")
         start += size
     return lines
 
@@ -38,15 +38,15 @@ def _new_state(plan: ModelPlan, slot: StateSlot) -> str:
     return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)
 
 
-def _node_lines(node: NodePlan, access: Access) -> list[str]:
+def _node_lines(node: NodePlan, dialect: Dialect) -> list[str]:
     """From the sources' variables to the node's own: act(post(aggregate) + bias)."""
-    emitter = NodeEmitter(node, access)
+    emitter = NodeEmitter(node, dialect)
     if not node.edges:
         # An unfed node outputs act(bias).
-        return [emitter.activated(f"{emitter.bias}.expand(x.shape[0], {node.output_size})")]
+        return [emitter.activated(f"{emitter.bias}.expand({dialect.batch_shape}, {node.output_size})")]
     lines, total, has_bias = AGGREGATIONS[node.aggregation](emitter)
     if node.has_post:
         assert not has_bias, "the bias comes after post"
-        post = access.weight(f"post_{node.node_id}")
-        return [*lines, emitter.activated(f"F.linear({total}, {post}, {emitter.bias})")]
+        post = dialect.weight(f"post_{node.node_id}")
+        return [*lines, emitter.activated(dialect.product(total, post, emitter.bias, False))]
     return [*lines, emitter.activated(total if has_bias else f"{total} + {emitter.bias}")]
