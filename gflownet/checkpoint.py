@@ -59,7 +59,7 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
     except pickle.UnpicklingError as error:
         raise TypeError(f"state: expected tensors and plain containers, got {_refused_part(error)}") from error
     digest = hashlib.sha256(payload).hexdigest()
-    temporary = path
+    temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
     with temporary.open("wb") as file:
         file.write(f"gflownet checkpoint, format {FORMAT_VERSION}, sha256 {digest}\n".encode())
         file.write(payload)
