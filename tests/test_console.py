@@ -1,0 +1,196 @@
+"""What a person sees: lines on a pipe, a panel that is redrawn in place on a terminal, a table at the end."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from gflownet.console import FIGURES, Clock, LivePanel, PlainLines, ReportRow, curve, make_view, print_report
+
+VALUES = {
+    "loss": 0.51234,
+    "log_Z": 3.14159,
+    "log_reward_mean": -2.5,
+    "score_mean": 0.75,
+    "score_best": 0.9375,
+    "num_distinct": 1234,
+    "cached_share": 0.25,
+    "failed_share": 0.01,
+    "evaluations_per_second": 12.34,
+}
+SHOWN = ("0.5123", "3.14", "-2.50", "0.750", "0.938", "1,234", "25%", "1%", "12.3")
+
+
+class FakeTime:
+    """A clock that moves when told to."""
+
+    def __init__(self) -> None:
+        self.moment = 100.0
+
+    def __call__(self) -> float:
+        return self.moment
+
+
+def test_a_line_has_every_figure() -> None:
+    output = io.StringIO()
+    view = make_view(Console(file=output, width=40), num_training_steps=20, print_every=5)
+    assert isinstance(view, PlainLines)
+    view.write(5, VALUES)
+    line = output.getvalue()
+    assert line.count("\n") == 1, "as wide as it is, a line is not wrapped"
+    assert [f"{figure.short} {shown}" in line for figure, shown in zip(FIGURES, SHOWN, strict=True)] == [True] * 9
+    assert line.startswith("step 5/20 | ")
+
+
+def test_lines_come_every_few_steps_and_at_the_end() -> None:
+    output = io.StringIO()
+    view = PlainLines(Console(file=output, width=40), Clock(12), print_every=5)
+    for step in range(1, 13):
+        view.write(step, {})
+    view.close()
+    assert re.findall(r"step (\d+)/12 ", output.getvalue()) == ["5", "10", "12"]
+    assert "loss - |" in output.getvalue()
+
+
+def test_the_time_left_is_at_the_pace_of_this_process() -> None:
+    now = FakeTime()
+    clock = Clock(200, first_step=100, now=now)
+    assert clock.time_left(100) == "-"
+    now.moment += 75.5
+    assert clock.time_left(101) == "2:04:34"
+    assert clock.time_left(200) == "0:00:00"
+
+
+def panel(width: int) -> tuple[LivePanel, io.StringIO, FakeTime]:
+    output, now = io.StringIO(), FakeTime()
+    console = Console(file=output, force_terminal=True, width=width, height=30, color_system=None)
+    return LivePanel(console, Clock(20, now=now)), output, now
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_the_panel_has_every_figure_at_any_width(width: int) -> None:
+    view, output, now = panel(width)
+    view.write(1, {**VALUES, "score_mean": 0.5})
+    now.moment += 10
+    view.write(2, VALUES)
+    view.close()
+    last = output.getvalue().rpartition("gflownet")[2]
+    for figure, shown in zip(FIGURES, SHOWN, strict=True):
+        assert re.search(rf"{re.escape(figure.label)} +{re.escape(shown)}", last), figure.label
+    assert "step 2/20" in last
+    assert "0:01:30 left" in last
+    assert "▁█" in last
+    assert max(len(line) for line in last.splitlines()) <= width
+
+
+def test_the_panel_is_redrawn_in_place_and_gives_the_cursor_back() -> None:
+    view, output, now = panel(80)
+    for step in range(1, 4):
+        now.moment += 1
+        view.write(step, VALUES)
+    view.close()
+    hide, show, line_up = "\x1b[?25l", "\x1b[?25h", "\x1b[1A"
+    written = output.getvalue()
+    assert written.startswith(hide)
+    assert written.rstrip().endswith(show)
+    assert written.count(line_up) >= 2
+
+
+def test_the_panel_is_not_drawn_more_often_than_one_can_read() -> None:
+    view, output, now = panel(80)
+    for step in range(1, 20):
+        now.moment += 0.001
+        view.write(step, VALUES)
+    assert "step 1/20" in output.getvalue()
+    assert "step 2/20" not in output.getvalue()
+    view.write(20, VALUES)
+    assert "step 20/20" in output.getvalue()
+    view.close()
+
+
+@pytest.mark.parametrize(
+    ("scores", "marks"),
+    [
+        ([], ""),
+        ([0.5], "▁"),
+        ([0.5, 0.5], "▁▁"),
+        ([0.0, 0.5, 1.0], "▁▅█"),
+        ([0.0, float("nan"), 1.0], "▁█"),
+        ([float("nan")], ""),
+    ],
+)
+def test_the_curve_goes_from_the_lowest_to_the_highest_mean(scores: list[float], marks: str) -> None:
+    assert curve(scores) == marks
+
+
+def test_a_long_curve_is_condensed_to_means() -> None:
+    marks = curve([float(i) for i in range(3205)])
+    assert len(marks) == 32
+    assert list(marks) == sorted(marks)
+    assert set(marks) == set("▁▂▃▄▅▆▇█")
+
+
+def test_a_terminal_without_unicode_gets_the_panel_in_ascii() -> None:
+    written = io.BytesIO()
+    file = io.TextIOWrapper(written, encoding="ascii")
+    view = LivePanel(Console(file=file, force_terminal=True, width=80, color_system=None), Clock(2))
+    view.write(1, VALUES)
+    view.write(2, VALUES)
+    view.close()
+    assert "step 2/2" in written.getvalue().decode("ascii")
+
+
+def test_the_report_is_a_table_and_a_line_of_python() -> None:
+    output = io.StringIO()
+    rows = [
+        ReportRow(1, 0.97221, 0.9611, 12345, 3, 7, "architectures/[1].svg"),
+        ReportRow(2, 0.97, None, None, 0, 1, "architectures/2.svg"),
+    ]
+    load_line = 'model = gflownet.load("logs/[x]/top_architectures.json", rank=0)' + " " * 80 + "# the end"
+    print_report(rows, load_line=load_line, console=Console(file=output, width=100))
+    lines = [" ".join(line.split()) for line in output.getvalue().splitlines()]
+    assert "rank validation test parameters hidden edges picture" in lines
+    assert "1 0.9722 0.9611 12,345 3 7 architectures/[1].svg" in lines
+    assert "2 0.9700 - - 0 1 architectures/2.svg" in lines
+    assert f"  {load_line}\n" in output.getvalue()
+
+
+SHOWING = """
+import pathlib, sys
+from gflownet.config import WandbConfig
+from gflownet.logging import MetricLogger
+options = WandbConfig(mode="disabled")
+with MetricLogger(pathlib.Path(sys.argv[1]), num_training_steps=3, print_every=1, wandb=options, config={}) as logger:
+    for step in (1, 2, 3):
+        logger.write(step, {"loss": 1 / step, "score_mean": 0.5})
+        print("printed by a task")
+"""
+
+
+def test_a_real_terminal_gets_the_panel_and_what_a_task_prints(tmp_path: Path, checkout: Path) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "90", "LINES": "30", "PYTHONUTF8": "1"}
+    command = [sys.executable, "-c", SHOWING, str(tmp_path)]
+    with subprocess.Popen(command, cwd=checkout, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        written = b""
+        try:
+            while chunk := os.read(ours, 65536):
+                written += chunk
+        except OSError:  # how Linux says that the other end of a terminal is closed
+            pass
+    os.close(ours)
+    assert process.returncode == 0
+    text = written.decode()
+    assert "step 3/3" in text
+    assert "\x1b[1A" in text, "redrawn in place"
+    assert text.count("printed by a task") == 3
+    assert text.rstrip().endswith("\x1b[?25h"), "the cursor is back"

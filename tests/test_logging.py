@@ -1,0 +1,214 @@
+"""metrics.jsonl is the record; wandb may be there, absent or broken; the terminal gets all of it in time."""
+
+from __future__ import annotations
+
+import io
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from gflownet.config import WandbConfig
+from gflownet.logging import METRICS_NAME, TIME_KEYS, MetricLogger, MetricsFile, WandbLog, has_wandb_key
+
+
+def rows_of(path: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+def write_steps(path: Path, steps: range, *, resume_step: int | None = None) -> None:
+    file = MetricsFile(path, resume_step=resume_step)
+    for step in steps:
+        file.write(step, {"loss": 1 / step, "num_distinct": step})
+    file.close()
+
+
+def test_each_step_is_one_json_object_with_integers_kept(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_NAME
+    file = MetricsFile(path)
+    file.write(1, {"loss": 0.1, "num_distinct": 3, "log_Z": math.nan, "score_best": -math.inf})
+    assert path.read_text() == '{"step": 1, "loss": 0.1, "num_distinct": 3, "log_Z": null, "score_best": null}\n'
+    file.close()
+
+
+def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_NAME
+    write_steps(path, range(1, 5))
+    write_steps(path, range(1, 3))
+    assert [row["step"] for row in rows_of(path)] == [1, 2]
+
+
+@pytest.mark.parametrize("torn", ["", '{"step": 10, "lo', '{"step": 9}'])
+def test_a_resumed_file_equals_that_of_an_uninterrupted_run(torn: str, tmp_path: Path) -> None:
+    """The last checkpoint was of step 4, the run was killed in step 9 or 10, perhaps within a line."""
+    whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
+    write_steps(whole, range(1, 13))
+    write_steps(resumed, range(1, 9))
+    with resumed.open("a") as file:
+        file.write(torn)
+    write_steps(resumed, range(5, 13), resume_step=4)
+    assert resumed.read_bytes() == whole.read_bytes()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["resumed.jsonl", "whole.jsonl"]
+
+
+def test_resuming_without_a_file_writes_one(tmp_path: Path) -> None:
+    write_steps(tmp_path / METRICS_NAME, range(5, 7), resume_step=4)
+    assert [row["step"] for row in rows_of(tmp_path / METRICS_NAME)] == [5, 6]
+
+
+class FakeWandb(ModuleType):
+    """Stands in for wandb: records what it is asked for, fails when told to."""
+
+    def __init__(self, failing: dict[str, str]) -> None:
+        super().__init__("wandb")
+        self.failing = failing
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.Settings = SimpleNamespace
+
+    def init(self, **options: Any) -> FakeWandb:
+        self._call(f"init {options['mode']}", options)
+        return self
+
+    def log(self, values: dict[str, float], step: int) -> None:
+        self._call("log", {"step": step, **values})
+
+    def finish(self) -> None:
+        self._call("finish", {})
+
+    def _call(self, name: str, options: dict[str, Any]) -> None:
+        self.calls.append((name, options))
+        if name in self.failing:
+            raise RuntimeError(self.failing[name])
+
+    @property
+    def names(self) -> list[str]:
+        return [name for name, _ in self.calls]
+
+
+@pytest.fixture
+def no_wandb_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for name in ("WANDB_API_KEY", "WANDB_IDENTITY_TOKEN_FILE", "WANDB_BASE_URL"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("NETRC", str(tmp_path / "no netrc"))
+
+
+def log_two_steps(
+    monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, **failing: str
+) -> tuple[FakeWandb, list[str]]:
+    fake, said = FakeWandb({name.replace("_", " "): text for name, text in failing.items()}), []
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    log = WandbLog(folder, WandbConfig(mode=mode), config={"seed": "${oc.env:S}"}, say=said.append)
+    log.write(1, {"loss": 0.5})
+    log.write(2, {"loss": 0.25})
+    log.close()
+    return fake, said
+
+
+@pytest.mark.usefixtures("no_wandb_key")
+def test_without_a_key_wandb_is_offline_after_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake, said = log_two_steps(monkeypatch, tmp_path, "online")
+    assert fake.names == ["init offline", "log", "log", "finish"]
+    assert len(said) == 1
+    assert "no API key" in said[0]
+
+
+@pytest.mark.usefixtures("no_wandb_key")
+def test_with_a_key_wandb_is_online_without_a_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    fake, said = log_two_steps(monkeypatch, tmp_path, "online")
+    options = fake.calls[0][1]
+    assert (fake.names[0], said) == ("init online", [])
+    assert options["dir"] == tmp_path
+    assert options["config"] == {"seed": "${oc.env:S}"}
+    assert 0 < options["settings"].init_timeout < 60
+    assert 0 < options["settings"].finish_timeout < 60
+    assert fake.calls[2][1] == {"step": 2, "loss": 0.25}
+    again, _ = log_two_steps(monkeypatch, tmp_path, "online")
+    assert again.calls[0][1]["id"] == options["id"], "a resumed run goes on in the same wandb run"
+
+
+@pytest.mark.usefixtures("no_wandb_key")
+def test_a_key_may_be_in_a_netrc_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    assert not has_wandb_key()
+    (tmp_path / "netrc").write_text("machine wandb.example login user password secret\n")
+    (tmp_path / "netrc").chmod(0o600)
+    monkeypatch.setenv("NETRC", str(tmp_path / "netrc"))
+    assert not has_wandb_key()
+    monkeypatch.setenv("WANDB_BASE_URL", "https://wandb.example:8080/path")
+    assert has_wandb_key()
+    (tmp_path / "netrc").write_text("not a netrc file")
+    assert not has_wandb_key()
+
+
+def test_whatever_breaks_in_wandb_is_one_line_and_the_run_goes_on(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
+    fake, said = log_two_steps(monkeypatch, tmp_path, "online", init_online="unreachable\nlong story")
+    assert fake.names == ["init online", "init offline", "log", "log", "finish"]
+    assert said == ["wandb: online logging failed, going on offline: unreachable"]
+    fake, said = log_two_steps(monkeypatch, tmp_path, "online", init_online="a", init_offline="b")
+    assert fake.names == ["init online", "init offline"]
+    assert said[1] == "wandb: offline logging failed, metrics.jsonl has it all: b"
+    fake, said = log_two_steps(monkeypatch, tmp_path, "offline", log="pipe closed")
+    assert fake.names == ["init offline", "log"]
+    assert said == ["wandb: logging stopped at step 1, metrics.jsonl goes on: pipe closed"]
+    fake, said = log_two_steps(monkeypatch, tmp_path, "offline", finish="gone")
+    assert [line.partition(",")[0] for line in said] == ["wandb: the run was not finished"]
+
+
+def test_disabled_wandb_is_not_even_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
+    log = WandbLog(tmp_path, WandbConfig(mode="disabled"), config={}, say=pytest.fail)
+    log.write(1, {"loss": 1.0})
+    log.close()
+    assert list(tmp_path.iterdir()) == []
+
+
+REAL_RUN = """
+import sys, pathlib
+from gflownet.config import WandbConfig
+from gflownet.logging import MetricLogger
+folder = pathlib.Path(sys.argv[1])
+with MetricLogger(folder, num_training_steps=2, print_every=1, wandb=WandbConfig(), config={"seed": 1}) as logger:
+    for step in (1, 2):
+        logger.write(step, {"loss": 1 / step})
+"""
+
+
+@pytest.mark.usefixtures("no_wandb_key")
+def test_a_real_offline_run_stays_in_the_run_folder_and_is_silent(tmp_path: Path, checkout: Path) -> None:
+    command = [sys.executable, "-c", REAL_RUN, str(tmp_path)]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=60)
+    first, *lines = done.stdout.splitlines()
+    assert "no API key" in first
+    assert [line.partition(" |")[0] for line in lines] == ["step 1/2", "step 2/2"]
+    assert done.stderr == ""
+    assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
+    assert not (checkout / "wandb").exists()
+    assert [row["loss"] for row in rows_of(tmp_path / METRICS_NAME)] == [1.0, 0.5]
+
+
+def test_the_logger_writes_everywhere_and_closes(tmp_path: Path) -> None:
+    output = io.StringIO()
+    options = WandbConfig(mode="disabled")
+    console = Console(file=output, width=120)
+    with MetricLogger(
+        tmp_path, num_training_steps=4, print_every=2, wandb=options, config={}, resume_step=1, console=console
+    ) as logger:
+        logger.say("[bold]as written[/bold]")
+        logger.write(2, {"loss": 1.5, "seconds": 0.1})
+    assert output.getvalue().startswith("[bold]as written[/bold]\nstep 2/4 | loss 1.5 |")
+    assert rows_of(tmp_path / METRICS_NAME) == [{"step": 2, "loss": 1.5, "seconds": 0.1}]
+    with pytest.raises(ValueError, match="closed file"):
+        logger.write(3, {"loss": 1.0})
+
+
+def test_times_are_the_only_metrics_that_may_differ() -> None:
+    assert {"evaluations_per_second", "seconds"} == TIME_KEYS
