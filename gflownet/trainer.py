@@ -74,6 +74,7 @@ class GFNTrainer:
             random_action_prob=config.algo.train_random_action_prob,
             seed=stream_seed(config.seed, _TRAJECTORY_STREAM),
             pickle_messages=config.pickle_mp_messages,
+            buffer_size=config.mp_buffer_size,
         )
         self.step = 0
         self.num_distinct = 0

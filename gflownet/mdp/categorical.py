@@ -73,7 +73,11 @@ class GraphActionCategorical:
         return self._graph, self._logits - self.logsumexp()[self._graph]
 
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return one action per graph, [B, 3] int64, by the Gumbel-max trick."""
+        """Return one action per graph, [B, 3] int64, by the Gumbel-max trick.
+
+        Raises:
+            FloatingPointError: the logits of a graph are not numbers.
+        """
         noise = torch.empty_like(self._logits, dtype=torch.float64).exponential_(generator=generator).log()
         return self._best(self._logits.detach().double() - noise)
 
@@ -130,6 +134,9 @@ class GraphActionCategorical:
         winner = values == self._largest(values)[self._graph]
         index = torch.arange(len(values))[winner]
         first = torch.full((self.num_graphs,), len(values)).scatter_reduce(0, self._graph[winner], index, "amin")
+        lost = (first == len(values)).nonzero().squeeze(1)
+        if len(lost):
+            raise FloatingPointError(f"graph {int(lost[0])}: expected numbers as logits, got nan")
         return self._actions(self._position[first])
 
     def _actions(self, position: Tensor) -> Tensor:

@@ -1,0 +1,1 @@
+"""Plumbing between processes, and nothing else."""

@@ -1,0 +1,202 @@
+"""Whole runs: what they write, that a seed decides them, that they stop and go on."""
+
+import json
+import signal
+import sqlite3
+from pathlib import Path
+
+import pytest
+import torch
+import yaml
+
+from gflownet.checkpoint import RunLock
+from gflownet.config import load_config
+from gflownet.errors import UserError
+from gflownet.evaluation.evaluator import Evaluation, Evaluator
+from gflownet.evaluation.store import EvaluationStatus
+from gflownet.logging import TIME_KEYS
+from gflownet.train import main
+from gflownet.trainer import GFNTrainer
+
+SMALL = (
+    "task=tests.toy_tasks:RewardsHiddenNodes",
+    "wandb.mode=disabled",
+    "num_training_steps=8",
+    "algo.num_from_policy=4",
+    "replay.num_from_replay=4",
+    "replay.warmup=6",
+    "model.num_emb=16",
+    "model.num_layers=1",
+    "env.max_hidden_nodes=3",
+    "env.max_edges=6",
+    "checkpoint_every=3",
+)
+
+
+def run(folder: Path, *overrides: str) -> int:
+    return main([*SMALL, f"log_dir={folder}", *overrides])
+
+
+def rows(folder: Path) -> list[dict[str, float]]:
+    lines = (folder / "metrics.jsonl").read_text().splitlines()
+    return [{k: v for k, v in json.loads(line).items() if k not in TIME_KEYS} for line in lines]
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert run(folder) == 0
+    return folder
+
+
+def test_a_run_leaves_everything_it_promises(finished):
+    assert [row["step"] for row in rows(finished)] == list(range(1, 9))
+    config = yaml.safe_load((finished / "config.yaml").read_text())
+    assert config["algo"]["num_from_policy"] == 4
+    assert sorted(path.name for path in (finished / "checkpoints").iterdir()) == [
+        "step_00000006.pt",
+        "step_00000008.pt",
+    ]
+    best = json.loads((finished / "top_architectures.json").read_text())
+    scores = [entry["validation_score"] for entry in best]
+    assert scores == sorted(scores, reverse=True)
+    for entry in best:
+        hidden = [node for node in entry["graph"]["nodes"] if node["node_type"] == "hidden"]
+        assert entry["validation_score"] == pytest.approx((1 + len(hidden)) / 10)
+        assert entry["test_score"] == pytest.approx(len(hidden) / 10)
+        picture = finished / "architectures" / f"rank_{entry['rank']}.svg"
+        assert picture.read_text().startswith("<svg")
+    with sqlite3.connect(finished / "evaluations.sqlite") as store:
+        (count,) = store.execute("select count(*) from evaluations").fetchone()
+    store.close()
+    assert count == rows(finished)[-1]["num_distinct"]
+
+
+def test_metrics_are_those_of_the_step(finished):
+    for row in rows(finished):
+        assert 0.1 <= row["score_mean"] <= row["score_best"] <= 0.4
+        assert row["failed_share"] == 0
+        assert 0 <= row["cached_share"] <= 1
+        assert row["loss"] >= 0
+        assert row["log_reward_mean"] <= 0
+
+
+def test_one_seed_gives_one_run(finished, tmp_path):
+    assert run(tmp_path / "again") == 0
+    assert rows(tmp_path / "again") == rows(finished)
+    assert run(tmp_path / "other", "seed=1") == 0
+    assert rows(tmp_path / "other") != rows(finished)
+
+
+def test_a_resumed_run_equals_an_uninterrupted_one(finished, tmp_path):
+    folder = tmp_path / "run"
+    assert run(folder, "num_training_steps=4") == 0
+    assert run(folder, "resume=true") == 0
+    assert rows(folder) == rows(finished)
+    assert (folder / "top_architectures.json").read_text() == (finished / "top_architectures.json").read_text()
+
+
+def test_a_run_that_died_between_checkpoints_is_resumed_as_if_it_had_not(finished, tmp_path):
+    folder = tmp_path / "run"
+    assert run(folder, "num_training_steps=5") == 0
+    (folder / "checkpoints" / "step_00000005.pt").unlink()  # as after a kill: metrics and store are ahead of step 3
+    assert run(folder, "resume=true") == 0
+    assert rows(folder) == rows(finished)
+
+
+def test_an_average_of_the_policy_samples_and_is_resumed(tmp_path):
+    options = ("algo.sampling_tau=0.9", "validate_every=2")
+    assert run(tmp_path / "whole", *options) == 0
+    assert run(tmp_path / "halves", *options, "num_training_steps=4") == 0
+    assert run(tmp_path / "halves", *options, "resume=true") == 0
+    assert rows(tmp_path / "whole") == rows(tmp_path / "halves")
+    validated = [row["step"] for row in rows(tmp_path / "whole") if "validation_score_mean" in row]
+    assert validated == [2, 4, 6, 8]
+
+
+def test_ctrl_c_saves_reports_and_can_be_resumed(finished, tmp_path, capsys):
+    folder = tmp_path / "run"
+    handler = signal.getsignal(signal.SIGINT)
+    assert run(folder, "task=tests.toy_tasks:Interrupts") == 130
+    assert signal.getsignal(signal.SIGINT) is handler
+    done = len(rows(folder))
+    assert 1 < done < 8
+    assert "best architectures" in capsys.readouterr().out
+    assert rows(folder) == rows(finished)[:done]
+    assert run(folder, "task=tests.toy_tasks:Interrupts", "resume=true") == 0
+    assert rows(folder) == rows(finished)
+
+
+def test_failing_candidates_are_recorded_and_the_run_goes_on(tmp_path):
+    folder = tmp_path / "run"
+    assert run(folder, "task=tests.toy_tasks:SometimesFails", "num_training_steps=12") == 0
+    shares = [row["failed_share"] for row in rows(folder)]
+    assert max(shares) > 0
+    assert min(shares) < 1
+    with sqlite3.connect(folder / "evaluations.sqlite") as store:
+        errors = {e for (e,) in store.execute("select error from evaluations where status = 'failed'")}
+        floors = {s for (s,) in store.execute("select score from evaluations where status = 'failed'")}
+    store.close()
+    assert any("no relu here" in error for error in errors)
+    assert any("expected a finite score, got nan" in error for error in errors)
+    assert floors == {load_config().evaluation.floor_score}
+
+
+def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path, capsys):
+    before = rows(finished)
+    assert run(finished) == 2
+    assert "overwrite_existing_exp=true" in capsys.readouterr().err
+    assert rows(finished) == before
+    assert run(tmp_path / "run", "resume=true") == 2
+    assert "expected a checkpoint" in capsys.readouterr().err
+    own = tmp_path / "own"
+    assert run(own) == 0
+    (own / "notes.txt").write_text("mine")
+    assert run(own, "overwrite_existing_exp=true", "num_training_steps=2") == 0
+    assert len(rows(own)) == 2
+    assert (own / "notes.txt").read_text() == "mine"
+
+
+def test_a_nan_loss_ends_the_run_with_its_step(tmp_path):
+    trainer = GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path}"]))
+    trainer.step, trajectories = 1, trainer.source.sample()
+    torch.nn.init.constant_(next(trainer.policy.parameters()), torch.nan)
+    with pytest.raises(FloatingPointError, match="step 1: expected a finite loss"):
+        trainer.train_step(trajectories, _OneScore())
+    with pytest.raises(FloatingPointError, match="expected numbers as logits, got nan"):
+        trainer.source.sample()
+
+
+class _OneScore(Evaluator):
+    """Gives every graph the same score."""
+
+    def evaluate(self, candidates, *, step):
+        return [Evaluation(0.5, EvaluationStatus.OK, 0.0, None, 1, {}, False) for _ in candidates]
+
+
+@pytest.mark.parametrize("transport", ["mp_buffer_size=1000000", "pickle_mp_messages=true"])
+def test_workers_deliver_what_the_main_process_trains_on(tmp_path, transport):
+    folder = tmp_path / "run"
+    assert run(folder, "num_workers=1", transport, "num_training_steps=4") == 0
+    assert len(rows(folder)) == 4
+
+
+@pytest.mark.parametrize(
+    ("override", "message"),
+    [
+        ("task=os:system", "expected a subclass of GFNTask"),
+        ("model.num_heads=3", "expected a multiple of num_heads"),
+        ("env.max_edges=0", "max_edges"),
+        ("env.name=nothing", "env.name: expected one of computation_graph"),
+    ],
+)
+def test_a_users_mistake_is_one_line(tmp_path, capsys, override, message):
+    assert run(tmp_path / "run", override) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_two_runs_do_not_share_a_folder(tmp_path):
+    with RunLock(tmp_path / "run"), pytest.raises(UserError, match="no run is using"):
+        GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path / 'run'}"])).run()
