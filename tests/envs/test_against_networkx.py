@@ -7,14 +7,13 @@ import networkx as nx
 import pytest
 import torch
 
-from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
+from gflownet.mdp.states import Attribute, GraphStates
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
-from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
+from tests.oracles.twins import oracle_of, to_networkx
 
 BIGGER = {
     "undirected_7": lambda: GraphBuildingEnv(["a", "b", "c"], max_nodes=7, edge_attributes=[Attribute("bond", (1, 2))]),
@@ -28,7 +27,12 @@ BIGGER = {
         max_edges=7,
     ),
     "computation_graph_tight": lambda: computation_graphs(
-        input_sizes=(3, 2), output_sizes=(2, 4), activations=("relu",), hidden_sizes=(4,), max_hidden_nodes=3, max_edges=5
+        input_sizes=(3, 2),
+        output_sizes=(2, 4),
+        activations=("relu",),
+        hidden_sizes=(4,),
+        max_hidden_nodes=3,
+        max_edges=5,
     ),
     "computation_graph_recurrent_ordered": lambda: computation_graphs(
         output_sizes=(2, 4),
@@ -41,69 +45,6 @@ BIGGER = {
     ),
 }
 CASES = {**ENVIRONMENTS, **BIGGER}
-
-
-def oracle_of(env: Environment) -> GraphBuildingOracle:
-    node_attributes = {a.name: a.values for a in env.vocabulary.node_attributes}
-    if isinstance(env, GraphBuildingEnv):
-        return GraphBuildingOracle(
-            env.vocabulary.node_types,
-            max_nodes=env.vocabulary.max_nodes,
-            min_nodes=env.min_nodes,
-            directed=env.vocabulary.directed,
-            node_attributes=node_attributes,
-            edge_attributes={a.name: a.values for a in env.vocabulary.edge_attributes},
-        )
-    assert isinstance(env, ComputationGraphEnv)
-    terminal_aggregation = env._fixed.get("aggregation")
-    return ComputationGraphOracle(
-        len(env.input_sizes),
-        len(env.output_sizes),
-        activations=env.vocabulary.node_types[env.num_ends :],
-        node_attributes=node_attributes,
-        aggregation=None if terminal_aggregation is None else str(terminal_aggregation),
-        output_aggregation=env.output_aggregation,
-        max_hidden_nodes=env.max_hidden_nodes,
-        max_edges=env.max_edges,
-        recurrent=len(env.vocabulary.edge_types) > 1,
-    )
-
-
-def to_networkx(env: Environment, states: GraphStates, index: int) -> nx.Graph:
-    """Return what the arrays say about one graph; every entry where nothing is must be blank."""
-    v, state = env.vocabulary, states[index]
-    n = int(state.num_nodes)
-    assert bool((state.node_type[:n] != ABSENT).all())
-    assert bool((state.node_type[n:] == ABSENT).all())
-    assert bool((state.node_attr[n:] == UNSET).all())
-    absent = state.edge_type == ABSENT
-    assert bool(absent[n:].all())
-    assert bool(absent[:, n:].all())
-    assert bool((state.edge_attr[absent] == UNSET).all())
-    assert bool((state.edge_order[absent] == 0).all())
-    if not v.directed:
-        assert torch.equal(state.edge_type, state.edge_type.T)
-        assert torch.equal(state.edge_attr, state.edge_attr.transpose(0, 1))
-    graph = nx.DiGraph() if v.directed else nx.Graph()
-    for node in range(n):
-        graph.add_node(
-            node,
-            type=v.node_types[int(state.node_type[node])],
-            attributes=chosen(v.node_attributes, state.node_attr[node].tolist()),
-        )
-    for source, target in (~absent).nonzero().tolist():
-        graph.add_edge(
-            source,
-            target,
-            type=v.edge_types[int(state.edge_type[source, target])],
-            attributes=chosen(v.edge_attributes, state.edge_attr[source, target].tolist()),
-            order=int(state.edge_order[source, target]),
-        )
-    return graph
-
-
-def chosen(attributes: tuple[Attribute, ...], values: list[int]) -> dict:
-    return {a.name: a.values[value] for a, value in zip(attributes, values, strict=True) if value != UNSET}
 
 
 def in_words(env: Environment, states: GraphStates, masks: ActionMasks) -> list[set[GraphAction]]:

@@ -100,7 +100,7 @@ def test_the_last_edge_of_the_budget_must_finish_the_graph():
     )
     states = built(env, hidden(0))
     for illegal in (edge(0, 2), GraphAction(Kind.Stop)):
-        with pytest.raises(IllegalAction, match="at most 3 edges|every node must lead to an output"):
+        with pytest.raises(IllegalAction, match=r"at most 3 edges|every node must lead to an output"):
             env.step(states, env.encode_batch([illegal]))
     env.step(states, env.encode_batch([edge(1, 3)]))  # feeds the hidden node and gives the input its way out
     one_more = computation_graphs(
@@ -153,9 +153,7 @@ def test_no_hidden_nodes_leave_the_ways_to_join_the_ends():
 
 
 def test_the_options_make_the_environment():
-    config = EnvConfig(
-        activations=["gelu"], aggregations=["sum"], output_sizes=[16], max_hidden_nodes=3, max_edges=9
-    )
+    config = EnvConfig(activations=["gelu"], aggregations=["sum"], output_sizes=[16], max_hidden_nodes=3, max_edges=9)
     context = ComputationGraphEnvContext.from_config(config, input_sizes=(64,), output_sizes=(10,), num_cond_dim=5)
     env = context.env
     assert context.num_cond_dim == 5

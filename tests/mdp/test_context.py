@@ -1,3 +1,5 @@
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -34,7 +36,7 @@ def set_node(node: int, attribute: str, value: object) -> GraphAction:
 
 def edges_of(env: Environment, states: GraphStates) -> dict[tuple[int, int], list[list[float]]]:
     """Return the features of every edge of one graph, by (source, target) as the policy sees them."""
-    data = GraphBuildingEnvContext(env).to_data(states, 0)
+    data: Any = GraphBuildingEnvContext(env).to_data(states, 0)
     found: dict[tuple[int, int], list[list[float]]] = {}
     for source, target, features in zip(*data.edge_index.tolist(), data.edge_attr.tolist(), strict=True):
         found.setdefault((source, target), []).append(features)
@@ -99,7 +101,8 @@ def test_an_unset_attribute_differs_from_every_value():
             words = (set_node(2, "aggregation", aggregation), set_node(2, "output_size", size))
             states.append(built(env, *node, *words))
     states.append(built(env, add_node(0, "tanh")))
-    shown = {tuple(context.to_data(s, 0).x[2].tolist()) for s in states}
+    data: list[Any] = [context.to_data(s, 0) for s in states]
+    shown = {tuple(d.x[2].tolist()) for d in data}
     assert len(shown) == len(states)
 
 
@@ -116,7 +119,7 @@ def test_an_unset_edge_attribute_differs_from_every_value():
 def test_an_empty_graph_is_one_blank_node_on_which_a_node_can_be_added():
     env = ENVIRONMENTS["undirected"]()
     context = GraphBuildingEnvContext(env)
-    batch = context.to_batch(GraphStates.cat([env.initial_states(2), built(env, add_node(None, "b"))]))
+    batch: Any = context.to_batch(GraphStates.cat([env.initial_states(2), built(env, add_node(None, "b"))]))
     assert batch.batch.tolist() == [0, 1, 2]
     assert batch.ptr.tolist() == [0, 1, 2, 3]
     assert torch.equal(batch.x[0], batch.x[1])
@@ -165,7 +168,8 @@ def test_indices_count_the_rows_that_the_batch_lists(mixed):
 def test_action_indices_point_at_the_nodes_of_the_batch(mixed):
     env, states, _ = mixed
     context = GraphBuildingEnvContext(env)
-    batch, n = context.to_batch(states[:50]), env.vocabulary.max_nodes
+    batch: Any = context.to_batch(states[:50])
+    n = env.vocabulary.max_nodes
     for kind in context.action_types:
         name = kind.field_name
         rows, index = batch[f"{name}_row"], batch[f"{name}_index"]
@@ -216,9 +220,10 @@ def test_a_subclass_shows_features_of_its_own():
     env = ENVIRONMENTS["directed"]()
     states = GraphStates.cat([env.initial_states(1), built(env, add_node(None, "a"), add_node(0, "b"))])
     context, plain = DegreeContext(env), GraphBuildingEnvContext(env)
-    batch = context.to_batch(states)
+    batch: Any = context.to_batch(states)
+    shown: Any = plain.to_batch(states)
     assert context.num_node_features == plain.num_node_features + 2 == batch.x.shape[1]
-    assert torch.equal(batch.x[:, :-2], plain.to_batch(states).x)
+    assert torch.equal(batch.x[:, :-2], shown.x)
     assert batch.x[:, -2:].tolist() == [[0, 0], [1, 7], [0, 7]]
 
 

@@ -10,7 +10,7 @@ import networkx as nx
 
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
-from tests.oracles.graph_building import GraphBuildingOracle
+from tests.oracles.graph_building import GraphBuildingOracle, Twin, ends
 
 IN_ORDER = {"concat", "matrix_product", "topk_weighted_sum", "moe"}
 
@@ -50,9 +50,9 @@ class ComputationGraphOracle(GraphBuildingOracle):
         graph.add_nodes_from((v, {"type": f"output_{v - len(self.inputs)}", "attributes": {}}) for v in self.outputs)
         return graph
 
-    def allows(self, graph: nx.Graph, action: GraphAction) -> bool:
+    def allows(self, graph: Twin, action: GraphAction) -> bool:
         """Return whether a forward action is legal."""
-        kind, source, target, value = action.action_type, action.source, action.target, action.value
+        (source, target), kind, value = ends(action), action.action_type, action.value
         if kind == Kind.SetNodeAttr:
             missing = [name for name in self.node_attributes if name not in graph.nodes[source]["attributes"]]
             return self._is_hidden(source) and missing[:1] == [action.attribute]
@@ -64,12 +64,12 @@ class ComputationGraphOracle(GraphBuildingOracle):
             if source is None or source in self.outputs or len(graph) >= self.max_nodes or value not in self.node_types:
                 return False
             return self.is_completable(self.apply(graph, action))
-        if graph.has_edge(source, target) or not self._may_join(source, target, action.value):
+        if graph.has_edge(source, target) or not self._may_join(source, target, value):
             return False
         after = self.apply(graph, action)
         return nx.is_directed_acyclic_graph(forward_part(after)) and self.is_completable(after)
 
-    def is_finished(self, graph: nx.Graph) -> bool:
+    def is_finished(self, graph: Twin) -> bool:
         """Return whether every node lies on a path from an input to an output over edges that are not recurrent."""
         paths = forward_part(graph)
         for node in paths:
@@ -79,7 +79,7 @@ class ComputationGraphOracle(GraphBuildingOracle):
                 return False
         return True
 
-    def is_completable(self, graph: nx.Graph) -> bool:
+    def is_completable(self, graph: Twin) -> bool:
         """Return whether forward edges within the budget finish the graph, by trying them all.
 
         Recurrent edges are on no path, and a new node needs a way to an output of its own: neither ever helps.
@@ -90,28 +90,28 @@ class ComputationGraphOracle(GraphBuildingOracle):
             self._completable[key] = found
         return self._completable[key]
 
-    def is_state(self, graph: nx.Graph) -> bool:
+    def is_state(self, graph: Twin) -> bool:
         """Return whether some trajectory leads through the graph, by undoing actions until the initial state."""
         # No rule asks for the value of an attribute, but for whether it is set and whether inputs are ordered.
         nodes = tuple((*graph.nodes[v]["attributes"], self.is_ordered(graph, v)) for v in sorted(graph))
         key = (nodes, frozenset((s, t, d["type"], d["order"]) for s, t, d in graph.edges(data=True)))
         if key not in self._states:
             start = len(graph) == len(self.inputs) + len(self.outputs) and graph.number_of_edges() == 0
-            # Undoing only takes edges away, and a hidden node goes with the edge it came with: unfed, it stays for ever.
+            # Undoing only takes edges away, and a hidden node goes with the edge it came with: unfed, it stays.
             paths = forward_part(graph)
             fed = all(paths.in_degree(v) for v in graph if self._is_hidden(v))
             undone = (self._undoes(graph, a) for a in self._thinkable_backward(graph))
             self._states[key] = start or (fed and any(undone))
         return self._states[key]
 
-    def is_ordered(self, graph: nx.Graph, node: int) -> bool:
+    def is_ordered(self, graph: Twin, node: int) -> bool:
         """Return whether a node combines its inputs in order."""
         if node in self.outputs:
             return self.output_aggregation in IN_ORDER
         return graph.nodes[node]["attributes"].get("aggregation", self.aggregation) in IN_ORDER
 
-    def _may_join(self, source: int, target: int, edge_type: str) -> bool:
-        """Inputs and hidden nodes feed hidden nodes and outputs; loops through time run between hidden nodes and outputs."""
+    def _may_join(self, source: int, target: int, edge_type: object) -> bool:
+        """Nothing runs into an input or, but back through time, out of an output; recurrent edges touch no input."""
         if edge_type == "forward":
             return source not in self.outputs and target not in self.inputs
         if source in self.inputs or target in self.inputs:
@@ -121,7 +121,7 @@ class ComputationGraphOracle(GraphBuildingOracle):
     def _is_hidden(self, node: int) -> bool:
         return node not in self.inputs and node not in self.outputs
 
-    def _additions(self, graph: nx.Graph) -> Iterator[tuple[int, int]]:
+    def _additions(self, graph: Twin) -> Iterator[tuple[int, int]]:
         """Yield the pairs that a forward edge may join, those from nodes without a way out into unfed outputs first."""
         paths = forward_part(graph)
         pairs = [p for p in product(graph, graph) if self._may_join(*p, "forward") and not graph.has_edge(*p)]
@@ -131,7 +131,7 @@ class ComputationGraphOracle(GraphBuildingOracle):
             key=lambda p: (p[1] not in self.outputs, not need[p[0]], paths.in_degree(p[1]) > 0),
         )
 
-    def _search(self, graph: nx.Graph, pairs: list[tuple[int, int]], budget: int) -> bool:
+    def _search(self, graph: Twin, pairs: list[tuple[int, int]], budget: int) -> bool:
         if budget < 0:
             return False
         if self.is_finished(graph):
@@ -147,7 +147,7 @@ class ComputationGraphOracle(GraphBuildingOracle):
         return False
 
 
-def forward_part(graph: nx.Graph) -> nx.DiGraph:
+def forward_part(graph: Twin) -> nx.DiGraph:
     """Return the graph without its recurrent edges."""
     part = nx.DiGraph()
     part.add_nodes_from(graph)

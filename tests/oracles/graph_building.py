@@ -4,11 +4,14 @@ Nodes are 0 .. n-1 with `type` and `attributes`; edges have `type`, `attributes`
 """
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 import networkx as nx
 
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
+
+Twin = Any  # an nx.Graph, or an nx.DiGraph where edges are directed
 
 
 class GraphBuildingOracle:
@@ -29,21 +32,21 @@ class GraphBuildingOracle:
         self.max_nodes, self.min_nodes, self.directed = max_nodes, min_nodes, directed
         self.node_attributes, self.edge_attributes = node_attributes or {}, edge_attributes or {}
 
-    def initial(self) -> nx.Graph:
+    def initial(self) -> Twin:
         """Return the graph every trajectory starts from."""
         return nx.DiGraph() if self.directed else nx.Graph()
 
-    def forward(self, graph: nx.Graph) -> set[GraphAction]:
+    def forward(self, graph: Twin) -> set[GraphAction]:
         """Return the legal forward actions."""
         return {action for action in self._thinkable(graph) if self.allows(graph, action)}
 
-    def backward(self, graph: nx.Graph) -> set[GraphAction]:
+    def backward(self, graph: Twin) -> set[GraphAction]:
         """Return the legal backward actions: those that undo a legal forward action of some state."""
         return {action for action in self._thinkable_backward(graph) if self._undoes(graph, action)}
 
-    def allows(self, graph: nx.Graph, action: GraphAction) -> bool:
+    def allows(self, graph: Twin, action: GraphAction) -> bool:
         """Return whether a forward action is legal."""
-        kind, source, target = action.action_type, action.source, action.target
+        kind, (source, target) = action.action_type, ends(action)
         if kind == Kind.Stop:
             nodes_set = all(self.node_attributes.keys() == d["attributes"].keys() for _, d in graph.nodes(data=True))
             edges_set = all(self.edge_attributes.keys() == d["attributes"].keys() for *_, d in graph.edges(data=True))
@@ -60,7 +63,7 @@ class GraphBuildingOracle:
             return fits and (not self.directed or nx.is_directed_acyclic_graph(self.apply(graph, action)))
         return graph.has_edge(source, target) and action.attribute not in graph.edges[source, target]["attributes"]
 
-    def is_state(self, graph: nx.Graph) -> bool:
+    def is_state(self, graph: Twin) -> bool:
         """Return whether some trajectory leads through the graph."""
         if len(graph) == 0:
             return True
@@ -68,14 +71,14 @@ class GraphBuildingOracle:
             return nx.is_connected(graph)
         return nx.is_directed_acyclic_graph(graph) and sum(d == 0 for _, d in graph.in_degree()) == 1
 
-    def is_ordered(self, graph: nx.Graph, node: int) -> bool:
+    def is_ordered(self, graph: Twin, node: int) -> bool:
         """Return whether a node ranks its in-edges."""
         return False
 
-    def apply(self, graph: nx.Graph, action: GraphAction) -> nx.Graph:
+    def apply(self, graph: Twin, action: GraphAction) -> Twin:
         """Return a copy of the graph after a forward or backward action, legal or not."""
         after = _copy(graph)
-        source, target = action.source, action.target
+        source, target = ends(action)
         match action.action_type:
             case Kind.AddNode:
                 after.add_node(len(graph), type=action.value, attributes={})
@@ -99,9 +102,9 @@ class GraphBuildingOracle:
                 del after.edges[source, target]["attributes"][action.attribute]
         return after
 
-    def inverse(self, graph: nx.Graph, action: GraphAction) -> GraphAction | None:
+    def inverse(self, graph: Twin, action: GraphAction) -> GraphAction | None:
         """Return the forward action that a backward action undoes, None where there cannot be one."""
-        source, target = action.source, action.target
+        source, target = ends(action)
         match action.action_type:
             case Kind.RemoveNode:
                 neighbours = set(nx.all_neighbors(graph, source))
@@ -119,16 +122,16 @@ class GraphBuildingOracle:
         value = graph.edges[source, target]["attributes"][action.attribute]
         return GraphAction(Kind.SetEdgeAttr, source, target, attribute=action.attribute, value=value)
 
-    def _undoes(self, graph: nx.Graph, action: GraphAction) -> bool:
+    def _undoes(self, graph: Twin, action: GraphAction) -> bool:
         forward = self.inverse(graph, action)
         if forward is None:
             return False
         before = self.apply(graph, action)
-        whole = moved_last(graph, action.source) if action.action_type == Kind.RemoveNode else graph
+        whole = moved_last(graph, ends(action)[0]) if action.action_type == Kind.RemoveNode else graph
         restored = self.allows(before, forward) and nx.utils.graphs_equal(self.apply(before, forward), whole)
         return restored and self.is_state(before)
 
-    def _thinkable(self, graph: nx.Graph) -> Iterator[GraphAction]:
+    def _thinkable(self, graph: Twin) -> Iterator[GraphAction]:
         yield GraphAction(Kind.Stop)
         for source in (None, *graph):
             yield from (GraphAction(Kind.AddNode, source, value=value) for value in self.node_types)
@@ -141,23 +144,28 @@ class GraphBuildingOracle:
             for name, values in self.node_attributes.items():
                 yield from (GraphAction(Kind.SetNodeAttr, source, attribute=name, value=value) for value in values)
 
-    def _thinkable_backward(self, graph: nx.Graph) -> Iterator[GraphAction]:
+    def _thinkable_backward(self, graph: Twin) -> Iterator[GraphAction]:
         for node, data in graph.nodes(data=True):
             yield GraphAction(Kind.RemoveNode, node)
             yield from (GraphAction(Kind.RemoveNodeAttr, node, attribute=name) for name in data["attributes"])
         for source, target, data in graph.edges(data=True):
-            ends = (source, target) if self.directed else (min(source, target), max(source, target))
-            yield GraphAction(Kind.RemoveEdge, *ends)
-            yield from (GraphAction(Kind.RemoveEdgeAttr, *ends, attribute=name) for name in data["attributes"])
+            pair = (source, target) if self.directed else (min(source, target), max(source, target))
+            yield GraphAction(Kind.RemoveEdge, *pair)
+            yield from (GraphAction(Kind.RemoveEdgeAttr, *pair, attribute=name) for name in data["attributes"])
 
 
-def moved_last(graph: nx.Graph, node: int) -> nx.Graph:
+def ends(action: GraphAction) -> tuple[Any, Any]:
+    """Return source and target of an action; a kind that has none does not look."""
+    return action.source, action.target
+
+
+def moved_last(graph: Twin, node: int) -> Twin:
     """Return a copy in which one node comes last and the later ones move down by one."""
     new = {v: v - (v > node) for v in graph}
     return nx.relabel_nodes(_copy(graph), {**new, node: len(graph) - 1})
 
 
-def _copy(graph: nx.Graph) -> nx.Graph:
+def _copy(graph: Twin) -> Twin:
     twin = graph.__class__()
     twin.add_nodes_from((v, {**d, "attributes": dict(d["attributes"])}) for v, d in graph.nodes(data=True))
     twin.add_edges_from((s, t, {**d, "attributes": dict(d["attributes"])}) for s, t, d in graph.edges(data=True))

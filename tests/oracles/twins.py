@@ -1,0 +1,82 @@
+"""The networkx twin of an environment and of a state, and symmetries counted by brute force."""
+
+import networkx as nx
+import torch
+from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
+
+from gflownet.envs.computation_graph import ComputationGraphEnv
+from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
+from tests.oracles.computation_graph_env import ComputationGraphOracle
+from tests.oracles.graph_building import GraphBuildingOracle
+
+
+def oracle_of(env: Environment) -> GraphBuildingOracle:
+    """Return the rules of an environment on networkx graphs."""
+    node_attributes = {a.name: a.values for a in env.vocabulary.node_attributes}
+    if isinstance(env, GraphBuildingEnv):
+        return GraphBuildingOracle(
+            env.vocabulary.node_types,
+            max_nodes=env.vocabulary.max_nodes,
+            min_nodes=env.min_nodes,
+            directed=env.vocabulary.directed,
+            node_attributes=node_attributes,
+            edge_attributes={a.name: a.values for a in env.vocabulary.edge_attributes},
+        )
+    assert isinstance(env, ComputationGraphEnv)
+    aggregation = env._fixed.get("aggregation")
+    return ComputationGraphOracle(
+        len(env.input_sizes),
+        len(env.output_sizes),
+        activations=env.vocabulary.node_types[env.num_ends :],
+        node_attributes=node_attributes,
+        aggregation=None if aggregation is None else str(aggregation),
+        output_aggregation=env.output_aggregation,
+        max_hidden_nodes=env.max_hidden_nodes,
+        max_edges=env.max_edges,
+        recurrent=len(env.vocabulary.edge_types) > 1,
+    )
+
+
+def to_networkx(env: Environment, states: GraphStates, index: int) -> nx.Graph:
+    """Return what the arrays say about one graph; every entry where nothing is must be blank."""
+    v, state = env.vocabulary, states[index]
+    n = int(state.num_nodes)
+    assert bool((state.node_type[:n] != ABSENT).all())
+    assert bool((state.node_type[n:] == ABSENT).all())
+    assert bool((state.node_attr[n:] == UNSET).all())
+    absent = state.edge_type == ABSENT
+    assert bool(absent[n:].all())
+    assert bool(absent[:, n:].all())
+    assert bool((state.edge_attr[absent] == UNSET).all())
+    assert bool((state.edge_order[absent] == 0).all())
+    if not v.directed:
+        assert torch.equal(state.edge_type, state.edge_type.T)
+        assert torch.equal(state.edge_attr, state.edge_attr.transpose(0, 1))
+    graph = nx.DiGraph() if v.directed else nx.Graph()
+    for node in range(n):
+        graph.add_node(
+            node,
+            type=v.node_types[int(state.node_type[node])],
+            attributes=_chosen(v.node_attributes, state.node_attr[node].tolist()),
+        )
+    for source, target in (~absent).nonzero().tolist():
+        graph.add_edge(
+            source,
+            target,
+            type=v.edge_types[int(state.edge_type[source, target])],
+            attributes=_chosen(v.edge_attributes, state.edge_attr[source, target].tolist()),
+            order=int(state.edge_order[source, target]),
+        )
+    return graph
+
+
+def _chosen(attributes: tuple[Attribute, ...], values: list[int]) -> dict:
+    return {a.name: a.values[value] for a, value in zip(attributes, values, strict=True) if value != UNSET}
+
+
+def num_automorphisms(graph: nx.Graph) -> int:
+    """Return how many relabellings leave the graph as it is, by listing them all."""
+    matcher = DiGraphMatcher if isinstance(graph, nx.DiGraph) else GraphMatcher
+    return sum(1 for _ in matcher(graph, graph, dict.__eq__, dict.__eq__).isomorphisms_iter())
