@@ -31,12 +31,12 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tasks import load_task_class
 from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.objectives.optimiser import clip_gradients, make_optimizer, make_schedule
 from gflownet.plugins import load_class
-from gflownet.policy.base import Policy
 from gflownet.policy.config import POLICIES
 from gflownet.report.architectures import TOP_NAME, write_top_architectures
 from gflownet.run_folder import RunFolder

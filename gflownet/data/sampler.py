@@ -12,9 +12,9 @@ from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.policy.base import Policy
 
 
 @torch.no_grad()

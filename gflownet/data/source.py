@@ -15,8 +15,8 @@ from torch.utils.data import DataLoader, IterableDataset, get_worker_info
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.task import GFNTask
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.policy.base import Policy
 from gflownet.utils.shared_buffer import SharedBuffer
 
 WORKER_CONTEXT = "forkserver"  # forking a process that has run OpenMP code hangs

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
+from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.policy.base import Policy
 
 
 @dataclass(frozen=True)

@@ -9,10 +9,10 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import AlgoConfig
-from gflownet.policy.base import Policy
 
 _WIDTH = 64  # of the small network that makes log Z a function of the conditioning
 

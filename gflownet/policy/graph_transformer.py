@@ -13,7 +13,7 @@ from torch_geometric.nn import GINEConv, TransformerConv
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.policy.base import Policy
+from gflownet.mdp.policy import Policy
 from gflownet.policy.config import ModelConfig
 
 _TO_VIRTUAL, _FROM_VIRTUAL = 0, 1  # the two kinds of edge between a node and its graph's virtual node
@@ -40,7 +40,7 @@ class GraphTransformerPolicy(Policy):
         self.norm = nn.LayerNorm(width)
         self.heads = nn.ModuleDict()
         for kind in context.action_types:
-            num_inputs = 3 * width if kind in PAIR_TYPES else 2 * width
+            num_inputs = width * (1 if kind == GraphActionType.Stop else 3 if kind in PAIR_TYPES else 2)
             num_inputs += self._num_row_features(kind)
             self.heads[kind.field_name] = _mlp(num_inputs, width, context.num_columns[kind])
         self.graph_head = _mlp(width, width, 1)
@@ -81,6 +81,8 @@ class GraphTransformerPolicy(Policy):
     def _row(self, kind: GraphActionType, batch: Batch, nodes: Tensor, graphs: Tensor) -> Tensor:
         """Return the input of a head for every row of an action type."""
         index = batch[f"{kind.field_name}_index"]
+        if kind == GraphActionType.Stop:
+            return graphs[batch.batch[index]]  # of no node: which one comes first is a matter of names
         if kind not in PAIR_TYPES:
             return torch.cat([nodes[index], graphs[batch["batch"][index]]], 1)
         source, target = nodes[index[0]], nodes[index[1]]

@@ -9,6 +9,7 @@ from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.policy import Policy
 from gflownet.metrics.exact import (
     StateGraph,
     analytic_log_prob,
@@ -22,7 +23,6 @@ from gflownet.metrics.exact import (
 )
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
-from gflownet.policy.base import Policy
 
 # name: (environment, number of classes, L1 to the target of the uncorrected policy under a uniform reward)
 SPACES = {
