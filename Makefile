@@ -2,10 +2,9 @@
 # make test  the same for the tests:                                          make test ARGS="-x tests/graphs"
 PYTHON ?= python3
 VENV := .venv
-export PIP_CONSTRAINT := constraints.txt
-# Newer versions of pip read this one for what builds the package.
-export PIP_BUILD_CONSTRAINT := $(PIP_CONSTRAINT)
-export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# Older versions of pip read the first for what builds the package too, newer ones the second.
+PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
+	$(VENV)/bin/python -m pip install --quiet
 
 .PHONY: run test install install-test clean
 
@@ -20,11 +19,11 @@ install-test: $(VENV)/installed-test
 
 # The stamps are older than what they were made from exactly when something has to be installed again.
 $(VENV)/installed: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet -e .
+	$(PIP_INSTALL) -e .
 	touch $@
 
 $(VENV)/installed-test: pyproject.toml constraints.txt | $(VENV)/bin/python
-	$(VENV)/bin/python -m pip install --quiet -e ".[test]"
+	$(PIP_INSTALL) -e ".[test]"
 	touch $@ $(VENV)/installed
 
 $(VENV)/bin/python:

@@ -14,6 +14,7 @@ _HOMES = {
     "ComputationGraph": "gflownet.graphs.computation_graph",
     "GFNTask": "gflownet.evaluation.task",
     "GFNTrainer": "gflownet.trainer",
+    "load": "gflownet.translation",
     "Score": "gflownet.evaluation.task",
     "to_pytorch_model": "gflownet.translation",
 }

@@ -1,0 +1,130 @@
+"""A checkout, an editable install and a wheel all run from wherever the user stands, tasks and configs included."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+import venv
+import zipfile
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+# Two steps of the default search, as small as it gets.
+TINY_RUN = (
+    "num_training_steps=2",
+    "algo.num_from_policy=2",
+    "model.num_layers=1",
+    "model.num_emb=8",
+    "env.max_hidden_nodes=1",
+    "env.max_edges=3",
+    "evaluation.num_epochs=1",
+    "replay.use=false",
+    "wandb.mode=disabled",
+)
+WHERE = """
+from importlib.util import find_spec
+for name in ("gflownet", "gflownet.tasks.digits"):
+    print(find_spec(name).origin)
+"""
+
+
+def environment() -> dict[str, str]:
+    """What a user's shell has: nothing that says where our package is, nothing that steers pip."""
+    return {key: value for key, value in os.environ.items() if key != "PYTHONPATH" and not key.startswith("PIP_")}
+
+
+def call(*command: str | Path, cwd: Path, **options: Mapping[str, str]) -> str:
+    done = subprocess.run(
+        [str(part) for part in command],
+        cwd=cwd,
+        env=environment() | dict(options.get("env", {})),
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=120,
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def make_python(folder: Path) -> Path:
+    """Return the Python of a fresh environment that sees the packages of this one, but no gflownet."""
+    venv.create(folder, with_pip=False, symlinks=True)
+    python = folder / "bin" / "python"
+    site_packages = Path(
+        call(python, "-c", "import sysconfig; print(sysconfig.get_path('purelib'))", cwd=folder).strip()
+    )
+    (site_packages / "packages_of_the_tests.pth").write_text(sysconfig.get_path("purelib") + "\n")
+    return python
+
+
+def install(python: Path, *what: str | Path, cwd: Path) -> None:
+    pip = (sys.executable, "-m", "pip", "--python", python, "--disable-pip-version-check", "install")
+    call(*pip, "--quiet", "--no-index", "--no-deps", "--ignore-installed", "--no-build-isolation", *what, cwd=cwd)
+
+
+@pytest.fixture(scope="module")
+def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("dist")
+    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ".", cwd=checkout)
+    (built,) = folder.glob("*.whl")
+    return built
+
+
+def check_runs(python: Path, *, cwd: Path, log_dir: Path, package: Path, tasks: Path) -> None:
+    """Import, print the help and run two steps in `cwd`, with the package and the tasks from where they should be."""
+    assert call(python, "-c", WHERE, cwd=cwd).split() == [str(package / "__init__.py"), str(tasks / "digits.py")]
+    assert "model.num_layers" in call(python, "-m", "gflownet.train", "--help", cwd=cwd)
+    assert "num_training_steps: 20\n" in call(
+        python, "-m", "gflownet.train", "--config", "digits_small", "--print-config", cwd=cwd
+    )
+    call(python, "-m", "gflownet.train", f"log_dir={log_dir}", *TINY_RUN, cwd=cwd)
+    rows = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
+    assert [row["step"] for row in rows] == [1, 2]
+
+
+def test_a_checkout_runs_without_being_installed(checkout: Path, tmp_path: Path) -> None:
+    python = make_python(tmp_path / "env")
+    check_runs(python, cwd=checkout, log_dir=tmp_path / "run", package=checkout / "gflownet", tasks=checkout / "tasks")
+
+
+def test_an_editable_install_runs_from_an_empty_folder(checkout: Path, tmp_path: Path) -> None:
+    python = make_python(tmp_path / "env")
+    install(python, "--editable", checkout, cwd=tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    check_runs(python, cwd=empty, log_dir=empty / "run", package=checkout / "gflownet", tasks=checkout / "tasks")
+
+
+def test_a_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+    python = make_python(tmp_path / "env")
+    install(python, wheel, cwd=tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    package = next((tmp_path / "env").glob("lib/python*/site-packages/gflownet"))
+    check_runs(python, cwd=empty, log_dir=empty / "run", package=package, tasks=package / "tasks")
+
+
+def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel: Path, checkout: Path) -> None:
+    names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
+    expected = {
+        f"{prefix}{path.relative_to(checkout).as_posix()}"
+        for folder, prefix in (("gflownet", ""), ("tasks", "gflownet/"), ("configs", "gflownet/"))
+        for path in (checkout / folder).rglob("*")
+        if path.is_file() and "__pycache__" not in path.parts
+    }
+    assert names == expected
+
+
+def test_the_short_imports_lead_somewhere(checkout: Path) -> None:
+    import gflownet
+
+    for name in gflownet._HOMES:
+        assert getattr(gflownet, name).__name__ == name
+    with pytest.raises(AttributeError, match="module 'gflownet' has no attribute 'nonsense'"):
+        _ = gflownet.nonsense
