@@ -80,10 +80,10 @@ def test_resumed_step_reports_what_the_interrupted_one_did(build):
     build(StubTask(outcomes)).evaluate(candidates("later"), step=3)
     task = StubTask(outcomes)
     resumed = build(task)
-    # The checkpoint was older than the store: step 2 comes again, and what step 3 scored is still unknown to it.
     assert resumed.evaluate(batch, step=2) == before
     assert [e.cached for e in before] == [False, True, False, True]
-    assert [e.cached for e in resumed.evaluate(candidates("later"), step=3)] == [False]
+    # The checkpoint was older than the store: what step 3 scored counts as new when step 2 asks, and when step 3 does.
+    assert [resumed.evaluate(candidates("later"), step=step)[0].cached for step in (2, 3, 4)] == [False, False, True]
     assert task.calls == []
 
 

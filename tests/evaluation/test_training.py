@@ -81,9 +81,11 @@ def test_trained_model_can_be_copied_and_trained_on(data):
 
 def test_dropout_acts_in_training_only(data):
     model = nn.Sequential(small_model(), nn.Dropout(0.9))
-    train(model, data)
-    assert accuracy(model, data) == accuracy(model, data)
-    assert not model.training
+    modes: list[bool] = []
+    model.register_forward_hook(lambda module, *_: modes.append(module.training))
+    train(model, data, num_epochs=1)
+    accuracy(model, data)
+    assert modes == [True] * 7 + [False]
 
 
 def test_explosion_ends_training_early(data):
