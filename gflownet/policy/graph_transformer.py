@@ -82,7 +82,7 @@ class GraphTransformerPolicy(Policy):
         """Return the input of a head for every row of an action type."""
         index = batch[f"{kind.field_name}_index"]
         if kind == GraphActionType.Stop:
-            return graphs[batch.batch[index]]  # of no node: which one comes first is a matter of names
+            return graphs[batch["batch"][index]]  # of no node: which one comes first is a matter of names
         if kind not in PAIR_TYPES:
             return torch.cat([nodes[index], graphs[batch["batch"][index]]], 1)
         source, target = nodes[index[0]], nodes[index[1]]

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from gflownet.envs.computation_graph import ComputationGraphEnvContext
+from gflownet.envs.computation_graph import ComputationGraphEnv, ComputationGraphEnvContext
 from gflownet.envs.config import EnvConfig
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.mdp.action import GraphAction, GraphActionType
@@ -32,6 +32,7 @@ def edge(source: int, target: int, value: str = "forward") -> GraphAction:
 @pytest.mark.parametrize("name", ARCHITECTURES)
 def test_every_terminal_graph_is_valid_and_its_unmarked_edges_are_acyclic(name):
     env = ENVIRONMENTS[name]()
+    assert isinstance(env, ComputationGraphEnv)
     graph = enumerate_states(env)
     step = max(1, len(graph.terminal) // 300)
     for index in graph.terminal[::step].tolist():
