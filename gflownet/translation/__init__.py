@@ -13,6 +13,8 @@ _HOMES = {
     "export_program": "export",
     "to_onnx": "export",
     "measure_latency": "latency",
+    "DirectTraining": "direct",
+    "is_direct": "direct",
     "StackedModel": "stacked",
     "group_by_structure": "stacked",
     "is_stackable": "stacked",

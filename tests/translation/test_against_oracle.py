@@ -109,5 +109,5 @@ def test_dropout_acts_in_train_mode_only_and_keeps_the_mean(aggregation):
 def test_ties_go_to_the_earlier_input(aggregation):
     attributes = {"top_k": 2, **({"router_type": "topk"} if aggregation == "moe" else {})}
     model = translated(star(aggregation, attributes, sources=5))
-    rows = torch.eye(3, dtype=torch.float64)[[0, 1, 2, 0, 1]]  # equal means: five tied scores
+    rows = torch.eye(3, dtype=torch.float64)[[0, 1, 2, 2, 2]]  # equal means: five tied scores
     assert model(rows.reshape(1, -1)).tolist() == [[0.5, 0.5, 0.0]]

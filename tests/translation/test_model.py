@@ -129,6 +129,16 @@ def test_first_values_are_the_graphs_numbers_and_pytorchs_defaults():
     assert repr(model.proj_0_1) == repr(expected[0])
 
 
+def test_queries_start_small_and_gates_and_routers_at_zero():
+    torch.manual_seed(0)
+    model = build(mixed())
+    zeros = [p for name, p in model.named_parameters() if name.startswith(("gate_", "router_"))]
+    assert len(zeros) == 6
+    assert not any(parameter.item() for parameter in zeros)
+    queries = torch.cat([p.flatten() for name, p in model.named_parameters() if name.startswith("q_")])
+    assert 0.003 < queries.std() < 0.03
+
+
 def test_dead_nodes_keep_their_parameters_and_are_not_computed():
     data = chain(4, 3, 2)
     data["nodes"].append({"id": 8, "node_type": "hidden", "output_size": 3, "activation_function": "lstm"})

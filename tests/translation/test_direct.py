@@ -1,0 +1,134 @@
+"""DirectTraining against autograd and one optimiser per model."""
+
+import copy
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.translation import DirectTraining, is_direct, to_pytorch_model
+from gflownet.translation.direct_code import DIRECT_ACTIVATIONS
+from tests.translation.graphs import chain, mixed, recurrent
+from tests.translation.test_stacked import graphs_of, stackable_data
+
+
+def models_of(data, seeds=(3, 1, 4), **config):
+    models = []
+    for graph, seed in zip(graphs_of(data, len(seeds)), seeds, strict=True):
+        torch.manual_seed(seed)
+        models.append(to_pytorch_model(graph, config))
+    return models
+
+
+def draw(model, batch, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+    x = torch.randn(batch, model.plan.input_size, dtype=next(model.parameters()).dtype, generator=generator)
+    return x, torch.randint(0, model.plan.output_size, (batch,), generator=generator)
+
+
+def assert_same_gradients(model):
+    reference = copy.deepcopy(model)
+    x, targets = draw(model, 5)
+    expected = F.cross_entropy(reference(x), targets)
+    expected.backward()
+    (loss,) = DirectTraining([model]).backward([x], [targets])
+    assert torch.allclose(loss, expected)
+    for (name, parameter), other in zip(model.named_parameters(), reference.parameters(), strict=True):
+        gradient = torch.zeros_like(other) if other.grad is None else other.grad
+        assert parameter.grad is not None
+        assert torch.allclose(parameter.grad, gradient, atol=1e-12), name
+
+
+@pytest.mark.parametrize("projection", ["auto", "always"])
+def test_gradients_are_those_of_autograd(projection):
+    for data in stackable_data():
+        (model,) = models_of(data, (0,), dtype=torch.float64, projection=projection)
+        with torch.no_grad():
+            for parameter in model.parameters():
+                parameter.normal_()
+        assert_same_gradients(model)
+
+
+@pytest.mark.parametrize("activation", DIRECT_ACTIVATIONS)
+def test_every_activation(activation):
+    (model,) = models_of(chain(4, 5, 3, activation=activation), (0,), dtype=torch.float64)
+    assert_same_gradients(model)
+
+
+@pytest.mark.parametrize("aggregation", ["max", "min"])
+def test_ties_share_the_gradient_as_in_autograd(aggregation):
+    data = chain(3, 3, 3, activation="linear", multigraph=True)
+    data["edges"] += [{"source": 0, "target": 1, "edge_id": i} for i in (5, 6)]
+    data["nodes"][1]["attributes"] = {"aggregation": aggregation}
+    (model,) = models_of(data, (0,), dtype=torch.float64)
+    assert_same_gradients(model)
+
+
+def test_training_many_structures_is_training_them_one_by_one():
+    models = [
+        model
+        for sizes in ((4, 6, 3), (4, 5, 7, 2))
+        for model in models_of(chain(*sizes, activation="tanh"), (1, 2), dtype=torch.float64)
+    ]
+    references = [copy.deepcopy(model) for model in models]
+    training = DirectTraining(models)
+    optimiser = torch.optim.Adam([training.parameter], lr=0.01, fused=True)
+    optimisers = [torch.optim.Adam(model.parameters(), lr=0.01, fused=True) for model in references]
+    for step in range(30):
+        batches = [draw(model, 8, seed=step) for model in models]
+        training.backward(*zip(*batches, strict=True))
+        optimiser.step()
+        for model, one, (x, targets) in zip(references, optimisers, batches, strict=True):
+            one.zero_grad()
+            F.cross_entropy(model(x), targets).backward()
+            one.step()
+    for model, reference in zip(models, references, strict=True):
+        for name, value in reference.state_dict().items():
+            assert torch.allclose(model.state_dict()[name], value, atol=1e-9), name
+
+
+def test_a_candidate_is_the_same_to_the_bit_in_any_company():
+    def trained(structures, position):
+        models = [models_of(chain(*sizes), (7,))[0] for sizes in structures]
+        training = DirectTraining(models)
+        optimiser = torch.optim.Adam([training.parameter], lr=0.01, fused=True)
+        for step in range(20):
+            training.backward(*zip(*(draw(model, 8, seed=step) for model in models), strict=True))
+            optimiser.step()
+        return models[position].state_dict()
+
+    alone = trained([(5, 7, 3)], 0)
+    beside = trained([(5, 3, 3), (5, 7, 3), (5, 11, 9, 3)], 1)
+    assert all(torch.equal(alone[name], beside[name]) for name in alone)
+
+
+def test_a_diverging_candidate_harms_no_other():
+    models = models_of(chain(4, 6, 3))
+    with torch.no_grad():
+        models[1].proj_0_1.weight.fill_(float("nan"))
+    training = DirectTraining(models)
+    losses = training.backward(*zip(*(draw(model, 6) for model in models), strict=True))
+    assert losses.isfinite().tolist() == [True, False, True]
+    torch.optim.Adam([training.parameter], lr=0.01).step()
+    assert all(parameter.isfinite().all() for k in (0, 2) for parameter in models[k].parameters())
+
+
+def test_the_models_are_the_trained_ones():
+    (model,) = models_of(chain(4, 6, 3), (0,))
+    x, targets = draw(model, 6)
+    before = model(x).detach().clone()
+    training = DirectTraining([model])
+    assert torch.equal(model(x), before)
+    training.backward([x], [targets])
+    torch.optim.SGD([training.parameter], lr=0.5).step()
+    assert not torch.equal(model(x), before)
+    assert torch.equal(copy.deepcopy(model)(x), model(x))
+
+
+@pytest.mark.parametrize("data", [mixed(), recurrent()], ids=["mixed", "recurrent"])
+def test_a_model_without_direct_code_is_refused(data):
+    model = to_pytorch_model(ComputationGraph.from_dict(data))
+    assert not is_direct(model.plan)
+    with pytest.raises(ValueError, match="model 1: expected one that is_direct"):
+        DirectTraining([*models_of(chain(4, 3), (0,)), model])
