@@ -1,0 +1,70 @@
+"""Every example of the documentation is run, as it stands there."""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+DOCS = ("quickstart.md", "adding-a-task.md", "adding-an-environment.md")
+_BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_FILE = re.compile(r"# (\w+\.py)\n")
+# What keeps a documented run short; a step count that the page itself gives wins.
+_SHORT = ("num_training_steps=3", "algo.num_from_policy=4", "evaluation.num_epochs=1", "model.num_emb=16")
+_ALWAYS = ("wandb.mode=disabled",)
+
+
+def blocks(text: str) -> list[tuple[str, str]]:
+    return _BLOCK.findall(text)
+
+
+def run(command: list[str], folder: Path, checkout: Path) -> str:
+    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
+    return done.stdout
+
+
+def run_shell(text: str, folder: Path, checkout: Path) -> int:
+    """Run the lines that call the program; return how many those were."""
+    num_run = 0
+    for line in text.splitlines():
+        words = shlex.split(line)
+        if words[:3] != ["python", "-m", "gflownet.train"]:
+            continue
+        given = {word.partition("=")[0] for word in words}
+        if "--help" not in words:
+            words += [option for option in (*_SHORT, *_ALWAYS) if option.partition("=")[0] not in given]
+        run([sys.executable, *words[1:]], folder, checkout)
+        num_run += 1
+    return num_run
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_examples_run(name, tmp_path, checkout):
+    num_run = 0
+    for language, text in blocks((checkout / "docs" / name).read_text()):
+        file = _FILE.match(text)
+        if file:
+            (tmp_path / file[1]).write_text(text)
+        elif language == "bash":
+            num_run += run_shell(text, tmp_path, checkout)
+        else:
+            run([sys.executable, "-W", "ignore::ResourceWarning", "-c", text], tmp_path, checkout)
+            num_run += 1
+    assert num_run >= 2
+
+
+def test_the_task_of_the_readme_runs(tmp_path, checkout):
+    found = [text for language, text in blocks((checkout / "README.md").read_text()) if language == "python"]
+    tasks = [text for text in found if _FILE.match(text)]
+    assert len(tasks) == 1
+    name = _FILE.match(tasks[0])[1]
+    assert len(tasks[0].strip().splitlines()) <= 30
+    (tmp_path / name).write_text(tasks[0])
+    command = re.search(r"^python -m gflownet\.train task=.*$", (checkout / "README.md").read_text(), re.MULTILINE)
+    assert command is not None
+    assert run_shell(command[0], tmp_path, checkout) == 1
