@@ -1,0 +1,18 @@
+"""The examples of docs/translation.md run."""
+
+import re
+from pathlib import Path
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "translation.md"
+
+
+def test_the_examples_run_one_after_the_other(capsys):
+    examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+    assert len(examples) == 2
+    namespace = {}
+    for example in examples:
+        exec(compile(example, str(PAGE), "exec"), namespace)
+    printed = capsys.readouterr().out
+    assert "mean -> relu" in printed
+    assert "class Model(nn.Module)" in printed
+    assert "[[0, 1]]" in printed
