@@ -1,0 +1,142 @@
+import io
+from collections import Counter
+
+import pytest
+import torch
+
+from gflownet.data.config import ReplayConfig
+from gflownet.data.replay import ReplayBuffer
+from gflownet.mdp.states import GraphStates
+from gflownet.metrics.exact import enumerate_states
+from tests.contracts.environments import ENVIRONMENTS
+
+
+@pytest.fixture(scope="module")
+def terminal() -> GraphStates:
+    """Return forty distinct terminal states."""
+    graph = enumerate_states(ENVIRONMENTS["undirected"]())
+    return graph.states[graph.terminal[:40]]
+
+
+def filled(terminal: GraphStates, *, num: int = 40, capacity: int = 100, top_share: float = 0.5) -> ReplayBuffer:
+    """Return a buffer of the first `num` states under the keys "0", "1", ... with the scores 0, 1, ..."""
+    buffer = ReplayBuffer(ReplayConfig(capacity=capacity, top_share=top_share))
+    for first in range(0, num, 7):
+        index = range(first, min(first + 7, num))
+        buffer.add(terminal[first : first + len(index)], torch.tensor(index).float(), keys=[str(i) for i in index])
+    return buffer
+
+
+def drawn(buffer: ReplayBuffer, num: int, *, seed: int = 0) -> Counter:
+    _, scores = buffer.sample(num, generator=torch.Generator().manual_seed(seed))
+    return Counter(scores.int().tolist())
+
+
+def test_the_oldest_states_make_room(terminal):
+    buffer = filled(terminal, capacity=10)
+    assert len(buffer) == 10
+    assert drawn(buffer, 2_000).keys() == set(range(30, 40))
+    assert buffer.state_dict()["keys"] == [str(i) for i in range(30, 40)]
+
+
+def test_more_states_at_once_than_there_is_room_for(terminal):
+    buffer = ReplayBuffer(ReplayConfig(capacity=3))
+    buffer.add(terminal[:10], torch.arange(10.0), keys=list("abcdefghij"))
+    assert buffer.state_dict()["keys"] == ["h", "i", "j"]
+    assert drawn(buffer, 200).keys() == {7, 8, 9}
+
+
+def test_a_state_that_left_may_come_back(terminal):
+    buffer = filled(terminal, num=4, capacity=3)
+    assert buffer.state_dict()["keys"] == ["1", "2", "3"]
+    buffer.add(terminal[:1], torch.tensor([50.0]), keys=["0"])
+    assert buffer.state_dict()["keys"] == ["2", "3", "0"]
+
+
+def test_one_key_is_kept_once_with_its_first_score(terminal):
+    buffer = ReplayBuffer(ReplayConfig(top_share=0.0))
+    buffer.add(terminal[:4], torch.tensor([1.0, 2.0, 3.0, 4.0]), keys=["a", "b", "a", "c"])
+    buffer.add(terminal[:2], torch.tensor([9.0, 9.0]), keys=["c", "a"])
+    assert len(buffer) == 3
+    assert buffer.state_dict()["keys"] == ["a", "b", "c"]
+    assert buffer.state_dict()["scores"].tolist() == [1.0, 2.0, 4.0]
+
+
+def test_states_and_scores_stay_together(terminal):
+    buffer = filled(terminal, capacity=25)
+    states, scores = buffer.sample(200, generator=torch.Generator().manual_seed(1))
+    assert bool(states.equals(terminal[scores.long()]).all())
+
+
+@pytest.mark.parametrize("top_share", [0.0, 0.5, 1.0])
+def test_a_share_is_drawn_from_the_best_tenth_and_the_rest_from_all(terminal, top_share):
+    buffer, num = filled(terminal, top_share=top_share), 10_000
+    counts = drawn(buffer, num)
+    best = range(36, 40)  # four of forty
+    expected_best = num * (top_share + (1 - top_share) / 10)
+    assert sum(counts[i] for i in best) == pytest.approx(expected_best, abs=4.5 * (num * 0.1 * 0.9) ** 0.5)
+    for i in best:
+        assert counts[i] == pytest.approx(expected_best / 4, rel=0.2)
+    for i in range(36):
+        assert counts[i] == pytest.approx(num * (1 - top_share) / 40, rel=0.45)
+
+
+def test_equal_scores_are_all_among_the_best(terminal):
+    buffer = ReplayBuffer(ReplayConfig(top_share=1.0))
+    buffer.add(terminal[:20], torch.ones(20), keys=[str(i) for i in range(20)])
+    states, _ = buffer.sample(500, generator=torch.Generator().manual_seed(2))
+    assert all(bool(states.equals(GraphStates.cat([terminal[i : i + 1]] * 500)).any()) for i in range(20))
+
+
+def test_the_generator_decides_what_is_drawn(terminal):
+    buffer = filled(terminal)
+    first, second, other = (
+        buffer.sample(50, generator=torch.Generator().manual_seed(seed))[1].tolist() for seed in (3, 3, 4)
+    )
+    assert first == second
+    assert first != other
+
+
+def test_an_empty_buffer_has_nothing_to_draw(terminal):
+    buffer = ReplayBuffer(ReplayConfig())
+    buffer.add(terminal[:0], torch.zeros(0), keys=[])
+    assert len(buffer) == 0
+    with pytest.raises(ValueError, match="replay: expected at least one state to sample from, got an empty buffer"):
+        buffer.sample(1, generator=torch.Generator())
+
+
+def saved_and_loaded(buffer: ReplayBuffer, *, capacity: int = 100) -> ReplayBuffer:
+    file = io.BytesIO()
+    torch.save(buffer.state_dict(), file)
+    file.seek(0)
+    again = ReplayBuffer(ReplayConfig(capacity=capacity))
+    again.load_state_dict(torch.load(file, weights_only=True))
+    return again
+
+
+def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(terminal):
+    buffer = filled(terminal, num=20, capacity=30)
+    again = saved_and_loaded(buffer, capacity=30)
+    assert len(again) == 20
+    for one in (buffer, again):
+        one.add(terminal[15:40], torch.arange(15.0, 40.0), keys=[str(i) for i in range(15, 40)])
+    assert again.state_dict()["keys"] == buffer.state_dict()["keys"] == [str(i) for i in range(10, 40)]
+    ours, theirs = (one.sample(100, generator=torch.Generator().manual_seed(5)) for one in (buffer, again))
+    assert torch.equal(ours[1], theirs[1])
+    assert bool(ours[0].equals(theirs[0]).all())
+
+
+def test_an_empty_buffer_can_be_saved(terminal):
+    again = saved_and_loaded(ReplayBuffer(ReplayConfig()))
+    assert len(again) == 0
+    again.add(terminal[:2], torch.ones(2), keys=["a", "b"])
+    assert len(again) == 2
+
+
+def test_what_was_saved_does_not_change_with_the_buffer(terminal):
+    buffer = filled(terminal, num=5, capacity=5)
+    state = buffer.state_dict()
+    buffer.add(terminal[10:15], torch.arange(5.0) + 10, keys=list("abcde"))
+    assert state["scores"].tolist() == [0, 1, 2, 3, 4]
+    assert state["keys"] == ["0", "1", "2", "3", "4"]
+    assert torch.equal(state["states"]["node_type"], terminal.node_type[:5])

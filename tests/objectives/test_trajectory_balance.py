@@ -1,0 +1,159 @@
+import math
+
+import pytest
+import torch
+
+from gflownet.data.sampler import sample_backward, sample_forward
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import Policy
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.metrics.exact import enumerate_states
+from gflownet.objectives.config import AlgoConfig, TrajectoryBalanceConfig
+from gflownet.objectives.trajectory_balance import TrajectoryBalance
+from gflownet.policy.config import ModelConfig
+from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from tests.contracts.environments import ENVIRONMENTS
+from tests.oracles.twins import num_automorphisms, oracle_of, to_networkx
+
+NUM_COND = 2
+
+
+@pytest.fixture(scope="module", params=["undirected", "directed_attributes", "computation_graph_two_hidden"])
+def rollout(request) -> tuple[GraphBuildingEnvContext, Policy, TrajectoryBatch]:
+    """Return a random network and trajectories of both samplers with made-up rewards."""
+    env = ENVIRONMENTS[request.param]()
+    context = GraphBuildingEnvContext(env, num_cond_dim=NUM_COND)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        policy = GraphTransformerPolicy(context, ModelConfig(num_layers=1, num_emb=8, num_heads=2))
+    generator = torch.Generator().manual_seed(1)
+    conditioning = Conditioning(torch.rand(6, NUM_COND, generator=generator), torch.ones(6))
+    graph = enumerate_states(env)
+    symmetric = graph.terminal[graph.num_automorphisms[graph.terminal].argsort(descending=True)[:6]]
+    batch = TrajectoryBatch.cat(
+        [
+            sample_forward(context, policy, conditioning=conditioning, generator=generator, random_action_prob=0.2),
+            sample_backward(env, graph.states[symmetric], conditioning=conditioning, generator=generator),
+        ]
+    )
+    return context, policy, batch.with_rewards(torch.randn(12, generator=generator))
+
+
+def make_objective(context: GraphBuildingEnvContext, *, correct_symmetries: bool = True) -> TrajectoryBalance:
+    config = AlgoConfig(correct_symmetries=correct_symmetries, tb=TrajectoryBalanceConfig(Z_learning_rate=0.03))
+    with torch.random.fork_rng():
+        torch.manual_seed(2)
+        objective = TrajectoryBalance(context, config)
+        with torch.no_grad():
+            objective.log_z_base.fill_(0.7)
+            torch.nn.init.normal_(
+                objective.get_parameter("log_z_shape.2.weight")
+            )  # a log Z that depends on the conditioning
+    return objective
+
+
+def slow_imbalances(
+    context: GraphBuildingEnvContext, policy: Policy, batch: TrajectoryBatch, *, correct_symmetries: bool
+) -> list[float]:
+    """Return log P_F - log P_B - log R of each trajectory, one state at a time, counted by the networkx twins."""
+    env, oracle, found = context.env, oracle_of(context.env), []
+    for i in range(len(batch)):
+        one, total = batch[i], 0.0
+        for t in range(len(one.actions)):
+            state = one.states[t : t + 1]
+            step = one.actions[torch.tensor([t])]
+            shown = context.to_batch(state)
+            categorical, _ = policy(shown, batch.conditioning[i : i + 1])
+            total += float(categorical.log_prob(context.to_indices(shown, step)).detach())
+            if t + 1 < len(one.actions):
+                after = env.step(state, step)
+                total += math.log(len(oracle.backward(to_networkx(env, after, 0))))
+        total -= one.log_reward
+        if correct_symmetries:
+            total -= math.log(num_automorphisms(to_networkx(env, one.terminal, 0)))
+        found.append(total)
+    return found
+
+
+@pytest.mark.parametrize("correct_symmetries", [True, False])
+def test_loss_is_the_mean_squared_imbalance_computed_step_by_step(rollout, correct_symmetries):
+    context, policy, batch = rollout
+    objective = make_objective(context, correct_symmetries=correct_symmetries)
+    imbalances = slow_imbalances(context, policy, batch, correct_symmetries=correct_symmetries)
+    log_z = objective.log_z(batch.conditioning).tolist()
+    loss = objective.loss(policy, batch)
+    expected = sum((imbalance + z) ** 2 for imbalance, z in zip(imbalances, log_z, strict=True)) / len(batch)
+    assert float(loss.value.detach()) == pytest.approx(expected, rel=1e-4)
+    assert loss.metrics["loss"] == pytest.approx(expected, rel=1e-4)
+    assert loss.metrics["log_Z"] == pytest.approx(sum(log_z) / len(log_z), abs=1e-5)
+
+
+def test_the_correction_raises_rewards_by_the_number_of_symmetries(rollout):
+    context, policy, batch = rollout
+    assert bool((batch.log_symmetry > 0).any())
+    with_correction, without = (make_objective(context, correct_symmetries=flag) for flag in (True, False))
+    raised = batch.with_rewards(batch.log_reward + batch.log_symmetry)
+    ours = float(with_correction.loss(policy, batch).value.detach())
+    assert float(without.loss(policy, raised).value.detach()) == pytest.approx(ours, rel=1e-5)
+    assert float(without.loss(policy, batch).value.detach()) != pytest.approx(ours, rel=1e-3)
+
+
+def test_log_z_depends_on_the_conditioning_and_starts_constant(rollout):
+    context, _, batch = rollout
+    assert len(set(make_objective(context).log_z(batch.conditioning).tolist())) == 6
+    fresh = TrajectoryBalance(context, AlgoConfig())
+    assert fresh.log_z(batch.conditioning).tolist() == [0.0] * 12
+
+
+@pytest.mark.parametrize("correct_symmetries", [True, False])
+def test_prepare_makes_the_mean_imbalance_zero(rollout, correct_symmetries):
+    context, policy, batch = rollout
+    objective = TrajectoryBalance(context, AlgoConfig(correct_symmetries=correct_symmetries))
+    objective.prepare(policy, batch)
+    imbalances = slow_imbalances(context, policy, batch, correct_symmetries=correct_symmetries)
+    log_z = objective.log_z(batch.conditioning).detach()
+    assert float(torch.tensor(imbalances).mean() + log_z.mean()) == pytest.approx(0.0, abs=1e-4)
+    assert float(objective.loss(policy, batch).value.detach()) == pytest.approx(
+        float(torch.tensor(imbalances).var(unbiased=False)), rel=1e-4
+    )
+
+
+def test_a_reward_that_is_not_known_gives_a_nan_loss(rollout):
+    context, policy, batch = rollout
+    rewards = batch.log_reward.clone()
+    rewards[5] = torch.nan
+    assert math.isnan(float(make_objective(context).loss(policy, batch.with_rewards(rewards)).value.detach()))
+
+
+def test_gradients_reach_the_policy_and_log_z(rollout):
+    context, policy, batch = rollout
+    objective = make_objective(context)
+    policy.zero_grad()
+    objective.loss(policy, batch).value.backward()
+    for name, parameter in objective.named_parameters():
+        assert parameter.grad is not None, name
+        assert float(parameter.grad.abs().max()) > 0, name
+    assert sum(float(p.grad.abs().sum()) for p in policy.parameters() if p.grad is not None) > 0
+    policy.zero_grad()
+
+
+def test_a_step_along_the_gradient_lowers_the_loss(rollout):
+    context, policy, batch = rollout
+    objective = make_objective(context)
+    before = objective.loss(policy, batch).value
+    before.backward()
+    policy.zero_grad()
+    with torch.no_grad():
+        for parameter in objective.parameters():
+            assert parameter.grad is not None
+            parameter -= 1e-4 * parameter.grad
+    assert float(objective.loss(policy, batch).value.detach()) < float(before.detach())
+
+
+def test_log_z_has_a_learning_rate_of_its_own(rollout):
+    objective = make_objective(rollout[0])
+    (group,) = objective.parameter_groups()
+    assert group["lr"] == 0.03
+    assert group["weight_decay"] == 0.0
+    assert {id(p) for p in group["params"]} == {id(p) for p in objective.parameters()}

@@ -1,0 +1,216 @@
+import pytest
+import torch
+from torch import Tensor
+
+from gflownet.envs.computation_graph import ComputationGraphEnv
+from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.mdp.action import PAIR_TYPES, ActionBatch, ActionMasks, GraphActionType
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import Attribute, GraphStates
+from gflownet.policy.config import ModelConfig
+from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from tests.contracts.environments import ENVIRONMENTS, computation_graphs
+
+CASES = {
+    **{name: ENVIRONMENTS[name] for name in ("undirected", "undirected_attributes", "directed", "directed_attributes")},
+    "undirected_6": lambda: GraphBuildingEnv(["a", "b"], max_nodes=6, node_attributes=[Attribute("mark", (0, 1))]),
+    "directed_6": lambda: GraphBuildingEnv(["a"], max_nodes=6, directed=True),
+    "computation_graph": lambda: computation_graphs(max_hidden_nodes=4, max_edges=10),
+    "computation_graph_recurrent": lambda: computation_graphs(
+        input_sizes=(3, 2), aggregations=("sum", "concat"), max_hidden_nodes=3, max_edges=10, allow_recurrent=True
+    ),
+}
+NUM_COND = 3
+
+
+def make_policy(env: Environment, **options) -> tuple[GraphBuildingEnvContext, GraphTransformerPolicy]:
+    context = GraphBuildingEnvContext(env, num_cond_dim=NUM_COND)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        policy = GraphTransformerPolicy(
+            context, ModelConfig(**{"num_layers": 2, "num_emb": 16, "num_heads": 2, **options})
+        )
+    return context, policy
+
+
+def visited(env: Environment, *, num: int, seed: int) -> GraphStates:
+    """Return the states of random walks that stop only where nothing else is legal, all lengths in one batch."""
+    generator = torch.Generator().manual_seed(seed)
+    states, seen = env.initial_states(num), []
+    while len(states):
+        seen.append(states)
+        masks = env.forward_masks(states).masks
+        moves = ActionMasks({kind: mask for kind, mask in masks.items() if kind != GraphActionType.Stop})
+        goes_on = moves.num_actions() > 0
+        states = states[goes_on]
+        moves = ActionMasks({kind: mask[goes_on] for kind, mask in moves.masks.items()})
+        states = env.step(states, moves.sample_uniform(generator))
+    return GraphStates.cat(seen)
+
+
+def conditioning_for(num: int) -> Tensor:
+    return torch.rand(num, NUM_COND, generator=torch.Generator().manual_seed(9))
+
+
+def log_probs(
+    context: GraphBuildingEnvContext, policy: GraphTransformerPolicy, states: GraphStates, conditioning: Tensor
+) -> list[dict[tuple[int, int, int], float]]:
+    """Return the log-probability of every legal action (kind, row, column) of each state."""
+    with torch.no_grad():
+        categorical, _ = policy(context.to_batch(states), conditioning)
+    graphs, values = categorical.log_probs()
+    owner, actions = context.env.forward_masks(states).positions()
+    assert torch.equal(graphs, owner)
+    found: list[dict[tuple[int, int, int], float]] = [{} for _ in range(len(states))]
+    for i, graph in enumerate(owner.tolist()):
+        found[graph][int(actions.kind[i]), int(actions.row[i]), int(actions.column[i])] = float(values[i])
+    return found
+
+
+def relabelled(env: Environment, states: GraphStates, seed: int) -> tuple[GraphStates, Tensor]:
+    """Return the states with their free nodes renamed, and the new name of each node, [B, N]."""
+    n, first = env.vocabulary.max_nodes, env.num_ends if isinstance(env, ComputationGraphEnv) else 0
+    new = torch.arange(n).repeat(len(states), 1)
+    generator = torch.Generator().manual_seed(seed)
+    for i, num in enumerate(states.num_nodes.tolist()):
+        if num > first:
+            new[i, first:num] = first + torch.randperm(num - first, generator=generator)
+    old, graph = new.argsort(1), torch.arange(len(states))[:, None]
+    pairs = (graph[:, :, None], old[:, :, None], old[:, None, :])
+    renamed = GraphStates(
+        num_nodes=states.num_nodes,
+        node_type=states.node_type[graph, old],
+        node_attr=states.node_attr[graph, old],
+        edge_type=states.edge_type[pairs],
+        edge_attr=states.edge_attr[pairs],
+        edge_order=states.edge_order[pairs],
+        reach=states.reach[pairs],
+    )
+    return renamed, new
+
+
+def renamed_action(env: Environment, action: tuple[int, int, int], new: list[int]) -> tuple[int, int, int]:
+    kind, row, column = action
+    n = env.vocabulary.max_nodes
+    if kind in PAIR_TYPES:
+        ends = [new[row // n], new[row % n]]
+        source, target = ends if env.vocabulary.directed else sorted(ends)
+        return kind, source * n + target, column
+    return kind, row if kind == GraphActionType.Stop else new[row], column
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_renaming_the_nodes_of_a_state_renames_its_actions_and_nothing_else(name):
+    env = CASES[name]()
+    context, policy = make_policy(env)
+    states = visited(env, num=6, seed=1)
+    conditioning = conditioning_for(len(states))
+    renamed, new = relabelled(env, states, seed=2)
+    assert not bool(renamed.equals(states).all())
+    before = log_probs(context, policy, states, conditioning)
+    after = log_probs(context, policy, renamed, conditioning)
+    for graph, expected in enumerate(before):
+        moved = {renamed_action(env, a, new[graph].tolist()): value for a, value in expected.items()}
+        assert after[graph] == pytest.approx(moved, abs=1e-5)
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_neighbours_in_the_batch_do_not_matter(name):
+    env = CASES[name]()
+    context, policy = make_policy(env)
+    states = visited(env, num=4, seed=3)
+    conditioning = conditioning_for(len(states))
+    together = log_probs(context, policy, states, conditioning)
+    with torch.no_grad():
+        _, numbers = policy(context.to_batch(states), conditioning)
+    for i in range(len(states)):
+        (alone,) = log_probs(context, policy, states[i : i + 1], conditioning[i : i + 1])
+        assert alone == pytest.approx(together[i], abs=1e-5)
+        assert sum(map(torch.exp, map(torch.tensor, alone.values()))) == pytest.approx(1.0, abs=1e-5)
+        with torch.no_grad():
+            _, number = policy(context.to_batch(states[i : i + 1]), conditioning[i : i + 1])
+        assert float(number) == pytest.approx(float(numbers[i]), abs=1e-5)
+
+
+def test_every_feature_of_the_conditioning_changes_the_answer():
+    env = CASES["computation_graph"]()
+    context, policy = make_policy(env)
+    states = visited(env, num=3, seed=4)
+    several = context.env.forward_masks(states).num_actions() > 1
+    states = states[several]
+    plain = conditioning_for(len(states))
+    before = log_probs(context, policy, states, plain)
+    for feature in range(NUM_COND):
+        changed = plain.clone()
+        changed[:, feature] += 1.0
+        after = log_probs(context, policy, states, changed)
+        for ours, theirs in zip(before, after, strict=True):
+            assert max(abs(ours[a] - theirs[a]) for a in ours) > 1e-5
+
+
+def test_conditioning_of_one_state_leaves_the_others_alone():
+    env = CASES["directed"]()
+    context, policy = make_policy(env)
+    states = visited(env, num=3, seed=5)
+    plain = conditioning_for(len(states))
+    changed = plain.clone()
+    changed[0] += 1.0
+    before, after = (log_probs(context, policy, states, c) for c in (plain, changed))
+    assert before[0] != pytest.approx(after[0], abs=1e-5)
+    assert all(ours == pytest.approx(theirs, abs=1e-6) for ours, theirs in zip(before[1:], after[1:], strict=True))
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_gradients_reach_every_parameter(name):
+    """All but the bias of the attention's keys, which shifts the scores of a node's in-edges alike."""
+    env = CASES[name]()
+    context, policy = make_policy(env)
+    states = visited(env, num=12, seed=6)
+    categorical, numbers = policy(context.to_batch(states), conditioning_for(len(states)))
+    _, values = categorical.log_probs()
+    weights = torch.rand(len(values), generator=torch.Generator().manual_seed(7))
+    ((values * weights).sum() + numbers.sum()).backward()
+    for parameter_name, parameter in policy.named_parameters():
+        assert parameter.grad is not None, parameter_name
+        assert bool(parameter.grad.isfinite().all())
+        if not parameter_name.endswith("lin_key.bias"):
+            assert float(parameter.grad.abs().max()) > 1e-6, parameter_name
+
+
+def test_directions_alone_change_the_answer():
+    """A chain, a fork and a join of three hidden nodes differ by the directions of their edges alone."""
+    env = computation_graphs(
+        activations=("relu",), aggregations=("sum",), hidden_sizes=(4,), max_hidden_nodes=4, max_edges=12
+    )
+    context, policy = make_policy(env)
+    add_node, add_edge = (int(k) for k in (GraphActionType.AddNode, GraphActionType.AddEdge))
+    n = env.vocabulary.max_nodes
+
+    def grown(*actions: tuple[int, int, int]) -> GraphStates:
+        states = env.initial_states(1)
+        for action in actions:
+            states = env.step(states, ActionBatch(*(torch.tensor([value]) for value in action)))
+        return states
+
+    hidden = [(add_node, 0, 2)] * 3
+    states = [
+        grown(*hidden, *((add_edge, s * n + t, 0) for s, t in pairs))
+        for pairs in (((2, 3), (3, 4)), ((2, 3), (2, 4)), ((3, 4), (2, 4)))
+    ]
+    shown = log_probs(context, policy, GraphStates.cat(states), torch.zeros(3, NUM_COND))
+    stops = [sorted(answer.values()) for answer in shown]
+    for i in range(3):
+        for j in range(i):
+            assert stops[i] != pytest.approx(stops[j], abs=1e-6)
+
+
+def test_a_width_that_heads_cannot_share_is_refused():
+    with pytest.raises(ValueError, match=r"model\.num_emb: expected a multiple of num_heads=3, got 16"):
+        make_policy(ENVIRONMENTS["directed"](), num_heads=3)
+
+
+@pytest.mark.parametrize("num_layers", [1, 4])
+def test_depth_is_an_option(num_layers):
+    _, policy = make_policy(ENVIRONMENTS["directed"](), num_layers=num_layers, num_emb=8, num_heads=4)
+    assert len(policy.layers) == num_layers
