@@ -11,8 +11,9 @@ import pytest
 
 from gflownet import train
 from gflownet.cli import MAX_WIDTH, Command, help_text, parse
-from gflownet.config import OPTIONS, load_config, to_yaml
+from gflownet.config import OPTIONS, config_names, load_config, to_yaml
 from gflownet.errors import UserError
+from tests.tiny_run import TINY_RUN
 
 # Runs the command and then says on stderr whether that took torch.
 PROBE = (
@@ -44,6 +45,12 @@ def test_a_mistake_exits_2_with_one_line_and_without_torch(arguments: list[str],
     assert error.startswith("error: ")
     assert words in error
     assert torch_was_imported == "False"
+
+
+@pytest.mark.parametrize("name", config_names())
+def test_every_config_runs(name: str, tmp_path: Path) -> None:
+    assert train.main(["--config", name, f"log_dir={tmp_path}", *TINY_RUN]) == 0
+    assert (tmp_path / "top_architectures.json").exists()
 
 
 @pytest.mark.parametrize("flag", ["--help", "--print-config"])

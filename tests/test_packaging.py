@@ -14,18 +14,8 @@ from pathlib import Path
 
 import pytest
 
-# Two steps of the default search, as small as it gets.
-TINY_RUN = (
-    "num_training_steps=2",
-    "algo.num_from_policy=2",
-    "model.num_layers=1",
-    "model.num_emb=8",
-    "env.max_hidden_nodes=1",
-    "env.max_edges=3",
-    "evaluation.num_epochs=1",
-    "replay.use=false",
-    "wandb.mode=disabled",
-)
+from tests.tiny_run import TINY_RUN
+
 WHERE = """
 from importlib.util import find_spec
 for name in ("gflownet", "gflownet.tasks.digits"):
