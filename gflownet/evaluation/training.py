@@ -40,7 +40,7 @@ def train_classifier(model: nn.Module, data: Split, *, config: EvaluationConfig,
     Raises:
         CandidateDivergedError: the mean loss of an epoch is not finite or above DIVERGED_LOSS.
     """
-    parameters = _flattened([parameter for parameter in model.parameters() if parameter.requires_grad])
+    parameters = _flattened(list(model.parameters()))
     optimiser = torch.optim.Adam([parameters], lr=config.learning_rate, fused=True)
     model.train()
     mean_loss = math.nan

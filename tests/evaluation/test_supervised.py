@@ -83,6 +83,20 @@ def test_seed_decides_initial_values_and_order():
     assert losses[0] == losses[2] != losses[1]
 
 
+def test_order_of_the_examples_belongs_to_the_seed(monkeypatch):
+    shuffles: list[int] = []
+
+    def train(model, data, *, config, generator) -> float:
+        shuffles.append(generator.initial_seed())
+        return 0.0
+
+    monkeypatch.setattr("gflownet.evaluation.supervised.train_classifier", train)
+    task, graph = build(), graph_of((8, "tanh"))
+    task.evaluate(graph, seed=11)
+    task.test(graph, seed=12)
+    assert shuffles == [11, 12]
+
+
 def test_size_enters_the_score_where_asked_for():
     graph = graph_of((8, "tanh"))
     plain = build().evaluate(graph, seed=0)
