@@ -17,7 +17,18 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("gflownet", "tests/__init__.py", "tests/translation", "tests/oracles", "pyproject.toml")
 # The oracle kills most, and fast; the slow tests of other tools come last.
-TESTS = ("against_oracle", "model", "cache", "stacked", "repairs", "architectures", "graph_summary", "source", "export")
+TESTS = (
+    "against_oracle",
+    "model",
+    "cache",
+    "stacked",
+    "direct",
+    "repairs",
+    "architectures",
+    "graph_summary",
+    "source",
+    "export",
+)
 
 
 @dataclass(frozen=True)
@@ -124,6 +135,14 @@ MUTANTS = (
            "[torch.Generator(options[\"device\"]).manual_seed(seeds[0])] * len(seeds)"),
     Mutant("stack forgets the weights", "emit", 'matrix = f"({matrix}).transpose(1, 2)"',
            'matrix = f"({matrix.split(chr(32))[0]}).transpose(1, 2)"'),
+    Mutant("wide layers forget the weight", "emit", 'self.dialect.product(f"{x} * {factor}"',
+           'self.dialect.product(f"{x}"'),
+    Mutant("direct: matrix gradient not scaled", "direct_code", "{_id('gP', e)}.mul_({w})", "{_id('gP', e)}.mul_(1)"),
+    Mutant("direct: ties do not share", "direct_code", "alpha=0.5", "alpha=1.0"),
+    Mutant("direct: mean not divided", "direct_code", '{gradient} * {1 / count!r}"', '{gradient} * 1.0"'),
+    Mutant("direct: second use of a source lost", "direct_code", 'self.body.append(f"{into}.{added}")', "pass"),
+    Mutant("direct: loss summed", "direct", ".div_(len(labels))", ""),
+    Mutant("direct: candidates not aligned", "direct", "ALIGNMENT = 64", "ALIGNMENT = 1"),
     Mutant("dead nodes cost flops", "graph_summary", "if self.is_live else 0", "if True else 0"),
     Mutant("flops of one head", "graph_summary", "2 * node.num_heads * count * d", "2 * count * d"),
     Mutant("repair keeps dangling edges", "repairs", "        if node_id not in graph.nodes:", "        if False:"),

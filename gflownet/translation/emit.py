@@ -5,6 +5,8 @@ from dataclasses import dataclass
 
 from gflownet.translation.plan import EdgePlan, NodePlan
 
+USUAL_BATCH = 64
+
 ACTIVATIONS = {
     "relu": "torch.relu({z})",
     "sigmoid": "torch.sigmoid({z})",
@@ -121,8 +123,12 @@ class NodeEmitter:
         x = slot_name("output", edge.source) if edge.is_recurrent else variable(edge.source)
         if not edge.is_projected:
             return f"torch.addcmul({total}, {x}, {factor})" if total else f"{x} * {factor}"
-        # Scaling the weights, not the output, keeps one gemm with the bias inside; see docs/translation.md.
-        matrix = f"{self.dialect.weight(f'proj_{edge.label}')} * {factor}"
+        # Scaling a factor, not the product, keeps one gemm with the bias inside: the cheaper factor at a usual batch.
+        # From an input it is always the matrix, because dL/dw would otherwise cost the input's gradient.
+        matrix = self.dialect.weight(f"proj_{edge.label}")
+        if self.node.message_size > USUAL_BATCH and not edge.reads_input:
+            return self.dialect.product(f"{x} * {factor}", matrix, total, is_matrix and bool(total))
+        matrix = f"{matrix} * {factor}"
         return self.dialect.product(x, matrix, total, is_matrix and bool(total))
 
     def activated(self, z: str) -> str:

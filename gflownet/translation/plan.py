@@ -58,6 +58,7 @@ class EdgePlan:
     source: int
     label: str  # "{source}_{target}", in multigraphs "{edge_id}": the end of the parameter names
     source_size: int
+    reads_input: bool  # the source is an INPUT node
     is_recurrent: bool
     is_projected: bool
 

@@ -75,10 +75,10 @@ def _plan_edge(graph: ComputationGraph, edge: Edge, width: int, projection: str,
             f"got {source_size} from node {edge.source} and {width} at node {edge.target}"
         )
     label = f"{edge.edge_id}" if graph.config.get("multigraph") else f"{edge.source}_{edge.target}"
+    reads_input = graph.nodes[edge.source].node_type is NodeType.INPUT
     is_recurrent = edge.is_recurrent or edge.edge_id in recurrent
-    return EdgePlan(
-        edge.edge_id, edge.source, label, source_size, is_recurrent, projection == "always" or source_size != width
-    )
+    is_projected = projection == "always" or source_size != width
+    return EdgePlan(edge.edge_id, edge.source, label, source_size, reads_input, is_recurrent, is_projected)
 
 
 def _evaluation_order(graph: ComputationGraph, recurrent: frozenset[int]) -> list[int]:

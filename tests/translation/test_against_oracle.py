@@ -41,6 +41,19 @@ def star(aggregation, attributes=None, *, activation="linear", sources=3, width=
     return {"multigraph": False, "nodes": [*nodes, {**output, "attributes": attributes}], "edges": edges}
 
 
+@pytest.mark.parametrize("aggregation", ["sum", "mean", "max", "concat", "attention", "gated_sum"])
+def test_wide_nodes(aggregation):
+    data = star(aggregation, sources=2, size=70)
+    data["nodes"] += [{"id": 20, "node_type": "hidden", "output_size": 5, "activation_function": "tanh"}]
+    data["edges"] += [
+        {"source": 0, "target": 20, "edge_id": 20},
+        {"source": 20, "target": 9, "edge_id": 21, "weight": 0.5},
+        {"source": 9, "target": 9, "edge_id": 22, "weight": 0.5, "attributes": {"is_recurrent": True}},
+    ]
+    assert_matches_oracle(data, seed=5)
+    assert_matches_oracle(data, seed=6, projection="always")
+
+
 @pytest.mark.parametrize("size", [3, 5])
 @pytest.mark.parametrize("sources", [1, 2, 4])
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
