@@ -58,7 +58,6 @@ class Config:
     overwrite_existing_exp: bool = field(default=False, metadata={"help": "delete the run that log_dir holds"})
     resume: bool = field(default=False, metadata={"help": "go on from the last checkpoint in log_dir"})
     num_threads: int = field(default=1, metadata={"help": "threads of torch in the main process"})
-    device: str = field(default="auto", metadata={"help": "auto (cuda where there is one), cpu, cuda or cuda:N"})
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     opt: OptimizerConfig = field(default_factory=OptimizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)

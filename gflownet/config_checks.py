@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import difflib
 import math
-import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,7 +20,6 @@ from gflownet.policy.config import POLICIES
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
-_DEVICE = re.compile(r"auto|cpu|cuda(:\d+)?")
 
 
 @dataclass(frozen=True)
@@ -131,8 +129,6 @@ def _check_names(key: str, names: Collection[str], known: Iterable[str]) -> None
 
 
 def _check_combinations(config: Config) -> None:
-    if not _DEVICE.fullmatch(config.device):
-        raise UserError(f"device: expected auto, cpu, cuda or cuda:N, got {config.device!r}")
     if not config.log_dir.strip():
         raise UserError(f"log_dir: expected the path of a folder, got {config.log_dir!r}")
     if config.resume and config.overwrite_existing_exp:

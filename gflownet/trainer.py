@@ -235,7 +235,8 @@ class GFNTrainer:
             from_dict=self.env.terminal_type.from_dict,
         )
         top = folder.path / TOP_NAME
-        print_report(rows, load_line=f'model = gflownet.load("{top}", rank=0)', console=logger.console)
+        load_line = f'import gflownet; model = gflownet.load("{top}", rank=0)'
+        print_report(rows, load_line=load_line, console=logger.console)
         logger.say(f"everything about this run: {folder.path}")
 
     def _evaluate(

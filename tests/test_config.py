@@ -166,7 +166,6 @@ def test_an_unknown_config_is_refused_with_the_nearest_name() -> None:
         ("algo.method=td", r"algo.method: .*did you mean tb\?"),
         ("model.name=transformer", r"model.name: .*did you mean graph_transformer\?"),
         ("env.name=computation", r"env.name: .*did you mean computation_graph\?"),
-        ("device=gpu", "device: expected auto, cpu, cuda or cuda:N, got 'gpu'"),
         ("log_dir=''", "log_dir: expected the path of a folder"),
         ("model.num_heads=3", "model.num_emb: expected a multiple of model.num_heads=3, got 64"),
         ("replay.capacity=8", "replay.warmup: expected at most replay.capacity=8"),

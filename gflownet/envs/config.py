@@ -22,10 +22,10 @@ class EnvConfig:
         metadata={"help": "ways a hidden node may combine its inputs"},
     )
     output_sizes: list[int] = field(
-        default_factory=lambda: [4, 8, 16, 32, 64], metadata={"help": "widths a hidden node may have, in features"}
+        default_factory=lambda: [2, 4, 8, 16, 32], metadata={"help": "widths a hidden node may have, in features"}
     )
     max_hidden_nodes: int = field(default=6, metadata={"help": "most hidden nodes of a graph"})
-    max_edges: int = field(default=14, metadata={"help": "most edges of a graph"})
+    max_edges: int = field(default=12, metadata={"help": "most edges of a graph"})
     allow_recurrent: bool = field(
         default=False, metadata={"help": "let edges carry the previous time step's output (recurrent edges)"}
     )
