@@ -99,7 +99,7 @@ MUTANTS = (
     Mutant("projection=always ignored", "planning", 'projection == "always" or ', ""),
     Mutant("projection=never ignored", "planning", 'projection == "never" and', "False and"),
     Mutant("multigraph names by ends", "planning", 'if graph.config.get("multigraph") else', "if False else"),
-    Mutant("post_projection ignored", "planning", ' or bool(node.attributes.get("post_projection"))', ""),
+    Mutant("post_projection ignored", "plan", ' or bool(self.attributes.get("post_projection"))', ""),
     Mutant("unmarked cycles not read late", "planning", "edge.is_recurrent or edge.edge_id in recurrent",
            "edge.is_recurrent"),
     Mutant("dead nodes computed", "planning", "recurrent, node_id in live)", "recurrent, True)"),

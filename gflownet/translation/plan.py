@@ -73,7 +73,6 @@ class NodePlan:
     aggregation: str
     settings: tuple[tuple[str, Any], ...]  # the aggregation's attributes
     edges: tuple[EdgePlan, ...]
-    has_post: bool
     is_live: bool  # an OUTPUT, or feeds one
 
     @cached_property
@@ -99,6 +98,12 @@ class NodePlan:
         if self.aggregation in CONCATENATIONS:
             return len(self.edges) * self.message_size
         return self.num_heads * self.message_size
+
+    @cached_property
+    def has_post(self) -> bool:
+        """Whether a linear layer follows the aggregation. An unfed concat has nothing to project."""
+        size = self.aggregated_size
+        return size > 0 and (size != self.output_size or bool(self.attributes.get("post_projection")))
 
     def parameters(self) -> Iterator[ParameterPlan]:
         """The parameters of the node and of its in-edges, in the order in which they are made."""

@@ -60,11 +60,7 @@ def _plan_node(
         _plan_edge(graph, edge, width, projection, recurrent) for edge in graph.in_edges(node.node_id) if edge.enabled
     )
     settings = tuple(sorted((k, v) for k, v in node.attributes.items() if k in AGGREGATION_PARAMETERS))
-    plan = NodePlan(node.node_id, size, node.activation_function, node.aggregation, settings, edges, False, is_live)
-    aggregated = plan.aggregated_size
-    # An unfed concat has nothing to project: no layer of zero columns.
-    has_post = aggregated > 0 and (aggregated != size or bool(node.attributes.get("post_projection")))
-    return NodePlan(node.node_id, size, node.activation_function, node.aggregation, settings, edges, has_post, is_live)
+    return NodePlan(node.node_id, size, node.activation_function, node.aggregation, settings, edges, is_live)
 
 
 def _plan_edge(graph: ComputationGraph, edge: Edge, width: int, projection: str, recurrent: frozenset[int]) -> EdgePlan:
