@@ -60,11 +60,11 @@ def test_examples_run(name, tmp_path, checkout):
 
 def test_the_task_of_the_readme_runs(tmp_path, checkout):
     found = [text for language, text in blocks((checkout / "README.md").read_text()) if language == "python"]
-    tasks = [text for text in found if _FILE.match(text)]
+    tasks = [(file[1], text) for text in found if (file := _FILE.match(text))]
     assert len(tasks) == 1
-    name = _FILE.match(tasks[0])[1]
-    assert len(tasks[0].strip().splitlines()) <= 30
-    (tmp_path / name).write_text(tasks[0])
+    name, text = tasks[0]
+    assert len(text.strip().splitlines()) <= 30
+    (tmp_path / name).write_text(text)
     command = re.search(r"^python -m gflownet\.train task=.*$", (checkout / "README.md").read_text(), re.MULTILINE)
     assert command is not None
     assert run_shell(command[0], tmp_path, checkout) == 1

@@ -1,6 +1,7 @@
 """What every environment and its context promise, on random and on exhaustively enumerated small spaces."""
 
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -112,8 +113,8 @@ def test_indices_and_actions_round_trip(env):
 def test_a_batch_is_the_collation_of_its_graphs(env):
     context = GraphBuildingEnvContext(env)
     for states, _ in random_walk(env, num=4, seed=5):
-        direct = context.to_batch(states)
-        collated = Batch.from_data_list([context.to_data(states, i) for i in range(len(states))])
+        direct: Any = context.to_batch(states)
+        collated: Any = Batch.from_data_list([context.to_data(states, i) for i in range(len(states))])
         assert sorted(direct.keys()) == sorted(collated.keys())
         assert direct.num_graphs == collated.num_graphs == len(states)
         for name in direct.keys():  # noqa: SIM118 (a Batch is no dict)
@@ -127,7 +128,7 @@ def test_features_tell_all_states_apart(env, state_graph):
     context = GraphBuildingEnvContext(env)
     shown = {}
     for i in range(0, len(state_graph), max(1, len(state_graph) // 300)):
-        data = context.to_data(state_graph.states, i)
+        data: Any = context.to_data(state_graph.states, i)
         edges = sorted(zip(*data.edge_index.tolist(), data.edge_attr.tolist(), strict=True))
         text = str((data.x.tolist(), edges))
         assert shown.setdefault(text, i) == i

@@ -59,7 +59,7 @@ class TabularPolicy(Policy):
             child = self.env.coloured_graph(after, i).canonical_key()
             stop = bool(graph.stops[i])
             self.table.setdefault(own, {})[child, stop] = float(log_prob[i])
-        self.states = None
+        self.states = graph.states
 
     def forward(self, batch, conditioning):
         """Look every state up that `encode` announced; a Batch alone does not carry names."""
