@@ -142,11 +142,13 @@ def _settle_twins(graph: Adjacency, partition: Partition) -> int:
 
 
 def _are_twins(graph: Adjacency, node: int, other: int) -> bool:
-    """Whether swapping two nodes of one cell, and nothing else, is an automorphism."""
-    mine, theirs = graph.neighbours[node], graph.neighbours[other]
-    if len(mine) != len(theirs) or mine.get(other) != theirs.get(node):
-        return False
-    return all(theirs.get(neighbour) == label for neighbour, label in mine.items() if neighbour != other)
+    """Whether swapping two nodes of one cell, and nothing else, is an automorphism.
+
+    Nodes of one cell see equally many neighbours under each label. So whoever looks alike from both of them leaves one
+    label over on either side, and the pair looks alike from both ends, too.
+    """
+    theirs = graph.neighbours[other]
+    return all(theirs.get(third) == label for third, label in graph.neighbours[node].items() if third != other)
 
 
 def _best_leaf(graph: Adjacency, partition: Partition) -> tuple[list[int], int]:

@@ -3,6 +3,7 @@ import pickle
 from collections import Counter
 from itertools import combinations
 from math import factorial
+from random import Random
 
 import networkx as nx
 import pytest
@@ -119,13 +120,32 @@ def test_a_hexagon_is_not_two_triangles():
         assert triangles.num_automorphisms() == 6 ** (2 * copies) * factorial(2 * copies)
 
 
+SHRIKHANDE = nx.Graph(
+    ((x, y), ((x + dx) % 4, (y + dy) % 4)) for x in range(4) for y in range(4) for dx, dy in [(0, 1), (1, 0), (1, 1)]
+)
+ROOK = nx.line_graph(nx.complete_bipartite_graph(4, 4))
+
+
+@pytest.mark.parametrize(
+    "graph",
+    [
+        nx.disjoint_union_all([nx.cycle_graph(length) for length in (6, 3, 3, 5, 4)]),
+        nx.frucht_graph(),
+        nx.random_regular_graph(3, 14, seed=1),
+        nx.random_regular_graph(4, 12, seed=2),
+        nx.disjoint_union(nx.dodecahedral_graph(), nx.desargues_graph()),
+    ],
+)
+def test_keys_agree_where_refinement_leaves_several_orbits(graph):
+    rng = Random(0)
+    coloured = oracle.from_undirected_networkx(graph)
+    for _ in range(8):
+        permutation = rng.sample(range(len(graph)), len(graph))
+        assert oracle.relabelled(coloured, permutation).canonical_key() == coloured.canonical_key()
+
+
 def test_strongly_regular_graphs_of_equal_parameters_are_told_apart():
-    rook = oracle.from_undirected_networkx(nx.line_graph(nx.complete_bipartite_graph(4, 4)))
-    steps = [(0, 1), (1, 0), (1, 1)]
-    edges = [
-        ((x, y), ((x + dx) % 4, (y + dy) % 4)) for x in range(4) for y in range(4) for dx, dy in steps
-    ]  # Shrikhande's graph
-    shrikhande = oracle.from_undirected_networkx(nx.Graph(edges))
+    rook, shrikhande = oracle.from_undirected_networkx(ROOK), oracle.from_undirected_networkx(SHRIKHANDE)
     assert rook.num_automorphisms() == 1152
     assert shrikhande.num_automorphisms() == 192
     assert rook != shrikhande
@@ -146,6 +166,7 @@ def test_strongly_regular_graphs_of_equal_parameters_are_told_apart():
         (nx.disjoint_union_all([nx.path_graph(3)] * 8), factorial(8) * 2**8),
         (nx.balanced_tree(2, 4), 2**15),
         (nx.frucht_graph(), 1),
+        (nx.disjoint_union(SHRIKHANDE, ROOK), 192 * 1152),
     ],
 )
 def test_groups_of_known_order_are_counted_without_enumeration(graph, order):

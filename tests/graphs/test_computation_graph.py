@@ -108,7 +108,9 @@ def test_the_dict_is_what_networkx_writes():
 def test_config_and_nested_attributes_survive():
     data = edited("graph", {"name": "best", "tags": [1, {"a": [True, None]}]})
     data["nodes"][1]["attributes"]["note"] = {"list": [1, 2.5, "x"], "none": None}
+    data["edges"][0]["attributes"] = {"note": {"a": [1, [2]]}}
     graph = ComputationGraph.from_dict(data)
+    assert graph.to_dict()["edges"][0]["attributes"] == data["edges"][0]["attributes"]
     assert graph.to_dict()["graph"] == data["graph"]
     assert graph.to_dict()["nodes"][1]["attributes"] == data["nodes"][1]["attributes"]
     assert ComputationGraph.from_json(graph.to_json()).to_json() == graph.to_json()
@@ -197,6 +199,28 @@ def test_edges_of_a_node_come_by_order_then_id():
     assert [edge.edge_id for edge in graph.out_edges(2)] == [0, 8]
     with pytest.raises(ValueError, match="expected the id of a node of this graph, got 77"):
         graph.in_edges(77)
+
+
+def test_marks_and_orders_of_the_wrong_type_are_passed_over():
+    """validate() reports them."""
+    edges = [Edge(7, 0, 1, attributes={"is_recurrent": mark}) for mark in (True, False, None, 1, "yes")]
+    assert [edge.is_recurrent for edge in edges] == [True, False, False, False, False]
+    orders = [
+        Edge(7, 0, 1, attributes={"order": order}).order for order in (2, -0.5, 10**400, nan, inf, "1", None, True)
+    ]
+    assert orders == [2, -0.5, 10**400, 7, 7, 7, 7, 7]
+
+
+def test_the_dict_does_not_depend_on_insertion():
+    def built(rng: Random) -> ComputationGraph:
+        graph = ComputationGraph()
+        for node_id in rng.sample(range(6), 6):
+            graph.add_node(node_id, "hidden", output_size=1)
+        for edge_id in rng.sample(range(5), 5):
+            graph.add_edge(edge_id, edge_id + 1, edge_id=edge_id)
+        return graph
+
+    assert len({built(Random(seed)).to_json() for seed in range(5)}) == 1
 
 
 def test_parts_are_read_only():

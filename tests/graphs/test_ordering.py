@@ -84,6 +84,14 @@ def test_the_edge_back_is_the_one_that_closes():
         assert (graph.edges[closing].source, graph.edges[closing].target) == (3, 1)
 
 
+def test_what_leads_to_an_output_does_not_close():
+    graph = chain(2)
+    graph.add_node(2, "output", output_size=1)
+    for source, target in ((0, 2), (1, 2), (2, 1)):
+        graph.add_edge(source, target)
+    assert graph.detect_cycles() == (3,)
+
+
 def test_marks_and_disabled_edges_are_respected():
     graph = chain(3)
     graph.add_edge(2, 1, attributes={"is_recurrent": True})
