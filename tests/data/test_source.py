@@ -111,7 +111,7 @@ def test_a_batch_can_be_sampled_at_another_epsilon():
 
 
 def stop_at_once(source: TrajectorySource, *, bias: float = 1e4) -> None:
-    """Write a sure Stop (or, with a negative bias, none) into the weights of the network, in place, as an optimiser would."""
+    """Write a sure Stop (no Stop, if the bias is negative) into the weights, in place, as an optimiser would."""
     with torch.no_grad():
         source.policy.get_parameter(f"heads.{GraphActionType.Stop.field_name}.2.bias").fill_(bias)
 

@@ -1,5 +1,6 @@
 from typing import Any
 
+import networkx as nx
 import pytest
 import torch
 from torch import Tensor
@@ -11,6 +12,7 @@ from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.states import Attribute, GraphStates
 from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
+from tests.oracles.twins import to_networkx
 
 Kind = GraphActionType
 
@@ -176,6 +178,31 @@ def test_action_indices_point_at_the_nodes_of_the_batch(mixed):
         graph = batch.batch[index[0] if index.dim() == 2 else index]
         ends = torch.stack([rows // n, rows % n]) if index.dim() == 2 else rows
         assert torch.equal(index, batch.ptr[graph] + ends)
+
+
+@pytest.mark.parametrize("name", ["undirected", "directed", "computation_graph_two_hidden"])
+def test_pairs_show_how_their_nodes_stand_to_each_other(name):
+    """Whether the first reaches the second, and per N the paths of two steps along, against, out to and in from."""
+    env = ENVIRONMENTS[name]()
+    graph, n = enumerate_states(env), env.vocabulary.max_nodes
+    batch: Any = GraphBuildingEnvContext(env).to_batch(graph.states)
+    asymmetric = 0
+    for position in range(0, len(batch.add_edge_row), 7):
+        owner, row = int(batch.batch[batch.add_edge_index[0, position]]), int(batch.add_edge_row[position])
+        twin: Any = to_networkx(env, graph.states, owner).to_directed()
+        source, target = row // n, row % n
+        out, back = set(twin.successors(source)), set(twin.predecessors(source))
+        paths = [
+            len(out & set(twin.predecessors(target))),
+            len(back & set(twin.successors(target))),
+            len(out & set(twin.successors(target))),
+            len(back & set(twin.predecessors(target))),
+        ]
+        reached = env.vocabulary.directed and nx.has_path(twin, source, target)
+        expected = [float(reached), *(num / n for num in paths)]
+        assert batch.add_edge_attr[position].tolist() == pytest.approx(expected)
+        asymmetric += paths[0] != paths[1]
+    assert (asymmetric > 0) == env.vocabulary.directed
 
 
 @pytest.mark.parametrize(
