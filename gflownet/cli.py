@@ -64,7 +64,8 @@ def help_text() -> str:
         USAGE,
         textwrap.fill(
             "Searches neural architectures: samples computation graphs in proportion to their reward. "
-            "Defaults < the config's values < KEY=VALUE on the command line.",
+            "Defaults < the config's values < KEY=VALUE on the command line. Without --config, the config that has "
+            "the task's name, where there is one.",
             width,
         ),
         f"configs: {', '.join(config_names())}, or the path of a YAML file\n"

@@ -46,7 +46,7 @@ class Config:
     seed: int = field(default=0, metadata={"help": "decides every random number of the run"})
     task: str = field(default="digits", metadata={"help": "what is searched for: digits, or module:Class of your own"})
     task_options: Any = field(default_factory=dict, metadata={"help": "options of the task, task_options.NAME=VALUE"})
-    num_training_steps: int = field(default=200, metadata={"help": "training steps of the policy"})
+    num_training_steps: int = field(default=150, metadata={"help": "training steps of the policy"})
     num_workers: int = field(default=0, metadata={"help": "processes that sample; 0 samples in the main process"})
     mp_buffer_size: int | None = field(
         default=None, metadata={"help": "bytes of shared memory per worker for messages; null sends them by queue"}
@@ -138,6 +138,12 @@ def resolved(config: Config, option: Option) -> Any:
 def config_names() -> list[str]:
     """Return the names that --config accepts, sorted."""
     return sorted(path.stem for folder in _config_folders() for path in folder.glob("*.yaml"))
+
+
+def config_of_task(overrides: Sequence[str]) -> str | None:
+    """Return the name of the config that goes with the task which the overrides ask for, None where there is none."""
+    task = load_config(None, overrides).task
+    return task if task in config_names() else None
 
 
 def find_config(source: str) -> Path:

@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gflownet.cli import Command, help_text, parse
-from gflownet.config import load_config, to_yaml, with_task_options
+from gflownet.config import config_of_task, load_config, to_yaml, with_task_options
 from gflownet.config_checks import validate
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import load_task_class
@@ -42,7 +42,7 @@ def _build(command: Command) -> GFNTrainer | None:
     if command.help:
         print(help_text())
         return None
-    config = load_config(command.config, command.overrides)
+    config = load_config(command.config or config_of_task(command.overrides), command.overrides)
     validate(config)
     if command.print_config:
         print(to_yaml(config), end="")

@@ -32,7 +32,7 @@ QUICK = ("num_training_steps=30", "algo.num_from_policy=8", "env.max_hidden_node
 def run_config(folder: Path, *, seed: int, quick: bool) -> Config:
     """Return the default search with a seed, in a folder of its own."""
     overrides = [f"seed={seed}", f"log_dir={folder}", "wandb.mode=disabled", "print_every=50"]
-    return load_config(None, [*overrides, *(QUICK if quick else ())])
+    return load_config("digits", [*overrides, *(QUICK if quick else ())])
 
 
 def tenths(folder: Path) -> tuple[float, float]:

@@ -79,6 +79,14 @@ def test_the_printed_config_is_the_merged_one(capsys: pytest.CaptureFixture[str]
     assert "${oc.env:NOT_SET}" in printed
 
 
+def test_a_task_comes_with_the_config_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+    for arguments, source in (([], "digits"), (["--config=digits_small"], "digits_small")):
+        assert train.main([*arguments, "--print-config"]) == 0
+        assert capsys.readouterr().out == to_yaml(load_config(source))
+    assert train.main(["task=a.b:C", "--print-config"]) == 0
+    assert capsys.readouterr().out == to_yaml(load_config(None, ["task=a.b:C"]))
+
+
 def test_the_help_has_every_option_with_type_default_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     text = help_text()
@@ -90,7 +98,7 @@ def test_the_help_has_every_option_with_type_default_and_text(monkeypatch: pytes
         assert option.help in words
     assert "replay.use bool = true train on replayed" in words
     assert "mp_buffer_size int|null = null" in words
-    assert "env.output_sizes list[int] = [4, 8, 16, 32, 64]" in words
+    assert "env.output_sizes list[int] = [2, 4, 8, 16, 32]" in words
     assert max(map(len, text.splitlines())) <= MAX_WIDTH
 
 

@@ -25,7 +25,7 @@ class EnvConfig:
         default_factory=lambda: [2, 4, 8, 16, 32], metadata={"help": "widths a hidden node may have, in features"}
     )
     max_hidden_nodes: int = field(default=6, metadata={"help": "most hidden nodes of a graph"})
-    max_edges: int = field(default=12, metadata={"help": "most edges of a graph"})
+    max_edges: int = field(default=10, metadata={"help": "most edges of a graph"})
     allow_recurrent: bool = field(
         default=False, metadata={"help": "let edges carry the previous time step's output (recurrent edges)"}
     )

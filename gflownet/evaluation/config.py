@@ -22,7 +22,7 @@ class EvaluationConfig:
     store_url: str = field(
         default="", metadata={"help": "database URL of the store; empty: evaluations.sqlite in log_dir"}
     )
-    num_epochs: int = field(default=6, metadata={"help": "passes over the training data per candidate"})
+    num_epochs: int = field(default=4, metadata={"help": "passes over the training data per candidate"})
     batch_size: int = field(default=64, metadata={"help": "training examples per step of a candidate's training"})
     learning_rate: float = field(default=0.005, metadata={"help": "Adam's learning rate when a candidate is trained"})
     projection: Projection = field(

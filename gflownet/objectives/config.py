@@ -11,7 +11,7 @@ class TrajectoryBalanceConfig:
     """Options of trajectory balance (Malkin et al. 2022)."""
 
     Z_learning_rate: float = field(
-        default=1e-2, metadata={"help": "learning rate of log Z, usually larger than that of the network"}
+        default=0.1, metadata={"help": "learning rate of log Z, usually larger than that of the network"}
     )
 
 
@@ -38,7 +38,7 @@ class OptimizerConfig:
     """How the policy network is optimised."""
 
     opt: Literal["adam", "adamw", "sgd"] = field(default="adam", metadata={"help": "optimiser: adam, adamw or sgd"})
-    learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of the policy network"})
+    learning_rate: float = field(default=3e-3, metadata={"help": "learning rate of the policy network"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the policy network"})
     momentum: float = field(default=0.9, metadata={"help": "momentum of sgd, beta1 of adam and adamw"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of adam and adamw"})
