@@ -1,12 +1,12 @@
-"""Training one candidate: a small classifier, a fixed number of epochs, one thread.
+"""Training candidates: small classifiers, a fixed number of epochs, one thread; many at once or one by autograd.
 
-Shapes: N examples, F features, K classes.
+Letters: N examples, F features, K candidates.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.evaluation.config import EvaluationConfig
+from gflownet.translation import DirectTraining, TranslatedModel
 
 # No classifier that still learns has a cross-entropy of 1,000 nats: its logits would be off by 1,000.
 DIVERGED_LOSS = 1_000.0
@@ -46,37 +47,86 @@ def train_classifier(model: nn.Module, data: Split, *, config: EvaluationConfig,
     mean_loss = math.nan
     for epoch in range(config.num_epochs):
         mean_loss = _train_epoch(model, data, optimiser, batch_size=config.batch_size, generator=generator)
-        if not mean_loss <= DIVERGED_LOSS:
-            raise CandidateDivergedError(
-                f"epoch {epoch + 1}: expected a training loss <= {DIVERGED_LOSS:g}, got {mean_loss:g}"
-            )
+        _check_loss(mean_loss, epoch=epoch)
     return mean_loss
+
+
+def train_classifiers(
+    models: Sequence[TranslatedModel], data: Split, *, config: EvaluationConfig, generators: Sequence[torch.Generator]
+) -> list[float | CandidateDivergedError]:
+    """Trains models that are direct in place, all at once, and returns for each what train_classifier would.
+
+    A diverging candidate's error comes back in its place. A candidate's numbers are the same to the bit in any company
+    and order, and those of train_classifier up to rounding. Holds K copies of the examples at a time.
+    """
+    training = DirectTraining(models)
+    optimiser = torch.optim.Adam([training.parameter], lr=config.learning_rate, fused=True)
+    outcomes: list[float | CandidateDivergedError] = [math.nan] * len(models)
+    for epoch in range(config.num_epochs):
+        batches = [_shuffled_batches(data, batch_size=config.batch_size, generator=each) for each in generators]
+        losses = []
+        for step in zip(*batches, strict=True):
+            losses.append(training.backward(*zip(*step, strict=True)))
+            optimiser.step()
+        for position, history in enumerate(zip(*torch.stack(losses).tolist(), strict=True)):
+            if not isinstance(outcomes[position], CandidateDivergedError):
+                # Summed here, one by one: how a tensor's mean over steps rounds may depend on the number of columns.
+                outcomes[position] = _loss_or_error(sum(history) / len(history), epoch=epoch)
+        if all(isinstance(outcome, CandidateDivergedError) for outcome in outcomes):
+            break
+    return outcomes
 
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Split) -> float:
     """Returns the share of examples whose largest logit is their class."""
     model.eval()
-    return float((model(data.inputs).argmax(dim=1) == data.targets).double().mean())
+    return float((_logits(model, data.inputs).argmax(dim=1) == data.targets).double().mean())
 
 
 def _train_epoch(
     model: nn.Module, data: Split, optimiser: torch.optim.Optimizer, *, batch_size: int, generator: torch.Generator
 ) -> float:
     """Takes one optimiser step per batch and returns the mean loss."""
-    # One gather per epoch and views of it per batch: a DataLoader costs more than the steps of so small a model.
-    order = torch.randperm(len(data.inputs), generator=generator).to(data.inputs.device)
-    inputs = data.inputs.index_select(0, order).split(batch_size)
-    targets = data.targets.index_select(0, order).split(batch_size)
     losses = []
-    for batch_inputs, batch_targets in zip(inputs, targets, strict=True):
+    for inputs, targets in _shuffled_batches(data, batch_size=batch_size, generator=generator):
         # Kept, not set to None: the gradients are views of one tensor.
         optimiser.zero_grad(set_to_none=False)
-        loss = F.cross_entropy(model(batch_inputs), batch_targets)
+        loss = F.cross_entropy(_logits(model, inputs), targets)
         loss.backward()
         optimiser.step()
         losses.append(loss.detach())
     return float(torch.stack(losses).mean())
+
+
+def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Returns the outputs of examples that have nothing to do with those of the call before."""
+    return model(inputs, reset_states=True) if isinstance(model, TranslatedModel) else model(inputs)
+
+
+def _shuffled_batches(data: Split, *, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+    """Returns inputs [B, F] and targets [B] of each batch of one epoch, in an order drawn now."""
+    # One gather per epoch and views of it per batch: a DataLoader costs more than the steps of so small a model.
+    order = torch.randperm(len(data.inputs), generator=generator).to(data.inputs.device)
+    inputs = data.inputs.index_select(0, order).split(batch_size)
+    targets = data.targets.index_select(0, order).split(batch_size)
+    return zip(inputs, targets, strict=True)
+
+
+def _check_loss(mean_loss: float, *, epoch: int) -> None:
+    if not mean_loss <= DIVERGED_LOSS:
+        raise CandidateDivergedError(
+            f"epoch {epoch + 1}: expected a training loss <= {DIVERGED_LOSS:g}, got {mean_loss:g}"
+        )
+
+
+def _loss_or_error(mean_loss: float, *, epoch: int) -> float | CandidateDivergedError:
+    """Returns the loss, or the error with the place it was raised at and no frame that holds tensors."""
+    try:
+        _check_loss(mean_loss, epoch=epoch)
+    except CandidateDivergedError as error:
+        return error
+    return mean_loss
 
 
 def _flattened(parameters: Sequence[nn.Parameter]) -> nn.Parameter:

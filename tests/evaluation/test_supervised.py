@@ -1,17 +1,21 @@
 """SupervisedTask: what is trained on, what is measured, and what becomes of candidates that cannot be trained."""
 
+import re
 from dataclasses import replace
 from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
 from gflownet.evaluation.evaluator import InlineEvaluator
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
-from gflownet.evaluation.supervised import Splits, SupervisedTask
-from gflownet.evaluation.training import Split
-from gflownet.graphs.computation_graph import NodeType
+from gflownet.evaluation.supervised import MAX_GROUP_SIZE, Splits, SupervisedTask
+from gflownet.evaluation.task import Score
+from gflownet.evaluation.training import CandidateDivergedError, Split, train_classifiers
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from tests.evaluation.candidates import classifier_graph, config_with
+from tests.oracles.training import score_one_by_one
 
 NUM_FEATURES, NUM_CLASSES = 6, 3
 
@@ -43,6 +47,63 @@ def build(*overrides: str, task_class: type[SupervisedTask] = LargestOfThree) ->
 
 def graph_of(*hidden: tuple[int, str]):
     return classifier_graph(*hidden, input_size=NUM_FEATURES, num_classes=NUM_CLASSES)
+
+
+def with_aggregation(name: str, activation: str = "tanh") -> ComputationGraph:
+    """A diamond: the output aggregates two hidden nodes and the input."""
+    graph = ComputationGraph()
+    graph.add_node(0, NodeType.INPUT, output_size=NUM_FEATURES)
+    graph.add_node(1, NodeType.OUTPUT, output_size=NUM_CLASSES, attributes={"aggregation": name})
+    for node in (2, 3):
+        graph.add_node(node, NodeType.HIDDEN, output_size=node + 2, activation_function=activation)
+        graph.add_edge(0, node)
+        graph.add_edge(node, 1)
+    graph.add_edge(0, 1)
+    return graph
+
+
+def explosive() -> ComputationGraph:
+    """A graph whose first logits are in the millions."""
+    graph = ComputationGraph()
+    graph.add_node(0, NodeType.INPUT, output_size=NUM_FEATURES)
+    graph.add_node(1, NodeType.OUTPUT, output_size=NUM_CLASSES)
+    graph.add_edge(0, 1, weight=1e6)
+    return graph
+
+
+def remembering() -> ComputationGraph:
+    """A graph with state, which only autograd trains."""
+    graph = graph_of((8, "tanh"))
+    graph.add_edge(2, 2, attributes={"is_recurrent": True})
+    return graph
+
+
+# Direct and not direct, small and large, one structure twice.
+ZOO = [
+    graph_of((8, "tanh")),
+    with_aggregation("attention"),
+    with_aggregation("max", "relu"),
+    graph_of((33, "gelu"), (5, "sigmoid")),
+    with_aggregation("moe"),
+    with_aggregation("concat"),
+    with_aggregation("mean", "silu"),
+    remembering(),
+    graph_of((8, "tanh")),
+    graph_of(),
+]
+
+
+def in_double(splits: Splits) -> Splits:
+    parts = {name: getattr(splits, name) for name in ("train", "validation", "test")}
+    return Splits(**{name: replace(part, inputs=part.inputs.double()) for name, part in parts.items()})
+
+
+def in_double_precision(task: SupervisedTask) -> SupervisedTask:
+    class InDouble(type(task)):
+        def splits(self) -> Splits:
+            return in_double(super().splits())
+
+    return InDouble(task.config)
 
 
 def test_sizes_follow_the_examples():
@@ -83,18 +144,69 @@ def test_seed_decides_initial_values_and_order():
     assert losses[0] == losses[2] != losses[1]
 
 
-def test_order_of_the_examples_belongs_to_the_seed(monkeypatch):
-    shuffles: list[int] = []
+def test_scores_are_those_of_one_by_one_training():
+    task = build()
+    seeds = range(3, 3 + len(ZOO))
+    splits = in_double(task.splits())
+    for graph, seed, outcome in zip(ZOO, seeds, in_double_precision(task).evaluate_many(ZOO, seeds=seeds), strict=True):
+        score = cast(Score, outcome)
+        expected = score_one_by_one(graph, splits, config=task.config.evaluation, seed=seed)
+        assert score.metrics["validation_accuracy"] == expected[0]
+        assert score.metrics["train_loss"] == pytest.approx(expected[1], abs=1e-9)
 
-    def train(model, data, *, config, generator) -> float:
-        shuffles.append(generator.initial_seed())
-        return 0.0
 
-    monkeypatch.setattr("gflownet.evaluation.supervised.train_classifier", train)
-    task, graph = build(), graph_of((8, "tanh"))
-    task.evaluate(graph, seed=11)
-    task.test(graph, seed=12)
-    assert shuffles == [11, 12]
+def test_a_candidate_scores_the_same_to_the_bit_in_any_company(monkeypatch):
+    task, seeds = build("num_epochs=3"), range(5, 5 + len(ZOO))
+    alone = [task.evaluate(graph, seed=seed) for graph, seed in zip(ZOO, seeds, strict=True)]
+    assert task.evaluate_many(ZOO, seeds=seeds) == alone
+    assert task.evaluate_many(ZOO[::-1], seeds=seeds[::-1]) == alone[::-1]
+    crowd = task.evaluate_many(ZOO * 4, seeds=[*seeds] * 4)  # more than are trained together
+    assert len(crowd) > 2 * MAX_GROUP_SIZE
+    assert crowd == alone * 4
+    monkeypatch.setattr("gflownet.evaluation.supervised.MAX_GROUP_BYTES", 1)
+    assert task.evaluate_many(ZOO, seeds=seeds) == alone
+
+
+def test_global_generators_are_left_alone():
+    task, state = build("num_epochs=1"), torch.get_rng_state()
+    task.evaluate_many(ZOO, seeds=range(len(ZOO)))
+    assert torch.equal(state, torch.get_rng_state())
+
+
+def test_failures_stay_in_their_places_and_harm_nobody():
+    task = build("num_epochs=2")
+    narrow = classifier_graph((8, "tanh"), input_size=NUM_FEATURES - 1, num_classes=NUM_CLASSES)
+    invalid = graph_of((8, "wiggle"))
+    graphs = [invalid, ZOO[0], explosive(), narrow, ZOO[1]]
+    outcomes = task.evaluate_many(graphs, seeds=range(5))
+    assert [type(outcome) for outcome in outcomes] == [ValueError, Score, CandidateDivergedError, ValueError, Score]
+    assert str(outcomes[3]) == "expected a graph from 6 features to 3 classes, got 5 to 3"
+    assert outcomes[1] == task.evaluate(ZOO[0], seed=1)
+    assert outcomes[4] == task.evaluate(ZOO[1], seed=4)
+    for place in (0, 2, 3):
+        failure = cast(Exception, outcomes[place])
+        for method in (task.evaluate, task.test):
+            with pytest.raises(type(failure), match=re.escape(str(failure))):
+                method(graphs[place], seed=place)
+
+
+def test_one_that_breaks_the_training_of_its_group_fails_alone(monkeypatch):
+    def train(models, *args, **kwargs):
+        if any(isinstance(getattr(model, "proj_2_3", None), nn.Module) for model in models):
+            raise MemoryError("too large")
+        return train_classifiers(models, *args, **kwargs)
+
+    task = build("num_epochs=1")
+    graphs = [graph_of((8, "tanh")), graph_of((8, "tanh"), (4, "relu")), graph_of((5, "tanh"))]
+    expected = task.evaluate_many(graphs, seeds=range(3))
+    monkeypatch.setattr("gflownet.evaluation.supervised.train_classifiers", train)
+    outcomes = task.evaluate_many(graphs, seeds=range(3))
+    assert isinstance(outcomes[1], MemoryError)
+    assert (outcomes[0], outcomes[2]) == (expected[0], expected[2])
+
+
+def test_no_candidates_no_outcomes():
+    assert build().evaluate_many([], seeds=[]) == []
 
 
 def test_size_enters_the_score_where_asked_for():
