@@ -185,7 +185,7 @@ def test_workers_deliver_what_the_main_process_trains_on(tmp_path, transport):
     ("override", "message"),
     [
         ("task=os:system", "expected a subclass of GFNTask"),
-        ("model.num_heads=3", "expected a multiple of num_heads"),
+        ("model.num_heads=3", "model.num_emb: expected a multiple of model.num_heads=3"),
         ("env.max_edges=0", "max_edges"),
         ("env.name=nothing", "env.name: expected one of computation_graph"),
     ],
