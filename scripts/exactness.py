@@ -49,7 +49,7 @@ SPACES = {
     ),
     "single-source DAGs, 1 type, up to 5 nodes": (GraphBuildingEnv(["a"], max_nodes=5, directed=True), 185, 0.2490),
 }
-TRAINED = {"two-coloured graphs, up to 4 nodes": 1_500, "single-source DAGs, 2 types, up to 4 nodes": 4_000}
+TRAINED = {"two-coloured graphs, up to 4 nodes": 1_000, "single-source DAGs, 2 types, up to 4 nodes": 2_500}
 NUM_SEEDS = 3
 NUM_TRAJECTORIES = 64
 GOAL_TV = 0.02

@@ -22,7 +22,7 @@ class AlgoConfig:
     method: str = field(default="tb", metadata={"help": "the objective: tb, or module:Class of your own"})
     num_from_policy: int = field(default=16, metadata={"help": "trajectories sampled per training step"})
     train_random_action_prob: float = field(
-        default=0.05, metadata={"help": "epsilon: probability that a training action is drawn uniformly"}
+        default=0.01, metadata={"help": "epsilon: probability that a training action is drawn uniformly"}
     )
     sampling_tau: float = field(
         default=0.0, metadata={"help": "sample from a moving average of the policy with this decay; 0 samples from it"}
@@ -38,7 +38,7 @@ class OptimizerConfig:
     """How the policy network is optimised."""
 
     opt: Literal["adam", "adamw", "sgd"] = field(default="adam", metadata={"help": "optimiser: adam, adamw or sgd"})
-    learning_rate: float = field(default=3e-3, metadata={"help": "learning rate of the policy network"})
+    learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of the policy network"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the policy network"})
     momentum: float = field(default=0.9, metadata={"help": "momentum of sgd, beta1 of adam and adamw"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of adam and adamw"})
