@@ -24,6 +24,8 @@ from gflownet.policy.config import ModelConfig
 
 # The one group whose keys belong to somebody else: the task's own dataclass (with_task_options).
 TASK_OPTIONS = "task_options"
+# The file of a run folder that holds the run's config.
+CONFIG_NAME = "config.yaml"
 
 
 @dataclass
@@ -144,6 +146,19 @@ def config_of_task(overrides: Sequence[str]) -> str | None:
     """Return the name of the config that goes with the task which the overrides ask for, None where there is none."""
     task = load_config(None, overrides).task
     return task if task in config_names() else None
+
+
+def command_config(source: str | None, overrides: Sequence[str]) -> Config:
+    """Return the config of a command line: without a source that of the run to resume, or else that of the task.
+
+    Raises:
+        UserError: as `load_config`.
+    """
+    config = load_config(source or config_of_task(overrides), overrides)
+    stored = Path(config.log_dir) / CONFIG_NAME
+    if source is None and config.resume and stored.is_file():
+        return load_config(str(stored), ["overwrite_existing_exp=false", *overrides])
+    return config
 
 
 def find_config(source: str) -> Path:

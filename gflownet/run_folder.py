@@ -3,29 +3,56 @@
 from __future__ import annotations
 
 import shutil
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 from gflownet.checkpoint import Checkpoint, CheckpointFolder, RunLock
+from gflownet.config import CONFIG_NAME, Config, load_config, to_mapping, to_yaml
 from gflownet.errors import UserError
 from gflownet.logging import METRICS_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 
-CONFIG_NAME = "config.yaml"
 STORE_NAME = "evaluations.sqlite"
 CHECKPOINTS_NAME = "checkpoints"
 # What a run writes, and so what overwriting one deletes; anything else in the folder is the user's.
 _CONTENTS = (METRICS_NAME, TOP_NAME, PICTURES_NAME, STORE_NAME, f"{STORE_NAME}-wal", f"{STORE_NAME}-shm", "wandb")
 
 
+# What changes how long or where a run goes, not what it computes.
+_MAY_CHANGE = {
+    "log_dir",
+    "resume",
+    "overwrite_existing_exp",
+    "num_training_steps",
+    "num_workers",
+    "mp_buffer_size",
+    "pickle_mp_messages",
+    "num_threads",
+    "print_every",
+    "validate_every",
+    "checkpoint_every",
+    "wandb",
+}
+
+
 class RunFolder:
     """A run's folder, held for one process while the context is open."""
 
     def __init__(self, path: Path, *, resume: bool, overwrite: bool) -> None:
-        """Take the folder. Raises UserError when another process runs in it, or it holds a run that is to stay."""
+        """Take the folder.
+
+        Raises:
+            UserError: it cannot be written, another run uses it, it holds a run that is to stay, or none to resume.
+        """
         self.path = path
-        self._lock = RunLock(path)
+        if resume and not (path / CONFIG_NAME).exists():
+            raise UserError(f"resume: expected a run in {path}, got none; without resume a run starts there anew")
+        try:
+            self._lock = RunLock(path)
+        except OSError as error:
+            raise UserError(f"log_dir: expected a folder to write in, got {path} ({error.strerror})") from None
         if not resume and (path / CONFIG_NAME).exists():
             if not overwrite:
                 self._lock.release()
@@ -48,9 +75,19 @@ class RunFolder:
             raise UserError(f"resume: expected a checkpoint in {self.path}, got none; without resume a run starts anew")
         return checkpoint
 
-    def write_config(self, text: str) -> None:
-        """Keep the config that the run was started with."""
-        (self.path / CONFIG_NAME).write_text(text, encoding="utf-8")
+    def check_unchanged(self, config: Config) -> None:
+        """Raise UserError naming the first option that a resumed run may not change."""
+        started = dict(_leaves(to_mapping(load_config(str(self.path / CONFIG_NAME)))))
+        for key, value in _leaves(to_mapping(config)):
+            if key.partition(".")[0] not in _MAY_CHANGE and started.get(key) != value:
+                raise UserError(
+                    f"{key}: expected {started.get(key)!r}, as the run in {self.path} was started, got {value!r}; "
+                    "a run with it needs another log_dir"
+                )
+
+    def write_config(self, config: Config) -> None:
+        """Keep the config that the run goes by."""
+        (self.path / CONFIG_NAME).write_text(to_yaml(config), encoding="utf-8")
 
     def _clear(self) -> None:
         # The config goes last: as long as it is there, the folder holds a run.
@@ -68,3 +105,11 @@ class RunFolder:
         self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
     ) -> None:
         self._lock.release()
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

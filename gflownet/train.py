@@ -10,10 +10,9 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from gflownet.cli import Command, help_text, parse
-from gflownet.config import config_of_task, load_config, to_yaml, with_task_options
+from gflownet.config import command_config, to_yaml
 from gflownet.config_checks import validate
 from gflownet.errors import UserError
-from gflownet.evaluation.tasks import load_task_class
 
 if TYPE_CHECKING:
     from gflownet.trainer import GFNTrainer
@@ -42,12 +41,11 @@ def _build(command: Command) -> GFNTrainer | None:
     if command.help:
         print(help_text())
         return None
-    config = load_config(command.config or config_of_task(command.overrides), command.overrides)
+    config = command_config(command.config, command.overrides)
     validate(config)
     if command.print_config:
         print(to_yaml(config), end="")
         return None
-    config = with_task_options(config, load_task_class(config.task).Config)
     # Here and not above: importing the trainer imports torch, which neither --help nor an error should wait for.
     from gflownet.trainer import GFNTrainer
 

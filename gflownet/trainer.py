@@ -4,31 +4,30 @@ from __future__ import annotations
 
 import copy
 import math
-import random
-import signal
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from collections import Counter
+from collections.abc import Sequence
+from contextlib import ExitStack, closing
 from pathlib import Path
-from types import FrameType
 from typing import Any
 
-import numpy as np
 import torch
 
-from gflownet.config import Config, to_mapping, to_yaml
+from gflownet.config import Config, to_mapping, with_task_options
+from gflownet.config_checks import validate
 from gflownet.console import print_report
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.sampler import sample_backward
 from gflownet.data.source import TrajectorySource, trajectory_stream
 from gflownet.envs.config import ENVIRONMENTS
+from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.evaluator import EVALUATORS, Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tasks import load_task_class
+from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
@@ -40,11 +39,12 @@ from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES
 from gflownet.report.architectures import TOP_NAME, write_top_architectures
 from gflownet.run_folder import RunFolder
+from gflownet.utils.random_state import get_random_state, seed_all, set_random_state, stream_seed
 
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json
 
 # Streams of randomness of one run; every part draws from its own, so that none shifts another.
-_POLICY_STREAM, _TRAJECTORY_STREAM, _REPLAY_STREAM = range(3)
+_POLICY_STREAM, _TRAJECTORY_STREAM, _REPLAY_STREAM, _VALIDATION_STREAM = range(4)
 
 
 class GFNTrainer:
@@ -54,12 +54,14 @@ class GFNTrainer:
     """
 
     def __init__(self, config: Config) -> None:
-        self.config = config
+        """Build everything. Raises ValueError (mostly UserError) naming the option that makes no sense."""
+        validate(config)
+        self.config = config = with_task_options(config, load_task_class(config.task).Config)
         torch.set_num_threads(config.num_threads)
         self.task = self.build_task()
         self.context = self.build_context()
         self.env = self.context.env
-        self._seed(_POLICY_STREAM)
+        seed_all(stream_seed(config.seed, _POLICY_STREAM))
         self.policy = self.build_policy()
         self.objective = self.build_objective()
         self.sampling_policy = copy.deepcopy(self.policy) if config.algo.sampling_tau else self.policy
@@ -76,7 +78,10 @@ class GFNTrainer:
             pickle_messages=config.pickle_mp_messages,
             buffer_size=config.mp_buffer_size,
         )
+        self.validation_generator = torch.Generator().manual_seed(stream_seed(config.seed, _VALIDATION_STREAM))
+        self.errors: Counter[str] = Counter()  # of this process's failed evaluations
         self.step = 0
+        self.seconds = 0.0
         self.num_distinct = 0
         self.best_score = -math.inf
         self.score_means: list[float] = []
@@ -128,19 +133,28 @@ class GFNTrainer:
                 RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
             )
             if config.resume:
+                folder.check_unchanged(config)
                 self.load_state_dict(folder.last_checkpoint().state)
-            folder.write_config(to_yaml(config))
+            folder.write_config(config)
             location = config.evaluation.store_url or folder.store
             store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
             stop = stack.enter_context(stop_signals())
-            with self._open_logger(folder) as logger:
-                self._train(folder, logger, self.build_evaluator(store), stop)
+            try:
+                with self._open_logger(folder) as logger:
+                    self._train(folder, logger, self.build_evaluator(store), stop)
+            except Exception as error:
+                if self.score_means:  # what was found until then is worth seeing
+                    self._report(folder, store, logger)
+                if isinstance(error, FloatingPointError):
+                    raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
+                raise
             self._report(folder, store, logger)
         return stop.signal
 
     def train_step(self, trajectories: TrajectoryBatch, evaluator: Evaluator) -> dict[str, float]:
         """Evaluate freshly sampled trajectories, learn from them and from replayed ones; return the step's metrics."""
         fresh, evaluations = self._evaluate(trajectories, evaluator)
+        self._remember(fresh, evaluations)
         batch = self._with_replay(fresh)
         if self.step == 1:
             self.objective.prepare(self.policy, batch)
@@ -159,6 +173,7 @@ class GFNTrainer:
         """Return everything that a resumed run needs to go on as if it had not stopped."""
         return {
             "step": self.step,
+            "seconds": self.seconds,
             "num_distinct": self.num_distinct,
             "best_score": self.best_score,
             "score_means": self.score_means,
@@ -169,13 +184,14 @@ class GFNTrainer:
             "schedule": self.schedule.state_dict(),
             "replay": self.replay.state_dict(),
             "replay_generator": self.replay_generator.get_state(),
+            "validation_generator": self.validation_generator.get_state(),
             "trajectory_generator": self.source.generator.get_state(),
-            "torch_generator": torch.get_rng_state(),
+            "random_state": get_random_state(),
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
-        self.step, self.num_distinct = state["step"], state["num_distinct"]
+        self.step, self.seconds, self.num_distinct = state["step"], state["seconds"], state["num_distinct"]
         self.best_score, self.score_means = state["best_score"], state["score_means"]
         self.policy.load_state_dict(state["policy"])
         self.sampling_policy.load_state_dict(state["sampling_policy"])
@@ -184,8 +200,9 @@ class GFNTrainer:
         self.schedule.load_state_dict(state["schedule"])
         self.replay.load_state_dict(state["replay"])
         self.replay_generator.set_state(state["replay_generator"])
+        self.validation_generator.set_state(state["validation_generator"])
         self.source.generator.set_state(state["trajectory_generator"])
-        torch.set_rng_state(state["torch_generator"])
+        set_random_state(state["random_state"])
 
     def _open_logger(self, folder: RunFolder) -> MetricLogger:
         config = self.config
@@ -200,23 +217,32 @@ class GFNTrainer:
 
     def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Evaluator, stop: StopRequest) -> None:
         """Train until the last step or a signal; a checkpoint is written every so often and at the end."""
-        config, started, num_known = self.config, time.monotonic(), self.num_distinct
+        config, num_known = self.config, self.num_distinct
+        seconds_before, started = self.seconds, time.monotonic()
+        if config.num_workers:
+            logger.say(f"starting {config.num_workers} workers")
         with closing(trajectory_stream(self.source, num_workers=config.num_workers)) as stream:
             while self.step < config.num_training_steps and stop.signal is None:
+                trajectories = next(stream)
                 self.step += 1
-                metrics = self.train_step(next(stream), evaluator)
+                num_failed = self.errors.total()
+                metrics = self.train_step(trajectories, evaluator)
+                if self.errors and not num_failed:
+                    logger.say(f"step {self.step}: an evaluation failed: {next(iter(self.errors))}")
                 if config.validate_every and self.step % config.validate_every == 0:
                     metrics |= self._validate(evaluator)
-                seconds = time.monotonic() - started
-                metrics |= {"evaluations_per_second": (self.num_distinct - num_known) / seconds, "seconds": seconds}
+                here = time.monotonic() - started
+                self.seconds = seconds_before + here
+                metrics |= {"evaluations_per_second": (self.num_distinct - num_known) / here, "seconds": self.seconds}
                 logger.write(self.step, metrics)
                 if self.step % config.checkpoint_every == 0:
                     folder.checkpoints.save(self.step, self.state_dict())
         folder.checkpoints.save(self.step, self.state_dict())
 
     def _validate(self, evaluator: Evaluator) -> dict[str, float]:
-        """Return the mean score of a batch sampled without exploration."""
-        _, evaluations = self._evaluate(self.source.sample(random_action_prob=0.0), evaluator)
+        """Return the mean score of a batch sampled without exploration; it changes nothing about the training."""
+        sampled = self.source.sample_on_policy(self.validation_generator)
+        _, evaluations = self._evaluate(sampled, evaluator)
         return {"validation_score_mean": _mean([evaluation.score for evaluation in evaluations])}
 
     def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> None:
@@ -238,19 +264,29 @@ class GFNTrainer:
         load_line = f'import gflownet; model = gflownet.load("{top}", rank=0)'
         print_report(rows, load_line=load_line, console=logger.console)
         logger.say(f"everything about this run: {folder.path}")
+        if self.errors:
+            reason, times = self.errors.most_common(1)[0]
+            logger.say(f"failed evaluations: {self.errors.total()}; most often ({times}): {reason}")
+        if not rows:
+            raise UserError("every evaluation failed; the task, the environment and evaluation.* have to fit together")
 
     def _evaluate(
         self, trajectories: TrajectoryBatch, evaluator: Evaluator
     ) -> tuple[TrajectoryBatch, list[Evaluation]]:
-        """Return the trajectories with their rewards, kept for replay, and the evaluations behind those."""
+        """Return the trajectories with their rewards, and the evaluations behind those."""
         graphs = [self.env.terminal(trajectories.terminal, i) for i in range(len(trajectories))]
         evaluations = evaluator.evaluate(graphs, step=self.step)
         scores = torch.tensor([evaluation.score for evaluation in evaluations])
         conditioning = Conditioning(trajectories.conditioning, trajectories.beta)
-        rewarded = trajectories.with_rewards(self.task.log_reward(scores, conditioning))
+        return trajectories.with_rewards(self.task.log_reward(scores, conditioning)), evaluations
+
+    def _remember(self, trajectories: TrajectoryBatch, evaluations: Sequence[Evaluation]) -> None:
+        """Keep the terminal states for replay, and the reasons of failures."""
+        self.errors.update(e.error for e in evaluations if e.error is not None and not e.cached)
         if self.config.replay.use:
-            self.replay.add(trajectories.terminal, scores, keys=[graph.canonical_key() for graph in graphs])
-        return rewarded, evaluations
+            terminal = trajectories.terminal
+            keys = [self.env.coloured_graph(terminal, i).canonical_key() for i in range(len(terminal))]
+            self.replay.add(terminal, torch.tensor([e.score for e in evaluations]), keys=keys)
 
     def _with_replay(self, fresh: TrajectoryBatch) -> TrajectoryBatch:
         """Return the fresh trajectories and, beside them, new ways into terminal states seen before."""
@@ -284,44 +320,6 @@ class GFNTrainer:
             "cached_share": sum(e.cached for e in evaluations) / len(evaluations),
             "failed_share": sum(e.status is EvaluationStatus.FAILED for e in evaluations) / len(evaluations),
         }
-
-    def _seed(self, stream: int) -> None:
-        seed = stream_seed(self.config.seed, stream)
-        random.seed(seed)
-        np.random.seed(seed % 2**32)
-        torch.manual_seed(seed)
-
-
-def stream_seed(seed: int, stream: int) -> int:
-    """Return the seed of one of a run's independent streams of randomness."""
-    return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
-
-
-@dataclass
-class StopRequest:
-    """The signal that asked the run to stop after its current step."""
-
-    signal: int | None = None
-
-
-@contextmanager
-def stop_signals() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request to stop; a second one ends the process as usual."""
-    request, kinds = StopRequest(), (signal.SIGINT, signal.SIGTERM)
-    usual = {kind: signal.getsignal(kind) for kind in kinds}
-
-    def on_signal(number: int, frame: FrameType | None) -> None:
-        request.signal = number
-        for kind, handler in usual.items():
-            signal.signal(kind, handler)
-
-    for kind in kinds:
-        signal.signal(kind, on_signal)
-    try:
-        yield request
-    finally:
-        for kind, handler in usual.items():
-            signal.signal(kind, handler)
 
 
 def _mean(values: Sequence[float]) -> float:

@@ -23,7 +23,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"envs": {"mdp", "graphs", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp"}},
     {"evaluation": {"graphs", "translation", "autodiff", "rhn"}},
     {"data": {"mdp", "policy", "evaluation", "utils"}},
-    {"checkpoint": set(), "console": set(), "config_options": set()},
+    {"checkpoint": set(), "console": set(), "config_options": set(), "interrupts": set()},
     {"config": None, "logging": {"console"}, "report": None},
     {"config_checks": None, "run_folder": None},
     {"cli": None, "trainer": None},

@@ -1,8 +1,13 @@
 """Whole runs: what they write, that a seed decides them, that they stop and go on."""
 
 import json
+import os
 import signal
 import sqlite3
+import subprocess
+import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -127,6 +132,99 @@ def test_ctrl_c_saves_reports_and_can_be_resumed(finished, tmp_path, capsys):
     assert rows(folder) == rows(finished)
 
 
+def test_resume_needs_no_other_option_and_refuses_changed_ones(finished, tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert run(folder, "num_training_steps=4") == 0
+    for change in ("seed=7", "opt.learning_rate=0.1", "env.max_hidden_nodes=2", "task=digits"):
+        before = (folder / "config.yaml").read_text()
+        assert main([f"log_dir={folder}", "resume=true", change]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {change.partition('=')[0]}: expected ")
+        assert (folder / "config.yaml").read_text() == before
+    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=8"]) == 0
+    assert rows(folder) == rows(finished)
+
+
+def test_all_random_states_are_resumed(tmp_path):
+    option = "task=tests.toy_tasks:DrawsFromEveryGenerator"
+    assert run(tmp_path / "whole", option) == 0
+    assert run(tmp_path / "halves", option, "num_training_steps=4") == 0
+    assert run(tmp_path / "halves", option, "resume=true") == 0
+    assert rows(tmp_path / "whole") == rows(tmp_path / "halves")
+    rewards = [row["log_reward_mean"] for row in rows(tmp_path / "whole")]
+    assert len(set(rewards)) == len(rewards)
+
+
+def test_validation_does_not_change_the_training(finished, tmp_path):
+    assert run(tmp_path / "run", "validate_every=1") == 0
+    stripped = [{k: v for k, v in row.items() if k != "validation_score_mean"} for row in rows(tmp_path / "run")]
+    assert [row["loss"] for row in stripped] == [row["loss"] for row in rows(finished)]
+
+
+@pytest.mark.parametrize("name", ["file", "file/inside", "/proc/none"])
+def test_a_folder_that_cannot_be_is_one_line(tmp_path, capsys, name):
+    (tmp_path / "file").write_text("")
+    assert run(tmp_path / name) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: log_dir: expected a folder to write in, got ")
+    assert error.count("\n") == 1
+
+
+def test_resume_of_nothing_leaves_nothing(tmp_path):
+    assert run(tmp_path / "typo", "resume=true") == 2
+    assert not (tmp_path / "typo").exists()
+
+
+def test_a_search_in_which_all_fails_says_why(tmp_path, capsys):
+    assert run(tmp_path / "run", "task=tests.toy_tasks:AlwaysFails") == 2
+    shown = capsys.readouterr()
+    assert "step 1: an evaluation failed: RuntimeError: nothing works" in shown.out
+    assert "every evaluation failed" in shown.err
+    assert "gflownet.load" not in shown.out
+
+
+def test_sigterm_saves_and_reports(tmp_path):
+    command = [sys.executable, "-m", "gflownet.train", *SMALL, "task=tests.toy_tasks:Terminates", f"log_dir={tmp_path}"]
+    done = subprocess.run(
+        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
+    )
+    assert done.returncode == 143, done.stderr
+    assert "stopping after this step" in done.stderr
+    assert "best architectures" in done.stdout
+    assert list((tmp_path / "checkpoints").iterdir())
+
+
+def test_no_process_outlives_a_killed_run(tmp_path):
+    command = [sys.executable, "-m", "gflownet.train", *SMALL, f"log_dir={tmp_path}", "num_workers=2"]
+    command += ["num_training_steps=100000"]
+    run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_until(lambda: (tmp_path / "metrics.jsonl").exists() and rows(tmp_path), seconds=90)
+    assert len(session_members(run.pid)) >= 3
+    run.kill()
+    run.wait()
+    wait_until(lambda: not session_members(run.pid), seconds=30)
+
+
+def wait_until(condition: Callable[[], object], *, seconds: float) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen in time"
+        time.sleep(0.05)
+
+
+def session_members(session: int) -> list[int]:
+    """Return the living processes of a session, zombies aside."""
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            try:
+                state, _, _, owner = (entry / "stat").read_text().rpartition(")")[2].split()[:4]
+            except OSError:
+                continue
+            if int(owner) == session and state != "Z":
+                found.append(int(entry.name))
+    return found
+
+
 def test_failing_candidates_are_recorded_and_the_run_goes_on(tmp_path):
     folder = tmp_path / "run"
     assert run(folder, "task=tests.toy_tasks:SometimesFails", "num_training_steps=12") == 0
@@ -148,7 +246,7 @@ def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path, caps
     assert "overwrite_existing_exp=true" in capsys.readouterr().err
     assert rows(finished) == before
     assert run(tmp_path / "run", "resume=true") == 2
-    assert "expected a checkpoint" in capsys.readouterr().err
+    assert "expected a run in" in capsys.readouterr().err
     own = tmp_path / "own"
     assert run(own) == 0
     (own / "notes.txt").write_text("mine")

@@ -1,7 +1,11 @@
 """Tasks whose scores are read off the graph, so that a whole run takes a second."""
 
 import os
+import random
 import signal
+
+import numpy as np
+import torch
 
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
@@ -36,13 +40,34 @@ class SometimesFails(RewardsHiddenNodes):
         return super().evaluate(graph, seed=seed)
 
 
+class AlwaysFails(RewardsHiddenNodes):
+    """No graph has a score."""
+
+    def evaluate(self, graph, *, seed):
+        raise RuntimeError("nothing works")
+
+
+class DrawsFromEveryGenerator(RewardsHiddenNodes):
+    """Rewards wobble by numbers out of torch's, numpy's and Python's global generators."""
+
+    def log_reward(self, scores, conditioning):
+        wobble = float(torch.rand(())) + np.random.rand() + random.random()
+        return super().log_reward(scores, conditioning) + wobble
+
+
 class Interrupts(RewardsHiddenNodes):
     """Sends the process a Ctrl-C during its twentieth evaluation."""
 
-    num_calls = 0
+    num_calls, signal = 0, signal.SIGINT
 
     def evaluate(self, graph, *, seed):
         self.num_calls += 1
         if self.num_calls == 20:
-            os.kill(os.getpid(), signal.SIGINT)
+            os.kill(os.getpid(), self.signal)
         return super().evaluate(graph, seed=seed)
+
+
+class Terminates(Interrupts):
+    """Sends a SIGTERM instead."""
+
+    signal = signal.SIGTERM

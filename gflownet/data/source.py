@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import pickle
 import signal
+import threading
 import warnings
 from collections.abc import Generator, Iterator
 from dataclasses import dataclass
@@ -112,12 +115,22 @@ class TrajectorySource(IterableDataset):
                 stacklevel=2,
             )
 
-    def sample(self, *, random_action_prob: float | None = None) -> TrajectoryBatch:
-        """Return one batch sampled from the policy as it is now."""
-        conditioning = self.task.sample_conditioning(self.num_trajectories, generator=self.generator)
-        epsilon = self.random_action_prob if random_action_prob is None else random_action_prob
+    def sample(self) -> TrajectoryBatch:
+        """Return one batch sampled, with exploration, from the policy as it is now."""
+        return self._sample(self.generator, random_action_prob=self.random_action_prob)
+
+    def sample_on_policy(self, generator: torch.Generator) -> TrajectoryBatch:
+        """Return one batch sampled without exploration, from randomness of its own."""
+        return self._sample(generator, random_action_prob=0.0)
+
+    def _sample(self, generator: torch.Generator, *, random_action_prob: float) -> TrajectoryBatch:
+        conditioning = self.task.sample_conditioning(self.num_trajectories, generator=generator)
         return sample_forward(
-            self.context, self.policy, conditioning=conditioning, generator=self.generator, random_action_prob=epsilon
+            self.context,
+            self.policy,
+            conditioning=conditioning,
+            generator=generator,
+            random_action_prob=random_action_prob,
         )
 
 
@@ -132,12 +145,21 @@ def trajectory_stream(source: TrajectorySource, *, num_workers: int) -> Generato
         num_workers=num_workers,
         multiprocessing_context=WORKER_CONTEXT if num_workers else None,
         prefetch_factor=PREFETCH_FACTOR if num_workers else None,
-        worker_init_fn=_leave_interrupts_to_the_main_process,
+        worker_init_fn=_follow_the_main_process,
+        generator=torch.Generator(),  # or the loader would draw its base seed from the global one
     )
     for message in loader:
         yield source.received(message)
 
 
-def _leave_interrupts_to_the_main_process(worker_id: int) -> None:
-    """Ignore Ctrl-C, which a terminal sends to every process of the run: the main one ends its workers in order."""
+def _follow_the_main_process(worker_id: int) -> None:
+    """Leave Ctrl-C, which a terminal sends to all, to the main process, and die when that has died."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    main = multiprocessing.parent_process()
+    assert main is not None, "called in a worker"
+
+    def watch() -> None:
+        main.join()
+        os._exit(1)
+
+    threading.Thread(target=watch, daemon=True).start()

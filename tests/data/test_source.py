@@ -106,8 +106,9 @@ def test_without_workers_a_batch_is_sampled_when_it_is_asked_for():
 def test_a_batch_can_be_sampled_at_another_epsilon():
     source = make_source()
     stop_at_once(source)
-    assert source.sample(random_action_prob=0.0).terminal.num_nodes.tolist() == [1] * 6
-    assert max(source.sample(random_action_prob=1.0).terminal.num_nodes.tolist()) > 1
+    assert source.sample_on_policy(source.generator).terminal.num_nodes.tolist() == [1] * 6
+    source.random_action_prob = 1.0
+    assert max(source.sample().terminal.num_nodes.tolist()) > 1
 
 
 def stop_at_once(source: TrajectorySource, *, bias: float = 1e4) -> None:
