@@ -29,7 +29,7 @@ class Evaluation:
     error: str | None
     num_parameters: int | None
     metrics: Mapping[str, float]
-    cached: bool  # known from an earlier step or from earlier in the same call
+    cached: bool  # known from another run, from an earlier step or from earlier in the same call
 
 
 class Evaluator(ABC):
@@ -46,11 +46,15 @@ class Evaluator(ABC):
 class InlineEvaluator(Evaluator):
     """Scores candidates in this process, one call of the task for all fresh ones."""
 
-    def __init__(self, task: GFNTask, store: EvaluationStore, *, config: EvaluationConfig, seed: int) -> None:
+    def __init__(
+        self, task: GFNTask, store: EvaluationStore, *, config: EvaluationConfig, seed: int, run: str = ""
+    ) -> None:
+        """Keeps its parts. `run` is the id of the run, the same after a resume: it tells apart who paid for a row."""
         self.task = task
         self.store = store
         self.floor_score = config.floor_score
         self.seed = seed
+        self.run = run
 
     def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
         keys = [candidate.canonical_key() for candidate in candidates]
@@ -63,7 +67,7 @@ class InlineEvaluator(Evaluator):
         for record in self._score(list(fresh.values()), step=step):
             self.store.add([record])
             records[record.key] = record
-        return _evaluations([records[key] for key in keys], step=step)
+        return _evaluations([records[key] for key in keys], run=self.run, step=step)
 
     def _score(self, candidates: Sequence[Candidate], *, step: int) -> Iterator[EvaluationRecord]:
         """Yields the record of each candidate as soon as the task hands its outcome over."""
@@ -77,6 +81,7 @@ class InlineEvaluator(Evaluator):
                 status=EvaluationStatus.OK if error is None else EvaluationStatus.FAILED,
                 seconds=seconds,
                 step=step,
+                run=self.run,
                 error=error,
                 num_parameters=score.num_parameters,
                 metrics=score.metrics,
@@ -117,11 +122,11 @@ def _describe(error: Exception) -> str:
     return " ".join(f"{type(error).__name__}: {error}{place}".split())
 
 
-def _evaluations(records: Sequence[EvaluationRecord], *, step: int) -> list[Evaluation]:
+def _evaluations(records: Sequence[EvaluationRecord], *, run: str, step: int) -> list[Evaluation]:
     """Returns the caller's view of records.
 
-    Cached is what an earlier step or an earlier twin of this call paid for. A row of this step counts as fresh: only a
-    resumed run meets it, and it has to report what the uninterrupted one did.
+    Cached is what another run, an earlier step or an earlier twin of this call paid for. A row of this run and step
+    counts as fresh: only a resumed run meets it, and it has to report what the uninterrupted one did.
     """
     seen: set[str] = set()
     evaluations = []
@@ -134,7 +139,7 @@ def _evaluations(records: Sequence[EvaluationRecord], *, step: int) -> list[Eval
                 error=record.error,
                 num_parameters=record.num_parameters,
                 metrics=record.metrics,
-                cached=record.step < step or record.key in seen,
+                cached=record.run != run or record.step < step or record.key in seen,
             )
         )
         seen.add(record.key)

@@ -22,7 +22,7 @@ from sqlalchemy.exc import ArgumentError, DatabaseError
 from gflownet.errors import UserError
 from gflownet.graphs.candidate import Candidate
 
-SCHEMA_VERSION = 1
+SCHEMA_VERSION = 2
 # How long a writer waits for the others before it gives up, seconds.
 BUSY_TIMEOUT = 60.0
 # Hashes per SELECT; SQLite's smallest limit on bound values is 999.
@@ -47,6 +47,7 @@ class EvaluationRecord:
     status: EvaluationStatus
     seconds: float
     step: int  # training step that asked for it
+    run: str = ""  # id of the run that asked for it
     error: str | None = None
     num_parameters: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -74,6 +75,7 @@ _evaluations = sql.Table(
     sql.Column("status", sql.Text, nullable=False),
     sql.Column("seconds", sql.Double, nullable=False),
     sql.Column("step", sql.Integer, nullable=False),
+    sql.Column("run", sql.Text, nullable=False),
     sql.Column("error", sql.Text),
     sql.Column("num_parameters", sql.BigInteger),
     sql.Column("metrics", sql.Text, nullable=False),

@@ -32,8 +32,8 @@ def store(tmp_path):
 def build(request, store):
     """Returns a function that builds the evaluator for a task."""
 
-    def build_evaluator(task: StubTask) -> Evaluator:
-        return EVALUATORS[request.param](task, store, config=config_with().evaluation, seed=RUN_SEED)
+    def build_evaluator(task: StubTask, run: str = "") -> Evaluator:
+        return EVALUATORS[request.param](task, store, config=config_with().evaluation, seed=RUN_SEED, run=run)
 
     return build_evaluator
 
@@ -85,6 +85,20 @@ def test_resumed_step_reports_what_the_interrupted_one_did(build):
     # The checkpoint was older than the store: what step 3 scored counts as new when step 2 asks, and when step 3 does.
     assert [resumed.evaluate(candidates("later"), step=step)[0].cached for step in (2, 3, 4)] == [False, False, True]
     assert task.calls == []
+
+
+def test_what_another_run_scored_is_cached_at_any_step(build, store):
+    outcomes = {"a": 0.25, "b": 0.75}
+    build(StubTask(outcomes), run="first").evaluate(candidates("a"), step=5)
+    task = StubTask(outcomes)
+    second = build(task, run="second")
+    assert [[e.cached for e in second.evaluate(candidates("a", "b"), step=step)] for step in (1, 5, 9)] == [
+        [True, False],
+        [True, True],
+        [True, True],
+    ]
+    assert [key for key, _ in task.calls] == ["b"]
+    assert [row.run for row in store.find_many(candidates("a", "b"))] == ["first", "second"]
 
 
 @pytest.mark.parametrize(

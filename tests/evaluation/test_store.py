@@ -54,7 +54,7 @@ def start_writer(path: Path, name: str, *, num_rows: int) -> subprocess.Popen[st
 
 def test_row_comes_back_as_it_was(store):
     rows = [
-        record("a", metrics={"validation_accuracy": 0.1 + 0.2}, num_parameters=10**12),
+        record("a", metrics={"validation_accuracy": 0.1 + 0.2}, num_parameters=10**12, run="first"),
         record("b", score=0.05, status=EvaluationStatus.FAILED, error="ValueError: ä"),
     ]
     store.add(rows)
