@@ -1,27 +1,21 @@
 """Times translated models against hand-written PyTorch, construction, and training many at once.
 
-    python scripts/bench_translation.py [--quick] [--json]
+    python scripts/bench_translation.py [--quick] [--json FILE]
 
 Both sides of a ratio run in turn within one run; the figure is the median over the rounds. One CPU thread, and its
 own CPU time, so that other processes disturb less.
-With --json one line per row: {"name", "value", "unit", "goal", "holds"}.
 """
 
-import argparse
-import json
 import random
 import sys
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
 from itertools import pairwise
-from pathlib import Path
 from statistics import median
 from time import thread_time
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 import torch
 import torch.nn.functional as F
+from bench import Row, finish, parse_arguments
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
@@ -41,33 +35,14 @@ PROJECTED = {"projection": "always"}  # as the search tasks
 CALLS_PER_ROUND = 20
 
 
-@dataclass(frozen=True)
-class Row:
-    """One measured figure and what it should be."""
-
-    name: str
-    value: float
-    unit: str
-    goal: str
-    holds: bool
-
-
 def main() -> int:
     """Runs the benchmark and returns 1 when a goal is missed."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--quick", action="store_true", help="fewer rounds")
-    parser.add_argument("--json", action="store_true", help="one JSON object per line")
-    options = parser.parse_args()
+    options = parse_arguments(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
     rounds = 15 if options.quick else 100
     rows = [*mlp_rows(rounds), *dag_rows(rounds), *construction_rows(rounds), *together_rows(max(rounds // 3, 5))]
-    for row in rows:
-        if options.json:
-            print(json.dumps(asdict(row)))
-        else:
-            print(f"{'holds' if row.holds else 'MISSED':7} {row.name:62} {row.value:8.3f} {row.unit:3} ({row.goal})")
-    return int(not all(row.holds for row in rows))
+    return finish(rows, json_path=options.json)
 
 
 def mlp_rows(rounds: int) -> list[Row]:
