@@ -8,15 +8,18 @@ import math
 import time
 import traceback
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, TypeVar
 
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.candidate import Candidate
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -39,7 +42,8 @@ class Evaluator(ABC):
     def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
         """Returns one evaluation per candidate, in order; an exact twin is never scored twice.
 
-        A candidate that raises, or whose score is not finite, comes back FAILED with the reason and the floor score.
+        A candidate that raises, or whose score is no finite number >= 0, comes back FAILED with the reason and the
+        floor score.
         """
 
 
@@ -105,14 +109,43 @@ class InlineEvaluator(Evaluator):
 
     def _score_or_floor(self, outcome: Score | Exception) -> tuple[Score, str | None]:
         """Returns a score that may be stored, and the reason when the evaluation failed."""
+        floor = Score(self.floor_score)
         if isinstance(outcome, Exception):
-            return Score(self.floor_score), _describe(outcome)
+            return floor, _describe(outcome)
         if not isinstance(outcome, Score):
-            raise TypeError(f"{type(self.task).__name__}.evaluate: expected a Score, got {type(outcome).__name__}")
-        if not math.isfinite(outcome.value):
-            reason = f"expected a finite score, got {outcome.value}"
-            return dataclasses.replace(outcome, value=self.floor_score), reason
-        return outcome, None
+            return floor, f"{type(self.task).__name__}.evaluate: expected a Score, got {type(outcome).__name__}"
+        try:
+            score = _in_plain_numbers(outcome)
+        except ValueError as error:
+            return floor, str(error)
+        if not (math.isfinite(score.value) and score.value >= 0):
+            return dataclasses.replace(
+                score, value=self.floor_score
+            ), f"expected a finite score >= 0, got {score.value}"
+        return score, None
+
+
+def _in_plain_numbers(score: Score) -> Score:
+    """Returns the score in Python's own numbers: a task may have used those of numpy or torch, which no store takes.
+
+    Raises:
+        ValueError: a value is no number, on one line.
+    """
+    if not isinstance(score.metrics, Mapping):
+        raise ValueError(f"metrics: expected a mapping, got {type(score.metrics).__name__}")
+    size = score.num_parameters
+    return Score(
+        _number("score", score.value, float),
+        None if size is None else _number("num_parameters", size, int),
+        {str(name): _number(f"metric {name!r}", value, float) for name, value in score.metrics.items()},
+    )
+
+
+def _number(name: str, value: Any, kind: Callable[[Any], T]) -> T:
+    try:
+        return kind(value)
+    except Exception as error:  # whatever the user's own type raises
+        raise ValueError(f"{name}: expected a number, got {type(value).__name__}") from error
 
 
 def _describe(error: Exception) -> str:

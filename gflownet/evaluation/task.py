@@ -22,7 +22,8 @@ from gflownet.evaluation.randomness import seeded
 class Score:
     """What evaluating one graph yields."""
 
-    value: float  # the validation score; rewards are value^beta, so positive, and best kept within (0, 1]
+    # The validation score, finite and >= 0, best kept within [0, 1]: rewards are max(value, floor_score)^beta.
+    value: float
     num_parameters: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 

@@ -2,8 +2,11 @@
 
 import math
 import re
+from typing import Any
 
+import numpy as np
 import pytest
+import torch
 
 from gflownet.evaluation.evaluator import EVALUATORS, Evaluator
 from gflownet.evaluation.randomness import candidate_seed
@@ -13,6 +16,7 @@ from tests.evaluation.candidates import StubCandidate, StubTask, config_with
 
 RUN_SEED = 5
 OK, FAILED = EvaluationStatus.OK, EvaluationStatus.FAILED
+AnyScore: Any = Score  # filled in as tasks do, with values of any type
 
 
 class TwoArgumentError(Exception):
@@ -104,8 +108,14 @@ def test_what_another_run_scored_is_cached_at_any_step(build, store):
 @pytest.mark.parametrize(
     ("outcome", "reason"),
     [
-        (math.nan, "expected a finite score, got nan"),
-        (-math.inf, "expected a finite score, got -inf"),
+        (math.nan, "expected a finite score >= 0, got nan"),
+        (-math.inf, "expected a finite score >= 0, got -inf"),
+        (-0.25, r"expected a finite score >= 0, got -0\.25"),
+        (np.float32(np.nan), "expected a finite score >= 0, got nan"),
+        ("good", "score: expected a number, got str"),
+        (None, "score: expected a number, got NoneType"),
+        (torch.zeros(2), "score: expected a number, got Tensor"),
+        (10**400, "score: expected a number, got int"),
         (RuntimeError("no\nluck"), r"RuntimeError: no luck \(candidates\.py:\d+\)"),
         (MemoryError(), r"MemoryError: \(candidates\.py:\d+\)"),
         (TwoArgumentError("a", "b"), r"TwoArgumentError: a b \(candidates\.py:\d+\)"),
@@ -165,11 +175,48 @@ def test_task_may_score_all_fresh_candidates_together(build):
     assert task.calls == [("a+gone+b", 3)]
 
 
-class WrongTask(StubTask):
-    """Returns what is no score."""
+@pytest.mark.parametrize("value", [0.5, np.float32(0.5), np.float64(0.5), torch.tensor(0.5), "0.5"])
+def test_numbers_of_any_make_are_stored_as_python_s_own(build, store, value):
+    task = ScoresTask({"a": AnyScore(value, np.int64(7), {"accuracy": value, "loss": np.float32(np.inf)})})
+    (evaluation,) = build(task).evaluate(candidates("a"), step=1)
+    (row,) = store.find_many(candidates("a"))
+    for kept in (evaluation, row):
+        assert (kept.score, kept.status, kept.num_parameters) == (0.5, OK, 7)
+        assert kept.metrics["accuracy"] == 0.5
+        assert [type(x) for x in (kept.score, kept.num_parameters, *kept.metrics.values())] == [
+            float,
+            int,
+            float,
+            float,
+        ]
+
+
+def test_a_score_of_zero_is_no_failure(build):
+    (evaluation,) = build(StubTask({"a": 0})).evaluate(candidates("a"), step=1)
+    assert (evaluation.score, evaluation.status, evaluation.error) == (0.0, OK, None)
+
+
+class ScoresTask(StubTask):
+    """Hands over what the table says, whatever it is."""
 
     def evaluate(self, graph, *, seed):
-        return 0.5
+        return self.outcomes[graph.key]
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason"),
+    [
+        (0.5, "ScoresTask.evaluate: expected a Score, got float"),
+        (None, "ScoresTask.evaluate: expected a Score, got NoneType"),
+        (AnyScore(0.5, metrics={"loss": "low"}), "metric 'loss': expected a number, got str"),
+        (AnyScore(0.5, metrics=[0.5]), "metrics: expected a mapping, got list"),
+        (AnyScore(0.5, num_parameters="many"), "num_parameters: expected a number, got str"),
+    ],
+)
+def test_what_is_no_score_fails_its_candidate_alone(build, store, outcome, reason):
+    evaluations = build(ScoresTask({"bad": outcome, "good": Score(0.75)})).evaluate(candidates("bad", "good"), step=1)
+    assert [(e.score, e.status, e.error) for e in evaluations] == [(0.05, FAILED, reason), (0.75, OK, None)]
+    assert store.count() == 2
 
 
 class ForgetfulTask(StubTask):
@@ -179,8 +226,6 @@ class ForgetfulTask(StubTask):
         return [Score(0.5) for _ in graphs[1:]]
 
 
-def test_a_task_that_breaks_its_contract_is_an_error(build):
-    with pytest.raises(TypeError, match=r"WrongTask\.evaluate: expected a Score, got float"):
-        build(WrongTask({})).evaluate(candidates("a"), step=1)
+def test_a_task_that_forgets_a_candidate_is_an_error(build):
     with pytest.raises(ValueError, match=r"ForgetfulTask\.evaluate_many: expected 2 outcomes, got 1"):
         build(ForgetfulTask({})).evaluate(candidates("a", "b"), step=1)
