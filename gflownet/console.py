@@ -60,7 +60,7 @@ class ReportRow:
     num_parameters: int | None
     num_hidden: int
     num_edges: int
-    picture: str  # file name
+    picture: str  # file name, without its folder
 
 
 class ProgressView(Protocol):
@@ -186,9 +186,21 @@ def curve(scores: Sequence[float]) -> str:
     return "".join(_CURVE_MARKS[round((mean - low) / spread * top) if spread else 0] for mean in means)
 
 
-def print_report(rows: Sequence[ReportRow], *, load_line: str, console: Console | None = None) -> None:
-    """Print the table of the best architectures, and the line of Python that loads one as an nn.Module."""
+def print_report(
+    rows: Sequence[ReportRow], *, load_line: str | None, pictures: str = "", console: Console | None = None
+) -> None:
+    """Print the table of the best architectures, and the line of Python that loads one as an nn.Module.
+
+    Args:
+        rows: best first; with none, a line that says so is all there is.
+        load_line: the line of Python; None where the objects are no computation graphs.
+        pictures: the folder that the pictures lie in.
+        console: where to print; standard output unless told otherwise.
+    """
     console = console or make_console()
+    if not rows:
+        console.print("no architecture could be evaluated")
+        return
     table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
     for header in ("rank", "validation", "test", "parameters", "hidden", "edges"):
         table.add_column(header, justify="right", no_wrap=True)
@@ -199,8 +211,11 @@ def print_report(rows: Sequence[ReportRow], *, load_line: str, console: Console 
         counts = (str(row.num_hidden), str(row.num_edges))
         table.add_row(str(row.rank), f"{row.validation:.4f}", test, size, *counts, Text(row.picture))
     console.print(table)
-    console.print("Load one as an nn.Module in Python:")
-    console.print(f"  {load_line}", markup=False, highlight=False, soft_wrap=True)
+    if pictures:
+        console.print(f"pictures: {pictures}", markup=False, highlight=False, soft_wrap=True)
+    if load_line is not None:
+        console.print("Load one as an nn.Module in Python:")
+        console.print(f"  {load_line}", markup=False, highlight=False, soft_wrap=True)
 
 
 def make_console() -> Console:

@@ -151,16 +151,36 @@ def test_a_terminal_without_unicode_gets_the_panel_in_ascii() -> None:
 def test_the_report_is_a_table_and_a_line_of_python() -> None:
     output = io.StringIO()
     rows = [
-        ReportRow(1, 0.97221, 0.9611, 12345, 3, 7, "architectures/[1].svg"),
-        ReportRow(2, 0.97, None, None, 0, 1, "architectures/2.svg"),
+        ReportRow(1, 0.97221, 0.9611, 12345, 3, 7, "[1].svg"),
+        ReportRow(2, 0.97, None, None, 0, 1, "2.svg"),
     ]
     load_line = 'model = gflownet.load("logs/[x]/top_architectures.json", rank=0)' + " " * 80 + "# the end"
-    print_report(rows, load_line=load_line, console=Console(file=output, width=100))
+    folder = "logs/[x]/" + "long" * 30 + "/architectures"
+    print_report(rows, load_line=load_line, pictures=folder, console=Console(file=output, width=100))
     lines = [" ".join(line.split()) for line in output.getvalue().splitlines()]
     assert "rank validation test parameters hidden edges picture" in lines
-    assert "1 0.9722 0.9611 12,345 3 7 architectures/[1].svg" in lines
-    assert "2 0.9700 - - 0 1 architectures/2.svg" in lines
-    assert f"  {load_line}\n" in output.getvalue()
+    assert "1 0.9722 0.9611 12,345 3 7 [1].svg" in lines
+    assert "2 0.9700 - - 0 1 2.svg" in lines
+    assert f"\npictures: {folder}\n" in output.getvalue()
+    assert f"\n  {load_line}\n" in output.getvalue()
+
+
+def test_the_report_keeps_a_row_on_one_line_at_80_columns() -> None:
+    output = io.StringIO()
+    rows = [ReportRow(rank, 0.9722, 0.9611, 123_456_789, 126, 127, f"rank_{rank}.svg") for rank in range(10, 20)]
+    print_report(rows, load_line=None, console=Console(file=output, width=80))
+    lines = output.getvalue().splitlines()
+    assert [line.split() for line in lines if "0.9722" in line] == [
+        [str(rank), "0.9722", "0.9611", "123,456,789", "126", "127", f"rank_{rank}.svg"] for rank in range(10, 20)
+    ]
+    assert len([line for line in lines if line.strip()]) == len(rows) + 3, "title, head, rule, rows and no more"
+    assert max(map(len, lines)) <= 80
+
+
+def test_without_architectures_the_report_is_one_line() -> None:
+    output = io.StringIO()
+    print_report([], load_line="gflownet.load(...)", pictures="logs", console=Console(file=output, width=80))
+    assert output.getvalue() == "no architecture could be evaluated\n"
 
 
 SHOWING = """

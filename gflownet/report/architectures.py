@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,8 +26,11 @@ def write_top_architectures(
     task: GFNTask,
     seed: int,
     from_dict: Callable[[dict[str, Any]], Any],
+    say: Callable[[str], None] = print,
 ) -> list[ReportRow]:
     """Write the best architectures with validation and test score, draw them, and return the rows of the table.
+
+    A test score that the task fails to give is null, and `-` in the table; the rest of the report stands.
 
     Args:
         folder: the run folder.
@@ -34,11 +38,14 @@ def write_top_architectures(
         task: measures the test score, here and nowhere else.
         seed: the run's seed.
         from_dict: makes a terminal object of its node-link form.
+        say: is told in one line why the first missing test score is missing.
     """
-    entries, rows = [], []
+    entries, rows, complaints = [], [], []
     for rank, record in enumerate(records):
         graph = from_dict(json.loads(record.graph))
-        test = task.test(graph, seed=candidate_seed(seed, record.hash))
+        test, complaint = _test_score(task, graph, seed=candidate_seed(seed, record.hash))
+        if complaint is not None:
+            complaints.append(f"no test score of rank {rank}: {complaint}")
         picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", graph)
         num_hidden, num_edges = _sizes(graph)
         rows.append(
@@ -49,7 +56,7 @@ def write_top_architectures(
                 num_parameters=record.num_parameters,
                 num_hidden=num_hidden,
                 num_edges=num_edges,
-                picture="-" if picture is None else picture.relative_to(folder).as_posix(),
+                picture="-" if picture is None else picture.name,
             )
         )
         entries.append(
@@ -66,7 +73,22 @@ def write_top_architectures(
     temporary = folder / f"{TOP_NAME}.tmp"
     temporary.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
     temporary.replace(folder / TOP_NAME)
+    if complaints:
+        others = f" (and of {len(complaints) - 1} more)" if len(complaints) > 1 else ""
+        say(f"{complaints[0]}{others}")
     return rows
+
+
+def _test_score(task: GFNTask, graph: Any, *, seed: int) -> tuple[float | None, str | None]:
+    """Return the test score, None where there is none, and in one line why the task failed to give it."""
+    try:
+        value = task.test(graph, seed=seed)
+        test = None if value is None else float(value)
+    except Exception as error:
+        return None, " ".join(f"{type(error).__name__}: {error}".split())
+    if test is not None and not math.isfinite(test):
+        return None, f"expected a finite score, got {test}"
+    return test, None
 
 
 def _draw(path: Path, graph: Any) -> Path | None:

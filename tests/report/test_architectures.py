@@ -1,0 +1,92 @@
+"""The best architectures as data: what is written, and that a failing test score costs nothing else."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gflownet.console import ReportRow
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.report.architectures import TOP_NAME, write_top_architectures
+from tests.evaluation.candidates import StubTask, classifier_graph
+
+
+class TestedTask(StubTask):
+    """Its test scores are what a function of the graph returns or raises."""
+
+    __test__ = False
+
+    def __init__(self, score: Callable[[ComputationGraph], Any]) -> None:
+        super().__init__({})
+        self.score = score
+
+    def test(self, graph: Any, *, seed: int) -> float | None:
+        return self.score(graph)
+
+
+def written(folder: Path, score: Callable[[ComputationGraph], Any]) -> tuple[list[ReportRow], list[Any], list[str]]:
+    """Return the rows, the entries of the file, and what was said, of chains with no, one and two hidden nodes."""
+    graphs = [classifier_graph(*[(4, "relu")] * num) for num in range(3)]
+    records = [
+        EvaluationRecord(
+            graph.canonical_hash(),
+            graph.canonical_key(),
+            json.dumps(graph.to_dict()),
+            score=0.9,
+            status=EvaluationStatus.OK,
+            seconds=0.1,
+            step=1,
+        )
+        for graph in graphs
+    ]
+    said: list[str] = []
+    rows = write_top_architectures(
+        folder, records, task=TestedTask(score), seed=0, from_dict=ComputationGraph.from_dict, say=said.append
+    )
+    return rows, json.loads((folder / TOP_NAME).read_text()), said
+
+
+def test_everything_of_an_architecture_is_written(tmp_path):
+    rows, entries, said = written(tmp_path, lambda graph: np.float32(len(graph.nodes) / 8))
+    assert [(row.rank, row.validation, row.test, row.num_hidden, row.num_edges, row.picture) for row in rows] == [
+        (0, 0.9, 0.25, 0, 1, "rank_0.svg"),
+        (1, 0.9, 0.375, 1, 2, "rank_1.svg"),
+        (2, 0.9, 0.5, 2, 3, "rank_2.svg"),
+    ]
+    assert [entry["test_score"] for entry in entries] == [0.25, 0.375, 0.5]
+    assert all((tmp_path / "architectures" / row.picture).is_file() for row in rows)
+    assert said == []
+
+
+def test_a_task_without_test_data_is_no_failure(tmp_path):
+    rows, entries, said = written(tmp_path, lambda graph: None)
+    assert [row.test for row in rows] == [entry["test_score"] for entry in entries] == [None] * 3
+    assert said == []
+
+
+def raises(graph: ComputationGraph) -> float:
+    if len(graph.nodes) == 2:
+        return 0.5
+    raise RuntimeError(f"no\n{len(graph.edges)} edges")
+
+
+@pytest.mark.parametrize(
+    ("score", "why"),
+    [
+        (raises, "RuntimeError: no 2 edges"),
+        (lambda graph: 0.5 if len(graph.nodes) == 2 else float("nan"), "expected a finite score, got nan"),
+        (lambda graph: 0.5 if len(graph.nodes) == 2 else [], "TypeError: float() argument must be"),
+    ],
+)
+def test_a_failing_test_score_costs_nothing_else_and_is_said_once(tmp_path, score, why):
+    rows, entries, said = written(tmp_path, score)
+    assert [row.test for row in rows] == [entry["test_score"] for entry in entries] == [0.5, None, None]
+    assert [row.picture for row in rows] == ["rank_0.svg", "rank_1.svg", "rank_2.svg"]
+    (line,) = said
+    assert line.startswith(f"no test score of rank 1: {why}")
+    assert line.endswith("(and of 1 more)")
+    assert "\n" not in line
