@@ -61,9 +61,10 @@ def train_classifiers(
     """
     training = DirectTraining(models)
     optimiser = torch.optim.Adam([training.parameter], lr=config.learning_rate, fused=True)
+    batch_size = config.batch_size
     outcomes: list[float | CandidateDivergedError] = [math.nan] * len(models)
     for epoch in range(config.num_epochs):
-        batches = [_shuffled_batches(data, batch_size=config.batch_size, generator=each) for each in generators]
+        batches = [_shuffled_batches(data, batch_size=batch_size, generator=each) for each in generators]
         losses = []
         for step in zip(*batches, strict=True):
             losses.append(training.backward(*zip(*step, strict=True)))

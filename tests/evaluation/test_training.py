@@ -1,13 +1,22 @@
 """Training one candidate: the plain loop's numbers, reproducibly, and an early end when it diverges."""
 
 import copy
+from typing import cast
 
 import pytest
 import torch
 from torch import nn
 
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.training import CandidateDivergedError, Split, accuracy, train_classifier
+from gflownet.evaluation.training import (
+    CandidateDivergedError,
+    Split,
+    accuracy,
+    train_classifier,
+    train_classifiers,
+)
+from gflownet.translation import DirectTraining, TranslatedModel, to_pytorch_model
+from tests.evaluation.candidates import classifier_graph
 from tests.oracles.training import train_plainly
 
 NUM_FEATURES, NUM_CLASSES = 6, 3
@@ -102,3 +111,80 @@ def test_nan_ends_training_early(data):
     inputs[0, 0] = torch.nan
     with pytest.raises(CandidateDivergedError, match=r"^epoch 1: expected a training loss <= 1000, got nan$"):
         train(small_model(), Split(inputs, data.targets))
+
+
+def translated(*hidden: tuple[int, str], seed: int, dtype: torch.dtype = torch.float32) -> TranslatedModel:
+    graph = classifier_graph(*hidden, input_size=NUM_FEATURES, num_classes=NUM_CLASSES, skip=True)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        return to_pytorch_model(graph, {"dtype": dtype, "projection": "always"})
+
+
+def three_models(dtype: torch.dtype = torch.float32) -> list[TranslatedModel]:
+    shapes = [[(8, "tanh")], [(5, "relu"), (7, "gelu")], [(8, "tanh")]]
+    return [translated(*hidden, seed=seed, dtype=dtype) for seed, hidden in enumerate(shapes)]
+
+
+def train_together(models: list[TranslatedModel], data: Split, *, seeds=(5, 6, 7), **options):
+    config = EvaluationConfig(**{"num_epochs": 4, "batch_size": 16, "learning_rate": 0.03} | options)
+    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
+    return train_classifiers(models, data, config=config, generators=generators)
+
+
+def test_together_as_the_plain_loop_one_by_one(data):
+    data = Split(data.inputs.double(), data.targets)
+    fast, slow = three_models(torch.float64), three_models(torch.float64)
+    losses = train_together(fast, data)
+    for seed, model, twin, loss in zip((5, 6, 7), fast, slow, losses, strict=True):
+        expected = train_plainly(
+            twin, data.inputs, data.targets, num_epochs=4, batch_size=16, learning_rate=0.03, seed=seed
+        )
+        assert loss == pytest.approx(expected, abs=1e-9)
+        for ours, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-9)
+
+
+def test_together_to_the_bit_as_alone_and_in_any_order(data):
+    together, backwards, alone = three_models(), three_models(), three_models()
+    losses = train_together(together, data)
+    assert train_together(backwards[::-1], data, seeds=(7, 6, 5)) == losses[::-1]
+    assert [train_together([m], data, seeds=(s,))[0] for m, s in zip(alone, (5, 6, 7), strict=True)] == losses
+    for models in zip(together, backwards, alone, strict=True):
+        for first, *others in zip(*(model.parameters() for model in models), strict=True):
+            assert all(torch.equal(first, other) for other in others)
+
+
+def test_together_reports_the_last_epoch(data):
+    first, last = three_models(), three_models()
+    early, late = train_together(first, data, num_epochs=1), train_together(last, data, num_epochs=9)
+    assert all(cast(float, one) > cast(float, other) for one, other in zip(early, late, strict=True))
+
+
+def test_one_that_diverges_keeps_its_first_error_and_harms_nobody(data):
+    models = three_models()
+    with torch.no_grad():
+        models[1].get_parameter("weight_0_1").fill_(1e7)
+    losses = train_together(models, data)
+    assert isinstance(losses[1], CandidateDivergedError)
+    assert str(losses[1]).startswith("epoch 1: expected a training loss <= 1000, got ")
+    assert losses[1].__traceback__ is not None
+    calm = train_together(three_models(), data)
+    assert (losses[0], losses[2]) == (calm[0], calm[2])
+
+
+def test_training_ends_when_all_have_diverged(data, monkeypatch):
+    steps = []
+    backward = DirectTraining.backward
+    monkeypatch.setattr(DirectTraining, "backward", lambda *args: steps.append(1) or backward(*args))
+    losses = train_together(three_models(), data, learning_rate=1e6, num_epochs=50)
+    assert all(isinstance(loss, CandidateDivergedError) for loss in losses)
+    assert len(steps) == 7  # one epoch of ceil(101 / 16) batches
+
+
+def test_a_kept_error_keeps_no_tensors(data):
+    (error,) = train_together([translated((8, "tanh"), seed=0)], data, seeds=(5,), learning_rate=1e6)
+    assert isinstance(error, CandidateDivergedError)
+    frame = error.__traceback__
+    while frame is not None:
+        assert not any(isinstance(value, torch.Tensor | Split) for value in frame.tb_frame.f_locals.values())
+        frame = frame.tb_next
