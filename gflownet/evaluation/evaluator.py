@@ -119,9 +119,8 @@ class InlineEvaluator(Evaluator):
         except ValueError as error:
             return floor, str(error)
         if not (math.isfinite(score.value) and score.value >= 0):
-            return dataclasses.replace(
-                score, value=self.floor_score
-            ), f"expected a finite score >= 0, got {score.value}"
+            expected = "a score >= 0" if math.isfinite(score.value) else "a finite score"
+            return dataclasses.replace(score, value=self.floor_score), f"expected {expected}, got {score.value}"
         return score, None
 
 
