@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import math
 import time
+import uuid
 from collections import Counter
 from collections.abc import Sequence
 from contextlib import ExitStack, closing
@@ -27,6 +28,7 @@ from gflownet.evaluation.evaluator import EVALUATORS, Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tasks import load_task_class
+from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -37,7 +39,7 @@ from gflownet.objectives.config import OBJECTIVES
 from gflownet.objectives.optimiser import clip_gradients, make_optimizer, make_schedule
 from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES
-from gflownet.report.architectures import TOP_NAME, write_top_architectures
+from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
 from gflownet.run_folder import RunFolder
 from gflownet.utils.random_state import get_random_state, seed_all, set_random_state, stream_seed
 
@@ -80,6 +82,7 @@ class GFNTrainer:
         )
         self.validation_generator = torch.Generator().manual_seed(stream_seed(config.seed, _VALIDATION_STREAM))
         self.errors: Counter[str] = Counter()  # of this process's failed evaluations
+        self.run_id = uuid.uuid4().hex  # tells this run's rows from others' in a shared store
         self.step = 0
         self.seconds = 0.0
         self.num_distinct = 0
@@ -119,7 +122,8 @@ class GFNTrainer:
     def build_evaluator(self, store: EvaluationStore) -> Evaluator:
         """Return the evaluator that scores the sampled graphs."""
         config = self.config
-        return EVALUATORS[config.evaluation.backend](self.task, store, config=config.evaluation, seed=config.seed)
+        evaluator_class = EVALUATORS[config.evaluation.backend]
+        return evaluator_class(self.task, store, config=config.evaluation, seed=config.seed, run=self.run_id)
 
     def run(self) -> int | None:
         """Run to the last step, write the report, and return the number of the signal that ended it, if one did.
@@ -172,6 +176,7 @@ class GFNTrainer:
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs to go on as if it had not stopped."""
         return {
+            "run_id": self.run_id,
             "step": self.step,
             "seconds": self.seconds,
             "num_distinct": self.num_distinct,
@@ -191,6 +196,7 @@ class GFNTrainer:
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
+        self.run_id = state["run_id"]
         self.step, self.seconds, self.num_distinct = state["step"], state["seconds"], state["num_distinct"]
         self.best_score, self.score_means = state["best_score"], state["score_means"]
         self.policy.load_state_dict(state["policy"])
@@ -259,10 +265,14 @@ class GFNTrainer:
             task=self.task,
             seed=self.config.seed,
             from_dict=self.env.terminal_type.from_dict,
+            say=logger.say,
         )
-        top = folder.path / TOP_NAME
-        load_line = f'import gflownet; model = gflownet.load("{top}", rank=0)'
-        print_report(rows, load_line=load_line, console=logger.console)
+        is_network = self.env.terminal_type is ComputationGraph
+        pictures = str(folder.path / PICTURES_NAME) if is_network else ""
+        load_line = (
+            f'import gflownet; model = gflownet.load("{folder.path / TOP_NAME}", rank=0)' if is_network else None
+        )
+        print_report(rows, load_line=load_line, pictures=pictures, console=logger.console)
         logger.say(f"everything about this run: {folder.path}")
         if self.errors:
             reason, times = self.errors.most_common(1)[0]

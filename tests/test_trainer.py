@@ -298,3 +298,13 @@ def test_a_users_mistake_is_one_line(tmp_path, capsys, override, message):
 def test_two_runs_do_not_share_a_folder(tmp_path):
     with RunLock(tmp_path / "run"), pytest.raises(UserError, match="no run is using"):
         GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path / 'run'}"])).run()
+
+
+def test_a_shared_store_tells_runs_apart(tmp_path):
+    store = f"evaluation.store_url=sqlite:///{tmp_path / 'shared.sqlite'}"
+    assert run(tmp_path / "first", store) == 0
+    assert run(tmp_path / "second", store) == 0
+    first, second = rows(tmp_path / "first"), rows(tmp_path / "second")
+    assert first[-1]["num_distinct"] > 0
+    assert [row["cached_share"] for row in second] == [1.0] * 8
+    assert [row["score_mean"] for row in second] == [row["score_mean"] for row in first]
