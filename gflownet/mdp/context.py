@@ -14,7 +14,7 @@ from torch import Tensor
 from torch_geometric.data import Batch, Data
 
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphAction, GraphActionType
-from gflownet.mdp.environment import Environment
+from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.states import Attribute, GraphStates
 
 NUM_GRAPH_FEATURES = 2
@@ -54,7 +54,7 @@ class GraphBuildingEnvContext:
             output_sizes: widths of the task's outputs.
             num_cond_dim: width of what a policy is conditioned on.
         """
-        raise TypeError(f"{cls.__name__}: expected a from_config class method, to be used as env.name")
+        raise ValueError(f"env.name: expected a context with a from_config class method, {cls.__name__} has none")
 
     def extra_node_features(self, states: GraphStates) -> Tensor:
         """Return further features of every node, [B, N, num_extra_node_features] float32."""
@@ -113,8 +113,14 @@ class GraphBuildingEnvContext:
         return ActionBatch(kind, row, indices[:, 2])
 
     def action_to_index(self, states: GraphStates, index: int, action: GraphAction) -> tuple[int, int, int]:
-        """Return the (type, row, column) of an action in words, to be taken in state `index`."""
+        """Return the (type, row, column) of an action in words, to be taken in state `index`.
+
+        Raises:
+            ValueError: the action is not of this environment, or illegal in this state (IllegalAction).
+        """
         kind, row, column = self.env.encode(action)
+        if kind == GraphActionType.AddNode and action.source is None and int(states.num_nodes[index]):
+            raise IllegalAction(f"graph {index}: {action} is illegal: a source is needed once the graph has nodes")
         one = states[index : index + 1]
         actions = ActionBatch(*(torch.tensor([value]) for value in (kind, row, column)))
         self.env.step(one, actions)  # an illegal action has no index: say which rule it breaks

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
 import torch
@@ -136,10 +137,15 @@ class Environment(ABC):
     def encode(self, action: GraphAction) -> tuple[int, int, int]:
         """Return (kind, row, column) of an action in words.
 
+        AddNode without a source adds the first node of an empty graph (row 0), in environments that start from one.
+        Whether a graph is still empty is not known here: the context's `action_to_index` refuses it where it is not.
+
         Raises:
-            ValueError: a type, attribute or value that the vocabulary does not have, or a node no graph has room for.
+            ValueError: a type, attribute or value that the vocabulary does not have, a node no graph has room for, or
+                no node where one is needed.
         """
         kind, vocabulary = action.action_type, self.vocabulary
+        self._check_ends(action)
         for node in (action.source, action.target):
             if node is not None and not 0 <= node < vocabulary.max_nodes:
                 raise ValueError(f"{action}: expected nodes 0 to {vocabulary.max_nodes - 1}, got {node}")
@@ -186,6 +192,20 @@ class Environment(ABC):
             return GraphAction(kind, source, target, attribute=attributes[column].name)
         a, v = (vocabulary.node_columns if on_nodes else vocabulary.edge_columns)[column]
         return GraphAction(kind, source, target, attribute=attributes[a].name, value=attributes[a].values[v])
+
+    def _check_ends(self, action: GraphAction) -> None:
+        """Raise ValueError unless the action names the nodes that its type acts on."""
+        kind = action.action_type
+        is_first_node = kind == GraphActionType.AddNode and self._starts_empty
+        if action.source is None and kind != GraphActionType.Stop and not is_first_node:
+            raise ValueError(f"{action}: expected a source, got none")
+        if action.target is None and kind in PAIR_TYPES:
+            raise ValueError(f"{action}: expected a target, got none")
+
+    @cached_property
+    def _starts_empty(self) -> bool:
+        """Return whether the first node of a trajectory is hung on nothing."""
+        return int(self.initial_states(1).num_nodes[0]) == 0
 
     def _shape(self, num: int, kind: GraphActionType) -> tuple[int, ...]:
         n, columns = self.vocabulary.max_nodes, self.vocabulary.num_columns(kind)

@@ -4,7 +4,7 @@ from collections import Counter
 import pytest
 import torch
 
-from gflownet.mdp.action import ActionBatch, ActionMasks, GraphAction, GraphActionType
+from gflownet.mdp.action import PAIR_TYPES, ActionBatch, ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import IllegalAction
 from tests.contracts.environments import ENVIRONMENTS
 
@@ -84,6 +84,17 @@ def test_a_node_there_is_no_room_for_is_refused(name, action):
     env = ENVIRONMENTS[name]()
     with pytest.raises(ValueError, match=r"expected nodes 0 to \d, got"):
         env.encode(action)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in GraphActionType if kind != STOP])
+def test_an_action_without_the_nodes_it_acts_on_is_refused(kind):
+    env = ENVIRONMENTS["computation_graph"]()
+    words = {"attribute": "aggregation", "value": "relu" if kind == GraphActionType.AddNode else None}
+    with pytest.raises(ValueError, match=rf"^{kind.name}\(.*\): expected a source, got none$"):
+        env.encode(GraphAction(kind, target=1, **words))
+    if kind in PAIR_TYPES:
+        with pytest.raises(ValueError, match=rf"^{kind.name}\(.*\): expected a target, got none$"):
+            env.encode(GraphAction(kind, source=0, **words))
 
 
 @pytest.mark.parametrize("row", [-1, 16, 99])

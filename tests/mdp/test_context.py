@@ -233,6 +233,15 @@ def test_an_illegal_action_has_no_index_and_the_error_names_the_rule(name, start
         GraphBuildingEnvContext(env).action_to_index(built(env, *start), 0, action)
 
 
+def test_only_the_first_node_of_an_empty_graph_has_no_source():
+    env = ENVIRONMENTS["directed"]()
+    context, first = GraphBuildingEnvContext(env), add_node(None, "a")
+    states = GraphStates.cat([env.initial_states(1), built(env, first)])
+    assert context.action_to_index(states, 0, first) == context.action_to_index(states, 0, add_node(0, "a"))
+    with pytest.raises(IllegalAction, match=r"^graph 1: AddNode\(value='a'\) is illegal: a source is needed"):
+        context.action_to_index(states, 1, first)
+
+
 class DegreeContext(GraphBuildingEnvContext):
     """Shows the number of out-edges beside what every context shows."""
 
@@ -255,5 +264,7 @@ def test_a_subclass_shows_features_of_its_own():
 
 
 def test_a_context_without_options_of_its_own_says_so():
-    with pytest.raises(TypeError, match="DegreeContext: expected a from_config class method"):
+    with pytest.raises(
+        ValueError, match=r"^env\.name: expected a context with a from_config .*, DegreeContext has none$"
+    ):
         DegreeContext.from_config(None, input_sizes=(1,), output_sizes=(1,), num_cond_dim=1)
