@@ -16,7 +16,6 @@ import torch
 
 from gflownet.config import Config, to_mapping, with_task_options
 from gflownet.config_checks import validate
-from gflownet.console import print_report
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.sampler import sample_backward
 from gflownet.data.source import TrajectorySource, trajectory_stream
@@ -28,7 +27,6 @@ from gflownet.evaluation.evaluator import EVALUATORS, Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tasks import load_task_class
-from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -39,7 +37,7 @@ from gflownet.objectives.config import OBJECTIVES
 from gflownet.objectives.optimiser import clip_gradients, make_optimizer, make_schedule
 from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES
-from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
+from gflownet.report.closing import report_run
 from gflownet.run_folder import RunFolder
 from gflownet.utils.random_state import get_random_state, seed_all, set_random_state, stream_seed
 
@@ -252,32 +250,18 @@ class GFNTrainer:
         return {"validation_score_mean": _mean([evaluation.score for evaluation in evaluations])}
 
     def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> None:
-        """Say how sampling changed, measure the best architectures on test data, and show them."""
-        tenth = max(1, len(self.score_means) // 10)
-        first, last = _mean(self.score_means[:tenth]), _mean(self.score_means[-tenth:])
-        logger.say(
-            f"mean score of sampled architectures: {first:.3f} in the first {tenth} steps, "
-            f"{last:.3f} in the last {tenth}"
-        )
-        rows = write_top_architectures(
+        best = store.top(NUM_REPORTED)
+        report_run(
             folder.path,
-            store.top(NUM_REPORTED),
+            best,
             task=self.task,
             seed=self.config.seed,
-            from_dict=self.env.terminal_type.from_dict,
-            say=logger.say,
+            terminal_type=self.env.terminal_type,
+            score_means=self.score_means,
+            errors=self.errors,
+            console=logger.console,
         )
-        is_network = self.env.terminal_type is ComputationGraph
-        pictures = str(folder.path / PICTURES_NAME) if is_network else ""
-        load_line = (
-            f'import gflownet; model = gflownet.load("{folder.path / TOP_NAME}", rank=0)' if is_network else None
-        )
-        print_report(rows, load_line=load_line, pictures=pictures, console=logger.console)
-        logger.say(f"everything about this run: {folder.path}")
-        if self.errors:
-            reason, times = self.errors.most_common(1)[0]
-            logger.say(f"failed evaluations: {self.errors.total()}; most often ({times}): {reason}")
-        if not rows:
+        if not best:
             raise UserError("every evaluation failed; the task, the environment and evaluation.* have to fit together")
 
     def _evaluate(
