@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from gflownet.envs.checks import check_search_space
 from gflownet.envs.config import EnvConfig
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.vocabulary import ORDER_SENSITIVE_AGGREGATIONS
@@ -248,8 +249,9 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
         """Return the context of the search space that the options describe.
 
         Raises:
-            ValueError: an empty vocabulary, or fewer edges than it takes to join inputs and outputs.
+            ValueError: the option, or the attribute of the task, that makes no computation graphs.
         """
+        check_search_space(config, input_sizes=input_sizes, output_sizes=output_sizes)
         env = ComputationGraphEnv(
             input_sizes,
             output_sizes,

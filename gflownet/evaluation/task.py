@@ -36,11 +36,15 @@ class GFNTask(ABC):
     """
 
     Config: ClassVar[type | None] = None  # an optional dataclass of the task's own options, the keys of task_options
-    input_sizes: tuple[int, ...]  # widths of the input nodes that a graph starts from
-    output_sizes: tuple[int, ...]  # widths of the output nodes that it ends in
+    # Widths of the input nodes that a graph starts from and of the output nodes that it ends in; an environment that
+    # needs them says so where there are none.
+    input_sizes: tuple[int, ...] = ()
+    output_sizes: tuple[int, ...] = ()
+
+    _temperature: TemperatureConditional | None = None
 
     def __init__(self, config: TaskConfig) -> None:
-        """Keeps the whole root config, which was validated before."""
+        """Keeps the whole root config, which was validated before. A subclass's own __init__ calls this one."""
         self.config = config
         self._temperature = TemperatureConditional(config.cond.temperature)
 
@@ -67,15 +71,21 @@ class GFNTask(ABC):
     @property
     def num_cond_dim(self) -> int:
         """Number of conditioning features C that the policy is given."""
-        return self._temperature.num_cond_dim
+        return self._conditional.num_cond_dim
 
     def sample_conditioning(self, num: int, *, generator: torch.Generator) -> Conditioning:
         """Returns what `num` new trajectories are conditioned on."""
-        return self._temperature.sample(num, generator=generator)
+        return self._conditional.sample(num, generator=generator)
 
     def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
         """Returns beta * log(max(score, floor)) of scores `[B]`."""
         return conditioning.beta * scores.clamp(min=self.config.evaluation.floor_score).log()
+
+    @property
+    def _conditional(self) -> TemperatureConditional:
+        if self._temperature is None:
+            raise ValueError(f"task: expected {type(self).__name__}.__init__ to call super().__init__(config)")
+        return self._temperature
 
     def _score_or_exception(self, graph: Any, seed: int) -> Score | Exception:
         with seeded(seed):

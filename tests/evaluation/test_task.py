@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from gflownet.evaluation.randomness import candidate_seed, seeded
-from gflownet.evaluation.task import Conditioning, Score, soft_size_objective
+from gflownet.evaluation.task import Conditioning, GFNTask, Score, soft_size_objective
 from tests.evaluation.candidates import StubCandidate, StubTask, config_with
 
 
@@ -24,6 +24,27 @@ def test_conditioning_is_as_wide_as_promised():
     task = StubTask({}, config_with("cond.temperature.num_thermometer_dim=5"))
     assert task.num_cond_dim == 5
     assert task.sample_conditioning(3, generator=torch.Generator()).encoding.shape == (3, 5)
+
+
+class ForgetsTheBase(GFNTask):
+    """Neither calls the base class's __init__ nor gives sizes."""
+
+    def __init__(self, config):
+        self.data = config
+
+    def evaluate(self, graph, *, seed):
+        return Score(1.0)
+
+
+def test_a_task_that_does_not_call_the_base_s_init_is_told_so():
+    task = ForgetsTheBase(config_with())
+    for use in (lambda: task.num_cond_dim, lambda: task.sample_conditioning(1, generator=torch.Generator())):
+        with pytest.raises(ValueError, match=r"^task: expected ForgetsTheBase\.__init__ to call super\(\)\.__init__"):
+            use()
+
+
+def test_a_task_without_sizes_has_none():
+    assert (ForgetsTheBase.input_sizes, ForgetsTheBase.output_sizes) == ((), ())
 
 
 def test_one_candidate_s_failure_does_not_stop_the_others():
