@@ -26,7 +26,7 @@ def write_top_architectures(
     task: GFNTask,
     seed: int,
     from_dict: Callable[[dict[str, Any]], Any],
-    say: Callable[[str], None] = print,
+    say: Callable[[str], None],
 ) -> list[ReportRow]:
     """Write the best architectures with validation and test score, draw them, and return the rows of the table.
 
