@@ -17,7 +17,7 @@ class EvaluationConfig:
     """How a candidate becomes a score, and where scores are kept."""
 
     backend: Literal["inline"] = field(
-        default="inline", metadata={"help": "where candidates are evaluated: inline, one after the other"}
+        default="inline", metadata={"help": "where candidates are evaluated: inline, in the main process"}
     )
     store_url: str = field(
         default="", metadata={"help": "database URL of the store; empty: evaluations.sqlite in log_dir"}

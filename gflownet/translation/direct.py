@@ -1,11 +1,16 @@
 """Training many classifiers of any structure at once, without autograd and with one optimiser for all.
 
 A candidate of the search is so small that autograd's bookkeeping and the optimiser's calls cost more than its
-arithmetic. Here each structure gets generated forward and backward code (direct_code), all parameters of all
-candidates lie in one flat tensor, and one fused optimiser step moves them.
+arithmetic. Here each structure gets generated forward and backward code (direct_code), and all parameters of all
+candidates lie in one flat tensor. What does not depend on the structure is done for all candidates in one operation:
+scaling matrices by their edges' weights, the loss, the weights' gradients, the optimiser's step.
+
+Letters: K models, B batch, C classes, N parameters with the gaps between models, E projected edges of all models.
 """
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
 from typing import Any
 
 import torch
@@ -13,16 +18,18 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.translation.cache import TranslationCache
-from gflownet.translation.direct_code import direct_source, has_direct_code
+from gflownet.translation.direct_code import direct_source, has_direct_code, message_factor
+from gflownet.translation.emit import identifier
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.plan import ModelPlan
 
-# Candidates start at multiples of this many numbers, so that the vectorised optimiser treats each the same wherever
-# it lies and whoever lies beside it: results are the same to the bit in any company.
+# Models start at multiples of this many numbers, and so do their rows in the loss, so that vectorised operations treat
+# each the same wherever it lies and whoever lies beside it: results are the same to the bit in any company.
 ALIGNMENT = 64
 
 _CODE = TranslationCache()
-Run = Callable[[Tensor, Callable[[Tensor], Tensor]], None]
+Forward = Callable[[Tensor], tuple[Tensor, tuple[Tensor, ...]]]
+Backward = Callable[[Tensor, tuple[Tensor, ...]], None]
 
 
 class DirectTraining:
@@ -38,31 +45,30 @@ class DirectTraining:
         for position, model in enumerate(models):
             if not has_direct_code(model.plan):
                 raise ValueError(f"model {position}: expected one that is_direct, got state, queries, gates or routers")
+        layouts = [_Layout(model) for model in models]
+        sizes = [layout.size for layout in layouts]
         first = next(models[0].parameters())
-        sizes = [_aligned(sum(parameter.numel() for parameter in model.parameters())) for model in models]
         self.parameter = nn.Parameter(torch.zeros(sum(sizes), dtype=first.dtype, device=first.device))  # [N]
         self.parameter.grad = torch.zeros_like(self.parameter)
-        values, gradients = self.parameter.detach().split(sizes), self.parameter.grad.split(sizes)
-        self._runs = [_bound(model, *flat) for model, *flat in zip(models, values, gradients, strict=True)]
+        self._scaling = _Scaling(layouts, self.parameter.detach(), self.parameter.grad)
+        buffers = (self.parameter.detach(), self.parameter.grad, self._scaling.matrices)
+        parts = zip(*(buffer.split(sizes) for buffer in buffers), strict=True)
+        self._code = [_bound(layout, *part) for layout, part in zip(layouts, parts, strict=True)]
 
-    @torch.no_grad()
     def backward(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """Sets parameter.grad to the gradients of the mean losses and returns those losses [K].
 
         Per model: inputs [B, F] of the models' dtype, targets [B] int64.
         """
-        losses = []
-        for run, x, labels in zip(self._runs, inputs, targets, strict=True):
-
-            def pull(logits: Tensor, labels: Tensor = labels) -> Tensor:
-                log_shares = torch.log_softmax(logits, dim=1)
-                chosen = labels.unsqueeze(1)
-                losses.append(log_shares.gather(1, chosen).mean().neg_())
-                shares = log_shares.exp_()
-                return shares.scatter_add_(1, chosen, shares.new_full((1, 1), -1.0).expand_as(chosen)).div_(len(labels))
-
-            run(x, pull)
-        return torch.stack(losses)
+        # Not only no_grad: small operations spend a tenth of their time on passing autograd by.
+        with torch.inference_mode():
+            self._scaling.forward()
+            results = [forward(x) for (forward, _), x in zip(self._code, inputs, strict=True)]
+            losses, gradients = _cross_entropy([logits for logits, _ in results], targets)
+            for (_, backward), gradient, (_, saved) in zip(self._code, gradients, results, strict=True):
+                backward(gradient, saved)
+            self._scaling.backward()
+        return losses.clone()  # a tensor like any other, outside
 
 
 def is_direct(plan: ModelPlan) -> bool:
@@ -70,17 +76,132 @@ def is_direct(plan: ModelPlan) -> bool:
     return has_direct_code(plan)
 
 
-def _bound(model: TranslatedModel, values: Tensor, gradients: Tensor) -> Run:
+@dataclass(frozen=True)
+class _ProjectedEdge:
+    """Where in the flat tensors a matrix and its edge's weight lie."""
+
+    start: int
+    stop: int
+    weight: int
+    factor: float  # what else a message is multiplied by
+
+
+class _Layout:
+    """How one model lies in its part of the flat tensors."""
+
+    def __init__(self, model: TranslatedModel) -> None:
+        self.plan = model.plan
+        self.parameters = dict(model.named_parameters())
+        self.sizes = [parameter.numel() for parameter in self.parameters.values()]
+        self.num_entries = sum(self.sizes)
+        self.size = _aligned(self.num_entries)
+
+    def projected_edges(self, start: int) -> list[_ProjectedEdge]:
+        """The projected edges that are computed, by place; the model's part begins at `start`."""
+        ends = accumulate(self.sizes, initial=start)
+        places = dict(zip(self.parameters, pairwise(ends), strict=True))
+        edges = [
+            _ProjectedEdge(
+                *places[f"proj_{edge.label}.weight"], places[f"weight_{edge.label}"][0], message_factor(node)
+            )
+            for node in self.plan.live_nodes
+            for edge in node.edges
+            if edge.is_projected
+        ]
+        return sorted(edges, key=lambda edge: edge.start)
+
+
+class _Scaling:
+    """M = w * P of all projected edges at once, and from dL/dM to dL/dP = w dL/dM and dL/dw = <dL/dM, P>."""
+
+    def __init__(self, layouts: Sequence[_Layout], values: Tensor, gradients: Tensor) -> None:
+        self.values, self.gradients, self.matrices = values, gradients, torch.zeros_like(values)  # [N] each
+        edges, start = [], 0
+        for layout in layouts:
+            edges += layout.projected_edges(start)
+            start += layout.size
+        owner = torch.zeros(len(values), dtype=torch.int64)
+        bounds = [0]
+        for number, edge in enumerate(edges, start=1):
+            owner[edge.start : edge.stop] = number
+            bounds += [edge.start, edge.stop]
+        device = values.device
+        self.owner = owner.to(device)  # [N], 1 + the number of the edge whose matrix lies there, 0 for none
+        self.bounds = torch.tensor([*bounds, len(values)], device=device)  # [2 E + 2], of gaps and matrices in turn
+        self.weights = torch.tensor([edge.weight for edge in edges], dtype=torch.int64, device=device)  # [E], places
+        self.factors = values.new_tensor([edge.factor for edge in edges])  # [E]
+        self.scales = values.new_ones(1 + len(edges))  # 1, then w or w / J of every edge
+        self.scale, self.products = torch.empty_like(values), torch.empty_like(values)  # [N] each
+
+    def forward(self) -> None:
+        """Sets the matrices from the present values."""
+        torch.mul(self.values.index_select(0, self.weights), self.factors, out=self.scales[1:])
+        torch.index_select(self.scales, 0, self.owner, out=self.scale)
+        torch.mul(self.values, self.scale, out=self.matrices)
+
+    def backward(self) -> None:
+        """Turns dL/dM, where the code left it, into dL/dP and dL/dw."""
+        torch.mul(self.gradients, self.values, out=self.products)
+        sums = torch.segment_reduce(self.products, "sum", offsets=self.bounds, unsafe=True)
+        self.gradients.mul_(self.scale)
+        self.gradients.index_copy_(0, self.weights, sums[1::2] * self.factors)
+
+
+def _cross_entropy(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """The mean losses [K] and their gradients by logits, from logits [B, C] and targets [B] of each model."""
+    shapes = [each.shape for each in logits]
+    losses, gradients = logits[0].new_empty(len(logits)), list(logits)
+    for shape in set(shapes):
+        members = [position for position, other in enumerate(shapes) if other == shape]
+        if len(members) == len(logits):
+            return _cross_entropy_of_one_shape(logits, targets)
+        found, pulled = _cross_entropy_of_one_shape([logits[k] for k in members], [targets[k] for k in members])
+        losses[members] = found
+        for k, gradient in zip(members, pulled, strict=True):
+            gradients[k] = gradient
+    return losses, gradients
+
+
+def _cross_entropy_of_one_shape(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple[Tensor, Sequence[Tensor]]:
+    """The mean losses and gradients; rows of one model are filled up to a multiple of ALIGNMENT."""
+    count, (num_rows, num_classes) = len(logits), logits[0].shape
+    num_filled = _aligned(num_rows)
+    if num_filled != num_rows:
+        rows, labels = (
+            logits[0].new_zeros(num_filled - num_rows, num_classes),
+            targets[0].new_zeros(num_filled - num_rows),
+        )
+        logits, targets = [t for each in logits for t in (each, rows)], [t for each in targets for t in (each, labels)]
+    # Classes first: over the rows the softmax is vectorised, over ten classes it is not (27 times the time).
+    log_shares = torch.log_softmax(torch.cat(tuple(logits)).t().contiguous(), dim=0)  # [C, K * filled]
+    chosen = torch.cat(tuple(targets)).unsqueeze(0)
+    losses = log_shares.gather(0, chosen).view(count, num_filled)[:, :num_rows].mean(1).neg_()
+    shares = log_shares.exp_()
+    shares.scatter_add_(0, chosen, shares.new_full((1, 1), -1.0).expand_as(chosen)).div_(num_rows)
+    by_model = shares.t().contiguous().view(count, num_filled, num_classes)
+    return losses, by_model[:, :num_rows].unbind()
+
+
+def _bound(layout: _Layout, values: Tensor, gradients: Tensor, matrices: Tensor) -> tuple[Forward, Backward]:
     """The code of a model's plan on flat views; the model's parameters move there, with their values."""
-    value_views, gradient_views, start = {}, {}, 0
-    for name, parameter in model.named_parameters():
-        place = slice(start, start + parameter.numel())
-        value_views[name] = values[place].view(parameter.shape).copy_(parameter.detach())
-        gradient_views[name] = gradients[place].view(parameter.shape)
-        parameter.data = value_views[name]
-        parameter.grad = gradient_views[name]
-        start = place.stop
-    return _CODE.get(model.plan.key, lambda: _compiled(model.plan))(value_views, gradient_views)
+    tensors: dict[str, Tensor] = {"half": values.new_tensor(0.5)}
+    named, count = layout.parameters, layout.num_entries
+    values[:count] = torch.cat([parameter.detach().reshape(-1) for parameter in named.values()])
+    flats = (flat[:count].split(layout.sizes) for flat in (values, gradients, matrices))
+    for (name, parameter), *parts in zip(named.items(), *flats, strict=True):
+        value, gradient, matrix = (part.view(parameter.shape) for part in parts)
+        parameter.data, parameter.grad = value, gradient
+        kind, _, key = identifier(name.removesuffix(".weight")).partition("_")
+        match kind:
+            case "bias":
+                tensors |= {f"b{key}": value, f"gb{key}": gradient}
+            case "weight":
+                tensors |= {f"w{key}": value, f"gw{key}": gradient}
+            case "proj":
+                tensors |= {f"M{key}": matrix, f"Mt{key}": matrix.t(), f"gP{key}": gradient}
+            case "post":
+                tensors |= {f"Q{key}": value, f"Qt{key}": value.t(), f"gQ{key}": gradient}
+    return _CODE.get(layout.plan.key, lambda: _compiled(layout.plan))(**tensors)
 
 
 def _compiled(plan: ModelPlan) -> Any:
