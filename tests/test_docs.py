@@ -68,3 +68,13 @@ def test_the_task_of_the_readme_runs(tmp_path, checkout):
     command = re.search(r"^python -m gflownet\.train task=.*$", (checkout / "README.md").read_text(), re.MULTILINE)
     assert command is not None
     assert run_shell(command[0], tmp_path, checkout) == 1
+
+
+def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(checkout):
+    pages = [checkout / "README.md", checkout / "CONTRIBUTING.md", *(checkout / "docs").rglob("*.md")]
+    for page in pages:
+        text = page.read_text()
+        assert "<!--" not in text, page
+        for target in re.findall(r"\]\(([^)#]+)\)", text):
+            if "://" not in target:
+                assert (page.parent / target).exists(), f"{page.name} links to {target}"
