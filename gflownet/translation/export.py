@@ -69,7 +69,9 @@ def to_onnx(model: TranslatedModel, path: str | Path, *, batch_size: int = 2) ->
 
 def _onnx_stable_sort() -> Callable[..., Any]:
     """aten.sort.stable, which torch 2.13 has no ONNX form of: TopK over all, where ties go to the lower index."""
-    from onnxscript import opset18 as op  # pyright: ignore[reportMissingImports]
+    from onnxscript import opset18  # pyright: ignore[reportMissingImports]
+
+    op: Any = opset18
 
     def stable_sort(values: Any, stable: bool = True, dim: int = -1, descending: bool = False) -> Any:
         assert stable
