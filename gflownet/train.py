@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import traceback
@@ -33,13 +34,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_SIGNAL + signal.SIGINT
+    except BrokenPipeError:  # whoever read our output has seen enough, as in `--help | head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_SIGNAL + signal.SIGPIPE
     return 0 if stopped_by is None else EXIT_SIGNAL + stopped_by
 
 
 def _build(command: Command) -> GFNTrainer | None:
     """Return the trainer, or None where printing was all that was asked for."""
     if command.help:
-        print(help_text())
+        print(help_text(), flush=True)
         return None
     config = command_config(command.config, command.overrides)
     validate(config)

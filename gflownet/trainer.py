@@ -222,12 +222,13 @@ class GFNTrainer:
     def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Evaluator, stop: StopRequest) -> None:
         """Train until the last step or a signal; a checkpoint is written every so often and at the end."""
         config, num_known = self.config, self.num_distinct
-        seconds_before, started = self.seconds, time.monotonic()
+        seconds_before, started = self.seconds, math.inf
         if config.num_workers:
             logger.say(f"starting {config.num_workers} workers")
         with closing(trajectory_stream(self.source, num_workers=config.num_workers)) as stream:
             while self.step < config.num_training_steps and stop.signal is None:
                 trajectories = next(stream)
+                started = min(started, time.monotonic())  # the start of the workers is nobody's evaluation time
                 self.step += 1
                 num_failed = self.errors.total()
                 metrics = self.train_step(trajectories, evaluator)

@@ -166,3 +166,10 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoppedTrainer, "outcome", ValueError("in a run"))
     with pytest.raises(ValueError, match="in a run"):
         train.main([])
+
+
+def test_help_survives_a_reader_that_leaves() -> None:
+    command = f"{sys.executable} -m gflownet.train --help | head -c 10"
+    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert done.stdout == "usage: pyt"
+    assert done.stderr == ""

@@ -103,11 +103,20 @@ class GraphBuildingEnvContext:
         return indices
 
     def from_indices(self, batch: Batch, indices: Tensor) -> ActionBatch:
-        """Return the environment's actions behind (type, row, column) indices [B, 3]."""
+        """Return the environment's actions behind (type, row, column) indices [B, 3].
+
+        Raises:
+            ValueError: a graph has no such row of that type; the message names it.
+        """
         kind, row = torch.zeros_like(indices[:, 0]), torch.zeros_like(indices[:, 0])
         for position, (action_type, graphs) in enumerate(zip(self.action_types, self.row_graphs(batch), strict=True)):
             chosen = (indices[:, 0] == position).nonzero().squeeze(1)
             start = torch.searchsorted(graphs, chosen)
+            num_rows = torch.searchsorted(graphs, chosen, right=True) - start
+            outside = chosen[(indices[chosen, 1] < 0) | (indices[chosen, 1] >= num_rows)]
+            if len(outside):
+                graph = int(outside[0])
+                raise ValueError(f"graph {graph}: expected a row of {action_type.name}, got {int(indices[graph, 1])}")
             row[chosen] = batch[f"{action_type.field_name}_row"][start + indices[chosen, 1]]
             kind[chosen] = int(action_type)
         return ActionBatch(kind, row, indices[:, 2])

@@ -268,3 +268,13 @@ def test_a_context_without_options_of_its_own_says_so():
         ValueError, match=r"^env\.name: expected a context with a from_config .*, DegreeContext has none$"
     ):
         DegreeContext.from_config(None, input_sizes=(1,), output_sizes=(1,), num_cond_dim=1)
+
+
+def test_an_index_beyond_its_graphs_rows_is_refused():
+    env = computation_graphs()
+    context = GraphBuildingEnvContext(env)
+    batch = context.to_batch(env.initial_states(2))
+    add_node = context.action_types.index(GraphActionType.AddNode)
+    for row in (-1, 50):
+        with pytest.raises(ValueError, match=rf"graph 1: expected a row of AddNode, got {row}"):
+            context.from_indices(batch, torch.tensor([[add_node, 0, 2], [add_node, row, 2]]))
