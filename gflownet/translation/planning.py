@@ -4,8 +4,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
-from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATION_PARAMETERS
-from gflownet.translation.plan import CELLS, STATELESS_ACTIVATIONS, EdgePlan, ModelPlan, NodePlan, message_size
+from gflownet.graphs.vocabulary import AGGREGATION_PARAMETERS
+from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan, message_size
 
 # An output that no input reaches is still defined: it is a function of biases alone.
 HARMLESS_PROBLEMS = ("unreachable_output",)
@@ -28,11 +28,6 @@ def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
 def check_translatable(graph: ComputationGraph) -> None:
     """Raises ValueError that lists every problem of the graph that keeps it from being a model."""
     problems = [problem.message for problem in graph.validate() if problem.code not in HARMLESS_PROBLEMS]
-    known = (*STATELESS_ACTIVATIONS, *CELLS)
-    for node in graph.nodes.values():
-        if node.activation_function in ACTIVATIONS and node.activation_function not in known:
-            name = f"node {node.node_id}"
-            problems.append(f"{name}: expected an activation out of {', '.join(known)}, got {node.activation_function}")
     if problems:
         raise ValueError("the graph cannot be translated:\n" + "\n".join(f"- {problem}" for problem in problems))
 
