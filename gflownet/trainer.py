@@ -141,8 +141,9 @@ class GFNTrainer:
             location = config.evaluation.store_url or folder.store
             store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
             stop = stack.enter_context(stop_signals())
+            logger = self._open_logger(folder)  # here, so that a logger that does not open is its own error
             try:
-                with self._open_logger(folder) as logger:
+                with logger:
                     self._train(folder, logger, self.build_evaluator(store), stop)
             except Exception as error:
                 if self.score_means:  # what was found until then is worth seeing

@@ -308,3 +308,14 @@ def test_a_shared_store_tells_runs_apart(tmp_path):
     assert first[-1]["num_distinct"] > 0
     assert [row["cached_share"] for row in second] == [1.0] * 8
     assert [row["score_mean"] for row in second] == [row["score_mean"] for row in first]
+
+
+def test_a_logger_that_does_not_open_is_its_own_error(tmp_path, monkeypatch):
+    assert run(tmp_path / "run", "num_training_steps=2") == 0
+
+    def refuse(self, folder):
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(GFNTrainer, "_open_logger", refuse)
+    with pytest.raises(OSError, match="no space left"):
+        run(tmp_path / "run", "resume=true")

@@ -90,6 +90,7 @@ class _Steps:
     def finish(
         self, env: Environment, terminal: GraphStates, conditioning: Conditioning, *, backwards: bool = False
     ) -> TrajectoryBatch:
+        """Return the trajectories into `terminal`; `backwards` says that the steps were collected last to first."""
         turn = slice(None, None, -1 if backwards else 1)
         return TrajectoryBatch(
             states=GraphStates.cat(self.states[turn]),
