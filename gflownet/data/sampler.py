@@ -3,24 +3,37 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
+from torch_geometric.data import Batch
 
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.action import ActionBatch, GraphActionType
+from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
+from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 
+# A policy, or whatever answers for it: a worker's proxy.
+AnswersForPolicy = Callable[[Batch, Tensor], tuple[GraphActionCategorical, Tensor]]
 
-@torch.no_grad()
+
+class _Step(NamedTuple):
+    """One step of the trajectories that are still on their way."""
+
+    states: GraphStates
+    trajectory: Tensor
+    actions: ActionBatch  # forward
+    log_backward: Tensor
+
+
 def sample_forward(
     context: GraphBuildingEnvContext,
-    policy: Policy,
+    policy: AnswersForPolicy,
     *,
     conditioning: Conditioning,
     generator: torch.Generator,
@@ -30,81 +43,70 @@ def sample_forward(
 
     Trajectories that have stopped leave the batch, so that the policy reads unfinished graphs only.
     """
-    env, steps = context.env, _Steps()
-    alive = torch.arange(len(conditioning.beta))
+    with torch.inference_mode():  # a tenth faster than no_grad; what leaves it is copied into ordinary tensors below
+        steps = _roll_out(context, policy, conditioning.encoding, generator, random_action_prob)
+    return _unrewarded(context.env, steps, conditioning)
+
+
+def _roll_out(
+    context: GraphBuildingEnvContext,
+    policy: AnswersForPolicy,
+    encoding: Tensor,
+    generator: torch.Generator,
+    random_action_prob: float,
+) -> list[_Step]:
+    env, alive, steps = context.env, torch.arange(len(encoding)), []
     states = env.initial_states(len(alive))
-    terminal: list[tuple[Tensor, GraphStates]] = []
     while len(alive):
         batch = context.to_batch(states)
-        categorical, _ = policy(batch, conditioning.encoding[alive])
+        categorical, _ = policy(batch, encoding if len(alive) == len(encoding) else encoding[alive])
         actions = context.from_indices(batch, categorical.mixed(random_action_prob).sample(generator))
-        goes_on = actions.kind != GraphActionType.Stop
-        after = env.apply(states, actions)[goes_on]
         log_backward = torch.zeros(len(alive))
-        log_backward[goes_on] = -env.backward_masks(after).num_actions().log()
-        steps.add(states, alive, actions, log_backward)
-        terminal.append((alive[~goes_on], states[~goes_on]))
-        states, alive = after, alive[goes_on]
-    order = torch.cat([index for index, _ in terminal]).argsort()
-    return steps.finish(env, GraphStates.cat([s for _, s in terminal])[order], conditioning)
+        steps.append(_Step(states, alive, actions, log_backward))
+        goes_on = (actions.kind != int(GraphActionType.Stop)).nonzero().squeeze(1)
+        if len(goes_on) < len(alive):
+            states, actions, alive = states[goes_on], actions[goes_on], alive[goes_on]
+        states = env.apply(states, actions)
+        log_backward[goes_on] = -env.backward_masks(states).num_actions().log()
+    return steps
 
 
 def sample_backward(
     env: Environment, terminal: GraphStates, *, conditioning: Conditioning, generator: torch.Generator
 ) -> TrajectoryBatch:
     """Return one trajectory into each terminal state, drawn from the uniform backward policy; rewards are NaN."""
-    num = len(terminal)
-    steps, states, alive = _Steps(), terminal, torch.arange(num)
-    stop = torch.zeros(num, dtype=torch.int64)
-    steps.add(terminal, alive, ActionBatch(stop + int(GraphActionType.Stop), stop, stop), torch.zeros(num))
-    while len(alive):
+    states, alive = terminal, torch.arange(len(terminal))
+    stop = torch.zeros_like(alive)
+    steps = [_Step(terminal, alive, ActionBatch(stop + int(GraphActionType.Stop), stop, stop), torch.zeros(len(stop)))]
+    while True:
         masks = env.backward_masks(states)
         num_actions = masks.num_actions()
         goes_on = num_actions > 0  # only the initial state has nothing to undo
         states, alive = states[goes_on], alive[goes_on]
         if not len(alive):
             break
-        masks = type(masks)({kind: mask[goes_on] for kind, mask in masks.masks.items()})
-        backward = masks.sample_uniform(generator)
+        backward = ActionMasks({kind: mask[goes_on] for kind, mask in masks.masks.items()}).sample_uniform(generator)
         before, forward = env.apply(states, backward), env.reverse(states, backward)
-        steps.add(before, alive, forward, -num_actions[goes_on].log())
+        steps.append(_Step(before, alive, forward, -num_actions[goes_on].log()))
         states = before
-    return steps.finish(env, terminal, conditioning, backwards=True)
+    return _unrewarded(env, steps[::-1], conditioning)
 
 
-class _Steps:
-    """Collects steps until the trajectories are whole."""
-
-    def __init__(self) -> None:
-        self.states: list[GraphStates] = []
-        self.trajectory: list[Tensor] = []
-        self.actions: list[ActionBatch] = []
-        self.log_backward: list[Tensor] = []
-
-    def add(self, states: GraphStates, trajectory: Tensor, actions: ActionBatch, log_backward: Tensor) -> None:
-        self.states.append(states)
-        self.trajectory.append(trajectory)
-        self.actions.append(actions)
-        self.log_backward.append(log_backward)
-
-    def finish(
-        self, env: Environment, terminal: GraphStates, conditioning: Conditioning, *, backwards: bool = False
-    ) -> TrajectoryBatch:
-        """Return the trajectories into `terminal`; `backwards` says that the steps were collected last to first."""
-        turn = slice(None, None, -1 if backwards else 1)
-        return TrajectoryBatch(
-            states=GraphStates.cat(self.states[turn]),
-            trajectory=torch.cat(self.trajectory[turn]),
-            actions=ActionBatch.cat(self.actions[turn]),
-            log_backward=torch.cat(self.log_backward[turn]),
-            terminal=terminal,
-            conditioning=conditioning.encoding,
-            beta=conditioning.beta,
-            log_symmetry=_log_counts(env.num_automorphisms(terminal))
-            - _log_counts(env.num_automorphisms(env.initial_states(1))),
-            log_reward=torch.full((len(terminal),), torch.nan),
-        )
-
-
-def _log_counts(counts: Sequence[int]) -> Tensor:
-    return torch.tensor([math.log(count) for count in counts])
+def _unrewarded(env: Environment, steps: Sequence[_Step], conditioning: Conditioning) -> TrajectoryBatch:
+    """Return the trajectories whose steps these are, all first ones, all second ones, and so on."""
+    states, actions = GraphStates.cat([s.states for s in steps]), ActionBatch.cat([s.actions for s in steps])
+    trajectory = torch.cat([s.trajectory for s in steps])
+    stops = (actions.kind == int(GraphActionType.Stop)).nonzero().squeeze(1)
+    terminal = states[stops[trajectory[stops].argsort()]]
+    counts = torch.tensor(env.num_automorphisms(terminal), dtype=torch.float64)
+    return TrajectoryBatch(
+        states=states,
+        trajectory=trajectory,
+        actions=actions,
+        log_backward=torch.cat([s.log_backward for s in steps]),
+        terminal=terminal,
+        conditioning=conditioning.encoding,
+        beta=conditioning.beta,
+        log_symmetry=(counts.log() - math.log(env.num_initial_automorphisms)).float(),
+        log_reward=torch.full((len(terminal),), torch.nan),
+    )

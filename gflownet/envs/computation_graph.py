@@ -68,6 +68,7 @@ class ComputationGraphEnv(Environment):
                 directed=True,
                 edge_types=("forward", "recurrent") if allow_recurrent else ("forward",),
                 node_attributes=tuple(a for a in choices if len(a.values) > 1),
+                ranked=bool(ORDER_SENSITIVE_AGGREGATIONS & {*aggregations, output_aggregation}),
             )
         )
 

@@ -6,13 +6,14 @@ Nodes are added one at a time, each hung on a node that is there (the first on n
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cached_property
 
 import torch
 
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import Environment, Rule, Rules
-from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary, bridges
+from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
 
 
 class GraphBuildingEnv(Environment):
@@ -55,68 +56,85 @@ class GraphBuildingEnv(Environment):
         """Return when a node or an edge may be added, an attribute set, and the graph be finished."""
         num_nodes, exists, has_edge = states.num_nodes, states.exists, states.has_edge
         n = self.vocabulary.max_nodes
-        first = torch.arange(n) == 0
-        source = exists | ((num_nodes == 0)[:, None] & first)
-        rules: Rules = {
-            Kind.Stop: [
-                Rule(f"the graph needs at least {self.min_nodes} nodes", _graph(num_nodes >= self.min_nodes)),
-                Rule("every attribute of every node must be set", _graph(~self._unset_nodes(states).any(1))),
-                Rule("every attribute of every edge must be set", _graph(~self._unset_edges(states).flatten(1).any(1))),
-            ],
+        rules: dict[Kind, list[Rule]] = {
+            Kind.Stop: [Rule(f"the graph needs at least {self.min_nodes} nodes", _graph(num_nodes >= self.min_nodes))],
             Kind.AddNode: [
                 Rule(f"the graph already has {n} nodes", _graph(num_nodes < n)),
-                Rule("the node to hang on is not there", source[:, :, None]),
+                Rule(
+                    "the node to hang on is not there", (self._positions < num_nodes.clamp(min=1)[:, None])[..., None]
+                ),
             ],
             Kind.AddEdge: [
                 Rule("both nodes must be there", _pair(exists[:, :, None] & exists[:, None, :])),
-                Rule("an edge joins two different nodes", _pair(~torch.eye(n, dtype=torch.bool)[None])),
+                Rule("an edge joins two different nodes", _pair(self._apart)),
                 Rule("the edge is already there", _pair(~has_edge)),
                 self._orientation(states),
             ],
-            Kind.SetNodeAttr: [
-                Rule("the node is not there", exists[:, :, None]),
-                Rule("the attribute is already set", self._per_value(states.node_attr == UNSET, on_nodes=True)),
-            ],
-            Kind.SetEdgeAttr: [
-                Rule("the edge is not there", _pair(has_edge & self._listed())),
-                Rule("the attribute is already set", self._per_value(states.edge_attr == UNSET, on_nodes=False)),
-            ],
         }
+        if self.vocabulary.node_attributes:
+            unset = states.node_attr == UNSET
+            complete = ~(exists & unset.any(-1)).any(1)
+            rules[Kind.Stop].append(Rule("every attribute of every node must be set", _graph(complete)))
+            rules[Kind.SetNodeAttr] = [
+                Rule("the node is not there", exists[:, :, None]),
+                Rule("the attribute is already set", self._per_value(unset, on_nodes=True)),
+            ]
+        if self.vocabulary.edge_attributes:
+            unset = states.edge_attr == UNSET
+            complete = ~(has_edge & unset.any(-1)).flatten(1).any(1)
+            rules[Kind.Stop].append(Rule("every attribute of every edge must be set", _graph(complete)))
+            rules[Kind.SetEdgeAttr] = [
+                Rule("the edge is not there", _pair(has_edge & self._listed)),
+                Rule("the attribute is already set", self._per_value(unset, on_nodes=False)),
+            ]
         return rules
 
     def backward_rules(self, states: GraphStates) -> Rules:
         """Return when a leaf, an edge or an attribute may be taken away so that a legal state remains."""
-        has_edge, bare_edges = states.has_edge, (states.edge_attr == UNSET).all(-1)
-        node_is_bare = (states.node_attr == UNSET).all(-1)
-        edges_are_bare = (bare_edges | ~has_edge).all(1) & (bare_edges | ~has_edge).all(2)
+        has_edge = states.has_edge
+        num_in, num_out = has_edge.sum(1), has_edge.sum(2)
         if self.vocabulary.directed:
-            leaf = (has_edge.sum(2) == 0) & (has_edge.sum(1) <= 1)
-            spare = (has_edge.sum(1) >= 2)[:, None, :]
+            leaf = (num_out == 0) & ((num_in == 1) | (states.num_nodes == 1)[:, None])
+            spare = (num_in >= 2)[:, None, :]
             reason = "the target would lose its only way from the source"
         else:
-            leaf = has_edge.sum(2) <= 1
-            spare = ~bridges(has_edge)
+            leaf = (num_out == 1) | (states.num_nodes == 1)[:, None]
+            spare = states.num_bridges == 0
             reason = "the graph would fall apart"
-        lonely = (states.num_nodes == 1)[:, None] | (has_edge.any(1) | has_edge.any(2))
-        return {
+        listed = has_edge if self.vocabulary.directed else has_edge & self._listed
+        rules: dict[Kind, list[Rule]] = {
             Kind.RemoveNode: [
                 Rule("the node is not there", states.exists[:, :, None]),
-                Rule("the node still has attributes", node_is_bare[:, :, None]),
-                Rule("the node's edge still has attributes", edges_are_bare[:, :, None]),
-                Rule("only a leaf can be removed", (leaf & lonely)[:, :, None]),
+                Rule("only a leaf can be removed", leaf[:, :, None]),
             ],
-            Kind.RemoveEdge: [
-                Rule("the edge is not there", _pair(has_edge & self._listed())),
-                Rule("the edge still has attributes", _pair(bare_edges)),
-                Rule(reason, _pair(spare)),
-            ],
-            Kind.RemoveNodeAttr: [Rule("the attribute is not set", states.node_attr != UNSET)],
-            Kind.RemoveEdgeAttr: [
-                Rule("the edge is not there", _pair(self._listed())),
-                Rule("the attribute is not set", states.edge_attr != UNSET),
-            ],
+            Kind.RemoveEdge: [Rule("the edge is not there", _pair(listed)), Rule(reason, _pair(spare))],
         }
+        if self.vocabulary.node_attributes:
+            is_set = states.node_attr != UNSET
+            rules[Kind.RemoveNode].append(Rule("the node still has attributes", ~is_set.any(-1, keepdim=True)))
+            rules[Kind.RemoveNodeAttr] = [Rule("the attribute is not set", is_set)]
+        if self.vocabulary.edge_attributes:
+            is_set = states.edge_attr != UNSET
+            bare = ~is_set.any(-1)
+            own = bare.all(1) & bare.all(2)
+            rules[Kind.RemoveNode].append(Rule("the node's edge still has attributes", own[:, :, None]))
+            rules[Kind.RemoveEdge].append(Rule("the edge still has attributes", _pair(bare)))
+            rules[Kind.RemoveEdgeAttr] = [
+                Rule("the edge is not there", _pair(self._listed)),
+                Rule("the attribute is not set", is_set),
+            ]
+        return rules
 
+    @cached_property
+    def _positions(self) -> torch.Tensor:
+        return torch.arange(self.vocabulary.max_nodes)
+
+    @cached_property
+    def _apart(self) -> torch.Tensor:
+        """Return which pairs are two nodes, [1, N, N]."""
+        return ~torch.eye(self.vocabulary.max_nodes, dtype=torch.bool)[None]
+
+    @cached_property
     def _listed(self) -> torch.Tensor:
         """Return which pairs are spoken of, [1, N, N]: an undirected edge only as (smaller, larger)."""
         n = self.vocabulary.max_nodes
@@ -126,13 +144,7 @@ class GraphBuildingEnv(Environment):
     def _orientation(self, states: GraphStates) -> Rule:
         if self.vocabulary.directed:
             return Rule("the edge would close a cycle", _pair(~states.reach.transpose(1, 2)))
-        return Rule("an undirected edge is written from the smaller to the larger node", _pair(self._listed()))
-
-    def _unset_nodes(self, states: GraphStates) -> torch.Tensor:
-        return states.exists & (states.node_attr == UNSET).any(-1)
-
-    def _unset_edges(self, states: GraphStates) -> torch.Tensor:
-        return states.has_edge & (states.edge_attr == UNSET).any(-1)
+        return Rule("an undirected edge is written from the smaller to the larger node", _pair(self._listed))
 
     def _per_value(self, per_attribute: torch.Tensor, *, on_nodes: bool) -> torch.Tensor:
         columns = self.vocabulary.node_columns if on_nodes else self.vocabulary.edge_columns

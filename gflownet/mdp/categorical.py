@@ -1,21 +1,27 @@
-"""One categorical distribution per graph over ragged groups of logits: which action, on which row, with which column.
+"""One categorical distribution per graph over groups of logits: which action, on which row, with which column.
 
-Letters: B graphs, T action types, M_t rows and C_t columns of type t, L legal actions of the whole batch.
+Letters: B graphs, T action types, M_t rows of all graphs and C_t columns of type t, R_t the most rows one graph has of
+type t, A = sum of R_t C_t slots of a graph, L legal actions of all graphs.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import lru_cache
+from itertools import accumulate
 
 import torch
 from torch import Tensor
+
+_BELOW_ONE = 1 - 2**-52  # keeps a uniform number times a total strictly below that total in float64
 
 
 class GraphActionCategorical:
     """B independent distributions; actions are (type, row, column), rows counted within a graph.
 
-    Only legal actions are ever normalised, sampled or differentiated; the masked logits are -inf to the outside.
+    A graph's logits lie side by side in A slots, -inf where nothing is legal, so that every operation is one over a
+    matrix [B, A]. Illegal actions have probability 0 and carry no gradient.
 
     Args:
         logits: one tensor [M_t, C_t] per type.
@@ -30,32 +36,53 @@ class GraphActionCategorical:
     def __init__(
         self, logits: Sequence[Tensor], masks: Sequence[Tensor], *, row_graphs: Sequence[Tensor], num_graphs: int
     ) -> None:
-        self.masks, self.row_graphs, self.num_graphs = list(masks), list(row_graphs), num_graphs
-        sizes = [mask.numel() for mask in masks]
-        self._offsets = [sum(sizes[:t]) for t in range(len(sizes) + 1)]
-        legal = [mask.reshape(-1).nonzero().squeeze(1) for mask in masks]
-        self._position = torch.cat([at + offset for at, offset in zip(legal, self._offsets, strict=False)])  # [L]
-        self._graph = torch.cat(
-            [graphs[at // mask.shape[1]] for at, graphs, mask in zip(legal, row_graphs, masks, strict=True)]
-        )  # [L]
-        self._logits = torch.cat([x.reshape(-1)[at] for x, at in zip(logits, legal, strict=True)])  # [L]
-        self._counts = torch.bincount(self._graph, minlength=num_graphs)  # [B]
-        if bool((self._counts == 0).any()):
-            graph = int((self._counts == 0).nonzero()[0])
-            raise ValueError(f"graph {graph}: expected at least one legal action, got none")
+        self._rows: list[tuple[Tensor, Tensor]] | None = [(g, _rank(g, num_graphs)) for g in row_graphs]
+        self._lay_out(
+            [_padded(x, *at, num_graphs) for x, at in zip(logits, self._rows, strict=True)],
+            [_padded(x, *at, num_graphs) for x, at in zip(masks, self._rows, strict=True)],
+        )
+
+    @classmethod
+    def dense(cls, logits: Sequence[Tensor], masks: Sequence[Tensor]) -> GraphActionCategorical:
+        """Return the distributions over rows that every graph has.
+
+        Args:
+            logits: one tensor [B, R_t, C_t] per type.
+            masks: which entries are legal, bool tensors of the same shapes.
+
+        Raises:
+            ValueError: a graph has no legal action; the message names it.
+        """
+        self = object.__new__(cls)
+        self._rows = None
+        self._lay_out(logits, masks)
+        return self
+
+    @property
+    def num_graphs(self) -> int:
+        """Return B."""
+        return self._logits.shape[0]
 
     @property
     def logits(self) -> list[Tensor]:
-        """Return the logits, one [M_t, C_t] per type, -inf where masked."""
-        flat = self._logits.new_full((self._offsets[-1],), -math.inf).index_put((self._position,), self._logits)
-        bounds = zip(self._offsets, self._offsets[1:], self.masks, strict=False)
-        return [flat[start:stop].reshape(mask.shape) for start, stop, mask in bounds]
+        """Return the logits, -inf where illegal, one per type: [M_t, C_t], of `dense` distributions [B, R_t, C_t]."""
+        parts = self._logits.split([rows * columns for rows, columns in self._shapes], 1)
+        shown = [part.unflatten(1, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return shown if self._rows is None else [x[at] for x, at in zip(shown, self._rows, strict=True)]
+
+    def __getitem__(self, graphs: slice) -> GraphActionCategorical:
+        """Return the distributions of consecutive graphs."""
+        start, stop, _ = graphs.indices(self.num_graphs)
+        part = self._with(self._logits[start:stop])
+        part._mask = self._mask[start:stop]
+        if self._rows is not None:
+            inside = [(graph >= start) & (graph < stop) for graph, _ in self._rows]
+            part._rows = [(g[i] - start, row[i]) for (g, row), i in zip(self._rows, inside, strict=True)]
+        return part
 
     def logsumexp(self) -> Tensor:
         """Return the log-normaliser of each graph, [B]."""
-        largest = self._largest(self._logits.detach())
-        total = torch.zeros_like(largest).index_add(0, self._graph, (self._logits - largest[self._graph]).exp())
-        return total.log() + largest
+        return self._logits.logsumexp(1)
 
     def log_prob(self, actions: Tensor) -> Tensor:
         """Return the log-probability of one action per graph, [B]; an illegal action has -inf.
@@ -63,39 +90,50 @@ class GraphActionCategorical:
         Args:
             actions: (type, row, column), [B, 3] int64.
         """
-        position = self._flat_position(actions)
-        at = torch.searchsorted(self._position, position).clamp(max=len(self._position) - 1)
-        legal = self._position[at] == position
-        return torch.where(legal, self.log_probs()[1][at], -math.inf)
+        slot, exists = self._slots(actions)
+        chosen = self._logits.log_softmax(1).gather(1, slot[:, None]).squeeze(1)
+        return torch.where(exists, chosen, -math.inf)
 
     def log_probs(self) -> tuple[Tensor, Tensor]:
-        """Return the graph [L] and the log-probability [L] of every legal action, types in order, rows ascending."""
-        # The largest logit comes off first: beside a log-normaliser of 1e4, float32 keeps three digits of a difference.
-        shifted = self._logits - self._largest(self._logits.detach())[self._graph]
-        total = shifted.new_zeros(self.num_graphs).index_add(0, self._graph, shifted.exp())
-        return self._graph, shifted - total.log()[self._graph]
+        """Return the graph [L] and the log-probability [L] of every legal action: types in order, graphs ascending."""
+        graphs, values, log_p, start = [], [], self._logits.log_softmax(1), 0
+        for rows, columns in self._shapes:
+            here = slice(start, start + rows * columns)
+            graph, slot = self._mask[:, here].nonzero(as_tuple=True)
+            graphs.append(graph)
+            values.append(log_p[:, here][graph, slot])
+            start = here.stop
+        return torch.cat(graphs), torch.cat(values)
 
+    @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return one action per graph, [B, 3] int64, by the Gumbel-max trick.
+        """Return one action per graph, [B, 3] int64: where a uniform number falls in the cumulated probabilities.
 
         Raises:
-            FloatingPointError: the logits of a graph are not numbers.
+            FloatingPointError: the logits of a graph are not numbers; the message names it.
         """
-        noise = torch.empty_like(self._logits, dtype=torch.float64).exponential_(generator=generator).log()
-        return self._best(self._logits.detach().double() - noise)
+        cumulated = self._logits.softmax(1).cumsum(1, dtype=torch.float64).cpu()
+        total = cumulated[:, -1:]
+        if not bool(total.isfinite().all()):
+            graph = int((~total.isfinite()).nonzero()[0, 0])
+            raise FloatingPointError(f"graph {graph}: expected numbers as logits, got nan or inf")
+        uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator)
+        # The first slot beyond the threshold: cumulated sums rise at legal actions only.
+        slot = torch.searchsorted(cumulated, uniform.mul_(_BELOW_ONE).mul_(total), right=True)
+        return self._actions(slot.squeeze(1))
 
     def argmax(self) -> Tensor:
         """Return the most likely action of each graph, [B, 3] int64; the first one of equals."""
-        return self._best(self._logits.detach())
+        return self._actions(self._logits.argmax(1).cpu())
 
     def entropy(self) -> Tensor:
         """Return the entropy of each graph's distribution in nats, [B]."""
-        _, log_p = self.log_probs()
-        return torch.zeros_like(self._largest(log_p.detach())).index_add(0, self._graph, -log_p.exp() * log_p)
+        log_p = self._logits.log_softmax(1).masked_fill(~self._mask, 0.0)
+        return -(log_p.exp() * log_p).sum(1)
 
     def log_n_actions(self) -> Tensor:
         """Return the logarithm of the number of legal actions of each graph, [B]."""
-        return self._counts.to(self._logits.dtype).log()
+        return self._mask.sum(1).to(self._logits.dtype).log()
 
     def tempered(self, temperature: float) -> GraphActionCategorical:
         """Return the distribution with its logits divided by a temperature > 0.
@@ -117,48 +155,60 @@ class GraphActionCategorical:
             raise ValueError(f"epsilon: expected a number in [0, 1], got {epsilon}")
         if epsilon == 0:
             return self
-        uniform = -self.log_n_actions()[self._graph] + math.log(epsilon)
-        if epsilon == 1:
-            return self._with(uniform)
-        return self._with(torch.logaddexp(self.log_probs()[1] + math.log1p(-epsilon), uniform))
+        mixture = (1 - epsilon) * self._logits.softmax(1) + epsilon / self._mask.sum(1, keepdim=True)
+        # Illegal slots are kept away from the logarithm, whose gradient at zero is infinite.
+        return self._with(mixture.log().masked_fill(~self._mask, -math.inf))
 
-    def _with(self, legal_logits: Tensor) -> GraphActionCategorical:
+    def _lay_out(self, logits: Sequence[Tensor], masks: Sequence[Tensor]) -> None:
+        """Put the types' [B, R_t, C_t] beside one another, and check that every graph has something to do."""
+        self._shapes = tuple((mask.shape[1], mask.shape[2]) for mask in masks)
+        self._mask = torch.cat([mask.flatten(1) for mask in masks], 1)  # [B, A]
+        flat = torch.cat([x.flatten(1) for x in logits], 1)
+        self._logits = flat.masked_fill(~self._mask, -math.inf)  # [B, A]
+        if not bool(self._mask.any(1).all()):
+            graph = int((~self._mask.any(1)).nonzero()[0])
+            raise ValueError(f"graph {graph}: expected at least one legal action, got none")
+
+    def _with(self, logits: Tensor) -> GraphActionCategorical:
         twin = object.__new__(GraphActionCategorical)
         twin.__dict__.update(self.__dict__)
-        twin._logits = legal_logits
+        twin._logits = logits
         return twin
 
-    def _largest(self, values: Tensor) -> Tensor:
-        lowest = values.new_full((self.num_graphs,), -math.inf)
-        return lowest.scatter_reduce(0, self._graph, values, "amax")
+    def _actions(self, slot: Tensor) -> Tensor:
+        """Return the (type, row, column) [B, 3] behind one slot per graph."""
+        return _slot_actions(self._shapes).index_select(0, slot)
 
-    def _best(self, values: Tensor) -> Tensor:
-        """Return the action with the largest value of each graph; the first one of equals."""
-        winner = values == self._largest(values)[self._graph]
-        index = torch.arange(len(values))[winner]
-        first = torch.full((self.num_graphs,), len(values)).scatter_reduce(0, self._graph[winner], index, "amin")
-        lost = (first == len(values)).nonzero().squeeze(1)
-        if len(lost):
-            raise FloatingPointError(f"graph {int(lost[0])}: expected numbers as logits, got nan")
-        return self._actions(self._position[first])
+    def _slots(self, actions: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the slot of one action per graph, [B], and whether it is legal, [B] bool."""
+        device = self._logits.device
+        kind, row, column = actions.to(device).unbind(1)
+        known = (kind >= 0) & (kind < len(self._shapes))
+        starts = accumulate((rows * columns for rows, columns in self._shapes), initial=0)
+        layout = torch.tensor([(*shape, start) for shape, start in zip(self._shapes, starts, strict=False)])
+        rows, columns, start = layout.to(device)[torch.where(known, kind, 0)].unbind(1)
+        inside = known & (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+        slot = torch.where(inside, start + row * columns + column, 0)
+        return slot, inside & self._mask.gather(1, slot[:, None]).squeeze(1)
 
-    def _actions(self, position: Tensor) -> Tensor:
-        """Return the (type, row, column) [B, 3] behind one flat position per graph."""
-        actions = torch.zeros(self.num_graphs, 3, dtype=torch.int64)
-        for t, (mask, graphs) in enumerate(zip(self.masks, self.row_graphs, strict=True)):
-            at = ((position >= self._offsets[t]) & (position < self._offsets[t + 1])).nonzero().squeeze(1)
-            local, columns = position[at] - self._offsets[t], max(mask.shape[1], 1)
-            actions[at, 0] = t
-            actions[at, 1] = local // columns - torch.searchsorted(graphs, at)
-            actions[at, 2] = local % columns
-        return actions
 
-    def _flat_position(self, actions: Tensor) -> Tensor:
-        """Return the flat position of one action per graph, [B]; an action outside its graph's rows has -1."""
-        flat = torch.full((self.num_graphs,), -1, dtype=torch.int64)
-        for t, (mask, graphs) in enumerate(zip(self.masks, self.row_graphs, strict=True)):
-            at = (actions[:, 0] == t).nonzero().squeeze(1)
-            row, column = actions[at, 1] + torch.searchsorted(graphs, at), actions[at, 2]
-            inside = (row < torch.searchsorted(graphs, at, right=True)) & (column >= 0) & (column < mask.shape[1])
-            flat[at] = torch.where(inside & (actions[at, 1] >= 0), self._offsets[t] + row * mask.shape[1] + column, -1)
-        return flat
+@lru_cache(maxsize=256)
+def _slot_actions(shapes: tuple[tuple[int, int], ...]) -> Tensor:
+    """Return the (type, row, column) behind every slot, [A, 3]."""
+    every = [
+        (t, row, column) for t, (rows, columns) in enumerate(shapes) for row in range(rows) for column in range(columns)
+    ]
+    with torch.inference_mode(False):
+        return torch.tensor(every, dtype=torch.int64).reshape(-1, 3)
+
+
+def _rank(graphs: Tensor, num_graphs: int) -> Tensor:
+    """Return the position of every row among the rows of its graph, [M]."""
+    first = torch.searchsorted(graphs, torch.arange(num_graphs, device=graphs.device))
+    return torch.arange(len(graphs), device=graphs.device) - first[graphs]
+
+
+def _padded(values: Tensor, graphs: Tensor, rank: Tensor, num_graphs: int) -> Tensor:
+    """Return rows [M, C] as [B, R, C], zero (False) where a graph has fewer than R."""
+    most = int(rank.max()) + 1 if len(rank) else 0
+    return values.new_zeros(num_graphs, most, values.shape[1]).index_put((graphs, rank), values)

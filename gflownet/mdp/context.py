@@ -1,11 +1,8 @@
-"""What a policy sees and says: states as torch_geometric batches, actions as (type, row, column) indices, masks.
-
-A batch holds, for every action type, only the rows on which some column is legal: `add_node_index` [M] or, on pairs,
-`add_edge_index` [2, M] (nodes of the batch), `add_node_mask` [M, C], and `add_node_row` [M] (the environment's row).
-"""
+"""What a policy sees and says: states as torch_geometric batches, actions as (type, row, column) indices."""
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from typing import Any
 
@@ -13,8 +10,10 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data
 
-from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphAction, GraphActionType
+from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
+from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.environment import Environment, IllegalAction
+from gflownet.mdp.layout import BatchLayout, SparseLayout
 from gflownet.mdp.states import Attribute, GraphStates
 
 NUM_GRAPH_FEATURES = 2
@@ -41,6 +40,7 @@ class GraphBuildingEnvContext:
         self.num_edge_features = len(vocabulary.edge_types) + 2 + attributes + 1
         self.num_graph_features = NUM_GRAPH_FEATURES
         self.num_pair_features = NUM_PAIR_FEATURES
+        self.layout: BatchLayout = SparseLayout(self)
 
     @classmethod
     def from_config(
@@ -60,47 +60,32 @@ class GraphBuildingEnvContext:
         """Return further features of every node, [B, N, num_extra_node_features] float32."""
         return torch.zeros(*states.node_type.shape, 0)
 
+    def with_layout(self, layout: type[BatchLayout]) -> GraphBuildingEnvContext:
+        """Return the same context with batches laid out as a policy wants them (`Policy.layout`)."""
+        twin = copy.copy(self)
+        twin.layout = layout(twin)
+        return twin
+
     def to_batch(self, states: GraphStates) -> Batch:
-        """Return all states as one torch_geometric batch; an empty graph is shown as a single blank node."""
-        blank = (states.num_nodes == 0)[:, None] & (torch.arange(self.env.vocabulary.max_nodes) == 0)
-        graph, node = (states.exists | blank).nonzero(as_tuple=True)
-        node_id = torch.full(states.node_type.shape, -1, dtype=torch.int64)
-        node_id[graph, node] = torch.arange(len(graph))
-        counts = states.num_nodes.clamp(min=1)
-        fields = {
-            "x": self._node_features(states)[graph, node],
-            "batch": graph,
-            "ptr": torch.cat([counts.new_zeros(1), counts.cumsum(0)]),
-            "graph_attr": self._graph_features(states),
-            **self._edges(states, node_id),
-            **self._actions(states, node_id),
-        }
-        return Batch(**fields)
+        """Return all states as one torch_geometric batch, in this context's layout."""
+        return self.layout.encode(states)
 
     def to_data(self, states: GraphStates, index: int) -> Data:
-        """Return one state as torch_geometric `Data`: what `Batch.from_data_list` collates into `to_batch`'s batch."""
-        batch: Any = self.to_batch(states[index : index + 1])
+        """Return one state as torch_geometric `Data`: what `Batch.from_data_list` collates into a sparse batch."""
+        batch: Any = SparseLayout(self).encode(states[index : index + 1])
         return Data(**{key: batch[key] for key in batch.keys() if key not in ("batch", "ptr")})  # noqa: SIM118
 
     def masks(self, batch: Batch) -> list[Tensor]:
-        """Return the masks of the batch's rows, one [M, C] per action type."""
+        """Return the masks of the batch's rows, one per action type: [M, C], of a dense batch [B, R, C]."""
         return [batch[f"{kind.field_name}_mask"] for kind in self.action_types]
 
-    def row_graphs(self, batch: Batch) -> list[Tensor]:
-        """Return the graph of every row, one [M] int64 per action type, ascending."""
-        return [batch["batch"][self._anchor(batch, kind)] for kind in self.action_types]
+    def categorical(self, batch: Batch, logits: Sequence[Tensor]) -> GraphActionCategorical:
+        """Return the distributions over legal actions that logits of all rows of a batch mean, one per action type."""
+        return self.layout.categorical(batch, logits)
 
     def to_indices(self, batch: Batch, actions: ActionBatch) -> Tensor:
         """Return the (type, row, column) of one legal action per graph, [B, 3] int64; rows count within a graph."""
-        indices = torch.stack([torch.zeros_like(actions.kind), torch.zeros_like(actions.row), actions.column], 1)
-        for position, (kind, graphs) in enumerate(zip(self.action_types, self.row_graphs(batch), strict=True)):
-            chosen = actions.kind == kind
-            wanted = chosen[graphs] & (batch[f"{kind.field_name}_row"] == actions.row[graphs])
-            start = torch.searchsorted(graphs, torch.arange(len(actions)))
-            at = wanted.nonzero().squeeze(1)
-            indices[graphs[at], 1] = at - start[graphs[at]]
-            indices[chosen, 0] = position
-        return indices
+        return self.layout.to_indices(batch, actions)
 
     def from_indices(self, batch: Batch, indices: Tensor) -> ActionBatch:
         """Return the environment's actions behind (type, row, column) indices [B, 3].
@@ -108,18 +93,7 @@ class GraphBuildingEnvContext:
         Raises:
             ValueError: a graph has no such row of that type; the message names it.
         """
-        kind, row = torch.zeros_like(indices[:, 0]), torch.zeros_like(indices[:, 0])
-        for position, (action_type, graphs) in enumerate(zip(self.action_types, self.row_graphs(batch), strict=True)):
-            chosen = (indices[:, 0] == position).nonzero().squeeze(1)
-            start = torch.searchsorted(graphs, chosen)
-            num_rows = torch.searchsorted(graphs, chosen, right=True) - start
-            outside = chosen[(indices[chosen, 1] < 0) | (indices[chosen, 1] >= num_rows)]
-            if len(outside):
-                graph = int(outside[0])
-                raise ValueError(f"graph {graph}: expected a row of {action_type.name}, got {int(indices[graph, 1])}")
-            row[chosen] = batch[f"{action_type.field_name}_row"][start + indices[chosen, 1]]
-            kind[chosen] = int(action_type)
-        return ActionBatch(kind, row, indices[:, 2])
+        return self.layout.from_indices(batch, indices)
 
     def action_to_index(self, states: GraphStates, index: int, action: GraphAction) -> tuple[int, int, int]:
         """Return the (type, row, column) of an action in words, to be taken in state `index`.
@@ -141,21 +115,20 @@ class GraphBuildingEnvContext:
         actions = self.from_indices(self.to_batch(one), torch.tensor([action_index]))
         return self.env.decode(one, 0, actions)
 
-    def _anchor(self, batch: Batch, kind: GraphActionType) -> Tensor:
-        index = batch[f"{kind.field_name}_index"]
-        return index[0] if kind in PAIR_TYPES else index
-
-    def _node_features(self, states: GraphStates) -> Tensor:
+    def node_features(self, states: GraphStates) -> Tensor:
+        """Return the features of every node, [B, N, num_node_features] float32."""
         types = _one_hot(states.node_type, len(self.env.vocabulary.node_types))
         values = _attributes(states.node_attr, self.env.vocabulary.node_attributes)
         return torch.cat([types, *values, self.extra_node_features(states)], -1)
 
-    def _graph_features(self, states: GraphStates) -> Tensor:
+    def graph_features(self, states: GraphStates) -> Tensor:
+        """Return the features of every graph, [B, num_graph_features]: how full it is."""
         n = self.env.vocabulary.max_nodes
         num_edges = states.has_edge.flatten(1).sum(1)
         return torch.stack([states.num_nodes / n, num_edges / (2 * n)], 1)
 
-    def _edge_features(self, states: GraphStates, graph: Tensor, source: Tensor, target: Tensor) -> Tensor:
+    def edge_features(self, states: GraphStates, graph: Tensor, source: Tensor, target: Tensor) -> Tensor:
+        """Return the features of M edges, [M, num_edge_features - 2], without the two flags of direction."""
         vocabulary = self.env.vocabulary
         edge_type = states.edge_type[graph, source, target].long()
         types = torch.nn.functional.one_hot(edge_type.clamp(min=0), len(vocabulary.edge_types)).float()
@@ -163,48 +136,18 @@ class GraphBuildingEnvContext:
         order = states.edge_order[graph, source, target].float()[:, None] / vocabulary.max_nodes
         return torch.cat([types, *values, order], -1)
 
-    def _edges(self, states: GraphStates, node_id: Tensor) -> dict[str, Tensor]:
-        """Return every edge in both directions, one after the other, with a flag for the direction."""
-        upper = states.has_edge if self.env.vocabulary.directed else states.has_edge.triu(1)
-        graph, source, target = upper.nonzero(as_tuple=True)
-        features = self._edge_features(states, graph, source, target)
-        ends = torch.stack([node_id[graph, source], node_id[graph, target]])
-        edge_index = torch.stack([ends, ends.flip(0)], -1).reshape(2, -1)
-        along = torch.ones(len(features), 1)
-        backwards = 1 - along if self.env.vocabulary.directed else along
-        there = torch.cat([features, along, 1 - along], 1)
-        back = torch.cat([features, backwards, 1 - backwards], 1)
-        return {"edge_index": edge_index, "edge_attr": torch.stack([there, back], 1).reshape(-1, there.shape[1])}
+    def pair_features(self, states: GraphStates) -> Tensor:
+        """Return how two nodes stand to each other, [B, N, N, num_pair_features]: what their embeddings cannot tell.
 
-    def _actions(self, states: GraphStates, node_id: Tensor) -> dict[str, Tensor]:
-        n, masks, fields = self.env.vocabulary.max_nodes, self.env.forward_masks(states), {}
-        for kind, mask in masks.masks.items():
-            graph, row = mask.any(-1).nonzero(as_tuple=True)
-            name = kind.field_name
-            fields[f"{name}_mask"], fields[f"{name}_row"] = mask[graph, row], row
-            if kind in PAIR_TYPES:
-                fields[f"{name}_index"] = torch.stack([node_id[graph, row // n], node_id[graph, row % n]])
-            else:
-                fields[f"{name}_index"] = node_id[graph, row]
-            if kind == GraphActionType.SetEdgeAttr:
-                fields[f"{name}_attr"] = self._edge_features(states, graph, row // n, row % n)
-            elif kind == GraphActionType.AddEdge:
-                fields[f"{name}_attr"] = _pair_features(states)[graph, row // n, row % n]
-        return fields
-
-
-def _pair_features(states: GraphStates) -> Tensor:
-    """Return how two nodes stand to each other, [B, N, N, NUM_PAIR_FEATURES]: what node embeddings alone cannot tell.
-
-    Reachability, and the numbers of paths of length two along, against and through common neighbours, per N.
-    """
-    edge = states.has_edge.float()
-    back = edge.transpose(1, 2)
-    n = edge.shape[-1]
-    two_steps = edge @ edge
-    return torch.stack(
-        [states.reach.float(), two_steps / n, two_steps.transpose(1, 2) / n, edge @ back / n, back @ edge / n], -1
-    )
+        Reachability, and the numbers of paths of length two along, against and through common neighbours, per N.
+        """
+        edge = states.has_edge.float()
+        back = edge.transpose(1, 2)
+        n = edge.shape[-1]
+        two_steps = edge @ edge
+        return torch.stack(
+            [states.reach.float(), two_steps / n, two_steps.transpose(1, 2) / n, edge @ back / n, back @ edge / n], -1
+        )
 
 
 def _one_hot(types: Tensor, num_types: int) -> Tensor:

@@ -6,6 +6,7 @@ masks, errors and parents follow. Transitions are counted labelled: interchangea
 
 from __future__ import annotations
 
+import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from functools import cached_property
@@ -27,6 +28,7 @@ from gflownet.mdp.action import (
 )
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary
 from gflownet.mdp.stepping import GraphEditor
+from gflownet.mdp.symmetry import certainly_rigid
 
 
 class IllegalAction(ValueError):  # noqa: N818 (reads as what it is)
@@ -131,8 +133,16 @@ class Environment(ABC):
         return ColouredGraph(nodes, edges, directed=self.vocabulary.directed)
 
     def num_automorphisms(self, states: GraphStates) -> list[int]:
-        """Return the number of automorphisms of each state."""
-        return [self.coloured_graph(states, i).num_automorphisms() for i in range(len(states))]
+        """Return the number of automorphisms of each state: 1 where a glance says so, else counted exactly."""
+        counts = [1] * len(states)
+        for i in (~certainly_rigid(states)).nonzero().squeeze(1).tolist():
+            counts[i] = self.coloured_graph(states, i).num_automorphisms()
+        return counts
+
+    @cached_property
+    def num_initial_automorphisms(self) -> int:
+        """Return the number of automorphisms of the initial state."""
+        return self.num_automorphisms(self.initial_states(1))[0]
 
     def encode(self, action: GraphAction) -> tuple[int, int, int]:
         """Return (kind, row, column) of an action in words.
@@ -216,13 +226,10 @@ class Environment(ABC):
     def _masks(self, states: GraphStates, rules: Rules, kinds: Sequence[GraphActionType]) -> ActionMasks:
         masks = {}
         for kind in kinds:
-            mask = torch.ones((), dtype=torch.bool)
-            for rule in rules[kind]:
-                mask = mask & rule.holds
-            columns = self.vocabulary.num_columns(kind)
-            masks[kind] = mask.expand(self._shape(len(states), kind)).reshape(
-                len(states), self.vocabulary.num_rows(kind), columns
-            )
+            mask = functools.reduce(torch.logical_and, [rule.holds for rule in rules[kind]])
+            shape = self._shape(len(states), kind)
+            mask = mask if mask.shape == shape else mask.expand(shape)
+            masks[kind] = mask.flatten(1, 2) if kind in PAIR_TYPES else mask
         return ActionMasks(masks)
 
     def _complaint(self, states: GraphStates, index: int, actions: ActionBatch) -> str:

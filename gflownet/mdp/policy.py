@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from typing import ClassVar
 
 from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.layout import BatchLayout, SparseLayout
 
 
 class Policy(nn.Module, ABC):
     """Maps B encoded states and what they are conditioned on to a distribution over their legal actions."""
+
+    layout: ClassVar[type[BatchLayout]] = SparseLayout  # how it reads a batch: the context's `with_layout` takes it
 
     @abstractmethod
     def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:

@@ -38,6 +38,7 @@ class GraphVocabulary:
     edge_types: tuple[str, ...] = ("edge",)
     node_attributes: tuple[Attribute, ...] = ()
     edge_attributes: tuple[Attribute, ...] = ()
+    ranked: bool = False  # whether some nodes rank their in-edges
 
     def __post_init__(self) -> None:
         """Check the sizes once, and that no two choices have one name: one object would be reached as several."""
@@ -79,7 +80,10 @@ class GraphVocabulary:
 
 @dataclass(frozen=True)
 class GraphStates:
-    """B graphs; the nodes of each fill positions 0 .. num_nodes - 1."""
+    """B graphs; the nodes of each fill positions 0 .. num_nodes - 1.
+
+    The arrays are edited only by whoever has just made them: `exists` and `has_edge` are computed once.
+    """
 
     num_nodes: Tensor  # [B] int64
     node_type: Tensor  # [B, N] int8, ABSENT where there is no node
@@ -88,6 +92,7 @@ class GraphStates:
     edge_attr: Tensor  # [B, N, N, E] int8, UNSET
     edge_order: Tensor  # [B, N, N] int8, rank among the in-edges of a target whose inputs are ordered, else 0
     reach: Tensor  # [B, N, N] bool, t is s or can be reached from s over edges of the first type (directed graphs)
+    num_bridges: Tensor  # [B, N, N] int8, bridges that every path from s to t crosses (undirected; directed: [B, 0, 0])
 
     def __len__(self) -> int:
         """Return the number of graphs."""
@@ -97,12 +102,12 @@ class GraphStates:
         """Return the graphs chosen by an index, a slice or a boolean mask; a number drops the batch axis."""
         return GraphStates(*(getattr(self, f.name)[index] for f in fields(self)))
 
-    @property
+    @cached_property
     def exists(self) -> Tensor:
         """Return which nodes are there, [B, N] bool."""
         return self.node_type != ABSENT
 
-    @property
+    @cached_property
     def has_edge(self) -> Tensor:
         """Return which edges are there, [B, N, N] bool."""
         return self.edge_type != ABSENT
@@ -110,6 +115,20 @@ class GraphStates:
     def clone(self) -> GraphStates:
         """Return a copy that shares no memory."""
         return GraphStates(*(getattr(self, f.name).clone() for f in fields(self)))
+
+    def truncated(self, num_nodes: int) -> GraphStates:
+        """Return the same graphs with room for `num_nodes` nodes only; none may have more."""
+        per_node, per_pair = slice(num_nodes), (slice(None), slice(num_nodes), slice(num_nodes))
+        return GraphStates(
+            num_nodes=self.num_nodes,
+            node_type=self.node_type[:, per_node],
+            node_attr=self.node_attr[:, per_node],
+            edge_type=self.edge_type[per_pair],
+            edge_attr=self.edge_attr[per_pair],
+            edge_order=self.edge_order[per_pair],
+            reach=self.reach[per_pair],
+            num_bridges=self.num_bridges[per_pair],
+        )
 
     def equals(self, other: GraphStates) -> Tensor:
         """Return which graphs are the same, position by position, [B] bool."""
@@ -125,6 +144,7 @@ class GraphStates:
     def empty(num: int, vocabulary: GraphVocabulary) -> GraphStates:
         """Return `num` graphs without nodes."""
         n, a, e = vocabulary.max_nodes, len(vocabulary.node_attributes), len(vocabulary.edge_attributes)
+        undirected = 0 if vocabulary.directed else n
         return GraphStates(
             num_nodes=torch.zeros(num, dtype=torch.int64),
             node_type=torch.full((num, n), ABSENT, dtype=torch.int8),
@@ -133,6 +153,7 @@ class GraphStates:
             edge_attr=torch.full((num, n, n, e), UNSET, dtype=torch.int8),
             edge_order=torch.zeros((num, n, n), dtype=torch.int8),
             reach=torch.eye(n, dtype=torch.bool).expand(num, n, n).clone(),
+            num_bridges=torch.zeros(num, undirected, undirected, dtype=torch.int8),
         )
 
 
@@ -160,3 +181,17 @@ def bridges(adjacency: Tensor) -> Tensor:
     diagonal = inverse.diagonal(dim1=-2, dim2=-1)
     resistance = diagonal[..., :, None] + diagonal[..., None, :] - 2 * inverse
     return adjacency & (resistance > 1 - 0.5 / n)
+
+
+def count_bridges(adjacency: Tensor) -> Tensor:
+    """Return how many bridges every path between two nodes crosses, [B, N, N] int8, 0 where there is no path.
+
+    These are the shortest paths (Floyd 1962) where a bridge has length 1 and any other edge 0.
+    """
+    n = adjacency.shape[-1]
+    far = 2 * n  # no path
+    itself = torch.eye(n, dtype=torch.bool)
+    length = torch.where(bridges(adjacency), 1, torch.where(adjacency | itself, 0, far)).to(torch.int16)
+    for k in range(n):
+        length = torch.minimum(length, length[:, :, k, None] + length[:, None, k, :])
+    return torch.where(length < far, length, 0).to(torch.int8)

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor
 
 from gflownet.mdp.action import ActionBatch, GraphActionType
-from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary, transitive_closure
+from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary, count_bridges, transitive_closure
 
 _MAIN_EDGE = 0  # the first edge type: the one AddNode attaches with, the one reachability follows
 
@@ -34,10 +34,9 @@ class GraphEditor:
     def apply(self, states: GraphStates, actions: ActionBatch, ordered: Tensor) -> GraphStates:
         """Return the states after one action each; `ordered` [B, N] says which nodes rank their in-edges."""
         after = states.clone()
-        for kind, edit in self._edits.items():
+        for kind in sorted(set(actions.kind.tolist()) & self._edits.keys()):
             graphs = (actions.kind == kind).nonzero().squeeze(1)
-            if len(graphs):
-                edit(after, graphs, actions.row[graphs], actions.column[graphs], ordered)
+            self._edits[kind](after, graphs, actions.row[graphs], actions.column[graphs], ordered)
         return after
 
     def undo(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
@@ -76,24 +75,47 @@ class GraphEditor:
         states.node_type[graphs, new] = column.to(torch.int8)
         states.num_nodes[graphs] = new + 1
         attached = new > 0  # the first node of an empty graph has nothing to hang on
-        self._connect(states, graphs[attached], row[attached], new[attached], edge_type=_MAIN_EDGE)
+        if not bool(attached.all()):
+            graphs, row, new = graphs[attached], row[attached], new[attached]
+        states.edge_type[graphs, row, new] = _MAIN_EDGE
+        if self.vocabulary.directed:
+            states.reach[graphs, :, new] |= states.reach[graphs, :, row]
+            return
+        states.edge_type[graphs, new, row] = _MAIN_EDGE
+        present = torch.arange(self.vocabulary.max_nodes) < new[:, None]
+        distance = (states.num_bridges[graphs, row] + 1) * present
+        states.num_bridges[graphs, new] = distance
+        states.num_bridges[graphs, :, new] = distance
 
     def _add_edge(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
         source, target = self._ends(row)
-        rank = (states.edge_type[graphs, :, target] != ABSENT).sum(1) * ordered[graphs, target]
-        states.edge_order[graphs, source, target] = rank.to(torch.int8)
-        for value in range(len(self.vocabulary.edge_types)):
-            of_type = column == value
-            self._connect(states, graphs[of_type], source[of_type], target[of_type], edge_type=value)
-
-    def _connect(self, states: GraphStates, graphs: Tensor, source: Tensor, target: Tensor, *, edge_type: int) -> None:
-        states.edge_type[graphs, source, target] = edge_type
+        if self.vocabulary.ranked:
+            rank = (states.edge_type[graphs, :, target] != ABSENT).sum(1) * ordered[graphs, target]
+            states.edge_order[graphs, source, target] = rank.to(torch.int8)
+        states.edge_type[graphs, source, target] = column.to(torch.int8)
         if not self.vocabulary.directed:
-            states.edge_type[graphs, target, source] = edge_type
-        elif edge_type == _MAIN_EDGE:
-            before = states.reach[graphs, :, source]  # [G, N] what reaches the source
-            after = states.reach[graphs, target]  # [G, N] what the target reaches
-            states.reach[graphs] |= before[:, :, None] & after[:, None, :]
+            states.edge_type[graphs, target, source] = column.to(torch.int8)
+            self._close_cycle(states.num_bridges, graphs, source, target)
+            return
+        if len(self.vocabulary.edge_types) > 1:
+            main = column == _MAIN_EDGE
+            graphs, source, target = graphs[main], source[main], target[main]
+        before = states.reach[graphs, :, source]  # [G, N] what reaches the source
+        after = states.reach[graphs, target]  # [G, N] what the target reaches
+        states.reach[graphs] |= before[:, :, None] & after[:, None, :]
+
+    @staticmethod
+    def _close_cycle(num_bridges: Tensor, graphs: Tensor, source: Tensor, target: Tensor) -> None:
+        """Join source and target: no edge on the way between them is a bridge any more.
+
+        The bridges between nodes are a tree metric. The way contracts to a point, from which a node has half of
+        d(node, source) + d(node, target) - d(source, target) bridges.
+        """
+        joined = num_bridges[graphs].to(torch.int16)  # sums may pass 127
+        here = torch.arange(len(graphs))
+        from_source, from_target = joined[here, source], joined[here, target]
+        off = (from_source + from_target - from_source.gather(1, target[:, None])).clamp(min=0) // 2  # [G, N]
+        num_bridges[graphs] = torch.minimum(joined, off[:, :, None] + off[:, None, :]).to(torch.int8)
 
     def _set_node_attr(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
         attribute, value = self._node_columns[column].unbind(1)
@@ -120,14 +142,14 @@ class GraphEditor:
         g = graphs[:, None]
         states.node_type[graphs, row] = ABSENT
         states.node_attr[graphs, row] = UNSET
-        for tensor, blank in ((states.edge_type, ABSENT), (states.edge_attr, UNSET), (states.edge_order, 0)):
+        pairs = [(states.edge_type, ABSENT), (states.edge_attr, UNSET), (states.edge_order, 0), (states.reach, False)]
+        if not self.vocabulary.directed:
+            pairs.append((states.num_bridges, 0))
+        for tensor, blank in pairs:
             tensor[graphs, row] = blank
             tensor[graphs, :, row] = blank
             tensor[graphs] = tensor[g[:, :, None], source[:, :, None], source[:, None, :]]
-        states.reach[graphs, row] = False
-        states.reach[graphs, :, row] = False
-        states.reach[graphs, row, row] = True
-        states.reach[graphs] = states.reach[g[:, :, None], source[:, :, None], source[:, None, :]]
+        states.reach[graphs, n - 1, n - 1] = True  # what is not there reaches itself
         states.node_type[graphs] = states.node_type[g, source]
         states.node_attr[graphs] = states.node_attr[g, source]
         states.num_nodes[graphs] -= 1
@@ -138,6 +160,7 @@ class GraphEditor:
         states.edge_order[graphs, source, target] = 0
         if not self.vocabulary.directed:
             states.edge_type[graphs, target, source] = ABSENT
+            states.num_bridges[graphs] = count_bridges(states.edge_type[graphs] != ABSENT)
         else:
             states.reach[graphs] = transitive_closure(states.edge_type[graphs] == _MAIN_EDGE)
 

@@ -13,6 +13,7 @@ from torch_geometric.nn import GINEConv, TransformerConv
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import SparseLayout
 from gflownet.mdp.policy import Policy
 from gflownet.policy.config import ModelConfig
 
@@ -24,6 +25,8 @@ class GraphTransformerPolicy(Policy):
 
     The conditioning and the graph's features start the virtual node, which every node hears in every layer.
     """
+
+    layout = SparseLayout
 
     def __init__(self, context: GraphBuildingEnvContext, config: ModelConfig) -> None:
         super().__init__()
@@ -51,13 +54,7 @@ class GraphTransformerPolicy(Policy):
         logits = [
             self.heads[kind.field_name](self._row(kind, batch, nodes, graphs)) for kind in self.context.action_types
         ]
-        categorical = GraphActionCategorical(
-            logits,
-            self.context.masks(batch),
-            row_graphs=self.context.row_graphs(batch),
-            num_graphs=batch.num_graphs,
-        )
-        return categorical, self.graph_head(graphs).squeeze(1)
+        return self.context.categorical(batch, logits), self.graph_head(graphs).squeeze(1)
 
     def _num_row_features(self, kind: GraphActionType) -> int:
         if kind == GraphActionType.SetEdgeAttr:

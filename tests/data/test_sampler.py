@@ -40,7 +40,7 @@ class BiasedPolicy(Policy):
     def forward(self, batch, conditioning):
         assert len(conditioning) == batch.num_graphs
         self.batch_sizes.append(batch.num_graphs)
-        masks, rows = self.context.masks(batch), self.context.row_graphs(batch)
+        masks, rows = self.context.masks(batch), self.context.layout.row_graphs(batch)
         stop = self.context.action_types.index(GraphActionType.Stop)
         logits = [torch.zeros(mask.shape) for mask in masks]
         logits[stop] = conditioning[rows[stop], :1] if self.stop is None else logits[stop] + self.stop

@@ -159,7 +159,7 @@ def test_indices_count_the_rows_that_the_batch_lists(mixed):
     env, states, actions = mixed
     context = GraphBuildingEnvContext(env)
     batch = context.to_batch(states)
-    rows, masks = context.row_graphs(batch), context.masks(batch)
+    rows, masks = context.layout.row_graphs(batch), context.masks(batch)
     for graph, (kind, row, column) in enumerate(context.to_indices(batch, actions).tolist()):
         position = (rows[kind] == graph).nonzero().squeeze(1)[row]
         assert bool(masks[kind][position, column])

@@ -77,7 +77,7 @@ class TabularPolicy(Policy):
             logits.append(filled)
             start += num
         categorical = GraphActionCategorical(
-            logits, self.context.masks(batch), row_graphs=self.context.row_graphs(batch), num_graphs=batch.num_graphs
+            logits, self.context.masks(batch), row_graphs=self.context.layout.row_graphs(batch), num_graphs=batch.num_graphs
         )
         return categorical, torch.zeros(batch.num_graphs)
 

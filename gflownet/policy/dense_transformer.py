@@ -1,0 +1,168 @@
+"""A transformer over the dense arrays of small graphs: attention between all nodes, biased by how they are joined.
+
+Letters: B graphs, n nodes of the largest graph of a batch, D width, H heads, C columns of an action type, K codes.
+"""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+from torch_geometric.data import Batch
+
+from gflownet.mdp.action import PAIR_TYPES, GraphActionType
+from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import DenseLayout
+from gflownet.mdp.policy import Policy
+from gflownet.policy.codes import NodeCodes, PairCodes
+from gflownet.policy.config import ModelConfig
+
+_CODE_WIDTH = 16  # of the vectors that say what a code means for the logit of a pair
+_NEVER = -1e9  # the attention bias of a node that is not there; finite, so that no row is without a number
+
+
+class DenseTransformerPolicy(Policy):
+    """Every node attends to every node of its graph and to one virtual node, which carries the conditioning.
+
+    What joins two nodes (edges, their attributes, reachability, paths of length two) is a code; each code has a learned
+    bias per head and layer (Graphormer, Ying et al. 2021, eq. 6) and, in the logits of actions on pairs, one that
+    depends on the whole graph. Its cost grows with n^2: for graphs of hundreds of nodes, take message passing.
+
+    Raises:
+        ValueError: the width is no multiple of the number of heads, or the context is not in the dense layout.
+    """
+
+    layout = DenseLayout
+
+    def __init__(self, context: GraphBuildingEnvContext, config: ModelConfig) -> None:
+        super().__init__()
+        width, heads, layers = config.num_emb, config.num_heads, config.num_layers
+        if width % heads:
+            raise ValueError(f"model.num_emb: expected a multiple of num_heads={heads}, got {width}")
+        if not isinstance(context.layout, DenseLayout):
+            raise ValueError("context: expected the dense layout, context.with_layout(DenseTransformerPolicy.layout)")
+        self.context = context
+        self.node_codes, self.pair_codes = NodeCodes(context), PairCodes(context)
+        self.embed_node = nn.EmbeddingBag(self.node_codes.num_codes, width, mode="sum")
+        self.embed_extra = (
+            nn.Linear(context.num_extra_node_features, width) if context.num_extra_node_features else None
+        )
+        self.embed_graph = _mlp(context.num_cond_dim + context.num_graph_features, width, width)
+        self.bias = nn.EmbeddingBag(self.pair_codes.num_codes, layers * heads, mode="sum")
+        self.layers = nn.ModuleList(_Layer(width, heads) for _ in range(layers))
+        self.norm = nn.LayerNorm(width)
+        self.heads = nn.ModuleDict({kind.field_name: self._head(kind, width) for kind in context.action_types})
+        self.graph_head = _mlp(width, width, 1)
+        for table in (self.embed_node, self.bias):
+            nn.init.normal_(table.weight, std=0.5)
+
+    def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
+        """Return the distributions over legal actions and one number per state, [B]."""
+        pairs = self.pair_codes(batch)  # [B, n, n, F]
+        tokens = self._tokens(batch, conditioning)
+        for layer, bias in zip(self.layers, self._biases(batch, pairs), strict=True):
+            tokens = layer(tokens, bias)
+        tokens = self.norm(tokens)
+        nodes, graphs = tokens[:, :-1], tokens[:, -1]
+        logits = [self.heads[kind.field_name](nodes, graphs, pairs) for kind in self.context.action_types]
+        return self.context.categorical(batch, logits), self.graph_head(graphs).squeeze(1)
+
+    def _head(self, kind: GraphActionType, width: int) -> nn.Module:
+        num_columns = self.context.num_columns[kind]
+        if kind == GraphActionType.Stop:
+            return _GraphHead(width)
+        if kind not in PAIR_TYPES:
+            return _NodeHead(width, num_columns)
+        directed = self.context.env.vocabulary.directed
+        return _PairHead(width, num_columns, self.pair_codes.num_codes, symmetric=not directed)
+
+    def _tokens(self, batch: Batch, conditioning: Tensor) -> Tensor:
+        """Return the first embeddings of the nodes and, last, of the virtual node, [B, n + 1, D]."""
+        codes = self.node_codes(batch)
+        nodes = self.embed_node(codes.flatten(0, 1)).unflatten(0, codes.shape[:2])
+        if self.embed_extra is not None:
+            nodes = nodes + self.embed_extra(batch["extra"])
+        most = self.context.env.vocabulary.max_nodes
+        num_edges = (batch["edge_type"] >= 0).flatten(1).sum(1)
+        filled = torch.stack([batch["num_nodes_of"] / most, num_edges / (2 * most)], 1)
+        virtual = self.embed_graph(torch.cat([conditioning, filled], 1))
+        return torch.cat([nodes, virtual[:, None]], 1)
+
+    def _biases(self, batch: Batch, pairs: Tensor) -> Tensor:
+        """Return what is added to the attention scores of each layer, [layers, B, H, n + 1, n + 1]."""
+        flat = self.bias(pairs.flatten(0, 2)).view(*pairs.shape[:3], len(self.layers), -1)
+        absent = nn.functional.pad(batch["node_type"] < 0, (0, 1))
+        bias = nn.functional.pad(flat.permute(3, 0, 4, 1, 2), (0, 1, 0, 1))
+        return bias.masked_fill_(absent[:, None, None, :], _NEVER)
+
+
+class _Layer(nn.Module):
+    """A residual layer, norm first: attention with a structural bias, then a feed-forward block."""
+
+    def __init__(self, width: int, num_heads: int) -> None:
+        super().__init__()
+        self.num_heads = num_heads
+        self.norm_attend, self.norm_feed = nn.LayerNorm(width), nn.LayerNorm(width)
+        self.project, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)
+        self.feed = _mlp(width, 2 * width, width)
+
+    def forward(self, tokens: Tensor, bias: Tensor) -> Tensor:
+        """Return the next embeddings [B, n + 1, D], given the bias of the scores [B, H, n + 1, n + 1]."""
+        projected = self.project(self.norm_attend(tokens)).unflatten(2, (3, self.num_heads, -1))
+        query, key, value = projected.permute(2, 0, 3, 1, 4).unbind(0)
+        read = nn.functional.scaled_dot_product_attention(query, key, value, attn_mask=bias)
+        tokens = tokens + self.merge(read.transpose(1, 2).flatten(2))
+        return tokens + self.feed(self.norm_feed(tokens))
+
+
+class _GraphHead(nn.Module):
+    """Logits of an action on the whole graph, [B, 1, 1]."""
+
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.score = _mlp(width, width, 1)
+
+    def forward(self, nodes: Tensor, graphs: Tensor, pairs: Tensor) -> Tensor:
+        """Return the logits, read off the graph alone: which node comes first is a matter of names."""
+        return self.score(graphs)[:, None]
+
+
+class _NodeHead(nn.Module):
+    """Logits of actions on nodes, [B, n, C]: a network of the node and the graph."""
+
+    def __init__(self, width: int, num_columns: int) -> None:
+        super().__init__()
+        self.of_node, self.of_graph = nn.Linear(width, width), nn.Linear(width, width, bias=False)
+        self.score = nn.Linear(width, num_columns)
+
+    def forward(self, nodes: Tensor, graphs: Tensor, pairs: Tensor) -> Tensor:
+        """Return the logits."""
+        return self.score(nn.functional.silu(self.of_node(nodes) + self.of_graph(graphs)[:, None]))
+
+
+class _PairHead(nn.Module):
+    """Logits of actions on pairs, [B, n * n, C]: a product of the two nodes, and what their codes mean in a graph."""
+
+    def __init__(self, width: int, num_columns: int, num_codes: int, *, symmetric: bool) -> None:
+        super().__init__()
+        self.num_columns, self.symmetric = num_columns, symmetric
+        self.source, self.target = nn.Linear(width, num_columns * width), nn.Linear(width, width)
+        self.meaning = nn.Linear(width, num_columns * _CODE_WIDTH)
+        self.code = nn.Parameter(torch.randn(_CODE_WIDTH, num_codes) * _CODE_WIDTH**-0.5)
+
+    def forward(self, nodes: Tensor, graphs: Tensor, pairs: Tensor) -> Tensor:
+        """Return the logits; those of undirected pairs do not depend on which end is named first."""
+        source = self.source(nodes).unflatten(2, (self.num_columns, -1)).transpose(1, 2)  # [B, C, n, D]
+        scores = source @ self.target(nodes)[:, None].transpose(2, 3) / math.sqrt(source.shape[3])
+        if self.symmetric:
+            scores = scores + scores.transpose(2, 3)
+        meanings = self.meaning(graphs).unflatten(1, (self.num_columns, -1)) @ self.code  # [B, C, K]
+        codes = pairs.flatten(1)[:, None].expand(-1, self.num_columns, -1)
+        bias = meanings.gather(2, codes).unflatten(2, pairs.shape[1:]).sum(-1)  # [B, C, n, n]
+        return (scores + bias).flatten(2).transpose(1, 2)
+
+
+def _mlp(num_inputs: int, width: int, num_outputs: int) -> nn.Sequential:
+    return nn.Sequential(nn.Linear(num_inputs, width), nn.SiLU(), nn.Linear(width, num_outputs))
