@@ -1,0 +1,172 @@
+"""A message taken apart into its tensors and the rest, so that the tensors can travel by a way of their own."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import weakref
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from itertools import repeat
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+from torch_geometric.data.storage import GlobalStorage
+
+ALIGNMENT = 64  # bytes: a cache line, and a multiple of the size of every number
+# Types by their place in this list: pickled as a small integer. Tensors of another type stay in the pickle.
+DTYPES = (
+    *(torch.float32, torch.int64, torch.bool, torch.float64, torch.float16, torch.bfloat16),
+    *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.complex64, torch.complex128),
+)
+_CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
+_OUT_OF_BAND = pickle.PickleBuffer(bytearray())  # where the pickle says: here the reader comes in
+
+# (type, shape, stride, offset in bytes) of a dense tensor -> the tensor
+Reader = Callable[[torch.dtype, tuple[int, ...], tuple[int, ...], int], Tensor]
+
+
+class MessageError(ValueError):
+    """A message that cannot be sent; it says which part of it and why."""
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A message taken apart."""
+
+    structure: bytes  # pickled, with the type, shape and offset of each tensor in its place
+    tensors: list[Tensor]  # in the order in which the structure names them, each once
+    offsets: list[int]  # where the bytes of each tensor go, aligned
+    num_bytes: int  # of all tensors laid out like that
+
+
+def pack(message: Any) -> Packed:
+    """Return a message taken apart: anything that pickle can handle, its dense tensors beside it.
+
+    Raises:
+        MessageError: a part cannot be pickled, or is a tensor that requires a gradient.
+    """
+    stream = io.BytesIO()
+    packer = _Packer(stream)
+    try:
+        packer.dump(message)
+    except Exception as error:
+        raise unsendable(message, error) from error
+    return Packed(stream.getvalue(), packer.tensors, packer.offsets, packer.num_bytes)
+
+
+def unpack(structure: bytes | memoryview, read: Reader) -> Any:
+    """Return the message of that structure, with the tensors that the reader finds."""
+    return pickle.loads(structure, buffers=repeat(read))
+
+
+def map_tensors(message: Any, function: Callable[[Tensor], Tensor]) -> Any:
+    """Return a copy of a message in which every dense tensor is replaced by the function of it."""
+    packed = pack(message)
+    tensors = map(function, packed.tensors)
+    return unpack(packed.structure, lambda *_: next(tensors))
+
+
+def refuse_grad(tensor: Tensor) -> None:
+    """Refuse a tensor whose gradient would be lost on the way.
+
+    Raises:
+        MessageError: the tensor requires a gradient.
+    """
+    if tensor.requires_grad:
+        raise MessageError(
+            f"expected a tensor without a gradient, got one of shape {list(tensor.shape)} that requires one (gradients "
+            "do not cross processes: detach() it)"
+        )
+
+
+class _Packer(pickle.Pickler):
+    """Lays out dense tensors one after another, and writes batches of graphs without their slow way of pickling."""
+
+    def __init__(self, stream: io.BytesIO) -> None:
+        super().__init__(stream, protocol=5, buffer_callback=_is_in_band)
+        self.tensors: list[Tensor] = []
+        self.offsets: list[int] = []
+        self.num_bytes = 0
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor):
+            refuse_grad(obj)
+            return self._reduce_tensor(obj)
+        if isinstance(obj, Batch):
+            return _reduce_batch(obj)
+        return NotImplemented
+
+    def _reduce_tensor(self, tensor: Tensor) -> Any:
+        code = _CODES.get(tensor.dtype)
+        if type(tensor) is not Tensor or code is None or tensor.layout is not torch.strided or tensor.is_meta:
+            return NotImplemented
+        if not tensor.is_contiguous():
+            tensor = tensor.contiguous()
+        offset = self.num_bytes
+        self.tensors.append(tensor)
+        self.offsets.append(offset)
+        self.num_bytes = offset + -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
+        return _read, (_OUT_OF_BAND, code, tuple(tensor.shape), tensor.stride(), offset)
+
+
+def _is_in_band(buffer: pickle.PickleBuffer) -> bool:
+    return buffer is not _OUT_OF_BAND
+
+
+def _read(read: Reader, code: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
+    return read(DTYPES[code], shape, stride, offset)
+
+
+@lru_cache
+def _empty_batch(base: type) -> Any:
+    return Batch(_base_cls=base)  # pyright: ignore[reportCallIssue]
+
+
+def _reduce_batch(batch: Any) -> Any:
+    """Return a batch as its base class and its fields; one that carries more is left to its own way."""
+    base, store = type(batch).__bases__[-1], batch.__dict__.get("_store")
+    if type(store) is not GlobalStorage or batch.__dict__.keys() != _empty_batch(base).__dict__.keys():
+        return NotImplemented
+    return _rebuild_batch, (base, {name: value for name, value in store.__dict__.items() if name != "_parent"})
+
+
+def _rebuild_batch(base: type, fields: dict[str, Any]) -> Any:
+    empty = _empty_batch(base)
+    batch, store = object.__new__(type(empty)), object.__new__(GlobalStorage)
+    store.__dict__.update(fields, _parent=weakref.ref(batch))
+    batch.__dict__.update(empty.__dict__, _store=store)
+    return batch
+
+
+def unsendable(message: Any, error: Exception) -> MessageError:
+    """Return the error that names the smallest part of a message which cannot be sent."""
+    place, part, error = _culprit(message, error)
+    reason = str(error) if isinstance(error, MessageError) else f"expected something that can be pickled: {error!r}"
+    return MessageError(f"{place.lstrip('.') or 'message'}: {reason}" if part is not message or place else reason)
+
+
+def _culprit(message: Any, error: Exception) -> tuple[str, Any, Exception]:
+    """Return path, part and error of the smallest part that cannot be packed on its own."""
+    for place, part in _parts(message):
+        try:
+            _Packer(io.BytesIO()).dump(part)
+        except Exception as narrower:
+            inner, culprit, reason = _culprit(part, narrower)
+            return place + inner, culprit, reason
+    return "", message, error
+
+
+def _parts(message: Any) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of everything that a message directly holds."""
+    if isinstance(message, dict):
+        yield from ((f"[{key!r}]", value) for key, value in message.items())
+    elif isinstance(message, tuple | list):
+        yield from ((f"[{index}]", value) for index, value in enumerate(message))
+    elif isinstance(message, Batch):
+        yield from ((f".{name}", value) for name, value in message.to_dict().items())  # pyright: ignore
+    elif not isinstance(message, Tensor | type):
+        yield from ((f".{name}", value) for name, value in getattr(message, "__dict__", {}).items())

@@ -1,0 +1,128 @@
+"""Memory that two processes share: allocated once, written by one side, read in place by the other."""
+
+from __future__ import annotations
+
+import os
+import struct
+from multiprocessing import reduction
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.utils.packing import ALIGNMENT, DTYPES, Packed, Reader, pack, unpack
+
+_HEADER = struct.Struct("=Q")  # before a structure: how many bytes of the buffer belong to it
+
+
+class MessageTooLarge(ValueError):  # noqa: N818
+    """A message that does not fit into its buffer."""
+
+    def __init__(self, num_bytes: int, capacity: int) -> None:
+        super().__init__(num_bytes, capacity)
+        self.num_bytes, self.capacity = num_bytes, capacity
+
+    def __str__(self) -> str:
+        return f"expected a message of at most {self.capacity:,} bytes, got one of {self.num_bytes:,}"
+
+
+class SharedPinnedBuffer:
+    """A block of shared memory for the tensors of one message at a time.
+
+    It can be given to a process that is being started, and has no lock that a dead process could keep: the two sides
+    agree on whose turn it is by other means. It is memory without a name (not in /dev/shm), so its size is not bounded
+    by /dev/shm, its pages are taken when they are first written, and it is gone with the last process that maps it.
+
+    Args:
+        num_bytes: room for the tensors of a message, each aligned to 64 bytes.
+        device: what reads it; for a CUDA device the memory is pinned, so that one transfer moves a message.
+
+    Raises:
+        OSError: the system has no such memory.
+    """
+
+    def __init__(self, num_bytes: int, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
+        self.num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
+        self._descriptor = os.memfd_create("gflownet-messages")
+        os.ftruncate(self._descriptor, self.num_bytes)
+        self._map()
+        self.is_pinned = device.type == "cuda" and _pin(self._memory)
+
+    def _map(self) -> None:
+        path = f"/proc/self/fd/{self._descriptor}"
+        self._memory = torch.from_file(path, shared=True, size=self.num_bytes, dtype=torch.uint8)
+        self._typed = {dtype: self._memory.view(dtype) for dtype in DTYPES}
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return what another process needs to map the same memory."""
+        return {"num_bytes": self.num_bytes, "descriptor": reduction.DupFd(self._descriptor)}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Map the memory; it is pinned only where it was made."""
+        self.num_bytes, self.is_pinned = state["num_bytes"], False
+        self._descriptor = state["descriptor"].detach()
+        self._map()
+        self.detach()
+
+    def detach(self) -> None:
+        """Give up the file descriptor, which only starting a process needs; the memory stays mapped."""
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+            self._descriptor = -1
+
+    def close(self) -> None:
+        """Give the memory up; it is freed when no tensor that was read in place is left."""
+        self.detach()
+        if self.is_pinned:
+            _cuda_runtime().cudaHostUnregister(self._memory.data_ptr())
+            self.is_pinned = False
+        self._memory, self._typed = torch.empty(0, dtype=torch.uint8), {}
+
+    def write(self, message: Any) -> bytes:
+        """Return the structure of a message, without which it cannot be read, and keep its tensors.
+
+        Raises:
+            MessageTooLarge: it does not fit; the buffer is unchanged.
+            MessageError: it cannot be sent at all.
+        """
+        packed = pack(message)
+        if packed.num_bytes > self.num_bytes:
+            raise MessageTooLarge(packed.num_bytes, self.num_bytes)
+        self._store(packed)
+        return _HEADER.pack(packed.num_bytes) + packed.structure
+
+    def _store(self, packed: Packed) -> None:
+        for tensor, offset in zip(packed.tensors, packed.offsets, strict=True):
+            place = self._typed[tensor.dtype].as_strided(tensor.shape, tensor.stride(), offset // tensor.itemsize)
+            place.copy_(tensor)
+
+    def view(self, structure: bytes | memoryview) -> Any:
+        """Return the message with tensors that lie in the buffer: they hold until the next one is written."""
+        return unpack(structure[_HEADER.size :], _reader(self._typed))
+
+    def read(self, structure: bytes | memoryview) -> Any:
+        """Return the message with tensors of their own."""
+        view = _reader(self._typed)
+        return unpack(structure[_HEADER.size :], lambda *layout: view(*layout).clone())
+
+    def transfer(self, structure: bytes | memoryview, device: torch.device) -> Any:
+        """Return the message with its tensors on a device, moved there in one piece."""
+        (used,) = _HEADER.unpack_from(structure)
+        memory = self._memory[:used].to(device)
+        return unpack(structure[_HEADER.size :], _reader({dtype: memory.view(dtype) for dtype in DTYPES}))
+
+
+def _cuda_runtime() -> Any:
+    return torch.cuda.cudart()
+
+
+def _pin(memory: Tensor) -> bool:
+    """Return whether CUDA could lock the pages of this memory."""
+    return int(_cuda_runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
+
+
+def _reader(typed: dict[torch.dtype, Tensor]) -> Reader:
+    def read(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
+        return typed[dtype].as_strided(shape, stride, offset // dtype.itemsize)
+
+    return read

@@ -1,0 +1,232 @@
+"""Processes that produce messages for the main process, for ever: started, watched, restarted, ended."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import pickle
+import signal
+import threading
+import warnings
+from collections.abc import Callable, Iterator
+from contextlib import nullcontext
+from dataclasses import dataclass
+from multiprocessing.connection import wait
+from typing import Any, Literal
+
+import torch
+
+from gflownet.utils.failures import Failure
+from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, set_main_device
+from gflownet.utils.packing import MessageError
+from gflownet.utils.transport import CPU, Channel
+
+StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
+
+
+class WorkerError(RuntimeError):
+    """A worker failed for good."""
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """Which worker this is."""
+
+    id: int
+    num_workers: int
+    generation: int  # how often it was restarted: its randomness must not repeat
+
+
+Produce = Callable[[WorkerInfo, Endpoint], Iterator[Any]]
+
+
+@dataclass(frozen=True)
+class _Worker:
+    process: Any
+    channel: Channel
+    info: WorkerInfo
+
+    def __str__(self) -> str:
+        return f"worker {self.info.id} (pid {self.process.pid})"
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.join()
+        self.process.close()
+        self.channel.close()
+
+
+class WorkerPool:
+    """Workers that produce messages, taken round robin; each prepares one ahead, and no more. A context manager.
+
+    Args:
+        produce: called in each worker; yields messages for ever, and may call what the server serves.
+        num_workers: how many, at least 1.
+        start_method: auto (forkserver), fork (refused where it is not safe), forkserver or spawn.
+        deadline_s: longest wait for one message; None: for ever.
+        max_restarts: how many dead workers are replaced in the life of the pool.
+        server: whom workers call; it outlives the pool.
+
+    Raises:
+        MessageError: `produce` cannot be pickled.
+        ValueError: `fork` is not safe here.
+    """
+
+    def __init__(
+        self,
+        produce: Produce,
+        *,
+        num_workers: int,
+        start_method: StartMethod = "auto",
+        deadline_s: float | None = None,
+        max_restarts: int = 0,
+        server: ProxyServer,
+    ) -> None:
+        self._server, self._deadline_s, self._max_restarts = server, deadline_s, max_restarts
+        self._method: Any = "forkserver" if start_method == "auto" else start_method
+        if self._method == "fork":
+            _refuse_unsafe_fork()
+        self._context = multiprocessing.get_context(self._method)
+        if self._method == "forkserver":
+            self._context.set_forkserver_preload(["__main__", __name__, produce.__module__])
+        self._payload = _pickled(produce)
+        self._num_restarts = self._turn = 0
+        self._workers: list[_Worker] = []
+        for worker_id in range(num_workers):
+            self._workers.append(self._start(WorkerInfo(worker_id, num_workers, generation=0)))
+
+    def next(self) -> Any:
+        """Return the next message; its worker begins another.
+
+        Raises:
+            WorkerError: the worker failed, died too often, or kept silent for too long.
+        """
+        message = self._next_of(self._turn)
+        self._turn = (self._turn + 1) % len(self._workers)
+        return message
+
+    def close(self) -> None:
+        """End all workers at once, whatever they do; they hold nothing that others need."""
+        while self._workers:
+            self._workers.pop().kill()
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _start(self, info: WorkerInfo) -> _Worker:
+        endpoint = self._server.connect(info.id)
+        near, far = self._server.transport.pair()
+        process = self._context.Process(
+            target=_work, args=(self._payload, info, endpoint, far), name=f"worker {info.id}", daemon=True
+        )
+        with self._server.between_calls() if self._method == "fork" else nullcontext():
+            process.start()
+        endpoint.detach()
+        far.detach()
+        return _Worker(process, near, info)
+
+    def _next_of(self, position: int) -> Any:
+        while True:
+            worker = self._workers[position]
+            self._await(worker)
+            try:
+                message = worker.channel.receive()
+                worker.channel.connection.send_bytes(b"")  # begin the next one
+            except (EOFError, OSError):
+                self._workers[position] = self._restarted(worker)
+                continue
+            if isinstance(message, Failure):
+                raise WorkerError(f"{worker} failed: {message.summary}") from message.error()
+            return message
+
+    def _await(self, worker: _Worker) -> None:
+        """Return when a message of the worker is there, or it died."""
+        if not wait([worker.channel.connection, worker.process.sentinel], self._deadline_s):
+            worker.process.kill()
+            raise WorkerError(
+                f"{worker}: expected a message within {self._deadline_s} s, got none; it was killed (set a longer "
+                "deadline if it was only slow)"
+            )
+
+    def _restarted(self, worker: _Worker) -> _Worker:
+        """Return a new worker in the place of a dead one.
+
+        Raises:
+            WorkerError: that was done too often.
+        """
+        worker.process.join()
+        how = _cause_of_death(worker.process.exitcode)
+        self._num_restarts += 1
+        if self._num_restarts > self._max_restarts:
+            raise WorkerError(f"{worker} {how}; {self._max_restarts} restarts are allowed")
+        warnings.warn(
+            f"{worker} {how}; it is restarted ({self._num_restarts} of {self._max_restarts} times)", stacklevel=4
+        )
+        info = worker.info
+        worker.kill()
+        return self._start(WorkerInfo(info.id, info.num_workers, info.generation + 1))
+
+
+def _cause_of_death(exit_code: int) -> str:
+    if exit_code >= 0:
+        return f"exited with status {exit_code}"
+    killer = signal.Signals(-exit_code).name
+    return f"was killed by {killer}" + (" (was memory short?)" if killer == "SIGKILL" else "")
+
+
+def _pickled(produce: Produce) -> bytes:
+    try:
+        return pickle.dumps(produce)
+    except Exception as error:
+        raise MessageError(f"what a worker is to do: expected something that can be pickled: {error!r}") from error
+
+
+def _refuse_unsafe_fork() -> None:
+    """Refuse to fork a process whose locks or threads a child would inherit in the middle of something.
+
+    Raises:
+        ValueError: with the reason.
+    """
+    others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
+    others = [name for name in others if name != "answers workers"]
+    reasons = {
+        f"torch computes in {torch.get_num_threads()} threads": torch.get_num_threads() > 1,
+        "CUDA is in use": torch.cuda.is_initialized(),
+        f"other threads run ({', '.join(others)})": bool(others),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise ValueError(f"start method: expected auto, forkserver or spawn, got fork, which is unsafe: {reason}")
+
+
+def _work(payload: bytes, info: WorkerInfo, endpoint: Endpoint, channel: Channel) -> None:
+    """Be a worker."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the main process ends us
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has inherited the main process's way of stopping
+    threading.Thread(target=_die_with_main, daemon=True).start()
+    torch.set_num_threads(1)
+    set_main_device(CPU)
+    try:
+        _produce(payload, info, endpoint, channel)
+    except (EOFError, BrokenPipeError, ConnectionResetError):
+        return  # the main process hung up
+
+
+def _produce(payload: bytes, info: WorkerInfo, endpoint: Endpoint, channel: Channel) -> None:
+    try:
+        for message in pickle.loads(payload)(info, endpoint):
+            channel.send(message)
+            channel.connection.recv_bytes()  # until the main process has taken it
+        raise RuntimeError("expected messages for ever, got the end of the stream")
+    except Exception as error:
+        channel.send(Failure.of(error))
+
+
+def _die_with_main() -> None:
+    main = multiprocessing.parent_process()
+    assert main is not None, "called in a worker"
+    main.join()
+    os._exit(1)
