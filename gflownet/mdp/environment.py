@@ -28,7 +28,7 @@ from gflownet.mdp.action import (
 )
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary
 from gflownet.mdp.stepping import GraphEditor
-from gflownet.mdp.symmetry import certainly_rigid
+from gflownet.mdp.symmetry import count_automorphisms
 
 
 class IllegalAction(ValueError):  # noqa: N818 (reads as what it is)
@@ -133,11 +133,9 @@ class Environment(ABC):
         return ColouredGraph(nodes, edges, directed=self.vocabulary.directed)
 
     def num_automorphisms(self, states: GraphStates) -> list[int]:
-        """Return the number of automorphisms of each state: 1 where a glance says so, else counted exactly."""
-        counts = [1] * len(states)
-        for i in (~certainly_rigid(states)).nonzero().squeeze(1).tolist():
-            counts[i] = self.coloured_graph(states, i).num_automorphisms()
-        return counts
+        """Return the number of automorphisms of each state: what `count_automorphisms` leaves open is searched."""
+        counts = count_automorphisms(states).tolist()
+        return [count or self.coloured_graph(states, i).num_automorphisms() for i, count in enumerate(counts)]
 
     @cached_property
     def num_initial_automorphisms(self) -> int:

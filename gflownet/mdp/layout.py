@@ -173,6 +173,11 @@ class DenseLayout(BatchLayout):
     features; `add_node_mask` [B, n, C], on pairs `add_edge_mask` [B, n * n, C], and `stop_mask` [B, 1, 1].
     """
 
+    def __init__(self, context: GraphBuildingEnvContext) -> None:
+        super().__init__(context)
+        self._is_pair = torch.tensor([int(kind in PAIR_TYPES) for kind in context.action_types])
+        self._known_tables: dict[int, tuple[Tensor, Tensor]] = {}
+
     def encode(self, states: GraphStates) -> Batch:
         """Return the arrays that a dense policy embeds; small graphs take little room."""
         context, masks = self.context, self.context.env.forward_masks(states)
@@ -221,13 +226,13 @@ class DenseLayout(BatchLayout):
         """
         most, n = self.context.env.vocabulary.max_nodes, batch["node_type"].shape[1]
         position, row, column = indices.unbind(1)
-        types = torch.tensor([[int(kind), *mask.shape[1:2]] for kind, mask in self._shown(batch)])[position]
-        outside = (row < 0) | (row >= types[:, 1])
+        kinds, num_rows = self._tables(n)
+        outside = (row < 0) | (row >= num_rows[position])
         if bool(outside.any()):
             graph = int(outside.nonzero()[0])
             name = self.context.action_types[int(position[graph])].name
             raise ValueError(f"graph {graph}: expected a row of {name}, got {int(row[graph])}")
-        return ActionBatch(types[:, 0], self._renumbered(position, row, n, most), column)
+        return ActionBatch(kinds[position], self._renumbered(position, row, n, most), column)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches one after another, with room for the largest."""
@@ -235,15 +240,21 @@ class DenseLayout(BatchLayout):
         keys = batches[0].keys()
         return _batch({key: torch.cat([self._widened(b, key, n) for b in batches]) for key in keys})
 
-    def _shown(self, batch: Batch) -> list[tuple[GraphActionType, Tensor]]:
-        return list(zip(self.context.action_types, self.context.masks(batch), strict=True))
+    def _tables(self, n: int) -> tuple[Tensor, Tensor]:
+        """Return the kind and the number of rows of every action type in batches whose largest graph has n nodes."""
+        if n not in self._known_tables:
+            types, limits = self.context.action_types, {GraphActionType.Stop: 1, **dict.fromkeys(PAIR_TYPES, n * n)}
+            tables = [[int(kind), limits.get(kind, n)] for kind in types]
+            with torch.inference_mode(False):
+                self._known_tables[n] = tuple(torch.tensor(tables).unbind(1))
+        return self._known_tables[n]
 
     def _renumbered(self, position: Tensor, row: Tensor, before: int, after: int) -> Tensor:
         """Return rows with pairs, source * before + target, rewritten as source * after + target."""
         if before == after:
             return row
-        is_pair = torch.tensor([kind in PAIR_TYPES for kind in self.context.action_types])[position]
-        return torch.where(is_pair, row // before * after + row % before, row)
+        is_pair = self._is_pair[position]
+        return row + is_pair * (row.div(before, rounding_mode="floor") * (after - before))
 
     def _widened(self, batch: Batch, key: str, n: int) -> Tensor:
         """Return a field as it would be in a batch whose largest graph has n nodes."""
