@@ -25,8 +25,8 @@ DTYPES = (
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
 _OUT_OF_BAND = pickle.PickleBuffer(bytearray())  # where the pickle says: here the reader comes in
 
-# (type, shape, stride, offset in bytes) of a dense tensor -> the tensor
-Reader = Callable[[torch.dtype, tuple[int, ...], tuple[int, ...], int], Tensor]
+# Type (its place in DTYPES), shape, stride and offset (in elements) of a dense tensor -> the tensor.
+Reader = Callable[[int, tuple[int, ...], tuple[int, ...], int], Tensor]
 
 
 class MessageError(ValueError):
@@ -104,13 +104,13 @@ class _Packer(pickle.Pickler):
         code = _CODES.get(tensor.dtype)
         if type(tensor) is not Tensor or code is None or tensor.layout is not torch.strided or tensor.is_meta:
             return NotImplemented
-        if not tensor.is_contiguous():
-            tensor = tensor.contiguous()
+        if not tensor.is_contiguous() or tensor.is_conj() or tensor.is_neg():
+            tensor = tensor.clone(memory_format=torch.contiguous_format)
         offset = self.num_bytes
         self.tensors.append(tensor)
         self.offsets.append(offset)
         self.num_bytes = offset + -(-tensor.nbytes // ALIGNMENT) * ALIGNMENT
-        return _read, (_OUT_OF_BAND, code, tuple(tensor.shape), tensor.stride(), offset)
+        return _read, (_OUT_OF_BAND, code, tuple(tensor.shape), tensor.stride(), offset // tensor.itemsize)
 
 
 def _is_in_band(buffer: pickle.PickleBuffer) -> bool:
@@ -118,7 +118,7 @@ def _is_in_band(buffer: pickle.PickleBuffer) -> bool:
 
 
 def _read(read: Reader, code: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
-    return read(DTYPES[code], shape, stride, offset)
+    return read(code, shape, stride, offset)
 
 
 @lru_cache
@@ -164,6 +164,8 @@ def _parts(message: Any) -> Iterator[tuple[str, Any]]:
     """Yield path and value of everything that a message directly holds."""
     if isinstance(message, dict):
         yield from ((f"[{key!r}]", value) for key, value in message.items())
+    elif hasattr(message, "_fields"):  # a named tuple
+        yield from ((f".{name}", getattr(message, name)) for name in message._fields)
     elif isinstance(message, tuple | list):
         yield from ((f"[{index}]", value) for index, value in enumerate(message))
     elif isinstance(message, Batch):

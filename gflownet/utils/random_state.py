@@ -29,9 +29,9 @@ def set_random_state(state: dict[str, Any]) -> None:
     np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
 
 
-def stream_seed(seed: int, stream: int) -> int:
-    """Return the seed of one of a run's independent streams of randomness."""
-    return int(np.random.SeedSequence([seed, stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+def stream_seed(seed: int, *stream: int) -> int:
+    """Return the seed of one of a run's independent streams of randomness, which one or more numbers name."""
+    return int(np.random.SeedSequence([seed, *stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
 
 
 def seed_all(seed: int) -> None:

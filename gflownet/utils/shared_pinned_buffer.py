@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import struct
 from multiprocessing import reduction
@@ -51,7 +52,7 @@ class SharedPinnedBuffer:
     def _map(self) -> None:
         path = f"/proc/self/fd/{self._descriptor}"
         self._memory = torch.from_file(path, shared=True, size=self.num_bytes, dtype=torch.uint8)
-        self._typed = {dtype: self._memory.view(dtype) for dtype in DTYPES}
+        self._typed = [self._memory.view(dtype) for dtype in DTYPES]
 
     def __getstate__(self) -> dict[str, Any]:
         """Return what another process needs to map the same memory."""
@@ -76,7 +77,7 @@ class SharedPinnedBuffer:
         if self.is_pinned:
             _cuda_runtime().cudaHostUnregister(self._memory.data_ptr())
             self.is_pinned = False
-        self._memory, self._typed = torch.empty(0, dtype=torch.uint8), {}
+        self._memory, self._typed = torch.empty(0, dtype=torch.uint8), []
 
     def write(self, message: Any) -> bytes:
         """Return the structure of a message, without which it cannot be read, and keep its tensors.
@@ -85,16 +86,11 @@ class SharedPinnedBuffer:
             MessageTooLarge: it does not fit; the buffer is unchanged.
             MessageError: it cannot be sent at all.
         """
-        packed = pack(message)
-        if packed.num_bytes > self.num_bytes:
-            raise MessageTooLarge(packed.num_bytes, self.num_bytes)
-        self._store(packed)
+        packed, memory = pack(message), self._memory
+        if packed.num_bytes > len(memory):
+            raise MessageTooLarge(packed.num_bytes, len(memory))
+        _store(packed, memory)
         return _HEADER.pack(packed.num_bytes) + packed.structure
-
-    def _store(self, packed: Packed) -> None:
-        for tensor, offset in zip(packed.tensors, packed.offsets, strict=True):
-            place = self._typed[tensor.dtype].as_strided(tensor.shape, tensor.stride(), offset // tensor.itemsize)
-            place.copy_(tensor)
 
     def view(self, structure: bytes | memoryview) -> Any:
         """Return the message with tensors that lie in the buffer: they hold until the next one is written."""
@@ -109,7 +105,7 @@ class SharedPinnedBuffer:
         """Return the message with its tensors on a device, moved there in one piece."""
         (used,) = _HEADER.unpack_from(structure)
         memory = self._memory[:used].to(device)
-        return unpack(structure[_HEADER.size :], _reader({dtype: memory.view(dtype) for dtype in DTYPES}))
+        return unpack(structure[_HEADER.size :], _reader([memory.view(dtype) for dtype in DTYPES]))
 
 
 def _cuda_runtime() -> Any:
@@ -121,8 +117,17 @@ def _pin(memory: Tensor) -> bool:
     return int(_cuda_runtime().cudaHostRegister(memory.data_ptr(), memory.nbytes, 0)) == 0
 
 
-def _reader(typed: dict[torch.dtype, Tensor]) -> Reader:
-    def read(dtype: torch.dtype, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
-        return typed[dtype].as_strided(shape, stride, offset // dtype.itemsize)
+def _store(packed: Packed, memory: Tensor) -> None:
+    start = memory.data_ptr()
+    for tensor, offset in zip(packed.tensors, packed.offsets, strict=True):
+        if tensor.is_cpu:  # a quarter of the time that it takes to make a view and copy into it
+            ctypes.memmove(start + offset, tensor.data_ptr(), tensor.nbytes)
+        else:
+            memory[offset : offset + tensor.nbytes].view(tensor.dtype).copy_(tensor.flatten())
+
+
+def _reader(typed: list[Tensor]) -> Reader:
+    def read(code: int, shape: tuple[int, ...], stride: tuple[int, ...], offset: int) -> Tensor:
+        return typed[code].as_strided(shape, stride, offset)
 
     return read

@@ -16,10 +16,12 @@ from typing import Any, Literal
 
 import torch
 
+from gflownet.utils.channel import Channel, dumps
 from gflownet.utils.failures import Failure
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, set_main_device
 from gflownet.utils.packing import MessageError
-from gflownet.utils.transport import CPU, Channel
+from gflownet.utils.proxy_server import THREAD_NAME
+from gflownet.utils.transport import CPU
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 
@@ -34,66 +36,73 @@ class WorkerInfo:
 
     id: int
     num_workers: int
-    generation: int  # how often it was restarted: its randomness must not repeat
+    generation: int  # how often it was restarted
+    num_taken: int = 0  # messages of its predecessors that were taken: a restarted worker goes on from there
 
 
+_DEATH_S = 1.0  # between the moment a dying process closes its pipes and the moment it is gone
 Produce = Callable[[WorkerInfo, Endpoint], Iterator[Any]]
 
 
 @dataclass(frozen=True)
 class _Worker:
+    info: WorkerInfo
     process: Any
     channel: Channel
-    info: WorkerInfo
 
     def __str__(self) -> str:
         return f"worker {self.info.id} (pid {self.process.pid})"
 
-    def kill(self) -> None:
-        self.process.kill()
+    def bury(self) -> None:
+        """Wait for the end of a process that was killed."""
         self.process.join()
         self.process.close()
         self.channel.close()
 
 
 class WorkerPool:
-    """Workers that produce messages, taken round robin; each prepares one ahead, and no more. A context manager.
+    """Workers that produce messages, taken in turn; each prepares one ahead, and no more. A context manager.
 
     Args:
         produce: called in each worker; yields messages for ever, and may call what the server serves.
+        server: whom workers call, by the transport that messages take, too; it must outlive the pool.
         num_workers: how many, at least 1.
-        start_method: auto (forkserver), fork (refused where it is not safe), forkserver or spawn.
-        deadline_s: longest wait for one message; None: for ever.
+        start_method: fork (refused where it is not safe), forkserver or spawn; auto is forkserver.
+        deadline_s: how long to wait for one message at most; None: for ever.
         max_restarts: how many dead workers are replaced in the life of the pool.
-        server: whom workers call; it outlives the pool.
 
     Raises:
         MessageError: `produce` cannot be pickled.
-        ValueError: `fork` is not safe here.
+        ValueError: forking is not safe here, or there is no worker.
     """
 
     def __init__(
         self,
         produce: Produce,
+        server: ProxyServer,
         *,
         num_workers: int,
         start_method: StartMethod = "auto",
         deadline_s: float | None = None,
         max_restarts: int = 0,
-        server: ProxyServer,
     ) -> None:
-        self._server, self._deadline_s, self._max_restarts = server, deadline_s, max_restarts
-        self._method: Any = "forkserver" if start_method == "auto" else start_method
+        if num_workers < 1:
+            raise ValueError(f"num_workers: expected at least 1, got {num_workers}")
+        self._method = "forkserver" if start_method == "auto" else start_method
         if self._method == "fork":
             _refuse_unsafe_fork()
-        self._context = multiprocessing.get_context(self._method)
-        if self._method == "forkserver":
-            self._context.set_forkserver_preload(["__main__", __name__, produce.__module__])
-        self._payload = _pickled(produce)
+        self._context: Any = multiprocessing.get_context(self._method)
+        self._context.set_forkserver_preload(["__main__", __name__, produce.__module__])
+        self._server, self._deadline_s, self._max_restarts = server, deadline_s, max_restarts
+        self._payload = dumps(produce)
         self._num_restarts = self._turn = 0
         self._workers: list[_Worker] = []
-        for worker_id in range(num_workers):
-            self._workers.append(self._start(WorkerInfo(worker_id, num_workers, generation=0)))
+        try:
+            for worker_id in range(num_workers):
+                self._workers.append(self._start(WorkerInfo(worker_id, num_workers, generation=0)))
+        except BaseException:
+            self.close()
+            raise
 
     def next(self) -> Any:
         """Return the next message; its worker begins another.
@@ -101,14 +110,16 @@ class WorkerPool:
         Raises:
             WorkerError: the worker failed, died too often, or kept silent for too long.
         """
-        message = self._next_of(self._turn)
+        message = self._message_of(self._turn)
         self._turn = (self._turn + 1) % len(self._workers)
         return message
 
     def close(self) -> None:
         """End all workers at once, whatever they do; they hold nothing that others need."""
+        for worker in self._workers:
+            worker.process.kill()
         while self._workers:
-            self._workers.pop().kill()
+            self._workers.pop().bury()
 
     def __enter__(self) -> WorkerPool:
         return self
@@ -117,57 +128,70 @@ class WorkerPool:
         self.close()
 
     def _start(self, info: WorkerInfo) -> _Worker:
-        endpoint = self._server.connect(info.id)
-        near, far = self._server.transport.pair()
+        endpoint, (near, far) = self._server.connect(info.id), self._server.transport.pair()
         process = self._context.Process(
             target=_work, args=(self._payload, info, endpoint, far), name=f"worker {info.id}", daemon=True
         )
-        with self._server.between_calls() if self._method == "fork" else nullcontext():
-            process.start()
-        endpoint.detach()
-        far.detach()
-        return _Worker(process, near, info)
+        try:
+            with self._server.between_calls() if self._method == "fork" else nullcontext():
+                process.start()
+        finally:
+            endpoint.detach()
+            far.detach()
+        return _Worker(info, process, near)
 
-    def _next_of(self, position: int) -> Any:
+    def _message_of(self, position: int) -> Any:
         while True:
             worker = self._workers[position]
-            self._await(worker)
             try:
-                message = worker.channel.receive()
+                message = self._received(worker)
                 worker.channel.connection.send_bytes(b"")  # begin the next one
             except (EOFError, OSError):
-                self._workers[position] = self._restarted(worker)
+                self._workers[position] = self._successor(worker)
                 continue
             if isinstance(message, Failure):
                 raise WorkerError(f"{worker} failed: {message.summary}") from message.error()
             return message
 
-    def _await(self, worker: _Worker) -> None:
-        """Return when a message of the worker is there, or it died."""
+    def _received(self, worker: _Worker) -> Any:
+        """Return what the worker has to say.
+
+        Raises:
+            EOFError, OSError: it died.
+            WorkerError: it says nothing, or what nobody can read.
+        """
         if not wait([worker.channel.connection, worker.process.sentinel], self._deadline_s):
             worker.process.kill()
             raise WorkerError(
-                f"{worker}: expected a message within {self._deadline_s} s, got none; it was killed (set a longer "
-                "deadline if it was only slow)"
+                f"{worker}: expected a message within {self._deadline_s} s, got none; it was killed; if it was only "
+                "slow, set a longer deadline"
             )
+        if not worker.channel.connection.poll():
+            raise EOFError
+        try:
+            return worker.channel.receive()
+        except MessageError as error:
+            worker.process.join(_DEATH_S)
+            if worker.process.exitcode is not None:  # it died before its tensors could be fetched
+                raise EOFError from error
+            raise WorkerError(f"{worker}: {error}") from error
 
-    def _restarted(self, worker: _Worker) -> _Worker:
+    def _successor(self, dead: _Worker) -> _Worker:
         """Return a new worker in the place of a dead one.
 
         Raises:
             WorkerError: that was done too often.
         """
-        worker.process.join()
-        how = _cause_of_death(worker.process.exitcode)
+        dead.process.join(_DEATH_S)
+        dead.process.kill()  # if it only hung up
+        dead.process.join()
+        how = f"{dead} {_cause_of_death(dead.process.exitcode)}"
+        if self._num_restarts == self._max_restarts:
+            raise WorkerError(f"{how}, after {self._num_restarts} restarts; more are not allowed")
         self._num_restarts += 1
-        if self._num_restarts > self._max_restarts:
-            raise WorkerError(f"{worker} {how}; {self._max_restarts} restarts are allowed")
-        warnings.warn(
-            f"{worker} {how}; it is restarted ({self._num_restarts} of {self._max_restarts} times)", stacklevel=4
-        )
-        info = worker.info
-        worker.kill()
-        return self._start(WorkerInfo(info.id, info.num_workers, info.generation + 1))
+        warnings.warn(f"{how}; it is restarted, {self._num_restarts} of {self._max_restarts} times", stacklevel=5)
+        dead.bury()
+        return self._start(WorkerInfo(dead.info.id, dead.info.num_workers, dead.info.generation + 1))
 
 
 def _cause_of_death(exit_code: int) -> str:
@@ -177,13 +201,6 @@ def _cause_of_death(exit_code: int) -> str:
     return f"was killed by {killer}" + (" (was memory short?)" if killer == "SIGKILL" else "")
 
 
-def _pickled(produce: Produce) -> bytes:
-    try:
-        return pickle.dumps(produce)
-    except Exception as error:
-        raise MessageError(f"what a worker is to do: expected something that can be pickled: {error!r}") from error
-
-
 def _refuse_unsafe_fork() -> None:
     """Refuse to fork a process whose locks or threads a child would inherit in the middle of something.
 
@@ -191,7 +208,7 @@ def _refuse_unsafe_fork() -> None:
         ValueError: with the reason.
     """
     others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
-    others = [name for name in others if name != "answers workers"]
+    others = [name for name in others if name != THREAD_NAME]
     reasons = {
         f"torch computes in {torch.get_num_threads()} threads": torch.get_num_threads() > 1,
         "CUDA is in use": torch.cuda.is_initialized(),

@@ -1,0 +1,95 @@
+"""What a worker has in the place of an object that lives in the main process."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+from gflownet.utils.channel import Channel
+from gflownet.utils.failures import Failure
+from gflownet.utils.packing import MessageError
+
+CALL = "__call__"
+
+
+class Call(NamedTuple):
+    """The request of a worker, answered by the result or a `Failure`."""
+
+    name: str  # of the object
+    method: str
+    arguments: tuple
+    options: dict[str, Any]
+
+    def __str__(self) -> str:
+        return f"{self.name}.{self.method}"
+
+
+class Endpoint:
+    """A worker's end of a server; it can be given to a process that is being started.
+
+    Args:
+        worker_id: whose it is.
+        channel: to the server.
+        methods: what may be called, by the name of the object.
+    """
+
+    def __init__(self, worker_id: int, channel: Channel, *, methods: Mapping[str, frozenset[str]]) -> None:
+        self.worker_id, self._channel, self._methods = worker_id, channel, dict(methods)
+
+    def proxy(self, name: str) -> Proxy:
+        """Return the stand-in for the object that is served under this name.
+
+        Raises:
+            KeyError: there is none.
+        """
+        if name not in self._methods:
+            raise KeyError(f"{name}: expected the name of an object that is served, one of {sorted(self._methods)}")
+        return Proxy(name, self._channel, methods=self._methods[name])
+
+    def detach(self) -> None:
+        """Close this end here, after it was given to a process."""
+        self._channel.detach()
+
+
+class Proxy:
+    """Stands for an object of the main process: its methods run there, and only they can be reached.
+
+    A call raises what the object's method raises, with the other traceback as its cause; MessageError if arguments or
+    result cannot be sent, ConnectionError if the main process is gone.
+    """
+
+    __slots__ = ("_channel", "_methods", "_name")
+
+    def __init__(self, name: str, channel: Channel, *, methods: frozenset[str]) -> None:
+        self._name, self._channel, self._methods = name, channel, methods
+
+    def __call__(self, *arguments: Any, **options: Any) -> Any:
+        """Return what the object returns when it is called so."""
+        if CALL not in self._methods:
+            raise TypeError(f"{self._name}: expected a call of one of its methods {sorted(self._methods)}")
+        return self._ask(Call(self._name, CALL, arguments, options))
+
+    def __getattr__(self, method: str) -> Callable[..., Any]:
+        if method.startswith("_"):
+            raise AttributeError(method)
+        if method not in self._methods:
+            near = difflib.get_close_matches(method, self._methods, n=1)
+            raise AttributeError(
+                f"{self._name}.{method}: expected one of the methods {sorted(self._methods)}"
+                + (f" (did you mean {near[0]}?)" if near else "")
+                + "; the object lives in the main process, where its methods run, and attribute access is not supported"
+            )
+        return lambda *arguments, **options: self._ask(Call(self._name, method, arguments, options))
+
+    def _ask(self, call: Call) -> Any:
+        try:
+            self._channel.send(call)
+            reply = self._channel.receive()
+        except MessageError as error:
+            raise MessageError(f"{call}: {error}") from error
+        except (EOFError, OSError) as error:
+            raise ConnectionError(f"{call}: expected an answer, but the main process hung up") from error
+        if isinstance(reply, Failure):
+            raise reply.error()
+        return reply
