@@ -35,7 +35,7 @@ class Endpoint:
     """
 
     def __init__(self, worker_id: int, channel: Channel, *, methods: Mapping[str, frozenset[str]]) -> None:
-        self.worker_id, self._channel, self._methods = worker_id, channel, dict(methods)
+        self.worker_id, self.channel, self._methods = worker_id, channel, dict(methods)
 
     def proxy(self, name: str) -> Proxy:
         """Return the stand-in for the object that is served under this name.
@@ -45,11 +45,11 @@ class Endpoint:
         """
         if name not in self._methods:
             raise KeyError(f"{name}: expected the name of an object that is served, one of {sorted(self._methods)}")
-        return Proxy(name, self._channel, methods=self._methods[name])
+        return Proxy(name, self.channel, methods=self._methods[name])
 
     def detach(self) -> None:
         """Close this end here, after it was given to a process."""
-        self._channel.detach()
+        self.channel.detach()
 
 
 class Proxy:

@@ -119,10 +119,10 @@ class ProxyServer:
     def _serve(self) -> None:
         is_over = False
         while not is_over:
-            callers = {channel.connection: worker for worker, channel in self._channels.items()}
+            callers: dict[Any, int] = {channel.connection: worker for worker, channel in self._channels.items()}
             ready = wait([self._alarm, *callers])
             with self._turn:
-                self._answer([callers[at] for at in ready if at is not self._alarm])
+                self._answer([callers[at] for at in ready if at in callers])
                 is_over = self._alarm in ready and self._hear()
         for channel in self._channels.values():
             channel.close()

@@ -76,9 +76,7 @@ class BufferTransport(Transport):
             to_main = SharedPinnedBuffer(self.num_bytes, device)
             to_worker = SharedPinnedBuffer(self.num_bytes, device)
         except (OSError, RuntimeError) as error:
-            self.explain(
-                f"mp_buffer_size={self.num_bytes}: expected shared memory, got {error!r}; messages are pickled"
-            )
+            self.explain(f"mp_buffer_size={self.num_bytes}: no shared memory, messages are pickled: {error!r}")
             return _PickleCodec(device), _PickleCodec(CPU)
         return _BufferCodec(to_worker, to_main, device), _BufferCodec(to_main, to_worker, CPU)
 

@@ -9,14 +9,14 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
 import torch
 
-from gflownet.utils.channel import Channel, dumps
+from gflownet.utils.channel import Channel
 from gflownet.utils.failures import Failure
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, set_main_device
 from gflownet.utils.packing import MessageError
@@ -94,7 +94,7 @@ class WorkerPool:
         self._context: Any = multiprocessing.get_context(self._method)
         self._context.set_forkserver_preload(["__main__", __name__, produce.__module__])
         self._server, self._deadline_s, self._max_restarts = server, deadline_s, max_restarts
-        self._payload = dumps(produce)
+        self._payload = _pickled(produce)
         self._num_restarts = self._turn = 0
         self._workers: list[_Worker] = []
         try:
@@ -133,7 +133,7 @@ class WorkerPool:
             target=_work, args=(self._payload, info, endpoint, far), name=f"worker {info.id}", daemon=True
         )
         try:
-            with self._server.between_calls() if self._method == "fork" else nullcontext():
+            with _one_thread_only(self._server) if self._method == "fork" else nullcontext():
                 process.start()
         finally:
             endpoint.detach()
@@ -189,7 +189,7 @@ class WorkerPool:
         if self._num_restarts == self._max_restarts:
             raise WorkerError(f"{how}, after {self._num_restarts} restarts; more are not allowed")
         self._num_restarts += 1
-        warnings.warn(f"{how}; it is restarted, {self._num_restarts} of {self._max_restarts} times", stacklevel=5)
+        warnings.warn(f"{how}; it is restarted, {self._num_restarts} of {self._max_restarts} times", stacklevel=4)
         dead.bury()
         return self._start(WorkerInfo(dead.info.id, dead.info.num_workers, dead.info.generation + 1))
 
@@ -199,6 +199,13 @@ def _cause_of_death(exit_code: int) -> str:
         return f"exited with status {exit_code}"
     killer = signal.Signals(-exit_code).name
     return f"was killed by {killer}" + (" (was memory short?)" if killer == "SIGKILL" else "")
+
+
+def _pickled(produce: Produce) -> bytes:
+    try:
+        return pickle.dumps(produce)
+    except Exception as error:
+        raise MessageError(f"what workers do: expected something that can be pickled: {error!r}") from error
 
 
 def _refuse_unsafe_fork() -> None:
@@ -217,6 +224,14 @@ def _refuse_unsafe_fork() -> None:
     for reason, holds in reasons.items():
         if holds:
             raise ValueError(f"start method: expected auto, forkserver or spawn, got fork, which is unsafe: {reason}")
+
+
+@contextmanager
+def _one_thread_only(server: ProxyServer) -> Iterator[None]:
+    """Let a process fork although the server's thread is there: it sleeps as long, which the interpreter cannot know."""
+    with server.between_calls(), warnings.catch_warnings():
+        warnings.simplefilter("ignore", DeprecationWarning)
+        yield
 
 
 def _work(payload: bytes, info: WorkerInfo, endpoint: Endpoint, channel: Channel) -> None:
