@@ -19,7 +19,7 @@ from filelock import FileLock, Timeout
 
 from gflownet.errors import UserError
 
-FORMAT_VERSION = 1
+FORMAT_VERSION = 2
 NUM_KEPT = 2
 LOCK_NAME = ".lock"
 

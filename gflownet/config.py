@@ -15,7 +15,7 @@ from omegaconf.errors import InterpolationValidationError, OmegaConfBaseExceptio
 
 import gflownet
 from gflownet.config_options import Option, find_options, groups_of
-from gflownet.data.config import ReplayConfig
+from gflownet.data.config import ReplayConfig, WorkersConfig
 from gflownet.envs.config import EnvConfig
 from gflownet.errors import UserError
 from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig
@@ -49,11 +49,13 @@ class Config:
     task: str = field(default="digits", metadata={"help": "what is searched for: digits, or module:Class of your own"})
     task_options: Any = field(default_factory=dict, metadata={"help": "options of the task, task_options.NAME=VALUE"})
     num_training_steps: int = field(default=150, metadata={"help": "training steps of the policy"})
-    num_workers: int = field(default=0, metadata={"help": "processes that sample; 0 samples in the main process"})
-    mp_buffer_size: int | None = field(
-        default=None, metadata={"help": "bytes of shared memory per worker for messages; null sends them by queue"}
+    num_workers: int = field(
+        default=0, metadata={"help": "processes that sample and evaluate; 0: the main process does"}
     )
-    pickle_mp_messages: bool = field(default=False, metadata={"help": "pickle the messages of the workers"})
+    mp_buffer_size: int | None = field(
+        default=None, metadata={"help": "bytes of each shared buffer of a worker; null: no buffers"}
+    )
+    pickle_mp_messages: bool = field(default=False, metadata={"help": "pickle messages instead of sharing each tensor"})
     print_every: int = field(default=10, metadata={"help": "steps between two lines where the output is no terminal"})
     validate_every: int = field(default=0, metadata={"help": "steps between two validations; 0 never validates"})
     checkpoint_every: int = field(default=50, metadata={"help": "steps between two checkpoints"})
@@ -64,6 +66,7 @@ class Config:
     opt: OptimizerConfig = field(default_factory=OptimizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
+    workers: WorkersConfig = field(default_factory=WorkersConfig)
     cond: ConditionalsConfig = field(default_factory=ConditionalsConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)

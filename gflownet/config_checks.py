@@ -75,6 +75,8 @@ INTERVALS = {
     "replay.warmup": _NOT_NEGATIVE,
     "replay.num_from_replay": _NOT_NEGATIVE,
     "replay.top_share": _SHARE,
+    "workers.deadline": _POSITIVE,
+    "workers.max_restarts": _NOT_NEGATIVE,
     "env.output_sizes": _AT_LEAST_ONE,
     "env.max_hidden_nodes": _AT_LEAST_ONE,
     "env.max_edges": _AT_LEAST_ONE,

@@ -7,8 +7,9 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,10 @@ import torch
 from gflownet.config import Config, to_mapping, with_task_options
 from gflownet.config_checks import validate
 from gflownet.data.replay import ReplayBuffer
-from gflownet.data.sampler import sample_backward
-from gflownet.data.source import TrajectorySource, trajectory_stream
+from gflownet.data.source import Rollout, TrajectorySource
+from gflownet.data.workers import rollouts_here, rollouts_of_workers
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
-from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.evaluator import EVALUATORS, Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
@@ -31,7 +31,6 @@ from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
-from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.objectives.optimiser import clip_gradients, make_optimizer, make_schedule
@@ -40,11 +39,12 @@ from gflownet.policy.config import POLICIES
 from gflownet.report.closing import report_run
 from gflownet.run_folder import RunFolder
 from gflownet.utils.random_state import get_random_state, seed_all, set_random_state, stream_seed
+from gflownet.utils.transport import make_transport
 
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json
 
 # Streams of randomness of one run; every part draws from its own, so that none shifts another.
-_POLICY_STREAM, _TRAJECTORY_STREAM, _REPLAY_STREAM, _VALIDATION_STREAM = range(4)
+_POLICY_STREAM, _TRAJECTORY_STREAM = range(2)
 
 
 class GFNTrainer:
@@ -67,18 +67,14 @@ class GFNTrainer:
         self.sampling_policy = copy.deepcopy(self.policy) if config.algo.sampling_tau else self.policy
         self.optimizer, self.schedule = self.build_optimizer()
         self.replay = ReplayBuffer(config.replay)
-        self.replay_generator = torch.Generator().manual_seed(stream_seed(config.seed, _REPLAY_STREAM))
         self.source = TrajectorySource(
             self.context,
-            self.sampling_policy,
             task=self.task,
             num_trajectories=config.algo.num_from_policy,
             random_action_prob=config.algo.train_random_action_prob,
+            replay=config.replay,
             seed=stream_seed(config.seed, _TRAJECTORY_STREAM),
-            pickle_messages=config.pickle_mp_messages,
-            buffer_size=config.mp_buffer_size,
         )
-        self.validation_generator = torch.Generator().manual_seed(stream_seed(config.seed, _VALIDATION_STREAM))
         self.errors: Counter[str] = Counter()  # of this process's failed evaluations
         self.run_id = uuid.uuid4().hex  # tells this run's rows from others' in a shared store
         self.step = 0
@@ -94,17 +90,21 @@ class GFNTrainer:
     def build_context(self) -> GraphBuildingEnvContext:
         """Return the context, and with it the environment, of the search space."""
         context_class = load_class("env.name", self.config.env.name, ENVIRONMENTS, contract=GraphBuildingEnvContext)
-        return context_class.from_config(
+        context = context_class.from_config(
             self.config.env,
             input_sizes=self.task.input_sizes,
             output_sizes=self.task.output_sizes,
             num_cond_dim=self.task.num_cond_dim,
         )
+        return context.with_layout(self._policy_class.layout)
 
     def build_policy(self) -> Policy:
         """Return the policy network."""
-        policy_class: Any = load_class("model.name", self.config.model.name, POLICIES, contract=Policy)
-        return policy_class(self.context, self.config.model)
+        return self._policy_class(self.context, self.config.model)
+
+    @cached_property
+    def _policy_class(self) -> Any:
+        return load_class("model.name", self.config.model.name, POLICIES, contract=Policy)
 
     def build_objective(self) -> Objective:
         """Return the objective."""
@@ -154,11 +154,10 @@ class GFNTrainer:
             self._report(folder, store, logger)
         return stop.signal
 
-    def train_step(self, trajectories: TrajectoryBatch, evaluator: Evaluator) -> dict[str, float]:
-        """Evaluate freshly sampled trajectories, learn from them and from replayed ones; return the step's metrics."""
-        fresh, evaluations = self._evaluate(trajectories, evaluator)
-        self._remember(fresh, evaluations)
-        batch = self._with_replay(fresh)
+    def train_step(self, rollout: Rollout) -> dict[str, float]:
+        """Learn from the data of the step, and return the step's metrics."""
+        self.errors.update(e.error for e in rollout.evaluations if e.error is not None and not e.cached)
+        batch = rollout.trajectories
         if self.step == 1:
             self.objective.prepare(self.policy, batch)
         loss = self.objective.loss(self.policy, batch)
@@ -170,7 +169,8 @@ class GFNTrainer:
         self.optimizer.step()
         self.schedule.step()
         self._follow_policy()
-        return {**loss.metrics, "log_reward_mean": float(fresh.log_reward.mean()), **self._summary(evaluations)}
+        log_reward_mean = float(batch.log_reward[: rollout.num_fresh].mean())
+        return {**loss.metrics, "log_reward_mean": log_reward_mean, **self._summary(rollout.evaluations)}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs to go on as if it had not stopped."""
@@ -187,9 +187,6 @@ class GFNTrainer:
             "optimizer": self.optimizer.state_dict(),
             "schedule": self.schedule.state_dict(),
             "replay": self.replay.state_dict(),
-            "replay_generator": self.replay_generator.get_state(),
-            "validation_generator": self.validation_generator.get_state(),
-            "trajectory_generator": self.source.generator.get_state(),
             "random_state": get_random_state(),
         }
 
@@ -204,9 +201,6 @@ class GFNTrainer:
         self.optimizer.load_state_dict(state["optimizer"])
         self.schedule.load_state_dict(state["schedule"])
         self.replay.load_state_dict(state["replay"])
-        self.replay_generator.set_state(state["replay_generator"])
-        self.validation_generator.set_state(state["validation_generator"])
-        self.source.generator.set_state(state["trajectory_generator"])
         set_random_state(state["random_state"])
 
     def _open_logger(self, folder: RunFolder) -> MetricLogger:
@@ -226,13 +220,13 @@ class GFNTrainer:
         seconds_before, started = self.seconds, math.inf
         if config.num_workers:
             logger.say(f"starting {config.num_workers} workers")
-        with closing(trajectory_stream(self.source, num_workers=config.num_workers)) as stream:
+        with closing(self._rollouts(evaluator)) as rollouts:
             while self.step < config.num_training_steps and stop.signal is None:
-                trajectories = next(stream)
+                rollout = next(rollouts)
                 started = min(started, time.monotonic())  # the start of the workers is nobody's evaluation time
                 self.step += 1
                 num_failed = self.errors.total()
-                metrics = self.train_step(trajectories, evaluator)
+                metrics = self.train_step(rollout)
                 if self.errors and not num_failed:
                     logger.say(f"step {self.step}: an evaluation failed: {next(iter(self.errors))}")
                 if config.validate_every and self.step % config.validate_every == 0:
@@ -245,10 +239,26 @@ class GFNTrainer:
                     folder.checkpoints.save(self.step, self.state_dict())
         folder.checkpoints.save(self.step, self.state_dict())
 
+    def _rollouts(self, evaluator: Evaluator) -> Generator[Rollout]:
+        """Return the data of the steps to come."""
+        config, policy = self.config, self.sampling_policy
+        parts: dict[str, Any] = {"policy": policy, "evaluator": evaluator, "replay": self.replay}
+        if not config.num_workers:
+            return rollouts_here(self.source, **parts, first_step=self.step + 1)
+        transport = make_transport(buffer_size=config.mp_buffer_size, pickle_messages=config.pickle_mp_messages)
+        return rollouts_of_workers(
+            self.source,
+            **parts,
+            first_step=self.step + 1,
+            num_workers=config.num_workers,
+            transport=transport,
+            config=config.workers,
+        )
+
     def _validate(self, evaluator: Evaluator) -> dict[str, float]:
         """Return the mean score of a batch sampled without exploration; it changes nothing about the training."""
-        sampled = self.source.sample_on_policy(self.validation_generator)
-        _, evaluations = self._evaluate(sampled, evaluator)
+        sampled = self.source.sample_on_policy(self.step, policy=self.sampling_policy)
+        _, evaluations = self.source.evaluated(sampled, evaluator, step=self.step)
         return {"validation_score_mean": _mean([evaluation.score for evaluation in evaluations])}
 
     def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> None:
@@ -266,35 +276,6 @@ class GFNTrainer:
         if not best:
             raise UserError("every evaluation failed; the task, the environment and evaluation.* have to fit together")
 
-    def _evaluate(
-        self, trajectories: TrajectoryBatch, evaluator: Evaluator
-    ) -> tuple[TrajectoryBatch, list[Evaluation]]:
-        """Return the trajectories with their rewards, and the evaluations behind those."""
-        graphs = [self.env.terminal(trajectories.terminal, i) for i in range(len(trajectories))]
-        evaluations = evaluator.evaluate(graphs, step=self.step)
-        scores = torch.tensor([evaluation.score for evaluation in evaluations])
-        conditioning = Conditioning(trajectories.conditioning, trajectories.beta)
-        return trajectories.with_rewards(self.task.log_reward(scores, conditioning)), evaluations
-
-    def _remember(self, trajectories: TrajectoryBatch, evaluations: Sequence[Evaluation]) -> None:
-        """Keep the terminal states for replay, and the reasons of failures."""
-        self.errors.update(e.error for e in evaluations if e.error is not None and not e.cached)
-        if self.config.replay.use:
-            terminal = trajectories.terminal
-            keys = [self.env.coloured_graph(terminal, i).canonical_key() for i in range(len(terminal))]
-            self.replay.add(terminal, torch.tensor([e.score for e in evaluations]), keys=keys)
-
-    def _with_replay(self, fresh: TrajectoryBatch) -> TrajectoryBatch:
-        """Return the fresh trajectories and, beside them, new ways into terminal states seen before."""
-        config = self.config.replay
-        if not config.use or not config.num_from_replay or len(self.replay) < config.warmup:
-            return fresh
-        generator = self.replay_generator
-        terminal, scores = self.replay.sample(config.num_from_replay, generator=generator)
-        conditioning = self.task.sample_conditioning(len(scores), generator=generator)
-        replayed = sample_backward(self.env, terminal, conditioning=conditioning, generator=generator)
-        return TrajectoryBatch.cat([fresh, replayed.with_rewards(self.task.log_reward(scores, conditioning))])
-
     def _follow_policy(self) -> None:
         """Move the sampling policy towards the trained one, where it is a moving average of it."""
         tau = self.config.algo.sampling_tau
@@ -304,7 +285,7 @@ class GFNTrainer:
             for average, current in zip(self.sampling_policy.parameters(), self.policy.parameters(), strict=True):
                 average.lerp_(current, 1 - tau)
 
-    def _summary(self, evaluations: list[Evaluation]) -> dict[str, float]:
+    def _summary(self, evaluations: Sequence[Evaluation]) -> dict[str, float]:
         scores = [evaluation.score for evaluation in evaluations]
         self.best_score = max(self.best_score, *scores)
         self.score_means.append(_mean(scores))

@@ -81,7 +81,7 @@ def test_a_truncated_file_is_noticed(share: float, tmp_path: Path) -> None:
 def test_another_format_version_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     save(path, make_state())
-    path.write_bytes(path.read_bytes().replace(b"format 1,", b"format 2,", 1))
+    path.write_bytes(path.read_bytes().replace(b"format 2,", b"format 2,", 1))
     with pytest.raises(UserError, match=r"state.pt: expected a checkpoint of format 1, got format 2$") as caught:
         load(path)
     assert not isinstance(caught.value, DamagedCheckpointError)
@@ -156,7 +156,7 @@ def test_a_checkpoint_of_another_version_is_no_reason_to_go_back(tmp_path: Path)
     folder = CheckpointFolder(tmp_path)
     folder.save(1, {"step": 1})
     newest = folder.save(2, {"step": 2})
-    newest.write_bytes(newest.read_bytes().replace(b"format 1,", b"format 9,", 1))
+    newest.write_bytes(newest.read_bytes().replace(b"format 2,", b"format 9,", 1))
     with pytest.raises(UserError, match="got format 9"):
         folder.latest()
 

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -257,12 +258,13 @@ def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path, caps
 
 def test_a_nan_loss_ends_the_run_with_its_step(tmp_path):
     trainer = GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path}"]))
-    trainer.step, trajectories = 1, trainer.source.sample()
+    parts: dict[str, Any] = {"policy": trainer.sampling_policy, "evaluator": _OneScore(), "replay": trainer.replay}
+    trainer.step, rollout = 1, trainer.source.rollout(1, **parts)
     torch.nn.init.constant_(next(trainer.policy.parameters()), torch.nan)
     with pytest.raises(FloatingPointError, match="step 1: expected a finite loss"):
-        trainer.train_step(trajectories, _OneScore())
+        trainer.train_step(rollout)
     with pytest.raises(FloatingPointError, match="expected numbers as logits, got nan"):
-        trainer.source.sample()
+        trainer.source.rollout(2, **parts)
 
 
 class _OneScore(Evaluator):
@@ -272,11 +274,20 @@ class _OneScore(Evaluator):
         return [Evaluation(0.5, EvaluationStatus.OK, 0.0, None, 1, {}, False) for _ in candidates]
 
 
-@pytest.mark.parametrize("transport", ["mp_buffer_size=1000000", "pickle_mp_messages=true"])
-def test_workers_deliver_what_the_main_process_trains_on(tmp_path, transport):
+def test_one_worker_and_one_seed_give_one_run_by_every_transport(tmp_path):
+    """Two transports, so that the same test shows both: the seed decides, and the way of the messages does not."""
+    for name, transport in (("first", "mp_buffer_size=1000000"), ("second", "pickle_mp_messages=true")):
+        assert run(tmp_path / name, "num_workers=1", transport) == 0
+    assert rows(tmp_path / "first") == rows(tmp_path / "second")
+    assert len(rows(tmp_path / "first")) == 8
+
+
+def test_several_workers_train_and_resume(tmp_path):
     folder = tmp_path / "run"
-    assert run(folder, "num_workers=1", transport, "num_training_steps=4") == 0
-    assert len(rows(folder)) == 4
+    options = ("num_workers=2", "mp_buffer_size=1000000")
+    assert run(folder, *options, "num_training_steps=4") == 0
+    assert run(folder, *options, "resume=true") == 0
+    assert [row["step"] for row in rows(folder)] == list(range(1, 9))
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""Options of the replay buffer."""
+"""Options of the replay buffer and of the workers."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass
@@ -16,3 +17,16 @@ class ReplayConfig:
     top_share: float = field(
         default=0.5, metadata={"help": "share of the replayed states drawn from the best tenth, the rest uniformly"}
     )
+
+
+@dataclass
+class WorkersConfig:
+    """How worker processes are started, and what becomes of those that die or hang."""
+
+    start_method: Literal["auto", "fork", "forkserver", "spawn"] = field(
+        default="auto", metadata={"help": "auto (forkserver), fork (refused where it is not safe), forkserver or spawn"}
+    )
+    deadline: float | None = field(
+        default=None, metadata={"help": "seconds a worker may take for one step's rollout; null waits for ever"}
+    )
+    max_restarts: int = field(default=3, metadata={"help": "dead workers that a run replaces before it gives up"})

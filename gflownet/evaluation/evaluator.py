@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import json
 import math
@@ -59,6 +60,12 @@ class InlineEvaluator(Evaluator):
         self.floor_score = config.floor_score
         self.seed = seed
         self.run = run
+
+    def with_store(self, store: Any) -> InlineEvaluator:
+        """Returns the same evaluator on another store, on a worker's proxy of one, or on none until it is there."""
+        twin = copy.copy(self)
+        twin.store = store
+        return twin
 
     def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
         keys = [candidate.canonical_key() for candidate in candidates]

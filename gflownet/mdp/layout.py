@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -46,6 +46,10 @@ class BatchLayout(ABC):
     @abstractmethod
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches one after another."""
+
+    @abstractmethod
+    def split(self, categorical: GraphActionCategorical, batches: Sequence[Batch]) -> list[GraphActionCategorical]:
+        """Return each batch's distributions out of those of the merged batch."""
 
 
 class SparseLayout(BatchLayout):
@@ -119,7 +123,7 @@ class SparseLayout(BatchLayout):
         nodes = _starts([len(batch["x"]) for batch in batches])
         graphs = _starts([batch.num_graphs for batch in batches])
         fields: dict[str, Tensor] = {}
-        for key in batches[0].keys():  # noqa: SIM118 (a Batch iterates over fields and values)
+        for key in _keys(batches[0]):
             parts = [batch[key] for batch in batches]
             if key == "ptr":
                 parts = [parts[0], *(part[1:] + start for part, start in zip(parts[1:], nodes[1:], strict=True))]
@@ -129,6 +133,11 @@ class SparseLayout(BatchLayout):
                 parts = [part + start for part, start in zip(parts, nodes, strict=True)]
             fields[key] = torch.cat(parts, -1 if key.endswith("_index") else 0)
         return _batch(fields)
+
+    def split(self, categorical: GraphActionCategorical, batches: Sequence[Batch]) -> list[GraphActionCategorical]:
+        """Return each batch's distributions out of those of the merged batch."""
+        starts = _starts([batch.num_graphs for batch in batches])
+        return [categorical[a : a + batch.num_graphs] for a, batch in zip(starts, batches, strict=True)]
 
     def _anchor(self, batch: Batch, kind: GraphActionType) -> Tensor:
         index = batch[f"{kind.field_name}_index"]
@@ -199,11 +208,7 @@ class DenseLayout(BatchLayout):
         if context.num_extra_node_features:
             fields["extra"] = context.extra_node_features(states)[:, :n]
         for kind, mask in masks.masks.items():
-            if n < most and kind in PAIR_TYPES:
-                mask = mask.unflatten(1, (most, most))[:, :n, :n].flatten(1, 2)
-            elif n < most and kind != GraphActionType.Stop:
-                mask = mask[:, :n]
-            fields[f"{kind.field_name}_mask"] = mask
+            fields[f"{kind.field_name}_mask"] = self._cut(kind, mask, most, n)
         return _batch(fields)
 
     def categorical(self, batch: Batch, logits: Sequence[Tensor]) -> GraphActionCategorical:
@@ -237,8 +242,28 @@ class DenseLayout(BatchLayout):
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches one after another, with room for the largest."""
         n = max(batch["node_type"].shape[1] for batch in batches)
-        keys = batches[0].keys()
+        keys = _keys(batches[0])
         return _batch({key: torch.cat([self._widened(b, key, n) for b in batches]) for key in keys})
+
+    def split(self, categorical: GraphActionCategorical, batches: Sequence[Batch]) -> list[GraphActionCategorical]:
+        """Return each batch's distributions, with its own number of rows, out of those of the merged batch."""
+        n, logits = max(batch["node_type"].shape[1] for batch in batches), categorical.logits
+        parts, start = [], 0
+        for batch in batches:
+            stop, had = start + len(batch["node_type"]), batch["node_type"].shape[1]
+            rows = zip(self.context.action_types, logits, strict=True)
+            own = [self._cut(kind, x[start:stop], n, had) for kind, x in rows]
+            parts.append(GraphActionCategorical.dense(own, self.context.masks(batch)))
+            start = stop
+        return parts
+
+    def _cut(self, kind: GraphActionType, values: Tensor, before: int, after: int) -> Tensor:
+        """Return [B, R, C] of graphs with `before` nodes as they are with `after` nodes."""
+        if before == after or kind == GraphActionType.Stop:
+            return values
+        if kind in PAIR_TYPES:
+            return values.unflatten(1, (before, before))[:, :after, :after].flatten(1, 2)
+        return values[:, :after]
 
     def _tables(self, n: int) -> tuple[Tensor, Tensor]:
         """Return the kind and the number of rows of every action type in batches whose largest graph has n nodes."""
@@ -246,7 +271,8 @@ class DenseLayout(BatchLayout):
             types, limits = self.context.action_types, {GraphActionType.Stop: 1, **dict.fromkeys(PAIR_TYPES, n * n)}
             tables = [[int(kind), limits.get(kind, n)] for kind in types]
             with torch.inference_mode(False):
-                self._known_tables[n] = tuple(torch.tensor(tables).unbind(1))
+                kinds, num_rows = torch.tensor(tables).unbind(1)
+            self._known_tables[n] = kinds, num_rows
         return self._known_tables[n]
 
     def _renumbered(self, position: Tensor, row: Tensor, before: int, after: int) -> Tensor:
@@ -279,6 +305,10 @@ _BLANK = {"node_type": -1, "node_attr": -1, "edge_type": -1, "edge_attr": -1}  #
 
 
 _BATCH = type(Batch())
+
+
+def _keys(batch: Any) -> list[str]:
+    return batch.keys()  # of the class that Batch() makes, which type checkers do not know
 
 
 def _batch(fields: dict[str, Tensor]) -> Batch:

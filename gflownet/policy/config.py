@@ -10,11 +10,18 @@ class ModelConfig:
     """The network that reads a state and gives the logits of its actions."""
 
     name: str = field(
-        default="graph_transformer", metadata={"help": "the network: graph_transformer, or module:Class of your own"}
+        default="dense_transformer",
+        metadata={
+            "help": "the network: dense_transformer (small graphs), graph_transformer (large sparse ones), or "
+            "module:Class of your own"
+        },
     )
     num_layers: int = field(default=3, metadata={"help": "number of transformer layers"})
     num_emb: int = field(default=64, metadata={"help": "width of a node's embedding"})
     num_heads: int = field(default=2, metadata={"help": "attention heads of a layer; divides num_emb"})
 
 
-POLICIES = {"graph_transformer": "gflownet.policy.graph_transformer:GraphTransformerPolicy"}
+POLICIES = {
+    "dense_transformer": "gflownet.policy.dense_transformer:DenseTransformerPolicy",
+    "graph_transformer": "gflownet.policy.graph_transformer:GraphTransformerPolicy",
+}

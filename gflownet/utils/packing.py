@@ -144,18 +144,20 @@ def _rebuild_batch(base: type, fields: dict[str, Any]) -> Any:
 
 def unsendable(message: Any, error: Exception) -> MessageError:
     """Return the error that names the smallest part of a message which cannot be sent."""
-    place, part, error = _culprit(message, error)
+    place, part, error = _culprit(message, error, within=())
     reason = str(error) if isinstance(error, MessageError) else f"expected something that can be pickled: {error!r}"
     return MessageError(f"{place.lstrip('.') or 'message'}: {reason}" if part is not message or place else reason)
 
 
-def _culprit(message: Any, error: Exception) -> tuple[str, Any, Exception]:
-    """Return path, part and error of the smallest part that cannot be packed on its own."""
+def _culprit(message: Any, error: Exception, *, within: tuple) -> tuple[str, Any, Exception]:
+    """Return path, part and error of the smallest part that cannot be packed on its own; it lies within others."""
     for place, part in _parts(message):
+        if any(part is other for other in within):  # a message may contain itself
+            continue
         try:
             _Packer(io.BytesIO()).dump(part)
         except Exception as narrower:
-            inner, culprit, reason = _culprit(part, narrower)
+            inner, culprit, reason = _culprit(part, narrower, within=(*within, message))
             return place + inner, culprit, reason
     return "", message, error
 

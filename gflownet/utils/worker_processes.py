@@ -37,7 +37,7 @@ class WorkerInfo:
     id: int
     num_workers: int
     generation: int  # how often it was restarted
-    num_taken: int = 0  # messages of its predecessors that were taken: a restarted worker goes on from there
+    num_taken: int = 0  # messages that its predecessors have given: a restarted worker goes on from there
 
 
 _DEATH_S = 1.0  # between the moment a dying process closes its pipes and the moment it is gone
@@ -95,7 +95,7 @@ class WorkerPool:
         self._context.set_forkserver_preload(["__main__", __name__, produce.__module__])
         self._server, self._deadline_s, self._max_restarts = server, deadline_s, max_restarts
         self._payload = _pickled(produce)
-        self._num_restarts = self._turn = 0
+        self._num_restarts = self._num_taken = 0
         self._workers: list[_Worker] = []
         try:
             for worker_id in range(num_workers):
@@ -110,8 +110,8 @@ class WorkerPool:
         Raises:
             WorkerError: the worker failed, died too often, or kept silent for too long.
         """
-        message = self._message_of(self._turn)
-        self._turn = (self._turn + 1) % len(self._workers)
+        message = self._message_of(self._num_taken % len(self._workers))
+        self._num_taken += 1
         return message
 
     def close(self) -> None:
@@ -191,7 +191,9 @@ class WorkerPool:
         self._num_restarts += 1
         warnings.warn(f"{how}; it is restarted, {self._num_restarts} of {self._max_restarts} times", stacklevel=4)
         dead.bury()
-        return self._start(WorkerInfo(dead.info.id, dead.info.num_workers, dead.info.generation + 1))
+        info = dead.info  # it was its turn: it has given one message in each full round
+        num_taken = self._num_taken // info.num_workers
+        return self._start(WorkerInfo(info.id, info.num_workers, info.generation + 1, num_taken))
 
 
 def _cause_of_death(exit_code: int) -> str:
@@ -228,7 +230,7 @@ def _refuse_unsafe_fork() -> None:
 
 @contextmanager
 def _one_thread_only(server: ProxyServer) -> Iterator[None]:
-    """Let a process fork although the server's thread is there: it sleeps as long, which the interpreter cannot know."""
+    """Let a process fork beside the server's thread, which sleeps as long; the interpreter cannot know and warns."""
     with server.between_calls(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

@@ -20,15 +20,21 @@ def terminal() -> GraphStates:
 
 def filled(terminal: GraphStates, *, num: int = 40, capacity: int = 100, top_share: float = 0.5) -> ReplayBuffer:
     """Return a buffer of the first `num` states under the keys "0", "1", ... with the scores 0, 1, ..."""
-    buffer = ReplayBuffer(ReplayConfig(capacity=capacity, top_share=top_share))
+    buffer = ReplayBuffer(ReplayConfig(warmup=1, capacity=capacity, top_share=top_share))
     for first in range(0, num, 7):
         index = range(first, min(first + 7, num))
         buffer.add(terminal[first : first + len(index)], torch.tensor(index).float(), keys=[str(i) for i in index])
     return buffer
 
 
+def sampled(buffer: ReplayBuffer, num: int, *, seed: int) -> tuple[GraphStates, torch.Tensor]:
+    found = buffer.sample(num, seed=seed)
+    assert found is not None
+    return found
+
+
 def drawn(buffer: ReplayBuffer, num: int, *, seed: int = 0) -> Counter:
-    _, scores = buffer.sample(num, generator=torch.Generator().manual_seed(seed))
+    _, scores = sampled(buffer, num, seed=seed)
     return Counter(scores.int().tolist())
 
 
@@ -40,7 +46,7 @@ def test_the_oldest_states_make_room(terminal):
 
 
 def test_more_states_at_once_than_there_is_room_for(terminal):
-    buffer = ReplayBuffer(ReplayConfig(capacity=3))
+    buffer = ReplayBuffer(ReplayConfig(warmup=1, capacity=3))
     buffer.add(terminal[:10], torch.arange(10.0), keys=list("abcdefghij"))
     assert buffer.state_dict()["keys"] == ["h", "i", "j"]
     assert drawn(buffer, 200).keys() == {7, 8, 9}
@@ -54,7 +60,7 @@ def test_a_state_that_left_may_come_back(terminal):
 
 
 def test_one_key_is_kept_once_with_its_first_score(terminal):
-    buffer = ReplayBuffer(ReplayConfig(top_share=0.0))
+    buffer = ReplayBuffer(ReplayConfig(warmup=1, top_share=0.0))
     buffer.add(terminal[:4], torch.tensor([1.0, 2.0, 3.0, 4.0]), keys=["a", "b", "a", "c"])
     buffer.add(terminal[:2], torch.tensor([9.0, 9.0]), keys=["c", "a"])
     assert len(buffer) == 3
@@ -64,7 +70,7 @@ def test_one_key_is_kept_once_with_its_first_score(terminal):
 
 def test_states_and_scores_stay_together(terminal):
     buffer = filled(terminal, capacity=25)
-    states, scores = buffer.sample(200, generator=torch.Generator().manual_seed(1))
+    states, scores = sampled(buffer, 200, seed=1)
     assert bool(states.equals(terminal[scores.long()]).all())
 
 
@@ -82,34 +88,39 @@ def test_a_share_is_drawn_from_the_best_tenth_and_the_rest_from_all(terminal, to
 
 
 def test_equal_scores_are_all_among_the_best(terminal):
-    buffer = ReplayBuffer(ReplayConfig(top_share=1.0))
+    buffer = ReplayBuffer(ReplayConfig(warmup=1, top_share=1.0))
     buffer.add(terminal[:20], torch.ones(20), keys=[str(i) for i in range(20)])
-    states, _ = buffer.sample(500, generator=torch.Generator().manual_seed(2))
+    states, _ = sampled(buffer, 500, seed=2)
     assert all(bool(states.equals(GraphStates.cat([terminal[i : i + 1]] * 500)).any()) for i in range(20))
 
 
-def test_the_generator_decides_what_is_drawn(terminal):
+def test_the_seed_decides_what_is_drawn(terminal):
     buffer = filled(terminal)
-    first, second, other = (
-        buffer.sample(50, generator=torch.Generator().manual_seed(seed))[1].tolist() for seed in (3, 3, 4)
-    )
+    first, second, other = (sampled(buffer, 50, seed=seed)[1].tolist() for seed in (3, 3, 4))
     assert first == second
     assert first != other
 
 
 def test_an_empty_buffer_has_nothing_to_draw(terminal):
-    buffer = ReplayBuffer(ReplayConfig())
+    buffer = ReplayBuffer(ReplayConfig(warmup=1))
     buffer.add(terminal[:0], torch.zeros(0), keys=[])
     assert len(buffer) == 0
-    with pytest.raises(ValueError, match="replay: expected at least one state to sample from, got an empty buffer"):
-        buffer.sample(1, generator=torch.Generator())
+    assert buffer.sample(1, seed=0) is None
+
+
+def test_nothing_is_drawn_before_the_warmup_is_over(terminal):
+    buffer = ReplayBuffer(ReplayConfig(warmup=3))
+    for i in range(3):
+        assert buffer.sample(1, seed=0) is None
+        buffer.add(terminal[i : i + 1], torch.ones(1), keys=[str(i)])
+    assert buffer.sample(5, seed=0) is not None
 
 
 def saved_and_loaded(buffer: ReplayBuffer, *, capacity: int = 100) -> ReplayBuffer:
     file = io.BytesIO()
     torch.save(buffer.state_dict(), file)
     file.seek(0)
-    again = ReplayBuffer(ReplayConfig(capacity=capacity))
+    again = ReplayBuffer(ReplayConfig(warmup=1, capacity=capacity))
     again.load_state_dict(torch.load(file, weights_only=True))
     return again
 
@@ -121,13 +132,13 @@ def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(terminal):
     for one in (buffer, again):
         one.add(terminal[15:40], torch.arange(15.0, 40.0), keys=[str(i) for i in range(15, 40)])
     assert again.state_dict()["keys"] == buffer.state_dict()["keys"] == [str(i) for i in range(10, 40)]
-    ours, theirs = (one.sample(100, generator=torch.Generator().manual_seed(5)) for one in (buffer, again))
+    ours, theirs = (sampled(one, 100, seed=5) for one in (buffer, again))
     assert torch.equal(ours[1], theirs[1])
     assert bool(ours[0].equals(theirs[0]).all())
 
 
 def test_an_empty_buffer_can_be_saved(terminal):
-    again = saved_and_loaded(ReplayBuffer(ReplayConfig()))
+    again = saved_and_loaded(ReplayBuffer(ReplayConfig(warmup=1)))
     assert len(again) == 0
     again.add(terminal[:2], torch.ones(2), keys=["a", "b"])
     assert len(again) == 2

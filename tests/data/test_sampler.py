@@ -11,6 +11,7 @@ from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.layout import SparseLayout
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
@@ -40,7 +41,7 @@ class BiasedPolicy(Policy):
     def forward(self, batch, conditioning):
         assert len(conditioning) == batch.num_graphs
         self.batch_sizes.append(batch.num_graphs)
-        masks, rows = self.context.masks(batch), self.context.layout.row_graphs(batch)
+        masks, rows = self.context.masks(batch), SparseLayout(self.context).row_graphs(batch)
         stop = self.context.action_types.index(GraphActionType.Stop)
         logits = [torch.zeros(mask.shape) for mask in masks]
         logits[stop] = conditioning[rows[stop], :1] if self.stop is None else logits[stop] + self.stop

@@ -1,22 +1,45 @@
+"""Rollouts made here and by workers: the same for a seed, a step and weights, whatever way they come."""
+
+import dataclasses
+import os
+import signal
+from collections.abc import Generator, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gflownet.data.sampler import sample_forward
-from gflownet.data.source import TrajectorySource, trajectory_stream
+from gflownet.data.config import ReplayConfig, WorkersConfig
+from gflownet.data.replay import ReplayBuffer
+from gflownet.data.served_policy import MergedPolicyCalls
+from gflownet.data.source import Rollout, TrajectorySource
+from gflownet.data.workers import rollouts_here, rollouts_of_workers
+from gflownet.envs.config import EnvConfig
 from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig, TemperatureConfig
+from gflownet.evaluation.evaluator import InlineEvaluator
+from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.mdp.policy import Policy
+from gflownet.mdp.states import GraphStates
 from gflownet.policy.config import ModelConfig
+from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from gflownet.utils.transport import make_transport
+from gflownet.utils.worker_processes import WorkerError
 from tests.contracts.environments import ENVIRONMENTS
 
-SEED = 17
+TRANSPORTS = {
+    "buffer": {"buffer_size": 1_000_000, "pickle_messages": False},
+    "small_buffer": {"buffer_size": 1_024, "pickle_messages": False},
+    "pickle": {"buffer_size": None, "pickle_messages": True},
+    "queue": {"buffer_size": None, "pickle_messages": False},
+}
 
 
 @dataclass
@@ -26,108 +49,240 @@ class Config:
     seed: int = 0
     task: str = "test"
     task_options: Any = None
+    env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     cond: ConditionalsConfig = field(
         default_factory=lambda: ConditionalsConfig(TemperatureConfig("uniform", [1.0, 5.0], num_thermometer_dim=4))
     )
 
 
-class UnscoredTask(GFNTask):
-    """Conditions trajectories on beta between 1 and 5; nothing is ever evaluated."""
-
-    input_sizes = (3,)
-    output_sizes = (2,)
+class CountsNodes(GFNTask):
+    """Score: nodes per 10. It remembers in which process it was asked."""
 
     def evaluate(self, graph: Any, *, seed: int) -> Score:
-        raise AssertionError("the source evaluates nothing")
+        return Score(len(graph.node_colours) / 10, metrics={"pid": float(os.getpid())})
 
 
-def make_source(*, pickle_messages: bool = False, epsilon: float = 0.1) -> TrajectorySource:
-    task = UnscoredTask(Config())
-    context = GraphBuildingEnvContext(ENVIRONMENTS["undirected"](), num_cond_dim=task.num_cond_dim)
+class DiesOnce(CountsNodes):
+    """Kills its process at the first evaluation after a file has appeared, and takes the file away."""
+
+    def __init__(self, config: Any, sign: Path) -> None:
+        super().__init__(config)
+        self.sign = sign
+
+    def evaluate(self, graph: Any, *, seed: int) -> Score:
+        if self.sign.exists():
+            self.sign.unlink()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().evaluate(graph, seed=seed)
+
+
+class Raises(CountsNodes):
+    """Fails in a place that no evaluator looks after."""
+
+    def log_reward(self, scores, conditioning):
+        raise RuntimeError("no reward today")
+
+
+@dataclass
+class Parts:
+    """What a stream of rollouts is made of."""
+
+    source: TrajectorySource
+    policy: Policy
+    evaluator: InlineEvaluator
+    replay: ReplayBuffer
+
+    def here(self, *, first_step: int = 1) -> Generator[Rollout]:
+        parts = {"policy": self.policy, "evaluator": self.evaluator, "replay": self.replay}
+        return rollouts_here(self.source, **parts, first_step=first_step)
+
+    def of_workers(
+        self, transport: str, *, num_workers: int = 1, config: WorkersConfig | None = None
+    ) -> Generator[Rollout]:
+        return rollouts_of_workers(
+            self.source,
+            policy=self.policy,
+            evaluator=self.evaluator,
+            replay=self.replay,
+            first_step=1,
+            num_workers=num_workers,
+            transport=make_transport(**TRANSPORTS[transport]),
+            config=config or WorkersConfig(),
+        )
+
+
+@contextmanager
+def parts(
+    folder: Path, *, task: type[CountsNodes] = CountsNodes, dense: bool = True, epsilon: float = 0.1, **options: Any
+) -> Iterator[Parts]:
+    policy_class = DenseTransformerPolicy if dense else GraphTransformerPolicy
+    built = task(Config(), **options)
+    context = GraphBuildingEnvContext(ENVIRONMENTS["undirected"](), num_cond_dim=built.num_cond_dim)
+    context = context.with_layout(policy_class.layout)
     with torch.random.fork_rng():
         torch.manual_seed(0)
-        policy = GraphTransformerPolicy(context, ModelConfig(num_layers=1, num_emb=8, num_heads=2))
-    return TrajectorySource(
-        context,
-        policy,
-        task=task,
-        num_trajectories=6,
-        random_action_prob=epsilon,
-        seed=SEED,
-        pickle_messages=pickle_messages,
+        policy = policy_class(context, ModelConfig(num_layers=1, num_emb=8, num_heads=2))
+    replay = ReplayConfig(warmup=8, num_from_replay=3)
+    source = TrajectorySource(
+        context, task=built, num_trajectories=6, random_action_prob=epsilon, replay=replay, seed=17
     )
+    folder.mkdir(exist_ok=True)
+    with EvaluationStore(folder / "store.sqlite") as store:
+        evaluator = InlineEvaluator(built, store, config=built.config.evaluation, seed=0)
+        yield Parts(source, policy, evaluator, ReplayBuffer(replay))
 
 
-def sampled_directly(source: TrajectorySource, num_batches: int, *, seed: int) -> list[TrajectoryBatch]:
-    generator, batches = torch.Generator().manual_seed(seed), []
-    for _ in range(num_batches):
-        batches.append(
-            sample_forward(
-                source.context,
-                source.policy,
-                conditioning=source.task.sample_conditioning(6, generator=generator),
-                generator=generator,
-                random_action_prob=source.random_action_prob,
-            )
-        )
-    return batches
+def tensors(value: Any) -> list[torch.Tensor]:
+    """Return all tensors of nested dataclasses, NaN as zero."""
+    if dataclasses.is_dataclass(value):
+        return [x for f in dataclasses.fields(value) for x in tensors(getattr(value, f.name))]
+    return [value]
 
 
-def assert_same(ours: TrajectoryBatch, theirs: TrajectoryBatch) -> None:
-    for name in ("states", "terminal"):
-        assert bool(getattr(ours, name).equals(getattr(theirs, name)).all())
-    for name in ("trajectory", "log_backward", "conditioning", "beta", "log_symmetry"):
-        assert torch.equal(getattr(ours, name), getattr(theirs, name)), name
-    for name in ("kind", "row", "column"):
-        assert torch.equal(getattr(ours.actions, name), getattr(theirs.actions, name))
+def assert_same(ours: Rollout, theirs: Rollout) -> None:
+    assert ours.num_fresh == theirs.num_fresh
+    assert [e.score for e in ours.evaluations] == [e.score for e in theirs.evaluations]
+    assert [e.cached for e in ours.evaluations] == [e.cached for e in theirs.evaluations]
+    for mine, other in zip(tensors(ours.trajectories), tensors(theirs.trajectories), strict=True):
+        assert mine.dtype == other.dtype
+        assert torch.equal(mine, other)
 
 
-@pytest.mark.parametrize("pickle_messages", [False, True])
-def test_without_workers_the_stream_is_direct_sampling(pickle_messages):
-    source = make_source(pickle_messages=pickle_messages)
-    batches = list(islice(trajectory_stream(source, num_workers=0), 3))
-    for ours, theirs in zip(batches, sampled_directly(source, 3, seed=SEED), strict=True):
-        assert_same(ours, theirs)
-    assert len(batches[0]) == 6
-    assert len(set(batches[0].beta.tolist())) == 6
-    assert batches[0].conditioning.shape == (6, 4)
+def num_nodes(rollout: Rollout) -> list[int]:
+    return rollout.trajectories.terminal.num_nodes[: rollout.num_fresh].tolist()
 
 
-def test_without_workers_a_batch_is_sampled_when_it_is_asked_for():
-    source = make_source()
-    stream = trajectory_stream(source, num_workers=0)
-    next(stream)
-    stop_at_once(source)
-    source.random_action_prob = 0.0
-    assert next(stream).terminal.num_nodes.tolist() == [1] * 6
-
-
-def test_a_batch_can_be_sampled_at_another_epsilon():
-    source = make_source()
-    stop_at_once(source)
-    assert source.sample_on_policy(source.generator).terminal.num_nodes.tolist() == [1] * 6
-    source.random_action_prob = 1.0
-    assert max(source.sample().terminal.num_nodes.tolist()) > 1
-
-
-def stop_at_once(source: TrajectorySource, *, bias: float = 1e4) -> None:
+def write_stop(policy: Policy, *, bias: float) -> None:
     """Write a sure Stop (no Stop, if the bias is negative) into the weights, in place, as an optimiser would."""
     with torch.no_grad():
-        source.policy.get_parameter(f"heads.{GraphActionType.Stop.field_name}.2.bias").fill_(bias)
+        policy.get_parameter(f"heads.{GraphActionType.Stop.field_name}.score.2.bias").fill_(bias)
 
 
-@pytest.mark.parametrize("pickle_messages", [False, True])
-def test_a_worker_samples_from_the_current_weights(pickle_messages):
-    """Its first batches are those of its own seed; a few batches after the weights changed, so do the trajectories."""
-    source = make_source(pickle_messages=pickle_messages, epsilon=0.0)
-    stream = trajectory_stream(source, num_workers=1)
-    for expected in sampled_directly(source, 2, seed=SEED + 1):
-        batch = next(stream)
-        assert isinstance(batch, TrajectoryBatch)
-        assert_same(batch, expected)
-    stop_at_once(source)
-    assert list(islice(stream, 4))[-1].terminal.num_nodes.tolist() == [1] * 6
-    stop_at_once(source, bias=-1e4)
-    assert list(islice(stream, 4))[-1].terminal.num_nodes.tolist() == [4] * 6
-    stream.close()  # pyright: ignore[reportAttributeAccessIssue]
+def test_a_rollout_is_evaluated_remembered_and_replayed(tmp_path):
+    with parts(tmp_path) as made:
+        first, second, third = islice(made.here(), 3)
+        assert first.num_fresh == len(first.trajectories) == len(first.evaluations) == 6
+        for rollout in (first, second, third):
+            expected = rollout.trajectories.beta[:6] * (torch.tensor(num_nodes(rollout)) / 10).log()
+            assert torch.allclose(rollout.trajectories.log_reward[:6], expected)
+        assert len(third.trajectories) == 9
+        known = {made.source.context.env.coloured_graph(r.trajectories.terminal, i) for r in (first, second, third)
+                 for i in range(6)}  # fmt: skip
+        assert len(made.replay) == len(known)
+        replayed = third.trajectories.terminal[6:]
+        assert all(made.source.context.env.coloured_graph(replayed, i) in known for i in range(3))
+        assert bool(third.trajectories.log_reward.isfinite().all())
+
+
+def test_a_step_can_be_made_again_in_any_order(tmp_path):
+    with parts(tmp_path / "once") as once, parts(tmp_path / "again") as again:
+        expected = list(islice(once.here(), 3))
+        ours = {}
+        for step in (2, 1, 3):  # what is replayed depends on the history; what is sampled does not
+            sampled = again.source._sample(step, 0, again.policy, random_action_prob=0.1)
+            ours[step] = sampled.terminal.num_nodes.tolist()
+        assert [ours[step] for step in (1, 2, 3)] == [num_nodes(r) for r in expected]
+
+
+def test_validation_draws_from_a_stream_of_its_own_without_exploration(tmp_path):
+    with parts(tmp_path, epsilon=1.0) as made:
+        write_stop(made.policy, bias=1e4)
+        sampled = made.source.sample_on_policy(5, policy=made.policy)
+        assert sampled.terminal.num_nodes.tolist() == [1] * 6
+        assert max(num_nodes(next(made.here(first_step=5)))) > 1
+
+
+@pytest.mark.parametrize("dense", [True, False])
+@pytest.mark.parametrize("transport", TRANSPORTS)
+@pytest.mark.filterwarnings("ignore:mp_buffer_size")
+def test_one_worker_makes_the_same_rollouts_bit_for_bit(tmp_path, transport, dense):
+    with parts(tmp_path / "here", dense=dense) as here, parts(tmp_path / "there", dense=dense) as there:
+        expected = list(islice(here.here(), 5))
+        with closing(there.of_workers(transport)) as stream:
+            for rollout in expected:
+                ours = next(stream)
+                assert_same(ours, rollout)
+                pids = {e.metrics["pid"] for e in ours.evaluations}
+                assert float(os.getpid()) not in pids, "evaluated in the worker"
+        assert there.evaluator.store.count() == here.evaluator.store.count()
+        assert there.replay.state_dict()["keys"][: len(here.replay)] == here.replay.state_dict()["keys"]
+
+
+def test_two_workers_take_turns_and_each_step_is_its_own(tmp_path):
+    with parts(tmp_path / "here") as here, parts(tmp_path / "there") as there:
+        expected = list(islice(here.here(), 6))
+        with closing(there.of_workers("buffer", num_workers=2)) as stream:
+            ours = list(islice(stream, 6))
+        assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
+        assert len({pid for r in ours for pid in (e.metrics["pid"] for e in r.evaluations)}) == 2
+
+
+def test_a_worker_samples_from_the_weights_published_before_its_rollout_began(tmp_path):
+    with parts(tmp_path, epsilon=0.0) as made, closing(made.of_workers("buffer")) as stream:
+        first = next(stream)
+        assert max(num_nodes(first)) > 1
+        write_stop(made.policy, bias=1e4)  # while the second one, which began with the first weights, is prepared
+        assert max(num_nodes(next(stream))) > 1
+        assert num_nodes(next(stream)) == [1] * 6
+        write_stop(made.policy, bias=-1e4)
+        assert num_nodes(next(stream)) == [1] * 6
+        assert num_nodes(next(stream)) == [4] * 6
+
+
+def test_a_killed_worker_is_replaced_and_no_step_is_lost(tmp_path):
+    sign = tmp_path / "sign"
+    with parts(tmp_path / "here") as here, parts(tmp_path / "there", task=DiesOnce, sign=sign) as there:
+        expected = list(islice(here.here(), 6))
+        with closing(there.of_workers("buffer", num_workers=2)) as stream:
+            ours = list(islice(stream, 2))
+            sign.touch()
+            with pytest.warns(UserWarning, match="killed by SIGKILL"):
+                ours += islice(stream, 4)
+        assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
+
+
+def test_a_worker_that_raises_says_so_with_its_traceback(tmp_path):
+    with (
+        parts(tmp_path, task=Raises) as made,
+        closing(made.of_workers("pickle")) as stream,
+        pytest.raises(WorkerError, match="no reward today") as caught,
+    ):
+        next(stream)
+    cause = caught.value.__cause__
+    assert cause is not None
+    assert "in log_reward" in str(cause.__cause__ or cause)
+
+
+def test_merged_calls_are_answered_as_each_alone(tmp_path):
+    for dense in (True, False):
+        with parts(tmp_path, dense=dense) as made:
+            context, env = made.source.context, made.source.context.env
+            rollouts = list(islice(made.here(), 3))
+            calls, taken, generator = [], [], torch.Generator().manual_seed(0)
+            for states in (env.initial_states(2), *(r.trajectories.states for r in rollouts)):
+                taken.append(env.forward_masks(states).sample_uniform(generator))
+                calls.append((context.to_batch(states), torch.rand(len(states), made.source.task.num_cond_dim)))
+            merger = MergedPolicyCalls(context.layout)
+            with torch.no_grad():
+                answers = merger.split(made.policy(*merger.merge(calls)), calls)
+                for call, (categorical, numbers) in zip(calls, answers, strict=True):
+                    alone, own = made.policy(*call)
+                    assert torch.allclose(numbers, own, atol=1e-5)
+                    for ours, theirs in zip(categorical.log_probs(), alone.log_probs(), strict=True):
+                        assert torch.allclose(ours, theirs, atol=1e-5)
+                for (batch, _), (categorical, _), actions in zip(calls, answers, taken, strict=True):
+                    assert bool(categorical.log_prob(context.to_indices(batch, actions)).isfinite().all())
+
+
+def test_small_states_merge_with_large_ones(tmp_path):
+    """Batches of a dense layout are as wide as their largest graph."""
+    with parts(tmp_path) as made:
+        context = made.source.context
+        large = next(made.here()).trajectories.states
+        small = context.env.initial_states(3)
+        merged: Any = context.layout.merge([context.to_batch(small), context.to_batch(large)])
+        whole: Any = context.to_batch(GraphStates.cat([small, large]))
+        assert merged.keys() == whole.keys()
+        for key in whole.keys():  # noqa: SIM118
+            assert torch.equal(merged[key], whole[key]), key

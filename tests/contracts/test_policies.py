@@ -1,3 +1,8 @@
+"""What every policy promises."""
+
+from collections.abc import Callable
+from typing import Any
+
 import pytest
 import torch
 from torch import Tensor
@@ -7,9 +12,10 @@ from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, ActionMasks, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import Attribute, GraphStates
-from gflownet.policy.config import ModelConfig
-from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from gflownet.plugins import load_class
+from gflownet.policy.config import POLICIES, ModelConfig
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
 
 CASES = {
@@ -22,16 +28,23 @@ CASES = {
     ),
 }
 NUM_COND = 3
+MakePolicy = Callable[..., tuple[GraphBuildingEnvContext, Policy]]
 
 
-def make_policy(env: Environment, **options) -> tuple[GraphBuildingEnvContext, GraphTransformerPolicy]:
-    context = GraphBuildingEnvContext(env, num_cond_dim=NUM_COND)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        policy = GraphTransformerPolicy(
-            context, ModelConfig(**{"num_layers": 2, "num_emb": 16, "num_heads": 2, **options})
-        )
-    return context, policy
+@pytest.fixture(params=POLICIES)
+def make_policy(request) -> MakePolicy:
+    """Return what makes a small policy of each kind, and the context it reads."""
+    policy_class: Any = load_class("model.name", request.param, POLICIES, contract=Policy)
+
+    def make(env: Environment, **options) -> tuple[GraphBuildingEnvContext, Policy]:
+        context = GraphBuildingEnvContext(env, num_cond_dim=NUM_COND).with_layout(policy_class.layout)
+        with torch.random.fork_rng():
+            torch.manual_seed(0)
+            sizes = {"num_layers": 2, "num_emb": 16, "num_heads": 2, **options}
+            policy = policy_class(context, ModelConfig(name=request.param, **sizes))
+        return context, policy
+
+    return make
 
 
 def visited(env: Environment, *, num: int, seed: int) -> GraphStates:
@@ -54,7 +67,7 @@ def conditioning_for(num: int) -> Tensor:
 
 
 def log_probs(
-    context: GraphBuildingEnvContext, policy: GraphTransformerPolicy, states: GraphStates, conditioning: Tensor
+    context: GraphBuildingEnvContext, policy: Policy, states: GraphStates, conditioning: Tensor
 ) -> list[dict[tuple[int, int, int], float]]:
     """Return the log-probability of every legal action (kind, row, column) of each state."""
     with torch.no_grad():
@@ -102,7 +115,7 @@ def renamed_action(env: Environment, action: tuple[int, int, int], new: list[int
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_renaming_the_nodes_of_a_state_renames_its_actions_and_nothing_else(name):
+def test_renaming_the_nodes_of_a_state_renames_its_actions_and_nothing_else(make_policy, name):
     env = CASES[name]()
     context, policy = make_policy(env)
     states = visited(env, num=6, seed=1)
@@ -117,7 +130,7 @@ def test_renaming_the_nodes_of_a_state_renames_its_actions_and_nothing_else(name
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_neighbours_in_the_batch_do_not_matter(name):
+def test_neighbours_in_the_batch_do_not_matter(make_policy, name):
     env = CASES[name]()
     context, policy = make_policy(env)
     states = visited(env, num=4, seed=3)
@@ -134,7 +147,7 @@ def test_neighbours_in_the_batch_do_not_matter(name):
         assert float(number) == pytest.approx(float(numbers[i]), abs=1e-5)
 
 
-def test_every_feature_of_the_conditioning_changes_the_answer():
+def test_every_feature_of_the_conditioning_changes_the_answer(make_policy):
     env = CASES["computation_graph"]()
     context, policy = make_policy(env)
     states = visited(env, num=3, seed=4)
@@ -150,7 +163,7 @@ def test_every_feature_of_the_conditioning_changes_the_answer():
             assert max(abs(ours[a] - theirs[a]) for a in ours) > 1e-5
 
 
-def test_conditioning_of_one_state_leaves_the_others_alone():
+def test_conditioning_of_one_state_leaves_the_others_alone(make_policy):
     env = CASES["directed"]()
     context, policy = make_policy(env)
     states = visited(env, num=3, seed=5)
@@ -163,7 +176,7 @@ def test_conditioning_of_one_state_leaves_the_others_alone():
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_gradients_reach_every_parameter(name):
+def test_gradients_reach_every_parameter(make_policy, name):
     """All but the bias of the attention's keys, which shifts the scores of a node's in-edges alike."""
     env = CASES[name]()
     context, policy = make_policy(env)
@@ -179,7 +192,7 @@ def test_gradients_reach_every_parameter(name):
             assert float(parameter.grad.abs().max()) > 1e-6, parameter_name
 
 
-def test_directions_alone_change_the_answer():
+def test_directions_alone_change_the_answer(make_policy):
     """A chain, a fork and a join of three hidden nodes differ by the directions of their edges alone."""
     env = computation_graphs(
         activations=("relu",), aggregations=("sum",), hidden_sizes=(4,), max_hidden_nodes=4, max_edges=12
@@ -206,12 +219,12 @@ def test_directions_alone_change_the_answer():
             assert stops[i] != pytest.approx(stops[j], abs=1e-6)
 
 
-def test_a_width_that_heads_cannot_share_is_refused():
+def test_a_width_that_heads_cannot_share_is_refused(make_policy):
     with pytest.raises(ValueError, match=r"model\.num_emb: expected a multiple of num_heads=3, got 16"):
         make_policy(ENVIRONMENTS["directed"](), num_heads=3)
 
 
 @pytest.mark.parametrize("num_layers", [1, 4])
-def test_depth_is_an_option(num_layers):
+def test_depth_is_an_option(make_policy, num_layers):
     _, policy = make_policy(ENVIRONMENTS["directed"](), num_layers=num_layers, num_emb=8, num_heads=4)
     assert len(policy.layers) == num_layers

@@ -1,0 +1,67 @@
+"""The policy as workers see it: a copy whose weights change between their rollouts only, and calls that merge."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.layout import BatchLayout
+from gflownet.mdp.policy import Policy
+
+_NUM_KEPT = 2  # a rollout begins after its predecessor was taken: it may want the weights before the last ones
+
+
+class ServedPolicy:
+    """Answers with the weights that the last `refresh` has chosen among those that `publish` has offered.
+
+    The trainer publishes before it waits for a rollout, a worker refreshes before it begins one: so a rollout is made
+    with one set of weights. With one worker, which names the publication it wants, timing does not decide which.
+    """
+
+    def __init__(self, policy: Policy) -> None:
+        self._policy, self._served = policy, copy.deepcopy(policy)
+        self._published: dict[int, dict[str, Tensor]] = {}  # number of the publication -> weights
+        self._num_published = 0
+        self._copying = threading.Lock()
+
+    def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
+        """Return what the policy says, see `Policy.forward`."""
+        return self._served(batch, conditioning)
+
+    def publish(self) -> None:
+        """Offer the policy's weights of this moment; the first publication has the number 1."""
+        weights = {name: value.detach().clone() for name, value in self._policy.state_dict().items()}
+        with self._copying:
+            self._num_published += 1
+            self._published[self._num_published] = weights
+            self._published.pop(self._num_published - _NUM_KEPT, None)
+
+    def refresh(self, number: int | None) -> None:
+        """Answer with the weights of this publication from now on, or with the last ones."""
+        with self._copying:
+            self._served.load_state_dict(self._published[self._num_published if number is None else number])
+
+
+class MergedPolicyCalls:
+    """One forward pass for the calls of several workers (a `Merger`)."""
+
+    def __init__(self, layout: BatchLayout) -> None:
+        self._layout = layout
+
+    def merge(self, calls: Sequence[tuple]) -> tuple[Batch, Tensor]:
+        """Return one batch of the graphs of all calls, and their conditioning."""
+        return self._layout.merge([batch for batch, _ in calls]), torch.cat([conditioning for _, conditioning in calls])
+
+    def split(
+        self, result: tuple[GraphActionCategorical, Tensor], calls: Sequence[tuple]
+    ) -> list[tuple[GraphActionCategorical, Tensor]]:
+        """Return every call's part."""
+        categorical, numbers = result
+        parts = self._layout.split(categorical, [batch for batch, _ in calls])
+        return list(zip(parts, numbers.split([len(conditioning) for _, conditioning in calls]), strict=True))

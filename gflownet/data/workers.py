@@ -1,0 +1,88 @@
+"""Rollouts for ever, made in this process or by workers, which call it for policy, replay buffer and store."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from itertools import count
+from typing import Any
+
+from gflownet.data.config import WorkersConfig
+from gflownet.data.replay import ReplayBuffer
+from gflownet.data.served_policy import MergedPolicyCalls, ServedPolicy
+from gflownet.data.source import Rollout, TrajectorySource
+from gflownet.evaluation.evaluator import InlineEvaluator
+from gflownet.mdp.policy import Policy
+from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
+from gflownet.utils.random_state import seed_all, stream_seed
+from gflownet.utils.transport import Transport
+from gflownet.utils.worker_processes import WorkerInfo, WorkerPool
+
+_WORKER_STREAM = 4  # beside the streams of `TrajectorySource`
+
+
+def rollouts_here(
+    source: TrajectorySource, *, policy: Policy, evaluator: InlineEvaluator, replay: ReplayBuffer, first_step: int
+) -> Generator[Rollout]:
+    """Yield the data of `first_step` and all later ones, each made when asked for, with the weights of then."""
+    for step in count(first_step):
+        yield source.rollout(step, policy=policy, evaluator=evaluator, replay=replay)
+
+
+def rollouts_of_workers(
+    source: TrajectorySource,
+    *,
+    policy: Policy,
+    evaluator: InlineEvaluator,
+    replay: ReplayBuffer,
+    first_step: int,
+    num_workers: int,
+    transport: Transport,
+    config: WorkersConfig,
+) -> Generator[Rollout]:
+    """Yield the data of `first_step` and all later ones, step by step from one worker after the other.
+
+    Raises:
+        WorkerError: a worker failed, died too often or kept silent for too long.
+        MessageError: the task or the environment cannot be pickled.
+    """
+    served = ServedPolicy(policy)
+    objects = {
+        "policy": Served(served, {"__call__": MergedPolicyCalls(source.context.layout)}),
+        "replay": Served(replay),
+        "store": Served(evaluator.store),
+    }
+    device = next(policy.parameters()).device
+    work = _Work(source, evaluator.with_store(None), first_step)
+    with (
+        ProxyServer(objects, transport=transport, device=device) as server,
+        WorkerPool(
+            work,
+            num_workers=num_workers,
+            start_method=config.start_method,
+            deadline_s=config.deadline,
+            max_restarts=config.max_restarts,
+            server=server,
+        ) as pool,
+    ):
+        while True:
+            served.publish()
+            yield pool.next()
+
+
+class _Work:
+    """What a worker does: every n-th step's rollout."""
+
+    def __init__(self, source: TrajectorySource, evaluator: InlineEvaluator, first_step: int) -> None:
+        self._source, self._evaluator, self._first_step = source, evaluator, first_step
+
+    def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Rollout]:
+        policy: Any = endpoint.proxy("policy")
+        replay: Any = endpoint.proxy("replay")
+        store: Any = endpoint.proxy("store")
+        evaluator = self._evaluator.with_store(store)
+        for turn in count(info.id + info.num_taken * info.num_workers, info.num_workers):
+            step = self._first_step + turn
+            seed_all(stream_seed(self._source.seed, step, _WORKER_STREAM))
+            # Several workers share the weights, or their calls could not be merged; one can have its own.
+            policy.refresh(max(turn, 1) if info.num_workers == 1 else None)
+            yield self._source.rollout(step, policy=policy, evaluator=evaluator, replay=replay)
