@@ -80,7 +80,6 @@ class ProxyServer:
         self._news: deque[tuple[int, Channel] | None] = deque()  # a worker and its channel; None: the end
         self._channels: dict[int, Channel] = {}  # of each worker; used by the thread alone
         self._turn = threading.Lock()
-        self._slow: list[threading.Thread] = []
         self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
@@ -94,9 +93,12 @@ class ProxyServer:
     def between_calls(self) -> Iterator[None]:
         """Keep the thread from answering: whoever forks now copies nothing half done."""
         with self._turn:
-            for thread in self._slow:
-                thread.join()
             yield
+
+    @property
+    def has_slow(self) -> bool:
+        """Return whether calls may be under way in other threads than the one that `between_calls` stops."""
+        return any(served.is_slow for served in self._served.values())
 
     def close(self) -> None:
         """End the thread and close all channels; a worker that calls then hears that nobody is there."""
@@ -152,9 +154,7 @@ class ProxyServer:
                 groups.setdefault(key, []).append(one)
         for group in groups.values():
             if self._served[group[0].call.name].is_slow:
-                self._slow = [thread for thread in self._slow if thread.is_alive()]
-                self._slow.append(threading.Thread(target=self._answer_group, args=(group,), daemon=True))
-                self._slow[-1].start()
+                threading.Thread(target=self._answer_group, args=(group,), daemon=True).start()
             else:
                 self._answer_group(group)
 

@@ -9,7 +9,7 @@ import signal
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from multiprocessing.connection import wait
 from typing import Any, Literal
@@ -90,7 +90,7 @@ class WorkerPool:
             raise ValueError(f"num_workers: expected at least 1, got {num_workers}")
         self._method = "forkserver" if start_method == "auto" else start_method
         if self._method == "fork":
-            _refuse_unsafe_fork()
+            _refuse_unsafe_fork(server)
         self._context: Any = multiprocessing.get_context(self._method)
         self._context.set_forkserver_preload(["__main__", __name__, produce.__module__])
         self._server, self._deadline_s, self._max_restarts = server, deadline_s, max_restarts
@@ -145,10 +145,11 @@ class WorkerPool:
             worker = self._workers[position]
             try:
                 message = self._received(worker)
-                worker.channel.connection.send_bytes(b"")  # begin the next one
             except (EOFError, OSError):
                 self._workers[position] = self._successor(worker)
                 continue
+            with suppress(OSError):  # it may have died since
+                worker.channel.connection.send_bytes(b"")  # begin the next one
             if isinstance(message, Failure):
                 raise WorkerError(f"{worker} failed: {message.summary}") from message.error()
             return message
@@ -210,7 +211,7 @@ def _pickled(produce: Produce) -> bytes:
         raise MessageError(f"what workers do: expected something that can be pickled: {error!r}") from error
 
 
-def _refuse_unsafe_fork() -> None:
+def _refuse_unsafe_fork(server: ProxyServer) -> None:
     """Refuse to fork a process whose locks or threads a child would inherit in the middle of something.
 
     Raises:
@@ -221,6 +222,7 @@ def _refuse_unsafe_fork() -> None:
     reasons = {
         f"torch computes in {torch.get_num_threads()} threads": torch.get_num_threads() > 1,
         "CUDA is in use": torch.cuda.is_initialized(),
+        "slow objects are served, in threads": server.has_slow,
         f"other threads run ({', '.join(others)})": bool(others),
     }
     for reason, holds in reasons.items():

@@ -1,0 +1,170 @@
+"""What workers of the tests do, and what they call."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.utils.multiprocessing_proxy import Endpoint, get_worker_device
+from gflownet.utils.worker_processes import WorkerInfo
+from tests.utils.messages import TwoArgumentError, cases
+
+
+class Desk:
+    """Lives in the main process: notes what workers report."""
+
+    def __init__(self) -> None:
+        self.reported = threading.Event()
+        self.notes: list[Any] = []
+
+    def report(self, note: Any) -> int:
+        self.notes.append(note)
+        self.reported.set()
+        return os.getpid()
+
+
+def double(rows: Tensor) -> Tensor:
+    return rows * 2
+
+
+@dataclass(frozen=True)
+class Note:
+    """A message that says who sent it and what it was told."""
+
+    worker: int
+    generation: int
+    turn: int
+    pid: int
+    answer: Any
+
+
+def sample(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Note]:
+    """Walk at random, by a policy in the main process."""
+    generator = torch.Generator().manual_seed(7 + 100 * info.id + info.generation)
+    policy, turn = endpoint.proxy("double"), 0
+    while True:
+        rows = torch.randn(100, generator=generator)
+        for _ in range(5):
+            rows = torch.cos(policy(rows))
+        yield Note(info.id, info.generation, turn, os.getpid(), rows)
+        turn += 1
+
+
+def every_case(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
+    while True:
+        yield from cases().items()
+
+
+def surroundings(info: WorkerInfo, endpoint: Endpoint) -> Iterator[dict[str, Any]]:
+    while True:
+        yield {
+            "pid": os.getpid(),
+            "called in": endpoint.proxy("desk").report("hello"),
+            "daemon": multiprocessing.current_process().daemon,
+            "threads": torch.get_num_threads(),
+            "device": get_worker_device(),
+            "interrupt": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
+            "terminate": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
+        }
+
+
+def starts_a_child(info: WorkerInfo, endpoint: Endpoint) -> Iterator[None]:
+    multiprocessing.get_context("forkserver").Process(target=print).start()
+    yield None
+
+
+def reports_each(info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
+    turn = 0
+    while True:
+        endpoint.proxy("desk").report(turn)
+        yield turn
+        turn += 1
+
+
+def fails(info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
+    yield 0
+    raise TwoArgumentError(3, "bad")
+
+
+def sends_what_cannot_travel(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
+    yield {"a": [torch.ones(1), torch.ones(1, requires_grad=True)]}
+
+
+def ends(info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
+    yield 0
+
+
+def hangs(info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
+    yield 0
+    threading.Event().wait()
+
+
+def hangs_in_a_call(info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
+    yield endpoint.proxy("stuck").wait()
+
+
+@dataclass(frozen=True)
+class Busy:
+    """Reports and then computes for ever."""
+
+    holds_interpreter: bool
+
+    def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
+        endpoint.proxy("desk").report(os.getpid())
+        while True:
+            if self.holds_interpreter:
+                sum(range(10**15))
+        yield 0
+
+
+class KillsItsReader:
+    """Ends the process that takes it apart, in the middle of that."""
+
+    def __reduce__(self):
+        os.kill(os.getpid(), signal.SIGKILL)
+        return int, ()
+
+
+def die_writing_a_call(endpoint: Endpoint) -> None:
+    endpoint.proxy("double")([torch.ones(1000), KillsItsReader()])
+
+
+def die_writing_to_the_pipe(endpoint: Endpoint) -> None:
+    os.write(endpoint.channel.connection.fileno(), b"\x00\x10\x00\x00half a message")
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+def die_waiting_for_an_answer(endpoint: Endpoint) -> None:
+    threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
+    endpoint.proxy("stuck").wait()
+
+
+def die_between_messages(endpoint: Endpoint) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+@dataclass(frozen=True)
+class Dies:
+    """Worker 0 samples twice and dies in its own way, as often as it is told; other workers only sample."""
+
+    how: Any
+    times: int = 1
+
+    def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
+        for note in sample(info, endpoint):
+            if note.turn == 2 and info.id == 0 and info.generation < self.times:
+                self.how(endpoint)
+            yield note
+
+
+def dies_sending(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
+    for note in sample(info, endpoint):
+        yield (torch.ones(1000), KillsItsReader()) if note.turn == 1 and info.generation == 0 else note

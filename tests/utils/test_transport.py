@@ -1,0 +1,219 @@
+"""One contract for the three transports: the same messages, bit for bit, and the same refusals."""
+
+from __future__ import annotations
+
+import os
+import resource
+import threading
+import warnings
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from gflownet.utils.channel import Channel
+from gflownet.utils.packing import MessageError
+from gflownet.utils.transport import BufferTransport, PickleTransport, QueueTransport, Transport, make_transport
+from tests.utils.messages import TRANSPORTS, Inner, assert_same, built_batch, cases
+
+Pair = tuple[Channel, Channel]
+
+
+@pytest.fixture
+def pair(transport) -> Iterator[Pair]:
+    near, far = transport.pair()
+    yield near, far
+    near.close()
+    far.close()
+
+
+@pytest.mark.parametrize("name", cases())
+def test_messages_arrive_as_they_were_in_both_directions(pair, name):
+    near, far = pair
+    message = cases()[name]
+    for sender, receiver in ((near, far), (far, near)):
+        sender.send(message)
+        assert_same(receiver.receive(), message)
+        sender.send(message)
+        assert_same(receiver.view(), message)
+
+
+def test_what_is_received_is_the_receivers_own(pair):
+    near, far = pair
+    tensor = torch.zeros(3)
+    far.send(tensor)
+    received = near.receive()
+    tensor.fill_(1)
+    far.send(tensor)
+    near.receive()
+    assert received.tolist() == [0.0] * 3
+    received.fill_(2)
+    assert tensor.tolist() == [1.0] * 3
+
+
+def test_the_senders_tensors_stay_in_its_own_memory(pair):
+    near, far = pair
+    tensor = torch.ones(3)
+    near.send(tensor)
+    far.receive()
+    assert not tensor.is_shared()
+
+
+def test_a_part_of_a_large_tensor_travels_without_the_rest(pair):
+    near, far = pair
+    near.send(torch.zeros(1_000_000)[:3])
+    received = far.receive()
+    assert received.untyped_storage().nbytes() == 12
+
+
+def test_tensors_of_inference_arrive_as_ordinary_ones(pair):
+    near, far = pair
+    with torch.inference_mode():
+        tensor = torch.ones(3)
+        near.send(tensor)
+    received = far.receive()
+    assert not received.is_inference()
+    weight = torch.ones(3, requires_grad=True)
+    (received * weight).sum().backward()
+    assert weight.grad is not None
+
+
+@pytest.mark.parametrize(
+    ("part", "reason"),
+    [
+        (torch.ones(2, requires_grad=True), "without a gradient"),
+        (torch.ones(2, requires_grad=True) * 2, "without a gradient"),
+        (threading.Lock(), "can be pickled"),
+        (lambda: None, "can be pickled"),
+    ],
+)
+def test_what_cannot_travel_is_refused_where_it_is_sent(pair, part, reason):
+    near, far = pair
+    with pytest.raises(MessageError, match=rf"^\[0\].values: .*{reason}"):
+        near.send([Inner(part, "a")])
+    assert not far.connection.poll()
+    near.send("next")
+    assert far.receive() == "next"
+
+
+class Unreadable:
+    """Fails where it is rebuilt."""
+
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_what_cannot_be_read_is_an_error_of_its_own_and_the_channel_lives_on(pair):
+    near, far = pair
+    near.send((Unreadable(), torch.ones(2)))
+    near.send("next")
+    with pytest.raises(MessageError, match="expected a message that can be read, got ValueError"):
+        far.receive()
+    assert far.receive() == "next"
+
+
+@pytest.mark.parametrize("read", ["receive", "view"])
+def test_the_end_of_the_other_side_is_told_apart(pair, read):
+    near, far = pair
+    far.close()
+    with pytest.raises((EOFError, OSError)):
+        getattr(near, read)()
+    with pytest.raises(OSError, match=r".+"):
+        near.send(1)
+
+
+def test_nothing_is_left_of_a_closed_channel(transport):
+    def use() -> None:
+        near, far = transport.pair()
+        near.send((torch.ones(3), built_batch()))
+        far.receive()
+        near.close()
+        far.close()
+
+    use()
+    transport.close()
+    before, named = len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm")
+    for _ in range(3):
+        use()
+    transport.close()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert os.listdir("/dev/shm") == named
+
+
+def test_options_choose_the_transport():
+    buffered = make_transport(buffer_size=2048, pickle_messages=True)
+    assert isinstance(buffered, BufferTransport)
+    assert buffered.num_bytes == 2048
+    assert isinstance(make_transport(buffer_size=None, pickle_messages=True), PickleTransport)
+    assert isinstance(make_transport(buffer_size=None, pickle_messages=False), QueueTransport)
+
+
+def told(transport: Transport, messages: list[Any]) -> list[str]:
+    """Return the warnings while messages go from a worker's end and back."""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        near, far = transport.pair()
+        for message in messages:
+            far.send(message)
+            assert_same(near.receive(), message)
+            near.send(message)
+            assert_same(far.receive(), message)
+    near.close()
+    far.close()
+    transport.close()
+    return [str(warning.message) for warning in caught]
+
+
+def test_a_message_larger_than_the_buffer_is_pickled_and_the_size_to_set_said_once():
+    large, small = torch.arange(1000.0), torch.ones(3)
+    (text,) = told(BufferTransport(1024), [small, large, large, (large, large), small])
+    assert text == (
+        "mp_buffer_size=1024: expected a message of at most 1,024 bytes, got one of 4,032; larger ones are pickled; "
+        "set mp_buffer_size=8064"
+    )
+    assert told(BufferTransport(8064), [small, large, (large, large)]) == []
+
+
+def test_without_memory_for_buffers_messages_are_pickled_and_that_is_said(monkeypatch):
+    def refuse(*_):
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "memfd_create", refuse)
+    (text,) = told(BufferTransport(1024), [torch.ones(3)])
+    assert text.startswith("mp_buffer_size=1024: no shared memory, messages are pickled: OSError(28")
+
+
+def test_a_full_shared_memory_makes_the_queue_pickle(monkeypatch):
+    full = SimpleNamespace(f_bavail=2, f_frsize=4096)
+    monkeypatch.setattr(os, "statvfs", lambda _: full)
+    assert told(QueueTransport(), [(torch.ones(3), torch.ones(3))]) == []
+    (text,) = told(QueueTransport(), [(torch.ones(3), torch.ones(3), torch.ones(3)), torch.ones(5000)])
+    assert text.startswith("/dev/shm: expected 12,288 free bytes for a message, got 8,192; larger messages are pickled")
+    assert "mp_buffer_size" in text
+
+
+def test_few_open_files_make_the_queue_pickle(monkeypatch):
+    in_use = len(os.listdir("/proc/self/fd"))
+    monkeypatch.setattr(resource, "getrlimit", lambda _: (in_use + 100, 4096))
+    assert told(QueueTransport(), [(torch.ones(3), torch.ones(3))]) == []
+    (text,) = told(QueueTransport(), [[torch.ones(3)] * 3 + [torch.ones(2) for _ in range(20)]] * 2)
+    assert text.startswith("open files: expected a limit of at least")
+    assert "messages of 21 tensors are pickled; set ulimit -n" in text
+
+
+@pytest.mark.parametrize("make", TRANSPORTS.values())
+def test_tensors_arrive_on_the_device_of_the_main_process(make):
+    """Shown by a device without memory: what arrives there has shapes and types only."""
+    transport, meta = make(), torch.device("meta")
+    near, far = transport.pair(meta)
+    for read in (near.receive, near.view):
+        far.send((built_batch(), torch.ones(2, 3), "text"))
+        batch, tensor, text = read()
+        assert (batch.x.device, tensor.device, tensor.shape, text) == (meta, meta, (2, 3), "text")
+    near.send(torch.ones(2))
+    assert far.receive().tolist() == [1.0, 1.0]
+    near.close()
+    far.close()
+    transport.close()
