@@ -61,6 +61,7 @@ class Config:
     checkpoint_every: int = field(default=50, metadata={"help": "steps between two checkpoints"})
     overwrite_existing_exp: bool = field(default=False, metadata={"help": "delete the run that log_dir holds"})
     resume: bool = field(default=False, metadata={"help": "go on from the last checkpoint in log_dir"})
+    device: str = field(default="cpu", metadata={"help": "where the policy network lives: cpu, cuda or cuda:N"})
     num_threads: int = field(default=1, metadata={"help": "threads of torch in the main process"})
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     opt: OptimizerConfig = field(default_factory=OptimizerConfig)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +43,7 @@ class Interval:
         return f"a number in {'(' if self.low_open else '['}{self.low:g}, {self.high:g}{')' if self.high_open else ']'}"
 
 
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 _POSITIVE = Interval(0, low_open=True)
 _NOT_NEGATIVE = Interval(0)
 _AT_LEAST_ONE = Interval(1)
@@ -68,6 +70,7 @@ INTERVALS = {
     "opt.adam_eps": _POSITIVE,
     "opt.lr_decay": _POSITIVE,
     "opt.clip_grad_param": _POSITIVE,
+    "opt.num_micro_batches": _AT_LEAST_ONE,
     "model.num_layers": _AT_LEAST_ONE,
     "model.num_emb": _AT_LEAST_ONE,
     "model.num_heads": _AT_LEAST_ONE,
@@ -133,6 +136,8 @@ def _check_names(key: str, names: Collection[str], known: Iterable[str]) -> None
 def _check_combinations(config: Config) -> None:
     if not config.log_dir.strip():
         raise UserError(f"log_dir: expected the path of a folder, got {config.log_dir!r}")
+    if not _DEVICE.fullmatch(config.device):
+        raise UserError(f"device: expected cpu, cuda or cuda:N, got {config.device!r}")
     if config.resume and config.overwrite_existing_exp:
         raise UserError("resume: expected false beside overwrite_existing_exp=true, got true")
     if config.model.num_emb % config.model.num_heads:

@@ -31,13 +31,17 @@ from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.objectives.optimiser import clip_gradients, make_optimizer, make_schedule
 from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES
+from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.report.closing import report_run
 from gflownet.run_folder import RunFolder
+from gflownet.utils.memory import keep_freed_memory
+from gflownet.utils.multiprocessing_proxy import set_main_device
 from gflownet.utils.random_state import get_random_state, seed_all, set_random_state, stream_seed
 from gflownet.utils.transport import make_transport
 
@@ -57,13 +61,16 @@ class GFNTrainer:
         """Build everything. Raises ValueError (mostly UserError) naming the option that makes no sense."""
         validate(config)
         self.config = config = with_task_options(config, load_task_class(config.task).Config)
+        keep_freed_memory()
         torch.set_num_threads(config.num_threads)
+        self.device = _device(config.device)
+        set_main_device(self.device)
         self.task = self.build_task()
         self.context = self.build_context()
         self.env = self.context.env
         seed_all(stream_seed(config.seed, _POLICY_STREAM))
-        self.policy = self.build_policy()
-        self.objective = self.build_objective()
+        self.policy = self.build_policy().to(self.device)
+        self.objective = self.build_objective().to(self.device)
         self.sampling_policy = copy.deepcopy(self.policy) if config.algo.sampling_tau else self.policy
         self.optimizer, self.schedule = self.build_optimizer()
         self.replay = ReplayBuffer(config.replay)
@@ -159,18 +166,30 @@ class GFNTrainer:
         self.errors.update(e.error for e in rollout.evaluations if e.error is not None and not e.cached)
         batch = rollout.trajectories
         if self.step == 1:
-            self.objective.prepare(self.policy, batch)
-        loss = self.objective.loss(self.policy, batch)
-        if not math.isfinite(float(loss.value.detach())):
-            raise FloatingPointError(f"step {self.step}: expected a finite loss, got {float(loss.value.detach())}")
-        self.optimizer.zero_grad()
-        loss.value.backward()
+            self.objective.prepare(self._computed(self.policy), batch)
+        metrics = self._accumulate_gradients(batch)
         clip_gradients(list(self.policy.parameters()), self.config.opt)
         self.optimizer.step()
         self.schedule.step()
         self._follow_policy()
         log_reward_mean = float(batch.log_reward[: rollout.num_fresh].mean())
-        return {**loss.metrics, "log_reward_mean": log_reward_mean, **self._summary(rollout.evaluations)}
+        return {**metrics, "log_reward_mean": log_reward_mean, **self._summary(rollout.evaluations)}
+
+    def _accumulate_gradients(self, batch: TrajectoryBatch) -> dict[str, float]:
+        """Differentiate the mean loss of the trajectories, part by part, and return its metrics."""
+        self.optimizer.zero_grad()
+        totals: Counter[str] = Counter()
+        for part in batch.split(self.config.opt.num_micro_batches):
+            loss, share = self.objective.loss(self._computed(self.policy), part), len(part) / len(batch)
+            value = float(loss.value.detach())
+            if not math.isfinite(value):
+                raise FloatingPointError(f"step {self.step}: expected a finite loss, got {value}")
+            (loss.value * share).backward()
+            totals.update({name: share * number for name, number in loss.metrics.items()})
+        return dict(totals)
+
+    def _computed(self, policy: Policy) -> PolicyOnDevice:
+        return PolicyOnDevice(policy, device=self.device, precision=self.config.opt.precision)
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs to go on as if it had not stopped."""
@@ -241,7 +260,7 @@ class GFNTrainer:
 
     def _rollouts(self, evaluator: Evaluator) -> Generator[Rollout]:
         """Return the data of the steps to come."""
-        config, policy = self.config, self.sampling_policy
+        config, policy = self.config, self._computed(self.sampling_policy)
         parts: dict[str, Any] = {"policy": policy, "evaluator": evaluator, "replay": self.replay}
         if not config.num_workers:
             return rollouts_here(self.source, **parts, first_step=self.step + 1)
@@ -257,7 +276,7 @@ class GFNTrainer:
 
     def _validate(self, evaluator: Evaluator) -> dict[str, float]:
         """Return the mean score of a batch sampled without exploration; it changes nothing about the training."""
-        sampled = self.source.sample_on_policy(self.step, policy=self.sampling_policy)
+        sampled = self.source.sample_on_policy(self.step, policy=self._computed(self.sampling_policy))
         _, evaluations = self.source.evaluated(sampled, evaluator, step=self.step)
         return {"validation_score_mean": _mean([evaluation.score for evaluation in evaluations])}
 
@@ -297,6 +316,14 @@ class GFNTrainer:
             "cached_share": sum(e.cached for e in evaluations) / len(evaluations),
             "failed_share": sum(e.status is EvaluationStatus.FAILED for e in evaluations) / len(evaluations),
         }
+
+
+def _device(name: str) -> torch.device:
+    """Return the device, once it is known that there is one."""
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device: expected cpu or one of {torch.cuda.device_count()} CUDA devices, got {name}")
+    return device
 
 
 def _mean(values: Sequence[float]) -> float:

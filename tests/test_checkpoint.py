@@ -81,8 +81,8 @@ def test_a_truncated_file_is_noticed(share: float, tmp_path: Path) -> None:
 def test_another_format_version_is_refused_in_one_line(tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     save(path, make_state())
-    path.write_bytes(path.read_bytes().replace(b"format 2,", b"format 2,", 1))
-    with pytest.raises(UserError, match=r"state.pt: expected a checkpoint of format 1, got format 2$") as caught:
+    path.write_bytes(path.read_bytes().replace(b"format 2,", b"format 3,", 1))
+    with pytest.raises(UserError, match=r"state.pt: expected a checkpoint of format 2, got format 3$") as caught:
         load(path)
     assert not isinstance(caught.value, DamagedCheckpointError)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -186,7 +187,7 @@ def test_a_run_cannot_be_both_resumed_and_overwritten() -> None:
 
 
 def test_every_numeric_option_has_bounds() -> None:
-    numeric = {key for key, option in OPTIONS.items() if any(word in option.type_name for word in ("int", "float"))}
+    numeric = {key for key, option in OPTIONS.items() if re.search(r"\b(int|float)\b", option.type_name)}
     checked_by_evaluation = {key for key in numeric if key.startswith(("evaluation.", "cond."))}
     assert numeric - checked_by_evaluation == set(INTERVALS)
 

@@ -282,6 +282,28 @@ def test_one_worker_and_one_seed_give_one_run_by_every_transport(tmp_path):
     assert len(rows(tmp_path / "first")) == 8
 
 
+def test_micro_batches_add_up_to_the_gradient_of_the_whole(tmp_path):
+    gradients = []
+    for num in (1, 3):
+        trainer = GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path}", f"opt.num_micro_batches={num}"]))
+        parts: dict[str, Any] = {"policy": trainer.sampling_policy, "evaluator": _OneScore(), "replay": trainer.replay}
+        rollout = trainer.source.rollout(1, **parts)
+        loss = trainer._accumulate_gradients(rollout.trajectories)["loss"]
+        flat = torch.cat([p.grad.flatten() for p in trainer.policy.parameters() if p.grad is not None])
+        gradients.append((loss, flat))
+    (loss, whole), (summed_loss, summed) = gradients
+    assert summed_loss == pytest.approx(loss, rel=1e-5)
+    assert float(whole.norm()) > 0
+    assert torch.allclose(whole, summed, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
+
+
+def test_mixed_precision_runs_here_and_in_workers(tmp_path):
+    for name, workers in (("here", "num_workers=0"), ("there", "num_workers=1")):
+        options = ("opt.precision=bfloat16", "opt.num_micro_batches=2", "num_training_steps=3")
+        assert run(tmp_path / name, *options, workers) == 0
+        assert len(rows(tmp_path / name)) == 3
+
+
 def test_several_workers_train_and_resume(tmp_path):
     folder = tmp_path / "run"
     options = ("num_workers=2", "mp_buffer_size=1000000")
@@ -296,6 +318,8 @@ def test_several_workers_train_and_resume(tmp_path):
         ("task=os:system", "expected a subclass of GFNTask"),
         ("model.num_heads=3", "model.num_emb: expected a multiple of model.num_heads=3"),
         ("env.max_edges=0", "max_edges"),
+        ("device=gpu", "device: expected cpu, cuda or cuda:N, got 'gpu'"),
+        ("device=cuda:99", "CUDA devices, got cuda:99"),
         ("env.name=nothing", "env.name: expected one of computation_graph"),
     ],
 )

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
-from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-
-# A policy, or whatever answers for it: a worker's proxy.
-AnswersForPolicy = Callable[[Batch, Tensor], tuple[GraphActionCategorical, Tensor]]
 
 
 class _Step(NamedTuple):
@@ -33,7 +29,7 @@ class _Step(NamedTuple):
 
 def sample_forward(
     context: GraphBuildingEnvContext,
-    policy: AnswersForPolicy,
+    policy: PolicyFunction,
     *,
     conditioning: Conditioning,
     generator: torch.Generator,
@@ -50,7 +46,7 @@ def sample_forward(
 
 def _roll_out(
     context: GraphBuildingEnvContext,
-    policy: AnswersForPolicy,
+    policy: PolicyFunction,
     encoding: Tensor,
     generator: torch.Generator,
     random_action_prob: float,

@@ -12,7 +12,7 @@ from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import BatchLayout
-from gflownet.mdp.policy import Policy
+from gflownet.policy.on_device import PolicyOnDevice
 
 _NUM_KEPT = 2  # a rollout begins after its predecessor was taken: it may want the weights before the last ones
 
@@ -24,8 +24,10 @@ class ServedPolicy:
     with one set of weights. With one worker, which names the publication it wants, timing does not decide which.
     """
 
-    def __init__(self, policy: Policy) -> None:
-        self._policy, self._served = policy, copy.deepcopy(policy)
+    def __init__(self, policy: PolicyOnDevice) -> None:
+        self._policy = policy.policy
+        self._served = copy.copy(policy)
+        self._served.policy = copy.deepcopy(policy.policy)
         self._published: dict[int, dict[str, Tensor]] = {}  # number of the publication -> weights
         self._num_published = 0
         self._copying = threading.Lock()
@@ -45,7 +47,7 @@ class ServedPolicy:
     def refresh(self, number: int | None) -> None:
         """Answer with the weights of this publication from now on, or with the last ones."""
         with self._copying:
-            self._served.load_state_dict(self._published[self._num_published if number is None else number])
+            self._served.policy.load_state_dict(self._published[self._num_published if number is None else number])
 
 
 class MergedPolicyCalls:

@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from gflownet.data.config import ReplayConfig
-from gflownet.data.sampler import AnswersForPolicy, sample_backward, sample_forward
+from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.task import GFNTask
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.utils.random_state import stream_seed
@@ -64,7 +65,7 @@ class TrajectorySource:
         self.num_trajectories, self.random_action_prob = num_trajectories, random_action_prob
         self.replay, self.seed = replay, seed
 
-    def rollout(self, step: int, *, policy: AnswersForPolicy, evaluator: Evaluator, replay: Replay) -> Rollout:
+    def rollout(self, step: int, *, policy: PolicyFunction, evaluator: Evaluator, replay: Replay) -> Rollout:
         """Return the data of a step: with exploration, its rewards known, and with replayed terminal states."""
         sampled = self._sample(step, _FRESH, policy, random_action_prob=self.random_action_prob)
         fresh, evaluations = self.evaluated(sampled, evaluator, step=step)
@@ -76,7 +77,7 @@ class TrajectorySource:
         together = fresh if replayed is None else TrajectoryBatch.cat([fresh, replayed])
         return Rollout(together, len(fresh), evaluations)
 
-    def sample_on_policy(self, step: int, *, policy: AnswersForPolicy) -> TrajectoryBatch:
+    def sample_on_policy(self, step: int, *, policy: PolicyFunction) -> TrajectoryBatch:
         """Return trajectories without exploration, from randomness of their own; their rewards are NaN."""
         return self._sample(step, _VALIDATION, policy, random_action_prob=0.0)
 
@@ -90,9 +91,7 @@ class TrajectorySource:
         conditioning = Conditioning(trajectories.conditioning, trajectories.beta)
         return trajectories.with_rewards(self.task.log_reward(scores, conditioning)), evaluations
 
-    def _sample(
-        self, step: int, stream: int, policy: AnswersForPolicy, *, random_action_prob: float
-    ) -> TrajectoryBatch:
+    def _sample(self, step: int, stream: int, policy: PolicyFunction, *, random_action_prob: float) -> TrajectoryBatch:
         generator = self._generator(step, stream)
         conditioning = self.task.sample_conditioning(self.num_trajectories, generator=generator)
         return sample_forward(

@@ -10,8 +10,10 @@ from gflownet.data.config import WorkersConfig
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.served_policy import MergedPolicyCalls, ServedPolicy
 from gflownet.data.source import Rollout, TrajectorySource
-from gflownet.evaluation.evaluator import InlineEvaluator
-from gflownet.mdp.policy import Policy
+from gflownet.evaluation.evaluator import Evaluator, InlineEvaluator
+from gflownet.mdp.policy import PolicyFunction
+from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.utils.memory import keep_freed_memory
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
 from gflownet.utils.random_state import seed_all, stream_seed
 from gflownet.utils.transport import Transport
@@ -21,7 +23,12 @@ _WORKER_STREAM = 4  # beside the streams of `TrajectorySource`
 
 
 def rollouts_here(
-    source: TrajectorySource, *, policy: Policy, evaluator: InlineEvaluator, replay: ReplayBuffer, first_step: int
+    source: TrajectorySource,
+    *,
+    policy: PolicyFunction,
+    evaluator: Evaluator,
+    replay: ReplayBuffer,
+    first_step: int,
 ) -> Generator[Rollout]:
     """Yield the data of `first_step` and all later ones, each made when asked for, with the weights of then."""
     for step in count(first_step):
@@ -31,7 +38,7 @@ def rollouts_here(
 def rollouts_of_workers(
     source: TrajectorySource,
     *,
-    policy: Policy,
+    policy: PolicyOnDevice,
     evaluator: InlineEvaluator,
     replay: ReplayBuffer,
     first_step: int,
@@ -46,15 +53,15 @@ def rollouts_of_workers(
         MessageError: the task or the environment cannot be pickled.
     """
     served = ServedPolicy(policy)
+    served.publish()  # before a worker asks
     objects = {
         "policy": Served(served, {"__call__": MergedPolicyCalls(source.context.layout)}),
         "replay": Served(replay),
         "store": Served(evaluator.store),
     }
-    device = next(policy.parameters()).device
     work = _Work(source, evaluator.with_store(None), first_step)
     with (
-        ProxyServer(objects, transport=transport, device=device) as server,
+        ProxyServer(objects, transport=transport, device=policy.device) as server,
         WorkerPool(
             work,
             num_workers=num_workers,
@@ -65,8 +72,8 @@ def rollouts_of_workers(
         ) as pool,
     ):
         while True:
-            served.publish()
             yield pool.next()
+            served.publish()
 
 
 class _Work:
@@ -76,6 +83,7 @@ class _Work:
         self._source, self._evaluator, self._first_step = source, evaluator, first_step
 
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Rollout]:
+        keep_freed_memory()
         policy: Any = endpoint.proxy("policy")
         replay: Any = endpoint.proxy("replay")
         store: Any = endpoint.proxy("store")

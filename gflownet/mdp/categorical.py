@@ -164,6 +164,8 @@ class GraphActionCategorical:
         self._shapes = tuple((mask.shape[1], mask.shape[2]) for mask in masks)
         self._mask = torch.cat([mask.flatten(1) for mask in masks], 1)  # [B, A]
         flat = torch.cat([x.flatten(1) for x in logits], 1)
+        if flat.dtype in (torch.bfloat16, torch.float16):
+            flat = flat.float()  # three digits would not do for probabilities
         self._logits = flat.masked_fill(~self._mask, -math.inf)  # [B, A]
         if not bool(self._mask.any(1).all()):
             graph = int((~self._mask.any(1)).nonzero()[0])

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor, nn
@@ -10,6 +11,9 @@ from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import BatchLayout, SparseLayout
+
+# A policy, or whatever answers for it: a worker's proxy, a policy on another device.
+PolicyFunction = Callable[[Batch, Tensor], tuple[GraphActionCategorical, Tensor]]
 
 
 class Policy(nn.Module, ABC):

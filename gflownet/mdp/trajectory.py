@@ -5,6 +5,7 @@ Letters: B trajectories, S their steps together, C conditioning features.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
 
@@ -58,6 +59,18 @@ class TrajectoryBatch:
             log_symmetry=float(self.log_symmetry[index]),
             log_reward=float(self.log_reward[index]),
         )
+
+    def split(self, num_parts: int) -> list[TrajectoryBatch]:
+        """Return the trajectories in at most `num_parts` batches of about one size, in order."""
+        size = math.ceil(len(self) / num_parts)
+        return [self._part(start, min(start + size, len(self))) for start in range(0, len(self), size)]
+
+    def _part(self, start: int, stop: int) -> TrajectoryBatch:
+        steps = ((self.trajectory >= start) & (self.trajectory < stop)).nonzero().squeeze(1)
+        per_step = {"states", "trajectory", "actions", "log_backward"}
+        index = {f.name: steps if f.name in per_step else slice(start, stop) for f in fields(TrajectoryBatch)}
+        part = TrajectoryBatch(**{name: getattr(self, name)[at] for name, at in index.items()})
+        return replace(part, trajectory=part.trajectory - start)
 
     def with_rewards(self, log_reward: Tensor) -> TrajectoryBatch:
         """Return the same trajectories with their log-rewards, [B]."""

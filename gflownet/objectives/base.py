@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from gflownet.mdp.policy import Policy
+from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 
 
@@ -24,12 +24,12 @@ class Objective(nn.Module, ABC):
     """A loss over trajectories, with the quantities it learns beside the policy (such as log Z)."""
 
     @abstractmethod
-    def loss(self, policy: Policy, trajectories: TrajectoryBatch) -> Loss:
+    def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return the mean loss of a batch of trajectories whose rewards are known."""
 
     @abstractmethod
     def parameter_groups(self) -> list[dict]:
         """Return optimiser groups of the objective's own parameters, with their learning rates."""
 
-    def prepare(self, policy: Policy, trajectories: TrajectoryBatch) -> None:
+    def prepare(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> None:
         """Set the starting point of what is learned beside the policy from a first batch (nothing, by default)."""

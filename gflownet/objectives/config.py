@@ -47,6 +47,13 @@ class OptimizerConfig:
         default="norm", metadata={"help": "clip the gradient's global norm, its values, or not at all"}
     )
     clip_grad_param: float = field(default=10.0, metadata={"help": "the norm or the value to clip at"})
+    precision: Literal["float32", "bfloat16"] = field(
+        default="float32", metadata={"help": "of the policy's matrix products: float32, or bfloat16 (mixed precision)"}
+    )
+    num_micro_batches: int = field(
+        default=1,
+        metadata={"help": "parts that a step's trajectories are differentiated in: less memory, the same gradient"},
+    )
 
 
 OBJECTIVES = {"tb": "gflownet.objectives.trajectory_balance:TrajectoryBalance"}

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.policy import Policy
+from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import AlgoConfig
@@ -39,15 +39,15 @@ class TrajectoryBalance(Objective):
         """Return the learned log-partition under each conditioning, [B]."""
         return self.log_z_base + self.log_z_shape(conditioning).squeeze(1)
 
-    def loss(self, policy: Policy, trajectories: TrajectoryBatch) -> Loss:
+    def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return the mean squared imbalance; a NaN reward (one not filled in) gives a NaN loss."""
         balance = self._forward_minus_backward(policy, trajectories)
-        log_z = self.log_z(trajectories.conditioning)
+        log_z = self.log_z(trajectories.conditioning.to(balance.device))
         value = (balance + log_z).square().mean()
         return Loss(value, {"loss": float(value.detach()), "log_Z": float(log_z.detach().mean())})
 
     @torch.no_grad()
-    def prepare(self, policy: Policy, trajectories: TrajectoryBatch) -> None:
+    def prepare(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> None:
         """Start log Z at the value that balances a first batch on average (the estimate of VarGrad)."""
         self.log_z_base.copy_(-self._forward_minus_backward(policy, trajectories).mean())
 
@@ -55,15 +55,14 @@ class TrajectoryBalance(Objective):
         """Return log Z with its own learning rate."""
         return [{"params": list(self.parameters()), "lr": self.learning_rate, "weight_decay": 0.0}]
 
-    def _forward_minus_backward(self, policy: Policy, trajectories: TrajectoryBatch) -> Tensor:
-        """Return log P_F(tau) - log P_B(tau | x) - log R(x) of each trajectory, [B]."""
+    def _forward_minus_backward(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Tensor:
+        """Return log P_F(tau) - log P_B(tau | x) - log R(x) of each trajectory, [B], where the policy answers."""
         steps = trajectories.trajectory
         batch = self.context.to_batch(trajectories.states)
         categorical, _ = policy(batch, trajectories.conditioning[steps])
         log_forward = categorical.log_prob(self.context.to_indices(batch, trajectories.actions))
-        per_step = log_forward - trajectories.log_backward
-        log_ratio = per_step.new_zeros(len(trajectories)).index_add(0, steps, per_step)
         log_reward = trajectories.log_reward
         if self.correct_symmetries:
             log_reward = log_reward + trajectories.log_symmetry
-        return log_ratio - log_reward
+        given = -log_reward.index_add(0, steps, trajectories.log_backward)
+        return given.to(log_forward.device).index_add(0, steps.to(log_forward.device), log_forward)

@@ -18,6 +18,9 @@ class ModelConfig:
     )
     num_layers: int = field(default=3, metadata={"help": "number of transformer layers"})
     num_emb: int = field(default=64, metadata={"help": "width of a node's embedding"})
+    compile: bool = field(
+        default=False, metadata={"help": "compile the layers with torch.compile: worth its minutes on CUDA"}
+    )
     num_heads: int = field(default=2, metadata={"help": "attention heads of a layer; divides num_emb"})
 
 

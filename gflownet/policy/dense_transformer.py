@@ -52,6 +52,9 @@ class DenseTransformerPolicy(Policy):
         self.embed_graph = _mlp(context.num_cond_dim + context.num_graph_features, width, width)
         self.bias = nn.EmbeddingBag(self.pair_codes.num_codes, layers * heads, mode="sum")
         self.layers = nn.ModuleList(_Layer(width, heads) for _ in range(layers))
+        if config.compile:
+            for layer in self.layers:
+                layer.compile(dynamic=True)
         self.norm = nn.LayerNorm(width)
         self.heads = nn.ModuleDict({kind.field_name: self._head(kind, width) for kind in context.action_types})
         self.graph_head = _mlp(width, width, 1)

@@ -40,6 +40,9 @@ class GraphTransformerPolicy(Policy):
         self.embed_graph = _mlp(context.num_cond_dim + context.num_graph_features, width, width)
         self.virtual_edge = nn.Parameter(torch.randn(2, width) * width**-0.5)
         self.layers = nn.ModuleList(_Layer(width, config.num_heads) for _ in range(config.num_layers))
+        if config.compile:
+            for layer in self.layers:
+                layer.compile(dynamic=True)
         self.norm = nn.LayerNorm(width)
         self.heads = nn.ModuleDict()
         for kind in context.action_types:

@@ -30,6 +30,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.utils.transport import make_transport
 from gflownet.utils.worker_processes import WorkerError
 from tests.contracts.environments import ENVIRONMENTS
@@ -102,7 +103,7 @@ class Parts:
     ) -> Generator[Rollout]:
         return rollouts_of_workers(
             self.source,
-            policy=self.policy,
+            policy=PolicyOnDevice(self.policy, device=torch.device("cpu"), precision="float32"),
             evaluator=self.evaluator,
             replay=self.replay,
             first_step=1,

@@ -9,6 +9,7 @@ from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment, IllegalAction
+from gflownet.mdp.layout import SparseLayout
 from gflownet.mdp.states import Attribute, GraphStates
 from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
@@ -159,7 +160,7 @@ def test_indices_count_the_rows_that_the_batch_lists(mixed):
     env, states, actions = mixed
     context = GraphBuildingEnvContext(env)
     batch = context.to_batch(states)
-    rows, masks = context.layout.row_graphs(batch), context.masks(batch)
+    rows, masks = SparseLayout(context).row_graphs(batch), context.masks(batch)
     for graph, (kind, row, column) in enumerate(context.to_indices(batch, actions).tolist()):
         position = (rows[kind] == graph).nonzero().squeeze(1)[row]
         assert bool(masks[kind][position, column])

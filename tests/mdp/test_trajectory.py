@@ -51,3 +51,17 @@ def test_joined_batches_keep_every_trajectory(batch):
         assert (ours.log_symmetry, ours.log_reward) == (theirs.log_symmetry, theirs.log_reward)
         assert torch.equal(joined.conditioning[i], batch.conditioning[i % 6])
         assert float(joined.beta[i]) == i % 6
+
+
+@pytest.mark.parametrize("num_parts", [1, 2, 4, 5, 6, 9])
+def test_parts_together_are_the_whole(batch, num_parts):
+    parts = batch.split(num_parts)
+    assert 1 <= len(parts) <= num_parts
+    assert sum(len(part) for part in parts) == len(batch)
+    whole = [one for part in parts for one in (part[i] for i in range(len(part)))]
+    for ours, i in zip(whole, range(len(batch)), strict=True):
+        assert bool(ours.states.equals(batch[i].states).all())
+        assert torch.equal(ours.actions.row, batch[i].actions.row)
+        assert torch.equal(ours.log_backward, batch[i].log_backward)
+        assert bool(ours.terminal.equals(batch[i].terminal).all())
+        assert ours.log_reward == batch[i].log_reward

@@ -1,0 +1,31 @@
+"""A policy where it lives: batches are moved to its device, and computed in the precision that was chosen."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.policy import Policy
+
+
+class PolicyOnDevice:
+    """Calls a policy with batches of the main memory; answers stay on its device.
+
+    With `bfloat16`, matrix products are computed in it and weights, sums and distributions stay in float32
+    (Micikevicius et al. 2018); no loss scaling is needed, its exponents reach as far as those of float32.
+    """
+
+    def __init__(self, policy: Policy, *, device: torch.device, precision: str) -> None:
+        self.policy, self.device = policy, device
+        self._mixed = precision == "bfloat16"
+
+    def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
+        """Return what the policy says, see `Policy.forward`."""
+        moved: Any = batch
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
+            categorical, numbers = self.policy(moved.to(self.device), conditioning.to(self.device))
+        return categorical, numbers.float()
