@@ -16,11 +16,14 @@ from typing import Any, TypeVar
 
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.randomness import candidate_seed
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.candidate import Candidate
 
 T = TypeVar("T")
+
+# A write waits for the disk: records of less work than this are written together. A process that is killed loses them.
+_WRITE_AFTER_S = 0.1
 
 
 @dataclass(frozen=True)
@@ -72,13 +75,25 @@ class InlineEvaluator(Evaluator):
         unique: dict[str, Candidate] = {}
         for key, candidate in zip(keys, candidates, strict=True):
             unique.setdefault(key, candidate)
-        found = zip(unique, self.store.find_many(list(unique.values())), strict=True)
-        records = {key: record for key, record in found if record is not None}
-        fresh = {key: candidate for key, candidate in unique.items() if key not in records}
-        for record in self._score(list(fresh.values()), step=step):
-            self.store.add([record])
-            records[record.key] = record
+        found = self.store.find_many([Identity.of(candidate) for candidate in unique.values()])
+        records = {record.key: record for record in found if record is not None}
+        fresh = [candidate for key, candidate in unique.items() if key not in records]
+        records |= {record.key: record for record in self._stored(self._score(fresh, step=step))}
         return _evaluations([records[key] for key in keys], run=self.run, step=step)
+
+    def _stored(self, records: Iterator[EvaluationRecord]) -> list[EvaluationRecord]:
+        """Returns the records once they are written, those that come within a moment together."""
+        done: list[EvaluationRecord] = []
+        num_written, last_write = 0, time.monotonic()
+        try:
+            for record in records:
+                done.append(record)
+                if time.monotonic() - last_write >= _WRITE_AFTER_S:
+                    self.store.add(done[num_written:])
+                    num_written, last_write = len(done), time.monotonic()
+        finally:
+            self.store.add(done[num_written:])
+        return done
 
     def _score(self, candidates: Sequence[Candidate], *, step: int) -> Iterator[EvaluationRecord]:
         """Yields the record of each candidate as soon as the task hands its outcome over."""

@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import sqlalchemy as sql
 from sqlalchemy import event
@@ -52,6 +52,17 @@ class EvaluationRecord:
     num_parameters: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+
+
+class Identity(NamedTuple):
+    """Which graph it is: all that a store has to be told to find its row."""
+
+    hash: str  # canonical hash, a bucket
+    key: str  # canonical key
+
+    @classmethod
+    def of(cls, candidate: Candidate) -> Identity:
+        return cls(candidate.canonical_hash(), candidate.canonical_key())
 
 
 _metadata = sql.MetaData()
@@ -108,16 +119,16 @@ class EvaluationStore:
 
     def find(self, candidate: Candidate) -> EvaluationRecord | None:
         """Returns the row of this very graph, or None."""
-        return self.find_many([candidate])[0]
+        return self.find_many([Identity.of(candidate)])[0]
 
-    def find_many(self, candidates: Sequence[Candidate]) -> list[EvaluationRecord | None]:
-        """Returns for each candidate the row of this very graph, or None; one query for up to 500 of them."""
-        hashes = list(dict.fromkeys(candidate.canonical_hash() for candidate in candidates))
+    def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
+        """Returns the row of each of these very graphs, or None; one query for up to 500 of them."""
+        hashes = list(dict.fromkeys(identity.hash for identity in identities))
         rows: dict[str, EvaluationRecord] = {}
         for start in range(0, len(hashes), _CHUNK):
             is_near = _evaluations.c.hash.in_(hashes[start : start + _CHUNK])
             rows |= {record.key: record for record in self._select(self._rows().where(is_near))}
-        return [rows.get(candidate.canonical_key()) for candidate in candidates]
+        return [rows.get(identity.key) for identity in identities]
 
     def add(self, records: Iterable[EvaluationRecord]) -> None:
         """Writes records in one transaction; graphs that already have a row keep it.

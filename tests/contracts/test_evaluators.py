@@ -102,7 +102,7 @@ def test_what_another_run_scored_is_cached_at_any_step(build, store):
         [True, True],
     ]
     assert [key for key, _ in task.calls] == ["b"]
-    assert [row.run for row in store.find_many(candidates("a", "b"))] == ["first", "second"]
+    assert [row.run for row in map(store.find, candidates("a", "b"))] == ["first", "second"]
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_task_may_score_all_fresh_candidates_together(build):
 def test_numbers_of_any_make_are_stored_as_python_s_own(build, store, value):
     task = ScoresTask({"a": AnyScore(value, np.int64(7), {"accuracy": value, "loss": np.float32(np.inf)})})
     (evaluation,) = build(task).evaluate(candidates("a"), step=1)
-    (row,) = store.find_many(candidates("a"))
+    row = store.find(StubCandidate("a"))
     for kept in (evaluation, row):
         assert (kept.score, kept.status, kept.num_parameters) == (0.5, OK, 7)
         assert kept.metrics["accuracy"] == 0.5

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from gflownet.errors import UserError
-from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, EvaluationStore, Identity
 from tests.evaluation.candidates import StubCandidate, record
 
 NUM_WRITERS, NUM_ROWS = 4, 300
@@ -65,7 +65,7 @@ def test_row_comes_back_as_it_was(store):
 def test_equal_hashes_are_told_apart_by_key(store):
     store.add([record("hexagon", score=0.1, hash="same"), record("two triangles", score=0.2, hash="same")])
     keys = ["hexagon", "two triangles", "neither"]
-    found = store.find_many([StubCandidate(key, "same") for key in keys])
+    found = store.find_many([Identity("same", key) for key in keys])
     assert [row and row.score for row in found] == [0.1, 0.2, None]
 
 
@@ -80,7 +80,7 @@ def test_first_row_of_a_graph_stays(store):
 def test_find_many_keeps_order_and_has_no_limit(store):
     keys = [f"key {i}" for i in range(1_234)]
     store.add([record(key) for key in keys[::2]])
-    found = store.find_many([StubCandidate(key) for key in reversed(keys)])
+    found = store.find_many([Identity.of(StubCandidate(key)) for key in reversed(keys)])
     assert [row and row.key for row in found] == [key if i % 2 == 0 else None for i, key in enumerate(keys)][::-1]
 
 
@@ -167,5 +167,5 @@ def test_no_acknowledged_row_is_lost_by_a_kill(path):
             writer.kill()
             acknowledged += writer.stdout.read().splitlines()[:-1]  # the last line may be cut off
     with EvaluationStore(path) as store:
-        assert None not in store.find_many([StubCandidate(key, key) for key in acknowledged])
+        assert None not in store.find_many([Identity(key, key) for key in acknowledged])
     assert query(path, "PRAGMA integrity_check") == ("ok",)
