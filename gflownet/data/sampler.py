@@ -11,11 +11,14 @@ from torch import Tensor
 
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
+from gflownet.mdp.answer import ask
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
+
+_CROWDED = 0.9  # share of distinct states up to which it is worth while to look for twins at the next step
 
 
 class _Step(NamedTuple):
@@ -51,12 +54,13 @@ def _roll_out(
     generator: torch.Generator,
     random_action_prob: float,
 ) -> list[_Step]:
-    env, alive, steps = context.env, torch.arange(len(encoding)), []
+    env, alive, steps, crowded = context.env, torch.arange(len(encoding)), [], True
     states = env.initial_states(len(alive))
     while len(alive):
-        batch = context.to_batch(states)
-        categorical, _ = policy(batch, encoding if len(alive) == len(encoding) else encoding[alive])
-        actions = context.from_indices(batch, categorical.mixed(random_action_prob).sample(generator))
+        shown = encoding if len(alive) == len(encoding) else encoding[alive]
+        answer = ask(context, policy, states, shown, look_for_twins=crowded)
+        crowded = answer.num_distinct < _CROWDED * len(alive)
+        actions = answer.sample(generator, random_action_prob=random_action_prob)
         log_backward = torch.zeros(len(alive))
         steps.append(_Step(states, alive, actions, log_backward))
         goes_on = (actions.kind != int(GraphActionType.Stop)).nonzero().squeeze(1)

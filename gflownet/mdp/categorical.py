@@ -80,6 +80,12 @@ class GraphActionCategorical:
             part._rows = [(g[i] - start, row[i]) for (g, row), i in zip(self._rows, inside, strict=True)]
         return part
 
+    def repeated(self, graphs: Tensor) -> GraphActionCategorical:
+        """Return the distributions of these graphs [B'] in this order, in the dense layout."""
+        part = self._with(self._logits[graphs])
+        part._mask, part._rows = self._mask[graphs], None
+        return part
+
     def logsumexp(self) -> Tensor:
         """Return the log-normaliser of each graph, [B]."""
         return self._logits.logsumexp(1)

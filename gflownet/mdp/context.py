@@ -83,17 +83,23 @@ class GraphBuildingEnvContext:
         """Return the distributions over legal actions that logits of all rows of a batch mean, one per action type."""
         return self.layout.categorical(batch, logits)
 
-    def to_indices(self, batch: Batch, actions: ActionBatch) -> Tensor:
-        """Return the (type, row, column) of one legal action per graph, [B, 3] int64; rows count within a graph."""
-        return self.layout.to_indices(batch, actions)
+    def to_indices(self, batch: Batch, actions: ActionBatch, *, graphs: Tensor | None = None) -> Tensor:
+        """Return the (type, row, column) of legal actions, [A, 3] int64; rows count within a graph.
 
-    def from_indices(self, batch: Batch, indices: Tensor) -> ActionBatch:
-        """Return the environment's actions behind (type, row, column) indices [B, 3].
+        Args:
+            batch: what `to_batch` returned.
+            actions: A of them.
+            graphs: which graph of the batch each action is for, [A]; one for each, in order, if not given.
+        """
+        return self.layout.to_indices(batch, actions, graphs)
+
+    def from_indices(self, batch: Batch, indices: Tensor, *, graphs: Tensor | None = None) -> ActionBatch:
+        """Return the environment's actions behind (type, row, column) indices [A, 3]; `graphs` as in `to_indices`.
 
         Raises:
             ValueError: a graph has no such row of that type; the message names it.
         """
-        return self.layout.from_indices(batch, indices)
+        return self.layout.from_indices(batch, indices, graphs)
 
     def action_to_index(self, states: GraphStates, index: int, action: GraphAction) -> tuple[int, int, int]:
         """Return the (type, row, column) of an action in words, to be taken in state `index`.

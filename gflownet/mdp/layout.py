@@ -36,12 +36,12 @@ class BatchLayout(ABC):
         """Return the distributions over legal actions that logits of every row mean, one tensor per action type."""
 
     @abstractmethod
-    def to_indices(self, batch: Batch, actions: ActionBatch) -> Tensor:
-        """Return the (type, row, column) of one legal action per graph, [B, 3] int64."""
+    def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None) -> Tensor:
+        """Return the (type, row, column) of legal actions for these graphs (None: one for each), [A, 3] int64."""
 
     @abstractmethod
-    def from_indices(self, batch: Batch, indices: Tensor) -> ActionBatch:
-        """Return the environment's actions behind (type, row, column) indices [B, 3]."""
+    def from_indices(self, batch: Batch, indices: Tensor, graphs: Tensor | None) -> ActionBatch:
+        """Return the environment's actions behind (type, row, column) indices [A, 3] for these graphs."""
 
     @abstractmethod
     def merge(self, batches: Sequence[Batch]) -> Batch:
@@ -86,30 +86,34 @@ class SparseLayout(BatchLayout):
         rows = self.row_graphs(batch)
         return GraphActionCategorical(logits, self.context.masks(batch), row_graphs=rows, num_graphs=batch.num_graphs)
 
-    def to_indices(self, batch: Batch, actions: ActionBatch) -> Tensor:
-        """Return the (type, row, column) of one legal action per graph, [B, 3] int64; rows count within a graph."""
+    def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None) -> Tensor:
+        """Return the (type, row, column) of legal actions for these graphs, [A, 3] int64; rows count within a graph."""
+        most = self.context.env.vocabulary.max_nodes**2
+        owner = torch.arange(len(actions)) if graphs is None else graphs
         indices = torch.stack([torch.zeros_like(actions.kind), torch.zeros_like(actions.row), actions.column], 1)
-        for position, (kind, graphs) in enumerate(zip(self.context.action_types, self.row_graphs(batch), strict=True)):
-            chosen = actions.kind == kind
-            wanted = chosen[graphs] & (batch[f"{kind.field_name}_row"] == actions.row[graphs])
-            start = torch.searchsorted(graphs, torch.arange(len(actions)))
-            at = wanted.nonzero().squeeze(1)
-            indices[graphs[at], 1] = at - start[graphs[at]]
+        for position, (kind, rows) in enumerate(zip(self.context.action_types, self.row_graphs(batch), strict=True)):
+            chosen = (actions.kind == kind).nonzero().squeeze(1)
+            # Rows ascend within a graph, so (graph, row) as one number ascends over the batch.
+            place = rows * most + batch[f"{kind.field_name}_row"]
+            at = torch.searchsorted(place, owner[chosen] * most + actions.row[chosen])
+            indices[chosen, 1] = at - torch.searchsorted(rows, owner[chosen])
             indices[chosen, 0] = position
         return indices
 
-    def from_indices(self, batch: Batch, indices: Tensor) -> ActionBatch:
-        """Return the environment's actions behind (type, row, column) indices [B, 3].
+    def from_indices(self, batch: Batch, indices: Tensor, graphs: Tensor | None) -> ActionBatch:
+        """Return the environment's actions behind (type, row, column) indices [A, 3] for these graphs.
 
         Raises:
             ValueError: a graph has no such row of that type; the message names it.
         """
         kind, row = torch.zeros_like(indices[:, 0]), torch.zeros_like(indices[:, 0])
-        rows = zip(self.context.action_types, self.row_graphs(batch), strict=True)
-        for position, (action_type, graphs) in enumerate(rows):
+        owner = torch.arange(len(indices)) if graphs is None else graphs
+        for position, (action_type, rows) in enumerate(
+            zip(self.context.action_types, self.row_graphs(batch), strict=True)
+        ):
             chosen = (indices[:, 0] == position).nonzero().squeeze(1)
-            start = torch.searchsorted(graphs, chosen)
-            num_rows = torch.searchsorted(graphs, chosen, right=True) - start
+            start = torch.searchsorted(rows, owner[chosen])
+            num_rows = torch.searchsorted(rows, owner[chosen], right=True) - start
             outside = chosen[(indices[chosen, 1] < 0) | (indices[chosen, 1] >= num_rows)]
             if len(outside):
                 graph = int(outside[0])
@@ -215,16 +219,16 @@ class DenseLayout(BatchLayout):
         """Return the distributions that logits [B, R, C] mean."""
         return GraphActionCategorical.dense(logits, self.context.masks(batch))
 
-    def to_indices(self, batch: Batch, actions: ActionBatch) -> Tensor:
-        """Return the (type, row, column) of one legal action per graph, [B, 3] int64."""
+    def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None) -> Tensor:
+        """Return the (type, row, column) of legal actions, [A, 3] int64; whose they are does not matter here."""
         position = torch.zeros(max(GraphActionType) + 1, dtype=torch.int64)
         position[[int(kind) for kind in self.context.action_types]] = torch.arange(len(self.context.action_types))
         most, n = self.context.env.vocabulary.max_nodes, batch["node_type"].shape[1]
         row = self._renumbered(position[actions.kind], actions.row, most, n)
         return torch.stack([position[actions.kind], row, actions.column], 1)
 
-    def from_indices(self, batch: Batch, indices: Tensor) -> ActionBatch:
-        """Return the environment's actions behind (type, row, column) indices [B, 3].
+    def from_indices(self, batch: Batch, indices: Tensor, graphs: Tensor | None) -> ActionBatch:
+        """Return the environment's actions behind (type, row, column) indices [A, 3]; whose they are matters not.
 
         Raises:
             ValueError: a graph has no such row of that type; the message names it.

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
+from gflownet.mdp.answer import ask
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
@@ -58,11 +59,10 @@ class TrajectoryBalance(Objective):
     def _forward_minus_backward(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Tensor:
         """Return log P_F(tau) - log P_B(tau | x) - log R(x) of each trajectory, [B], where the policy answers."""
         steps = trajectories.trajectory
-        batch = self.context.to_batch(trajectories.states)
-        categorical, _ = policy(batch, trajectories.conditioning[steps])
-        log_forward = categorical.log_prob(self.context.to_indices(batch, trajectories.actions))
+        answer = ask(self.context, policy, trajectories.states, trajectories.conditioning[steps])
+        log_forward = answer.log_prob(trajectories.actions)
         log_reward = trajectories.log_reward
         if self.correct_symmetries:
             log_reward = log_reward + trajectories.log_symmetry
         given = -log_reward.index_add(0, steps, trajectories.log_backward)
-        return given.to(log_forward.device).index_add(0, steps.to(log_forward.device), log_forward)
+        return given.to(log_forward).index_add(0, steps.to(log_forward.device), log_forward)

@@ -121,10 +121,21 @@ def test_finished_graphs_leave_the_batch():
     context = GraphBuildingEnvContext(env)
     policy = BiasedPolicy(context, 0.0)
     generator = torch.Generator().manual_seed(5)
-    batch = sample_forward(context, policy, conditioning=unconditional(30), generator=generator)
+    each_its_own = Conditioning(torch.arange(30.0)[:, None], torch.ones(30))  # so that no two states are the same
+    batch = sample_forward(context, policy, conditioning=each_its_own, generator=generator)
     lengths = torch.bincount(batch.trajectory).tolist()
     assert policy.batch_sizes == [sum(length > t for length in lengths) for t in range(max(lengths))]
     assert min(lengths) < max(lengths)
+
+
+def test_the_policy_reads_the_same_state_once():
+    context = GraphBuildingEnvContext(ENVIRONMENTS["undirected"]())
+    policy = BiasedPolicy(context, -5.0)
+    generator = torch.Generator().manual_seed(7)
+    sample_forward(context, policy, conditioning=unconditional(200), generator=generator)
+    # Nothing; a node of two colours; two nodes of four colourings.
+    assert policy.batch_sizes[:3] == [1, 2, 4]
+    assert max(policy.batch_sizes) < 200
 
 
 def test_every_trajectory_keeps_its_own_conditioning():

@@ -6,7 +6,6 @@ import torch
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
@@ -76,10 +75,7 @@ class TabularPolicy(Policy):
             filled[mask] = torch.tensor(values[start : start + num], dtype=torch.float64)
             logits.append(filled)
             start += num
-        categorical = GraphActionCategorical(
-            logits, self.context.masks(batch), row_graphs=self.context.layout.row_graphs(batch), num_graphs=batch.num_graphs
-        )
-        return categorical, torch.zeros(batch.num_graphs)
+        return self.context.categorical(batch, logits), torch.zeros(batch.num_graphs)
 
 
 class RememberingContext(GraphBuildingEnvContext):

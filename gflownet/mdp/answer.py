@@ -1,0 +1,94 @@
+"""Asking a policy about states: one evaluation for all that are the same, under the same conditioning.
+
+Letters: B states, U distinct ones, C conditioning features.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+from torch_geometric.data import Batch
+
+from gflownet.mdp.action import ActionBatch
+from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import PolicyFunction
+from gflownet.mdp.states import GraphStates
+
+_SEED = 20_231_107  # of the multipliers that hash states
+
+
+@dataclass(frozen=True)
+class Answer:
+    """What a policy says about B states."""
+
+    context: GraphBuildingEnvContext
+    batch: Batch  # of U states
+    owner: Tensor | None  # [B] which of the U states each one is; None where U = B
+    categorical: GraphActionCategorical  # B distributions
+    numbers: Tensor  # [B]
+
+    @property
+    def num_distinct(self) -> int:
+        """Return U."""
+        return self.categorical.num_graphs if self.owner is None else int(self.owner.max()) + 1
+
+    def sample(self, generator: torch.Generator, *, random_action_prob: float = 0.0) -> ActionBatch:
+        """Return one action per state, drawn from the policy mixed with uniform actions."""
+        indices = self.categorical.mixed(random_action_prob).sample(generator)
+        return self.context.from_indices(self.batch, indices, graphs=self.owner)
+
+    def log_prob(self, actions: ActionBatch) -> Tensor:
+        """Return the log-probability of one legal action per state, [B]."""
+        return self.categorical.log_prob(self.context.to_indices(self.batch, actions, graphs=self.owner))
+
+
+def ask(
+    context: GraphBuildingEnvContext,
+    policy: PolicyFunction,
+    states: GraphStates,
+    conditioning: Tensor,
+    *,
+    look_for_twins: bool = True,
+) -> Answer:
+    """Return the policy's answer about B states under conditioning [B, C].
+
+    Every trajectory starts from one state, so the first states of a batch of trajectories are mostly the same.
+    """
+    first, owner = distinct(states, conditioning) if look_for_twins else (None, None)
+    if first is None or owner is None or len(first) == len(owner):
+        batch = context.to_batch(states)
+        return Answer(context, batch, None, *policy(batch, conditioning))
+    batch = context.to_batch(states[first])
+    categorical, numbers = policy(batch, conditioning[first])
+    there = owner.to(numbers.device)
+    return Answer(context, batch, owner, categorical.repeated(there), numbers[there])
+
+
+def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]:
+    """Return one representative of each distinct (state, conditioning), [U], and whose twin each state is, [B].
+
+    States are compared by 64-bit hashes, sums of their entries times random numbers: two different states are taken for
+    one with a probability of about 1e-17. Reachability and bridges follow from the rest.
+    """
+    arrays = (states.node_type, states.node_attr, states.edge_type, states.edge_attr, states.edge_order)
+    entries = [array.flatten(1) for array in arrays if array.numel()]
+    given = conditioning.detach().contiguous().view(torch.int32)
+    code = _hash(torch.cat(entries, 1), 0) + _hash(given, 1)
+    found, owner = torch.unique(code, return_inverse=True)
+    first = torch.empty_like(found).scatter_(0, owner, torch.arange(len(owner)))
+    return first, owner
+
+
+def _hash(entries: Tensor, stream: int) -> Tensor:
+    return (entries.long() * _multipliers(entries.shape[1], stream)).sum(1)
+
+
+@lru_cache(maxsize=32)
+def _multipliers(num: int, stream: int) -> Tensor:
+    generator = torch.Generator().manual_seed(_SEED + stream)
+    with torch.inference_mode(False):
+        return torch.randint(-(2**63), 2**63 - 1, (num,), generator=generator)

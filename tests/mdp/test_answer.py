@@ -1,0 +1,71 @@
+"""What is said about many states is what would be said about each alone."""
+
+import pytest
+import torch
+
+from gflownet.data.sampler import sample_forward
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.answer import ask, distinct
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import Policy
+from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.policy.config import ModelConfig
+from gflownet.policy.dense_transformer import DenseTransformerPolicy
+from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from tests.contracts.environments import ENVIRONMENTS
+
+CASES = [(name, policy) for name in ENVIRONMENTS for policy in (DenseTransformerPolicy, GraphTransformerPolicy)]
+
+
+def made(name: str, policy_class, *, num: int = 24) -> tuple[GraphBuildingEnvContext, Policy, TrajectoryBatch]:
+    context = GraphBuildingEnvContext(ENVIRONMENTS[name]()).with_layout(policy_class.layout)
+    with torch.random.fork_rng():
+        torch.manual_seed(0)
+        policy = policy_class(context, ModelConfig(num_layers=1, num_emb=8))
+    conditioning = Conditioning((torch.arange(num) % 2.0)[:, None], torch.ones(num))
+    generator = torch.Generator().manual_seed(1)
+    return context, policy, sample_forward(context, policy, conditioning=conditioning, generator=generator)
+
+
+@pytest.mark.parametrize(("name", "policy_class"), CASES)
+def test_asking_once_for_twins_changes_nothing(name, policy_class):
+    context, policy, sampled = made(name, policy_class)
+    shown = sampled.conditioning[sampled.trajectory]
+    once, each = (ask(context, policy, sampled.states, shown, look_for_twins=t) for t in (True, False))
+    assert once.num_distinct < each.num_distinct == len(sampled.states)
+    assert torch.allclose(once.log_prob(sampled.actions), each.log_prob(sampled.actions), atol=1e-5)
+    assert torch.allclose(once.numbers, each.numbers, atol=1e-5)
+    for epsilon in (0.0, 0.5):
+        ours, theirs = (
+            answer.sample(torch.Generator().manual_seed(3), random_action_prob=epsilon) for answer in (once, each)
+        )
+        assert bool(context.env.forward_masks(sampled.states).contains(ours).all())
+        for mine, other in ((ours.kind, theirs.kind), (ours.row, theirs.row), (ours.column, theirs.column)):
+            assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("policy_class", [DenseTransformerPolicy, GraphTransformerPolicy])
+def test_gradients_of_twins_add_up(policy_class):
+    context, policy, sampled = made("directed", policy_class)
+    shown, gradients = sampled.conditioning[sampled.trajectory], []
+    for look_for_twins in (True, False):
+        policy.zero_grad()
+        ask(context, policy, sampled.states, shown, look_for_twins=look_for_twins).log_prob(
+            sampled.actions
+        ).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+    assert torch.allclose(*gradients, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", ENVIRONMENTS)
+def test_distinct_states_are_told_apart_and_twins_found(name):
+    """The slow way compares every pair."""
+    _, _, sampled = made(name, DenseTransformerPolicy)
+    states, conditioning = sampled.states, sampled.conditioning[sampled.trajectory]
+    first, owner = distinct(states, conditioning)
+    index = torch.arange(len(states))
+    same = torch.stack([states.equals(GraphStates.cat([states[i : i + 1]] * len(states))) for i in index.tolist()])
+    same &= (conditioning[:, None] == conditioning[None]).all(2)
+    assert torch.equal(owner[:, None] == owner[None], same)
+    assert torch.equal(owner[first], torch.arange(len(first)))
