@@ -29,13 +29,12 @@ class Endpoint:
     """A worker's end of a server; it can be given to a process that is being started.
 
     Args:
-        worker_id: whose it is.
         channel: to the server.
         methods: what may be called, by the name of the object.
     """
 
-    def __init__(self, worker_id: int, channel: Channel, *, methods: Mapping[str, frozenset[str]]) -> None:
-        self.worker_id, self.channel, self._methods = worker_id, channel, dict(methods)
+    def __init__(self, channel: Channel, *, methods: Mapping[str, frozenset[str]]) -> None:
+        self.channel, self._methods = channel, dict(methods)
 
     def proxy(self, name: str) -> Proxy:
         """Return the stand-in for the object that is served under this name.

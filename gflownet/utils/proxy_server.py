@@ -77,17 +77,17 @@ class ProxyServer:
     def __init__(self, served: Mapping[str, Served], *, transport: Transport, device: torch.device = CPU) -> None:
         self.transport, self._device, self._served = transport, device, dict(served)
         self._alarm, self._doorbell = multiprocessing.Pipe(duplex=False)
-        self._news: deque[tuple[int, Channel] | None] = deque()  # a worker and its channel; None: the end
-        self._channels: dict[int, Channel] = {}  # of each worker; used by the thread alone
+        self._news: deque[Channel | None] = deque()  # a worker's channel; None: the end
+        self._channels: dict[Any, Channel] = {}  # by their connections; used by the thread alone
         self._turn = threading.Lock()
         self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
         self._thread.start()
 
-    def connect(self, worker_id: int) -> Endpoint:
-        """Return what a worker that is about to be started needs; a restarted one gets a new channel."""
+    def connect(self) -> Endpoint:
+        """Return what a worker that is about to be started needs to call."""
         near, far = self.transport.pair(self._device)
-        self._tell((worker_id, near))
-        return Endpoint(worker_id, far, methods={name: served.methods for name, served in self._served.items()})
+        self._tell(near)
+        return Endpoint(far, methods={name: served.methods for name, served in self._served.items()})
 
     @contextmanager
     def between_calls(self) -> Iterator[None]:
@@ -114,43 +114,36 @@ class ProxyServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tell(self, news: tuple[int, Channel] | None) -> None:
+    def _tell(self, news: Channel | None) -> None:
         self._news.append(news)
         self._doorbell.send_bytes(b"!")
 
     def _serve(self) -> None:
         is_over = False
         while not is_over:
-            callers: dict[Any, int] = {channel.connection: worker for worker, channel in self._channels.items()}
-            ready = wait([self._alarm, *callers])
+            ready = wait([self._alarm, *self._channels])
             with self._turn:
-                self._answer([callers[at] for at in ready if at in callers])
+                self._answer([self._channels[at] for at in ready if at is not self._alarm])
                 is_over = self._alarm in ready and self._hear()
         for channel in self._channels.values():
             channel.close()
         self._alarm.close()
 
     def _hear(self) -> bool:
-        """Return whether this is the end; otherwise a worker has a new channel."""
+        """Return whether this is the end; otherwise there is a new channel."""
         self._alarm.recv_bytes()
         news = self._news.popleft()
         if news is not None:
-            worker, channel = news
-            self._forget(worker)
-            self._channels[worker] = channel
+            self._channels[news.connection] = news
         return news is None
 
-    def _forget(self, worker: int) -> None:
-        if worker in self._channels:
-            self._channels.pop(worker).close()
-
-    def _answer(self, workers: Sequence[int]) -> None:
-        """Answer the calls of these workers, as one where that can be done."""
+    def _answer(self, channels: Sequence[Channel]) -> None:
+        """Answer the calls that wait in these channels, as one where that can be done."""
         groups: dict[Any, list[_Waiting]] = {}
-        for worker in workers:
-            one = self._take(worker)
+        for channel in channels:
+            one = self._take(channel)
             if one is not None:
-                key = worker if self._merger(one.call) is None else (one.call.name, one.call.method)
+                key = channel if self._merger(one.call) is None else (one.call.name, one.call.method)
                 groups.setdefault(key, []).append(one)
         for group in groups.values():
             if self._served[group[0].call.name].is_slow:
@@ -158,16 +151,16 @@ class ProxyServer:
             else:
                 self._answer_group(group)
 
-    def _take(self, worker: int) -> _Waiting | None:
+    def _take(self, channel: Channel) -> _Waiting | None:
         """Return the call of a worker; None if it is gone, or was told that its call could not be read."""
-        channel = self._channels[worker]
         try:
             call = channel.view()
             if self._merger(call) is None:
                 call = map_tensors(call, torch.clone)  # the object may keep its arguments
             return _Waiting(channel, call)
         except (EOFError, OSError):
-            self._forget(worker)
+            del self._channels[channel.connection]
+            channel.close()
         except Exception as error:
             _reply(channel, Failure.of(error))
         return None

@@ -128,7 +128,7 @@ class WorkerPool:
         self.close()
 
     def _start(self, info: WorkerInfo) -> _Worker:
-        endpoint, (near, far) = self._server.connect(info.id), self._server.transport.pair()
+        endpoint, (near, far) = self._server.connect(), self._server.transport.pair()
         process = self._context.Process(
             target=_work, args=(self._payload, info, endpoint, far), name=f"worker {info.id}", daemon=True
         )

@@ -95,7 +95,7 @@ def server(model, transport) -> Iterator[ProxyServer]:
 
 @pytest.fixture
 def endpoint(server) -> Endpoint:
-    return server.connect(0)
+    return server.connect()
 
 
 @pytest.fixture
@@ -155,7 +155,7 @@ def test_only_methods_can_have_a_merger(model):
 
 def test_no_call_has_gradients_and_only_a_pure_one_is_in_inference_mode(model, transport):
     with ProxyServer({"model": Served(model, {"how": Rows()})}, transport=transport) as server:
-        mergeable, *_ = [server.connect(0).proxy("model")]
+        mergeable, *_ = [server.connect().proxy("model")]
         assert mergeable.how(torch.ones(1))[2:] == (False, True)
         assert mergeable.how(torch.ones(1), option=1)[2:] == (False, False)
 
@@ -218,7 +218,7 @@ def test_a_call_that_cannot_be_read_is_the_callers_error(endpoint):
 
 def waiting_together(server: ProxyServer, model: Model, calls: list[Call], pool: ThreadPoolExecutor) -> list[Any]:
     """Return the answers to calls that were all sent while the model was held up by another."""
-    callers = [server.connect(worker) for worker in range(1 + len(calls))]
+    callers = [server.connect() for _ in range(1 + len(calls))]
     for caller in callers:
         caller.proxy("numbers").index(3)  # the server has taken it up
     model.gate.clear()
@@ -264,11 +264,11 @@ def test_where_warnings_are_errors_the_callers_hear_them(server, model, pool):
     for answer in answers:
         with pytest.raises(UserWarning, match="one by one"):
             raise answer.error()
-    assert server.connect(0).proxy("policy")(torch.ones(1)).tolist() == [2.0]
+    assert server.connect().proxy("policy")(torch.ones(1)).tolist() == [2.0]
 
 
 def test_a_slow_object_keeps_nobody_waiting(server, model, pool):
-    slow, quick = server.connect(0).proxy("slow"), server.connect(1).proxy("numbers")
+    slow, quick = server.connect().proxy("slow"), server.connect().proxy("numbers")
     model.gate.clear()
     first: Future = pool.submit(slow, torch.ones(2))
     assert model.entered.wait(SOON_S)
@@ -280,20 +280,13 @@ def test_a_slow_object_keeps_nobody_waiting(server, model, pool):
 
 def test_a_caller_that_goes_is_forgotten_and_the_others_go_on(server):
     """In the middle of writing a message, too: what it wrote is half of one."""
-    callers = [server.connect(worker) for worker in range(4)]
+    callers = [server.connect() for _ in range(4)]
     callers[0].detach()
     os.write(callers[1].channel.connection.fileno(), b"\x00\x00\x10\x00half")
     callers[1].detach()
     callers[2].channel.send(policy_call(1))
     callers[2].detach()
     assert callers[3].proxy("policy")(torch.ones(1)).tolist() == [2.0]
-
-
-def test_a_restarted_worker_gets_a_channel_of_its_own(server):
-    old, new = server.connect(0), server.connect(0)
-    assert new.proxy("policy")(torch.ones(1)).tolist() == [2.0]
-    with pytest.raises(ConnectionError, match=r"policy\.__call__: expected an answer, but the main process hung up"):
-        old.proxy("policy")(torch.ones(1))
 
 
 def test_a_caller_hears_that_the_server_is_closed(server, endpoint):
@@ -333,7 +326,7 @@ def test_a_server_without_calls_uses_no_processor(server, endpoint):
 def test_nothing_is_left_of_a_closed_server(model, transport):
     def use() -> None:
         with ProxyServer({"policy": Served(model)}, transport=transport) as server:
-            endpoint = server.connect(0)
+            endpoint = server.connect()
             endpoint.proxy("policy")(torch.ones(1))
             endpoint.channel.close()
 
@@ -351,7 +344,7 @@ def test_results_are_the_same_by_every_transport(model):
     results = []
     for make in TRANSPORTS.values():
         with ProxyServer({"policy": Served(model, {CALL: Rows()})}, transport=make()) as server:
-            policy: Proxy = server.connect(0).proxy("policy")
+            policy: Proxy = server.connect().proxy("policy")
             generator = torch.Generator().manual_seed(3)
             state = torch.randn(50, generator=generator).abs()
             for _ in range(20):
