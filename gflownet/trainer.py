@@ -30,7 +30,7 @@ from gflownet.evaluation.tasks import load_task_class
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.policy import Policy
+from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OBJECTIVES
@@ -103,7 +103,12 @@ class GFNTrainer:
             output_sizes=self.task.output_sizes,
             num_cond_dim=self.task.num_cond_dim,
         )
-        return context.with_layout(self._policy_class.layout)
+        context = context.with_layout(self._policy_class.layout)
+        if self.config.algo.backward_policy == "uniform":
+            return context
+        if not issubclass(self._policy_class, TwoWayPolicy):
+            raise UserError(f"algo.backward_policy: expected uniform with model.name={self.config.model.name}")
+        return context.with_backward()
 
     def build_policy(self) -> Policy:
         """Return the policy network."""

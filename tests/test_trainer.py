@@ -304,6 +304,12 @@ def test_mixed_precision_runs_here_and_in_workers(tmp_path):
         assert len(rows(tmp_path / name)) == 3
 
 
+def test_a_learned_backward_policy_is_an_option(finished, tmp_path):
+    assert run(tmp_path / "run", "algo.backward_policy=learned", "model.name=graph_transformer") == 0
+    assert [row["step"] for row in rows(tmp_path / "run")] == list(range(1, 9))
+    assert rows(tmp_path / "run") != rows(finished)
+
+
 def test_several_workers_train_and_resume(tmp_path):
     folder = tmp_path / "run"
     options = ("num_workers=2", "mp_buffer_size=1000000")

@@ -27,6 +27,7 @@ class _Step(NamedTuple):
     states: GraphStates
     trajectory: Tensor
     actions: ActionBatch  # forward
+    backward: ActionBatch | None  # what undid them; None: whatever undoes them in the state that they lead to
     log_backward: Tensor
 
 
@@ -62,7 +63,7 @@ def _roll_out(
         crowded = answer.num_distinct < _CROWDED * len(alive)
         actions = answer.sample(generator, random_action_prob=random_action_prob)
         log_backward = torch.zeros(len(alive))
-        steps.append(_Step(states, alive, actions, log_backward))
+        steps.append(_Step(states, alive, actions, None, log_backward))
         goes_on = (actions.kind != int(GraphActionType.Stop)).nonzero().squeeze(1)
         if len(goes_on) < len(alive):
             states, actions, alive = states[goes_on], actions[goes_on], alive[goes_on]
@@ -77,7 +78,8 @@ def sample_backward(
     """Return one trajectory into each terminal state, drawn from the uniform backward policy; rewards are NaN."""
     states, alive = terminal, torch.arange(len(terminal))
     stop = torch.zeros_like(alive)
-    steps = [_Step(terminal, alive, ActionBatch(stop + int(GraphActionType.Stop), stop, stop), torch.zeros(len(stop)))]
+    stops = ActionBatch(stop + int(GraphActionType.Stop), stop, stop)
+    steps = [_Step(terminal, alive, stops, stops, torch.zeros(len(stop)))]
     while True:
         masks = env.backward_masks(states)
         num_actions = masks.num_actions()
@@ -87,7 +89,7 @@ def sample_backward(
             break
         backward = ActionMasks({kind: mask[goes_on] for kind, mask in masks.masks.items()}).sample_uniform(generator)
         before, forward = env.apply(states, backward), env.reverse(states, backward)
-        steps.append(_Step(before, alive, forward, -num_actions[goes_on].log()))
+        steps.append(_Step(before, alive, forward, backward, -num_actions[goes_on].log()))
         states = before
     return _unrewarded(env, steps[::-1], conditioning)
 
@@ -96,6 +98,7 @@ def _unrewarded(env: Environment, steps: Sequence[_Step], conditioning: Conditio
     """Return the trajectories whose steps these are, all first ones, all second ones, and so on."""
     states, actions = GraphStates.cat([s.states for s in steps]), ActionBatch.cat([s.actions for s in steps])
     trajectory = torch.cat([s.trajectory for s in steps])
+    undone = [s.backward for s in steps if s.backward is not None]
     stops = (actions.kind == int(GraphActionType.Stop)).nonzero().squeeze(1)
     terminal = states[stops[trajectory[stops].argsort()]]
     counts = torch.tensor(env.num_automorphisms(terminal), dtype=torch.float64)
@@ -103,6 +106,7 @@ def _unrewarded(env: Environment, steps: Sequence[_Step], conditioning: Conditio
         states=states,
         trajectory=trajectory,
         actions=actions,
+        backward=ActionBatch.cat(undone) if len(undone) == len(steps) else env.reverse(states, actions),
         log_backward=torch.cat([s.log_backward for s in steps]),
         terminal=terminal,
         conditioning=conditioning.encoding,

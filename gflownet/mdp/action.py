@@ -83,9 +83,14 @@ class ActionBatch:
         """Return the number of actions."""
         return self.kind.shape[0]
 
-    def __getitem__(self, index: Tensor) -> ActionBatch:
+    def __getitem__(self, index: Tensor | slice) -> ActionBatch:
         """Return the actions chosen by an index or a boolean mask."""
         return ActionBatch(self.kind[index], self.row[index], self.column[index])
+
+    @property
+    def parts(self) -> tuple[Tensor, Tensor, Tensor]:
+        """Return kind, row and column."""
+        return self.kind, self.row, self.column
 
     @staticmethod
     def cat(batches: Sequence[ActionBatch]) -> ActionBatch:

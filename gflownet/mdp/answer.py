@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -17,6 +18,15 @@ from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
+
+
+class AnswersBothWays(Protocol):
+    """A `TwoWayPolicy`, or one on another device."""
+
+    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
+        """Return forward and backward distributions and numbers, see `TwoWayPolicy.both`."""
+        ...
+
 
 _SEED = 20_231_107  # of the multipliers that hash states
 
@@ -30,6 +40,7 @@ class Answer:
     owner: Tensor | None  # [B] which of the U states each one is; None where U = B
     categorical: GraphActionCategorical  # B distributions
     numbers: Tensor  # [B]
+    backward: GraphActionCategorical | None = None  # B distributions over what leads here, of `ask_both`
 
     @property
     def num_distinct(self) -> int:
@@ -44,6 +55,11 @@ class Answer:
     def log_prob(self, actions: ActionBatch) -> Tensor:
         """Return the log-probability of one legal action per state, [B]."""
         return self.categorical.log_prob(self.context.to_indices(self.batch, actions, graphs=self.owner))
+
+    def backward_log_prob(self, actions: ActionBatch) -> Tensor:
+        """Return the log-probability of one legal backward action per state, [B]; -inf where there is none."""
+        assert self.backward is not None, "asked by ask_both"
+        return self.backward.log_prob(self.context.to_indices(self.batch, actions, graphs=self.owner, backward=True))
 
 
 def ask(
@@ -66,6 +82,17 @@ def ask(
     categorical, numbers = policy(batch, conditioning[first])
     there = owner.to(numbers.device)
     return Answer(context, batch, owner, categorical.repeated(there), numbers[there])
+
+
+def ask_both(
+    context: GraphBuildingEnvContext, policy: AnswersBothWays, states: GraphStates, conditioning: Tensor
+) -> Answer:
+    """Return the answer of a two-way policy, backward distributions and all, from one evaluation."""
+    first, owner = distinct(states, conditioning)
+    batch = context.to_batch(states[first])
+    forward, backward, numbers = policy.both(batch, conditioning[first])
+    there = owner.to(numbers.device)
+    return Answer(context, batch, owner, forward.repeated(there), numbers[there], backward.repeated(there))
 
 
 def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]:

@@ -28,34 +28,45 @@ class GraphActionCategorical:
         masks: which entries are legal, one bool tensor [M_t, C_t] per type.
         row_graphs: the graph of every row, ascending, one int64 tensor [M_t] per type.
         num_graphs: B.
+        may_be_empty: whether a graph without legal actions is no error; then no action of it has a probability.
 
     Raises:
         ValueError: a graph has no legal action; the message names it.
     """
 
     def __init__(
-        self, logits: Sequence[Tensor], masks: Sequence[Tensor], *, row_graphs: Sequence[Tensor], num_graphs: int
+        self,
+        logits: Sequence[Tensor],
+        masks: Sequence[Tensor],
+        *,
+        row_graphs: Sequence[Tensor],
+        num_graphs: int,
+        may_be_empty: bool = False,
     ) -> None:
         self._rows: list[tuple[Tensor, Tensor]] | None = [(g, _rank(g, num_graphs)) for g in row_graphs]
         self._lay_out(
             [_padded(x, *at, num_graphs) for x, at in zip(logits, self._rows, strict=True)],
             [_padded(x, *at, num_graphs) for x, at in zip(masks, self._rows, strict=True)],
+            may_be_empty=may_be_empty,
         )
 
     @classmethod
-    def dense(cls, logits: Sequence[Tensor], masks: Sequence[Tensor]) -> GraphActionCategorical:
+    def dense(
+        cls, logits: Sequence[Tensor], masks: Sequence[Tensor], *, may_be_empty: bool = False
+    ) -> GraphActionCategorical:
         """Return the distributions over rows that every graph has.
 
         Args:
             logits: one tensor [B, R_t, C_t] per type.
             masks: which entries are legal, bool tensors of the same shapes.
+            may_be_empty: whether a graph without legal actions is no error.
 
         Raises:
             ValueError: a graph has no legal action; the message names it.
         """
         self = object.__new__(cls)
         self._rows = None
-        self._lay_out(logits, masks)
+        self._lay_out(logits, masks, may_be_empty=may_be_empty)
         return self
 
     @property
@@ -165,7 +176,7 @@ class GraphActionCategorical:
         # Illegal slots are kept away from the logarithm, whose gradient at zero is infinite.
         return self._with(mixture.log().masked_fill(~self._mask, -math.inf))
 
-    def _lay_out(self, logits: Sequence[Tensor], masks: Sequence[Tensor]) -> None:
+    def _lay_out(self, logits: Sequence[Tensor], masks: Sequence[Tensor], *, may_be_empty: bool) -> None:
         """Put the types' [B, R_t, C_t] beside one another, and check that every graph has something to do."""
         self._shapes = tuple((mask.shape[1], mask.shape[2]) for mask in masks)
         self._mask = torch.cat([mask.flatten(1) for mask in masks], 1)  # [B, A]
@@ -173,8 +184,11 @@ class GraphActionCategorical:
         if flat.dtype in (torch.bfloat16, torch.float16):
             flat = flat.float()  # three digits would not do for probabilities
         self._logits = flat.masked_fill(~self._mask, -math.inf)  # [B, A]
-        if not bool(self._mask.any(1).all()):
-            graph = int((~self._mask.any(1)).nonzero()[0])
+        some = self._mask.any(1)
+        if may_be_empty:
+            self._logits = self._logits.masked_fill(~some[:, None], 0.0)  # numbers that nobody asks for
+        elif not bool(some.all()):
+            graph = int((~some).nonzero()[0])
             raise ValueError(f"graph {graph}: expected at least one legal action, got none")
 
     def _with(self, logits: Tensor) -> GraphActionCategorical:

@@ -32,8 +32,10 @@ class GraphBuildingEnvContext:
         self.env = env
         self.num_cond_dim = num_cond_dim
         self.action_types = env.forward_types
+        self.backward_types: tuple[GraphActionType, ...] = ()  # those of a learned backward policy
         vocabulary = env.vocabulary
-        self.num_columns = {kind: vocabulary.num_columns(kind) for kind in self.action_types}
+        kinds = (*env.forward_types, *env.backward_types)
+        self.num_columns = {kind: vocabulary.num_columns(kind) for kind in kinds}
         attributes = sum(len(a.values) + 1 for a in vocabulary.node_attributes)
         self.num_node_features = len(vocabulary.node_types) + 1 + attributes + self.num_extra_node_features
         attributes = sum(len(a.values) + 1 for a in vocabulary.edge_attributes)
@@ -66,6 +68,24 @@ class GraphBuildingEnvContext:
         twin.layout = layout(twin)
         return twin
 
+    def with_backward(self) -> GraphBuildingEnvContext:
+        """Return the same context with batches that show backward actions, too: what a learned P_B needs."""
+        twin = self.with_layout(type(self.layout))
+        twin.backward_types = self.env.backward_types
+        return twin
+
+    @property
+    def shown_types(self) -> tuple[GraphActionType, ...]:
+        """Return the action types whose rows a batch shows."""
+        return (*self.action_types, *self.backward_types)
+
+    def shown_masks(self, states: GraphStates) -> dict[GraphActionType, Tensor]:
+        """Return the masks of those types, each [B, R, C]."""
+        masks = dict(self.env.forward_masks(states).masks)
+        if self.backward_types:
+            masks |= self.env.backward_masks(states).masks
+        return masks
+
     def to_batch(self, states: GraphStates) -> Batch:
         """Return all states as one torch_geometric batch, in this context's layout."""
         return self.layout.encode(states)
@@ -80,18 +100,32 @@ class GraphBuildingEnvContext:
         return [batch[f"{kind.field_name}_mask"] for kind in self.action_types]
 
     def categorical(self, batch: Batch, logits: Sequence[Tensor]) -> GraphActionCategorical:
-        """Return the distributions over legal actions that logits of all rows of a batch mean, one per action type."""
-        return self.layout.categorical(batch, logits)
+        """Return the distributions over forward actions that logits of all rows mean, one tensor per action type."""
+        return self.layout.categorical(batch, logits, self.action_types)
 
-    def to_indices(self, batch: Batch, actions: ActionBatch, *, graphs: Tensor | None = None) -> Tensor:
+    def backward_categorical(self, batch: Batch, logits: Sequence[Tensor]) -> GraphActionCategorical:
+        """Return the distributions over backward actions; initial states have nothing to undo, and none.
+
+        Raises:
+            ValueError: the batches of this context do not show them.
+        """
+        if not self.backward_types:
+            raise ValueError("backward distributions: expected a context that shows backward actions (with_backward)")
+        return self.layout.categorical(batch, logits, self.backward_types)
+
+    def to_indices(
+        self, batch: Batch, actions: ActionBatch, *, graphs: Tensor | None = None, backward: bool = False
+    ) -> Tensor:
         """Return the (type, row, column) of legal actions, [A, 3] int64; rows count within a graph.
 
         Args:
             batch: what `to_batch` returned.
             actions: A of them.
             graphs: which graph of the batch each action is for, [A]; one for each, in order, if not given.
+            backward: whether they are backward actions.
         """
-        return self.layout.to_indices(batch, actions, graphs)
+        kinds = self.backward_types if backward else self.action_types
+        return self.layout.to_indices(batch, actions, graphs, kinds)
 
     def from_indices(self, batch: Batch, indices: Tensor, *, graphs: Tensor | None = None) -> ActionBatch:
         """Return the environment's actions behind (type, row, column) indices [A, 3]; `graphs` as in `to_indices`.

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from gflownet.mdp.context import GraphBuildingEnvContext
 
 
+Kinds = Sequence[GraphActionType]
+
+
 class BatchLayout(ABC):
     """The way from states to a batch, and between the actions of an environment and (type, row, column) indices."""
 
@@ -32,11 +35,11 @@ class BatchLayout(ABC):
         """Return the states as a policy reads them."""
 
     @abstractmethod
-    def categorical(self, batch: Batch, logits: Sequence[Tensor]) -> GraphActionCategorical:
+    def categorical(self, batch: Batch, logits: Sequence[Tensor], kinds: Kinds) -> GraphActionCategorical:
         """Return the distributions over legal actions that logits of every row mean, one tensor per action type."""
 
     @abstractmethod
-    def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None) -> Tensor:
+    def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None, kinds: Kinds) -> Tensor:
         """Return the (type, row, column) of legal actions for these graphs (None: one for each), [A, 3] int64."""
 
     @abstractmethod
@@ -77,21 +80,22 @@ class SparseLayout(BatchLayout):
         }
         return _batch(fields)
 
-    def row_graphs(self, batch: Batch) -> list[Tensor]:
-        """Return the graph of every row, one [M] int64 per action type, ascending."""
-        return [batch["batch"][self._anchor(batch, kind)] for kind in self.context.action_types]
+    def row_graphs(self, batch: Batch, kinds: Kinds | None = None) -> list[Tensor]:
+        """Return the graph of every row, one [M] int64 per (forward) action type, ascending."""
+        return [batch["batch"][self._anchor(batch, kind)] for kind in kinds or self.context.action_types]
 
-    def categorical(self, batch: Batch, logits: Sequence[Tensor]) -> GraphActionCategorical:
+    def categorical(self, batch: Batch, logits: Sequence[Tensor], kinds: Kinds) -> GraphActionCategorical:
         """Return the distributions that logits [M, C] mean."""
-        rows = self.row_graphs(batch)
-        return GraphActionCategorical(logits, self.context.masks(batch), row_graphs=rows, num_graphs=batch.num_graphs)
+        masks, rows = [batch[f"{kind.field_name}_mask"] for kind in kinds], self.row_graphs(batch, kinds)
+        partial = kinds == self.context.backward_types
+        return GraphActionCategorical(logits, masks, row_graphs=rows, num_graphs=batch.num_graphs, may_be_empty=partial)
 
-    def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None) -> Tensor:
+    def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None, kinds: Kinds) -> Tensor:
         """Return the (type, row, column) of legal actions for these graphs, [A, 3] int64; rows count within a graph."""
         most = self.context.env.vocabulary.max_nodes**2
         owner = torch.arange(len(actions)) if graphs is None else graphs
         indices = torch.stack([torch.zeros_like(actions.kind), torch.zeros_like(actions.row), actions.column], 1)
-        for position, (kind, rows) in enumerate(zip(self.context.action_types, self.row_graphs(batch), strict=True)):
+        for position, (kind, rows) in enumerate(zip(kinds, self.row_graphs(batch, kinds), strict=True)):
             chosen = (actions.kind == kind).nonzero().squeeze(1)
             # Rows ascend within a graph, so (graph, row) as one number ascends over the batch.
             place = rows * most + batch[f"{kind.field_name}_row"]
@@ -163,8 +167,8 @@ class SparseLayout(BatchLayout):
 
     def _actions(self, states: GraphStates, node_id: Tensor) -> dict[str, Tensor]:
         context, fields = self.context, {}
-        n, masks = context.env.vocabulary.max_nodes, context.env.forward_masks(states)
-        for kind, mask in masks.masks.items():
+        n = context.env.vocabulary.max_nodes
+        for kind, mask in context.shown_masks(states).items():
             graph, row = mask.any(-1).nonzero(as_tuple=True)
             name = kind.field_name
             fields[f"{name}_mask"], fields[f"{name}_row"] = mask[graph, row], row
@@ -172,7 +176,7 @@ class SparseLayout(BatchLayout):
                 fields[f"{name}_index"] = torch.stack([node_id[graph, row // n], node_id[graph, row % n]])
             else:
                 fields[f"{name}_index"] = node_id[graph, row]
-            if kind == GraphActionType.SetEdgeAttr:
+            if kind in PAIR_TYPES - {GraphActionType.AddEdge}:
                 fields[f"{name}_attr"] = context.edge_features(states, graph, row // n, row % n)
             elif kind == GraphActionType.AddEdge:
                 fields[f"{name}_attr"] = context.pair_features(states)[graph, row // n, row % n]
@@ -188,12 +192,11 @@ class DenseLayout(BatchLayout):
 
     def __init__(self, context: GraphBuildingEnvContext) -> None:
         super().__init__(context)
-        self._is_pair = torch.tensor([int(kind in PAIR_TYPES) for kind in context.action_types])
         self._known_tables: dict[int, tuple[Tensor, Tensor]] = {}
 
     def encode(self, states: GraphStates) -> Batch:
         """Return the arrays that a dense policy embeds; small graphs take little room."""
-        context, masks = self.context, self.context.env.forward_masks(states)
+        context, masks = self.context, self.context.shown_masks(states)
         vocabulary = context.env.vocabulary
         most, n = vocabulary.max_nodes, max(1, int(states.num_nodes.max()))
         shown = states.truncated(n) if n < most else states
@@ -211,20 +214,21 @@ class DenseLayout(BatchLayout):
             fields["edge_order"] = shown.edge_order
         if context.num_extra_node_features:
             fields["extra"] = context.extra_node_features(states)[:, :n]
-        for kind, mask in masks.masks.items():
+        for kind, mask in masks.items():
             fields[f"{kind.field_name}_mask"] = self._cut(kind, mask, most, n)
         return _batch(fields)
 
-    def categorical(self, batch: Batch, logits: Sequence[Tensor]) -> GraphActionCategorical:
+    def categorical(self, batch: Batch, logits: Sequence[Tensor], kinds: Kinds) -> GraphActionCategorical:
         """Return the distributions that logits [B, R, C] mean."""
-        return GraphActionCategorical.dense(logits, self.context.masks(batch))
+        masks = [batch[f"{kind.field_name}_mask"] for kind in kinds]
+        return GraphActionCategorical.dense(logits, masks, may_be_empty=kinds == self.context.backward_types)
 
-    def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None) -> Tensor:
+    def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None, kinds: Kinds) -> Tensor:
         """Return the (type, row, column) of legal actions, [A, 3] int64; whose they are does not matter here."""
         position = torch.zeros(max(GraphActionType) + 1, dtype=torch.int64)
-        position[[int(kind) for kind in self.context.action_types]] = torch.arange(len(self.context.action_types))
+        position[[int(kind) for kind in kinds]] = torch.arange(len(kinds))
         most, n = self.context.env.vocabulary.max_nodes, batch["node_type"].shape[1]
-        row = self._renumbered(position[actions.kind], actions.row, most, n)
+        row = _renumbered(actions.kind, actions.row, most, n)
         return torch.stack([position[actions.kind], row, actions.column], 1)
 
     def from_indices(self, batch: Batch, indices: Tensor, graphs: Tensor | None) -> ActionBatch:
@@ -241,7 +245,8 @@ class DenseLayout(BatchLayout):
             graph = int(outside.nonzero()[0])
             name = self.context.action_types[int(position[graph])].name
             raise ValueError(f"graph {graph}: expected a row of {name}, got {int(row[graph])}")
-        return ActionBatch(kinds[position], self._renumbered(position, row, n, most), column)
+        kind = kinds[position]
+        return ActionBatch(kind, _renumbered(kind, row, n, most), column)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches one after another, with room for the largest."""
@@ -279,13 +284,6 @@ class DenseLayout(BatchLayout):
             self._known_tables[n] = kinds, num_rows
         return self._known_tables[n]
 
-    def _renumbered(self, position: Tensor, row: Tensor, before: int, after: int) -> Tensor:
-        """Return rows with pairs, source * before + target, rewritten as source * after + target."""
-        if before == after:
-            return row
-        is_pair = self._is_pair[position]
-        return row + is_pair * (row.div(before, rounding_mode="floor") * (after - before))
-
     def _widened(self, batch: Batch, key: str, n: int) -> Tensor:
         """Return a field as it would be in a batch whose largest graph has n nodes."""
         value, had = batch[key], batch["node_type"].shape[1]
@@ -302,6 +300,16 @@ class DenseLayout(BatchLayout):
         if key == "reach":
             wide.diagonal(dim1=1, dim2=2).fill_(True)
         return wide.flatten(1, 2) if key in pairs else wide
+
+
+_IS_PAIR = torch.tensor([int(kind in PAIR_TYPES) for kind in GraphActionType])
+
+
+def _renumbered(kind: Tensor, row: Tensor, before: int, after: int) -> Tensor:
+    """Return rows with pairs, source * before + target, rewritten as source * after + target."""
+    if before == after:
+        return row
+    return row + _IS_PAIR[kind] * (row.div(before, rounding_mode="floor") * (after - before))
 
 
 _PAIR_FIELDS = ("edge_type", "edge_attr", "edge_order", "reach")

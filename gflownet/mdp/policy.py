@@ -29,3 +29,15 @@ class Policy(nn.Module, ABC):
             batch: what `GraphBuildingEnvContext.to_batch` returns.
             conditioning: [B, C] float32.
         """
+
+
+class TwoWayPolicy(Policy):
+    """A policy that can say, from one evaluation, where a state leads and where it came from."""
+
+    @abstractmethod
+    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
+        """Return the forward and the backward distributions (context.with_backward) and numbers, from one evaluation.
+
+        Raises:
+            ValueError: the context shows no backward actions.
+        """

@@ -35,7 +35,8 @@ class TrajectoryBatch:
     states: GraphStates  # S states, each before its action; the steps of one trajectory in order
     trajectory: Tensor  # [S] int64, which trajectory a step belongs to
     actions: ActionBatch  # S forward actions
-    log_backward: Tensor  # [S] log P_B of undoing the action
+    backward: ActionBatch  # S actions that undo them, taken in the state after; of Stop, Stop
+    log_backward: Tensor  # [S] log of the uniform P_B of undoing the action
     terminal: GraphStates  # B states
     conditioning: Tensor  # [B, C] float32
     beta: Tensor  # [B] float32, inverse temperature of the reward
@@ -60,6 +61,12 @@ class TrajectoryBatch:
             log_reward=float(self.log_reward[index]),
         )
 
+    def successors(self) -> tuple[Tensor, Tensor]:
+        """Return the steps that another follows and their successors, [S - B] each."""
+        order = self.trajectory.argsort(stable=True)
+        follows = self.trajectory[order[1:]] == self.trajectory[order[:-1]]
+        return order[:-1][follows], order[1:][follows]
+
     def split(self, num_parts: int) -> list[TrajectoryBatch]:
         """Return the trajectories in at most `num_parts` batches of about one size, in order."""
         size = math.ceil(len(self) / num_parts)
@@ -67,7 +74,7 @@ class TrajectoryBatch:
 
     def _part(self, start: int, stop: int) -> TrajectoryBatch:
         steps = ((self.trajectory >= start) & (self.trajectory < stop)).nonzero().squeeze(1)
-        per_step = {"states", "trajectory", "actions", "log_backward"}
+        per_step = {"states", "trajectory", "actions", "backward", "log_backward"}
         index = {f.name: steps if f.name in per_step else slice(start, stop) for f in fields(TrajectoryBatch)}
         part = TrajectoryBatch(**{name: getattr(self, name)[at] for name, at in index.items()})
         return replace(part, trajectory=part.trajectory - start)

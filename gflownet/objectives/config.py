@@ -24,6 +24,10 @@ class AlgoConfig:
     train_random_action_prob: float = field(
         default=0.01, metadata={"help": "epsilon: probability that a training action is drawn uniformly"}
     )
+    backward_policy: Literal["uniform", "learned"] = field(
+        default="uniform",
+        metadata={"help": "P_B: uniform over what can be undone, or learned by heads of the same network"},
+    )
     sampling_tau: float = field(
         default=0.0, metadata={"help": "sample from a moving average of the policy with this decay; 0 samples from it"}
     )

@@ -5,10 +5,13 @@ Letters: B trajectories, S steps, C conditioning.
 
 from __future__ import annotations
 
+from typing import cast
+
 import torch
 from torch import Tensor, nn
 
-from gflownet.mdp.answer import ask
+from gflownet.mdp.action import ActionBatch
+from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
@@ -29,6 +32,7 @@ class TrajectoryBalance(Objective):
         super().__init__()
         self.context = context
         self.correct_symmetries = config.correct_symmetries
+        self.learned_backward = config.backward_policy == "learned"
         self.learning_rate = config.tb.Z_learning_rate
         self.log_z_base = nn.Parameter(torch.zeros(()))
         last = nn.Linear(_WIDTH, 1)
@@ -59,10 +63,25 @@ class TrajectoryBalance(Objective):
     def _forward_minus_backward(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Tensor:
         """Return log P_F(tau) - log P_B(tau | x) - log R(x) of each trajectory, [B], where the policy answers."""
         steps = trajectories.trajectory
-        answer = ask(self.context, policy, trajectories.states, trajectories.conditioning[steps])
-        log_forward = answer.log_prob(trajectories.actions)
+        log_forward, log_backward = self._log_probs(policy, trajectories)
         log_reward = trajectories.log_reward
         if self.correct_symmetries:
             log_reward = log_reward + trajectories.log_symmetry
-        given = -log_reward.index_add(0, steps, trajectories.log_backward)
-        return given.to(log_forward).index_add(0, steps.to(log_forward.device), log_forward)
+        ratio = log_forward - log_backward.to(log_forward)
+        return (-log_reward).to(ratio).index_add(0, steps.to(ratio.device), ratio)
+
+    def _log_probs(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> tuple[Tensor, Tensor]:
+        """Return log P_F and log P_B of every step, [S] each, from one evaluation of the policy."""
+        shown = trajectories.conditioning[trajectories.trajectory]
+        if not self.learned_backward:
+            answer = ask(self.context, policy, trajectories.states, shown)
+            return answer.log_prob(trajectories.actions), trajectories.log_backward
+        answer = ask_both(self.context, cast(AnswersBothWays, policy), trajectories.states, shown)
+        log_forward = answer.log_prob(trajectories.actions)
+        # Where a step led to is the state of its successor; nothing leads back from behind Stop.
+        step, successor = trajectories.successors()
+        undo = ActionBatch(*(torch.zeros_like(x) for x in trajectories.backward.parts))
+        for mine, theirs in zip(undo.parts, trajectories.backward.parts, strict=True):
+            mine[successor] = theirs[step]
+        log_backward = answer.backward_log_prob(undo)[successor.to(log_forward.device)]
+        return log_forward, torch.zeros_like(log_forward).index_put((step.to(log_forward.device),), log_backward)

@@ -6,6 +6,7 @@ Letters: B graphs, n nodes of the largest graph of a batch, D width, H heads, C 
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
@@ -15,15 +16,16 @@ from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import DenseLayout
-from gflownet.mdp.policy import Policy
+from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.policy.codes import NodeCodes, PairCodes
 from gflownet.policy.config import ModelConfig
 
+_Read = tuple[Tensor, Tensor, Tensor]
 _CODE_WIDTH = 16  # of the vectors that say what a code means for the logit of a pair
 _NEVER = -1e9  # the attention bias of a node that is not there; finite, so that no row is without a number
 
 
-class DenseTransformerPolicy(Policy):
+class DenseTransformerPolicy(TwoWayPolicy):
     """Every node attends to every node of its graph and to one virtual node, which carries the conditioning.
 
     What joins two nodes (edges, their attributes, reachability, paths of length two) is a code; each code has a learned
@@ -56,21 +58,36 @@ class DenseTransformerPolicy(Policy):
             for layer in self.layers:
                 layer.compile(dynamic=True)
         self.norm = nn.LayerNorm(width)
-        self.heads = nn.ModuleDict({kind.field_name: self._head(kind, width) for kind in context.action_types})
+        self.heads = nn.ModuleDict({kind.field_name: self._head(kind, width) for kind in context.shown_types})
         self.graph_head = _mlp(width, width, 1)
         for table in (self.embed_node, self.bias):
             nn.init.normal_(table.weight, std=0.5)
 
     def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
         """Return the distributions over legal actions and one number per state, [B]."""
-        pairs = self.pair_codes(batch)  # [B, n, n, F]
+        read = self._read(batch, conditioning)
+        return self._distributions(batch, read), self.graph_head(read[1]).squeeze(1)
+
+    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
+        """Return the forward and the backward distributions and one number per state, from one evaluation."""
+        read = self._read(batch, conditioning)
+        backward = self.context.backward_categorical(batch, self._logits(self.context.backward_types, read))
+        return self._distributions(batch, read), backward, self.graph_head(read[1]).squeeze(1)
+
+    def _distributions(self, batch: Batch, read: _Read) -> GraphActionCategorical:
+        return self.context.categorical(batch, self._logits(self.context.action_types, read))
+
+    def _logits(self, kinds: Sequence[GraphActionType], read: _Read) -> list[Tensor]:
+        return [self.heads[kind.field_name](*read) for kind in kinds]
+
+    def _read(self, batch: Batch, conditioning: Tensor) -> _Read:
+        """Return embeddings of nodes [B, n, D] and graphs [B, D], and the codes of pairs [B, n, n, F]."""
+        pairs = self.pair_codes(batch)
         tokens = self._tokens(batch, conditioning)
         for layer, bias in zip(self.layers, self._biases(batch, pairs), strict=True):
             tokens = layer(tokens, bias)
         tokens = self.norm(tokens)
-        nodes, graphs = tokens[:, :-1], tokens[:, -1]
-        logits = [self.heads[kind.field_name](nodes, graphs, pairs) for kind in self.context.action_types]
-        return self.context.categorical(batch, logits), self.graph_head(graphs).squeeze(1)
+        return tokens[:, :-1], tokens[:, -1], pairs
 
     def _head(self, kind: GraphActionType, width: int) -> nn.Module:
         num_columns = self.context.num_columns[kind]

@@ -5,6 +5,8 @@ Letters: B graphs, V nodes of the batch, D width, C conditioning.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor, nn
 from torch_geometric.data import Batch
@@ -14,13 +16,13 @@ from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import SparseLayout
-from gflownet.mdp.policy import Policy
+from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.policy.config import ModelConfig
 
 _TO_VIRTUAL, _FROM_VIRTUAL = 0, 1  # the two kinds of edge between a node and its graph's virtual node
 
 
-class GraphTransformerPolicy(Policy):
+class GraphTransformerPolicy(TwoWayPolicy):
     """Message passing over directed edges seen from both ends; one head per action type.
 
     The conditioning and the graph's features start the virtual node, which every node hears in every layer.
@@ -45,7 +47,7 @@ class GraphTransformerPolicy(Policy):
                 layer.compile(dynamic=True)
         self.norm = nn.LayerNorm(width)
         self.heads = nn.ModuleDict()
-        for kind in context.action_types:
+        for kind in context.shown_types:
             num_inputs = width * (1 if kind == GraphActionType.Stop else 3 if kind in PAIR_TYPES else 2)
             num_inputs += self._num_row_features(kind)
             self.heads[kind.field_name] = _mlp(num_inputs, width, context.num_columns[kind])
@@ -54,13 +56,24 @@ class GraphTransformerPolicy(Policy):
     def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
         """Return the distributions over legal actions and one number per state, [B]."""
         nodes, graphs = self._embed(batch, conditioning)
-        logits = [
-            self.heads[kind.field_name](self._row(kind, batch, nodes, graphs)) for kind in self.context.action_types
-        ]
+        logits = self._logits(self.context.action_types, batch, nodes, graphs)
         return self.context.categorical(batch, logits), self.graph_head(graphs).squeeze(1)
 
+    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
+        """Return the forward and the backward distributions and one number per state, from one evaluation."""
+        nodes, graphs = self._embed(batch, conditioning)
+        forward, backward = (
+            self._logits(kinds, batch, nodes, graphs)
+            for kinds in (self.context.action_types, self.context.backward_types)
+        )
+        numbers = self.graph_head(graphs).squeeze(1)
+        return self.context.categorical(batch, forward), self.context.backward_categorical(batch, backward), numbers
+
+    def _logits(self, kinds: Sequence[GraphActionType], batch: Batch, nodes: Tensor, graphs: Tensor) -> list[Tensor]:
+        return [self.heads[kind.field_name](self._row(kind, batch, nodes, graphs)) for kind in kinds]
+
     def _num_row_features(self, kind: GraphActionType) -> int:
-        if kind == GraphActionType.SetEdgeAttr:
+        if kind in PAIR_TYPES - {GraphActionType.AddEdge}:
             return self.context.num_edge_features - 2  # without the two flags of direction
         return self.context.num_pair_features if kind == GraphActionType.AddEdge else 0
 

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.policy import Policy
+from gflownet.mdp.policy import Policy, TwoWayPolicy
 
 
 class PolicyOnDevice:
@@ -29,3 +29,10 @@ class PolicyOnDevice:
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
             categorical, numbers = self.policy(moved.to(self.device), conditioning.to(self.device))
         return categorical, numbers.float()
+
+    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
+        """Return what a two-way policy says, see `TwoWayPolicy.both`."""
+        moved, policy = cast(Any, batch), cast(TwoWayPolicy, self.policy)
+        with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
+            forward, backward, numbers = policy.both(moved.to(self.device), conditioning.to(self.device))
+        return forward, backward, numbers.float()

@@ -36,8 +36,9 @@ def make_policy(request) -> MakePolicy:
     """Return what makes a small policy of each kind, and the context it reads."""
     policy_class: Any = load_class("model.name", request.param, POLICIES, contract=Policy)
 
-    def make(env: Environment, **options) -> tuple[GraphBuildingEnvContext, Policy]:
+    def make(env: Environment, *, backward: bool = False, **options) -> tuple[GraphBuildingEnvContext, Policy]:
         context = GraphBuildingEnvContext(env, num_cond_dim=NUM_COND).with_layout(policy_class.layout)
+        context = context.with_backward() if backward else context
         with torch.random.fork_rng():
             torch.manual_seed(0)
             sizes = {"num_layers": 2, "num_emb": 16, "num_heads": 2, **options}
@@ -228,3 +229,34 @@ def test_a_width_that_heads_cannot_share_is_refused(make_policy):
 def test_depth_is_an_option(make_policy, num_layers):
     _, policy = make_policy(ENVIRONMENTS["directed"](), num_layers=num_layers, num_emb=8, num_heads=4)
     assert len(policy.layers) == num_layers
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_one_evaluation_tells_both_ways(make_policy, name):
+    """Forwards as `forward` says, backwards a distribution over exactly the legal backward actions."""
+    env = CASES[name]()
+    context, policy = make_policy(env, backward=True)
+    states = visited(env, num=6, seed=8)
+    batch, conditioning = context.to_batch(states), conditioning_for(len(states))
+    with torch.no_grad():
+        forward, backward, numbers = policy.both(batch, conditioning)
+        alone, same_numbers = policy(batch, conditioning)
+    assert all(map(torch.equal, forward.log_probs(), alone.log_probs()))
+    assert torch.equal(numbers, same_numbers)
+    owner, actions = env.backward_masks(states).positions()
+    graphs, values = backward.log_probs()
+    assert torch.equal(graphs, owner)
+    totals = torch.zeros(len(states)).index_add(0, graphs, values.exp())
+    assert torch.allclose(totals, (env.backward_masks(states).num_actions() > 0).float(), atol=1e-5)
+    assert values.unique().numel() > 1
+    first = torch.searchsorted(owner.sort().values, owner.unique())
+    order = owner.argsort(stable=True)[first]
+    picked = actions[order]
+    indices = context.to_indices(batch, picked, graphs=owner[order], backward=True)
+    assert torch.allclose(backward.repeated(owner[order]).log_prob(indices), values[order])
+
+
+def test_backward_distributions_need_a_context_that_shows_them(make_policy):
+    context, policy = make_policy(ENVIRONMENTS["directed"]())
+    with pytest.raises(ValueError, match="with_backward"):
+        policy.both(context.to_batch(context.env.initial_states(2)), conditioning_for(2))
