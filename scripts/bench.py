@@ -20,9 +20,11 @@ class Row:
     holds: bool
 
 
-def parse_arguments(description: str | None) -> argparse.Namespace:
-    """Return the options `quick` and `json`."""
+def parse_arguments(description: str | None, **flags: str) -> argparse.Namespace:
+    """Return the options `quick` and `json`, and those of a script of its own: flags by name, with their help."""
     parser = argparse.ArgumentParser(description=description)
+    for name, text in flags.items():
+        parser.add_argument(f"--{name}", action="store_true", help=text)
     parser.add_argument("--quick", action="store_true", help="a smaller run of under 60 seconds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     return parser.parse_args()

@@ -1,5 +1,6 @@
 """How the benchmarks get at a peer: its environment is made once, its process answers or says why not."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 from scripts.peers import environment
 from scripts.peers.environment import PeerError, make_environment
-from scripts.peers.process import Cost, PeerProcess
+from scripts.peers.process import AS_IT_COMES, KEEPS_FREED_MEMORY, Cost, PeerProcess
 
 ANSWER = '{"cpu_seconds": 0.5, "system_seconds": 0.1, "num_trajectories": 4, "num_states": 9, "num_policy_calls": 3}'
 PEER = f"""
@@ -82,6 +83,22 @@ def test_the_default_folder_is_in_the_cache_of_the_user(monkeypatch, tmp_path):
     assert environment.default_folder() == tmp_path / "gflownet-bench" / "torchgfn"
     monkeypatch.delenv("XDG_CACHE_HOME")
     assert environment.default_folder() == Path.home() / ".cache" / "gflownet-bench" / "torchgfn"
+
+
+def test_a_peer_may_be_told_what_to_do_with_freed_memory(tmp_path):
+    script = tmp_path / "peer.py"
+    script.write_text(
+        "import json, os\n"
+        f"tuned = {set(KEEPS_FREED_MEMORY)} & set(os.environ)\n"
+        "for _ in iter(input, ''):\n"
+        "    print(json.dumps({'error': str(sorted(tuned))}), flush=True)\n"
+    )
+    for variables in (AS_IT_COMES, KEEPS_FREED_MEMORY):
+        with (
+            PeerProcess(Path(sys.executable), script, variables=variables) as peer,
+            pytest.raises(PeerError, match=re.escape(str(sorted(variables)))),
+        ):
+            peer.ask("sample", batch=4)
 
 
 def test_a_peer_answers_refuses_and_is_heard_when_it_dies(tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import subprocess
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
@@ -13,6 +14,12 @@ from typing import Any
 from scripts.peers.environment import PeerError
 
 TORCHGFN_SIDE = Path(__file__).with_name("torchgfn_side.py")
+AS_IT_COMES: Mapping[str, str] = {}
+# To glibc what gflownet.utils.memory.keep_freed_memory is to a process that runs already.
+KEEPS_FREED_MEMORY: Mapping[str, str] = {
+    "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
+    "MALLOC_MMAP_THRESHOLD_": str(32 << 20),
+}
 
 
 @dataclass(frozen=True)
@@ -32,9 +39,12 @@ class PeerProcess:
     Args:
         python: the interpreter, e.g. the one that `make_environment` returns.
         script: what it runs.
+        variables: of its environment, beside those of this process; here, what it does with freed memory.
     """
 
-    def __init__(self, python: Path, script: Path = TORCHGFN_SIDE) -> None:
+    def __init__(
+        self, python: Path, script: Path = TORCHGFN_SIDE, *, variables: Mapping[str, str] = AS_IT_COMES
+    ) -> None:
         self._name = script.name
         # A pipe that nobody reads would fill up.
         self._complaints = TemporaryFile("w+", encoding="utf-8")  # noqa: SIM115 (closed on exit)
@@ -44,7 +54,7 @@ class PeerProcess:
             stdout=subprocess.PIPE,
             stderr=self._complaints,
             text=True,
-            env={**os.environ, "OMP_NUM_THREADS": "1"},
+            env={**os.environ, "OMP_NUM_THREADS": "1", **variables},
         )
 
     def __enter__(self) -> PeerProcess:

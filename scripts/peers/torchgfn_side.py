@@ -23,7 +23,6 @@ from gfn.estimators import DiscreteGraphPolicyEstimator
 from gfn.gflownet.trajectory_balance import TBGFlowNet
 from gfn.gym.graph_building import GraphBuilding
 from gfn.utils.modules import GraphActionGNN
-from memory import keep_freed_memory
 
 LEARNING_RATE, LEARNING_RATE_LOG_Z = 1e-3, 5e-2  # those of torchgfn's tutorial train_graph_triangle.py
 # A training step needs memory in proportion to the square of its states (pad_sequence, backwards): at width 64 and 13
@@ -162,7 +161,6 @@ def main() -> None:
     answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
     torch.set_num_threads(1)
     resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
-    keep_freed_memory()
     server = Server()
     for line in sys.stdin:
         try:
