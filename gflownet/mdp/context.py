@@ -13,7 +13,8 @@ from torch_geometric.data import Batch, Data
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.environment import Environment, IllegalAction
-from gflownet.mdp.layout import BatchLayout, SparseLayout
+from gflownet.mdp.layout import BatchLayout
+from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import Attribute, GraphStates
 
 NUM_GRAPH_FEATURES = 2

@@ -10,7 +10,8 @@ from torch import Tensor, nn
 from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.layout import BatchLayout, SparseLayout
+from gflownet.mdp.layout import BatchLayout
+from gflownet.mdp.sparse_layout import SparseLayout
 
 # A policy, or whatever answers for it: a worker's proxy, a policy on another device.
 PolicyFunction = Callable[[Batch, Tensor], tuple[GraphActionCategorical, Tensor]]

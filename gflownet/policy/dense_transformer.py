@@ -15,7 +15,7 @@ from torch_geometric.data import Batch
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.layout import DenseLayout
+from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.policy.codes import NodeCodes, PairCodes
 from gflownet.policy.config import ModelConfig

@@ -15,8 +15,8 @@ from torch_geometric.nn import GINEConv, TransformerConv
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.layout import SparseLayout
 from gflownet.mdp.policy import TwoWayPolicy
+from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.policy.config import ModelConfig
 
 _TO_VIRTUAL, _FROM_VIRTUAL = 0, 1  # the two kinds of edge between a node and its graph's virtual node

@@ -11,8 +11,8 @@ from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.layout import SparseLayout
 from gflownet.mdp.policy import Policy
+from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.metrics.exact import StateGraph, enumerate_states, policy_log_prob, terminating_distribution

@@ -9,7 +9,7 @@ from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment, IllegalAction
-from gflownet.mdp.layout import SparseLayout
+from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import Attribute, GraphStates
 from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
