@@ -144,22 +144,22 @@ def _rebuild_batch(base: type, fields: dict[str, Any]) -> Any:
 
 def unsendable(message: Any, error: Exception) -> MessageError:
     """Return the error that names the smallest part of a message which cannot be sent."""
-    place, part, error = _culprit(message, error, within=())
+    place, error = _culprit(message, error, within=())
     reason = str(error) if isinstance(error, MessageError) else f"expected something that can be pickled: {error!r}"
-    return MessageError(f"{place.lstrip('.') or 'message'}: {reason}" if part is not message or place else reason)
+    return MessageError(f"{place.lstrip('.')}: {reason}" if place else reason)
 
 
-def _culprit(message: Any, error: Exception, *, within: tuple) -> tuple[str, Any, Exception]:
-    """Return path, part and error of the smallest part that cannot be packed on its own; it lies within others."""
+def _culprit(message: Any, error: Exception, *, within: tuple) -> tuple[str, Exception]:
+    """Return path and error of the smallest part of a message that cannot be packed on its own."""
     for place, part in _parts(message):
         if any(part is other for other in within):  # a message may contain itself
             continue
         try:
             _Packer(io.BytesIO()).dump(part)
         except Exception as narrower:
-            inner, culprit, reason = _culprit(part, narrower, within=(*within, message))
-            return place + inner, culprit, reason
-    return "", message, error
+            inner, reason = _culprit(part, narrower, within=(*within, message))
+            return place + inner, reason
+    return "", error
 
 
 def _parts(message: Any) -> Iterator[tuple[str, Any]]:

@@ -19,7 +19,6 @@ from gflownet.utils.packing import MessageError, map_tensors
 from gflownet.utils.proxy import CALL, Call, Endpoint
 from gflownet.utils.transport import CPU, Transport
 
-THREAD_NAME = "answers workers"
 _PATIENCE_S = 1.0  # for a call that is under way when the server closes
 
 
@@ -72,6 +71,9 @@ class ProxyServer:
         served: the objects by name.
         transport: how messages travel; it is closed with the server.
         device: where the tensors of a call arrive.
+
+    Attributes:
+        thread: the thread.
     """
 
     def __init__(self, served: Mapping[str, Served], *, transport: Transport, device: torch.device = CPU) -> None:
@@ -80,8 +82,8 @@ class ProxyServer:
         self._news: deque[Channel | None] = deque()  # a worker's channel; None: the end
         self._channels: dict[Any, Channel] = {}  # by their connections; used by the thread alone
         self._turn = threading.Lock()
-        self._thread = threading.Thread(target=self._serve, name=THREAD_NAME, daemon=True)
-        self._thread.start()
+        self.thread = threading.Thread(target=self._serve, name="answers workers", daemon=True)
+        self.thread.start()
 
     def connect(self) -> Endpoint:
         """Return what a worker that is about to be started needs to call."""
@@ -104,7 +106,7 @@ class ProxyServer:
         """End the thread and close all channels; a worker that calls then hears that nobody is there."""
         if not self._doorbell.closed:
             self._tell(None)
-            self._thread.join(_PATIENCE_S)
+            self.thread.join(_PATIENCE_S)
             self._doorbell.close()
             self.transport.close()
 
@@ -161,7 +163,7 @@ class ProxyServer:
         except (EOFError, OSError):
             del self._channels[channel.connection]
             channel.close()
-        except Exception as error:
+        except BaseException as error:
             _reply(channel, Failure.of(error))
         return None
 
@@ -186,7 +188,7 @@ class ProxyServer:
                 results = merger.split(self._method(call)(*merger.merge(arguments)), arguments)
             if len(results) != len(group):
                 raise ValueError(f"split: expected {len(group)} results, got {len(results)}")
-        except Exception as error:
+        except BaseException as error:  # whatever it is, the thread lives on
             warnings.warn(f"{call}: {len(group)} calls are made one by one, as one they raise {error!r}", stacklevel=2)
             results = [self._result(one.call) for one in group]
         return results
@@ -197,7 +199,7 @@ class ProxyServer:
         try:
             with no_gradients:
                 return self._method(call)(*call.arguments, **call.options)
-        except BaseException as error:  # an exit, too, is the caller's: the thread lives on
+        except BaseException as error:  # an exit, too, is the caller's
             return Failure.of(error)
 
     def _method(self, call: Call) -> Callable[..., Any]:

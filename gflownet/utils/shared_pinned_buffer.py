@@ -42,6 +42,8 @@ class SharedPinnedBuffer:
         OSError: the system has no such memory.
     """
 
+    _descriptor = -1  # none
+
     def __init__(self, num_bytes: int, device: torch.device = torch.device("cpu")) -> None:  # noqa: B008
         self.num_bytes = -(-num_bytes // ALIGNMENT) * ALIGNMENT
         self._descriptor = os.memfd_create("gflownet-messages")
@@ -70,6 +72,8 @@ class SharedPinnedBuffer:
         if self._descriptor >= 0:
             os.close(self._descriptor)
             self._descriptor = -1
+
+    __del__ = detach  # also of a buffer that could not be made
 
     def close(self) -> None:
         """Give the memory up; it is freed when no tensor that was read in place is left."""

@@ -20,7 +20,6 @@ from gflownet.utils.channel import Channel
 from gflownet.utils.failures import Failure
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, set_main_device
 from gflownet.utils.packing import MessageError
-from gflownet.utils.proxy_server import THREAD_NAME
 from gflownet.utils.transport import CPU
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
@@ -191,10 +190,11 @@ class WorkerPool:
             raise WorkerError(f"{how}, after {self._num_restarts} restarts; more are not allowed")
         self._num_restarts += 1
         warnings.warn(f"{how}; it is restarted, {self._num_restarts} of {self._max_restarts} times", stacklevel=4)
-        dead.bury()
         info = dead.info  # it was its turn: it has given one message in each full round
         num_taken = self._num_taken // info.num_workers
-        return self._start(WorkerInfo(info.id, info.num_workers, info.generation + 1, num_taken))
+        successor = self._start(WorkerInfo(info.id, info.num_workers, info.generation + 1, num_taken))
+        dead.bury()
+        return successor
 
 
 def _cause_of_death(exit_code: int) -> str:
@@ -217,8 +217,8 @@ def _refuse_unsafe_fork(server: ProxyServer) -> None:
     Raises:
         ValueError: with the reason.
     """
-    others = [thread.name for thread in threading.enumerate() if thread is not threading.current_thread()]
-    others = [name for name in others if name != THREAD_NAME]
+    known = (threading.current_thread(), server.thread)
+    others = [thread.name for thread in threading.enumerate() if thread not in known]
     reasons = {
         f"torch computes in {torch.get_num_threads()} threads": torch.get_num_threads() > 1,
         "CUDA is in use": torch.cuda.is_initialized(),

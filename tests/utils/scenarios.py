@@ -67,8 +67,12 @@ def double_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
     return [tensor * 2 for tensor in tensors]
 
 
-def in_a_small_world(transport: Transport, start_method: Any) -> None:
-    """Move large messages of many tensors between four workers and say what was warned of."""
+def in_a_small_world(_: Transport, start_method: Any) -> None:
+    """Print what is warned of when large messages of many tensors move between four workers, by transport."""
+    print(json.dumps({name: warnings_of(make(), start_method) for name, make in TRANSPORTS.items()}))
+
+
+def warnings_of(transport: Transport, start_method: Any) -> list[str]:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         with (
@@ -78,7 +82,7 @@ def in_a_small_world(transport: Transport, start_method: Any) -> None:
             for _ in range(5):
                 message = pool.next()
                 assert [float(tensor[-1]) for tensor in message] == [2.0 * index for index in range(40)]
-    print(json.dumps([str(warning.message) for warning in caught]))
+    return [str(warning.message) for warning in caught]
 
 
 def leaves_without_closing(transport: Transport, start_method: Any) -> None:

@@ -58,6 +58,8 @@ class Model(torch.nn.Module):
         self.entered.set()
         assert self.gate.wait(SOON_S)
         self.sizes.append(len(rows))
+        if len(rows) and bool((rows < -100).any()):
+            raise SystemExit("far too small")
         if len(rows) and bool((rows < 0).any()):
             raise TwoArgumentError(int(rows.min()), "negative")
         return rows * self.weight
@@ -259,6 +261,29 @@ def test_of_calls_that_become_one_only_the_culprit_hears_of_a_failure(server, mo
         raise bad.error()
 
 
+def test_an_exit_in_a_call_for_many_ends_nothing(server, model, pool):
+    with pytest.warns(UserWarning, match="one by one, as one they raise SystemExit"):
+        good, bad = waiting_together(server, model, [policy_call(1), policy_call(-300)], pool)
+    assert good.tolist() == [2.0]
+    with pytest.raises(RuntimeError, match="SystemExit: far too small"):
+        raise bad.error()
+
+
+class Forgetful(Rows):
+    """Loses a result."""
+
+    def split(self, result: Tensor, calls: Sequence[tuple]) -> Sequence[Tensor]:
+        return super().split(result, calls)[1:]
+
+
+def test_a_merger_that_loses_a_result_is_found_out(model, transport, pool):
+    served = {"policy": Served(model, {CALL: Forgetful()}), "numbers": Served([3])}
+    with ProxyServer(served, transport=transport) as server:
+        with pytest.warns(UserWarning, match="split: expected 2 results, got 1"):
+            answers = waiting_together(server, model, [policy_call(1), policy_call(2)], pool)
+        assert [answer.tolist() for answer in answers] == [[2.0], [4.0]]
+
+
 def test_where_warnings_are_errors_the_callers_hear_them(server, model, pool):
     answers = waiting_together(server, model, [policy_call(1), policy_call(-3)], pool)
     for answer in answers:
@@ -316,8 +341,7 @@ def test_between_calls_nothing_is_answered(server, endpoint, model, pool):
 
 def test_a_server_without_calls_uses_no_processor(server, endpoint):
     endpoint.proxy("policy")(torch.ones(1))
-    (thread,) = [t for t in threading.enumerate() if t.name == "answers workers" and t is server._thread]
-    clock = time.pthread_getcpuclockid(thread.ident or 0)
+    clock = time.pthread_getcpuclockid(server.thread.ident)
     start = time.clock_gettime(clock)
     threading.Event().wait(0.3)
     assert time.clock_gettime(clock) - start < 0.001

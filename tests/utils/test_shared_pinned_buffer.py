@@ -68,6 +68,12 @@ def test_what_does_not_fit_is_refused_and_leaves_the_buffer_as_it_was():
     assert buffer.view(structure).tolist() == list(range(32))
 
 
+def test_a_message_may_fill_the_buffer():
+    buffer = SharedPinnedBuffer(128)
+    message = (torch.arange(16), torch.zeros(0, 3), torch.zeros(2, 0, dtype=torch.complex128))
+    assert_same(buffer.read(buffer.write(message)), message)
+
+
 def test_a_gradient_is_refused(buffer):
     with pytest.raises(MessageError, match="requires one"):
         buffer.write(torch.ones(1, requires_grad=True))
