@@ -5,6 +5,7 @@ Batch letters of this package: B graphs, N the most nodes a graph may have, R ro
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import IntEnum
@@ -29,9 +30,12 @@ class GraphActionType(IntEnum):
     @property
     def field_name(self) -> str:
         """Return the prefix of this type's tensors in a torch_geometric batch: `add_node`, `set_edge_attr`, ..."""
-        return "".join("_" + c.lower() if c.isupper() else c for c in self.name).lstrip("_")
+        return _FIELD_NAMES[self]
 
 
+_FIELD_NAMES = {
+    kind: "".join("_" + c.lower() if c.isupper() else c for c in kind.name).lstrip("_") for kind in GraphActionType
+}
 FORWARD_TYPES = (
     GraphActionType.Stop,
     GraphActionType.AddNode,
@@ -110,8 +114,7 @@ class ActionMasks:
 
     def num_actions(self) -> Tensor:
         """Return the number of legal actions of each graph, [B] int64."""
-        counts = [mask.flatten(1).sum(1) for mask in self.masks.values()]
-        return torch.stack(counts).sum(0)
+        return functools.reduce(torch.add, [mask.flatten(1).sum(1) for mask in self.masks.values()])
 
     def contains(self, actions: ActionBatch) -> Tensor:
         """Return which actions are legal, [B] bool; an action of a type without a mask is not."""

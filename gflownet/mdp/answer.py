@@ -38,14 +38,10 @@ class Answer:
     context: GraphBuildingEnvContext
     batch: Batch  # of U states
     owner: Tensor | None  # [B] which of the U states each one is; None where U = B
+    num_distinct: int  # U
     categorical: GraphActionCategorical  # B distributions
     numbers: Tensor  # [B]
     backward: GraphActionCategorical | None = None  # B distributions over what leads here, of `ask_both`
-
-    @property
-    def num_distinct(self) -> int:
-        """Return U."""
-        return self.categorical.num_graphs if self.owner is None else int(self.owner.max()) + 1
 
     def sample(self, generator: torch.Generator, *, random_action_prob: float = 0.0) -> ActionBatch:
         """Return one action per state, drawn from the policy mixed with uniform actions."""
@@ -77,11 +73,11 @@ def ask(
     first, owner = distinct(states, conditioning) if look_for_twins else (None, None)
     if first is None or owner is None or len(first) == len(owner):
         batch = context.to_batch(states)
-        return Answer(context, batch, None, *policy(batch, conditioning))
+        return Answer(context, batch, None, len(states), *policy(batch, conditioning))
     batch = context.to_batch(states[first])
     categorical, numbers = policy(batch, conditioning[first])
     there = owner.to(numbers.device)
-    return Answer(context, batch, owner, categorical.repeated(there), numbers[there])
+    return Answer(context, batch, owner, len(first), categorical.repeated(there), numbers[there])
 
 
 def ask_both(
@@ -92,7 +88,8 @@ def ask_both(
     batch = context.to_batch(states[first])
     forward, backward, numbers = policy.both(batch, conditioning[first])
     there = owner.to(numbers.device)
-    return Answer(context, batch, owner, forward.repeated(there), numbers[there], backward.repeated(there))
+    repeated = forward.repeated(there), numbers[there], backward.repeated(there)
+    return Answer(context, batch, owner, len(first), *repeated)
 
 
 def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]:
@@ -101,8 +98,9 @@ def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]
     States are compared by 64-bit hashes, sums of their entries times random numbers: two different states are taken for
     one with a probability of about 1e-17. Reachability and bridges follow from the rest.
     """
-    arrays = (states.node_type, states.node_attr, states.edge_type, states.edge_attr, states.edge_order)
-    entries = [array.flatten(1) for array in arrays if array.numel()]
+    n = int(states.num_nodes.max())  # there is nothing beyond
+    nodes, pairs = (states.node_type, states.node_attr), (states.edge_type, states.edge_attr, states.edge_order)
+    entries = [x[:, :n].flatten(1) for x in nodes if x.numel()] + [x[:, :n, :n].flatten(1) for x in pairs if x.numel()]
     given = conditioning.detach().contiguous().view(torch.int32)
     code = _hash(torch.cat(entries, 1), 0) + _hash(given, 1)
     found, owner = torch.unique(code, return_inverse=True)

@@ -100,7 +100,7 @@ class GraphStates:
 
     def __getitem__(self, index: Tensor | slice | int) -> GraphStates:
         """Return the graphs chosen by an index, a slice or a boolean mask; a number drops the batch axis."""
-        return GraphStates(*(getattr(self, f.name)[index] for f in fields(self)))
+        return GraphStates(*(getattr(self, name)[index] for name in _ARRAYS))
 
     @cached_property
     def exists(self) -> Tensor:
@@ -114,7 +114,7 @@ class GraphStates:
 
     def clone(self) -> GraphStates:
         """Return a copy that shares no memory."""
-        return GraphStates(*(getattr(self, f.name).clone() for f in fields(self)))
+        return GraphStates(*(getattr(self, name).clone() for name in _ARRAYS))
 
     def truncated(self, num_nodes: int) -> GraphStates:
         """Return the same graphs with room for `num_nodes` nodes only; none may have more."""
@@ -132,13 +132,13 @@ class GraphStates:
 
     def equals(self, other: GraphStates) -> Tensor:
         """Return which graphs are the same, position by position, [B] bool."""
-        same = [(getattr(self, f.name) == getattr(other, f.name)).reshape(len(self), -1).all(1) for f in fields(self)]
+        same = [(getattr(self, x) == getattr(other, x)).reshape(len(self), -1).all(1) for x in _ARRAYS]
         return torch.stack(same).all(0)
 
     @staticmethod
     def cat(parts: Sequence[GraphStates]) -> GraphStates:
         """Return the graphs of all parts one after another."""
-        return GraphStates(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(GraphStates)))
+        return GraphStates(*(torch.cat([getattr(p, name) for p in parts]) for name in _ARRAYS))
 
     @staticmethod
     def empty(num: int, vocabulary: GraphVocabulary) -> GraphStates:
@@ -155,6 +155,9 @@ class GraphStates:
             reach=torch.eye(n, dtype=torch.bool).expand(num, n, n).clone(),
             num_bridges=torch.zeros(num, undirected, undirected, dtype=torch.int8),
         )
+
+
+_ARRAYS = tuple(field.name for field in fields(GraphStates))
 
 
 def transitive_closure(adjacency: Tensor) -> Tensor:

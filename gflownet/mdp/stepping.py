@@ -42,11 +42,9 @@ class GraphEditor:
     def undo(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
         """Return the actions that lead back from `apply(states, actions)` to `states` (up to the order of nodes)."""
         kind, row, column = actions.kind.clone(), actions.row.clone(), torch.zeros_like(actions.column)
-        for action_type, inverse in _INVERSE.items():
+        for action_type in sorted(set(actions.kind.tolist()) & _INVERSE.keys()):
             graphs = (actions.kind == action_type).nonzero().squeeze(1)
-            if not len(graphs):
-                continue
-            kind[graphs] = int(inverse)
+            kind[graphs] = int(_INVERSE[action_type])
             r, c = actions.row[graphs], actions.column[graphs]
             s, t = r // self.vocabulary.max_nodes, r % self.vocabulary.max_nodes
             if action_type == GraphActionType.AddNode:
