@@ -6,6 +6,7 @@ import os
 import signal
 import sys
 import traceback
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -68,5 +69,10 @@ def _refused_values_as_user_errors() -> Iterator[None]:
         raise UserError(str(error)) from None
 
 
+def _in_one_line(message: Warning | str, *_: object) -> str:
+    return f"warning: {message}\n"
+
+
 if __name__ == "__main__":
+    warnings.formatwarning = _in_one_line
     sys.exit(main())

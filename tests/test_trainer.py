@@ -23,6 +23,7 @@ from gflownet.evaluation.store import EvaluationStatus
 from gflownet.logging import TIME_KEYS
 from gflownet.train import main
 from gflownet.trainer import GFNTrainer
+from gflownet.utils.worker_processes import WorkerError
 
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",
@@ -334,6 +335,30 @@ def test_a_users_mistake_is_one_line(tmp_path, capsys, override, message):
     error = capsys.readouterr().err
     assert message in error
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (["task=tests.toy_tasks:Hangs", "workers.deadline=2"], "expected a message within 2.0 s, got none"),
+        (["task=tests.toy_tasks:CannotBePickled"], "expected something that can be pickled"),
+        (["num_threads=2", "workers.start_method=fork"], "workers.start_method=fork: "),
+    ],
+)
+def test_what_workers_cannot_do_is_one_line(tmp_path, capsys, options, message):
+    assert run(tmp_path / "run", "num_workers=1", *options) == 2
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+    torch.set_num_threads(1)
+
+
+def test_the_users_own_exception_in_a_worker_keeps_its_traceback(tmp_path):
+    with pytest.raises(WorkerError, match="no reward today") as caught:
+        run(tmp_path / "run", "num_workers=1", "task=tests.toy_tasks:BreaksItsReward")
+    cause = caught.value.__cause__
+    assert isinstance(cause, RuntimeError)
+    assert "in log_reward" in str(cause.__cause__)
 
 
 def test_two_runs_do_not_share_a_folder(tmp_path):

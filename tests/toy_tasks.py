@@ -3,6 +3,7 @@
 import os
 import random
 import signal
+import threading
 
 import numpy as np
 import torch
@@ -71,3 +72,25 @@ class Terminates(Interrupts):
     """Sends a SIGTERM instead."""
 
     signal = signal.SIGTERM
+
+
+class Hangs(RewardsHiddenNodes):
+    """Never finishes an evaluation."""
+
+    def evaluate(self, graph, *, seed):
+        threading.Event().wait()
+
+
+class CannotBePickled(RewardsHiddenNodes):
+    """Holds a function without a name."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        self.scale = lambda score: score
+
+
+class BreaksItsReward(RewardsHiddenNodes):
+    """Raises where no evaluator looks after it."""
+
+    def log_reward(self, scores, conditioning):
+        raise RuntimeError("no reward today")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from itertools import count
 from typing import Any
 
@@ -10,14 +11,16 @@ from gflownet.data.config import WorkersConfig
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.served_policy import MergedPolicyCalls, ServedPolicy
 from gflownet.data.source import Rollout, TrajectorySource
+from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluator, InlineEvaluator
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.utils.memory import keep_freed_memory
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
+from gflownet.utils.packing import MessageError
 from gflownet.utils.random_state import seed_all, stream_seed
 from gflownet.utils.transport import Transport
-from gflownet.utils.worker_processes import WorkerInfo, WorkerPool
+from gflownet.utils.worker_processes import WorkerError, WorkerInfo, WorkerPool
 
 _WORKER_STREAM = 4  # beside the streams of `TrajectorySource`
 
@@ -49,8 +52,8 @@ def rollouts_of_workers(
     """Yield the data of `first_step` and all later ones, step by step from one worker after the other.
 
     Raises:
-        WorkerError: a worker failed, died too often or kept silent for too long.
-        MessageError: the task or the environment cannot be pickled.
+        WorkerError: the user's own code raised in a worker; the cause carries the worker's traceback.
+        UserError: workers die or keep silent, cannot be started that way, or the task cannot be pickled for them.
     """
     served = ServedPolicy(policy)
     served.publish()  # before a worker asks
@@ -61,19 +64,42 @@ def rollouts_of_workers(
     }
     work = _Work(source, evaluator.with_store(None), first_step)
     with (
+        _failures_as_user_errors(num_workers),
         ProxyServer(objects, transport=transport, device=policy.device) as server,
-        WorkerPool(
-            work,
-            num_workers=num_workers,
-            start_method=config.start_method,
-            deadline_s=config.deadline,
-            max_restarts=config.max_restarts,
-            server=server,
-        ) as pool,
+        _pool(work, server, num_workers=num_workers, config=config) as pool,
     ):
         while True:
             yield pool.next()
             served.publish()
+
+
+def _pool(work: _Work, server: ProxyServer, *, num_workers: int, config: WorkersConfig) -> WorkerPool:
+    try:
+        return WorkerPool(
+            work,
+            server,
+            num_workers=num_workers,
+            start_method=config.start_method,
+            deadline_s=config.deadline,
+            max_restarts=config.max_restarts,
+        )
+    except MessageError:
+        raise
+    except ValueError as error:
+        raise UserError(f"workers.start_method={config.start_method}: {error}") from None
+
+
+@contextmanager
+def _failures_as_user_errors(num_workers: int) -> Iterator[None]:
+    """Put the failures of workers that are no exception of the user's code into one line with the options to turn."""
+    try:
+        yield
+    except WorkerError as error:
+        if error.__cause__ is not None:
+            raise
+        raise UserError(f"num_workers={num_workers}: {error} (workers.deadline, workers.max_restarts)") from None
+    except MessageError as error:
+        raise UserError(f"num_workers={num_workers}: {error}") from error
 
 
 class _Work:
