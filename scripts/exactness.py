@@ -1,4 +1,4 @@
-"""How exactly the sampler hits p(x) ~ R(x): analytic flows on every toy space, and trained graph transformers.
+"""How exactly the sampler hits p(x) ~ R(x): analytic flows on every toy space, and trained transformers.
 
     python scripts/exactness.py [--quick] [--json FILE]
 
@@ -33,7 +33,7 @@ from gflownet.metrics.exact import (
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.config import ModelConfig
-from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from gflownet.policy.dense_transformer import DenseTransformerPolicy
 
 # name: (environment, classes, L1 of the uncorrected policy under a uniform reward, from spec/gflownet.md)
 SPACES = {
@@ -72,11 +72,11 @@ def rough_reward(graph: StateGraph, *, seed: int) -> Tensor:
 
 
 def train(env: GraphBuildingEnv, graph: StateGraph, log_reward: Tensor, *, num_steps: int, seed: int) -> Learned:
-    """Train a graph transformer by trajectory balance and compare its exact terminating distribution to the target."""
+    """Train the default network by trajectory balance and compare its exact terminating distribution to the target."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed + 1_000)
-    context = GraphBuildingEnvContext(env)
-    policy = GraphTransformerPolicy(context, ModelConfig(num_layers=3, num_emb=64))
+    context = GraphBuildingEnvContext(env).with_layout(DenseTransformerPolicy.layout)
+    policy = DenseTransformerPolicy(context, ModelConfig(num_layers=3, num_emb=64))
     objective = TrajectoryBalance(context, AlgoConfig())
     groups = [{"params": list(policy.parameters()), "lr": 1e-3}, *objective.parameter_groups()]
     optimizer = torch.optim.Adam(groups, fused=True)
@@ -102,7 +102,7 @@ def train(env: GraphBuildingEnv, graph: StateGraph, log_reward: Tensor, *, num_s
 @torch.no_grad()
 def measure(
     context: GraphBuildingEnvContext,
-    policy: GraphTransformerPolicy,
+    policy: DenseTransformerPolicy,
     objective: TrajectoryBalance,
     graph: StateGraph,
     log_reward: Tensor,
@@ -153,7 +153,7 @@ def analytic_rows() -> list[Row]:
 
 
 def trained_rows(*, quick: bool) -> list[Row]:
-    """Return the distances of trained graph transformers; a quick run is one short training without a goal."""
+    """Return the distances of trained transformers; a quick run is one short training without a goal."""
     rows = []
     for name, num_steps in TRAINED.items():
         env = SPACES[name][0]
