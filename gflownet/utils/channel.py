@@ -126,21 +126,16 @@ class Channel:
             self._explain(reason)
 
 
-class ValuePickler(pickle.Pickler):
-    """Pickles tensors by value, and refuses those that require a gradient."""
+class _Pickler(pickle.Pickler):
+    """Pickles dense tensors on the CPU, without the rest of a memory of which they are a part."""
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor):
             refuse_grad(obj)
             if type(obj) is Tensor and obj.layout is torch.strided:
-                return self.reduce(obj)
+                is_part = obj.is_cuda or obj.untyped_storage().nbytes() > obj.nbytes
+                return (obj.cpu().clone() if is_part else obj).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
         return NotImplemented
-
-    def reduce(self, tensor: Tensor) -> Any:
-        """Return the tensor's own way, on the CPU and without the rest of a memory of which it is a part."""
-        if tensor.is_cuda or tensor.untyped_storage().nbytes() > tensor.nbytes:
-            tensor = tensor.cpu().clone()
-        return tensor.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
 
 
 def dumps(message: Any) -> bytes:
@@ -151,7 +146,7 @@ def dumps(message: Any) -> bytes:
     """
     stream = io.BytesIO()
     try:
-        ValuePickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
+        _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
     except Exception as error:
         raise unsendable(message, error) from error
     return stream.getvalue()

@@ -11,6 +11,7 @@ import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from multiprocessing import resource_sharer
+from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import get_temp_dir
 from typing import Any
 
@@ -18,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.multiprocessing.reductions import reduce_tensor
 
-from gflownet.utils.channel import Channel, Codec, Fallback, ValuePickler, dumps, moved
+from gflownet.utils.channel import Channel, Codec, Fallback, dumps, moved
 from gflownet.utils.packing import pack
 from gflownet.utils.shared_pinned_buffer import MessageTooLarge, SharedPinnedBuffer
 
@@ -184,10 +185,15 @@ class _QueueCodec(Codec):
     close = detach
 
 
-class _SharingPickler(ValuePickler):
-    def reduce(self, tensor: Tensor) -> Any:
-        """Return torch's way for a copy: a shared tensor holds a file descriptor as long as it lives."""
-        return _copied, reduce_tensor(tensor.cpu().clone().share_memory_())
+class _SharingPickler(ForkingPickler):
+    """Shares a copy of each tensor, and what arrives is copied, too: shared, it would hold a file descriptor."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return NotImplemented
+        if type(obj) is Tensor and obj.layout is torch.strided:
+            return _copied, reduce_tensor(obj.cpu().clone().share_memory_())
+        return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # its parts are dense tensors
 
 
 def _copied(rebuild: Callable[..., Tensor], arguments: tuple) -> Tensor:

@@ -19,7 +19,7 @@ class ChangingError(Exception):
     """Comes back as something else."""
 
     def __reduce__(self):
-        return dict, ()
+        return list, ("ab",)
 
 
 def travelled(error: BaseException) -> Exception:

@@ -53,12 +53,20 @@ def test_what_is_received_is_the_receivers_own(pair):
     assert tensor.tolist() == [1.0] * 3
 
 
-def test_the_senders_tensors_stay_in_its_own_memory(pair):
+def test_tensors_stay_in_the_memory_of_either_side(pair):
     near, far = pair
     tensor = torch.ones(3)
     near.send(tensor)
-    far.receive()
+    received = far.receive()
     assert not tensor.is_shared()
+    assert not received.is_shared()  # each would hold a file descriptor as long as it lives
+
+
+def test_only_pickles_carry_the_bytes_of_tensors_through_the_pipe(transport, pair):
+    near, far = pair
+    near.send(torch.zeros(10_000))
+    frame = far.connection.recv_bytes()
+    assert len(frame) > 40_000 if isinstance(transport, PickleTransport) else len(frame) < 1_000
 
 
 def test_a_part_of_a_large_tensor_travels_without_the_rest(pair):
@@ -134,6 +142,7 @@ def test_nothing_is_left_of_a_closed_channel(transport):
 
     use()
     transport.close()
+    assert [thread.name for thread in threading.enumerate() if thread.name.endswith("(_serve)")] == []
     before, named = len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm")
     for _ in range(3):
         use()

@@ -86,6 +86,7 @@ def test_a_worker_is_a_daemon_that_computes_on_one_thread_and_whose_calls_run_in
     assert seen.pop("pid") != os.getpid()
     assert seen == {
         "called in": os.getpid(),
+        "buffers held open": 0,
         "daemon": True,
         "threads": 1,
         "device": torch.device("cpu"),
