@@ -82,7 +82,7 @@ class GraphTransformerPolicy(TwoWayPolicy):
         num_nodes, graph = batch["x"].shape[0], batch["batch"]
         virtual = self.embed_graph(torch.cat([conditioning, batch["graph_attr"]], 1))
         h = torch.cat([self.embed_node(batch["x"]), virtual])
-        node, hub = torch.arange(num_nodes), graph + num_nodes
+        node, hub = torch.arange(num_nodes, device=graph.device), graph + num_nodes
         edge_index = torch.cat([batch["edge_index"], torch.stack([node, hub]), torch.stack([hub, node])], 1)
         hub_edges = self.virtual_edge.repeat_interleave(num_nodes, 0)
         edges = torch.cat([self.embed_edge(batch["edge_attr"]), hub_edges])

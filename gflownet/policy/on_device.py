@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any, cast
 
 import torch
@@ -25,14 +26,20 @@ class PolicyOnDevice:
 
     def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
         """Return what the policy says, see `Policy.forward`."""
-        moved: Any = batch
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
-            categorical, numbers = self.policy(moved.to(self.device), conditioning.to(self.device))
+            categorical, numbers = self.policy(self._moved(batch), conditioning.to(self.device))
         return categorical, numbers.float()
 
     def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
         """Return what a two-way policy says, see `TwoWayPolicy.both`."""
-        moved, policy = cast(Any, batch), cast(TwoWayPolicy, self.policy)
+        policy = cast(TwoWayPolicy, self.policy)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
-            forward, backward, numbers = policy.both(moved.to(self.device), conditioning.to(self.device))
+            forward, backward, numbers = policy.both(self._moved(batch), conditioning.to(self.device))
         return forward, backward, numbers.float()
+
+    def _moved(self, batch: Batch) -> Batch:
+        """Return the batch on the device; `to` moves a batch itself, and whoever asked goes on to use it."""
+        if self.device.type == "cpu":
+            return batch
+        twin: Any = copy.copy(batch)
+        return twin.to(self.device)

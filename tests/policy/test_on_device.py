@@ -1,6 +1,8 @@
 """Precision, device and compilation of a policy leave its interface as it is."""
 
 import copy
+from contextlib import nullcontext
+from typing import Any, cast
 
 import pytest
 import torch
@@ -9,6 +11,7 @@ from torch import nn
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import keys_of
 from gflownet.mdp.policy import Policy
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
@@ -75,3 +78,30 @@ def test_compiled_layers_say_the_same(policy_class, monkeypatch):
     assert torch.allclose(policy(batch, shown)[0].log_probs()[1], expected, atol=1e-5)
     assert compiled
     assert torch.allclose(copy.deepcopy(policy)(batch, shown)[0].log_probs()[1], expected, atol=1e-5)
+
+
+@BOTH
+def test_the_batch_of_whoever_asks_stays_where_it_is(policy_class, monkeypatch):
+    monkeypatch.setattr(torch, "autocast", lambda *_, **__: nullcontext())  # which does not know the meta device
+    context, _ = made(policy_class)
+    moved = []
+
+    class Seen(nn.Module):
+        def forward(self, batch, conditioning):
+            moved.extend([batch, conditioning])
+            return None, conditioning.squeeze(1)
+
+    batch, there = context.to_batch(context.env.initial_states(3)), torch.device("meta")
+    PolicyOnDevice(Seen(), device=there, precision="float32")(batch, torch.zeros(3, 1))  # pyright: ignore
+    shown, conditioning = moved
+    assert {shown[key].device for key in keys_of(batch)} == {there} == {conditioning.device}
+    assert {batch[key].device for key in keys_of(batch)} == {CPU}
+
+
+def test_message_passing_makes_its_tensors_where_the_batch_is():
+    """The meta device stands in for CUDA: operations refuse tensors of several devices on both."""
+    context, policy = made(GraphTransformerPolicy)
+    batch: Any = context.to_batch(context.env.initial_states(3))
+    there, moved = torch.device("meta"), cast(GraphTransformerPolicy, policy.to("meta"))
+    nodes, graphs = moved._embed(batch.to(there), torch.zeros(3, 1, device=there))
+    assert nodes.device == graphs.device == there
