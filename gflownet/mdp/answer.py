@@ -95,13 +95,13 @@ def ask_both(
 def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]:
     """Return one representative of each distinct (state, conditioning), [U], and whose twin each state is, [B].
 
-    States are compared by 64-bit hashes, sums of their entries times random numbers: two different states are taken for
-    one with a probability of about 1e-17. Reachability and bridges follow from the rest.
+    They are compared by 64-bit hashes, sums of their bytes times random numbers: two different ones are taken for one
+    with a probability of at most 2^-57, about 1e-17. Reachability and bridges follow from the rest.
     """
     n = int(states.num_nodes.max())  # there is nothing beyond
     nodes, pairs = (states.node_type, states.node_attr), (states.edge_type, states.edge_attr, states.edge_order)
     entries = [x[:, :n].flatten(1) for x in nodes if x.numel()] + [x[:, :n, :n].flatten(1) for x in pairs if x.numel()]
-    given = conditioning.detach().contiguous().view(torch.int32)
+    given = conditioning.detach().contiguous().view(torch.int8)  # wider numbers may differ in their last bits alone
     code = _hash(torch.cat(entries, 1), 0) + _hash(given, 1)
     found, owner = torch.unique(code, return_inverse=True)
     first = torch.empty_like(found).scatter_(0, owner, torch.arange(len(owner)))

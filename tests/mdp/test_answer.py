@@ -69,3 +69,12 @@ def test_distinct_states_are_told_apart_and_twins_found(name):
     same &= (conditioning[:, None] == conditioning[None]).all(2)
     assert torch.equal(owner[:, None] == owner[None], same)
     assert torch.equal(owner[first], torch.arange(len(first)))
+
+
+def test_conditioning_that_differs_in_signs_alone_is_told_apart():
+    """These signs once cancelled out: times a random number, a highest bit leaves only the lowest bits of that."""
+    conditioning = torch.ones(2, 40)
+    conditioning[1, [2, 4, 7, 11, 15, 16, 18, 21, 30, 31, 33, 34, 39]] = -1
+    states = ENVIRONMENTS["undirected"]().initial_states(2)
+    for dtype in (torch.float16, torch.float32, torch.float64):
+        assert len(distinct(states, conditioning.to(dtype))[0]) == 2
