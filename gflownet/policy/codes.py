@@ -74,7 +74,7 @@ class PairCodes:
         """Return one code for edges, reachability and paths of length two together, [B, n, n] int64."""
         edge_type, reach = batch["edge_type"], batch["reach"]
         edge = (edge_type >= 0).float()
-        kind = (edge_type + 1) + self.num_kinds * reach.to(torch.int8)
+        kind = (edge_type + 1) + self.num_kinds * reach.to(torch.int16)  # up to twice as many as fit into int8
         if not self.directed:
             return kind + 2 * self.num_kinds * (edge @ edge).clamp_(max=_MOST_PATHS).long()
         n = edge.shape[-1]
