@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from multiprocessing import resource_sharer
 from multiprocessing.reduction import ForkingPickler
 from multiprocessing.util import get_temp_dir
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -107,6 +108,12 @@ class QueueTransport(Transport):
     def close(self) -> None:
         """End the thread by which file descriptors are handed to other processes."""
         resource_sharer.stop(timeout=1)
+
+
+def remove_remains(pid: int) -> None:
+    """Remove the shared memory that torch names after a process, if it was killed before it could do so."""
+    for path in Path(SHARED_MEMORY).glob(f"torch_{pid}_*"):
+        path.unlink(missing_ok=True)
 
 
 def make_transport(*, buffer_size: int | None, pickle_messages: bool) -> Transport:

@@ -20,7 +20,7 @@ from gflownet.utils.channel import Channel
 from gflownet.utils.failures import Failure
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, set_main_device
 from gflownet.utils.packing import MessageError
-from gflownet.utils.transport import CPU
+from gflownet.utils.transport import CPU, remove_remains
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
 
@@ -53,8 +53,9 @@ class _Worker:
         return f"worker {self.info.id} (pid {self.process.pid})"
 
     def bury(self) -> None:
-        """Wait for the end of a process that was killed."""
+        """Wait for the end of a process that was killed, and tidy up after it."""
         self.process.join()
+        remove_remains(self.process.pid)
         self.process.close()
         self.channel.close()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import dataclass, fields, is_dataclass
 from typing import Any, NamedTuple
 
@@ -151,6 +152,11 @@ def assert_same(ours: Any, theirs: Any, at: str = "message") -> None:
 
 def fields_of(data: Any) -> dict[str, Any]:
     return data.to_dict()
+
+
+def named_memory(*pids: int) -> list[str]:
+    """Return what torch keeps in /dev/shm under the names of these processes."""
+    return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
 
 
 def bits(tensor: Tensor) -> list[int]:

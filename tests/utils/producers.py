@@ -8,6 +8,7 @@ import signal
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -150,6 +151,12 @@ def die_writing_to_the_pipe(endpoint: Endpoint) -> None:
 def die_waiting_for_an_answer(endpoint: Endpoint) -> None:
     threading.Timer(0.05, os.kill, (os.getpid(), signal.SIGKILL)).start()
     endpoint.proxy("stuck").wait()
+
+
+def die_sharing_memory(endpoint: Endpoint) -> None:
+    """As if killed between the moment torch makes a file and the moment it takes its name away."""
+    Path(f"/dev/shm/torch_{os.getpid()}_123_0").touch()
+    os.kill(os.getpid(), signal.SIGKILL)
 
 
 def die_between_messages(endpoint: Endpoint) -> None:

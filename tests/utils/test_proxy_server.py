@@ -26,7 +26,7 @@ from gflownet.utils.multiprocessing_proxy import (
 )
 from gflownet.utils.packing import MessageError
 from gflownet.utils.proxy import CALL, Call
-from tests.utils.messages import TRANSPORTS, TwoArgumentError, assert_same, built_batch
+from tests.utils.messages import TRANSPORTS, TwoArgumentError, assert_same, built_batch, named_memory
 
 SOON_S = 10.0  # longer than anything here takes; reached only by a test that fails
 
@@ -355,11 +355,11 @@ def test_nothing_is_left_of_a_closed_server(model, transport):
             endpoint.channel.close()
 
     use()
-    before, named, threads = len(os.listdir("/proc/self/fd")), os.listdir("/dev/shm"), threading.active_count()
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     for _ in range(3):
         use()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert os.listdir("/dev/shm") == named
+    assert named_memory(os.getpid()) == []
     assert threading.active_count() == threads
 
 

@@ -20,7 +20,7 @@ from gflownet.utils.packing import MessageError
 from gflownet.utils.transport import PickleTransport
 from gflownet.utils.worker_processes import WorkerError, WorkerPool
 from tests.utils import producers
-from tests.utils.messages import TRANSPORTS, assert_same, cases
+from tests.utils.messages import TRANSPORTS, assert_same, cases, named_memory
 from tests.utils.producers import Desk, double
 
 SOON_S = 20.0  # longer than anything here takes; reached only by a test that fails
@@ -236,16 +236,16 @@ def test_nothing_is_left_behind(transport):
     """Of pools whose workers die, too."""
 
     def use() -> None:
-        with workers(transport, producers.Dies(die_now), num_workers=2, max_restarts=1) as pool:
-            next_of(pool, 4)
+        with workers(transport, producers.Dies(producers.die_sharing_memory), num_workers=2, max_restarts=1) as pool:
+            pids = {note.pid for note in next_of(pool, 4)}
             with pytest.warns(UserWarning, match="restarted"):
-                next_of(pool, 3)
+                pids |= {note.pid for note in next_of(pool, 3)}
+        assert named_memory(os.getpid(), *pids) == []
 
     use()
-    before, named, threads = len(os.listdir("/proc/self/fd")), set(os.listdir("/dev/shm")), threading.active_count()
+    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     use()
     assert len(os.listdir("/proc/self/fd")) == before
-    assert set(os.listdir("/dev/shm")) <= named
     assert threading.active_count() == threads
 
 
