@@ -33,6 +33,7 @@ def count_automorphisms(states: GraphStates) -> Tensor:
     left = (counts == UNKNOWN).nonzero().squeeze(1)
     if len(left):
         rest = states[left]
+        rest = rest.truncated(max(1, int(rest.num_nodes.max())))  # twins take the cube of this
         rank = _twins(rest).tril(-1).sum(2)  # [b, N] twins before this node
         orders = (rank + 1).double().prod(1)
         counts[left] = torch.where(_is_rigid(rest, rank) & (orders < _EXACT), orders, UNKNOWN).long()
