@@ -1,4 +1,4 @@
-"""The policy as workers see it: a copy whose weights change between their rollouts only, and calls that merge."""
+"""The policy as workers see it: a copy whose weights change when a rollout begins only, and calls that merge."""
 
 from __future__ import annotations
 
@@ -20,8 +20,9 @@ _NUM_KEPT = 2  # a rollout begins after its predecessor was taken: it may want t
 class ServedPolicy:
     """Answers with the weights that the last `refresh` has chosen among those that `publish` has offered.
 
-    The trainer publishes before it waits for a rollout, a worker refreshes before it begins one: so a rollout is made
-    with one set of weights. With one worker, which names the publication it wants, timing does not decide which.
+    The trainer publishes before it waits for a rollout, a worker refreshes before it begins one. One worker names the
+    publication that it wants: its rollouts have one set of weights each, and timing does not decide which. Several
+    share the weights, which change in the middle of a rollout when another begins.
     """
 
     def __init__(self, policy: PolicyOnDevice) -> None:
