@@ -1,5 +1,6 @@
-"""Every example of the documentation is run, as it stands there."""
+"""Every example of the documentation is run, as it stands there, and the messages it explains are those of the code."""
 
+import ast
 import os
 import re
 import shlex
@@ -9,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-DOCS = ("quickstart.md", "adding-a-task.md", "adding-an-environment.md")
+DOCS = ("quickstart.md", "adding-a-task.md", "adding-an-environment.md", "workers.md")
 _BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")
 # What keeps a documented run short; a step count that the page itself gives wins.
@@ -56,6 +57,21 @@ def test_examples_run(name, tmp_path, checkout):
             run([sys.executable, "-W", "ignore::ResourceWarning", "-c", text], tmp_path, checkout)
             num_run += 1
     assert num_run >= 2
+
+
+def texts_of(path: Path) -> list[str]:
+    """Return every string of a module, of f-strings what lies between their braces."""
+    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
+    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+
+
+def test_the_messages_that_are_explained_are_those_of_the_code(checkout):
+    texts = [text for path in (checkout / "gflownet").rglob("*.py") for text in texts_of(path)]
+    page = (checkout / "docs" / "workers.md").read_text(encoding="utf-8")
+    messages = re.findall(r"^\| `([^`]+)` \|", page.partition("## What to do on each error")[2], re.MULTILINE)
+    assert len(messages) > 15
+    parts = {part.strip() for message in messages for part in re.split("[…;:,()]", message)}  # … stands for what varies
+    assert [part for part in parts if not any(part in text for text in texts)] == []
 
 
 def test_the_task_of_the_readme_runs(tmp_path, checkout):
