@@ -1,13 +1,17 @@
-"""The transports: what is tested with one is tested with all."""
+"""The transports: what is tested with one is tested with all; and a server whose callers are in its process."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
+from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
+from gflownet.utils.proxy import CALL
 from gflownet.utils.transport import Transport
 from tests.utils.messages import TRANSPORTS
+from tests.utils.served_model import Model, Rows
 
 
 @pytest.fixture(params=TRANSPORTS)
@@ -15,3 +19,32 @@ def transport(request: pytest.FixtureRequest) -> Iterator[Transport]:
     made = TRANSPORTS[request.param]()
     yield made
     made.close()
+
+
+@pytest.fixture
+def model() -> Model:
+    return Model()
+
+
+@pytest.fixture
+def server(model, transport) -> Iterator[ProxyServer]:
+    served = {
+        "policy": Served(model, {CALL: Rows(), "forward": Rows()}),
+        "plain": Served(model),
+        "function": Served(sorted),
+        "numbers": Served([3, 1, 2]),
+        "slow": Served(model, is_slow=True),
+    }
+    with ProxyServer(served, transport=transport) as made:
+        yield made
+
+
+@pytest.fixture
+def endpoint(server) -> Endpoint:
+    return server.connect()
+
+
+@pytest.fixture
+def pool() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(4) as threads:
+        yield threads

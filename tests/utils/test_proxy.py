@@ -1,0 +1,151 @@
+"""What a caller sees of an object elsewhere; caller and server share a process here."""
+
+from __future__ import annotations
+
+import copy
+import threading
+from functools import partial
+
+import pytest
+import torch
+
+from gflownet.utils.failures import RemoteTraceback
+from gflownet.utils.multiprocessing_proxy import Proxy, ProxyServer, Served, get_worker_device, set_main_device
+from gflownet.utils.packing import MessageError
+from gflownet.utils.proxy import CALL
+from tests.utils.messages import TRANSPORTS, TwoArgumentError, assert_same, built_batch
+from tests.utils.served_model import Rows
+
+
+def test_a_proxy_is_called_like_the_object(endpoint, model):
+    policy = endpoint.proxy("policy")
+    rows = torch.arange(3.0)
+    expected = (rows * 2).tolist()
+    assert policy(rows).tolist() == expected
+    assert policy.forward(rows).tolist() == expected
+    assert endpoint.proxy("function")([3, 1, 2], reverse=True) == [3, 2, 1]
+    numbers = endpoint.proxy("numbers")
+    numbers.append(5)
+    assert numbers.index(5) == 3
+
+
+def test_arguments_options_and_results_travel(endpoint):
+    batch = built_batch()
+    arguments, options, *_ = endpoint.proxy("plain").how(batch, 1, x=torch.ones(2))
+    assert_same(arguments, (batch, 1))
+    assert_same(options, {"x": torch.ones(2)})
+
+
+def test_unknown_methods_and_attributes_fail_at_once_and_name_the_methods(endpoint, model):
+    plain = endpoint.proxy("plain")
+    model.gate.clear()  # a message would wait here
+    with pytest.raises(
+        AttributeError, match=r"plain.num_layers: .*'fail', 'forward', 'how', 'keep', 'reply'"
+    ) as caught:
+        _ = plain.num_layers
+    assert "attribute access is not supported" in str(caught.value)
+    with pytest.raises(AttributeError, match=r"did you mean forward\?"):
+        plain.forwards(1)
+    with pytest.raises(AttributeError, match=r"policy\.train: expected one of the methods"):
+        endpoint.proxy("policy").train()  # it would switch the mode of the model in the main process
+    with pytest.raises(AttributeError):
+        plain.num_layers = 4
+    with pytest.raises(TypeError, match=r"numbers: expected a call of one of its methods \['append'"):
+        endpoint.proxy("numbers")()
+    with pytest.raises(KeyError, match="polcy: expected the name of an object that is served, one of"):
+        endpoint.proxy("polcy")
+    model.gate.set()
+
+
+def test_a_proxy_can_be_copied(endpoint):
+    assert copy.copy(endpoint.proxy("policy"))(torch.ones(1)).tolist() == [2.0]
+
+
+def test_only_methods_can_have_a_merger(model):
+    with pytest.raises(ValueError, match=r"mergers: expected methods of Model, got \['num_layers'\]"):
+        Served(model, {"num_layers": Rows()})
+
+
+def test_no_call_has_gradients_and_only_a_pure_one_is_in_inference_mode(model, transport):
+    with ProxyServer({"model": Served(model, {"how": Rows()})}, transport=transport) as server:
+        mergeable, *_ = [server.connect().proxy("model")]
+        assert mergeable.how(torch.ones(1))[2:] == (False, True)
+        assert mergeable.how(torch.ones(1), option=1)[2:] == (False, False)
+
+
+def test_what_the_object_keeps_and_what_the_caller_gets_is_theirs(endpoint, model):
+    policy = endpoint.proxy("policy")
+    policy.keep(torch.zeros(2))
+    first = policy(torch.zeros(2))
+    policy.keep(torch.ones(2))
+    policy(torch.ones(2))
+    assert model.kept[0].tolist() == [0.0, 0.0]
+    assert first.tolist() == [0.0, 0.0]
+    (model.kept[0] * model.weight).sum().backward()  # an inference tensor would be refused
+
+
+def test_a_failure_reaches_the_caller_and_the_thread_lives_on(endpoint):
+    policy = endpoint.proxy("policy")
+    with pytest.raises(ZeroDivisionError) as caught:
+        policy.fail(ZeroDivisionError)
+    assert isinstance(caught.value.__cause__, RemoteTraceback)
+    assert "raise kind()" in str(caught.value.__cause__)
+    with pytest.raises(RuntimeError, match="TwoArgumentError: node 3: bad"):
+        policy.fail(partial(TwoArgumentError, 3, "bad"))
+    with pytest.raises(RuntimeError, match="SystemExit"):
+        policy.fail(SystemExit)
+    with pytest.raises(RuntimeError, match="KeyboardInterrupt"):
+        policy.fail(KeyboardInterrupt)
+    with pytest.raises(TypeError, match="positional argument"):
+        policy()
+    assert policy(torch.ones(1)).tolist() == [2.0]
+
+
+def test_what_cannot_travel_is_refused_on_either_side_with_its_place(endpoint):
+    policy = endpoint.proxy("policy")
+    batch = built_batch()
+    batch.x.requires_grad_()
+    with pytest.raises(MessageError, match=r"^policy.keep: arguments\[0\].x: expected a tensor without a gradient"):
+        policy.keep(batch)
+    with pytest.raises(MessageError, match=r"^policy.how: options\['key'\]: expected something that can be pickled"):
+        policy.how(key=threading.Lock())
+    with pytest.raises(MessageError, match=r"^result: expected something that can be pickled"):
+        policy.reply("lock")
+    with pytest.raises(MessageError, match=r"^result: \[1\]: expected a tensor without a gradient"):
+        policy.reply("parameter")
+    with pytest.raises(MessageError, match=r"^result: "):
+        policy.reply("self")
+    assert policy(torch.ones(1)).tolist() == [2.0]
+
+
+class Broken:
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+def test_a_call_that_cannot_be_read_is_the_callers_error(endpoint):
+    with pytest.raises(MessageError, match="expected a message that can be read, got ValueError"):
+        endpoint.proxy("policy").keep(Broken())
+    assert endpoint.proxy("policy")(torch.ones(1)).tolist() == [2.0]
+
+
+def test_results_are_the_same_by_every_transport(model):
+    """Bit for bit, and not only close."""
+    results = []
+    for make in TRANSPORTS.values():
+        with ProxyServer({"policy": Served(model, {CALL: Rows()})}, transport=make()) as server:
+            policy: Proxy = server.connect().proxy("policy")
+            generator = torch.Generator().manual_seed(3)
+            state = torch.randn(50, generator=generator).abs()
+            for _ in range(20):
+                state = torch.sin(policy(state)).abs() + torch.rand(50, generator=generator)
+        results.append(state)
+    assert_same(results[0], results[1])
+    assert_same(results[0], results[2])
+
+
+def test_the_device_to_build_tensors_on():
+    assert get_worker_device() == torch.device("cpu")
+    set_main_device(torch.device("meta"))
+    assert get_worker_device() == torch.device("meta")
+    set_main_device(torch.device("cpu"))
