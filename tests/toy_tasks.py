@@ -89,6 +89,13 @@ class CannotBePickled(RewardsHiddenNodes):
         self.scale = lambda score: score
 
 
+class HasNoReward(RewardsHiddenNodes):
+    """Turns scores into something that is no number."""
+
+    def log_reward(self, scores, conditioning):
+        return scores * torch.nan
+
+
 class BreaksItsReward(RewardsHiddenNodes):
     """Raises where no evaluator looks after it."""
 

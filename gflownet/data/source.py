@@ -11,6 +11,7 @@ from torch import Tensor
 
 from gflownet.data.config import ReplayConfig
 from gflownet.data.sampler import sample_backward, sample_forward
+from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.task import GFNTask
@@ -89,7 +90,7 @@ class TrajectorySource:
         evaluations = evaluator.evaluate(graphs, step=step)
         scores = torch.tensor([evaluation.score for evaluation in evaluations])
         conditioning = Conditioning(trajectories.conditioning, trajectories.beta)
-        return trajectories.with_rewards(self.task.log_reward(scores, conditioning)), evaluations
+        return trajectories.with_rewards(self._log_reward(scores, conditioning)), evaluations
 
     def _sample(self, step: int, stream: int, policy: PolicyFunction, *, random_action_prob: float) -> TrajectoryBatch:
         generator = self._generator(step, stream)
@@ -113,7 +114,17 @@ class TrajectorySource:
         generator = self._generator(step, _REPLAYED)
         conditioning = self.task.sample_conditioning(len(scores), generator=generator)
         replayed = sample_backward(self.context.env, terminal, conditioning=conditioning, generator=generator)
-        return replayed.with_rewards(self.task.log_reward(scores, conditioning))
+        return replayed.with_rewards(self._log_reward(scores, conditioning))
+
+    def _log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
+        log_reward = self.task.log_reward(scores, conditioning)
+        wrong = (~log_reward.isfinite()).nonzero().squeeze(1).tolist()
+        if wrong:
+            score, name = float(scores[wrong[0]]), type(self.task).__name__
+            raise UserError(
+                f"{name}.log_reward: expected a finite number for the score {score:g}, got {log_reward[wrong[0]]}"
+            )
+        return log_reward
 
     def _generator(self, step: int, stream: int) -> torch.Generator:
         return torch.Generator().manual_seed(stream_seed(self.seed, step, stream))

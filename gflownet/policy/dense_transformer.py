@@ -18,6 +18,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.policy.codes import NodeCodes, PairCodes
+from gflownet.policy.compiled import CompilableLayer
 from gflownet.policy.config import ModelConfig
 
 _Read = tuple[Tensor, Tensor, Tensor]
@@ -53,10 +54,7 @@ class DenseTransformerPolicy(TwoWayPolicy):
         )
         self.embed_graph = _mlp(context.num_cond_dim + context.num_graph_features, width, width)
         self.bias = nn.EmbeddingBag(self.pair_codes.num_codes, layers * heads, mode="sum")
-        self.layers = nn.ModuleList(_Layer(width, heads) for _ in range(layers))
-        if config.compile:
-            for layer in self.layers:
-                layer.compile(dynamic=True)
+        self.layers = nn.ModuleList(_Layer(width, heads, is_compiled=config.compile) for _ in range(layers))
         self.norm = nn.LayerNorm(width)
         self.heads = nn.ModuleDict({kind.field_name: self._head(kind, width) for kind in context.shown_types})
         self.graph_head = _mlp(width, width, 1)
@@ -118,11 +116,11 @@ class DenseTransformerPolicy(TwoWayPolicy):
         return bias.masked_fill_(absent[:, None, None, :], _NEVER)
 
 
-class _Layer(nn.Module):
+class _Layer(CompilableLayer):
     """A residual layer, norm first: attention with a structural bias, then a feed-forward block."""
 
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
+    def __init__(self, width: int, num_heads: int, *, is_compiled: bool) -> None:
+        super().__init__(is_compiled=is_compiled)
         self.num_heads = num_heads
         self.norm_attend, self.norm_feed = nn.LayerNorm(width), nn.LayerNorm(width)
         self.project, self.merge = nn.Linear(width, 3 * width), nn.Linear(width, width)

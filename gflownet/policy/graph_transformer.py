@@ -17,6 +17,7 @@ from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.mdp.sparse_layout import SparseLayout
+from gflownet.policy.compiled import CompilableLayer
 from gflownet.policy.config import ModelConfig
 
 _TO_VIRTUAL, _FROM_VIRTUAL = 0, 1  # the two kinds of edge between a node and its graph's virtual node
@@ -41,10 +42,9 @@ class GraphTransformerPolicy(TwoWayPolicy):
         self.embed_edge = nn.Linear(context.num_edge_features, width)
         self.embed_graph = _mlp(context.num_cond_dim + context.num_graph_features, width, width)
         self.virtual_edge = nn.Parameter(torch.randn(2, width) * width**-0.5)
-        self.layers = nn.ModuleList(_Layer(width, config.num_heads) for _ in range(config.num_layers))
-        if config.compile:
-            for layer in self.layers:
-                layer.compile(dynamic=True)
+        self.layers = nn.ModuleList(
+            _Layer(width, config.num_heads, is_compiled=config.compile) for _ in range(config.num_layers)
+        )
         self.norm = nn.LayerNorm(width)
         self.heads = nn.ModuleDict()
         for kind in context.shown_types:
@@ -104,11 +104,11 @@ class GraphTransformerPolicy(TwoWayPolicy):
         return torch.cat([source, target, graphs[batch["batch"][index[0]]], batch[f"{kind.field_name}_attr"]], 1)
 
 
-class _Layer(nn.Module):
+class _Layer(CompilableLayer):
     """A residual layer: sum and attention over the same edges, then a feed-forward block."""
 
-    def __init__(self, width: int, num_heads: int) -> None:
-        super().__init__()
+    def __init__(self, width: int, num_heads: int, *, is_compiled: bool) -> None:
+        super().__init__(is_compiled=is_compiled)
         self.norm_messages, self.norm_feed = nn.LayerNorm(width), nn.LayerNorm(width)
         self.count = GINEConv(nn.Linear(width, width))
         self.attend = TransformerConv(width, width // num_heads, heads=num_heads, edge_dim=width)

@@ -77,7 +77,10 @@ def test_compiled_layers_say_the_same(policy_class, monkeypatch):
     expected = plain(batch, shown)[0].log_probs()[1]
     assert torch.allclose(policy(batch, shown)[0].log_probs()[1], expected, atol=1e-5)
     assert compiled
+    compiled.clear()
+    torch.compiler.reset()
     assert torch.allclose(copy.deepcopy(policy)(batch, shown)[0].log_probs()[1], expected, atol=1e-5)
+    assert compiled, "the copy, such as the one that answers workers, is compiled, too"
 
 
 @BOTH
