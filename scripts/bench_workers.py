@@ -45,8 +45,8 @@ def full() -> list[Row]:
 def quick() -> list[Row]:
     """Return the same figures of fewer rounds."""
     return [
-        *round_trips.measure(num_sessions=1, num_turns=4),
-        *speeds.measure_cheap(num_rounds=2, num_rollouts=8),
+        *round_trips.measure(num_sessions=1, num_turns=2),
+        *speeds.measure_cheap(num_rounds=2, num_rollouts=6),
         *speeds.measure_dear(num_rounds=1, num_rollouts=4, num_trajectories=16),
     ]
 
