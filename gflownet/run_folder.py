@@ -30,6 +30,8 @@ _MAY_CHANGE = {
     "mp_buffer_size",
     "pickle_mp_messages",
     "num_threads",
+    "workers",
+    "device",
     "print_every",
     "validate_every",
     "checkpoint_every",

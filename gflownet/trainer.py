@@ -7,7 +7,7 @@ import math
 import time
 import uuid
 from collections import Counter
-from collections.abc import Generator, Sequence
+from collections.abc import Generator
 from contextlib import ExitStack, closing
 from functools import cached_property
 from pathlib import Path
@@ -23,8 +23,8 @@ from gflownet.data.workers import rollouts_here, rollouts_of_workers
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
-from gflownet.evaluation.evaluator import EVALUATORS, Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.evaluation.evaluator import EVALUATORS, Evaluator
+from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tasks import load_task_class
 from gflownet.interrupts import StopRequest, stop_signals
@@ -38,6 +38,7 @@ from gflownet.objectives.optimiser import clip_gradients, make_optimizer, make_s
 from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES
 from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.progress import Progress, mean
 from gflownet.report.closing import report_run
 from gflownet.run_folder import RunFolder
 from gflownet.utils.memory import keep_freed_memory
@@ -82,13 +83,9 @@ class GFNTrainer:
             replay=config.replay,
             seed=stream_seed(config.seed, _TRAJECTORY_STREAM),
         )
-        self.errors: Counter[str] = Counter()  # of this process's failed evaluations
         self.run_id = uuid.uuid4().hex  # tells this run's rows from others' in a shared store
         self.step = 0
-        self.seconds = 0.0
-        self.num_distinct = 0
-        self.best_score = -math.inf
-        self.score_means: list[float] = []
+        self.progress = Progress()
 
     def build_task(self) -> GFNTask:
         """Return the task that scores terminal graphs."""
@@ -158,7 +155,7 @@ class GFNTrainer:
                 with logger:
                     self._train(folder, logger, self.build_evaluator(store), stop)
             except Exception as error:
-                if self.score_means:  # what was found until then is worth seeing
+                if self.progress.score_means:  # what was found until then is worth seeing
                     self._report(folder, store, logger)
                 if isinstance(error, FloatingPointError):
                     raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
@@ -168,7 +165,6 @@ class GFNTrainer:
 
     def train_step(self, rollout: Rollout) -> dict[str, float]:
         """Learn from the data of the step, and return the step's metrics."""
-        self.errors.update(e.error for e in rollout.evaluations if e.error is not None and not e.cached)
         batch = rollout.trajectories
         if self.step == 1:
             self.objective.prepare(self._computed(self.policy), batch)
@@ -178,7 +174,7 @@ class GFNTrainer:
         self.schedule.step()
         self._follow_policy()
         log_reward_mean = float(batch.log_reward[: rollout.num_fresh].mean())
-        return {**metrics, "log_reward_mean": log_reward_mean, **self._summary(rollout.evaluations)}
+        return {**metrics, "log_reward_mean": log_reward_mean, **self.progress.add(rollout.evaluations)}
 
     def _accumulate_gradients(self, batch: TrajectoryBatch) -> dict[str, float]:
         """Differentiate the mean loss of the trajectories, part by part, and return its metrics."""
@@ -201,10 +197,7 @@ class GFNTrainer:
         return {
             "run_id": self.run_id,
             "step": self.step,
-            "seconds": self.seconds,
-            "num_distinct": self.num_distinct,
-            "best_score": self.best_score,
-            "score_means": self.score_means,
+            "progress": self.progress.state_dict(),
             "policy": self.policy.state_dict(),
             "sampling_policy": self.sampling_policy.state_dict(),
             "objective": self.objective.state_dict(),
@@ -217,8 +210,8 @@ class GFNTrainer:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore what `state_dict` returned."""
         self.run_id = state["run_id"]
-        self.step, self.seconds, self.num_distinct = state["step"], state["seconds"], state["num_distinct"]
-        self.best_score, self.score_means = state["best_score"], state["score_means"]
+        self.step = state["step"]
+        self.progress.load_state_dict(state["progress"])
         self.policy.load_state_dict(state["policy"])
         self.sampling_policy.load_state_dict(state["sampling_policy"])
         self.objective.load_state_dict(state["objective"])
@@ -240,8 +233,8 @@ class GFNTrainer:
 
     def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Evaluator, stop: StopRequest) -> None:
         """Train until the last step or a signal; a checkpoint is written every so often and at the end."""
-        config, num_known = self.config, self.num_distinct
-        seconds_before, started = self.seconds, math.inf
+        config, progress = self.config, self.progress
+        num_known, seconds_before, started = progress.num_distinct, progress.seconds, math.inf
         if config.num_workers:
             logger.say(f"starting {config.num_workers} workers")
         with closing(self._rollouts(evaluator)) as rollouts:
@@ -249,15 +242,16 @@ class GFNTrainer:
                 rollout = next(rollouts)
                 started = min(started, time.monotonic())  # the start of the workers is nobody's evaluation time
                 self.step += 1
-                num_failed = self.errors.total()
+                num_failed = progress.errors.total()
                 metrics = self.train_step(rollout)
-                if self.errors and not num_failed:
-                    logger.say(f"step {self.step}: an evaluation failed: {next(iter(self.errors))}")
+                if progress.errors and not num_failed:
+                    logger.say(f"step {self.step}: an evaluation failed: {next(iter(progress.errors))}")
                 if config.validate_every and self.step % config.validate_every == 0:
                     metrics |= self._validate(evaluator)
                 here = time.monotonic() - started
-                self.seconds = seconds_before + here
-                metrics |= {"evaluations_per_second": (self.num_distinct - num_known) / here, "seconds": self.seconds}
+                progress.seconds = seconds_before + here
+                rate = (progress.num_distinct - num_known) / here
+                metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds}
                 logger.write(self.step, metrics)
                 if self.step % config.checkpoint_every == 0:
                     folder.checkpoints.save(self.step, self.state_dict())
@@ -283,7 +277,7 @@ class GFNTrainer:
         """Return the mean score of a batch sampled without exploration; it changes nothing about the training."""
         sampled = self.source.sample_on_policy(self.step, policy=self._computed(self.sampling_policy))
         _, evaluations = self.source.evaluated(sampled, evaluator, step=self.step)
-        return {"validation_score_mean": _mean([evaluation.score for evaluation in evaluations])}
+        return {"validation_score_mean": mean([evaluation.score for evaluation in evaluations])}
 
     def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> None:
         best = store.top(NUM_REPORTED)
@@ -293,8 +287,8 @@ class GFNTrainer:
             task=self.task,
             seed=self.config.seed,
             terminal_type=self.env.terminal_type,
-            score_means=self.score_means,
-            errors=self.errors,
+            score_means=self.progress.score_means,
+            errors=self.progress.errors,
             console=logger.console,
         )
         if not best:
@@ -309,19 +303,6 @@ class GFNTrainer:
             for average, current in zip(self.sampling_policy.parameters(), self.policy.parameters(), strict=True):
                 average.lerp_(current, 1 - tau)
 
-    def _summary(self, evaluations: Sequence[Evaluation]) -> dict[str, float]:
-        scores = [evaluation.score for evaluation in evaluations]
-        self.best_score = max(self.best_score, *scores)
-        self.score_means.append(_mean(scores))
-        self.num_distinct += sum(not evaluation.cached for evaluation in evaluations)
-        return {
-            "score_mean": self.score_means[-1],
-            "score_best": self.best_score,
-            "num_distinct": self.num_distinct,
-            "cached_share": sum(e.cached for e in evaluations) / len(evaluations),
-            "failed_share": sum(e.status is EvaluationStatus.FAILED for e in evaluations) / len(evaluations),
-        }
-
 
 def _device(name: str) -> torch.device:
     """Return the device, once it is known that there is one."""
@@ -329,7 +310,3 @@ def _device(name: str) -> torch.device:
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device: expected cpu or one of {torch.cuda.device_count()} CUDA devices, got {name}")
     return device
-
-
-def _mean(values: Sequence[float]) -> float:
-    return sum(values) / len(values) if values else math.nan

@@ -142,7 +142,7 @@ def test_resume_needs_no_other_option_and_refuses_changed_ones(finished, tmp_pat
         assert main([f"log_dir={folder}", "resume=true", change]) == 2
         assert capsys.readouterr().err.startswith(f"error: {change.partition('=')[0]}: expected ")
         assert (folder / "config.yaml").read_text() == before
-    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=8"]) == 0
+    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=8", "workers.max_restarts=9"]) == 0
     assert rows(folder) == rows(finished)
 
 

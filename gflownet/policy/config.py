@@ -12,8 +12,8 @@ class ModelConfig:
     name: str = field(
         default="dense_transformer",
         metadata={
-            "help": "the network: dense_transformer (small graphs), graph_transformer (large sparse ones), or "
-            "module:Class of your own"
+            "help": "the network: dense_transformer (attention between all nodes), graph_transformer (message passing "
+            "over edges), or module:Class of your own"
         },
     )
     num_layers: int = field(default=3, metadata={"help": "number of transformer layers"})

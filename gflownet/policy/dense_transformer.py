@@ -31,7 +31,7 @@ class DenseTransformerPolicy(TwoWayPolicy):
 
     What joins two nodes (edges, their attributes, reachability, paths of length two) is a code; each code has a learned
     bias per head and layer (Graphormer, Ying et al. 2021, eq. 6) and, in the logits of actions on pairs, one that
-    depends on the whole graph. Its cost grows with n^2: for graphs of hundreds of nodes, take message passing.
+    depends on the whole graph. Its cost grows with n^2; docs/benchmarks.md compares it with message passing.
 
     Raises:
         ValueError: the width is no multiple of the number of heads, or the context is not in the dense layout.

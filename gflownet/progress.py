@@ -1,0 +1,51 @@
+"""What a run has found so far, and the metrics that tell of it."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.store import EvaluationStatus
+
+
+@dataclass
+class Progress:
+    """Counts and means over the steps of a run."""
+
+    seconds: float = 0.0
+    num_distinct: int = 0  # architectures that this run has evaluated
+    best_score: float = -math.inf
+    score_means: list[float] = field(default_factory=list)  # of each step
+    errors: Counter[str] = field(default_factory=Counter)  # of this process's failed evaluations
+
+    def add(self, evaluations: Sequence[Evaluation]) -> dict[str, float]:
+        """Count a step's evaluations, and return its metrics."""
+        scores, num = [evaluation.score for evaluation in evaluations], len(evaluations)
+        self.errors.update(e.error for e in evaluations if e.error is not None and not e.cached)
+        self.best_score = max(self.best_score, *scores)
+        self.score_means.append(mean(scores))
+        self.num_distinct += sum(not evaluation.cached for evaluation in evaluations)
+        return {
+            "score_mean": self.score_means[-1],
+            "score_best": self.best_score,
+            "num_distinct": self.num_distinct,
+            "cached_share": sum(e.cached for e in evaluations) / num,
+            "failed_share": sum(e.status is EvaluationStatus.FAILED for e in evaluations) / num,
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a resumed run goes on from; the errors of one process stay with it."""
+        return {name: value for name, value in asdict(self).items() if name != "errors"}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        vars(self).update(state)
+
+
+def mean(values: Sequence[float]) -> float:
+    """Return the mean, NaN of nothing."""
+    return sum(values) / len(values) if values else math.nan
