@@ -22,7 +22,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.utils.random_state import stream_seed
 
 # What a step draws at random for, each from a stream of its own.
-_FRESH, _REPLAYED, _REPLAY_CHOICE, _VALIDATION = range(4)
+_FRESH, _REPLAYED, _REPLAY_CHOICE, _VALIDATION, GLOBAL_STREAM = range(5)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 from gflownet.data.config import WorkersConfig
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.served_policy import MergedPolicyCalls, ServedPolicy
-from gflownet.data.source import Rollout, TrajectorySource
+from gflownet.data.source import GLOBAL_STREAM, Rollout, TrajectorySource
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluator, InlineEvaluator
 from gflownet.mdp.policy import PolicyFunction
@@ -21,8 +21,6 @@ from gflownet.utils.packing import MessageError
 from gflownet.utils.random_state import seed_all, stream_seed
 from gflownet.utils.transport import Transport
 from gflownet.utils.worker_processes import WorkerError, WorkerInfo, WorkerPool
-
-_WORKER_STREAM = 4  # beside the streams of `TrajectorySource`
 
 
 def rollouts_here(
@@ -116,7 +114,7 @@ class _Work:
         evaluator = self._evaluator.with_store(store)
         for turn in count(info.id + info.num_taken * info.num_workers, info.num_workers):
             step = self._first_step + turn
-            seed_all(stream_seed(self._source.seed, step, _WORKER_STREAM))
+            seed_all(stream_seed(self._source.seed, step, GLOBAL_STREAM))
             # Several workers share the weights, or their calls could not be merged; one can have its own.
             policy.refresh(max(turn, 1) if info.num_workers == 1 else None)
             yield self._source.rollout(step, policy=policy, evaluator=evaluator, replay=replay)

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch, Data
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.environment import Environment, IllegalAction
-from gflownet.mdp.layout import BatchLayout
+from gflownet.mdp.layout import BatchLayout, masks_of
 from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import Attribute, GraphStates
 
@@ -98,7 +98,7 @@ class GraphBuildingEnvContext:
 
     def masks(self, batch: Batch) -> list[Tensor]:
         """Return the masks of the batch's rows, one per action type: [M, C], of a dense batch [B, R, C]."""
-        return [batch[f"{kind.field_name}_mask"] for kind in self.action_types]
+        return masks_of(batch, self.action_types)
 
     def categorical(self, batch: Batch, logits: Sequence[Tensor]) -> GraphActionCategorical:
         """Return the distributions over forward actions that logits of all rows mean, one tensor per action type."""

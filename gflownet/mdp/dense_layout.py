@@ -14,8 +14,8 @@ from torch_geometric.data import Batch
 
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.layout import BatchLayout, Kinds, keys_of, make_batch
-from gflownet.mdp.states import GraphStates
+from gflownet.mdp.layout import BatchLayout, Kinds, keys_of, make_batch, masks_of
+from gflownet.mdp.states import ABSENT, UNSET, GraphStates
 
 if TYPE_CHECKING:
     from gflownet.mdp.context import GraphBuildingEnvContext
@@ -58,7 +58,7 @@ class DenseLayout(BatchLayout):
 
     def categorical(self, batch: Batch, logits: Sequence[Tensor], kinds: Kinds) -> GraphActionCategorical:
         """Return the distributions that logits [B, R, C] mean."""
-        masks = [batch[f"{kind.field_name}_mask"] for kind in kinds]
+        masks = masks_of(batch, kinds)
         return GraphActionCategorical.dense(logits, masks, may_be_empty=kinds == self.context.backward_types)
 
     def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None, kinds: Kinds) -> Tensor:
@@ -128,16 +128,15 @@ class DenseLayout(BatchLayout):
         if had == n or key in ("num_nodes_of", "stop_mask"):
             return value
         blank = _BLANK.get(key, 0)
-        pairs = {f"{kind.field_name}_mask" for kind in PAIR_TYPES}
-        if key in pairs:
+        if key in _PAIR_MASKS:
             value = value.unflatten(1, (had, had))
-        num_axes = 2 if key in pairs or key in _PAIR_FIELDS else 1
+        num_axes = 2 if key in _PAIR_MASKS or key in _PAIR_FIELDS else 1
         shape = [len(value), *[n] * num_axes, *value.shape[1 + num_axes :]]
         wide = value.new_full(shape, blank)
         wide[(slice(None), *[slice(had)] * num_axes)] = value
         if key == "reach":
             wide.diagonal(dim1=1, dim2=2).fill_(True)
-        return wide.flatten(1, 2) if key in pairs else wide
+        return wide.flatten(1, 2) if key in _PAIR_MASKS else wide
 
 
 _IS_PAIR = torch.tensor([int(kind in PAIR_TYPES) for kind in GraphActionType])
@@ -151,4 +150,5 @@ def _renumbered(kind: Tensor, row: Tensor, before: int, after: int) -> Tensor:
 
 
 _PAIR_FIELDS = ("edge_type", "edge_attr", "edge_order", "reach")
-_BLANK = {"node_type": -1, "node_attr": -1, "edge_type": -1, "edge_attr": -1}  # ABSENT and UNSET
+_PAIR_MASKS = frozenset(f"{kind.field_name}_mask" for kind in PAIR_TYPES)
+_BLANK = {"node_type": ABSENT, "node_attr": UNSET, "edge_type": ABSENT, "edge_attr": UNSET}

@@ -59,6 +59,11 @@ def keys_of(batch: Any) -> list[str]:
     return batch.keys()
 
 
+def masks_of(batch: Batch, kinds: Kinds) -> list[Tensor]:
+    """Return the masks of the batch's rows, one per action type."""
+    return [batch[f"{kind.field_name}_mask"] for kind in kinds]
+
+
 def make_batch(fields: dict[str, Tensor]) -> Batch:
     """Return a Batch of the fields; calling `Batch` itself inspects signatures, which takes longer than encoding."""
     batch = type.__call__(_BATCH)

@@ -13,7 +13,7 @@ from torch_geometric.data import Batch
 
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.layout import BatchLayout, Kinds, keys_of, make_batch
+from gflownet.mdp.layout import BatchLayout, Kinds, keys_of, make_batch, masks_of
 from gflownet.mdp.states import GraphStates
 
 
@@ -48,7 +48,7 @@ class SparseLayout(BatchLayout):
 
     def categorical(self, batch: Batch, logits: Sequence[Tensor], kinds: Kinds) -> GraphActionCategorical:
         """Return the distributions that logits [M, C] mean."""
-        masks, rows = [batch[f"{kind.field_name}_mask"] for kind in kinds], self.row_graphs(batch, kinds)
+        masks, rows = masks_of(batch, kinds), self.row_graphs(batch, kinds)
         partial = kinds == self.context.backward_types
         return GraphActionCategorical(logits, masks, row_graphs=rows, num_graphs=batch.num_graphs, may_be_empty=partial)
 

@@ -153,12 +153,11 @@ class _BufferCodec(Codec):
         self._incoming.close()
 
 
-class _PickleCodec(Codec):
+class _ReadByPickle(Codec):
+    """What arrives is a pickle, whatever wrote it; there is nothing to give up."""
+
     def __init__(self, device: torch.device) -> None:
         self._device = device
-
-    def encode(self, message: Any) -> bytes:
-        return dumps(message)
 
     def decode(self, frame: memoryview) -> Any:
         return moved(pickle.loads(frame), self._device)
@@ -171,25 +170,17 @@ class _PickleCodec(Codec):
     close = detach
 
 
-class _QueueCodec(Codec):
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
+class _PickleCodec(_ReadByPickle):
+    def encode(self, message: Any) -> bytes:
+        return dumps(message)
 
+
+class _QueueCodec(_ReadByPickle):
     def encode(self, message: Any) -> bytes:
         _make_sure_of_room(pack(message).tensors)
         stream = io.BytesIO()
         _SharingPickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
         return stream.getvalue()
-
-    def decode(self, frame: memoryview) -> Any:
-        return moved(pickle.loads(frame), self._device)
-
-    view = decode
-
-    def detach(self) -> None:
-        pass
-
-    close = detach
 
 
 class _SharingPickler(ForkingPickler):
