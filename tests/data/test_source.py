@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 
+from gflownet.data import workers
 from gflownet.data.config import ReplayConfig, WorkersConfig
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.served_policy import MergedPolicyCalls
@@ -229,6 +230,20 @@ def test_a_worker_samples_from_the_weights_published_before_its_rollout_began(tm
         write_stop(made.policy, bias=-1e4)
         assert num_nodes(next(stream)) == [1] * 6
         assert num_nodes(next(stream)) == [4] * 6
+
+
+def test_weights_are_there_before_the_fastest_worker_asks_for_them(tmp_path, monkeypatch):
+    start = workers._pool
+
+    def asked_at_once(work, server, **options):
+        first = server.connect()
+        first.proxy("policy").refresh(1)
+        first.channel.close()
+        return start(work, server, **options)
+
+    monkeypatch.setattr(workers, "_pool", asked_at_once)
+    with parts(tmp_path) as made, closing(made.of_workers("pickle")) as stream:
+        assert len(num_nodes(next(stream))) == 6
 
 
 def test_a_killed_worker_is_replaced_and_no_step_is_lost(tmp_path):
