@@ -1,0 +1,217 @@
+"""Derivatives of tensor graphs, which are tensor graphs again: reverse and forward mode, to any order.
+
+Only what lies between a node and what it is differentiated by is derived, in time linear in its size and at any depth.
+What nothing depends on is described, never stored: a constant leaf with `fill=0.0`; a derivative of a tensor by itself
+is one with `is_identity`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, overload
+
+import torch
+
+from gflownet.autodiff.evaluation import topological_order
+from gflownet.autodiff.nodes import LeafKind, LeafNode, Node, TransformNode
+from gflownet.autodiff.rules import added, forward, reverse
+
+Mode = Literal["reverse", "forward"]
+
+
+def vjp(output: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
+    """Return the products of a cotangent and the Jacobians: reverse mode.
+
+    Args:
+        output: what is differentiated.
+        wrt: by which nodes; the derivative by one of them includes what reaches the output through another.
+        cotangent: `[output..., H...]`, H any further axes.
+
+    Returns:
+        Of each, `[wrt..., H...]`.
+
+    Raises:
+        ValueError: the cotangent has not the output's axes first, or not its dtype.
+    """
+    _check_fits("cotangent", cotangent, output)
+    order = topological_order([output])
+    affected = _affected(order, wrt)
+    found: dict[Node, Node] = {output: cotangent}
+    for node in reversed(order):
+        if node not in affected or node not in found:
+            continue
+        for side, source in enumerate(node.inputs):
+            if source in affected and (term := reverse(node, found[node], side)) is not None:
+                found[source] = added(found[source], term) if source in found else term
+    free = cotangent.shape[output.rank :]
+    return [found[node] if node in found else _filled((*node.shape, *free), 0.0, node.dtype) for node in wrt]
+
+
+def jvp(output: Node, tangents: Mapping[Node, Node]) -> Node:
+    """Return the product of the Jacobians and tangents, summed over the nodes they are of: forward mode.
+
+    Args:
+        output: what is differentiated.
+        tangents: by node, `[node..., H...]`, H any further axes; a node of them is taken to depend on nothing.
+
+    Returns:
+        `[output..., H...]`.
+
+    Raises:
+        ValueError: there is no tangent, one has not its node's axes first or not its dtype, or their H differ.
+    """
+    return _pushed([output], tangents)[0]
+
+
+@overload
+def gradient(output: Node, wrt: Node) -> Node: ...
+@overload
+def gradient(output: Node, wrt: Sequence[Node]) -> list[Node]: ...
+def gradient(output: Node, wrt: Node | Sequence[Node]) -> Node | list[Node]:
+    """Return the derivative of a scalar by a node, or by each of several, in one reverse pass.
+
+    Args:
+        output: a scalar.
+        wrt: the node or the nodes.
+
+    Returns:
+        Of each, of its shape.
+
+    Raises:
+        ValueError: the output is not a scalar.
+    """
+    if output.rank:
+        raise ValueError(f"{output.label}: gradient: expected a scalar (shape []), got shape {list(output.shape)}")
+    found = vjp(output, [wrt] if isinstance(wrt, Node) else wrt, _identity(output))
+    return found[0] if isinstance(wrt, Node) else found
+
+
+def jacobian(output: Node, wrt: Node, mode: Mode = "reverse") -> Node:
+    """Return the derivative of a tensor by a tensor.
+
+    Args:
+        output: what is differentiated.
+        wrt: by what.
+        mode: from which end; it decides the layout, too.
+
+    Returns:
+        `[wrt..., output...]` in reverse mode, `[output..., wrt...]` in forward mode.
+
+    Raises:
+        ValueError: there is no such mode.
+    """
+    if mode == "reverse":
+        return vjp(output, [wrt], _identity(output))[0]
+    if mode == "forward":
+        return jvp(output, {wrt: _identity(wrt)})
+    raise ValueError(f"jacobian: mode: expected 'reverse' or 'forward', got {mode!r}")
+
+
+def hessian(output: Node, first: Node, second: Node | None = None) -> Node:
+    """Return the derivative of a tensor by two nodes: forward mode over reverse mode.
+
+    Args:
+        output: what is differentiated.
+        first: by what first.
+        second: by what then; by default by the same.
+
+    Returns:
+        `[output..., first..., second...]`.
+    """
+    twice = jacobian(jacobian(output, first), first if second is None else second, mode="forward")
+    return _rolled(twice, first.rank, output.rank)
+
+
+@overload
+def hvp(output: Node, wrt: Node, vector: Node) -> Node: ...
+@overload
+def hvp(output: Node, wrt: Sequence[Node], vector: Sequence[Node]) -> list[Node]: ...
+def hvp(output: Node, wrt: Node | Sequence[Node], vector: Node | Sequence[Node]) -> Node | list[Node]:
+    """Return the product of a scalar's Hessian and a vector, without the Hessian: forward mode over reverse mode.
+
+    Args:
+        output: a scalar.
+        wrt: the node or the nodes it is differentiated by.
+        vector: of the node's shape and dtype, or one for each node.
+
+    Returns:
+        Of each node, of its shape.
+
+    Raises:
+        ValueError: the output is not a scalar, or the vectors do not fit the nodes.
+    """
+    nodes = [wrt] if isinstance(wrt, Node) else list(wrt)
+    vectors = [vector] if isinstance(vector, Node) else list(vector)
+    if len(nodes) != len(vectors):
+        raise ValueError(f"hvp: vector: expected one for each of the {len(nodes)} nodes, got {len(vectors)}")
+    found = _pushed(gradient(output, nodes), dict(zip(nodes, vectors, strict=True)))
+    return found[0] if isinstance(wrt, Node) else found
+
+
+def _pushed(outputs: Sequence[Node], tangents: Mapping[Node, Node]) -> list[Node]:
+    free = _free_axes(tangents)
+    order = topological_order(outputs)
+    affected = _affected(order, tangents)
+    found: dict[Node, Node] = dict(tangents)
+    for node in order:
+        if node in found or node not in affected:
+            continue
+        sides = [found.get(source) for source in node.inputs]
+        if any(side is not None for side in sides) and (tangent := forward(node, sides)) is not None:
+            found[node] = tangent
+    return [found[node] if node in found else _filled((*node.shape, *free), 0.0, node.dtype) for node in outputs]
+
+
+def _free_axes(tangents: Mapping[Node, Node]) -> tuple[int, ...]:
+    if not tangents:
+        raise ValueError("jvp: tangents: expected one of at least one node, got none")
+    for node, tangent in tangents.items():
+        _check_fits("tangent", tangent, node)
+    every = {tangent.shape[node.rank :] for node, tangent in tangents.items()}
+    if len(every) > 1:
+        raise ValueError(f"jvp: tangents: expected one shape after that of their nodes, got {sorted(every)}")
+    return every.pop()
+
+
+def _check_fits(name: str, derivative: Node, node: Node) -> None:
+    if derivative.shape[: node.rank] != node.shape:
+        message = f"expected a shape that starts with {list(node.shape)}, got {list(derivative.shape)}"
+        raise ValueError(f"{node.label}: {name}: {message}")
+    if derivative.dtype != node.dtype:
+        raise ValueError(f"{node.label}: {name}: expected dtype {node.dtype}, got {derivative.dtype}")
+
+
+def _affected(order: Sequence[Node], wrt: Sequence[Node] | Mapping[Node, Node]) -> set[Node]:
+    """Return the nodes that depend on one of `wrt`, and those; nothing passes through whole numbers."""
+    affected = {*wrt}
+    for node in order:
+        if node not in affected and _is_differentiable(node.dtype) and not affected.isdisjoint(node.inputs):
+            affected.add(node)
+    return affected
+
+
+def _is_differentiable(dtype: torch.dtype) -> bool:
+    return dtype.is_floating_point or dtype.is_complex
+
+
+def _filled(shape: Sequence[int], fill: float, dtype: torch.dtype) -> LeafNode:
+    return LeafNode(shape, kind=LeafKind.CONSTANT, fill=fill, dtype=dtype)
+
+
+def _identity(node: Node) -> LeafNode:
+    """Return the derivative of a tensor by itself."""
+    if not node.rank:
+        return _filled((), 1.0, node.dtype)
+    return LeafNode((*node.shape, *node.shape), kind=LeafKind.CONSTANT, is_identity=True, dtype=node.dtype)
+
+
+def _rolled(node: Node, start: int, count: int) -> Node:
+    """Return a tensor with `count` axes from `start` on moved to the front."""
+    every = range(1, node.rank + 1)
+    front = every[start : start + count]
+    dst = (*front, *every[:start], *every[start + count :])
+    if not start or not count:
+        return node
+    if isinstance(node, LeafNode) and node.fill is not None:
+        return _filled([node.shape[index - 1] for index in dst], node.fill, node.dtype)
+    return TransformNode(node, dst, every)
