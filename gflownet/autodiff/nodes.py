@@ -1,7 +1,7 @@
 """The five kinds of nodes of a tensor graph (seed 001, with the corrections of docs/tensor-graphs.md).
 
-A node says what is computed; its value and its gradient are kept by the graph that runs it. Nodes are compared by
-identity, are never changed, and live as long as something uses them.
+A node says what is computed, and carries the value and the gradient of the graph that ran it last. Nodes are compared
+by identity and live as long as something uses them.
 """
 
 from __future__ import annotations
@@ -9,13 +9,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from math import prod
+from types import ModuleType
 from typing import Literal
 
 import torch
 from torch import Tensor
 
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.indices import Indices, checked, extents_of, joint_extents, negatives
+from gflownet.autodiff.indices import checked, extents_of, joint_extents, negatives
 
 Operation = Literal["+", "-", "*"]
 
@@ -31,11 +32,24 @@ class LeafKind(IntEnum):
 class Node:
     """A tensor, and how it is computed from those of other nodes."""
 
-    __slots__ = ("__weakref__", "dtype", "inputs", "name", "shape")
+    __slots__ = ("__weakref__", "dtype", "forwarded", "gradient", "inputs", "name", "requires_grad", "shape")
 
-    def __init__(self, inputs: Sequence[Node], *, shape: Sequence[int], dtype: torch.dtype, name: str | None) -> None:
+    def __init__(
+        self,
+        inputs: Sequence[Node],
+        *,
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        name: str | None,
+        leaf_grad: bool = False,
+    ) -> None:
         self.inputs, self.shape, self.dtype = tuple(inputs), tuple(shape), dtype
         self.name = name
+        can_differ = dtype.is_floating_point or dtype.is_complex
+        self.requires_grad = can_differ and (leaf_grad or any(node.requires_grad for node in inputs))
+        # What the graph that runs last computed (gflownet/autodiff/graph.py); nothing else of a node ever changes.
+        self.forwarded: Tensor | None = None
+        self.gradient: Tensor | None = None
 
     @property
     def label(self) -> str:
@@ -47,9 +61,88 @@ class Node:
         """Return the number of axes; 0 of a scalar, which a tensor of shape [1] is not."""
         return len(self.shape)
 
+    def value(self) -> Tensor:
+        """Return the tensor that the last forward pass computed.
+
+        Raises:
+            ValueError: no graph has run forward since, or a leaf holds nothing.
+        """
+        if self.forwarded is None:
+            raise ValueError(
+                f"{self.label}: value: expected a forward pass first (Graph.forward), or a leaf with a value"
+            )
+        return self.forwarded
+
+    def has_grad(self) -> bool:
+        """Return whether the node has a gradient: it depends, differentiably, on a leaf that wants one."""
+        return self.requires_grad
+
+    def grad(self) -> Tensor:
+        """Return the gradient gathered so far; filling it by hand starts a backward pass as `Graph.backward` does.
+
+        Raises:
+            ValueError: the node has none (see `has_grad`), or has no value yet.
+        """
+        if not self.requires_grad:
+            raise ValueError(f"{self.label}: grad: expected a node that depends on a leaf with requires_grad=True")
+        if self.gradient is None:
+            self.gradient = torch.zeros(self.shape, dtype=self.dtype, device=self.value().device)
+        return self.gradient
+
     def __repr__(self) -> str:
         """Return the kind, the name and the shape."""
         return f"<{self.label} {list(self.shape)} {str(self.dtype).removeprefix('torch.')}>"
+
+    def __add__(self, other: Node | float) -> Node:
+        """Return the sum of the entries."""
+        return _operators().add(self, other)
+
+    def __radd__(self, other: float) -> Node:
+        """Return the sum of the entries."""
+        return _operators().add(self, other)
+
+    def __sub__(self, other: Node | float) -> Node:
+        """Return the difference of the entries."""
+        return _operators().subtract(self, other)
+
+    def __rsub__(self, other: float) -> Node:
+        """Return the difference of the entries."""
+        return _operators().subtract(other, self)
+
+    def __mul__(self, other: Node | float) -> Node:
+        """Return the product of the entries."""
+        return _operators().multiply(self, other)
+
+    def __rmul__(self, other: float) -> Node:
+        """Return the product of the entries."""
+        return _operators().multiply(self, other)
+
+    def __truediv__(self, other: Node | float) -> Node:
+        """Return the quotient of the entries."""
+        return _operators().divide(self, other)
+
+    def __rtruediv__(self, other: float) -> Node:
+        """Return the quotient of the entries."""
+        return _operators().divide(other, self)
+
+    def __pow__(self, exponent: float) -> Node:
+        """Return a power of the entries."""
+        return _operators().power(self, exponent)
+
+    def __neg__(self) -> Node:
+        """Return the negated entries."""
+        return _operators().multiply(self, -1.0)
+
+    def __matmul__(self, other: Node) -> Node:
+        """Return the matrix product."""
+        return _operators().matrix_product(self, other)
+
+
+def _operators() -> ModuleType:
+    """Return what the operators of nodes build with; that module needs this one."""
+    from gflownet.autodiff import operators
+
+    return operators
 
 
 class LeafNode(Node):
@@ -60,7 +153,7 @@ class LeafNode(Node):
     same (a product of Kronecker deltas). Neither has to be stored to be computed with.
     """
 
-    __slots__ = ("fill", "given", "is_identity", "kind", "requires_grad")
+    __slots__ = ("fill", "given", "is_identity", "kind")
 
     def __init__(
         self,
@@ -87,19 +180,24 @@ class LeafNode(Node):
             name: what messages and drawings call it.
 
         Raises:
-            ValueError: the shape has an extent below 1 or is not the value's, or a constant is described twice.
+            ValueError: the shape has an extent below 1, or shape or dtype is not that of the value, or a constant is
+                described twice.
         """
         described = value.dtype if value is not None else torch.get_default_dtype()
-        super().__init__((), shape=[int(n) for n in shape], dtype=dtype or described, name=name)
+        wanted = kind != LeafKind.CONSTANT if requires_grad is None else requires_grad
+        shape = [int(extent) for extent in shape]
+        super().__init__((), shape=shape, dtype=dtype or described, name=name, leaf_grad=wanted)
         self.kind, self.given, self.fill, self.is_identity = LeafKind(kind), value, fill, is_identity
-        self.requires_grad = kind != LeafKind.CONSTANT if requires_grad is None else requires_grad
         self._check()
+        self.forwarded = None if value is None else value.detach()
 
     def _check(self) -> None:
         if any(extent < 1 for extent in self.shape):
             raise ValueError(f"{self.label}: shape {list(self.shape)}: expected extents of at least 1")
         if self.given is not None and tuple(self.given.shape) != self.shape:
             raise ValueError(f"{self.label}: value: expected shape {list(self.shape)}, got {list(self.given.shape)}")
+        if self.given is not None and self.given.dtype != self.dtype:
+            raise ValueError(f"{self.label}: value: expected dtype {self.dtype}, got {self.given.dtype}")
         descriptions = (self.given is not None) + (self.fill is not None) + self.is_identity
         if descriptions > 1 or (self.kind != LeafKind.CONSTANT and descriptions > (self.given is not None)):
             raise ValueError(f"{self.label}: expected a value, or of a constant a fill or an identity, got several")

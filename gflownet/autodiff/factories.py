@@ -1,0 +1,227 @@
+"""What graphs are built with: a factory for each kind of node and for what is composed of several.
+
+A factory returns the node whose value is wanted; what it is composed of lives as long as that does.
+"""
+# ruff: noqa: N802  (a factory is named after its node, as in seed 004)
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+from torch import Tensor
+
+from gflownet.autodiff import operators
+from gflownet.autodiff.functions import Function
+from gflownet.autodiff.nodes import (
+    CastNode,
+    ElementwiseNode,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    TransformNode,
+)
+from gflownet.autodiff.operators import Operand
+
+Given = Tensor | Sequence[int]
+
+
+def Input(given: Given, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+    """Return an input with a gradient.
+
+    Args:
+        given: what it holds, or its shape where that is bound when the graph runs.
+        name: what messages and drawings call it.
+        dtype: of its entries; by default the tensor's, else torch's default.
+    """
+    return _leaf(given, LeafKind.INPUT, requires_grad=True, name=name, dtype=dtype)
+
+
+def FixedInput(given: Given, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+    """Return an input without a gradient, such as data; arguments as of `Input`."""
+    return _leaf(given, LeafKind.INPUT, requires_grad=False, name=name, dtype=dtype)
+
+
+def Parameter(given: Given, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+    """Return a parameter, which is trained; arguments as of `Input`."""
+    return _leaf(given, LeafKind.PARAMETER, requires_grad=True, name=name, dtype=dtype)
+
+
+def FixedParameter(given: Given, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+    """Return a parameter without a gradient, which training leaves alone; arguments as of `Input`."""
+    return _leaf(given, LeafKind.PARAMETER, requires_grad=False, name=name, dtype=dtype)
+
+
+def Constant(given: Tensor | float, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+    """Return a constant; a number becomes a scalar."""
+    if isinstance(given, Tensor):
+        return _leaf(given, LeafKind.CONSTANT, requires_grad=False, name=name, dtype=dtype)
+    return LeafNode((), kind=LeafKind.CONSTANT, fill=float(given), name=name, dtype=dtype)
+
+
+def Identity(shape: Sequence[int], *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+    """Return the constant of shape `[*shape, *shape]` that is 1 where both halves name the same entry, else 0."""
+    return LeafNode([*shape, *shape], kind=LeafKind.CONSTANT, is_identity=True, name=name, dtype=dtype)
+
+
+def Transform(
+    source: Node,
+    index_dst: Sequence[int],
+    index_src: Sequence[int],
+    *,
+    alpha: float = 1.0,
+    new_dims: Sequence[int] = (),
+    name: str | None = None,
+) -> Node:
+    """Return `dst[index_dst] = alpha * sum of src[index_src]`, see `TransformNode`."""
+    return TransformNode(source, index_dst, index_src, alpha=alpha, new_dims=new_dims, name=name)
+
+
+def Elementwise(
+    left: Node,
+    right: Node,
+    index_dst: Sequence[int],
+    index_src_l: Sequence[int],
+    index_src_r: Sequence[int],
+    *,
+    operation: operators.Operation,
+    name: str | None = None,
+) -> Node:
+    """Return `dst[index_dst] = sum of (L[index_src_l] op R[index_src_r])`, see `ElementwiseNode`."""
+    return ElementwiseNode(left, right, index_dst, index_src_l, index_src_r, operation=operation, name=name)
+
+
+def Linear(
+    left: Node,
+    right: Node,
+    index_dst: Sequence[int],
+    index_src_l: Sequence[int],
+    index_src_r: Sequence[int],
+    *,
+    name: str | None = None,
+) -> Node:
+    """Return `dst[index_dst] = sum of L[index_src_l] R[index_src_r]`, see `LinearNode`."""
+    return LinearNode(left, right, index_dst, index_src_l, index_src_r, name=name)
+
+
+def Nonlinear(source: Node, function: Function | str, *, name: str | None = None) -> Node:
+    """Return a function of every entry; text as `Function.parse` reads it."""
+    parsed = Function.parse(function) if isinstance(function, str) else function
+    return NonlinearNode(source, parsed, name=name)
+
+
+def Cast(source: Node, dtype: torch.dtype, *, name: str | None = None) -> Node:
+    """Return the same entries in another dtype; the gradient comes back in the source's."""
+    return CastNode(source, dtype, name=name)
+
+
+def Add(left: Operand, right: Operand) -> Node:
+    """Return `left + right`."""
+    return operators.add(left, right)
+
+
+def Subtract(left: Operand, right: Operand) -> Node:
+    """Return `left - right`."""
+    return operators.subtract(left, right)
+
+
+def Multiply(left: Operand, right: Operand) -> Node:
+    """Return `left * right`, entry by entry."""
+    return operators.multiply(left, right)
+
+
+def Divide(left: Operand, right: Operand) -> Node:
+    """Return `left / right`, entry by entry."""
+    return operators.divide(left, right)
+
+
+def Power(base: Node, exponent: float) -> Node:
+    """Return `base ** exponent`, entry by entry."""
+    return operators.power(base, exponent)
+
+
+def MatMul(left: Node, right: Node) -> Node:
+    """Return `left @ right`."""
+    return operators.matrix_product(left, right)
+
+
+def Sum(source: Node, axes: Sequence[int] | None = None) -> Node:
+    """Return the sum over some axes, over all without any given; negative axes count from the end."""
+    summed = range(source.rank) if axes is None else [_axis(source, axis) for axis in axes]
+    index_src = [-axis - 1 if axis in summed else axis + 1 for axis in range(source.rank)]
+    return TransformNode(source, [index for index in index_src if index > 0], index_src)
+
+
+def Mean(source: Node, axes: Sequence[int] | None = None) -> Node:
+    """Return the mean over some axes, over all without any given."""
+    total = Sum(source, axes)
+    count = torch.Size(source.shape).numel() / torch.Size(total.shape).numel()
+    return operators.scaled(total, 1.0 / count)
+
+
+def Transpose(source: Node, order: Sequence[int] | None = None) -> Node:
+    """Return the axes in another order, in reverse without one given."""
+    places = [*range(source.rank)][::-1] if order is None else [_axis(source, axis) for axis in order]
+    return TransformNode(source, [place + 1 for place in places], range(1, source.rank + 1))
+
+
+def Broadcast(source: Node, shape: Sequence[int]) -> Node:
+    """Return the node repeated along new leading axes.
+
+    Args:
+        source: what is repeated.
+        shape: of the result; its last axes are the source's.
+
+    Raises:
+        ValueError: they are not.
+    """
+    num_new = len(shape) - source.rank
+    if num_new < 0 or tuple(shape[num_new:]) != source.shape:
+        raise ValueError(f"{source.label}: Broadcast: expected a shape that ends in {source.shape}, got {list(shape)}")
+    own = range(1, source.rank + 1)
+    return TransformNode(source, [*range(-num_new, 0), *own], own, new_dims=shape[:num_new])
+
+
+def _function(name: str) -> Callable[[Node], Node]:
+    def factory(source: Node) -> Node:
+        return NonlinearNode(source, Function.parse(name))
+
+    factory.__name__ = factory.__qualname__ = name.capitalize()
+    factory.__doc__ = f"Return {name} of every entry."
+    return factory
+
+
+Exp = _function("exp")
+Log = _function("log")
+Sin = _function("sin")
+Cos = _function("cos")
+Tanh = _function("tanh")
+Sqrt = _function("sqrt")
+Negate = _function("neg")
+Reciprocal = _function("reciprocal")
+Square = _function("square")
+Cube = _function("cube")
+Sigmoid = _function("sigmoid")
+Relu = _function("relu")
+Gelu = _function("gelu")
+Softplus = _function("softplus")
+Silu = _function("silu")
+Abs = _function("abs")
+Erf = _function("erf")
+
+
+def _leaf(
+    given: Given, kind: LeafKind, *, requires_grad: bool, name: str | None, dtype: torch.dtype | None
+) -> LeafNode:
+    if isinstance(given, Tensor):
+        tensor = given if dtype is None else given.to(dtype)
+        return LeafNode(tensor.shape, kind=kind, value=tensor, requires_grad=requires_grad, name=name)
+    return LeafNode(given, kind=kind, requires_grad=requires_grad, dtype=dtype, name=name)
+
+
+def _axis(source: Node, axis: int) -> int:
+    if not -source.rank <= axis < source.rank:
+        raise ValueError(f"{source.label}: expected an axis of shape {source.shape}, got {axis}")
+    return axis % source.rank

@@ -1,0 +1,228 @@
+"""The running graph: order, memory of what was computed, gradients that gather, dtypes, lifetimes, depth."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+
+import pytest
+import torch
+from torch import Tensor
+
+from gflownet.autodiff import factories as build
+from gflownet.autodiff.graph import Graph
+from gflownet.autodiff.nodes import Node
+
+DOUBLE = torch.float64
+
+
+def parameter(*shape: int, seed: int = 0, dtype: torch.dtype = DOUBLE, name: str | None = None) -> Node:
+    generator = torch.Generator().manual_seed(seed)
+    return build.Parameter(torch.randn(shape, generator=generator, dtype=DOUBLE).to(dtype), name=name)
+
+
+def run(sink: Node, val: float = 1.0) -> Tensor:
+    graph = Graph(sink)
+    graph.forward()
+    graph.reset_grad()
+    graph.backward(val)
+    return sink.value()
+
+
+def test_nodes_are_in_topological_order_and_the_sink_is_last() -> None:
+    x = parameter(3)
+    first, second = build.Tanh(x), build.Exp(x)
+    sink = first + second
+    assert Graph(sink).nodes() == (x, first, second, sink)
+    assert Graph(first).nodes() == (x, first)
+
+
+def test_a_value_is_computed_once_until_it_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+    computed = []
+    from gflownet.autodiff import graph as graph_module
+
+    original = graph_module.compute
+    monkeypatch.setattr(graph_module, "compute", lambda node, values: computed.append(node) or original(node, values))
+    x = parameter(3)
+    shared = build.Tanh(x)
+    graph = Graph(shared * shared)
+    graph.forward()
+    graph.forward()
+    assert len(computed) == 2
+    other = Graph(build.Sum(shared))
+    other.forward()
+    assert len(computed) == 3
+    x.value().mul_(2.0)
+    graph.reset_forwarded()
+    graph.forward()
+    assert len(computed) == 5
+    torch.testing.assert_close(graph.sink.value(), torch.tanh(x.value()) ** 2)
+
+
+def test_binding_leaves_computes_anew() -> None:
+    x = build.Input([2], dtype=DOUBLE, name="x")
+    y = build.Square(x)
+    graph = Graph(y)
+    with pytest.raises(ValueError, match=r"LeafNode 'x': value: expected one of shape \[2\], got none"):
+        graph.forward()
+    graph.forward({x: [1.0, 2.0]})
+    assert y.value().tolist() == [1.0, 4.0]
+    graph.forward({x: torch.tensor([3.0, 4.0])})
+    assert y.value().tolist() == [9.0, 16.0]
+    assert y.value().dtype == DOUBLE
+
+
+def test_what_a_leaf_cannot_hold_is_refused() -> None:
+    x = build.Input([2], dtype=torch.float32, name="x")
+    graph = Graph(build.Square(x))
+    with pytest.raises(ValueError, match=r"LeafNode 'x': value: expected shape \[2\], got \[3\]"):
+        graph.forward({x: torch.zeros(3)})
+    with pytest.raises(ValueError, match=r"LeafNode 'x': value: expected dtype torch.float32 .*, got torch.float64"):
+        graph.forward({x: torch.zeros(2, dtype=DOUBLE)})
+
+
+def test_gradients_of_an_expression_built_twice_and_of_a_node_used_twice_gather() -> None:
+    x = parameter(3)
+
+    def expression() -> Node:
+        return build.Sum(build.Exp(x))
+
+    run(expression() + expression())
+    torch.testing.assert_close(x.grad(), 2 * torch.exp(x.value()))
+    y = build.Tanh(x)
+    run(build.Sum(y * y + y))
+    tanh = torch.tanh(x.value())
+    torch.testing.assert_close(x.grad(), (2 * tanh + 1) * (1 - tanh**2))
+    run(build.Sum(x + x))
+    assert x.grad().tolist() == [2.0, 2.0, 2.0]
+
+
+def test_backward_adds_to_the_sink_and_gathers_until_it_is_reset() -> None:
+    x = parameter(3)
+    loss = build.Sum(x * 2.0)
+    graph = Graph(loss)
+    graph.forward()
+    graph.backward(0.5)
+    assert loss.grad().item() == 0.5
+    assert x.grad().tolist() == [1.0] * 3
+    graph.reset_grad()
+    loss.grad().fill_(3.0)
+    graph.backward(0.0)
+    assert x.grad().tolist() == [6.0] * 3
+    graph.backward(1.0)
+    assert loss.grad().item() == 4.0
+
+
+def test_two_graphs_gather_in_the_leaves_they_share() -> None:
+    w = parameter(3)
+    expected = torch.zeros(3, dtype=DOUBLE)
+    for seed in (1, 2):
+        example = parameter(3, seed=seed)
+        graph = Graph(w @ example)
+        graph.forward()
+        graph.backward()
+        expected += example.value()
+        torch.testing.assert_close(w.grad(), expected)
+
+
+def test_leaves_without_gradient_have_none() -> None:
+    x, w = build.FixedInput(torch.ones(3, dtype=DOUBLE), name="data"), parameter(3)
+    fixed = build.FixedParameter(torch.ones(3, dtype=DOUBLE))
+    run(build.Sum(x * w * fixed))
+    assert [node.has_grad() for node in (x, w, fixed, x * fixed, x * w)] == [False, True, False, False, True]
+    assert w.grad().tolist() == [1.0] * 3
+    with pytest.raises(ValueError, match="LeafNode 'data': grad: expected a node that depends on a leaf with requires"):
+        x.grad()
+    graph = Graph(build.Sum(x * fixed))
+    graph.forward()
+    with pytest.raises(ValueError, match="grad: expected a node that depends"):
+        graph.backward()
+
+
+def test_values_and_gradients_before_the_forward_pass_are_errors() -> None:
+    y = build.Exp(parameter(3))
+    for ask in (y.value, y.grad, Graph(y).backward):
+        with pytest.raises(ValueError, match="NonlinearNode: value: expected a forward pass first"):
+            ask()
+
+
+def test_one_graph_holds_several_dtypes() -> None:
+    half, single = parameter(3, dtype=torch.float16), parameter(3, seed=1, dtype=torch.float32)
+    with pytest.raises(ValueError, match=r"expected operands of one dtype \(see Cast\), got torch.float16 and"):
+        half * single
+    product = build.Cast(half, torch.float32) * single
+    loss = build.Sum(build.Cast(product, DOUBLE))
+    run(loss)
+    assert [node.dtype for node in (half, product, loss)] == [torch.float16, torch.float32, DOUBLE]
+    assert [node.value().dtype for node in (half, product, loss)] == [torch.float16, torch.float32, DOUBLE]
+    assert [node.grad().dtype for node in (half, single, product)] == [torch.float16, torch.float32, torch.float32]
+    torch.testing.assert_close(half.grad(), single.value().half())
+    torch.testing.assert_close(single.grad(), half.value().float())
+
+
+def test_a_cast_to_integers_ends_the_gradient() -> None:
+    x = parameter(3)
+    whole = build.Cast(x, torch.int64)
+    assert not whole.has_grad()
+    run(build.Sum(build.Cast(whole, DOUBLE) * x))
+    torch.testing.assert_close(x.grad(), x.value().trunc())
+
+
+def test_integer_contractions_and_sums() -> None:
+    left, right = (build.FixedInput(torch.arange(6).reshape(shape)) for shape in ((2, 3), (3, 2)))
+    sink = build.Sum(left @ right)
+    Graph(sink).forward()
+    assert sink.value().dtype == torch.int64
+    assert sink.value().item() == int((left.value() @ right.value()).sum())
+
+
+def test_nodes_live_as_long_as_something_uses_them() -> None:
+    x = parameter(3)
+    inner = build.Tanh(x)
+    watched = weakref.ref(inner)
+    outer = build.Sum(inner)
+    del inner
+    gc.collect()
+    assert watched() is not None
+    graph = Graph(outer)
+    del outer
+    graph.forward()
+    assert watched() is not None
+    del graph
+    gc.collect()
+    assert watched() is None
+    assert x.has_grad()
+
+
+def test_a_deep_graph_runs_and_goes() -> None:
+    x = parameter()
+    node: Node = x
+    for _ in range(10_000):
+        node = node + x
+    graph = Graph(node)
+    graph.forward()
+    graph.backward()
+    assert len(graph.nodes()) == 10_001
+    assert x.grad().item() == 10_001
+    watched = weakref.ref(node)
+    del graph, node
+    gc.collect()
+    assert watched() is None
+
+
+def test_the_seeds_own_example() -> None:
+    """MultiplyByTwo thrice, and twice beside each other."""
+    x = parameter()
+    run((x * 2.0) * 2.0 * 2.0)
+    assert x.grad().item() == 8.0
+    run(x * 2.0 + x * 2.0)
+    assert x.grad().item() == 4.0
+
+
+def test_a_value_changed_in_place_is_the_tensor_that_was_given() -> None:
+    given = torch.nn.Parameter(torch.ones(3))
+    w = build.Parameter(given)
+    run(build.Sum(w * w))
+    w.value().sub_(0.25 * w.grad())
+    assert given.tolist() == [0.5] * 3
+    assert given.grad is None
