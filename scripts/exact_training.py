@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -12,13 +14,16 @@ from torch import Tensor
 
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
+from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.metrics.correlation import spearman
 from gflownet.metrics.exact import (
     StateGraph,
+    enumerate_backward,
     forward_scores,
     jensen_shannon,
     policy_log_prob,
@@ -27,11 +32,13 @@ from gflownet.metrics.exact import (
     total_variation,
 )
 from gflownet.objectives.base import Objective
-from gflownet.objectives.config import OBJECTIVES, AlgoConfig
+from gflownet.objectives.config import OBJECTIVES, AlgoConfig, OptimizerConfig
+from gflownet.objectives.optimiser import clip_gradients, make_optimizer
 from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES, ModelConfig
 
-_NUM_REMEMBERED = 200  # batches
+_NUM_REMEMBERED = 1_000  # batches
+_CHUNK = 20_000  # actions told apart at once
 
 
 @dataclass(frozen=True)
@@ -41,8 +48,9 @@ class Setting:
     algo: AlgoConfig
     num_steps: int
     num_trajectories: int = 64  # sampled per step
-    num_updates: int = 1  # of the policy per step: one on what was just sampled, the others on remembered batches
-    learning_rate: float = 1e-3
+    num_updates: int = 2  # of the policy per step
+    num_remembered: int = 16  # earlier batches that the last update sees beside the new one; the first sees none
+    optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(opt="muon", learning_rate=1e-2))
     random_action_prob: float = 0.1
     model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
 
@@ -64,11 +72,60 @@ class EnumeratedSpace:
 
     def __init__(self, env: Environment, graph: StateGraph, log_reward: Tensor) -> None:
         self.env, self.graph, self.log_reward = env, graph, log_reward
-        self._code, self._index = env.identify(graph.states).sort()
 
-    def rewards_of(self, states: Any) -> Tensor:
+    def rewards_of(self, states: GraphStates) -> Tensor:
         """Return the log-rewards of states, looked up by identity, [B]."""
-        return self.log_reward[self._index[torch.searchsorted(self._code, self.env.identify(states))]]
+        return self.log_reward[self.graph.locate(self.env.identify(states))]
+
+    def renamed(self, batch: TrajectoryBatch) -> TrajectoryBatch:
+        """Return isomorphic trajectories through the enumerated representatives of their states.
+
+        Nothing that depends on a graph and not on the numbers of its nodes changes: no probability, no reward. But what
+        thousands of trajectories pass through is now each class of states once, so that one update may see them all.
+        """
+        env, graph = self.env, self.graph
+        state = graph.locate(env.identify(batch.states))
+        step, successor = batch.successors()
+        taken = self._forward.locate(env.identify_actions(batch.states, batch.actions))
+        undone = self._backward.locate(env.identify_actions(batch.states[successor], batch.backward[step]))
+        undo = self._backward.actions[undone]
+        parts = [old.index_put((step,), new) for old, new in zip(batch.backward.parts, undo.parts, strict=True)]
+        return replace(
+            batch, states=graph.states[state], actions=self._forward.actions[taken], backward=ActionBatch(*parts)
+        )
+
+    @cached_property
+    def _forward(self) -> KnownActions:
+        return KnownActions.of(self.env, self.graph.states, self.graph.parent, self.graph.action)
+
+    @cached_property
+    def _backward(self) -> KnownActions:
+        found = enumerate_backward(self.env, self.graph)
+        return KnownActions.of(self.env, self.graph.states, found.child, found.action)
+
+
+@dataclass(frozen=True)
+class KnownActions:
+    """One action of each class of them, in the representative of its state; K in all."""
+
+    code: Tensor  # [K] ascending
+    actions: ActionBatch  # K actions
+
+    @staticmethod
+    def of(env: Environment, states: GraphStates, owner: Tensor, actions: ActionBatch) -> KnownActions:
+        """Return those of all labelled actions, the owner being the state that each is taken in."""
+        parts = torch.arange(len(owner)).split(_CHUNK)
+        codes = torch.cat([env.identify_actions(states[owner[part]], actions[part]) for part in parts])
+        ordered, position = codes.sort()
+        first = torch.ones_like(ordered, dtype=torch.bool)
+        first[1:] = ordered[1:] != ordered[:-1]
+        return KnownActions(ordered[first], actions[position[first]])
+
+    def locate(self, codes: Tensor) -> Tensor:
+        """Return which of the K actions each code is of, [A]."""
+        found = torch.searchsorted(self.code, codes)
+        assert torch.equal(self.code[found.clamp(max=len(self.code) - 1)], codes), "every action was enumerated"
+        return found
 
 
 def train(
@@ -97,8 +154,8 @@ def train(
     policy = policy_class(context, setting.model)
     objective_class: Any = load_class("algo.method", setting.algo.method, OBJECTIVES, contract=Objective)
     objective = objective_class(context, setting.algo)
-    groups = [{"params": list(policy.parameters()), "lr": setting.learning_rate}, *objective.parameter_groups()]
-    optimizer = torch.optim.Adam(groups, fused=True)
+    groups = [{"params": list(policy.parameters())}, *objective.parameter_groups()]
+    optimizer = make_optimizer(groups, setting.optimizer)
     # A constant rate, then down to zero over the last two thirds.
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 1.5 * (1 - step / setting.num_steps)))
     num = setting.num_trajectories
@@ -114,16 +171,19 @@ def train(
             random_action_prob=setting.random_action_prob,
         )
         batch = batch.with_rewards(space.rewards_of(batch.terminal))
+        batch = space.renamed(batch)
         if step == 0:
             objective.prepare(policy, batch)
+        for _ in range(setting.num_updates):
+            num_drawn = math.ceil(setting.num_remembered * step / setting.num_steps)
+            drawn = torch.randint(max(len(remembered), 1), (num_drawn,), generator=generator).tolist()
+            seen = TrajectoryBatch.cat([batch, *(remembered[i] for i in drawn if remembered)])
+            optimizer.zero_grad()
+            objective.loss(policy, seen).value.backward()
+            clip_gradients(list(policy.parameters()), setting.optimizer)
+            optimizer.step()
         again = replace(batch, origin=torch.full_like(batch.origin, int(Origin.REMEMBERED)))
         remembered = [*remembered[-_NUM_REMEMBERED + 1 :], again]
-        for update in range(setting.num_updates):
-            chosen = remembered[int(torch.randint(len(remembered), (), generator=generator))] if update else batch
-            optimizer.zero_grad()
-            objective.loss(policy, chosen).value.backward()
-            torch.nn.utils.clip_grad_norm_(policy.parameters(), 10.0)
-            optimizer.step()
         schedule.step()
         if report_every and (step + 1) % report_every == 0:
             seconds = time.process_time() - start

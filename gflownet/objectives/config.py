@@ -122,6 +122,13 @@ class AlgoConfig:
             "maximum entropy, from the policy's own trajectories (tlm) or from all those seen (pessimistic)"
         },
     )
+    backward_likelihood_weight: float = field(
+        default=0.002,
+        metadata={
+            "help": "weight of the likelihood that tlm and pessimistic are learned from, beside the objective: the "
+            "noise of its gradient stays when the objective's has gone"
+        },
+    )
     regression: Literal["squared", "half", "huber", "shifted_cosh", "linex"] = field(
         default="squared", metadata={"help": "how a balance that is off by t is penalised"}
     )
@@ -148,10 +155,12 @@ class AlgoConfig:
 class OptimizerConfig:
     """How the policy network is optimised."""
 
-    opt: Literal["adam", "adamw", "sgd"] = field(default="adam", metadata={"help": "optimiser: adam, adamw or sgd"})
+    opt: Literal["adam", "adamw", "sgd", "muon"] = field(
+        default="adam", metadata={"help": "optimiser: adam, adamw, sgd, or muon (of matrices; adam of the rest)"}
+    )
     learning_rate: float = field(default=1e-3, metadata={"help": "learning rate of the policy network"})
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the policy network"})
-    momentum: float = field(default=0.9, metadata={"help": "momentum of sgd, beta1 of adam and adamw"})
+    momentum: float = field(default=0.9, metadata={"help": "momentum of sgd and muon, beta1 of adam and adamw"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of adam and adamw"})
     lr_decay: float = field(default=20_000, metadata={"help": "steps after which the learning rate has halved"})
     clip_grad_type: Literal["norm", "value", "none"] = field(

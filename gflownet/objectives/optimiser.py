@@ -12,6 +12,7 @@ from torch import Tensor
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import OptimizerConfig
+from gflownet.objectives.muon import MuonWithAdam
 
 _ADAM_BETA2 = 0.999  # Kingma and Ba 2015, algorithm 1
 
@@ -21,8 +22,13 @@ def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.O
     shared = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": True}
     if config.opt == "sgd":
         return torch.optim.SGD(groups, momentum=config.momentum, **shared)
+    betas = config.momentum, _ADAM_BETA2
+    if config.opt == "muon":
+        return MuonWithAdam(
+            groups, lr=config.learning_rate, weight_decay=config.weight_decay, betas=betas, eps=config.adam_eps
+        )
     kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.opt]
-    return kind(groups, betas=(config.momentum, _ADAM_BETA2), eps=config.adam_eps, **shared)
+    return kind(groups, betas=betas, eps=config.adam_eps, **shared)
 
 
 def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> torch.optim.lr_scheduler.LambdaLR:

@@ -75,6 +75,8 @@ class StepReader:
         self.learns_backward = config.backward_policy != "uniform"
         self.detaches_backward = config.backward_policy not in ("uniform", "learned")
         self.backward_loss = BACKWARD_LOSSES[config.backward_policy]
+        likelihood = config.backward_policy in ("tlm", "pessimistic")
+        self.backward_weight = config.backward_likelihood_weight if likelihood else 1.0
 
     def read(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Steps:
         """Return what the policy says, from one evaluation of it."""
@@ -150,7 +152,7 @@ class StepReader:
             trajectory=trajectories.trajectory[step].to(device),
             origin=trajectories.origin.to(device),
         )
-        return self.backward_loss(steps)
+        return self.backward_weight * self.backward_loss(steps)
 
 
 def stops(num: int) -> ActionBatch:
