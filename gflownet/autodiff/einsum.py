@@ -4,6 +4,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Sequence
 
 from gflownet.autodiff.nodes import LinearNode, Node, TransformNode
 
@@ -21,10 +22,9 @@ def Einsum(equation: str, *operands: Node) -> Node:
             takes a diagonal) or a letter in the result only.
     """
     inputs, output = _terms(equation, len(operands))
+    _check_extents(equation, inputs, operands)
     labels, node = inputs[0], operands[0]
-    _check_rank(equation, labels, node)
     for place, (other_labels, other) in enumerate(zip(inputs[1:], operands[1:], strict=True), start=1):
-        _check_rank(equation, other_labels, other)
         needed = {*output, *"".join(inputs[place + 1 :])}
         kept = [label for label in dict.fromkeys(labels + other_labels) if label in needed]
         kept = list(output) if place == len(operands) - 1 else kept
@@ -55,11 +55,16 @@ def _terms(equation: str, num_operands: int) -> tuple[list[str], str]:
     return inputs, output
 
 
-def _check_rank(equation: str, labels: str, node: Node) -> None:
-    if len(labels) != node.rank:
-        raise ValueError(
-            f"Einsum {equation!r}: expected an operand with axes {labels!r}, got {node.label} {node.shape}"
-        )
+def _check_extents(equation: str, inputs: Sequence[str], operands: Sequence[Node]) -> None:
+    extents: dict[str, int] = {}
+    for labels, node in zip(inputs, operands, strict=True):
+        if len(labels) != node.rank:
+            message = f"expected an operand with axes {labels!r}, got {node.label} {node.shape}"
+            raise ValueError(f"Einsum {equation!r}: {message}")
+        for label, extent in zip(labels, node.shape, strict=True):
+            if extents.setdefault(label, extent) != extent:
+                message = f"expected one extent for {label!r}, got {extents[label]} and {extent}"
+                raise ValueError(f"Einsum {equation!r}: {message}")
 
 
 def _indices(output: str | list[str], *terms: str | list[str]) -> list[list[int]]:

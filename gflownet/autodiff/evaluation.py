@@ -10,6 +10,7 @@ from functools import singledispatch
 from math import prod
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -70,14 +71,16 @@ def bound(leaf: LeafNode, value: Any) -> Tensor:
     Raises:
         ValueError: another shape, or a dtype that would lose something.
     """
-    tensor = value if isinstance(value, Tensor) else torch.as_tensor(value)
-    is_python = not hasattr(value, "dtype")
+    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
     if tuple(tensor.shape) != leaf.shape:
         raise ValueError(f"{leaf.label}: value: expected shape {list(leaf.shape)}, got {list(tensor.shape)}")
-    if not is_python and torch.promote_types(tensor.dtype, leaf.dtype) != leaf.dtype:
+    # Numbers of Python take the leaf's precision, arrays and tensors have one that is not to be lost.
+    if hasattr(value, "dtype"):
+        fits = torch.promote_types(tensor.dtype, leaf.dtype) == leaf.dtype
+    else:
+        fits = torch.can_cast(tensor.dtype, leaf.dtype)
+    if not fits:
         raise ValueError(f"{leaf.label}: value: expected dtype {leaf.dtype} or one it can hold, got {tensor.dtype}")
-    if is_python:
-        return torch.as_tensor(value, dtype=leaf.dtype)
     return tensor.to(leaf.dtype)
 
 

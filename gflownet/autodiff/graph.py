@@ -1,47 +1,162 @@
-"""The running graph (seed 004): values forward, gradients backward, kept on the nodes."""
+"""The running graph (seed 004): values forward, gradients backward, kept on the nodes; and nodes by id."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from gflownet.autodiff.evaluation import bound, compute, held, pull_back, topological_order
+from gflownet.autodiff import derivatives, serialisation
+from gflownet.autodiff.derivatives import Mode
+from gflownet.autodiff.evaluation import bound, compute, evaluate, held, pull_back, topological_order
 from gflownet.autodiff.nodes import LeafNode, Node
+from gflownet.autodiff.serialisation import Identifier, Indexing
 
 
 class Graph:
     """All that a node depends on, in the order in which it is computed."""
 
-    def __init__(self, sink: Node) -> None:
+    def __init__(self, sink: Node | Sequence[Node], *, ids: Mapping[Identifier, Node] | None = None) -> None:
         """Collect the nodes.
 
         Args:
-            sink: what is computed and differentiated.
+            sink: what is computed and differentiated; of several, the last is `sink`.
+            ids: what nodes are called, also such as no sink needs; the others are numbered in their order.
+
+        Raises:
+            ValueError: there is no sink.
         """
-        self.sink = sink
-        self._nodes = tuple(topological_order([sink]))
+        self.outputs = (sink,) if isinstance(sink, Node) else tuple(sink)
+        if not self.outputs:
+            raise ValueError("Graph: expected at least one sink, got none")
+        self.sink = self.outputs[-1]
+        given = {} if ids is None else dict(ids)
+        self._nodes = tuple(topological_order([*given.values(), *self.outputs]))
+        self.ids = self._numbered(given)
+        self._by_id = {str(identifier): node for identifier, node in self.ids.items()}
+
+    def _numbered(self, given: Mapping[Identifier, Node]) -> dict[Identifier, Node]:
+        known = {node: identifier for identifier, node in given.items()}
+        taken = {str(identifier) for identifier in given}
+        free = (number for number in range(len(self._nodes) + len(taken)) if str(number) not in taken)
+        return {known[node] if node in known else next(free): node for node in self._nodes}
+
+    @classmethod
+    def from_dict(cls, data: Any) -> Self:
+        """Return the graph that JSON values describe, see gflownet/autodiff/serialisation.py.
+
+        Raises:
+            ValueError: they describe none; the message names the node, the field and the rule.
+        """
+        ids, outputs = serialisation.read(data)
+        return cls(outputs, ids=ids)
+
+    def to_dict(self, *, indexing: Indexing = "signed") -> dict[str, Any]:
+        """Return the graph as JSON values, which `from_dict` reads back."""
+        return serialisation.write(self.ids, self.outputs, indexing=indexing)
+
+    def node(self, node: Node | Identifier) -> Node:
+        """Return the node with an id, which may be written as an integer or a string.
+
+        Raises:
+            ValueError: there is none.
+        """
+        if isinstance(node, Node):
+            return node
+        if str(node) not in self._by_id:
+            raise ValueError(f"expected the id of a node of the graph, got {node!r}")
+        return self._by_id[str(node)]
+
+    def value(self, node: Node | Identifier, leaves: Mapping[Any, Any] | None = None) -> Tensor:
+        """Return a node's value.
+
+        Args:
+            node: the node or its id.
+            leaves: what leaves hold, by node or id; without them, the value is that of the last forward pass.
+
+        Raises:
+            ValueError: there is no such node, no forward pass, or a leaf holds nothing or what does not fit.
+        """
+        found = self.node(node)
+        return found.value() if leaves is None else evaluate([found], self._leaves(leaves))[0]
+
+    def grad(self, node: Node | Identifier) -> Tensor:
+        """Return a node's gradient, see `Node.grad`."""
+        return self.node(node).grad()
+
+    def has_grad(self, node: Node | Identifier) -> bool:
+        """Return whether a node has a gradient, see `Node.has_grad`."""
+        return self.node(node).has_grad()
+
+    def jacobian(
+        self,
+        output: Node | Identifier,
+        wrt: Node | Identifier,
+        leaves: Mapping[Any, Any] | None = None,
+        mode: Mode = "reverse",
+    ) -> Tensor:
+        """Return the derivative of a node by another, evaluated.
+
+        Args:
+            output: the node or its id.
+            wrt: the node or its id; it need not be a leaf.
+            leaves: what leaves hold, by node or id; the others hold what they were given.
+            mode: from which end.
+
+        Returns:
+            `[wrt..., output...]` in reverse mode, `[output..., wrt...]` in forward mode.
+
+        Raises:
+            ValueError: see `value`; or there is no such mode.
+        """
+        found = derivatives.jacobian(self.node(output), self.node(wrt), mode)
+        return evaluate([found], self._leaves(leaves))[0]
+
+    def hessian(
+        self,
+        output: Node | Identifier,
+        first: Node | Identifier,
+        second: Node | Identifier | None = None,
+        leaves: Mapping[Any, Any] | None = None,
+    ) -> Tensor:
+        """Return the derivative of a node by two others, evaluated; arguments as of `jacobian`.
+
+        Returns:
+            `[output..., first..., second...]`.
+        """
+        by = self.node(first)
+        found = derivatives.hessian(self.node(output), by, by if second is None else self.node(second))
+        return evaluate([found], self._leaves(leaves))[0]
+
+    def _leaves(self, leaves: Mapping[Any, Any] | None) -> dict[LeafNode, Any]:
+        found = {}
+        for key, value in (leaves or {}).items():
+            leaf = self.node(key)
+            if not isinstance(leaf, LeafNode):
+                raise ValueError(f"{leaf.label}: leaves: expected values of leaves only")
+            found[leaf] = value
+        return found
 
     def nodes(self) -> tuple[Node, ...]:
         """Return the nodes, each after its inputs, the sink last."""
         return self._nodes
 
     @torch.no_grad()
-    def forward(self, leaves: Mapping[LeafNode, Any] | None = None) -> None:
+    def forward(self, leaves: Mapping[Any, Any] | None = None) -> None:
         """Compute the value of every node that has none yet.
 
         Args:
-            leaves: what leaves hold from now on (tensors, arrays, nested lists); where there are any, all other nodes
-                are computed anew.
+            leaves: what leaves hold from now on (tensors, arrays, nested lists), by node or id; where there are any,
+                all other nodes are computed anew.
 
         Raises:
             ValueError: a leaf holds nothing, or what it is to hold does not fit.
         """
         if leaves:
             self.reset_forwarded()
-            for leaf, value in leaves.items():
+            for leaf, value in self._leaves(leaves).items():
                 leaf.forwarded = bound(leaf, value).detach()
         device = next((node.forwarded.device for node in self._nodes if node.forwarded is not None), None)
         for node in self._nodes:

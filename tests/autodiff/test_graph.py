@@ -79,6 +79,10 @@ def test_what_a_leaf_cannot_hold_is_refused() -> None:
         graph.forward({x: torch.zeros(3)})
     with pytest.raises(ValueError, match=r"LeafNode 'x': value: expected dtype torch.float32 .*, got torch.float64"):
         graph.forward({x: torch.zeros(2, dtype=DOUBLE)})
+    with pytest.raises(ValueError, match=r"expected dtype torch.float32 or one it can hold, got torch.complex128"):
+        graph.forward({x: [1j, 0.0]})
+    graph.forward({x: [1, 2]})
+    assert x.value().dtype == torch.float32
 
 
 def test_gradients_of_an_expression_built_twice_and_of_a_node_used_twice_gather() -> None:

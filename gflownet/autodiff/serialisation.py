@@ -1,0 +1,329 @@
+"""Tensor graphs as plain JSON values: read strictly in what it means, liberally in how that is spelled.
+
+`{"indexing": "signed", "nodes": [...], "outputs": [id]}`, each node after its sources, with the fields `id`, `type`,
+`kind`, `shape`, `src`, `srcL`, `srcR`, `indexDst`, `indexSrc`, `indexSrcL`, `indexSrcR`, `alpha`, `newDims`, `op`,
+`function` that its type has. With "positive" indexing all indices are positive, and the signs follow from which tensors
+have an index. Beyond that: `name`; of leaves `dtype` (else float64), `requiresGrad`, and of those that hold something
+`value`, `fill` or `identity`; and the type `cast` with its `dtype`.
+"""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Mapping, Sequence, Sized
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from gflownet.autodiff.functions import Function
+from gflownet.autodiff.indices import Indices
+from gflownet.autodiff.nodes import (
+    CastNode,
+    ElementwiseNode,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    Operation,
+    TransformNode,
+)
+
+Identifier = int | str
+Indexing = Literal["signed", "positive"]
+
+TYPES = ("leaf", "transform", "elementwise", "linear", "nonlinear", "cast")
+KINDS = {
+    **dict.fromkeys(("0", "in", "input"), LeafKind.INPUT),
+    **dict.fromkeys(("1", "para", "param", "parameter"), LeafKind.PARAMETER),
+    **dict.fromkeys(("2", "const", "constant"), LeafKind.CONSTANT),
+}
+OPERATIONS: dict[str, Operation] = {
+    **{"+": "+", "add": "+", "-": "-", "sub": "-", "\N{MINUS SIGN}": "-"},
+    **{"*": "*", "mul": "*", "x": "*", "X": "*", "\N{MULTIPLICATION SIGN}": "*"},
+}
+DEFAULT_DTYPE = torch.float64
+
+_EVERY = ("id", "type", "name", "shape")
+_PAIR = ("srcL", "srcR", "indexDst", "indexSrcL", "indexSrcR", "dummyIndex", "repeatedIndex", "op")
+FIELDS: dict[str, tuple[str, ...]] = {
+    "leaf": (*_EVERY, "kind", "dtype", "requiresGrad", "value", "fill", "identity"),
+    "transform": (
+        *(*_EVERY, "src", "indexDst", "indexSrc", "alpha", "newDims"),
+        *("dummyIndex", "newIndex", "repeatedIndex"),
+    ),
+    "elementwise": (*_EVERY, *_PAIR),
+    "linear": (*_EVERY, *_PAIR),
+    "nonlinear": (*_EVERY, "src", "function"),
+    "cast": (*_EVERY, "src", "dtype"),
+}
+_COUNTS = {"dummyIndex": "dummy_index", "newIndex": "new_index", "repeatedIndex": "repeated_index"}
+
+
+def read(data: Any) -> tuple[dict[Identifier, Node], list[Node]]:
+    """Return the nodes by id, in the order in which they are listed, and the outputs.
+
+    Raises:
+        ValueError: the data do not describe a graph; the message names the node, the field and the rule.
+    """
+    if not isinstance(data, Mapping) or not isinstance(data.get("nodes"), list | tuple):
+        raise ValueError(f"graph: expected an object with a list of nodes, got {_shortened(data)}")
+    indexing = data.get("indexing", "signed")
+    if indexing not in ("signed", "positive"):
+        raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {indexing!r}")
+    nodes: dict[str, Node] = {}
+    ids: dict[Identifier, Node] = {}
+    for position, entry in enumerate(data["nodes"]):
+        found = _identifier(entry, f"nodes[{position}]")
+        if str(found) in nodes:
+            raise ValueError(f"node {found}: id: expected one that no other node has")
+        ids[found] = nodes[str(found)] = _Reader(entry, nodes, indexing).node()
+    outputs = data.get("outputs")
+    if outputs is None:
+        used = {source for node in ids.values() for source in node.inputs}
+        return ids, [node for node in ids.values() if node not in used]
+    listed = outputs if isinstance(outputs, list | tuple) else [outputs]
+    missing = [output for output in listed if str(output) not in nodes]
+    if missing or not listed:
+        raise ValueError(f"graph: outputs: expected ids of nodes, got {missing or listed}")
+    return ids, [nodes[str(output)] for output in listed]
+
+
+class _Reader:
+    """One entry of the list of nodes, read into a node."""
+
+    def __init__(self, entry: Mapping[str, Any], nodes: Mapping[str, Node], indexing: Indexing) -> None:
+        self.owner = f"node {entry['id']}"
+        self.entry, self.nodes, self.indexing = entry, nodes, indexing
+        self.type = str(self._required("type")).lower().removesuffix("node")
+        if self.type not in TYPES:
+            raise ValueError(f"{self.owner}: type: expected one of {', '.join(TYPES)}, got {entry['type']!r}")
+        self.name = str(entry.get("name", entry["id"]))
+        self._check_fields()
+
+    def node(self) -> Node:
+        """Return the node, checked against the shape and the counts that the entry gives."""
+        node: Node = getattr(self, f"_{self.type}")()
+        shape = self.entry.get("shape")
+        if shape is not None and self._integers("shape") != node.shape:
+            raise ValueError(f"{self.owner}: shape: expected {list(node.shape)} by the other fields, got {list(shape)}")
+        for field, attribute in _COUNTS.items():
+            count = self.entry.get(field)
+            if count is not None and field in FIELDS[self.type] and count != getattr(node, attribute):
+                raise ValueError(f"{self.owner}: {field}: expected {getattr(node, attribute)}, got {count!r}")
+        return node
+
+    def _check_fields(self) -> None:
+        known = dict.fromkeys(field for fields in FIELDS.values() for field in fields)
+        own = FIELDS[self.type]
+        for field, value in self.entry.items():
+            if field in own or (field in known and (_is_nothing(value) or (field, value) == ("alpha", 1))):
+                continue
+            nearest = difflib.get_close_matches(field, own, n=1, cutoff=0.0)[0]
+            raise ValueError(f"{self.owner}: {field}: expected a field of a {self.type}, perhaps {nearest}")
+
+    def _leaf(self) -> Node:
+        dtype = self._dtype(DEFAULT_DTYPE)
+        kind = self.entry.get("kind", LeafKind.INPUT)
+        spelled = str(int(kind) if isinstance(kind, int) else kind).lower().strip("_").removeprefix("leaf")
+        if spelled not in KINDS:
+            raise ValueError(f"{self.owner}: kind: expected 0, 1, 2, input, parameter or constant, got {kind!r}")
+        return LeafNode(
+            self._integers("shape"),
+            kind=KINDS[spelled],
+            value=self._tensor("value", dtype),
+            fill=self._number("fill", None),
+            is_identity=self._flag("identity") or False,
+            requires_grad=self._flag("requiresGrad"),
+            dtype=dtype,
+            name=self.name,
+        )
+
+    def _transform(self) -> Node:
+        dst, src = self._indices("indexDst", "indexSrc")
+        source, alpha = self._source("src"), self._number("alpha", 1.0) or 0.0
+        new_dims = () if _is_nothing(self.entry.get("newDims")) else self._integers("newDims")
+        if not new_dims and self.entry.get("shape") is not None:
+            shape = self._integers("shape")
+            new_dims = tuple(extent for index, extent in zip(dst, shape, strict=False) if index < 0)
+        return TransformNode(source, dst, src, alpha=alpha, new_dims=new_dims, name=self.name)
+
+    def _elementwise(self) -> Node:
+        operation = OPERATIONS.get(str(self._required("op")))
+        if operation is None:
+            raise ValueError(f"{self.owner}: op: expected one of +, -, *, got {self.entry['op']!r}")
+        left, right = self._source("srcL"), self._source("srcR")
+        arrays = self._indices("indexDst", "indexSrcL", "indexSrcR")
+        return ElementwiseNode(left, right, *arrays, operation=operation, name=self.name)
+
+    def _linear(self) -> Node:
+        operation = self.entry.get("op")
+        if not _is_nothing(operation) and OPERATIONS.get(str(operation)) != "*":
+            raise ValueError(f"{self.owner}: op: expected none or * of a linear node, got {operation!r}")
+        left, right = self._source("srcL"), self._source("srcR")
+        return LinearNode(left, right, *self._indices("indexDst", "indexSrcL", "indexSrcR"), name=self.name)
+
+    def _nonlinear(self) -> Node:
+        source = self._source("src")
+        try:
+            function = Function.parse(str(self._required("function")))
+        except ValueError as error:
+            raise ValueError(f"{self.owner}: function: {error}") from error
+        return NonlinearNode(source, function, name=self.name)
+
+    def _cast(self) -> Node:
+        self._required("dtype")
+        return CastNode(self._source("src"), self._dtype(DEFAULT_DTYPE), name=self.name)
+
+    def _required(self, field: str) -> Any:
+        if self.entry.get(field) is None:
+            raise ValueError(f"{self.owner}: expected a field {field}, got none")
+        return self.entry[field]
+
+    def _source(self, field: str) -> Node:
+        found = self.nodes.get(str(self._required(field)))
+        if found is None:
+            message = f"expected the id of a node listed before, got {self.entry[field]!r}"
+            raise ValueError(f"{self.owner}: {field}: {message}")
+        return found
+
+    def _integers(self, field: str) -> tuple[int, ...]:
+        found = self._required(field)
+        values = found.tolist() if isinstance(found, np.ndarray | torch.Tensor) else found
+        if not isinstance(values, list | tuple) or not all(_is_integer(value) for value in values):
+            raise ValueError(f"{self.owner}: {field}: expected a list of integers, got {_shortened(found)}")
+        return tuple(int(value) for value in values)
+
+    def _indices(self, *fields: str) -> list[Indices]:
+        arrays = [self._integers(field) for field in fields]
+        if self.indexing == "signed":
+            return arrays
+        for field, array in zip(fields, arrays, strict=True):
+            if any(index < 1 for index in array):
+                raise ValueError(f"{self.owner}: {field}: expected positive integers (indexing), got {list(array)}")
+        dst, others = {*arrays[0]}, {index for array in arrays[1:] for index in array}
+        # Of two operands the result has no index of its own; leaving it positive lets the node say so.
+        is_shared = (dst & others).__contains__ if self.type == "transform" else dst.__contains__
+        return [tuple(index if is_shared(index) else -index for index in array) for array in arrays]
+
+    def _tensor(self, field: str, dtype: torch.dtype) -> torch.Tensor | None:
+        value = self.entry.get(field)
+        try:
+            return None if value is None else torch.as_tensor(value, dtype=dtype)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(
+                f"{self.owner}: {field}: expected numbers in nested lists, got {_shortened(value)}"
+            ) from error
+
+    def _flag(self, field: str) -> bool | None:
+        value = self.entry.get(field)
+        if value is not None and not isinstance(value, bool):
+            raise ValueError(f"{self.owner}: {field}: expected true or false, got {value!r}")
+        return value
+
+    def _number(self, field: str, default: float | None) -> float | None:
+        value = self.entry.get(field)
+        if value is None:
+            return default
+        if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+            raise ValueError(f"{self.owner}: {field}: expected a number, got {value!r}")
+        return float(value)
+
+    def _dtype(self, default: torch.dtype) -> torch.dtype:
+        name = self.entry.get("dtype")
+        if name is None:
+            return default
+        found = getattr(torch, str(name).removeprefix("torch."), None)
+        if not isinstance(found, torch.dtype):
+            raise ValueError(f"{self.owner}: dtype: expected the name of a dtype of torch, got {name!r}")
+        return found
+
+
+def write(ids: Mapping[Identifier, Node], outputs: Sequence[Node], *, indexing: Indexing = "signed") -> dict[str, Any]:
+    """Return the graph as plain JSON values, which `read` reads back.
+
+    Args:
+        ids: the nodes by id, each after its sources.
+        outputs: those that are the graph's results.
+        indexing: how index arrays are written.
+    """
+    if indexing not in ("signed", "positive"):
+        raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {indexing!r}")
+    known = {node: identifier for identifier, node in ids.items()}
+    entries = []
+    for identifier, node in ids.items():
+        entry = {"id": identifier, **_fields(node, known, indexing)}
+        if node.name not in (None, str(identifier)):
+            entry["name"] = node.name
+        entries.append(entry)
+    return {"indexing": indexing, "nodes": entries, "outputs": [known[node] for node in outputs]}
+
+
+def _fields(node: Node, ids: Mapping[Node, Identifier], indexing: Indexing) -> dict[str, Any]:
+    kind, shape = type(node).__name__.removesuffix("Node").lower(), list(node.shape)
+    entry: dict[str, Any] = {"type": kind, "shape": shape}
+    sources = [ids[source] for source in node.inputs]
+    if isinstance(node, LeafNode):
+        return entry | _leaf_fields(node)
+    if isinstance(node, TransformNode):
+        dst, src = _written([node.index_dst, node.index_src], indexing, scoped=True)
+        entry |= {"src": sources[0], "indexDst": dst, "indexSrc": src}
+        return entry | {"alpha": node.alpha, "newDims": list(node.new_dims)}
+    if isinstance(node, ElementwiseNode | LinearNode):
+        arrays = _written([node.index_dst, node.index_src_l, node.index_src_r], indexing, scoped=False)
+        entry |= {"srcL": sources[0], "srcR": sources[1]}
+        entry |= dict(zip(("indexDst", "indexSrcL", "indexSrcR"), arrays, strict=True))
+        return entry | ({"op": node.operation} if isinstance(node, ElementwiseNode) else {})
+    if isinstance(node, NonlinearNode):
+        return entry | {"src": sources[0], "function": str(node.function)}
+    return entry | {"src": sources[0], "dtype": _dtype_name(node)}
+
+
+def _leaf_fields(leaf: LeafNode) -> dict[str, Any]:
+    entry: dict[str, Any] = {"kind": int(leaf.kind)}
+    if leaf.dtype != DEFAULT_DTYPE:
+        entry["dtype"] = _dtype_name(leaf)
+    if leaf.requires_grad != (leaf.kind != LeafKind.CONSTANT):
+        entry["requiresGrad"] = leaf.requires_grad
+    if leaf.given is not None:
+        entry["value"] = leaf.given.tolist()
+    if leaf.fill is not None:
+        entry["fill"] = leaf.fill
+    if leaf.is_identity:
+        entry["identity"] = True
+    return entry
+
+
+def _written(arrays: Sequence[Indices], indexing: Indexing, *, scoped: bool) -> list[list[int]]:
+    """Return the arrays as they are, or with positive numbers by first appearance; `scoped`: negatives per array."""
+    if indexing == "signed":
+        return [list(array) for array in arrays]
+    numbers: dict[tuple[int, int], int] = {}
+    keys = [[(index, side if scoped and index < 0 else 0) for index in array] for side, array in enumerate(arrays)]
+    return [[numbers.setdefault(key, len(numbers) + 1) for key in array] for array in keys]
+
+
+def _identifier(entry: Any, where: str) -> Identifier:
+    found = entry.get("id") if isinstance(entry, Mapping) else None
+    if not (isinstance(found, str) or _is_integer(found)):
+        raise ValueError(f"{where}: expected an object with an integer or a string as id, got {_shortened(entry)}")
+    return found if isinstance(found, str) else int(found)  # pyright: ignore[reportArgumentType]
+
+
+def _is_nothing(value: object) -> bool:
+    """Return whether a value is what a writer that gives every node all fields puts where a node has no such field."""
+    return value is None or (isinstance(value, Sized) and not len(value))
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def _dtype_name(node: Node) -> str:
+    return str(node.dtype).removeprefix("torch.")
+
+
+def _shortened(value: object) -> str:
+    text = repr(value)
+    return text if len(text) <= 60 else f"{text[:57]}..."

@@ -1,0 +1,263 @@
+"""Factories and operators: values and gradients against torch's, in float64, and what they refuse."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from gflownet.autodiff import derivatives
+from gflownet.autodiff import factories as build
+from gflownet.autodiff.einsum import Einsum
+from gflownet.autodiff.evaluation import evaluate
+from gflownet.autodiff.graph import Graph
+from gflownet.autodiff.log_softmax import LogSumExp, PickNegLogSoftmax
+from gflownet.autodiff.nodes import LeafNode, Node
+
+DOUBLE = torch.float64
+FUNCTIONS: dict[Callable[[Node], Node], Callable[[Tensor], Tensor]] = {
+    build.Exp: torch.exp,
+    build.Log: torch.log,
+    build.Sin: torch.sin,
+    build.Cos: torch.cos,
+    build.Tanh: torch.tanh,
+    build.Sqrt: torch.sqrt,
+    build.Negate: torch.neg,
+    build.Reciprocal: torch.reciprocal,
+    build.Square: torch.square,
+    build.Cube: lambda x: x**3,
+    build.Sigmoid: torch.sigmoid,
+    build.Relu: torch.relu,
+    build.Gelu: torch.nn.functional.gelu,
+    build.Softplus: torch.nn.functional.softplus,
+    build.Silu: torch.nn.functional.silu,
+    build.Abs: torch.abs,
+    build.Erf: torch.erf,
+}
+
+
+def leaf(*shape: int, seed: int = 0, positive: bool = False) -> LeafNode:
+    values = torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+    return build.Parameter(values.abs() + 0.1 if positive else values, name=f"leaf{seed}")
+
+
+def check(node: Node, expected: Callable[..., Tensor], *leaves: LeafNode) -> None:
+    """Compare value and gradients of the sum of `node`, weighted by its own entries' numbers, with torch's."""
+    given = [leaf.value().clone().requires_grad_() for leaf in leaves]
+    wanted = expected(*given)
+    weights = torch.arange(1.0, wanted.numel() + 1, dtype=DOUBLE).reshape(wanted.shape)
+    graph = Graph(node)
+    graph.forward()
+    graph.reset_grad()
+    node.grad().copy_(weights)
+    graph.backward(0.0)
+    torch.testing.assert_close(node.value(), wanted, rtol=1e-12, atol=1e-12)
+    gradients = torch.autograd.grad(wanted, given, weights)
+    for own, gradient in zip(leaves, gradients, strict=True):
+        torch.testing.assert_close(own.grad(), gradient, rtol=1e-10, atol=1e-10)
+
+
+@pytest.mark.parametrize("factory", FUNCTIONS, ids=lambda factory: factory.__name__)
+def test_functions(factory: Callable[[Node], Node]) -> None:
+    x = leaf(3, 2, positive=factory in (build.Log, build.Sqrt))
+    check(factory(x), FUNCTIONS[factory], x)
+    assert f"{factory.__name__.lower()} of every entry" in (factory.__doc__ or "")
+
+
+PAIRS: list[tuple[tuple[int, ...], tuple[int, ...]]] = [((3, 2), (3, 2)), ((3, 2), ()), ((), (3, 2)), ((4, 3, 2), (2,))]
+
+
+@pytest.mark.parametrize(("left", "right"), [*PAIRS, ((2,), (4, 3, 2)), ((3, 2), (4, 3, 2)), ((), ())])
+def test_arithmetic_on_two_nodes(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    a, b = leaf(*left), leaf(*right, seed=1, positive=True)
+    check(a + b, lambda a, b: a + b, a, b)
+    check(a - b, lambda a, b: a - b, a, b)
+    check(a * b, lambda a, b: a * b, a, b)
+    check(a / b, lambda a, b: a / b, a, b)
+    check(build.Add(build.Subtract(a, b), build.Multiply(a, b)), lambda a, b: a - b + a * b, a, b)
+    check(build.Divide(a, b), lambda a, b: a / b, a, b)
+
+
+def test_arithmetic_with_numbers() -> None:
+    x = leaf(3, 2, positive=True)
+    check(x + 2, lambda x: x + 2, x)
+    check(2.5 + x, lambda x: 2.5 + x, x)
+    check(x - 2, lambda x: x - 2, x)
+    check(2 - x, lambda x: 2 - x, x)
+    check(x * 3, lambda x: x * 3, x)
+    check(3 * x, lambda x: x * 3, x)
+    check(x / 4, lambda x: x / 4, x)
+    check(1 / x, lambda x: 1 / x, x)
+    check(-x, lambda x: -x, x)
+    check(x**2.5, lambda x: x**2.5, x)
+    check(build.Power(x, 3), lambda x: x**3, x)
+
+
+MATRICES = [((3,), (3,)), ((3,), (3, 2)), ((4, 3), (3,)), ((4, 3), (3, 2)), ((5, 4, 3), (5, 3, 2)), ((5, 4, 3), (3, 2))]
+
+
+@pytest.mark.parametrize(("left", "right"), [*MATRICES, ((4, 3), (5, 3, 2)), ((3,), (5, 3, 2)), ((5, 4, 3), (3,))])
+def test_matrix_products(left: tuple[int, ...], right: tuple[int, ...]) -> None:
+    a, b = leaf(*left), leaf(*right, seed=1)
+    check(a @ b, torch.matmul, a, b)
+    check(build.MatMul(a, b), torch.matmul, a, b)
+
+
+def test_sums_means_transpositions_broadcasts() -> None:
+    x = leaf(4, 3, 2)
+    check(build.Sum(x), torch.sum, x)
+    check(build.Sum(x, [1]), lambda x: x.sum(1), x)
+    check(build.Sum(x, [0, -1]), lambda x: x.sum((0, -1)), x)
+    check(build.Mean(x), torch.mean, x)
+    check(build.Mean(x, [2]), lambda x: x.mean(2), x)
+    check(build.Transpose(x), lambda x: x.permute(2, 1, 0), x)
+    check(build.Transpose(x, [1, 2, 0]), lambda x: x.permute(1, 2, 0), x)
+    check(build.Broadcast(x, [5, 6, 4, 3, 2]), lambda x: x.expand(5, 6, 4, 3, 2), x)
+    check(
+        build.Transform(x, [-1, 2], [-1, 2, -2], alpha=0.5, new_dims=[7]), lambda x: 0.5 * x.sum((0, 2)).expand(7, 3), x
+    )
+
+
+def test_sums_of_which_only_one_operand_has_the_index() -> None:
+    """The sum covers the whole expression: the operand without the dummy counts once for each of its values."""
+    a, b = leaf(4, 3), leaf(4, seed=1)
+    for operation, sign in (("+", 1), ("-", -1)):
+        node = build.Elementwise(a, b, [1], [1, -2], [1], operation=operation)
+        check(node, lambda a, b, sign=sign: (a + sign * b[:, None]).sum(1), a, b)
+        mirrored = build.Elementwise(b, a, [1], [1], [1, -2], operation=operation)
+        check(mirrored, lambda b, a, sign=sign: (b[:, None] + sign * a).sum(1), b, a)
+    both = build.Elementwise(a, b, [], [-1, -2], [-3], operation="-")
+    check(both, lambda a, b: 4 * a.sum() - 12 * b.sum(), a, b)
+    product = build.Linear(a, b, [], [-1, -2], [-3])
+    check(product, lambda a, b: a.sum() * b.sum(), a, b)
+
+
+EQUATIONS = {
+    "ij,jk->ik": ((2, 3), (3, 4)),
+    "ij,jk": ((2, 3), (3, 4)),
+    "ij->ji": ((2, 3),),
+    "ij->": ((2, 3),),
+    "i,j,k->kji": ((2,), (3,), (4,)),
+    "bij,bjk,k->bi": ((5, 2, 3), (5, 3, 4), (4,)),
+    "ij,jk,kl,lm->im": ((2, 3), (3, 4), (4, 2), (2, 3)),
+    "ij,kl->ik": ((2, 3), (4, 2)),
+    "ij, ij, ij -> i": ((2, 3), (2, 3), (2, 3)),
+    ",i->i": ((), (3,)),
+    ",->": ((), ()),
+}
+
+
+@pytest.mark.parametrize("equation", EQUATIONS)
+def test_einstein_sums(equation: str) -> None:
+    leaves = [leaf(*shape, seed=seed) for seed, shape in enumerate(EQUATIONS[equation])]
+    check(Einsum(equation, *leaves), lambda *given: torch.einsum(equation, *given), *leaves)
+
+
+@pytest.mark.parametrize(
+    ("equation", "shapes", "message"),
+    [
+        ("ii->i", ((3, 3),), "expected every index once in a tensor, got 'i' twice in 'ii'"),
+        ("ij->ii", ((3, 3),), "got 'i' twice in 'ii'"),
+        ("ij,jk->ik", ((3, 3),), "expected 2 operands, got 1"),
+        ("ij->ik", ((3, 3),), r"expected the result's indices among the operands', got \['k'\]"),
+        ("...i->i", ((3, 3),), "expected letters, commas and one ->; an ellipsis is not taken"),
+        ("ij->i", ((3,),), r"expected an operand with axes 'ij', got LeafNode 'leaf0' \(3,\)"),
+        ("ij,jk->ik", ((3, 2), (3, 2)), "expected one extent for 'j', got 2 and 3"),
+    ],
+)
+def test_einstein_sums_that_are_none(equation: str, shapes: tuple[tuple[int, ...], ...], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        Einsum(equation, *(leaf(*shape) for shape in shapes))
+
+
+@pytest.mark.parametrize("num_classes", range(1, 12))
+def test_log_sum_exp_of_any_number_of_entries(num_classes: int) -> None:
+    x = leaf(4, num_classes)
+    check(LogSumExp(x), lambda x: torch.logsumexp(x, -1), x)
+    vector = leaf(num_classes)
+    check(LogSumExp(vector), lambda x: torch.logsumexp(x, -1), vector)
+
+
+@pytest.mark.parametrize("num_classes", [1, 2, 3, 10])
+def test_the_cross_entropy(num_classes: int) -> None:
+    logits, target = leaf(2, 3, num_classes), torch.arange(6).reshape(2, 3) % num_classes
+    one_hot = build.FixedInput(torch.nn.functional.one_hot(target, num_classes).double())
+
+    def expected(logits: Tensor) -> Tensor:
+        return -torch.log_softmax(logits, -1).gather(-1, target[..., None])[..., 0]
+
+    check(PickNegLogSoftmax(logits, target), expected, logits)
+    check(PickNegLogSoftmax(logits, one_hot), expected, logits)
+    vector = leaf(num_classes)
+    check(PickNegLogSoftmax(vector, num_classes - 1), lambda x: -torch.log_softmax(x, -1)[-1], vector)
+
+
+@pytest.mark.parametrize("scale", [0.0, 1.0, 1e2, 1e4, 1e300])
+def test_the_cross_entropy_of_large_logits(scale: float) -> None:
+    """Values, gradients and Hessians of logits far apart, tied, and with a large offset in common."""
+    given = scale * torch.tensor([[1.0, -1.0, 0.5, 1.0], [3.0, 3.0, 3.0, 3.0], [0.0, -1.0, 2.0, 1.0]], dtype=DOUBLE)
+    logits, target = build.Parameter(given), torch.tensor([0, 1, 2])
+    loss = build.Sum(PickNegLogSoftmax(logits, target))
+    check(loss, lambda x: torch.nn.functional.cross_entropy(x, target, reduction="sum"), logits)
+    value, gradient, hessian = evaluate(
+        [loss, derivatives.gradient(loss, logits), derivatives.hessian(loss, logits, logits)]
+    )
+
+    def expected(x: Tensor) -> Tensor:
+        return torch.nn.functional.cross_entropy(x, target, reduction="sum")
+
+    torch.testing.assert_close(value, expected(given))
+    torch.testing.assert_close(gradient, torch.func.grad(expected)(given))
+    torch.testing.assert_close(hessian, torch.func.hessian(expected)(given))
+
+
+@pytest.mark.parametrize(
+    ("target", "message"),
+    [
+        (3, "expected classes from 0 to 2, got 3"),
+        (torch.tensor([0, -1]), r"expected classes from 0 to 2, got \[0, -1\]"),
+        (torch.tensor([0, 1, 2]), r"expected shape \(2,\), got \(3,\)"),
+        (torch.tensor([0.0, 1.0]), "expected classes from 0 to 2"),
+        (build.FixedInput([3]), r"expected the logits' shape \(2, 3\), got \(3,\)"),
+    ],
+)
+def test_targets_that_are_none(target: int | Tensor | Node, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        PickNegLogSoftmax(leaf(2, 3), target)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: leaf(2, 3) + leaf(3, 2), r"LeafNode 'leaf0' \+ LeafNode 'leaf0': expected operands of one shape"),
+        (lambda: leaf(2, 1) * leaf(2, 3), "expected operands of one shape, a scalar, or the other's last axes"),
+        (lambda: leaf(2, 3) @ leaf(2, 3), "expected one extent for index"),
+        (lambda: leaf(2, 3) @ leaf(), "expected two operands of at least one axis"),
+        (lambda: leaf(5, 2, 3) @ leaf(4, 5, 3, 2), "expected as many batch axes"),
+        (lambda: build.Sum(leaf(2, 3), [2]), r"expected an axis of shape \(2, 3\), got 2"),
+        (lambda: build.Broadcast(leaf(2), [2, 3]), r"expected a shape that ends in \(2,\), got \[2, 3\]"),
+        (lambda: build.Multiply(2.0, 3.0), "expected a node, got 3.0"),
+        (lambda: leaf(2) + "x", "expected a number, got 'x'"),  # pyright: ignore[reportOperatorIssue]
+        (lambda: build.Nonlinear(leaf(2), "tan"), "tan"),
+        (lambda: LogSumExp(leaf()), "expected at least one axis, got a scalar"),
+    ],
+)
+def test_what_does_not_fit_is_refused(make: Callable[[], Node], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_leaves_know_what_they_are() -> None:
+    given = torch.ones(2, dtype=torch.float32)
+    leaves = [make(given, name="x") for make in (build.Input, build.FixedInput, build.Parameter, build.FixedParameter)]
+    assert [leaf.kind for leaf in leaves] == [0, 0, 1, 1]
+    assert [leaf.requires_grad for leaf in leaves] == [True, False, True, False]
+    assert {leaf.dtype for leaf in leaves} == {torch.float32}
+    assert build.Parameter(given, dtype=DOUBLE).dtype == DOUBLE
+    constant = build.Constant(2.0)
+    assert (constant.kind, constant.shape, constant.has_grad()) == (2, (), False)
+    assert build.Constant(given).value() is not None
+    identity = build.Identity([2, 3], dtype=DOUBLE)
+    assert torch.equal(evaluate([identity])[0], torch.eye(6, dtype=DOUBLE).reshape(2, 3, 2, 3))
