@@ -1,0 +1,225 @@
+"""Products of labelled values as torch calls: mm, mv, dot and mul on views, bmm where there are batch labels."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import prod
+
+from opt_einsum import paths
+
+from gflownet.autodiff import entrywise
+from gflownet.autodiff.instructions import Instructions, Value
+
+Labels = tuple[int, ...]
+_MAX_OPTIMAL = 5  # factors; the best order of more is not searched for, a greedy one is taken
+
+
+@dataclass(frozen=True)
+class Labelled:
+    """A value and a label for each of its axes, each once."""
+
+    value: Value
+    labels: Labels
+
+
+@dataclass(frozen=True)
+class MatrixProduct:
+    """A product of two matrices, or of a matrix and a vector, that is yet to be emitted."""
+
+    left: Value  # [M, K]
+    right: Value  # [K, N] or [K]
+    labels: Labels  # of the result, M's before N's
+    shape: tuple[int, ...]  # of the result, an extent for each label
+
+    @property
+    def flat_shape(self) -> tuple[int, ...]:
+        """Return the shape before labels of one side are told apart."""
+        return (self.left.shape[0], *self.right.shape[1:])
+
+    def emitted(self, code: Instructions) -> Labelled:
+        """Return the product."""
+        name = "mm" if len(self.right.shape) == 2 else "mv"
+        flat = code.emit(f"torch.{name}({{0}}, {{1}})", self.left, self.right, shape=self.flat_shape)
+        return Labelled(reshape(code, flat, self.shape), self.labels)
+
+
+def permute(code: Instructions, value: Value, axes: Sequence[int]) -> Value:
+    """Return a view with the axes in another order."""
+    axes = tuple(axes)
+    if axes == tuple(range(len(axes))):
+        return value
+    if value.template in ("{0}.t()", f"{{0}}.permute{axes}") and len(axes) == 2:
+        return value.operands[0]
+    template = "{0}.t()" if len(axes) == 2 else f"{{0}}.permute{axes}"
+    return code.view(template, value, shape=[value.shape[axis] for axis in axes])
+
+
+def reshape(code: Instructions, value: Value, shape: Sequence[int]) -> Value:
+    """Return a value in another shape, a view where there is one."""
+    shape = tuple(shape)
+    if shape == value.shape:
+        return value
+    # a copy where the strides do not allow a view: taken for one, so that nothing is overwritten that should not be
+    return code.view(f"{{0}}.reshape({shape})", value, shape=shape)
+
+
+def aligned(code: Instructions, factor: Labelled, labels: Sequence[int]) -> Value:
+    """Return a view that broadcasts to the labels: those that the factor lacks are axes of extent 1, or left out."""
+    present = [label for label in labels if label in factor.labels]
+    value = permute(code, factor.value, [factor.labels.index(label) for label in present])
+    if not present:
+        return value
+    first = labels.index(present[0])
+    shape = list(value.shape)
+    for axis, label in enumerate(labels[first:]):
+        if label not in factor.labels:
+            shape.insert(axis, 1)
+            value = code.view(f"{{0}}.unsqueeze({axis})", value, shape=shape)
+    return value
+
+
+def diagonals(code: Instructions, value: Value, labels: Sequence[int]) -> Labelled:
+    """Return a value with each label once: the diagonal where one was there twice."""
+    found = list(labels)
+    while len(set(found)) < len(found):
+        label = next(label for label in found if found.count(label) > 1)
+        first = found.index(label)
+        second = found.index(label, first + 1)
+        shape = [n for axis, n in enumerate(value.shape) if axis not in (first, second)] + [value.shape[first]]
+        value = code.view(f"{{0}}.diagonal(0, {first}, {second})", value, shape=shape)
+        found = [kept for axis, kept in enumerate(found) if axis not in (first, second)] + [label]
+    return Labelled(value, tuple(found))
+
+
+def summed(code: Instructions, factor: Labelled, kept: set[int]) -> Labelled:
+    """Return a factor summed over its labels that are not kept."""
+    axes = [axis for axis, label in enumerate(factor.labels) if label not in kept]
+    if not axes:
+        return factor
+    labels = tuple(label for label in factor.labels if label in kept)
+    shape = [n for axis, n in enumerate(factor.value.shape) if axis not in axes]
+    template = f"torch.sum({{0}}, {tuple(axes)})" if labels else "torch.sum({0})"
+    return Labelled(code.emit(template, factor.value, shape=shape), labels)
+
+
+def product(code: Instructions, factors: Sequence[Labelled], out: Labels) -> Labelled:
+    """Return the product of factors summed over the labels that are not in `out`; its labels may be in another order.
+
+    Args:
+        code: what is emitted to.
+        factors: at least one.
+        out: each label once.
+    """
+    left, right = two_factors(code, factors, out)
+    if right is None:
+        return left
+    plan = matrix_product(code, left, right, out)
+    return plan.emitted(code) if plan else pair(code, left, right, out)
+
+
+def two_factors(code: Instructions, factors: Sequence[Labelled], out: Labels) -> tuple[Labelled, Labelled | None]:
+    """Return the last two factors of a product, the others multiplied into them in a good order."""
+    waiting = [summed(code, factor, _needed(factors, k, out)) for k, factor in enumerate(factors)]
+    if len(waiting) == 1:
+        return waiting[0], None
+    for chosen in _path(waiting, out)[:-1]:
+        operands = [waiting[k] for k in chosen]
+        waiting = [factor for k, factor in enumerate(waiting) if k not in chosen]
+        kept = set(out).union(*(factor.labels for factor in waiting))
+        left, right = operands
+        inner = tuple(dict.fromkeys(label for label in (*left.labels, *right.labels) if label in kept))
+        waiting.append(product(code, operands, inner))
+    return waiting[0], waiting[1]
+
+
+def _needed(factors: Sequence[Labelled], which: int, out: Labels) -> set[int]:
+    others = (factor.labels for k, factor in enumerate(factors) if k != which)
+    return set(out).union(*others)
+
+
+def _path(factors: Sequence[Labelled], out: Labels) -> list[tuple[int, ...]]:
+    if len(factors) == 2:
+        return [(0, 1)]
+    extents = {label: n for factor in factors for label, n in zip(factor.labels, factor.value.shape, strict=True)}
+    inputs = [frozenset(factor.labels) for factor in factors]
+    search = paths.optimal if len(factors) <= _MAX_OPTIMAL else paths.greedy
+    return list(search(inputs, frozenset(out), extents))  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def matrix_product(code: Instructions, left: Labelled, right: Labelled, out: Labels) -> MatrixProduct | None:
+    """Return two factors as a matrix product, None where there is a batch label or nothing to sum over."""
+    common = [label for label in left.labels if label in right.labels]
+    contracted = [label for label in common if label not in out]
+    if not contracted or len(contracted) < len(common):
+        return None
+    rows = [label for label in left.labels if label not in contracted]
+    columns = [label for label in right.labels if label not in contracted]
+    if not rows and not columns:
+        return None
+    if not rows or (columns and out.index(columns[0]) < out.index(rows[0])):
+        left, right, rows, columns = right, left, columns, rows
+    if left.value.size < right.value.size:
+        contracted = [label for label in right.labels if label in contracted]
+    else:
+        contracted = [label for label in left.labels if label in contracted]
+    extents = _extents(left, right)
+    first = matrix(code, left, rows, contracted)
+    second = matrix(code, right, contracted, columns)
+    labels = (*rows, *columns)
+    return MatrixProduct(first, second, labels, tuple(extents[label] for label in labels))
+
+
+def _extents(*factors: Labelled) -> dict[int, int]:
+    return {label: n for factor in factors for label, n in zip(factor.labels, factor.value.shape, strict=True)}
+
+
+def matrix(code: Instructions, factor: Labelled, rows: Sequence[int], columns: Sequence[int]) -> Value:
+    """Return a factor as a matrix, or as a vector where there are no labels for the columns."""
+    extents = dict(zip(factor.labels, factor.value.shape, strict=True))
+    height, width = prod(extents[label] for label in rows), prod(extents[label] for label in columns)
+    if not columns:
+        axes = [factor.labels.index(label) for label in rows]
+        return reshape(code, permute(code, factor.value, axes), (height,))
+    if factor.labels == (*columns, *rows):
+        return permute(code, reshape(code, factor.value, (width, height)), (1, 0))
+    axes = [factor.labels.index(label) for label in (*rows, *columns)]
+    return reshape(code, permute(code, factor.value, axes), (height, width))
+
+
+def pair(code: Instructions, left: Labelled, right: Labelled, out: Labels) -> Labelled:
+    """Return the product of two factors that is no matrix product: entrywise, a dot product, or a batch of products."""
+    common = [label for label in left.labels if label in right.labels]
+    contracted = [label for label in common if label not in out]
+    if not contracted:
+        return Labelled(entrywise.multiply(code, aligned(code, left, out), aligned(code, right, out)), out)
+    if len(contracted) == len(left.labels) == len(right.labels):
+        vectors = [matrix(code, factor, contracted, ()) for factor in (left, right)]
+        return Labelled(code.emit("torch.dot({0}, {1})", *vectors, shape=()), ())
+    return _batch(code, left, right, [label for label in common if label in out], contracted)
+
+
+def _batch(
+    code: Instructions, left: Labelled, right: Labelled, batch: Sequence[int], contracted: Sequence[int]
+) -> Labelled:
+    rows, columns = ([k for k in f.labels if k not in batch and k not in contracted] for f in (left, right))
+    if not rows and not columns:
+        labels = (*batch, *contracted)
+        entries = entrywise.multiply(code, aligned(code, left, labels), aligned(code, right, labels))
+        return summed(code, Labelled(entries, labels), set(batch))
+    extents = _extents(left, right)
+    first = _stack(code, left, batch, rows, contracted)
+    second = _stack(code, right, batch, contracted, columns)
+    shape = (first.shape[0], first.shape[1], second.shape[2])
+    flat = code.emit("torch.bmm({0}, {1})", first, second, shape=shape)
+    labels = (*batch, *rows, *columns)
+    return Labelled(reshape(code, flat, [extents[label] for label in labels]), labels)
+
+
+def _stack(
+    code: Instructions, factor: Labelled, batch: Sequence[int], rows: Sequence[int], columns: Sequence[int]
+) -> Value:
+    extents = _extents(factor)
+    axes = [factor.labels.index(label) for label in (*batch, *rows, *columns)]
+    shape = [prod(extents[label] for label in group) for group in (batch, rows, columns)]
+    return reshape(code, permute(code, factor.value, axes), shape)

@@ -1,0 +1,130 @@
+"""Functions of one variable as instructions: one call for each part, parts that functions share computed once."""
+
+from __future__ import annotations
+
+import torch
+
+from gflownet.autodiff.functions import Call, Constant, Function, Power, Product, Sum, Variable
+from gflownet.autodiff.instructions import Instructions, Value
+
+# In place where torch has it under the same name with an underscore.
+_CALLS = {
+    name: f"torch.{name}({{0}})" for name in ("exp", "log", "sin", "cos", "tanh", "sigmoid", "abs", "erf", "sign")
+}
+_CALLS |= {"relu": "torch.relu({0})", "gelu": "torch._C._nn.gelu({0})", "silu": "torch._C._nn.silu({0})"}
+_CALLS |= {"ndtr": "torch.special.ndtr({0})"}
+_IN_PLACE = {name: f"{{0}}.{name}_()" for name in ("exp", "log", "sin", "cos", "tanh", "sigmoid", "abs", "erf", "sign")}
+_IN_PLACE |= {"relu": "{0}.relu_()"}
+_POWERS = {-1.0: "reciprocal", 0.5: "sqrt", -0.5: "rsqrt"}
+_MAX_REPEATED = 4  # powers up to this are products
+
+
+def multiply(code: Instructions, left: Value, right: Value) -> Value:
+    """Return the product of two values, broadcast to each other."""
+    if left.number > right.number:
+        left, right = right, left
+    shape = torch.broadcast_shapes(left.shape, right.shape)
+    in_place = ((0, "{0}.mul_({1})"), (1, "{1}.mul_({0})"))
+    return code.emit("torch.mul({0}, {1})", left, right, shape=shape, in_place=in_place)
+
+
+def scale(code: Instructions, alpha: float, value: Value) -> Value:
+    """Return a multiple of a value."""
+    if alpha == 1.0:
+        return value
+    if alpha == -1.0:
+        return code.emit("torch.neg({0})", value, shape=value.shape, in_place=((0, "{0}.neg_()"),))
+    text = number(alpha)
+    in_place = ((0, f"{{0}}.mul_({text})"),)
+    return code.emit(f"torch.mul({{0}}, {text})", value, shape=value.shape, in_place=in_place)
+
+
+def add(code: Instructions, left: Value, right: Value, alpha: float = 1.0) -> Value:
+    """Return `left + alpha * right`, broadcast to each other."""
+    shape = torch.broadcast_shapes(left.shape, right.shape)
+    in_place: tuple[tuple[int, str], ...]
+    if alpha == -1.0:
+        in_place = ((0, "{0}.sub_({1})"),)
+        return code.emit("torch.sub({0}, {1})", left, right, shape=shape, in_place=in_place)
+    if alpha == 1.0:
+        left, right = (right, left) if left.number > right.number else (left, right)
+        in_place = ((0, "{0}.add_({1})"), (1, "{1}.add_({0})"))
+        return code.emit("torch.add({0}, {1})", left, right, shape=shape, in_place=in_place)
+    text = number(alpha)
+    in_place = ((0, f"{{0}}.add_({{1}}, alpha={text})"),)
+    return code.emit(f"torch.add({{0}}, {{1}}, alpha={text})", left, right, shape=shape, in_place=in_place)
+
+
+def shift(code: Instructions, value: Value, constant: float) -> Value:
+    """Return `value + constant`."""
+    if constant == 0.0:
+        return value
+    text = number(constant)
+    in_place = ((0, f"{{0}}.add_({text})"),)
+    return code.emit(f"torch.add({{0}}, {text})", value, shape=value.shape, in_place=in_place)
+
+
+def number(value: float) -> str:
+    """Return a number as Python reads it; infinities are names that the program knows."""
+    return repr(value)
+
+
+def apply(code: Instructions, function: Function, x: Value) -> Value:
+    """Return a function of every entry of a value."""
+    match function:
+        case Variable():
+            return x
+        case Call(primitive, argument):
+            return _call(code, primitive, apply(code, argument, x))
+        case Power(base, exponent):
+            return _power(code, apply(code, base, x), exponent)
+        case Product(coefficient, factors):
+            product = apply(code, factors[0], x)
+            for factor in factors[1:]:
+                product = multiply(code, product, apply(code, factor, x))
+            return scale(code, coefficient, product)
+        case Sum():
+            return _sum(code, function, x)
+        case Constant(value):
+            return code.emit(f"torch.full_like({{0}}, {number(value)})", x, shape=x.shape)
+        case _:
+            raise TypeError(f"{function!r}: expected one of the forms of gflownet.autodiff.functions")
+
+
+def _call(code: Instructions, primitive: str, x: Value) -> Value:
+    if primitive == "softplus":
+        return code.emit("torch.logaddexp({0}, torch.zeros_like({0}))", x, shape=x.shape)
+    if primitive == "step":
+        if code.has(_CALLS["relu"], x):
+            return _call(code, "sign", _call(code, "relu", x))
+        return code.emit("torch.gt({0}, 0).to({0}.dtype)", x, shape=x.shape)
+    in_place = ((0, _IN_PLACE[primitive]),) if primitive in _IN_PLACE else ()
+    return code.emit(_CALLS[primitive], x, shape=x.shape, in_place=in_place)
+
+
+def _power(code: Instructions, base: Value, exponent: float) -> Value:
+    if exponent in _POWERS:
+        name = _POWERS[exponent]
+        return code.emit(f"torch.{name}({{0}})", base, shape=base.shape, in_place=((0, f"{{0}}.{name}_()"),))
+    if exponent.is_integer() and 2 <= abs(exponent) <= _MAX_REPEATED:
+        factor = base if exponent > 0 else _power(code, base, -1.0)
+        square = multiply(code, factor, factor)
+        return {2: square, 3: multiply(code, square, factor), 4: multiply(code, square, square)}[abs(int(exponent))]
+    text = number(exponent)
+    in_place = ((0, f"{{0}}.pow_({text})"),)
+    return code.emit(f"torch.pow({{0}}, {text})", base, shape=base.shape, in_place=in_place)
+
+
+def _sum(code: Instructions, function: Sum, x: Value) -> Value:
+    # a term of coefficient 1 first: it needs no multiplication; alone with -1 it is subtracted from the constant
+    terms = sorted(function.terms, key=lambda pair: pair[0] != 1.0)
+    if len(terms) == 1 and terms[0][0] == -1.0:
+        value = apply(code, terms[0][1], x)
+        text = number(function.constant)
+        return code.emit(
+            f"torch.rsub({{0}}, {text})", value, shape=x.shape, in_place=((0, f"{{0}}.neg_().add_({text})"),)
+        )
+    total = scale(code, terms[0][0], apply(code, terms[0][1], x))
+    for coefficient, term in terms[1:]:
+        total = add(code, total, apply(code, term, x), coefficient)
+    return shift(code, total, function.constant)

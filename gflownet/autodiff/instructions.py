@@ -1,0 +1,183 @@
+"""Instructions: torch calls in an order, equal ones once, and the straight-line Python that runs them.
+
+What is written frees a tensor after its last use, and reuses the memory of one that nothing needs any more.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class Value:
+    """What an argument holds or an instruction computes."""
+
+    number: int
+    shape: Shape
+    dtype: torch.dtype
+    template: str  # a Python expression of the operands, {0}, {1}, ...; empty of an argument
+    operands: tuple[Value, ...]
+    in_place: tuple[tuple[int, str], ...]  # operand whose memory the result may take, and the statement that does it
+    is_view: bool  # of the first operand's memory
+    is_expanded: bool  # several entries share memory
+
+    @property
+    def size(self) -> int:
+        """Return the number of entries."""
+        return prod(self.shape)
+
+    @property
+    def root(self) -> Value:
+        """Return the value whose memory this one looks at."""
+        value = self
+        while value.is_view:
+            value = value.operands[0]
+        return value
+
+
+class Instructions:
+    """Collects instructions; asking for one that there is returns its value."""
+
+    def __init__(self, arguments: Iterable[tuple[Shape, torch.dtype]]) -> None:
+        self._known: dict[tuple[object, ...], Value] = {}
+        self._values: list[Value] = []
+        self.arguments = [self._append(shape, dtype, "", (), (), False, False) for shape, dtype in arguments]
+
+    def _append(
+        self,
+        shape: Shape,
+        dtype: torch.dtype,
+        template: str,
+        operands: tuple[Value, ...],
+        in_place: tuple[tuple[int, str], ...],
+        is_view: bool,
+        is_expanded: bool,
+    ) -> Value:
+        value = Value(len(self._values), shape, dtype, template, operands, in_place, is_view, is_expanded)
+        self._values.append(value)
+        return value
+
+    def has(self, template: str, *operands: Value) -> bool:
+        """Return whether there is such an instruction."""
+        return (template, *operands) in self._known
+
+    def emit(
+        self,
+        template: str,
+        *operands: Value,
+        shape: Sequence[int],
+        dtype: torch.dtype | None = None,
+        in_place: tuple[tuple[int, str], ...] = (),
+    ) -> Value:
+        """Return what a call computes.
+
+        Args:
+            template: the Python expression, operands as {0}, {1}, ...
+            operands: values.
+            shape: of the result.
+            dtype: of the result; the first operand's by default.
+            in_place: statements that leave the result in the memory of an operand, and which one.
+        """
+        return self._emit(template, operands, tuple(shape), dtype, in_place, False, False)
+
+    def view(self, template: str, operand: Value, *, shape: Sequence[int], is_expanded: bool = False) -> Value:
+        """Return a view of a value.
+
+        Args:
+            template: the Python expression, the operand as {0}.
+            operand: a value.
+            shape: of the view.
+            is_expanded: whether entries share memory.
+        """
+        return self._emit(template, (operand,), tuple(shape), None, (), True, is_expanded or operand.is_expanded)
+
+    def _emit(
+        self,
+        template: str,
+        operands: tuple[Value, ...],
+        shape: Shape,
+        dtype: torch.dtype | None,
+        in_place: tuple[tuple[int, str], ...],
+        is_view: bool,
+        is_expanded: bool,
+    ) -> Value:
+        key = (template, *operands)
+        found = self._known.get(key)
+        if found is None:
+            dtype = dtype or operands[0].dtype
+            found = self._append(shape, dtype, template, operands, in_place, is_view, is_expanded)
+            self._known[key] = found
+        return found
+
+    def body(self, outputs: Sequence[Value], *, reuses_memory: bool) -> tuple[list[str], int]:
+        """Return the lines of the function's body, and the number of calls that compute something.
+
+        Args:
+            outputs: what it returns.
+            reuses_memory: whether dead operands are overwritten; torch.autograd could not go through that.
+        """
+        return _Writer(self._values, outputs, reuses_memory).written()
+
+
+class _Writer:
+    def __init__(self, values: Sequence[Value], outputs: Sequence[Value], reuses_memory: bool) -> None:
+        self._outputs, self._reuses_memory = outputs, reuses_memory
+        needed = set(outputs)
+        for value in reversed(values):
+            if value in needed:
+                needed.update(value.operands)
+        self._order = [value for value in values if value in needed and value.template]
+        self._name = {value: f"x{value.number}" for value in values if not value.template}
+        self._last_use: dict[Value, int] = {}
+        for line, value in enumerate(self._order):
+            self._last_use.update(dict.fromkeys(value.operands, line))
+        self._last_use.update(dict.fromkeys(outputs, len(self._order)))
+        self._sharing: dict[Value, list[Value]] = {}
+        self._root: dict[Value, Value] = {}
+
+    def written(self) -> tuple[list[str], int]:
+        lines: list[str] = []
+        num_calls = 0
+        for line, value in enumerate(self._order):
+            num_calls += not value.is_view
+            lines.append(self._line(line, value))
+            dead = sorted({self._name[v] for v in value.operands if self._is_dead_after(v, line, value)})
+            if dead:
+                lines.append(f"del {', '.join(dead)}")
+        names = [self._name[value] for value in self._outputs]
+        lines.append(f"return {names[0]}" if len(names) == 1 else f"return ({', '.join(names)})")
+        return lines, num_calls
+
+    def _is_dead_after(self, operand: Value, line: int, value: Value) -> bool:
+        is_temporary = bool(operand.template) and self._last_use[operand] == line
+        return is_temporary and self._name[operand] != self._name[value]
+
+    def _line(self, line: int, value: Value) -> str:
+        names = [self._name[operand] for operand in value.operands]
+        for which, template in value.in_place if self._reuses_memory else ():
+            operand = value.operands[which]
+            if self._may_overwrite(operand, value, line):
+                self._name[value] = self._name[operand]
+                self._share(value, self._root[operand])
+                return template.format(*names)
+        self._name[value] = f"v{value.number}"
+        self._share(value, self._root.get(value.operands[0], value.operands[0]) if value.is_view else value)
+        return f"{self._name[value]} = {value.template.format(*names)}"
+
+    def _share(self, value: Value, root: Value) -> None:
+        self._root[value] = root
+        self._sharing.setdefault(root, []).append(value)
+
+    def _may_overwrite(self, operand: Value, value: Value, line: int) -> bool:
+        if operand.shape != value.shape or operand.dtype != value.dtype or operand.is_expanded:
+            return False
+        root = self._root.get(operand)
+        if root is None or not root.template or value.operands.count(operand) > 1 or self._last_use[operand] != line:
+            return False
+        return all(self._last_use[other] < line for other in self._sharing[root] if other is not operand)

@@ -1,0 +1,312 @@
+"""Terms as instructions."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Sequence
+
+import torch
+
+from gflownet.autodiff import contraction, entrywise
+from gflownet.autodiff.contraction import Labelled, Labels, MatrixProduct, aligned, diagonals
+from gflownet.autodiff.instructions import Instructions, Value
+from gflownet.autodiff.terms import Alias, Cast, Einsum, Leaf, Map, Sum, Term, View
+
+_MAX_FACTORS = 12  # of a product that others are multiplied into: beyond, finding an order takes longer than it saves
+
+
+def lowered(
+    outputs: Sequence[Term], arguments: Iterable[tuple[tuple[int, ...], torch.dtype]]
+) -> tuple[Instructions, list[Value]]:
+    """Return the instructions that compute terms, and the values that are returned; none is an argument's memory.
+
+    Args:
+        outputs: terms.
+        arguments: shape and dtype of every tensor that is given, by `Leaf.slot`.
+    """
+    lowering = _Lowering(outputs, Instructions(arguments))
+    values = [lowering.owned(term) for term in outputs]
+    return lowering.code, values
+
+
+class _Lowering:
+    def __init__(self, outputs: Sequence[Term], code: Instructions) -> None:
+        self.code = code
+        self._values: dict[Term, Value] = {}
+        self._returned: set[Value] = set()
+        self._inlined: dict[Term, list[tuple[Term, Labels]]] = {}
+        order = ordered(outputs)
+        self._uses = Counter(source for term in order for source in term.inputs)
+        self._uses.update(outputs)
+        for term in order:
+            if isinstance(term, Einsum):
+                self._flatten(term)
+
+    def owned(self, term: Term) -> Value:
+        """Return a term's value in memory that nothing else looks at."""
+        value = self.value(term)
+        root = value.root
+        if not root.template or value.is_expanded or root in self._returned:
+            template = "{0}.clone(memory_format=torch.contiguous_format)"
+            copy = self.code.emit(template, value, shape=value.shape)
+            while copy in self._returned:  # the same term is returned again
+                copy = self.code.emit(template, copy, shape=value.shape)
+            root = value = copy
+        self._returned.add(root)
+        return value
+
+    def value(self, output: Term) -> Value:
+        """Return a term's value; what it needs is lowered first, without recursion."""
+        waiting = [output]
+        while waiting:
+            term = waiting[-1]
+            missing = [source for source in self._sources(term) if source not in self._values]
+            if missing and term not in self._values:
+                waiting.extend(reversed(missing))
+                continue
+            waiting.pop()
+            if term not in self._values:
+                self._values[term] = self._lower(term)
+        return self._values[output]
+
+    def _computed(self, term: Term) -> Value:
+        if term not in self._values:
+            self._values[term] = self._lower(term)
+        return self._values[term]
+
+    def _sources(self, term: Term) -> list[Term]:
+        """Return what has to be lowered before a term; a product that is added to others is lowered with the sum."""
+        if isinstance(term, Einsum):
+            return [source for source, _ in self._factors(term)]
+        if isinstance(term, Sum):
+            return [inner for source in term.inputs for inner in self._addend_sources(source)]
+        return list(term.inputs)
+
+    def _addend_sources(self, source: Term) -> list[Term]:
+        if isinstance(source, View):
+            return [inner for term in source.inputs for inner in self._addend_sources(term)]
+        return self._sources(source) if self._is_fused(source) else [source]
+
+    def _is_fused(self, term: Term) -> bool:
+        return isinstance(term, Einsum) and self._uses[term] == 1 and term not in self._values
+
+    def _factors(self, term: Einsum) -> list[tuple[Term, Labels]]:
+        return self._inlined.get(term) or list(zip(term.inputs, term.labels, strict=True))
+
+    def _flatten(self, term: Einsum) -> None:
+        """Multiply out factors that are products used nowhere else and larger than something of either product."""
+        factors = self._factors(term)
+        found: list[tuple[Term, Labels]] = []
+        fresh = len(term.extents)
+        for k, (source, labels) in enumerate(factors):
+            others = [other.size for j, (other, _) in enumerate(factors) if j != k]
+            if not (isinstance(source, Einsum) and self._uses[source] == 1 and _is_worth(source, others)):
+                found.append((source, labels))
+                continue
+            inner = self._factors(source)
+            if len(inner) + len(factors) + len(found) - k > _MAX_FACTORS:
+                found.append((source, labels))
+                continue
+            names = dict(zip(source.out, labels, strict=True))
+            for inner_term, inner_labels in inner:
+                for label in inner_labels:
+                    if label not in names:
+                        names[label] = fresh
+                        fresh += 1
+                found.append((inner_term, tuple(names[label] for label in inner_labels)))
+        if len(found) > len(factors):
+            self._inlined[term] = found
+
+    def _lower(self, term: Term) -> Value:
+        match term:
+            case Leaf():
+                return self.code.arguments[term.slot]
+            case Alias():
+                return self._values[term.inputs[0]]
+            case Cast():
+                source = self._values[term.inputs[0]]
+                return self.code.emit(f"{{0}}.to({term.dtype})", source, shape=term.shape, dtype=term.dtype)
+            case Map():
+                return entrywise.apply(self.code, term.function, self._values[term.inputs[0]])
+            case Einsum():
+                labels = term.out
+                return aligned(self.code, self._product(term), labels)
+            case Sum():
+                return self._sum(term)
+            case View():
+                return self._view(term)
+            case _:
+                raise TypeError(f"{type(term).__name__}: expected one of the forms of gflownet.autodiff.terms")
+
+    def _operands(self, term: Einsum) -> list[Labelled]:
+        return [diagonals(self.code, self._values[source], labels) for source, labels in self._factors(term)]
+
+    def _product(self, term: Einsum) -> Labelled:
+        return contraction.product(self.code, self._operands(term), term.out)
+
+    def _view(self, term: View) -> Value:
+        if term.is_sparse or not term.inputs:
+            return self._sparse(term)
+        core = diagonals(self.code, self._values[term.inputs[0]], term.labels)
+        scaled = Labelled(entrywise.scale(self.code, term.alpha, core.value), core.labels)
+        return self._expanded(aligned(self.code, scaled, term.out), term.shape)
+
+    def _expanded(self, value: Value, shape: tuple[int, ...]) -> Value:
+        if value.shape == shape:
+            return value
+        return self.code.view(f"{{0}}.expand({shape})", value, shape=shape, is_expanded=True)
+
+    def _filled(self, value: float, shape: tuple[int, ...], dtype: torch.dtype) -> Value:
+        like = next((x for x in self.code.arguments if x.dtype == dtype), None)
+        call = f"zeros({shape}" if value == 0.0 else f"full({shape}, {entrywise.number(value)}"
+        if like is not None:
+            return self.code.emit(f"{{0}}.new_{call})", like, shape=shape)
+        place = (self.code.arguments[0],) if self.code.arguments else ()
+        device = ", device={0}.device" if place else ""
+        return self.code.emit(f"torch.{call}, dtype={dtype}{device})", *place, shape=shape, dtype=dtype)
+
+    def _sparse(self, term: View) -> Value:
+        if not term.is_sparse:
+            return self._filled(term.alpha, term.shape, term.dtype)
+        total = self._filled(0.0, term.shape, term.dtype)
+        return self._with_diagonal(total, term, term.alpha)
+
+    def _with_diagonal(self, total: Value, term: View, alpha: float) -> Value:
+        """Return `total + alpha * the view's source` where its labels meet."""
+        path, labels = _diagonal_path(term.out)
+        step = "".join(f".diagonal(0, {first}, {second})" for first, second in path)
+        embed = "".join(f", 0, {first}, {second})" for first, second in reversed(path))
+        opening = "torch.diag_embed(" * len(path)
+        extents = dict(zip(term.out, term.shape, strict=True))
+        shape = tuple(extents[label] for label in labels)
+        if not term.inputs:
+            number = entrywise.number(alpha)
+            in_place = ((0, f"{{0}}{step}.add_({number})"),)
+            template = f"torch.add({{0}}, {opening}{{0}}.new_ones({shape}){embed}, alpha={number})"
+            return self.code.emit(template, total, shape=total.shape, in_place=in_place)
+        core = diagonals(self.code, self._computed(term.inputs[0]), term.labels)
+        value = aligned(self.code, core, labels)
+        number = "" if alpha == 1.0 else f", alpha={entrywise.number(alpha)}"
+        in_place = ((0, f"{{0}}{step}.add_({{1}}{number})"),)
+        full = value if value.shape == shape else self._expanded(value, shape)
+        template = f"torch.add({{0}}, {opening}{{1}}{embed}{number})"
+        return self.code.emit(template, total, full, shape=total.shape, in_place=in_place)
+
+    def _sum(self, term: Sum) -> Value:
+        """Return the sum: what is there already, matrix products added to it in one call, diagonals at the end."""
+        dense: list[tuple[float, Value]] = []
+        products: list[tuple[float, MatrixProduct]] = []
+        sparse: list[tuple[float, View]] = []
+        constant = 0.0
+        for coefficient, source in zip(term.coefficients, term.inputs, strict=True):
+            if isinstance(source, View) and source.is_sparse:
+                sparse.append((coefficient, source))
+            elif isinstance(source, View) and not source.inputs:
+                constant += coefficient
+            else:
+                self._addend(coefficient, source, dense, products)
+        total = self._total(dense, products)
+        if total is None or (sparse and total.shape != term.shape):
+            start = self._filled(constant, term.shape, term.dtype)
+            total = start if total is None else entrywise.add(self.code, start, total)
+        else:
+            total = entrywise.shift(self.code, total, constant)
+        for coefficient, source in sparse:
+            total = self._with_diagonal(total, source, coefficient)
+        return self._expanded(total, term.shape)
+
+    def _addend(
+        self,
+        coefficient: float,
+        source: Term,
+        dense: list[tuple[float, Value]],
+        products: list[tuple[float, MatrixProduct]],
+    ) -> None:
+        """Add one term to the lists: a matrix product of the right layout, or a value that broadcasts."""
+        rank = len(source.shape)
+        out: Labels = tuple(range(rank))
+        labels: Labels = out
+        if isinstance(source, View):
+            out, labels, source = source.out, source.labels, source.inputs[0]
+        if not (isinstance(source, Einsum) and self._is_fused(source)):
+            dense.append((coefficient, aligned(self.code, diagonals(self.code, self._computed(source), labels), out)))
+            return
+        names = dict(zip(source.out, labels, strict=True))
+        wanted = tuple(label for label in out if label in labels)
+        inner = {label: own for own, label in names.items()}
+        core_out = tuple(inner[label] for label in wanted)
+        left, right = contraction.two_factors(self.code, self._operands(source), core_out)
+        plan = None if right is None else contraction.matrix_product(self.code, left, right, core_out)
+        if plan is not None and plan.labels == core_out and len(core_out) == rank == len(plan.flat_shape):
+            products.append((coefficient, plan))
+            return
+        if plan is not None:
+            found = plan.emitted(self.code)
+        else:
+            found = left if right is None else contraction.pair(self.code, left, right, core_out)
+        renamed = Labelled(found.value, tuple(names[label] for label in found.labels))
+        dense.append((coefficient, aligned(self.code, renamed, out)))
+
+    def _total(self, dense: list[tuple[float, Value]], products: list[tuple[float, MatrixProduct]]) -> Value | None:
+        code = self.code
+        # full ones first: the others broadcast into them; of these one without a coefficient
+        dense.sort(key=lambda pair: (-pair[1].size, pair[0] != 1.0, pair[1].number))
+        total: Value | None = None
+        beta = 1.0
+        for coefficient, value in dense:
+            if total is None:
+                total, beta = value, coefficient
+            else:
+                if beta != 1.0:
+                    total, beta = entrywise.scale(code, beta, total), 1.0
+                total = entrywise.add(code, total, value, coefficient)
+        for alpha, plan in products:
+            total = self._plus_product(total, beta, plan, alpha)
+            beta = 1.0
+        return total if total is None else entrywise.scale(code, beta, total)
+
+    def _plus_product(self, total: Value | None, beta: float, plan: MatrixProduct, alpha: float) -> Value:
+        if total is None:
+            return entrywise.scale(self.code, alpha, plan.emitted(self.code).value)
+        name = "addmm" if len(plan.right.shape) == 2 else "addmv"
+        numbers = "".join(
+            f", {key}={entrywise.number(value)}" for key, value in (("beta", beta), ("alpha", alpha)) if value != 1.0
+        )
+        return self.code.emit(
+            f"torch.{name}({{0}}, {{1}}, {{2}}{numbers})",
+            total,
+            plan.left,
+            plan.right,
+            shape=plan.flat_shape,
+            in_place=((0, f"{{0}}.{name}_({{1}}, {{2}}{numbers})"),),
+        )
+
+
+def ordered(outputs: Iterable[Term], *, above: int = 0) -> list[Term]:
+    """Return the terms that the outputs are made of, each after its inputs, from `uid` `above` on."""
+    found: dict[int, Term] = {}
+    waiting = list(outputs)
+    while waiting:
+        term = waiting.pop()
+        if term.uid not in found and term.uid >= above:
+            found[term.uid] = term
+            waiting.extend(term.inputs)
+    return [found[uid] for uid in sorted(found)]
+
+
+def _is_worth(source: Einsum, others: list[int]) -> bool:
+    smallest = min([*others, *(factor.size for factor in source.inputs)], default=source.size)
+    return source.size > smallest
+
+
+def _diagonal_path(out: Labels) -> tuple[list[tuple[int, int]], Labels]:
+    """Return the pairs of axes to take diagonals of, one after another, and the labels that are left."""
+    left = list(out)
+    path: list[tuple[int, int]] = []
+    while len(set(left)) < len(left):
+        label = next(label for label in left if left.count(label) > 1)
+        first = left.index(label)
+        second = left.index(label, first + 1)
+        path.append((first, second))
+        left = [kept for axis, kept in enumerate(left) if axis not in (first, second)] + [label]
+    return path, tuple(left)

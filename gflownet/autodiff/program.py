@@ -1,0 +1,150 @@
+"""Programs: generated straight-line torch code, and the call that binds tensors to the leaves."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.autodiff.instructions import Instructions, Value
+from gflownet.autodiff.lowering import lowered
+from gflownet.autodiff.nodes import LeafNode
+from gflownet.autodiff.terms import Term
+
+Result = Tensor | tuple[Tensor, ...]
+Specification = tuple[tuple[int, ...], torch.dtype]  # of an argument
+
+
+@dataclass(frozen=True)
+class Code:
+    """What is compiled of a structure, whatever leaves it is of; two forms of it, for torch.autograd to go through."""
+
+    arguments: tuple[Specification, ...]
+    instructions: Instructions
+    outputs: tuple[Value, ...]
+    as_tuple: bool
+    num_operations: int = field(init=False)
+    source: str = field(init=False)
+    run: Callable[..., Result] = field(init=False)
+
+    def __post_init__(self) -> None:
+        """Write the source and compile it."""
+        source, num_operations = self._written(reuses_memory=True)
+        object.__setattr__(self, "source", source)
+        object.__setattr__(self, "num_operations", num_operations)
+        object.__setattr__(self, "run", _compiled(source))
+
+    @cached_property
+    def differentiable(self) -> Callable[..., Result]:
+        """Return the function that overwrites nothing, so that torch.autograd may go through it."""
+        return _compiled(self._written(reuses_memory=False)[0])
+
+    def _written(self, *, reuses_memory: bool) -> tuple[str, int]:
+        lines, num_operations = self.instructions.body(self.outputs, reuses_memory=reuses_memory)
+        if self.as_tuple and len(self.outputs) == 1:
+            lines[-1] += ","
+        names = ", ".join(f"x{k}" for k in range(len(self.arguments)))
+        return "\n    ".join([f"def program({names}):", *lines]) + "\n", num_operations
+
+
+def _compiled(source: str) -> Callable[..., Result]:
+    namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan}
+    exec(compile(source, "<tensor graph>", "exec"), namespace)
+    return namespace["program"]
+
+
+def code_of(outputs: Sequence[Term], arguments: Sequence[Specification], *, as_tuple: bool) -> Code:
+    """Return the code that computes terms.
+
+    Args:
+        outputs: terms.
+        arguments: shape and dtype of each tensor that is given, by `Leaf.slot`.
+        as_tuple: whether one output comes as a tuple.
+    """
+    instructions, values = lowered(outputs, arguments)
+    return Code(tuple(arguments), instructions, tuple(values), as_tuple)
+
+
+class Program:
+    """A plain callable: tensors for the leaves in, the tensors of the nodes out.
+
+    `program(*tensors)` takes one for each of `leaves`, in that order; `program({leaf: tensor})` any of all its leaves,
+    those that hold a value may be left out. Nothing that comes out shares memory with what went in.
+    """
+
+    def __init__(self, code: Code, all_leaves: Sequence[LeafNode], leaves: Sequence[LeafNode]) -> None:
+        """Bind code to leaves.
+
+        Args:
+            code: takes a tensor for each of `all_leaves`.
+            all_leaves: that the result depends on.
+            leaves: those that a call gives, in the order of its arguments; the others hold values.
+
+        Raises:
+            ValueError: a leaf that is not among `leaves` holds no value.
+        """
+        self._code, self._all_leaves = code, tuple(all_leaves)
+        self.leaves = tuple(leaves)
+        places = {leaf: place for place, leaf in enumerate(self.leaves)}
+        for leaf in all_leaves:
+            if leaf not in places and leaf.given is None:
+                raise ValueError(f"compile: leaves: expected {leaf.label} among them, which holds no value")
+        # the usual case, where the call's tensors are the code's arguments, is told once
+        self._order = None if self._all_leaves == self.leaves else [places.get(leaf) for leaf in all_leaves]
+        self._run = code.run
+
+    @property
+    def source(self) -> str:
+        """Return the Python that runs."""
+        return self._code.source
+
+    @property
+    def num_operations(self) -> int:
+        """Return how many torch calls of it compute something; views are not counted."""
+        return self._code.num_operations
+
+    def __call__(self, *tensors: Tensor | Mapping[LeafNode, Tensor]) -> Result:
+        """Return the outputs.
+
+        Args:
+            tensors: one for each of `leaves`, or a single mapping of leaves to tensors.
+
+        Raises:
+            ValueError: a tensor is missing, or of another shape or dtype than its leaf.
+        """
+        if self._order is not None or len(tensors) != len(self.leaves) or type(tensors[0]) is dict:
+            tensors = self._bound(tensors)
+        run = self._run
+        is_grad_enabled = torch.is_grad_enabled()
+        for tensor, (shape, dtype) in zip(tensors, self._code.arguments, strict=True):
+            if tensor.shape != shape or tensor.dtype is not dtype:
+                self._refuse(tensors)
+            if is_grad_enabled and tensor.requires_grad:
+                run = self._code.differentiable
+        return run(*tensors)
+
+    def _bound(self, tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
+        if len(tensors) == 1 and isinstance(tensors[0], Mapping):
+            given = tensors[0]
+            missing = next((leaf for leaf in self._all_leaves if leaf not in given and leaf.given is None), None)
+            if missing is not None:
+                raise ValueError(f"program: expected a tensor for {missing.label}, got none")
+            return tuple(given.get(leaf, leaf.given) for leaf in self._all_leaves)
+        if len(tensors) != len(self.leaves):
+            names = [leaf.label for leaf in self.leaves]
+            raise ValueError(f"program: expected {len(self.leaves)} tensors, for {names}, got {len(tensors)}")
+        if self._order is None:
+            return tensors
+        pairs = zip(self._order, self._all_leaves, strict=True)
+        return tuple(leaf.given if place is None else tensors[place] for place, leaf in pairs)
+
+    def _refuse(self, tensors: Sequence[Tensor]) -> None:
+        for leaf, tensor in zip(self._all_leaves, tensors, strict=True):
+            if tuple(tensor.shape) != leaf.shape or tensor.dtype != leaf.dtype:
+                expected = f"expected shape {list(leaf.shape)} and {leaf.dtype}"
+                raise ValueError(f"{leaf.label}: {expected}, got {list(tensor.shape)} and {tensor.dtype}")
