@@ -1,0 +1,311 @@
+"""Derivatives of graphs against torch: layouts, any order, by any node, depth, dtypes, and what is never computed."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from functools import partial
+
+import pytest
+import torch
+from torch import Tensor
+
+from gflownet.autodiff.derivatives import gradient, hessian, hvp, jacobian, jvp, vjp
+from gflownet.autodiff.evaluation import evaluate, topological_order
+from gflownet.autodiff.functions import Function
+from gflownet.autodiff.nodes import (
+    CastNode,
+    ElementwiseNode,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    TransformNode,
+)
+from gflownet.autodiff.rules import forward, reverse
+
+DOUBLE = torch.float64
+EXTENTS = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 6, "i": 2, "j": 3, "k": 4, "l": 5, "m": 3, "n": 2}
+
+
+def leaf(axes: str = "", **fields) -> LeafNode:
+    return LeafNode([EXTENTS[axis] for axis in axes], dtype=DOUBLE, **fields)
+
+
+def check(function, output: Node, inputs: list[LeafNode]) -> None:
+    """Compare Jacobians of both modes and Hessians with torch."""
+    generator = torch.Generator().manual_seed(0)
+    given = [torch.rand(node.shape, dtype=DOUBLE, generator=generator) + 0.3 for node in inputs]
+    values = dict(zip(inputs, given, strict=True))
+    jacobians = torch.func.jacrev(function, tuple(range(len(given))))(*given)
+    hessians = torch.func.hessian(function, tuple(range(len(given))))(*given)
+    torch.testing.assert_close(evaluate([output], values)[0], function(*given))
+    for k, wrt in enumerate(inputs):
+        expected = jacobians[k]
+        torch.testing.assert_close(evaluate([jacobian(output, wrt, "forward")], values)[0], expected)
+        order = [*range(output.rank, expected.ndim), *range(output.rank)]
+        torch.testing.assert_close(evaluate([jacobian(output, wrt)], values)[0], expected.permute(order))
+        for j, second in enumerate(inputs):
+            torch.testing.assert_close(evaluate([hessian(output, wrt, second)], values)[0], hessians[k][j])
+
+
+def layer() -> tuple[Node, list[LeafNode]]:
+    """`out[i] = sum_a tanh(w[i,a] * x[a]) - x[a]`, the difference summed over a."""
+    w, x = leaf("ia"), leaf("a")
+    hidden = NonlinearNode(ElementwiseNode(w, x, [1, 2], [1, 2], [2], operation="*"), Function.parse("tanh"))
+    return ElementwiseNode(hidden, x, [1], [1, -2], [-2], operation="-"), [w, x]
+
+
+def layer_in_torch(w: Tensor, x: Tensor) -> Tensor:
+    return (torch.tanh(w * x) - x).sum(1)
+
+
+def test_layouts_and_values():
+    output, inputs = layer()
+    check(layer_in_torch, output, inputs)
+
+
+def test_scalars():
+    x = LeafNode([], dtype=DOUBLE)
+    output = NonlinearNode(ElementwiseNode(x, x, [], [], [], operation="*"), Function.parse("exp(sin(x))"))
+    check(lambda x: torch.exp(torch.sin(x * x)), output, [x])
+
+
+def test_third_derivatives():
+    output, (w, x) = layer()
+    generator = torch.Generator().manual_seed(1)
+    values = {node: torch.randn(node.shape, dtype=DOUBLE, generator=generator) for node in (w, x)}
+    expected = torch.func.jacrev(torch.func.hessian(layer_in_torch, 1), 1)(values[w], values[x])
+    found = jacobian(hessian(output, x), x, mode="forward")
+    torch.testing.assert_close(evaluate([found], values)[0], expected)
+    thrice = jacobian(jacobian(jacobian(output, x), x), x)  # [third, second, first, output]
+    torch.testing.assert_close(evaluate([thrice], values)[0].permute(3, 2, 1, 0), expected)
+
+
+def test_fourth_derivative_of_a_scalar():
+    x = LeafNode([], dtype=DOUBLE)
+    found: Node = NonlinearNode(x, Function.parse("gelu(tanh(x))"))
+    for _ in range(4):
+        found = gradient(found, x)
+    point = torch.tensor(0.7, dtype=DOUBLE)
+    function = expected = lambda x: torch.nn.functional.gelu(torch.tanh(x))
+    for _ in range(4):
+        expected = torch.func.grad(expected)
+    assert function(point) > 0
+    torch.testing.assert_close(evaluate([found], {x: point})[0], expected(point))
+
+
+def test_with_respect_to_a_node_that_is_computed():
+    output, (w, x) = layer()
+    hidden = output.inputs[0]  # tanh(w x)
+    product = hidden.inputs[0]
+    values = {node: torch.rand(node.shape, dtype=DOUBLE) for node in (w, x)}
+    slope = 1 - torch.tanh(values[w] * values[x]) ** 2
+    expected = torch.einsum("ia,ij->iaj", slope, torch.eye(2, dtype=DOUBLE))
+    torch.testing.assert_close(evaluate([jacobian(output, product)], values)[0], expected)
+    torch.testing.assert_close(evaluate([jacobian(output, product, "forward")], values)[0], expected.permute(2, 0, 1))
+    assert evaluate([hessian(output, hidden)], values)[0].eq(0).all()
+
+
+def test_a_gradient_by_a_node_and_by_what_it_depends_on():
+    x = leaf("a")
+    y = NonlinearNode(x, Function.parse("square"))
+    output = TransformNode(NonlinearNode(y, Function.parse("sin")), [], [-1])
+    by_y, by_x = evaluate(gradient(output, [y, x]), {x: torch.tensor([1.0, 2.0], dtype=DOUBLE)})
+    point = torch.tensor([1.0, 2.0], dtype=DOUBLE)
+    torch.testing.assert_close(by_y, torch.cos(point**2))
+    torch.testing.assert_close(by_x, 2 * point * torch.cos(point**2))
+
+
+def test_a_tangent_of_an_inner_node_replaces_what_it_depends_on():
+    x = leaf("a")
+    y = NonlinearNode(x, Function.parse("square"))
+    point = torch.tensor([1.0, 2.0], dtype=DOUBLE)
+    ones = LeafNode(y.shape, kind=LeafKind.CONSTANT, fill=1.0, dtype=DOUBLE)
+    output = ElementwiseNode(y, x, [1], [1], [1], operation="+")
+    torch.testing.assert_close(evaluate([jvp(output, {y: ones})], {x: point})[0], torch.ones(2, dtype=DOUBLE))
+    torch.testing.assert_close(
+        evaluate([jvp(output, {y: ones, x: ones})], {x: point})[0], torch.full((2,), 2.0, dtype=DOUBLE)
+    )
+    torch.testing.assert_close(evaluate([jvp(output, {x: ones})], {x: point})[0], 2 * point + 1)
+
+
+def test_products_with_vectors():
+    output, (w, x) = layer()
+    loss = TransformNode(NonlinearNode(output, Function.parse("square")), [], [-1])
+    generator = torch.Generator().manual_seed(2)
+    values = {node: torch.randn(node.shape, dtype=DOUBLE, generator=generator) for node in (w, x)}
+    v, u, t = leaf("ia"), leaf("a"), leaf("i")
+    values |= {node: torch.randn(node.shape, dtype=DOUBLE, generator=generator) for node in (v, u, t)}
+
+    def loss_in_torch(w: Tensor, x: Tensor) -> Tensor:
+        return layer_in_torch(w, x).square().sum()
+
+    points, directions = (values[w], values[x]), (values[v], values[u])
+    expected = torch.autograd.functional.hvp(loss_in_torch, points, directions)[1]
+    for found, right in zip(evaluate(hvp(loss, [w, x], [v, u]), values), expected, strict=True):
+        torch.testing.assert_close(found, right)
+    alone = evaluate([hvp(loss, x, u), hessian(loss, x)], values)
+    torch.testing.assert_close(alone[0], alone[1] @ values[u])
+    right = torch.func.jvp(layer_in_torch, points, directions)[1]
+    torch.testing.assert_close(evaluate([jvp(output, {w: v, x: u})], values)[0], right)
+    pull = torch.func.vjp(layer_in_torch, *points)[1]
+    for found, right in zip(evaluate(vjp(output, [w, x], t), values), pull(values[t]), strict=True):
+        torch.testing.assert_close(found, right)
+
+
+def test_zeros_are_described_and_never_computed():
+    output, (_, x) = layer()
+    other = leaf("bc")
+    for found, shape in ((jacobian(output, other), (3, 4, 2)), (jacobian(output, other, "forward"), (2, 3, 4))):
+        assert isinstance(found, LeafNode)
+        assert (found.fill, found.given, found.shape) == (0.0, None, shape)
+    zero = hessian(output, x, other)
+    assert isinstance(zero, LeafNode)
+    assert (zero.fill, zero.shape) == (0.0, (2, 2, 3, 4))
+    flat = NonlinearNode(NonlinearNode(x, Function.parse("sign")), Function.parse("exp"))
+    assert getattr(jacobian(flat, x), "fill", None) == 0.0
+    linear = NonlinearNode(x, Function.parse("3*x"))
+    assert getattr(hessian(linear, x), "fill", None) == 0.0
+
+
+def test_a_derivative_by_itself_is_a_described_identity():
+    x = leaf("ab")
+    for mode in ("reverse", "forward"):
+        found = jacobian(x, x, mode)
+        assert isinstance(found, LeafNode)
+        assert (found.is_identity, found.shape, found.given) == (True, (2, 3, 2, 3), None)
+    scalar = LeafNode([], dtype=DOUBLE)
+    assert getattr(gradient(scalar, scalar), "fill", None) == 1.0
+
+
+def test_only_what_lies_between_is_derived():
+    x, y = leaf("a"), leaf("a")
+    through: Node = x
+    aside: Node = y
+    for _ in range(50):
+        aside = NonlinearNode(aside, Function.parse("tanh"))
+    output = ElementwiseNode(NonlinearNode(through, Function.parse("exp")), aside, [1], [1], [1], operation="*")
+    for mode in ("reverse", "forward"):
+        given = {*topological_order([output])}
+        assert len([node for node in topological_order([jacobian(output, x, mode)]) if node not in given]) <= 5
+
+
+def chain(num_layers: int) -> tuple[Node, LeafNode]:
+    x = leaf("a")
+    node: Node = x
+    for _ in range(num_layers):
+        node = NonlinearNode(ElementwiseNode(node, node, [1], [1], [1], operation="+"), Function.parse("sin"))
+    return TransformNode(node, [], [-1]), x
+
+
+@pytest.mark.parametrize(
+    "derive", [gradient, lambda output, x: jvp(output, {x: leaf("a")})], ids=["reverse", "forward"]
+)
+def test_size_is_linear_and_depth_unlimited(derive):
+    sizes = [len(topological_order([derive(*chain(n))])) / n for n in (100, 200, 5000)]
+    assert max(sizes) - min(sizes) < 0.1
+    assert max(sizes) < 7.5
+
+
+def test_the_hessian_of_a_deep_chain_is_linear_too():
+    sizes = []
+    for num_layers in (50, 500):
+        output, x = chain(num_layers)
+        sizes.append(len(topological_order([hessian(output, x)])) / num_layers)
+    assert sizes[1] == pytest.approx(sizes[0], rel=0.1)
+
+
+def test_dtypes():
+    x = LeafNode([2], dtype=torch.float32)
+    w = leaf("ia")
+    wide = CastNode(x, DOUBLE)
+    output = TransformNode(NonlinearNode(LinearNode(w, wide, [1], [1, -2], [-2]), Function.parse("tanh")), [], [-1])
+    by_x, by_w = gradient(output, [x, w])
+    assert (by_x.dtype, by_w.dtype) == (torch.float32, DOUBLE)
+    assert jacobian(output, x, "forward").dtype == DOUBLE
+    values = {x: torch.tensor([0.5, -1.0]), w: torch.rand(2, 2, dtype=DOUBLE)}
+    expected = torch.func.grad(lambda x: torch.tanh(values[w] @ x.double()).sum())(values[x])
+    torch.testing.assert_close(evaluate([by_x], values)[0], expected)
+    assert hessian(output, w, x).shape == (2, 2, 2)
+
+
+def test_nothing_passes_through_whole_numbers():
+    x = leaf("a")
+    rounded = CastNode(CastNode(x, torch.int64), DOUBLE)
+    output = ElementwiseNode(rounded, x, [1], [1], [1], operation="*")
+    values = {x: torch.tensor([1.5, 2.5], dtype=DOUBLE)}
+    for mode in ("reverse", "forward"):
+        found = evaluate([jacobian(output, x, mode)], values)[0]
+        assert torch.equal(found, torch.diag(torch.tensor([1.0, 2.0], dtype=DOUBLE)))
+
+
+# 3 and -3 are two indices, and no other factor of the left operand's derivative has -3
+@pytest.mark.parametrize("multiply", [LinearNode, partial(ElementwiseNode, operation="*")])
+def test_a_dummy_of_one_operand_called_as_an_index_of_the_result(multiply):
+    left, right = leaf("cb"), leaf("b")
+    check(lambda x, y: (x * y).sum(0), multiply(left, right, [3], [-3, 3], [3]), [left, right])
+
+
+def test_consumers_add_up():
+    x = leaf("a")
+    y = NonlinearNode(x, Function.parse("exp"))
+    total: Node = y
+    for _ in range(4):
+        total = ElementwiseNode(total, y, [1], [1], [1], operation="+")
+    check(lambda x: 5 * x.exp(), total, [x])
+
+
+@pytest.mark.parametrize("operation", ["+", "-", "*"])
+@pytest.mark.parametrize("signs", list(itertools.product([1, -1], repeat=3)))
+def test_every_combination_of_kept_and_summed(operation, signs):
+    """`out = sum L[a,b] op R[b,c]`, each of a, b, c in the result or not."""
+    a, b, c = (sign * (k + 1) for k, sign in enumerate(signs))
+    left, right = leaf("ab"), leaf("bc")
+    output = ElementwiseNode(left, right, [i for i in (c, a, b) if i > 0], [a, b], [b, c], operation=operation)
+    combine = {"+": torch.add, "-": torch.sub, "*": torch.mul}[operation]
+
+    def function(x: Tensor, y: Tensor) -> Tensor:
+        full = combine(x[:, :, None].expand(2, 3, 4), y[None].expand(2, 3, 4)).permute(2, 0, 1)
+        summed = [axis for axis, i in enumerate((c, a, b)) if i < 0]
+        return full.sum(summed) if summed else full
+
+    check(function, output, [left, right])
+
+
+def test_a_derivative_is_of_the_same_classes():
+    output, (w, x) = layer()
+    classes = {type(node) for node in topological_order([jacobian(hessian(output, w, x), x)])}
+    assert classes <= {LeafNode, TransformNode, ElementwiseNode, LinearNode, NonlinearNode}
+
+
+def test_messages():
+    output, (w, x) = layer()
+    loss = TransformNode(output, [], [-1], name="loss")
+    with pytest.raises(ValueError, match=r"gradient: expected a scalar \(shape \[\]\), got shape \[2\]"):
+        gradient(output, x)
+    with pytest.raises(ValueError, match="jacobian: mode: expected 'reverse' or 'forward', got 'both'"):
+        jacobian(output, x, "both")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match=r"tangent: expected a shape that starts with \[2\], got \[3\]"):
+        jvp(output, {x: LeafNode([3], dtype=DOUBLE)})
+    with pytest.raises(ValueError, match=r"cotangent: expected dtype torch.float64, got torch.float32"):
+        vjp(output, [x], LeafNode([2], dtype=torch.float32))
+    with pytest.raises(ValueError, match=r"hvp: vector: expected one for each of the 2 nodes, got 1"):
+        hvp(loss, [w, x], [x])
+    with pytest.raises(ValueError, match="tangents: expected one of at least one node, got none"):
+        jvp(output, {})
+    with pytest.raises(ValueError, match=r"tangents: expected one shape after that of their nodes"):
+        jvp(output, {x: leaf("a"), w: leaf("iab")})
+    with pytest.raises(TypeError, match="expected a node that is computed from others"):
+        reverse(x, x, 0)
+    with pytest.raises(TypeError, match="expected a node that is computed from others"):
+        forward(x, [x])
+
+
+def test_one_sided_factor_in_numbers():
+    x, y = leaf("ab"), leaf("a")
+    output = ElementwiseNode(x, y, [], [-1, -2], [-1], operation="-")
+    values = {x: torch.ones(2, 3, dtype=DOUBLE), y: torch.ones(2, dtype=DOUBLE)}
+    assert evaluate([output, gradient(output, y)], values)[1].tolist() == [-3.0, -3.0]
+    assert math.isclose(evaluate([output], values)[0].item(), 0.0)

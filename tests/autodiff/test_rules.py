@@ -1,0 +1,223 @@
+"""The index rules, with the worked examples of seed 001 as docs/tensor-graphs.md corrects them."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from gflownet.autodiff.evaluation import evaluate
+from gflownet.autodiff.functions import Function
+from gflownet.autodiff.nodes import (
+    CastNode,
+    ElementwiseNode,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    Operation,
+    TransformNode,
+)
+from gflownet.autodiff.rules import forward, reverse
+
+DOUBLE = torch.float64
+EXTENTS = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 6, "i": 2, "j": 3, "k": 4, "l": 5, "m": 3, "n": 2}
+
+
+def leaf(axes: str = "", **fields) -> LeafNode:
+    return LeafNode([EXTENTS[axis] for axis in axes], dtype=DOUBLE, **fields)
+
+
+def free(*shape: int, of: Node) -> LeafNode:
+    """A derivative of some tensor by a node, or of it by some tensor: the node's axes, then others."""
+    return LeafNode([*of.shape, *shape], dtype=DOUBLE)
+
+
+def arrays(node: Node | None) -> tuple[list[int], ...]:
+    assert node is not None
+    if isinstance(node, TransformNode):
+        return list(node.index_dst), list(node.index_src)
+    assert isinstance(node, ElementwiseNode | LinearNode)
+    return list(node.index_dst), list(node.index_src_l), list(node.index_src_r)
+
+
+def counts(node: Node | None) -> tuple[int, ...]:
+    assert isinstance(node, TransformNode)
+    return node.dummy_index, node.new_index, node.repeated_index
+
+
+class TestSeedReverse:
+    """Section 'backward' of seed 001. H are the last indices, as many as the tensor that is differentiated has."""
+
+    @pytest.mark.parametrize("num_free", [0, 1, 3])
+    def test_transform(self, num_free):
+        # b[i,k,m,n] = alpha sum_jl a[i,j,k,l]; the seed's listing swaps the counts wrongly: 2, 2, 2 + |H| is right
+        node = TransformNode(leaf("ijkl"), [1, 2, -1, -2], [1, -1, 2, -2], alpha=0.5, new_dims=[3, 2])
+        assert counts(node) == (2, 2, 2)
+        h = [3, 4, 5][:num_free]
+        found = reverse(node, free(*[2] * num_free, of=node), 0)
+        assert arrays(found) == ([1, -1, 2, -2, *h], [1, 2, -1, -2, *h])
+        assert counts(found) == (2, 2, 2 + num_free)
+        assert isinstance(found, TransformNode)
+        assert (found.alpha, found.new_dims) == (0.5, (3, 5))  # alpha once; j and l are New
+
+    @pytest.mark.parametrize("num_free", [0, 1, 3])
+    def test_difference(self, num_free):
+        # Y[a,b,c,d,e] = X1[a,b,c,e] - X2[a,c,d]; the seed has Repeated 4 and 4
+        node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 3, 4], operation="-")
+        assert (node.dummy_index, node.repeated_index) == (0, 2)
+        h = [6, 7, 8][:num_free]
+        cotangent = free(*[2] * num_free, of=node)
+        left, right = reverse(node, cotangent, 0), reverse(node, cotangent, 1)
+        assert arrays(left) == ([1, 2, 3, 5, *h], [1, 2, 3, -4, 5, *h])
+        assert counts(left) == (1, 0, 4 + num_free)
+        assert arrays(right) == ([1, 3, 4, *h], [1, -2, 3, 4, -5, *h])
+        assert counts(right) == (2, 0, 3 + num_free)
+        assert isinstance(left, TransformNode)
+        assert isinstance(right, TransformNode)
+        assert (left.alpha, right.alpha) == (1.0, -1.0)
+
+    @pytest.mark.parametrize("num_free", [0, 1, 3])
+    def test_summed_difference(self, num_free):
+        # Y[a,b,d,e] = sum_c (X1[a,b,c,e] - X2[a,c,d]), right in the seed
+        node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 4, 5], [1, 2, -3, 5], [1, -3, 4], operation="-")
+        assert (node.dummy_index, node.repeated_index) == (1, 1)
+        h = [6, 7, 8][:num_free]
+        cotangent = free(*[2] * num_free, of=node)
+        left, right = reverse(node, cotangent, 0), reverse(node, cotangent, 1)
+        assert arrays(left) == ([1, 2, -3, 5, *h], [1, 2, -4, 5, *h])
+        assert counts(left) == (1, 1, 3 + num_free)
+        assert arrays(right) == ([1, -3, 4, *h], [1, -2, 4, -5, *h])
+        assert counts(right) == (2, 1, 2 + num_free)
+        assert isinstance(left, TransformNode)
+        assert isinstance(right, TransformNode)
+        assert (left.alpha, right.alpha) == (1.0, -1.0)
+        assert left.new_dims == right.new_dims == (EXTENTS["c"],)
+
+    @pytest.mark.parametrize("operation", ["+", "-"])
+    def test_a_sum_over_an_index_of_one_operand_counts_the_other_as_often(self, operation: Operation):
+        # Y[a] = sum_bc (X1[a,b,c] +- X2[a])
+        node = ElementwiseNode(leaf("abc"), leaf("a"), [1], [1, -2, -3], [1], operation=operation)
+        left, right = reverse(node, free(of=node), 0), reverse(node, free(of=node), 1)
+        assert isinstance(left, TransformNode)
+        assert isinstance(right, TransformNode)
+        sign = 1 if operation == "+" else -1
+        assert (left.alpha, right.alpha) == (1.0, sign * EXTENTS["b"] * EXTENTS["c"])
+
+    def test_product(self):
+        # Y[a,b,c,d,e] = X1[a,b,c,e] * X2[a,c,d]: contractions
+        node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 3, 4], operation="*")
+        cotangent = free(2, 2, of=node)
+        left, right = reverse(node, cotangent, 0), reverse(node, cotangent, 1)
+        assert isinstance(left, LinearNode)
+        assert left.inputs == (cotangent, node.right)
+        assert arrays(left) == ([1, 2, 3, 5, 6, 7], [1, 2, 3, -4, 5, 6, 7], [1, 3, -4])
+        assert isinstance(right, LinearNode)
+        assert right.inputs == (cotangent, node.left)
+        assert arrays(right) == ([1, 3, 4, 6, 7], [1, -2, 3, 4, -5, 6, 7], [1, -2, 3, -5])
+
+    def test_contraction(self):
+        # x[i,j,k] = sum_a w[i,a] y[a,j,k]: the dummy a becomes positive
+        node = LinearNode(leaf("ia"), leaf("ajk"), [1, 2, 3], [1, -4], [-4, 2, 3])
+        cotangent = free(2, of=node)
+        assert arrays(reverse(node, cotangent, 0)) == ([1, 4, 5], [1, -2, -3, 5], [4, -2, -3])
+        assert arrays(reverse(node, cotangent, 1)) == ([4, 2, 3, 5], [-1, 2, 3, 5], [-1, 4])
+
+    def test_nonlinear(self):
+        # out[I,H] = G[I,H] * f'(X)[I]
+        node = NonlinearNode(leaf("ij"), Function.parse("tanh"))
+        cotangent = free(2, of=node)
+        found = reverse(node, cotangent, 0)
+        assert isinstance(found, ElementwiseNode)
+        assert (found.operation, *arrays(found)) == ("*", [1, 2, 3], [1, 2, 3], [1, 2])
+        slope = found.right
+        assert isinstance(slope, NonlinearNode)
+        assert (slope.source, slope.function) == (node.source, Function.parse("1 - tanh(x)**2"))
+
+    def test_cast(self):
+        node = CastNode(leaf("i"), torch.float32)
+        found = reverse(node, LeafNode([2], dtype=torch.float32), 0)
+        assert isinstance(found, CastNode)
+        assert found.dtype == DOUBLE
+
+
+class TestSeedForward:
+    """Section 'forward' of seed 001. H are the last indices, as many as the tensor differentiated by has."""
+
+    @pytest.mark.parametrize("num_free", [0, 1, 3])
+    def test_transform(self, num_free):
+        node = TransformNode(leaf("ijkl"), [1, 2, -1, -2], [1, -1, 2, -2], alpha=0.5, new_dims=[3, 2])
+        h = [3, 4, 5][:num_free]
+        found = forward(node, [free(*[2] * num_free, of=node.source)])
+        assert arrays(found) == ([1, 2, -1, -2, *h], [1, -1, 2, -2, *h])
+        assert counts(found) == (2, 2, 2 + num_free)
+        assert isinstance(found, TransformNode)
+        assert (found.alpha, found.new_dims) == (0.5, (3, 2))  # alpha is kept
+
+    @pytest.mark.parametrize("operation", ["+", "-"])
+    def test_sum_and_difference(self, operation: Operation):
+        node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 3, 4], operation=operation)
+        left, right = free(2, of=node.left), free(2, of=node.right)
+        found = forward(node, [left, right])
+        assert isinstance(found, ElementwiseNode)
+        assert (found.operation, found.inputs) == (operation, (left, right))
+        assert arrays(found) == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6], [1, 3, 4, 6])
+
+    @pytest.mark.parametrize(("operation", "alpha"), [("+", 1.0), ("-", -1.0)])
+    def test_an_operand_that_depends_on_nothing_drops_out(self, operation: Operation, alpha):
+        # Y[a,b,d,e] = sum_c (X1[a,b,c,e] +- X2[a,c,d])
+        node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 4, 5], [1, 2, -3, 5], [1, -3, 4], operation=operation)
+        of_left = forward(node, [free(2, of=node.left), None])
+        assert isinstance(of_left, TransformNode)
+        assert arrays(of_left) == ([1, 2, -4, 5, 6], [1, 2, -3, 5, 6])
+        assert (of_left.alpha, of_left.new_dims) == (1.0, (EXTENTS["d"],))
+        of_right = forward(node, [None, free(2, of=node.right)])
+        assert isinstance(of_right, TransformNode)
+        assert arrays(of_right) == ([1, -2, 4, -5, 6], [1, -3, 4, 6])
+        assert of_right.alpha == alpha
+
+    def test_product(self):
+        node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 3, 4], operation="*")
+        left, right = free(2, of=node.left), free(2, of=node.right)
+        found = forward(node, [left, right])
+        assert isinstance(found, ElementwiseNode)
+        assert found.operation == "+"
+        first, second = found.inputs
+        assert first.inputs == (left, node.right)
+        assert arrays(first) == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6], [1, 3, 4])
+        assert second.inputs == (node.left, right)
+        assert arrays(second) == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 5], [1, 3, 4, 6])
+
+    def test_contraction(self):
+        node = LinearNode(leaf("ia"), leaf("ajk"), [1, 2, 3], [1, -4], [-4, 2, 3])
+        found = forward(node, [None, free(2, of=node.right)])
+        assert isinstance(found, LinearNode)
+        assert arrays(found) == ([1, 2, 3, 5], [1, -4], [-4, 2, 3, 5])
+
+    def test_nonlinear(self):
+        node = NonlinearNode(leaf("ij"), Function.parse("exp"))
+        found = forward(node, [free(2, of=node.source)])
+        assert isinstance(found, ElementwiseNode)
+        assert (found.operation, *arrays(found)) == ("*", [1, 2, 3], [1, 2], [1, 2, 3])
+
+
+def test_the_difference_does_not_commute():
+    x, y = leaf("a"), leaf("a")
+    values = {x: torch.tensor([1.0, 2.0], dtype=DOUBLE), y: torch.tensor([5.0, 7.0], dtype=DOUBLE)}
+    both = [ElementwiseNode(*sides, [1], [1], [1], operation="-") for sides in ((x, y), (y, x))]
+    found = evaluate(both, values)
+    assert torch.equal(found[0], -found[1])
+
+
+# Y[b] = sum_c L[c,b] * R[b]: no other operand of the product rule has c, so a Transform brings it in;
+# 3 and -3 are two indices, so the dummy is given another name before it becomes positive.
+@pytest.mark.parametrize("multiply", [LinearNode, partial(ElementwiseNode, operation="*")])
+def test_a_dummy_of_one_operand_called_as_an_index_of_the_result(multiply):
+    left, right = leaf("cb"), leaf("b")
+    node = multiply(left, right, [3], [-3, 3], [3])
+    found = reverse(node, free(2, of=node), 0)
+    assert isinstance(found, TransformNode)
+    assert arrays(found) == ([-4, 3, 5], [3, 5])
+    assert arrays(found.source) == ([3, 5], [3, 5], [3])
+    assert found.new_dims == (EXTENTS["c"],)
