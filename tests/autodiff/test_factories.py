@@ -14,7 +14,7 @@ from gflownet.autodiff.einsum import Einsum
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.log_softmax import LogSumExp, PickNegLogSoftmax
-from gflownet.autodiff.nodes import LeafNode, Node
+from gflownet.autodiff.nodes import LeafNode, Node, Operation
 
 DOUBLE = torch.float64
 FUNCTIONS: dict[Callable[[Node], Node], Callable[[Tensor], Tensor]] = {
@@ -123,7 +123,8 @@ def test_sums_means_transpositions_broadcasts() -> None:
 def test_sums_of_which_only_one_operand_has_the_index() -> None:
     """The sum covers the whole expression: the operand without the dummy counts once for each of its values."""
     a, b = leaf(4, 3), leaf(4, seed=1)
-    for operation, sign in (("+", 1), ("-", -1)):
+    signs: dict[Operation, int] = {"+": 1, "-": -1}
+    for operation, sign in signs.items():
         node = build.Elementwise(a, b, [1], [1, -2], [1], operation=operation)
         check(node, lambda a, b, sign=sign: (a + sign * b[:, None]).sum(1), a, b)
         mirrored = build.Elementwise(b, a, [1], [1], [1, -2], operation=operation)

@@ -153,7 +153,7 @@ def test_values_and_gradients_before_the_forward_pass_are_errors() -> None:
 def test_one_graph_holds_several_dtypes() -> None:
     half, single = parameter(3, dtype=torch.float16), parameter(3, seed=1, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"expected operands of one dtype \(see Cast\), got torch.float16 and"):
-        half * single
+        build.Multiply(half, single)
     product = build.Cast(half, torch.float32) * single
     loss = build.Sum(build.Cast(product, DOUBLE))
     run(loss)

@@ -1,0 +1,292 @@
+"""A tensor graph as written: declarations of leaves and one statement per node, with names for tensors and indices.
+
+A listing knows no shapes but those it writes, so it says what is computed of operands of any extents. `str` writes it,
+`gflownet.autodiff.text.parse` reads it, `graph` builds it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+
+from gflownet.autodiff.functions import Function
+from gflownet.autodiff.graph import Graph
+from gflownet.autodiff.indices import Indices
+from gflownet.autodiff.nodes import (
+    CastNode,
+    ElementwiseNode,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    TransformNode,
+)
+from gflownet.autodiff.serialisation import DEFAULT_DTYPE
+
+Form = Literal["transform", "+", "-", "*", "contraction", "function", "cast"]
+IDENTITY = "identity"
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where something is written."""
+
+    line: int
+    column: int
+
+    def error(self, message: str) -> ValueError:
+        """Return what is wrong here."""
+        return ValueError(f"line {self.line}, column {self.column}: {message}")
+
+
+NOWHERE = Place(0, 0)
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A tensor with an index on each axis: `a[i,j:3]`; an extent is written where nothing else gives it."""
+
+    name: str
+    indices: tuple[str, ...]
+    extents: tuple[int | None, ...]
+    place: Place = field(default=NOWHERE, compare=False)
+
+    def __str__(self) -> str:
+        """Return the reference as it is written; a scalar is its name."""
+        axes = zip(self.indices, self.extents, strict=True)
+        inner = ",".join(index if extent is None else f"{index}:{extent}" for index, extent in axes)
+        return f"{self.name}[{inner}]" if inner else self.name
+
+
+@dataclass(frozen=True)
+class Declaration:
+    """A leaf: `parameter w[3,4] float32`, `fixed input x[3]`, `constant c[2,2] = identity`."""
+
+    name: str
+    kind: LeafKind
+    shape: tuple[int, ...]
+    dtype: torch.dtype = DEFAULT_DTYPE
+    requires_grad: bool = True
+    content: Any = None  # of a constant: a number, nested lists of them, or IDENTITY
+    place: Place = field(default=NOWHERE, compare=False)
+
+    def __str__(self) -> str:
+        """Return the line that declares it."""
+        fixed = "fixed " if not self.requires_grad and self.kind != LeafKind.CONSTANT else ""
+        text = f"{fixed}{self.kind.name.lower()} {self.name}"
+        text += f"[{','.join(map(str, self.shape))}]" if self.shape else ""
+        text += "" if self.dtype == DEFAULT_DTYPE else f" {dtype_name(self.dtype)}"
+        if self.content is None:
+            return text
+        return f"{text} = {self.content if self.content == IDENTITY else json.dumps(self.content)}"
+
+    def leaf(self) -> LeafNode:
+        """Return the leaf."""
+        is_tensor = isinstance(self.content, list)
+        return LeafNode(
+            self.shape,
+            kind=self.kind,
+            value=torch.tensor(self.content, dtype=self.dtype) if is_tensor else None,
+            fill=None if is_tensor or self.content in (None, IDENTITY) else float(self.content),
+            is_identity=not is_tensor and self.content == IDENTITY,
+            requires_grad=self.requires_grad,
+            dtype=self.dtype,
+            name=self.name,
+        )
+
+
+@dataclass(frozen=True)
+class Statement:
+    """One node: `y[i] = sum_j w[i,j] x[j]`."""
+
+    target: Reference
+    form: Form
+    operands: tuple[Reference, ...]
+    summed: tuple[str, ...] = ()
+    alpha: float = 1.0
+    function: Function | torch.dtype | None = None
+
+    def __post_init__(self) -> None:
+        """Check which tensors have an index.
+
+        Raises:
+            ValueError: an index breaks a rule; the message says where.
+        """
+        for reference in (self.target, *self.operands):
+            twice = next((index for index in reference.indices if reference.indices.count(index) > 1), None)
+            if twice:
+                raise reference.place.error(f"{reference}: expected every index once in a tensor, got {twice} twice")
+        given = {index for operand in self.operands for index in operand.indices}
+        for index in self.summed:
+            if index not in given or index in self.target.indices:
+                message = "expected the sum to be over indices of the operands that the result lacks"
+                raise self.target.place.error(f"{self.target}: {message}, got {index}")
+        for operand in self.operands:
+            lost = [index for index in operand.indices if index not in (*self.target.indices, *self.summed)]
+            if lost:
+                raise operand.place.error(f"{operand}: expected {lost[0]} in {self.target} or under a sum")
+        new = [index for index in self.target.indices if index not in given]
+        if new and self.form != "transform":
+            raise self.target.place.error(f"{self.target}: expected indices of the operands, got {new[0]}")
+        if self.form in ("function", "cast") and self.target.indices != self.operands[0].indices:
+            raise self.target.place.error(f"{self.target}: expected the indices of {self.operands[0]}, in their order")
+
+    def arrays(self) -> list[Indices]:
+        """Return the signed index arrays, the result's first: positive by their order there, then the negative ones."""
+        given = {index for operand in self.operands for index in operand.indices}
+        shared = [index for index in self.target.indices if index in given]
+        numbers = {index: place for place, index in enumerate(shared, start=1)}
+        start = 1 if self.form == "transform" else len(shared) + 1
+        negative = {index: -place for place, index in enumerate(self.summed, start=start)}
+        new = [index for index in self.target.indices if index not in given]
+        dst = {**numbers, **{index: -place for place, index in enumerate(new, start=1)}}
+        src = {**numbers, **negative}
+        sources = [tuple(src[index] for index in operand.indices) for operand in self.operands]
+        return [tuple(dst[index] for index in self.target.indices), *sources]
+
+    def node(self, sources: Sequence[Node]) -> Node:
+        """Return the node.
+
+        Args:
+            sources: the operands, in order.
+
+        Raises:
+            ValueError: extents do not fit, or one is missing.
+        """
+        name, (dst, *src) = self.target.name, self.arrays()
+        if self.form == "transform":
+            return TransformNode(sources[0], dst, src[0], alpha=self.alpha, new_dims=self._new_dims(), name=name)
+        if self.form == "contraction":
+            return LinearNode(sources[0], sources[1], dst, src[0], src[1], name=name)
+        if isinstance(self.function, Function):
+            return NonlinearNode(sources[0], self.function, name=name)
+        if isinstance(self.function, torch.dtype):
+            return CastNode(sources[0], self.function, name=name)
+        assert self.form in ("+", "-", "*"), self.form
+        return ElementwiseNode(sources[0], sources[1], dst, src[0], src[1], operation=self.form, name=name)
+
+    def _new_dims(self) -> list[int]:
+        extents = zip(self.target.indices, self.target.extents, strict=True)
+        new = [(index, extent) for index, extent in extents if index not in self.operands[0].indices]
+        for index, extent in new:
+            if extent is None:
+                raise self.target.place.error(f"{self.target}: expected an extent of the New index, as in {index}:2")
+        return [extent for _, extent in new if extent is not None]
+
+    def __str__(self) -> str:
+        """Return the line that writes it."""
+        summed = f"sum_{''.join(self.summed)} " if self.summed else ""
+        return f"{self.target} = {summed}{self._right_side()}"
+
+    def _right_side(self) -> str:
+        first, last = self.operands[0], self.operands[-1]
+        if self.form == "transform":
+            factor = {1.0: "", -1.0: "-"}.get(self.alpha, f"{self.alpha!r} * ")
+            return f"{factor}{first}"
+        if self.form == "contraction":
+            return f"{first} {last}"
+        if isinstance(self.function, torch.dtype):
+            return f"{dtype_name(self.function)}({first})"
+        if isinstance(self.function, Function):
+            return applied(self.function, str(first))
+        pair = f"{first} {self.form} {last}"
+        return f"({pair})" if self.summed else pair
+
+
+@dataclass(frozen=True)
+class Listing:
+    """Declarations and statements, in order, and which of them are results."""
+
+    lines: tuple[Declaration | Statement, ...]
+    outputs: tuple[str, ...]
+
+    def __str__(self) -> str:
+        """Return the text that `parse` reads."""
+        last = self.lines[-1]
+        is_usual = self.outputs == (last.name if isinstance(last, Declaration) else last.target.name,)
+        ending = [] if is_usual else [f"output {', '.join(self.outputs)}"]
+        return "\n".join([*map(str, self.lines), *ending])
+
+    @property
+    def statements(self) -> tuple[Statement, ...]:
+        """Return the statements, in order."""
+        return tuple(line for line in self.lines if isinstance(line, Statement))
+
+    def graph(self, operands: Mapping[str, Node | Sequence[int]] | None = None) -> Graph:
+        """Return the graph, its nodes called as here.
+
+        Args:
+            operands: for names that no line declares, a node or the shape of an input; not needed where every extent is
+                written.
+
+        Raises:
+            ValueError: a name stands for nothing or for two things, or extents do not fit; the message says where.
+        """
+        nodes: dict[str, Node] = {}
+        for name, given in (operands or {}).items():
+            is_node = isinstance(given, Node)
+            nodes[name] = given if is_node else LeafNode(given, dtype=DEFAULT_DTYPE, name=name)
+        for line in self.lines:
+            name, place = (line.name, line.place) if isinstance(line, Declaration) else _named(line)
+            if name in nodes:
+                raise place.error(f"{name}: expected a name that stands for nothing else")
+            nodes[name] = line.leaf() if isinstance(line, Declaration) else _built(line, nodes)
+        missing = [name for name in self.outputs if name not in nodes]
+        if missing:
+            raise ValueError(f"output: expected names that stand for something, got {missing[0]}")
+        return Graph([nodes[name] for name in self.outputs], ids={**nodes})
+
+    def node(self, operands: Mapping[str, Node | Sequence[int]] | None = None) -> Node:
+        """Return the last result; arguments and errors as of `graph`."""
+        return self.graph(operands).sink
+
+
+def applied(function: Function, argument: str) -> str:
+    """Return a function of something as it is written: `exp(tanh(z[i]))`, or with its formula, `{2*x**3}(z[i])`."""
+    head, found, tail = function.formula.partition("(x)")
+    is_nested = bool(found) and head.replace("(", "").isalnum() and tail == ")" * head.count("(")
+    return f"{head}({argument}){tail}" if is_nested else f"{{{function.formula}}}({argument})"
+
+
+def dtype_name(dtype: torch.dtype) -> str:
+    """Return what torch calls a dtype, without the module."""
+    return str(dtype).removeprefix("torch.")
+
+
+def _named(statement: Statement) -> tuple[str, Place]:
+    return statement.target.name, statement.target.place
+
+
+def _built(statement: Statement, nodes: dict[str, Node]) -> Node:
+    for operand in statement.operands:
+        if operand.name not in nodes:
+            nodes[operand.name] = _implied(operand)
+        shape = nodes[operand.name].shape
+        if len(shape) != len(operand.indices):
+            raise operand.place.error(f"{operand}: expected an index for each axis of shape {list(shape)}")
+        for index, extent, actual in zip(operand.indices, operand.extents, shape, strict=True):
+            if extent not in (None, actual):
+                raise operand.place.error(f"{operand}: expected {actual} as the extent of {index}")
+    sources = [nodes[operand.name] for operand in statement.operands]
+    try:
+        node = statement.node(sources)
+    except ValueError as error:
+        message = str(error)
+        raise error if message.startswith("line") else statement.target.place.error(message) from error
+    for index, extent, actual in zip(statement.target.indices, statement.target.extents, node.shape, strict=True):
+        if extent not in (None, actual):
+            raise statement.target.place.error(f"{statement.target}: expected {actual} as the extent of {index}")
+    return node
+
+
+def _implied(operand: Reference) -> LeafNode:
+    """Return the input that an operand stands for which is declared nowhere, but written with its extents."""
+    if not operand.indices or None in operand.extents:
+        message = f"expected a declaration before, as in `input {operand.name}[2,3]`, or a node or a shape given for it"
+        raise operand.place.error(f"{operand}: {message}")
+    return LeafNode([extent for extent in operand.extents if extent], dtype=DEFAULT_DTYPE, name=operand.name)

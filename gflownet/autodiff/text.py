@@ -1,0 +1,149 @@
+"""Tensor graphs as text.
+
+    input x[6,4]
+    parameter w[4,3]
+    parameter b[3]
+    z[n,c] = sum_i x[n,i] w[i,c]
+    y[n,c] = z[n,c] + b[c]
+    p[n,c] = tanh(y[n,c])
+    total[k:2] = sum_nc 0.5 * p[n,c]
+
+A line declares a leaf (`input`, `parameter`, `constant`, `fixed` before one without a gradient, a dtype after it unless
+it is float64, `= 2.0`, `= [[1, 2], [3, 4]]` or `= identity` after a constant) or computes a node. There is no implied
+summation: every index of an operand is in the result or under a `sum_`. Two operands beside each other are a
+contraction (LinearNode), `+`, `-` and `*` between them stand for an ElementwiseNode; a sum covers the whole of it, in
+parentheses. A number times one operand is a Transform, and so is an operand alone; an index that only the result has is
+New and needs its extent, as in `k:2`. `tanh(...)` or `{x**2 + 1}(...)` apply a function, `float32(...)` casts. An index
+is a letter, digits may follow. `output y, z` names the results, otherwise the last line is it. `#` starts a comment.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from string import ascii_letters
+
+import torch
+
+from gflownet.autodiff.evaluation import topological_order
+from gflownet.autodiff.functions import Function
+from gflownet.autodiff.indices import Indices
+from gflownet.autodiff.line_reader import KEYWORDS, KINDS, SUM, Line
+from gflownet.autodiff.listing import IDENTITY, Declaration, Form, Listing, Reference, Statement
+from gflownet.autodiff.nodes import (
+    CastNode,
+    ElementwiseNode,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    TransformNode,
+)
+
+# Letters from the middle of the alphabet first, as indices are called; without o, which looks like 0.
+LETTERS = "ijklmnpqrstuvwxyzabcdefgh" + ascii_letters[26:]
+
+
+def parse(text: str) -> Listing:
+    """Return what a text says; its `graph` or `node` builds it.
+
+    Raises:
+        ValueError: the text says nothing, or something that is no line; the message says where and what was expected.
+    """
+    lines: list[Declaration | Statement] = []
+    outputs: tuple[str, ...] | None = None
+    for number, line in enumerate(text.splitlines(), start=1):
+        reader = Line(line.partition("#")[0], number)
+        if reader.is_done():
+            continue
+        if outputs is not None:
+            raise reader.error("expected nothing after the line `output`")
+        if reader.takes("output"):
+            outputs = reader.names()
+        else:
+            lines.append(reader.declaration() if reader.text in (*KINDS, "fixed") else reader.statement())
+        reader.ends()
+    if not lines:
+        raise ValueError("line 1, column 1: expected a declaration or a statement, got an empty text")
+    last = lines[-1]
+    return Listing(tuple(lines), outputs or (last.name if isinstance(last, Declaration) else last.target.name,))
+
+
+def format(sinks: Node | Sequence[Node]) -> str:
+    """Return the text of nodes and all they depend on; `parse(text).graph()` builds the same.
+
+    What inputs and parameters hold is not written, and neither is that a constant wants a gradient.
+    """
+    outputs = [sinks] if isinstance(sinks, Node) else list(sinks)
+    order = topological_order(outputs)
+    names: dict[Node, str] = {}
+    taken: set[str] = set()
+    for node in order:
+        names[node] = _name(node, taken)
+        taken.add(names[node])
+    lines = tuple(
+        _declaration(node, names) if isinstance(node, LeafNode) else _statement(node, names) for node in order
+    )
+    return str(Listing(lines, tuple(names[node] for node in outputs)))
+
+
+def _name(node: Node, taken: set[str]) -> str:
+    """Return a node's own name where that can be written and is free, else one that is."""
+    own = node.name or ""
+    if own and re.fullmatch(r"\w+", own, re.ASCII) and not own[0].isalpha():
+        own = f"t{own}"
+    is_name = re.fullmatch(r"[A-Za-z_]\w*", own, re.ASCII) and own not in KEYWORDS and not SUM.fullmatch(own)
+    stem = own if is_name else "t"
+    if is_name and own not in taken:
+        return own
+    number = 1
+    while f"{stem}_{number}" in taken:
+        number += 1
+    return f"{stem}_{number}"
+
+
+def _declaration(leaf: LeafNode, names: dict[Node, str]) -> Declaration:
+    content: object = IDENTITY if leaf.is_identity else leaf.fill
+    if leaf.given is not None and leaf.kind == LeafKind.CONSTANT:
+        content = leaf.given.tolist()
+    wanted = leaf.requires_grad and leaf.kind != LeafKind.CONSTANT
+    return Declaration(names[leaf], leaf.kind, leaf.shape, leaf.dtype, wanted, content)
+
+
+def _statement(node: Node, names: dict[Node, str]) -> Statement:
+    form, function, arrays = _parts(node)
+    every = list(dict.fromkeys(index for array in arrays for index in array))
+    letters = {index: _letter(place) for place, index in enumerate(every)}
+    extents = [(*node.shape,), *(source.shape for source in node.inputs)]
+    written = []
+    for owner, array, shape in zip((node, *node.inputs), arrays, extents, strict=True):
+        new = [
+            n if isinstance(node, TransformNode) and owner is node and i < 0 else None
+            for i, n in zip(array, shape, strict=True)
+        ]
+        written.append(Reference(names[owner], tuple(letters[index] for index in array), tuple(new)))
+    summed = dict.fromkeys(letters[index] for array in arrays[1:] for index in array if index not in arrays[0])
+    alpha = node.alpha if isinstance(node, TransformNode) else 1.0
+    return Statement(written[0], form, tuple(written[1:]), tuple(summed), alpha, function)
+
+
+def _parts(node: Node) -> tuple[Form, Function | torch.dtype | None, list[Indices]]:
+    """Return what the statement of a node is made of; the arrays have equal integers only for equal indices."""
+    if isinstance(node, TransformNode):
+        offset = min([0, *node.index_dst])
+        src = tuple(index + offset if index < 0 else index for index in node.index_src)
+        return "transform", None, [node.index_dst, src]
+    if isinstance(node, ElementwiseNode | LinearNode):
+        form: Form = node.operation if isinstance(node, ElementwiseNode) else "contraction"
+        return form, None, [node.index_dst, node.index_src_l, node.index_src_r]
+    own = tuple(range(1, node.rank + 1))
+    if isinstance(node, NonlinearNode):
+        return "function", node.function, [own, own]
+    assert isinstance(node, CastNode), node
+    return "cast", node.dtype, [own, own]
+
+
+def _letter(place: int) -> str:
+    rounds, letter = divmod(place, len(LETTERS))
+    return LETTERS[letter] + (str(rounds) if rounds else "")
