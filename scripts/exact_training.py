@@ -145,15 +145,8 @@ def train(
         report_every: steps between two reports; 0 reports nothing.
         report: is told how far the policy is.
     """
-    torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed + 1_000)
-    policy_class: Any = load_class("model.name", setting.model.name, POLICIES, contract=Policy)
-    context = GraphBuildingEnvContext(space.env).with_layout(policy_class.layout)
-    if setting.algo.backward_policy != "uniform":
-        context = context.with_backward()
-    policy = policy_class(context, setting.model)
-    objective_class: Any = load_class("algo.method", setting.algo.method, OBJECTIVES, contract=Objective)
-    objective = objective_class(context, setting.algo)
+    context, policy, objective = _learners(space.env, setting, seed=seed)
     groups = [{"params": list(policy.parameters())}, *objective.parameter_groups()]
     optimizer = make_optimizer(groups, setting.optimizer)
     # A constant rate, then down to zero over the last two thirds.
@@ -191,6 +184,18 @@ def train(
             start = time.process_time() - seconds  # measuring is nobody's training time
     seconds = time.process_time() - start
     return measure(space, context, policy, objective, num_trajectories=setting.num_steps * num, seconds=seconds)
+
+
+def _learners(env: Environment, setting: Setting, *, seed: int) -> tuple[GraphBuildingEnvContext, Policy, Objective]:
+    """Return what is trained: a policy, how it is shown states, and an objective."""
+    torch.manual_seed(seed)
+    policy_class: Any = load_class("model.name", setting.model.name, POLICIES, contract=Policy)
+    context = GraphBuildingEnvContext(env).with_layout(policy_class.layout)
+    if setting.algo.backward_policy != "uniform":
+        context = context.with_backward()
+    policy = policy_class(context, setting.model)
+    objective_class: Any = load_class("algo.method", setting.algo.method, OBJECTIVES, contract=Objective)
+    return context, policy, objective_class(context, setting.algo)
 
 
 @torch.no_grad()

@@ -75,7 +75,7 @@ LARGE = Space(
 METHODS = ("tb", "subtb", "db")
 # P_B that is learned from likelihoods goes on moving for longer, and P_F with it.
 MORE_STEPS = {"tlm": 1.6, "pessimistic": 1.6}
-CELL_SETTING = {"num_steps": 600, "num_trajectories": 512, "random_action_prob": 0.05}
+CELL_SETTING = {"num_steps": 1_000, "num_remembered": 8, "num_trajectories": 512, "random_action_prob": 0.05}
 
 
 def rough_reward(graph: StateGraph, *, seed: int) -> Tensor:
