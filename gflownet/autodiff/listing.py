@@ -111,6 +111,16 @@ class Statement:
     alpha: float = 1.0
     function: Function | torch.dtype | None = None
 
+    @property
+    def name(self) -> str:
+        """Return the name of the result."""
+        return self.target.name
+
+    @property
+    def place(self) -> Place:
+        """Return where the statement begins."""
+        return self.target.place
+
     def __post_init__(self) -> None:
         """Check which tensors have an index.
 
@@ -207,8 +217,7 @@ class Listing:
 
     def __str__(self) -> str:
         """Return the text that `parse` reads."""
-        last = self.lines[-1]
-        is_usual = self.outputs == (last.name if isinstance(last, Declaration) else last.target.name,)
+        is_usual = self.outputs == (self.lines[-1].name,)
         ending = [] if is_usual else [f"output {', '.join(self.outputs)}"]
         return "\n".join([*map(str, self.lines), *ending])
 
@@ -232,10 +241,9 @@ class Listing:
             is_node = isinstance(given, Node)
             nodes[name] = given if is_node else LeafNode(given, dtype=DEFAULT_DTYPE, name=name)
         for line in self.lines:
-            name, place = (line.name, line.place) if isinstance(line, Declaration) else _named(line)
-            if name in nodes:
-                raise place.error(f"{name}: expected a name that stands for nothing else")
-            nodes[name] = line.leaf() if isinstance(line, Declaration) else _built(line, nodes)
+            if line.name in nodes:
+                raise line.place.error(f"{line.name}: expected a name that stands for nothing else")
+            nodes[line.name] = line.leaf() if isinstance(line, Declaration) else _built(line, nodes)
         missing = [name for name in self.outputs if name not in nodes]
         if missing:
             raise ValueError(f"output: expected names that stand for something, got {missing[0]}")
@@ -256,10 +264,6 @@ def applied(function: Function, argument: str) -> str:
 def dtype_name(dtype: torch.dtype) -> str:
     """Return what torch calls a dtype, without the module."""
     return str(dtype).removeprefix("torch.")
-
-
-def _named(statement: Statement) -> tuple[str, Place]:
-    return statement.target.name, statement.target.place
 
 
 def _built(statement: Statement, nodes: dict[str, Node]) -> Node:

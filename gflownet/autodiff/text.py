@@ -51,7 +51,7 @@ def parse(text: str) -> Listing:
     Raises:
         ValueError: the text says nothing, or something that is no line; the message says where and what was expected.
     """
-    lines: list[Declaration | Statement] = []
+    found: list[Declaration | Statement] = []
     outputs: tuple[str, ...] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         reader = Line(line.partition("#")[0], number)
@@ -62,12 +62,11 @@ def parse(text: str) -> Listing:
         if reader.takes("output"):
             outputs = reader.names()
         else:
-            lines.append(reader.declaration() if reader.text in (*KINDS, "fixed") else reader.statement())
+            found.append(reader.declaration() if reader.text in (*KINDS, "fixed") else reader.statement())
         reader.ends()
-    if not lines:
+    if not found:
         raise ValueError("line 1, column 1: expected a declaration or a statement, got an empty text")
-    last = lines[-1]
-    return Listing(tuple(lines), outputs or (last.name if isinstance(last, Declaration) else last.target.name,))
+    return Listing(tuple(found), outputs or (found[-1].name,))
 
 
 def format(sinks: Node | Sequence[Node]) -> str:
@@ -76,16 +75,21 @@ def format(sinks: Node | Sequence[Node]) -> str:
     What inputs and parameters hold is not written, and neither is that a constant wants a gradient.
     """
     outputs = [sinks] if isinstance(sinks, Node) else list(sinks)
-    order = topological_order(outputs)
+    written = lines(outputs)
+    return str(Listing(tuple(written.values()), tuple(written[node].name for node in outputs)))
+
+
+def lines(sinks: Sequence[Node]) -> dict[Node, Declaration | Statement]:
+    """Return the line of each node that some depend on, in topological order."""
     names: dict[Node, str] = {}
     taken: set[str] = set()
+    order = topological_order(sinks)
     for node in order:
         names[node] = _name(node, taken)
         taken.add(names[node])
-    lines = tuple(
-        _declaration(node, names) if isinstance(node, LeafNode) else _statement(node, names) for node in order
-    )
-    return str(Listing(lines, tuple(names[node] for node in outputs)))
+    return {
+        node: _declaration(node, names) if isinstance(node, LeafNode) else _statement(node, names) for node in order
+    }
 
 
 def _name(node: Node, taken: set[str]) -> str:

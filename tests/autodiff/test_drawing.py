@@ -1,0 +1,124 @@
+"""Pictures and networkx graphs of tensor graphs."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+from xml.etree import ElementTree
+
+import networkx as nx
+import pytest
+import torch
+
+from gflownet.autodiff import derivatives
+from gflownet.autodiff.drawing import to_dot, to_svg
+from gflownet.autodiff.export import to_networkx
+from gflownet.autodiff.graph import Graph
+from gflownet.autodiff.nodes import LeafKind, LeafNode
+from gflownet.autodiff.text import parse
+from tests.autodiff.random_graphs import random_graph
+
+SVG = "{http://www.w3.org/2000/svg}"
+TEXT = """
+    input x[6,4]
+    parameter w[4,3]
+    constant half = 0.5
+    z[n,c] = sum_i x[n,i] w[i,c]
+    h[n,c] = tanh(z[n,c])
+    y[n,c] = h[n,c] * h[n,c]
+    s = sum_nc 0.5 * y[n,c]
+    loss = s - half
+"""
+
+
+def graphs() -> list[Graph]:
+    found = [parse(TEXT).graph(), *(Graph.from_dict(random_graph(seed).graph) for seed in range(30))]
+    example = found[0]
+    return [*found, Graph(derivatives.hessian(example.sink, example.node("w")))]
+
+
+def boxes(svg: ElementTree.Element) -> list[tuple[float, float, float, float]]:
+    """Return left, top, right and bottom of every box."""
+    found = []
+    for box in svg.iterfind(f"{SVG}g/{SVG}rect"):
+        x, y, width, height = (float(box.attrib[name]) for name in ("x", "y", "width", "height"))
+        found.append((x, y, x + width, y + height))
+    return found
+
+
+@pytest.mark.parametrize("graph", graphs())
+def test_a_picture_has_a_box_per_node_and_an_edge_per_operand(graph: Graph) -> None:
+    svg = ElementTree.fromstring(to_svg(graph))
+    found = boxes(svg)
+    num_edges = sum(len(node.inputs) for node in graph.nodes())
+    assert len(found) == len(graph.nodes())
+    assert len(svg.findall(f"{SVG}g/{SVG}path")) == 2 * num_edges
+    width, height = float(svg.attrib["width"]), float(svg.attrib["height"])
+    for number, (left, top, right, bottom) in enumerate(found):
+        assert 0 < left < right < width
+        assert 0 < top < bottom < height
+        for other in found[:number]:
+            assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
+    order = dict(zip(graph.nodes(), found, strict=True))
+    assert all(order[source][2] < order[node][0] for node in graph.nodes() for source in node.inputs)
+
+
+def test_a_picture_says_what_is_computed() -> None:
+    text = to_svg(parse(TEXT).graph())
+    for words in (
+        "z[i,j] = sum_k x[i,k] w[k,j]",
+        "h[i,j] = tanh(z[i,j])",
+        "constant half = 0.5",
+        "6\N{MULTIPLICATION SIGN}3 float64",
+        "scalar",
+    ):
+        assert words in text
+    assert text.count('stroke-width="2.8"') == 1
+
+
+def test_names_are_escaped() -> None:
+    leaf = LeafNode([2], kind=LeafKind.PARAMETER, name='<a & "b">')
+    assert ElementTree.fromstring(to_svg(leaf)) is not None
+    assert "parameter t_1" in to_dot(leaf)
+
+
+@pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz")
+@pytest.mark.parametrize("graph", graphs()[:3])
+def test_graphviz_draws_the_dot_text(graph: Graph) -> None:
+    done = subprocess.run(["dot", "-Tsvg"], input=to_dot(graph), capture_output=True, text=True, check=True)
+    assert done.stderr == ""
+    svg = ElementTree.fromstring(done.stdout)
+    kinds = [group.attrib["class"] for group in svg.iterfind(f"{SVG}g/{SVG}g")]
+    assert kinds.count("node") == len(graph.nodes())
+    assert kinds.count("edge") == sum(len(node.inputs) for node in graph.nodes())
+
+
+def test_dot_text_names_every_node_and_edge() -> None:
+    lines = to_dot(parse(TEXT).graph()).splitlines()
+    assert sum("->" in line for line in lines) == 8
+    assert sum("label=" in line and "->" not in line for line in lines) == 8
+    assert any('headlabel="R"' in line for line in lines)
+
+
+@pytest.mark.parametrize("graph", graphs())
+def test_the_networkx_graph_has_everything(graph: Graph) -> None:
+    found = to_networkx(graph)
+    assert nx.is_directed_acyclic_graph(found)
+    assert list(found) == list(graph.ids)
+    assert [name for name, is_output in found.nodes(data="is_output") if is_output] == [
+        name for name, node in graph.ids.items() if node in graph.outputs
+    ]
+    for name, node in graph.ids.items():
+        entering = sorted(found.in_edges(name, data=True), key=lambda edge: edge[2]["position"])
+        assert [graph.node(source) for source, _, _ in entering] == list(node.inputs)
+        assert found.nodes[name]["shape"] == list(node.shape)
+        assert getattr(torch, found.nodes[name]["dtype"]) is node.dtype
+
+
+def test_the_networkx_graph_of_the_example() -> None:
+    found = to_networkx(parse(TEXT).graph())
+    assert found.nodes["z"]["type"] == "linear"
+    assert found.number_of_edges("h", "y") == 2
+    assert found.get_edge_data("w", "z")[0] == {"position": 1, "indices": [-3, 2]}
+    assert found.get_edge_data("z", "h")[0]["indices"] is None
+    assert list(to_networkx(LeafNode([2]))) == [0]
