@@ -146,7 +146,7 @@ def train(
         report: is told how far the policy is.
     """
     generator = torch.Generator().manual_seed(seed + 1_000)
-    context, policy, objective = _learners(space.env, setting, seed=seed)
+    context, policy, objective = learners(space.env, setting, seed=seed)
     groups = [{"params": list(policy.parameters())}, *objective.parameter_groups()]
     optimizer = make_optimizer(groups, setting.optimizer)
     # A constant rate, then down to zero over the last two thirds.
@@ -186,7 +186,7 @@ def train(
     return measure(space, context, policy, objective, num_trajectories=setting.num_steps * num, seconds=seconds)
 
 
-def _learners(env: Environment, setting: Setting, *, seed: int) -> tuple[GraphBuildingEnvContext, Policy, Objective]:
+def learners(env: Environment, setting: Setting, *, seed: int) -> tuple[GraphBuildingEnvContext, Policy, Objective]:
     """Return what is trained: a policy, how it is shown states, and an objective."""
     torch.manual_seed(seed)
     policy_class: Any = load_class("model.name", setting.model.name, POLICIES, contract=Policy)
