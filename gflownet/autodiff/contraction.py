@@ -121,16 +121,33 @@ def product(code: Instructions, factors: Sequence[Labelled], out: Labels) -> Lab
 def two_factors(code: Instructions, factors: Sequence[Labelled], out: Labels) -> tuple[Labelled, Labelled | None]:
     """Return the last two factors of a product, the others multiplied into them in a good order."""
     waiting = [summed(code, factor, _needed(factors, k, out)) for k, factor in enumerate(factors)]
+    while len(waiting) > 2 and (known := _known_pair(code, waiting)):
+        waiting = _multiplied(code, waiting, known, out)
     if len(waiting) == 1:
         return waiting[0], None
     for chosen in _path(waiting, out)[:-1]:
-        operands = [waiting[k] for k in chosen]
-        waiting = [factor for k, factor in enumerate(waiting) if k not in chosen]
-        kept = set(out).union(*(factor.labels for factor in waiting))
-        left, right = operands
-        inner = tuple(dict.fromkeys(label for label in (*left.labels, *right.labels) if label in kept))
-        waiting.append(product(code, operands, inner))
+        waiting = _multiplied(code, waiting, chosen, out)
     return waiting[0], waiting[1]
+
+
+def _known_pair(code: Instructions, factors: Sequence[Labelled]) -> tuple[int, int] | None:
+    """Return two factors whose entrywise product is computed already."""
+    for k, right in enumerate(factors):
+        for j, left in enumerate(factors[:k]):
+            fits = left.labels == right.labels or not left.labels or not right.labels
+            if fits and entrywise.is_multiplied(code, left.value, right.value):
+                return j, k
+    return None
+
+
+def _multiplied(code: Instructions, factors: Sequence[Labelled], chosen: Sequence[int], out: Labels) -> list[Labelled]:
+    """Return the factors with some of them replaced by their product, at the end."""
+    operands = [factors[k] for k in chosen]
+    others = [factor for k, factor in enumerate(factors) if k not in chosen]
+    kept = set(out).union(*(factor.labels for factor in others))
+    inner = dict.fromkeys(label for factor in operands for label in factor.labels if label in kept)
+    order = sorted(inner, key=lambda label: out.index(label) if label in out else len(out))
+    return [*others, product(code, operands, tuple(order))]
 
 
 def _needed(factors: Sequence[Labelled], which: int, out: Labels) -> set[int]:
@@ -141,10 +158,26 @@ def _needed(factors: Sequence[Labelled], which: int, out: Labels) -> set[int]:
 def _path(factors: Sequence[Labelled], out: Labels) -> list[tuple[int, ...]]:
     if len(factors) == 2:
         return [(0, 1)]
+    if all(label in out for factor in factors for label in factor.labels):
+        return _entrywise_path(factors)
     extents = {label: n for factor in factors for label, n in zip(factor.labels, factor.value.shape, strict=True)}
     inputs = [frozenset(factor.labels) for factor in factors]
     search = paths.optimal if len(factors) <= _MAX_OPTIMAL else paths.greedy
     return list(search(inputs, frozenset(out), extents))  # pyright: ignore[reportArgumentType, reportCallIssue]
+
+
+def _entrywise_path(factors: Sequence[Labelled]) -> list[tuple[int, ...]]:
+    """Return the order of a product without sums: the smallest two first."""
+    waiting = list(factors)
+    path: list[tuple[int, ...]] = []
+    while len(waiting) > 1:
+        ranked = sorted(range(len(waiting)), key=lambda k: waiting[k].value.size)
+        first = ranked[0]
+        second = next((k for k in ranked[1:] if waiting[k].labels == waiting[first].labels), ranked[1])
+        path.append((first, second))
+        larger = waiting[second]
+        waiting = [factor for k, factor in enumerate(waiting) if k not in (first, second)] + [larger]
+    return path
 
 
 def matrix_product(code: Instructions, left: Labelled, right: Labelled, out: Labels) -> MatrixProduct | None:

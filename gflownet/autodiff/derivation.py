@@ -13,7 +13,20 @@ from itertools import pairwise
 import torch
 
 from gflownet.autodiff.lowering import ordered
-from gflownet.autodiff.terms import Alias, Cast, Einsum, Labelled, Leaf, Map, Sum, Term, Terms, View, extents_of
+from gflownet.autodiff.terms import (
+    Alias,
+    Cast,
+    Einsum,
+    Labelled,
+    Leaf,
+    Map,
+    Sum,
+    Term,
+    Terms,
+    View,
+    extents_of,
+    is_zero,
+)
 
 Shape = tuple[int, ...]
 
@@ -209,26 +222,33 @@ def _carried_back(terms: Terms, output: Term, source: Term) -> Term:
     if len(stations) < 2:
         return terms.full(0.0, source.shape * 2, source.dtype)
     slopes = adjoints(terms, {output: terms.full(1.0, (), output.dtype)}, {source})
-    found = terms.full(0.0, output.shape * 2, output.dtype)
+    # of z, the last station with curvature after it: stations without are stepped over, and J composed instead
+    inner, reached = terms.full(0.0, output.shape * 2, output.dtype), output
     for before, after in reversed(list(pairwise(stations))):
-        carried = _congruent(terms, found, before, after)
         curved = _curvature(terms, before, after, slopes[after]) if after in slopes else None
-        parts = [carried] if curved is None else [carried, curved]
-        found = terms.add([(1.0, part) for part in parts], before.shape * 2, before.dtype)
-    return found
+        if before is source or not (curved is None or is_zero(curved)):
+            carried = inner if is_zero(inner) else _congruent(terms, inner, before, reached)
+            parts = [part for part in (carried, curved) if part is not None and not is_zero(part)]
+            inner = terms.add([(1.0, part) for part in parts], before.shape * 2, before.dtype)
+            reached = before
+    return inner
 
 
 def _congruent(terms: Terms, inner: Term, before: Term, after: Term) -> Term:
-    """Return `J^T inner J` with J the Jacobian of `after` by `before`."""
-    jacobian = forward_jacobian(terms, after, before)
+    """Return `J^T inner J` with J the Jacobian of `after` by `before`, found from the end with fewer entries."""
     m, n = len(after.shape), len(before.shape)
     labels = tuple(range(2 * (m + n)))
     rows, columns = labels[:m], labels[m : 2 * m]
     left, right = labels[2 * m : 2 * m + n], labels[2 * m + n :]
     extents = dict(zip(labels, (*after.shape * 2, *before.shape * 2), strict=True))
     inner = terms.cast(inner, before.dtype)
-    jacobian = terms.cast(jacobian, before.dtype)
-    factors: list[Labelled] = [(jacobian, rows + left), (inner, rows + columns), (jacobian, columns + right)]
+    if before.size > after.size:
+        jacobian = terms.cast(reverse_jacobian(terms, after, before), before.dtype)
+        ends = (left + rows, right + columns)
+    else:
+        jacobian = terms.cast(forward_jacobian(terms, after, before), before.dtype)
+        ends = (rows + left, columns + right)
+    factors: list[Labelled] = [(jacobian, ends[0]), (inner, rows + columns), (jacobian, ends[1])]
     return terms.einsum(factors, left + right, extents, before.dtype)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from gflownet.autodiff.functions import Call, Constant, Function, Power, Product, Sum, Variable
+from gflownet.autodiff.functions import Call, Constant, Function, Power, Product, Sum, Variable, power
 from gflownet.autodiff.instructions import Instructions, Value
 
 # In place where torch has it under the same name with an underscore.
@@ -26,6 +26,12 @@ def multiply(code: Instructions, left: Value, right: Value) -> Value:
     shape = torch.broadcast_shapes(left.shape, right.shape)
     in_place = ((0, "{0}.mul_({1})"), (1, "{1}.mul_({0})"))
     return code.emit("torch.mul({0}, {1})", left, right, shape=shape, in_place=in_place)
+
+
+def is_multiplied(code: Instructions, left: Value, right: Value) -> bool:
+    """Return whether the product of two values is computed already."""
+    first, second = (right, left) if left.number > right.number else (left, right)
+    return code.has("torch.mul({0}, {1})", first, second)
 
 
 def scale(code: Instructions, alpha: float, value: Value) -> Value:
@@ -95,9 +101,8 @@ def _call(code: Instructions, primitive: str, x: Value) -> Value:
     if primitive == "softplus":
         return code.emit("torch.logaddexp({0}, torch.zeros_like({0}))", x, shape=x.shape)
     if primitive == "step":
-        if code.has(_CALLS["relu"], x):
-            return _call(code, "sign", _call(code, "relu", x))
-        return code.emit("torch.gt({0}, 0).to({0}.dtype)", x, shape=x.shape)
+        # the relu is mostly there already; of NaN it is 0, as the comparison
+        return _call(code, "sign", _call(code, "relu", x))
     in_place = ((0, _IN_PLACE[primitive]),) if primitive in _IN_PLACE else ()
     return code.emit(_CALLS[primitive], x, shape=x.shape, in_place=in_place)
 
@@ -115,16 +120,49 @@ def _power(code: Instructions, base: Value, exponent: float) -> Value:
     return code.emit(f"torch.pow({{0}}, {text})", base, shape=base.shape, in_place=in_place)
 
 
+def factors_of(function: Function) -> list[Function]:
+    """Return functions whose product a function is; itself where there are none."""
+    match function:
+        case Product(1.0, factors):
+            return [inner for factor in factors for inner in factors_of(factor)]
+        case Power(base, exponent) if exponent.is_integer() and 2 <= abs(exponent) <= _MAX_REPEATED:
+            return [base if exponent > 0 else power(base, -1.0)] * abs(int(exponent))
+        case _:
+            return [function]
+
+
 def _sum(code: Instructions, function: Sum, x: Value) -> Value:
-    # a term of coefficient 1 first: it needs no multiplication; alone with -1 it is subtracted from the constant
-    terms = sorted(function.terms, key=lambda pair: pair[0] != 1.0)
-    if len(terms) == 1 and terms[0][0] == -1.0:
-        value = apply(code, terms[0][1], x)
-        text = number(function.constant)
-        return code.emit(
-            f"torch.rsub({{0}}, {text})", value, shape=x.shape, in_place=((0, f"{{0}}.neg_().add_({text})"),)
-        )
-    total = scale(code, terms[0][0], apply(code, terms[0][1], x))
-    for coefficient, term in terms[1:]:
-        total = add(code, total, apply(code, term, x), coefficient)
-    return shift(code, total, function.constant)
+    terms = list(function.terms)
+    total: Value | None = None
+    if function.constant:
+        total = filled(code, function.constant, x)
+    else:
+        # a term of coefficient 1 first: it needs no multiplication
+        terms.sort(key=lambda pair: pair[0] != 1.0)
+        coefficient, term = terms.pop(0)
+        total = scale(code, coefficient, apply(code, term, x))
+    for coefficient, term in terms:
+        total = _plus(code, total, coefficient, term, x)
+    return total
+
+
+def _plus(code: Instructions, total: Value, coefficient: float, term: Function, x: Value) -> Value:
+    """Return `total + coefficient * term(x)`; a product of two is added in the same call."""
+    match term:
+        case Product(inner, (left, right)):
+            coefficient *= inner
+            operands = [apply(code, left, x), apply(code, right, x)]
+        case Power(base, 2.0):
+            operands = [apply(code, base, x)] * 2
+        case _:
+            return add(code, total, apply(code, term, x), coefficient)
+    shape, text = torch.broadcast_shapes(total.shape, x.shape), number(coefficient)
+    in_place = ((0, f"{{0}}.addcmul_({{1}}, {{2}}, value={text})"),)
+    template = f"torch.addcmul({{0}}, {{1}}, {{2}}, value={text})"
+    return code.emit(template, total, *operands, shape=shape, in_place=in_place)
+
+
+def filled(code: Instructions, constant: float, like: Value) -> Value:
+    """Return a number as a scalar on the device of the arguments, in the dtype of a value; not to be overwritten."""
+    place = code.arguments[0] if code.arguments else like
+    return code.view(f"scalar({number(constant)}, {like.dtype}, {{0}}.device)", place, shape=(), dtype=like.dtype)

@@ -86,16 +86,25 @@ class Instructions:
         """
         return self._emit(template, operands, tuple(shape), dtype, in_place, False, False)
 
-    def view(self, template: str, operand: Value, *, shape: Sequence[int], is_expanded: bool = False) -> Value:
+    def view(
+        self,
+        template: str,
+        operand: Value,
+        *,
+        shape: Sequence[int],
+        dtype: torch.dtype | None = None,
+        is_expanded: bool = False,
+    ) -> Value:
         """Return a view of a value.
 
         Args:
             template: the Python expression, the operand as {0}.
             operand: a value.
             shape: of the view.
+            dtype: of the view; the operand's by default.
             is_expanded: whether entries share memory.
         """
-        return self._emit(template, (operand,), tuple(shape), None, (), True, is_expanded or operand.is_expanded)
+        return self._emit(template, (operand,), tuple(shape), dtype, (), True, is_expanded or operand.is_expanded)
 
     def _emit(
         self,

@@ -25,6 +25,7 @@ def lowered(
         arguments: shape and dtype of every tensor that is given, by `Leaf.slot`.
     """
     lowering = _Lowering(outputs, Instructions(arguments))
+    lowering.lower(outputs)
     values = [lowering.owned(term) for term in outputs]
     return lowering.code, values
 
@@ -44,7 +45,7 @@ class _Lowering:
 
     def owned(self, term: Term) -> Value:
         """Return a term's value in memory that nothing else looks at."""
-        value = self.value(term)
+        value = self._values[term]
         root = value.root
         if not root.template or value.is_expanded or root in self._returned:
             template = "{0}.clone(memory_format=torch.contiguous_format)"
@@ -55,40 +56,38 @@ class _Lowering:
         self._returned.add(root)
         return value
 
-    def value(self, output: Term) -> Value:
-        """Return a term's value; what it needs is lowered first, without recursion."""
-        waiting = [output]
+    def lower(self, outputs: Sequence[Term]) -> None:
+        """Lower what outputs need, in the order in which it was asked for: a derivative finds what came before it."""
+        needed: set[Term] = set()
+        waiting = list(outputs)
         while waiting:
-            term = waiting[-1]
-            missing = [source for source in self._sources(term) if source not in self._values]
-            if missing and term not in self._values:
-                waiting.extend(reversed(missing))
-                continue
-            waiting.pop()
-            if term not in self._values:
-                self._values[term] = self._lower(term)
-        return self._values[output]
-
-    def _computed(self, term: Term) -> Value:
-        if term not in self._values:
+            term = waiting.pop()
+            if term not in needed:
+                needed.add(term)
+                waiting.extend(self._sources(term))
+        for term in sorted(needed, key=lambda term: term.uid):
             self._values[term] = self._lower(term)
-        return self._values[term]
 
     def _sources(self, term: Term) -> list[Term]:
         """Return what has to be lowered before a term; a product that is added to others is lowered with the sum."""
         if isinstance(term, Einsum):
-            return [source for source, _ in self._factors(term)]
+            sources = [source for source, _ in self._factors(term)]
+            return [source.inputs[0] if self._is_split(source) else source for source in sources]
         if isinstance(term, Sum):
             return [inner for source in term.inputs for inner in self._addend_sources(source)]
         return list(term.inputs)
 
     def _addend_sources(self, source: Term) -> list[Term]:
-        if isinstance(source, View):
-            return [inner for term in source.inputs for inner in self._addend_sources(term)]
-        return self._sources(source) if self._is_fused(source) else [source]
+        inner = list(source.inputs) if isinstance(source, View) else [source]
+        if inner and self._is_fused(source):
+            return self._sources(inner[0])
+        return inner
 
-    def _is_fused(self, term: Term) -> bool:
-        return isinstance(term, Einsum) and self._uses[term] == 1 and term not in self._values
+    def _is_fused(self, addend: Term) -> bool:
+        """Return whether an addend is a product, perhaps with its axes permuted, that only the sum has."""
+        if isinstance(addend, View) and not addend.is_sparse and addend.inputs and self._uses[addend] == 1:
+            addend = addend.inputs[0]
+        return isinstance(addend, Einsum) and self._uses[addend] == 1
 
     def _factors(self, term: Einsum) -> list[tuple[Term, Labels]]:
         return self._inlined.get(term) or list(zip(term.inputs, term.labels, strict=True))
@@ -139,7 +138,20 @@ class _Lowering:
                 raise TypeError(f"{type(term).__name__}: expected one of the forms of gflownet.autodiff.terms")
 
     def _operands(self, term: Einsum) -> list[Labelled]:
-        return [diagonals(self.code, self._values[source], labels) for source, labels in self._factors(term)]
+        found: list[Labelled] = []
+        for source, labels in self._factors(term):
+            values = self._split(source) if self._is_split(source) else [self._values[source]]
+            found.extend(diagonals(self.code, value, labels) for value in values)
+        return found
+
+    def _is_split(self, term: Term) -> bool:
+        """Return whether a function is a product that only one product of tensors has: then it is part of that."""
+        return isinstance(term, Map) and self._uses[term] == 1 and len(entrywise.factors_of(term.function)) > 1
+
+    def _split(self, term: Term) -> list[Value]:
+        assert isinstance(term, Map)
+        x = self._values[term.inputs[0]]
+        return [entrywise.apply(self.code, factor, x) for factor in entrywise.factors_of(term.function)]
 
     def _product(self, term: Einsum) -> Labelled:
         return contraction.product(self.code, self._operands(term), term.out)
@@ -175,6 +187,8 @@ class _Lowering:
         """Return `total + alpha * the view's source` where its labels meet."""
         path, labels = _diagonal_path(term.out)
         step = "".join(f".diagonal(0, {first}, {second})" for first, second in path)
+        if len(term.out) == 2:
+            step = ".diagonal()"
         embed = "".join(f", 0, {first}, {second})" for first, second in reversed(path))
         opening = "torch.diag_embed(" * len(path)
         extents = dict(zip(term.out, term.shape, strict=True))
@@ -184,7 +198,7 @@ class _Lowering:
             in_place = ((0, f"{{0}}{step}.add_({number})"),)
             template = f"torch.add({{0}}, {opening}{{0}}.new_ones({shape}){embed}, alpha={number})"
             return self.code.emit(template, total, shape=total.shape, in_place=in_place)
-        core = diagonals(self.code, self._computed(term.inputs[0]), term.labels)
+        core = diagonals(self.code, self._values[term.inputs[0]], term.labels)
         value = aligned(self.code, core, labels)
         number = "" if alpha == 1.0 else f", alpha={entrywise.number(alpha)}"
         in_place = ((0, f"{{0}}{step}.add_({{1}}{number})"),)
@@ -223,13 +237,13 @@ class _Lowering:
         products: list[tuple[float, MatrixProduct]],
     ) -> None:
         """Add one term to the lists: a matrix product of the right layout, or a value that broadcasts."""
-        rank = len(source.shape)
+        rank, is_fused = len(source.shape), self._is_fused(source)
         out: Labels = tuple(range(rank))
         labels: Labels = out
         if isinstance(source, View):
             out, labels, source = source.out, source.labels, source.inputs[0]
-        if not (isinstance(source, Einsum) and self._is_fused(source)):
-            dense.append((coefficient, aligned(self.code, diagonals(self.code, self._computed(source), labels), out)))
+        if not (isinstance(source, Einsum) and is_fused):
+            dense.append((coefficient, aligned(self.code, diagonals(self.code, self._values[source], labels), out)))
             return
         names = dict(zip(source.out, labels, strict=True))
         wanted = tuple(label for label in out if label in labels)

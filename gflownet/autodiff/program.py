@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -52,8 +52,20 @@ class Code:
         return "\n    ".join([f"def program({names}):", *lines]) + "\n", num_operations
 
 
+@lru_cache(maxsize=None)
+def _scalar_on_cpu(value: float, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(False):
+        return torch.full((), value, dtype=dtype)
+
+
+def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
+    if device.type == "cpu":
+        return _scalar_on_cpu(value, dtype)
+    return torch.full((), value, dtype=dtype, device=device)
+
+
 def _compiled(source: str) -> Callable[..., Result]:
-    namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan}
+    namespace: dict[str, Any] = {"torch": torch, "inf": math.inf, "nan": math.nan, "scalar": _scalar}
     exec(compile(source, "<tensor graph>", "exec"), namespace)
     return namespace["program"]
 
@@ -97,6 +109,7 @@ class Program:
         # the usual case, where the call's tensors are the code's arguments, is told once
         self._order = None if self._all_leaves == self.leaves else [places.get(leaf) for leaf in all_leaves]
         self._run = code.run
+        self._shapes, self._dtypes = [shape for shape, _ in code.arguments], [dtype for _, dtype in code.arguments]
 
     @property
     def source(self) -> str:
@@ -119,14 +132,12 @@ class Program:
         """
         if self._order is not None or len(tensors) != len(self.leaves) or type(tensors[0]) is dict:
             tensors = self._bound(tensors)
-        run = self._run
-        is_grad_enabled = torch.is_grad_enabled()
-        for tensor, (shape, dtype) in zip(tensors, self._code.arguments, strict=True):
-            if tensor.shape != shape or tensor.dtype is not dtype:
-                self._refuse(tensors)
-            if is_grad_enabled and tensor.requires_grad:
-                run = self._code.differentiable
-        return run(*tensors)
+        # comprehensions, not a loop: a small program runs a few microseconds
+        if [t.shape for t in tensors] != self._shapes or [t.dtype for t in tensors] != self._dtypes:
+            self._refuse(tensors)
+        if torch.is_grad_enabled() and True in [t.requires_grad for t in tensors]:
+            return self._code.differentiable(*tensors)
+        return self._run(*tensors)
 
     def _bound(self, tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
         if len(tensors) == 1 and isinstance(tensors[0], Mapping):

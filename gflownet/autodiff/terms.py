@@ -8,14 +8,17 @@ Kronecker delta is kept, never multiplied out; or name one that no factor has, w
 from __future__ import annotations
 
 import math
-from collections.abc import Hashable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
 import torch
 
-from gflownet.autodiff.functions import Function, X
+from gflownet.autodiff import functions
+from gflownet.autodiff.functions import Constant, Function, Product, X, multiply
 
 Labels = tuple[int, ...]
-Labelled = tuple["Term", Sequence[Hashable]]  # a factor, and a label for each of its axes
+Extents = Mapping[Any, int]  # by label; a label is anything that can be hashed
+Labelled = tuple["Term", Sequence[Any]]  # a factor, and a label for each of its axes
 
 
 class Term:
@@ -94,7 +97,7 @@ class Terms:
     """Builds terms, the simplest there is for each request, and keeps them so that equal ones are one object."""
 
     def __init__(self) -> None:
-        self._known: dict[tuple[Hashable, ...], Term] = {}
+        self._known: dict[tuple[Any, ...], Term] = {}
         self._count = 0
 
     def __len__(self) -> int:
@@ -150,9 +153,21 @@ class Terms:
         return self._known[key]
 
     def map(self, function: Function, source: Term) -> Term:
-        """Return a function of every entry; it is applied before axes are permuted and added."""
+        """Return a function of every entry; what is linear in it is left to sums, so that it merges with others."""
         if function is X:
             return source
+        if isinstance(function, Constant):
+            return self.full(function.value, source.shape, source.dtype)
+        if isinstance(function, Product) and function.coefficient != 1.0:
+            return self.scale(function.coefficient, self.map(multiply(function.factors), source))
+        if isinstance(function, functions.Sum) and all(term is X for _, term in function.terms):
+            ones = self.full(1.0, source.shape, source.dtype)
+            parts = [(coefficient, source) for coefficient, _ in function.terms]
+            return self.add([*parts, (function.constant, ones)], source.shape, source.dtype)
+        return self._map(function, source)
+
+    def _map(self, function: Function, source: Term) -> Term:
+        """Return a function of every entry, applied before axes are permuted and added."""
         if isinstance(source, View):
             if not source.inputs and not source.is_sparse:
                 at = torch.tensor(source.alpha, dtype=source.dtype)
@@ -182,9 +197,9 @@ class Terms:
         self,
         alpha: float,
         source: Term | None,
-        labels: Sequence[Hashable],
-        out: Sequence[Hashable],
-        extents: Mapping[Hashable, int],
+        labels: Sequence[Any],
+        out: Sequence[Any],
+        extents: Extents,
         dtype: torch.dtype,
     ) -> Term:
         """Return `alpha * source` with its axes renamed.
@@ -200,7 +215,7 @@ class Terms:
         if alpha == 0.0:
             source, labels, out = None, (), range(len(shape := [extents[label] for label in out]))
             extents = dict(enumerate(shape))
-        number: dict[Hashable, int] = {}
+        number: dict[Any, int] = {}
         new_out = tuple([number.setdefault(label, len(number)) for label in out])
         new_labels = tuple([number[label] for label in labels])
         shape = tuple([extents[label] for label in out])
@@ -217,8 +232,8 @@ class Terms:
     def einsum(
         self,
         factors: Sequence[Labelled],
-        out: Sequence[Hashable],
-        extents: Mapping[Hashable, int],
+        out: Sequence[Any],
+        extents: Extents,
         dtype: torch.dtype,
         *,
         alpha: float = 1.0,
@@ -237,7 +252,7 @@ class Terms:
         """
         alpha, flat, same = _looked_through(alpha, factors)
         if same:
-            flat = [(term, tuple([_find(same, label) for label in labels])) for term, labels in flat]
+            flat = [(term, [_find(same, label) for label in labels]) for term, labels in flat]
             out = [_find(same, label) for label in out]
         kept, used = set(out), {label for _, labels in flat for label in labels}
         wanted = {_find(same, label) for _, labels in factors for label in labels}
@@ -254,12 +269,12 @@ class Terms:
         return self.view(alpha, core, core_labels, out, extents, dtype)
 
     def _core(
-        self, flat: list[Labelled], out: Sequence[Hashable], extents: Mapping[Hashable, int], dtype: torch.dtype
-    ) -> tuple[Term, list[Hashable]]:
+        self, flat: list[Labelled], out: Sequence[Any], extents: Extents, dtype: torch.dtype
+    ) -> tuple[Term, list[Any]]:
         position = {label: k for k, label in reversed(list(enumerate(out)))}
         if len(flat) > 1:
             flat.sort(key=lambda factor: (factor[0].uid, [position.get(label, -1) for label in factor[1]]))
-        number: dict[Hashable, int] = {}
+        number: dict[Any, int] = {}
         labels = tuple([tuple([number.setdefault(label, len(number)) for label in own]) for _, own in flat])
         core_labels = [label for label in number if label in position]
         core_out = tuple([number[label] for label in core_labels])
@@ -275,8 +290,8 @@ class Terms:
         self,
         which: int,
         flat: list[Labelled],
-        out: Sequence[Hashable],
-        extents: Mapping[Hashable, int],
+        out: Sequence[Any],
+        extents: Extents,
         dtype: torch.dtype,
         alpha: float,
     ) -> Term:
@@ -322,7 +337,7 @@ class Terms:
         coefficients, inputs = tuple([c for c, _ in left]), tuple([term for _, term in left])
         key = ("sum", coefficients, tuple([term.uid for term in inputs]))
         if key not in self._known:
-            sparse = all(isinstance(term, View) and term.is_sparse for term in inputs)
+            sparse = all(is_sparse(term) for term in inputs)
             self._known[key] = self._new(Sum, shape, dtype, inputs, coefficients=coefficients, is_sparse=sparse)
         return self._known[key]
 
@@ -356,29 +371,32 @@ def is_zero(term: Term) -> bool:
     return isinstance(term, View) and term.alpha == 0.0
 
 
-def extents_of(term: View) -> dict[Hashable, int]:
+def is_sparse(term: Term) -> bool:
+    """Return whether most entries of a term are known to be 0, as a delta says."""
+    return isinstance(term, View) and term.is_sparse
+
+
+def extents_of(term: View) -> dict[Any, int]:
     """Return the extents of a view's labels."""
     return dict(zip(term.out, term.shape, strict=True))
 
 
-def _find(same: Mapping[Hashable, Hashable], label: Hashable) -> Hashable:
+def _find(same: Mapping[Any, Any], label: Any) -> Any:
     while label in same:
         label = same[label]
     return label
 
 
-def _looked_through(
-    alpha: float, factors: Sequence[Labelled]
-) -> tuple[float, list[Labelled], dict[Hashable, Hashable]]:
+def _looked_through(alpha: float, factors: Sequence[Labelled]) -> tuple[float, list[Labelled], dict[Any, Any]]:
     """Return the coefficient, the factors without views, and which labels the deltas of the views make the same."""
     flat: list[Labelled] = []
-    same: dict[Hashable, Hashable] = {}
+    same: dict[Any, Any] = {}
     for term, labels in factors:
         if not isinstance(term, View):
             flat.append((term, labels))
             continue
         alpha *= term.alpha
-        outer: dict[int, Hashable] = {}
+        outer: dict[int, Any] = {}
         for own, label in zip(term.out, labels, strict=True):
             label, other = _find(same, label), _find(same, outer.setdefault(own, label))
             if label != other:
@@ -388,17 +406,19 @@ def _looked_through(
     return alpha, flat, same
 
 
-def _to_expand(flat: list[Labelled], summed: set[Hashable]) -> int | None:
+def _to_expand(flat: list[Labelled], summed: set[Any]) -> int | None:
+    """Return which factor is to be multiplied out: a sum with zeros in its parts, or one summed over on its own."""
     for k, (term, labels) in enumerate(flat):
-        if isinstance(term, Sum):
-            if term.is_sparse and len(flat) > 1:
-                return k
-            if len(flat) == 1 and summed and (term.is_sparse or _has_part_without(term, labels, summed)):
-                return k
+        if not isinstance(term, Sum):
+            continue
+        if len(flat) > 1 and (term.is_sparse or (not summed and any(is_sparse(part) for part in term.inputs))):
+            return k
+        if len(flat) == 1 and summed and (term.is_sparse or _has_part_without(term, labels, summed)):
+            return k
     return None
 
 
-def _has_part_without(total: Sum, labels: Sequence[Hashable], summed: set[Hashable]) -> bool:
+def _has_part_without(total: Sum, labels: Sequence[Any], summed: set[Any]) -> bool:
     """Return whether a part of a sum lacks an axis that is summed over: then each part is summed on its own."""
     axes = [axis for axis, label in enumerate(labels) if label in summed]
     return any(isinstance(t, View) and any(t.out[axis] not in t.labels for axis in axes) for t in total.inputs)
