@@ -184,6 +184,15 @@ def test_kinks():
     assert Function.parse("sign").derivative() is Function.parse("step").derivative() is Constant(0.0)
 
 
+def test_powers_keep_their_domain():
+    x = torch.tensor([-2.0, 3.0], dtype=torch.float64)
+    torch.testing.assert_close(Function.parse("sqrt(x**2)")(x), x.abs())
+    values = Function.parse("sqrt(x)**2")(x)
+    assert values[0].isnan()
+    assert values[1].item() == pytest.approx(3.0)
+    assert Function.parse("(x**-1)**-2") is Function.parse("square")
+
+
 def test_third_derivatives_stay_small():
     sizes = {
         text: num_expressions(derivatives(Function.parse(text), 3)[3]) for text in ("gelu", "silu", "softplus(tanh)")
