@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from functools import cache, cached_property
 from typing import Any
 
 import torch
@@ -52,7 +52,7 @@ class Code:
         return "\n    ".join([f"def program({names}):", *lines]) + "\n", num_operations
 
 
-@lru_cache(maxsize=None)
+@cache
 def _scalar_on_cpu(value: float, dtype: torch.dtype) -> Tensor:
     with torch.inference_mode(False):
         return torch.full((), value, dtype=dtype)

@@ -311,8 +311,14 @@ class Terms:
             dtype: of the entries.
         """
         found: dict[Term, float] = {}
-        for coefficient, term in terms:
+        waiting = list(reversed(list(terms)))
+        while waiting:
+            coefficient, term = waiting.pop()
             if is_zero(term):
+                continue
+            if isinstance(term, Sum) and any(is_sparse(part) for part in term.inputs):
+                parts = zip(term.coefficients, term.inputs, strict=True)
+                waiting.extend([(coefficient * inner, part) for inner, part in parts])
                 continue
             if isinstance(term, View) and term.alpha != 1.0:
                 coefficient, term = coefficient * term.alpha, self._unscaled(term)
@@ -322,11 +328,31 @@ class Terms:
             return self.full(0.0, shape, dtype)
         if len(left) == 1:
             return self.scale(*left[0])
+        left = self._merged(left, shape, dtype)
+        if len(left) == 1:
+            return self.scale(*left[0])
         if all(isinstance(term, View) for _, term in left):
             factored = self._factored([(c, term) for c, term in left if isinstance(term, View)], shape, dtype)
             if factored is not None:
                 return factored
         return self._sum(left, shape, dtype)
+
+    def _merged(
+        self, parts: list[tuple[float, Term]], shape: Sequence[int], dtype: torch.dtype
+    ) -> list[tuple[float, Term]]:
+        """Return the parts of a sum with one for those that have the same deltas."""
+        groups: dict[Labels, list[tuple[float, Term]]] = {}
+        for coefficient, term in parts:
+            pattern = tuple([term.out.index(label) for label in term.out]) if isinstance(term, View) else ()
+            if len(set(pattern)) < len(pattern):
+                groups.setdefault(pattern, []).append((coefficient, term))
+        if len(groups) == 0 or all(len(group) == 1 or len(group) == len(parts) for group in groups.values()):
+            return parts
+        sparse = {id(term) for group in groups.values() for _, term in group}
+        merged = [part for part in parts if id(part[1]) not in sparse]
+        for group in groups.values():
+            merged.extend(group if len(group) == 1 else [(1.0, self.add(group, shape, dtype))])
+        return merged
 
     def _unscaled(self, term: View) -> Term:
         source = term.inputs[0] if term.inputs else None
