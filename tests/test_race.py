@@ -9,7 +9,7 @@ from gflownet.mdp.trajectory import Origin
 from scripts.peers.environment import REQUIREMENTS, default_folder
 from scripts.peers.process import PeerProcess
 from scripts.race import contest
-from scripts.race.contest import BARS, Entry, Run, compete, tune
+from scripts.race.contest import BARS, Entry, Run, Tuned, compete, tune
 from scripts.race.sides import Learner, OurLearner, PeerLearner, Progress, Setting
 from scripts.race.spaces import bit_sequences, hypergrid, lexicographic_target
 from scripts.race_torchgfn import FULL, PEER_SCRIPT, QUICK
@@ -84,13 +84,30 @@ def test_tuning_takes_the_cheapest_that_gets_there_and_gives_up_on_the_rest(monk
     learners = [Scripted(dear, price=2.0), Scripted(cheap, price=0.1), Scripted(lost, price=0.1)]
     queue = iter(learners)
     best = tune(entry, lambda setting, seed: next(queue), side="ours")
-    assert best == entry.settings[1]
+    assert best.setting == entry.settings[1]
+    assert (best.num_trajectories, best.cpu_seconds) == (192, pytest.approx(1.2))
     assert all(learner.is_closed for learner in learners)
     assert next(learners[2].distances) == 0.3  # the last run was not played to its end
     assert (
         "(16, 0.003: 128, 16.0 s) (16, 0.001: 192, 1.2 s) (16 + 48 backward, 0.001: dearer) -> 16, 0.001"
         in capsys.readouterr().out
     )
+
+
+def test_beside_a_rival_the_fewest_trajectories_count_among_the_quicker(monkeypatch, capsys):
+    monkeypatch.setattr(contest, "TUNING_SEEDS", (7,))
+    grid = [(16, replay, 1, 1e-3, False) for replay in range(4)]
+    entry = Entry(hypergrid(2, 4), "tb", grid, 1_000)
+    rival = Tuned(entry.settings[0], 192, 10.0)
+    # 192 in 1.2 s (least cost), 128 in 4.8 s (the fewest of the quick), 128 in 7.2 s (no fewer), 64 in 8 s (slow).
+    runs = [([0.3, 0.3, 0.01], 0.1), ([0.3, 0.01], 0.6), ([0.3, 0.01], 0.9), ([0.01], 2.0)]
+    queue = iter([Scripted(distances, price=price) for distances, price in runs])
+    best = tune(entry, lambda setting, seed: next(queue), side="ours", rival=rival)
+    assert best.setting == entry.settings[1]
+    queue = iter([Scripted(distances, price=100 * price) for distances, price in runs])
+    best = tune(entry, lambda setting, seed: next(queue), side="ours", rival=rival)
+    assert best.setting == entry.settings[0], "none is quicker: the least cost"
+    capsys.readouterr()
 
 
 def test_a_bar_that_was_not_reached_is_said_and_lost(monkeypatch, capsys):

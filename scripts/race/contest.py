@@ -15,6 +15,7 @@ BARS = (0.05, 0.02)  # total variation
 TURN = 64  # trajectories between two measurements
 TUNING_SEEDS = (1_000, 1_001, 1_002)  # no seeds of the race
 HOPELESS = 2.0  # times the least cost so far
+QUICKER = 0.75  # of the rival's CPU seconds
 SIDES = ("ours", "torchgfn")
 
 # Batch, replay, updates, learning rate, and whether the others are drawn backwards: what Setting takes.
@@ -78,6 +79,20 @@ class Run:
         return self.reached.get(bar, Reached(self.num_trajectories, self.cpu_seconds, is_there=False))
 
 
+@dataclass(frozen=True)
+class Tuned:
+    """A setting, and what it took to the lowest bar."""
+
+    setting: Setting
+    num_trajectories: float
+    cpu_seconds: float
+
+    @property
+    def cost(self) -> float:
+        """Return trajectories times CPU seconds: either is to be small."""
+        return self.num_trajectories * self.cpu_seconds
+
+
 Start = Callable[[Setting, int], Learner]
 
 
@@ -89,7 +104,8 @@ def compete(entry: Entry, peer: PeerProcess, *, seeds: Sequence[int]) -> list[Ro
         "ours": lambda setting, seed: OurLearner(enumerated, setting, seed=seed),
         "torchgfn": lambda setting, seed: PeerLearner(peer, entry.space, enumerated, setting, seed=seed),
     }
-    best = {side: tune(entry, start[side], side=side) for side in SIDES}
+    rival = tune(entry, start["torchgfn"], side="torchgfn")
+    best = {"ours": tune(entry, start["ours"], side="ours", rival=rival).setting, "torchgfn": rival.setting}
     found: dict[str, list[Run]] = {side: [] for side in SIDES}
     for seed in seeds:
         runs = {side: Run(start[side](best[side], seed), best[side]) for side in SIDES}
@@ -102,30 +118,42 @@ def compete(entry: Entry, peer: PeerProcess, *, seeds: Sequence[int]) -> list[Ro
     return [row for bar in BARS for row in _rows(entry, bar, found)]
 
 
-def tune(entry: Entry, start: Start, *, side: str) -> Setting:
-    """Return the setting of the grid that reaches the lowest bar at the least cost, the median of some seeds.
+def tune(entry: Entry, start: Start, *, side: str, rival: Tuned | None = None) -> Tuned:
+    """Return the best setting of the grid, by the medians of some seeds on the way to the lowest bar.
 
-    A setting that has cost more than twice the best so far on one seed is given up. Of equals the first is taken.
+    That is the one of least cost. Where a rival has chosen, it is the one of the fewest trajectories among those well
+    under the rival's CPU seconds, if there are any. A setting that can be neither is given up. Of equals the first is
+    taken, and the first of all if none gets there.
     """
-    best, least = entry.settings[0], float("inf")
+    found: list[Tuned] = []
     shown = []
     for setting in entry.settings:
+        least = min((one.cost for one in found), default=float("inf"))
         runs: list[Run] = []
         for seed in TUNING_SEEDS:
             run = Run(start(setting, seed), setting)
-            while not run.is_done and run.num_trajectories < entry.budget and run.cost < HOPELESS * least:
+            while not run.is_done and run.num_trajectories < entry.budget and _has_hope(run, least, rival):
                 run.advance()
             run.learner.close()
             runs.append(run)
             if not run.is_done:
                 break
-        cost = statistics.median(run.cost for run in runs) if runs[-1].is_done else float("inf")
-        spent = f"{_median(runs, 'num_trajectories'):.0f}, {_median(runs, 'cpu_seconds'):.1f} s"
+        tuned = Tuned(setting, _median(runs, "num_trajectories"), _median(runs, "cpu_seconds"))
+        spent = f"{tuned.num_trajectories:.0f}, {tuned.cpu_seconds:.1f} s"
         shown.append(f"({setting}: {spent if runs[-1].is_done else 'dearer'})")
-        if cost < least:
-            best, least = setting, cost
-    print(f"  {side}: {' '.join(shown)} -> {best}", flush=True)
+        if runs[-1].is_done:
+            found.append(tuned)
+    quick = [one for one in found if rival is not None and one.cpu_seconds <= QUICKER * rival.cpu_seconds]
+    hopeless = Tuned(entry.settings[0], float("inf"), float("inf"))
+    best = (
+        min(quick, key=lambda one: one.num_trajectories) if quick else min([*found, hopeless], key=lambda one: one.cost)
+    )
+    print(f"  {side}: {' '.join(shown)} -> {best.setting}", flush=True)
     return best
+
+
+def _has_hope(run: Run, least: float, rival: Tuned | None) -> bool:
+    return run.cost < HOPELESS * least or (rival is not None and run.cpu_seconds < rival.cpu_seconds)
 
 
 def _median(runs: Sequence[Run], name: str) -> float:
