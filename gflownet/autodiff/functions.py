@@ -10,12 +10,11 @@ step are 0 everywhere. sqrt has an infinite derivative at 0.
 
 from __future__ import annotations
 
-import ast
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, fields
-from difflib import get_close_matches
 from functools import cached_property
+from types import ModuleType
 from typing import Any, ClassVar, Self
 from weakref import WeakValueDictionary
 
@@ -32,7 +31,7 @@ class Function:
 
     def __new__(cls, *parts: object) -> Self:
         """Return the expression of these parts that there is, else a new one."""
-        key = (cls, *parts)
+        key = (cls, *(math.nan if part != part else part for part in parts))  # every NaN is the same constant
         found = Function._known.get(key)
         if found is None:
             found = Function._known[key] = super().__new__(cls)
@@ -89,11 +88,11 @@ class Function:
     @cached_property
     def formula(self) -> str:
         """Return the expression in x, e.g. `2*x*exp(x**2)`."""
-        return _formula(self)
+        return _text().formula(self)
 
     def __str__(self) -> str:
         """Return the name where there is one (`tanh`, `power(2.5)`), else the formula; `Function.parse` reads both."""
-        return _short_name(self) or self.formula
+        return _text().name(self) or self.formula
 
     def __repr__(self) -> str:
         """Return the name or the formula."""
@@ -110,7 +109,7 @@ class Function:
         Raises:
             ValueError: it is neither.
         """
-        return _parsed(text)
+        return _text().parse(text)
 
     def __add__(self, other: Function | Number) -> Function:
         """Return the sum."""
@@ -147,6 +146,13 @@ class Function:
     def __pow__(self, exponent: Number) -> Function:
         """Return the power."""
         return power(self, exponent)
+
+
+def _text() -> ModuleType:
+    """Return what reads and writes functions; that module needs this one."""
+    from gflownet.autodiff import function_text
+
+    return function_text
 
 
 @dataclass(frozen=True, eq=False, repr=False)
@@ -294,7 +300,7 @@ def function_of(value: Function | Number) -> Function:
 
 def constant(value: Number) -> Function:
     """Return the constant function."""
-    return Constant(math.nan if value != value else float(value))
+    return Constant(float(value))
 
 
 def _split(expression: Function) -> tuple[float, Function]:
@@ -325,6 +331,8 @@ def add(terms: Iterable[tuple[float, Function]], *, constant: float = 0.0) -> Fu
             waiting.extend((coefficient * c, term) for c, term in expression.terms)
         else:
             found[expression] = found.get(expression, 0.0) + coefficient
+    if math.isnan(constant) or any(math.isnan(c) for c in found.values()):
+        return Constant(math.nan)
     left = [(c, term) for term, c in found.items() if c]
     if not left:
         return Constant(constant)
@@ -354,8 +362,8 @@ def multiply(factors: Iterable[Function], *, coefficient: float = 1.0) -> Functi
             if isinstance(factor, Power) and factor.exponent.is_integer():
                 base, exponent = factor.base, factor.exponent
             exponents[base] = exponents.get(base, 0.0) + exponent
-    if coefficient == 0.0:
-        return ZERO
+    if coefficient == 0.0 or math.isnan(coefficient):
+        return ZERO if coefficient == 0.0 else Constant(math.nan)
     left = [base if n == 1.0 else Power(base, n) for base, n in exponents.items() if n]
     if not left:
         return Constant(coefficient)
@@ -391,12 +399,7 @@ def call(primitive: str, argument: Function) -> Function:
     Args:
         primitive: a name of the table.
         argument: the expression it is called on.
-
-    Raises:
-        ValueError: the table has no such name.
     """
-    if primitive not in PRIMITIVES:
-        raise ValueError(f"function {primitive!r}: expected one of {sorted([*PRIMITIVES, *_POWERS, 'power', 'neg'])}")
     if isinstance(argument, Constant):
         return constant(PRIMITIVES[primitive].value(torch.tensor(argument.value, dtype=torch.float64)).item())
     if primitive == "log" and isinstance(argument, Call):
@@ -454,109 +457,3 @@ PRIMITIVES: dict[str, Primitive] = {
     "sign": Primitive(torch.sign, lambda x: ZERO),
     "step": Primitive(_step, lambda x: ZERO),
 }
-
-_POWERS = {"square": 2.0, "cube": 3.0, "reciprocal": -1.0, "sqrt": 0.5}
-
-
-def _number(value: float) -> str:
-    return str(int(value)) if value.is_integer() and abs(value) < 1e15 else repr(value)
-
-
-def _short_name(function: Function) -> str | None:
-    if isinstance(function, Call) and function.argument is X:
-        return function.primitive
-    if isinstance(function, Power) and function.base is X:
-        named = {exponent: name for name, exponent in _POWERS.items()}
-        return named.get(function.exponent, f"power({_number(function.exponent)})")
-    return "neg" if function is -X else None
-
-
-def _formula(expression: Function) -> str:
-    match expression:
-        case Constant(value):
-            return _number(value)
-        case Call(primitive, argument):
-            return f"{primitive}({argument.formula})"
-        case Power(base, exponent):
-            inner = base.formula if isinstance(base, Variable | Call) else f"({base.formula})"
-            return f"{inner}**{_number(exponent)}"
-        case Product(coefficient, factors):
-            scale = {1.0: "", -1.0: "-"}.get(coefficient, f"{_number(coefficient)}*")
-            return scale + "*".join(f"({f.formula})" if isinstance(f, Sum) else f.formula for f in factors)
-        case Sum(constant, terms):
-            pieces = [multiply([term], coefficient=c).formula for c, term in terms]
-            if constant:
-                pieces.insert(0 if constant > 0 else len(pieces), _number(constant))
-            return pieces[0] + "".join(f" - {p[1:]}" if p.startswith("-") else f" + {p}" for p in pieces[1:])
-        case _:
-            return "x"
-
-
-def _parsed(text: str) -> Function:
-    try:
-        tree = ast.parse(text.replace("^", "**").replace("∘", "@").strip(), mode="eval")
-        return _read(tree.body)
-    except (SyntaxError, ValueError) as error:
-        message = "expected a name such as tanh or power(3), or a formula in x"
-        raise ValueError(f"function {text!r}: {message}: {error}") from None
-
-
-def _read(tree: ast.expr) -> Function:
-    match tree:
-        case ast.Constant(value=int() | float() as value):
-            return constant(value)
-        case ast.Name(id=name):
-            return _named(name)
-        case ast.UnaryOp(op=ast.USub(), operand=operand):
-            return -_read(operand)
-        case ast.UnaryOp(op=ast.UAdd(), operand=operand):
-            return _read(operand)
-        case ast.BinOp(left=left, op=operation, right=right):
-            return _combined(_read(left), operation, _read(right))
-        case ast.Call(func=function, args=arguments, keywords=[]):
-            return _called(function, [_read(argument) for argument in arguments])
-        case _:
-            raise ValueError(f"got {ast.unparse(tree)!r}")
-
-
-def _named(name: str) -> Function:
-    if name in ("inf", "nan"):
-        return constant(float(name))
-    if name in _POWERS:
-        return power(X, _POWERS[name])
-    if name in ("x", "neg"):
-        return X if name == "x" else -X
-    if name not in PRIMITIVES:
-        near = get_close_matches(name, [*PRIMITIVES, *_POWERS, "neg", "power"], n=1)
-        raise ValueError(f"unknown function {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
-    return call(name, X)
-
-
-def _combined(left: Function, operation: ast.operator, right: Function) -> Function:
-    match operation:
-        case ast.Add():
-            return left + right
-        case ast.Sub():
-            return left - right
-        case ast.Mult():
-            return left * right
-        case ast.Div():
-            return left / right
-        case ast.MatMult():
-            return left.compose(right)
-        case ast.Pow() if isinstance(right, Constant):
-            return left**right.value
-        case _:
-            raise ValueError("expected + - * / and ** with a number")
-
-
-def _called(function: ast.expr, arguments: list[Function]) -> Function:
-    if isinstance(function, ast.Name) and function.id in ("power", "pow"):
-        exponents = [argument.value for argument in arguments if isinstance(argument, Constant)]
-        bases = [argument for argument in arguments if not isinstance(argument, Constant)]
-        if len(exponents) != 1 or len(bases) > 1:
-            raise ValueError("expected power(number) or power(function, number)")
-        return power(bases[0] if bases else X, exponents[0])
-    if len(arguments) != 1:
-        raise ValueError(f"expected one argument, got {len(arguments)}")
-    return _read(function).compose(arguments[0])

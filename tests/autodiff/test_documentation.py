@@ -12,17 +12,13 @@ def page(checkout) -> str:
     return (checkout / "docs" / "tensor-graphs.md").read_text(encoding="utf-8")
 
 
-def test_the_examples_run_in_order(page):
+def test_the_examples_run_in_order_and_print_what_they_say(page, capsys):
     session: dict = {"__name__": "__main__"}
     found = list(re.finditer(r"^```python\n(.*?)^```", page, re.MULTILINE | re.DOTALL))
     assert len(found) >= 10
     for block in found:
         line = page.count("\n", 0, block.start(1))
         exec(compile("\n" * line + block[1], "docs/tensor-graphs.md", "exec"), session)
-
-
-def test_messages_are_those_of_the_code(page, capsys):
-    test_the_examples_run_in_order(page)
     printed = capsys.readouterr().out
     quoted = re.findall(r"print\(error\)  # (.*)", page)
     assert quoted
