@@ -16,6 +16,7 @@ from bench import Row, finish, parse_arguments
 from torch import Tensor
 
 from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.environment import Environment
 from gflownet.metrics.exact import (
     BackwardActions,
@@ -36,10 +37,10 @@ SHOWS = 1e-2  # L1 that a wrong way of counting at least has
 
 @dataclass(frozen=True)
 class Space:
-    """A space of the spec's table, and what the table says of it."""
+    """A space of the spec's table, and what the table says of it; of tensor programs, what their slow oracle counts."""
 
     name: str
-    env: GraphBuildingEnv
+    env: Environment
     num_classes: int
     uncorrected: float  # L1 to a uniform reward when symmetries are ignored
 
@@ -55,6 +56,19 @@ SPACES = (
     ),
     Space("DAGs, 2 types, up to 4 nodes", GraphBuildingEnv(["a", "b"], max_nodes=4, directed=True), 260, 0.1638),
     Space("DAGs, 1 type, up to 5 nodes", GraphBuildingEnv(["a"], max_nodes=5, directed=True), 185, 0.2490),
+    Space(
+        "tensor programs on a vector, up to 2 operations",
+        TensorGraphEnv(
+            {"a": (2,)},
+            operations=("transform", "*", "-"),
+            functions=(),
+            new_extents=(2,),
+            max_operations=2,
+            max_rank=2,
+        ),
+        146,
+        0.1186,
+    ),
 )
 LARGEST = "two-coloured graphs, up to 7 nodes"
 

@@ -52,6 +52,26 @@ class CellSpaceConfig:
 
 
 @dataclass
+class TensorGraphConfig:
+    """Tensor programs in index notation (env.name=tensor_graph)."""
+
+    inputs: list[str] = field(
+        default_factory=lambda: ["A[4,4]", "B[4,4]"], metadata={"help": "what programs start from, name and shape"}
+    )
+    operations: list[str] = field(
+        default_factory=lambda: ["transform", "+", "-", "*"], metadata={"help": "operations: transform, +, - and *"}
+    )
+    functions: list[str] = field(
+        default_factory=lambda: ["tanh"], metadata={"help": "functions that an operation may end with"}
+    )
+    new_extents: list[int] = field(
+        default_factory=list, metadata={"help": "extents that a transform's new index may have"}
+    )
+    max_operations: int = field(default=2, metadata={"help": "most operations of a program"})
+    max_rank: int = field(default=3, metadata={"help": "most axes of an operation's result"})
+
+
+@dataclass
 class EnvConfig:
     """Vocabulary, sizes and limits of the graphs that are built."""
 
@@ -59,7 +79,7 @@ class EnvConfig:
         default="computation_graph",
         metadata={
             "help": "the environment: computation_graph, coloured_graph, labelled_dag, hypergrid, bit_sequence, "
-            "cell_space, or module:Class of your own"
+            "cell_space, tensor_graph, or module:Class of your own"
         },
     )
     activations: list[str] = field(
@@ -85,6 +105,7 @@ class EnvConfig:
     hypergrid: HypergridConfig = field(default_factory=HypergridConfig)
     bit_sequence: BitSequenceConfig = field(default_factory=BitSequenceConfig)
     cell_space: CellSpaceConfig = field(default_factory=CellSpaceConfig)
+    tensor_graph: TensorGraphConfig = field(default_factory=TensorGraphConfig)
 
 
 ENVIRONMENTS = {
@@ -94,4 +115,5 @@ ENVIRONMENTS = {
     "hypergrid": "gflownet.envs.hypergrid:HypergridContext",
     "bit_sequence": "gflownet.envs.bit_sequence:BitSequenceContext",
     "cell_space": "gflownet.envs.cell_space:CellSpaceContext",
+    "tensor_graph": "gflownet.envs.tensor_graph:TensorGraphContext",
 }

@@ -10,6 +10,7 @@ from gflownet.envs.config import CellSpaceConfig, EnvConfig
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
 
@@ -29,6 +30,18 @@ def computation_graphs(**changes) -> ComputationGraphEnv:
 
 def cells(name: Literal["nb201", "nb_macro", "nb101"], **options) -> Environment:
     return make_cell_env(EnvConfig(cell_space=CellSpaceConfig(name=name, **options)))
+
+
+def tensor_graphs(**changes) -> TensorGraphEnv:
+    options = {
+        "inputs": {"a": (2,), "b": (3,)},
+        "operations": ("transform", "+", "-", "*"),
+        "functions": ("tanh",),
+        "new_extents": (),
+        "max_operations": 1,
+        "max_rank": 2,
+    }
+    return TensorGraphEnv(**{**options, **changes})
 
 
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
@@ -75,4 +88,11 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "bit_sequence": lambda: BitSequenceEnv(6, 2),
     "cells": lambda: CellEnv(Cell(("a", "b", "c", "d"), ("none", "skip", "conv"))),
     "cells_nb101": lambda: cells("nb101", max_vertices=4),
+    "tensor_graph": lambda: tensor_graphs(inputs={"a": (2, 2), "b": (2, 3)}),
+    "tensor_graph_new_indices": lambda: tensor_graphs(
+        inputs={"a": (2,)}, operations=("transform", "*", "-"), functions=(), new_extents=(2, 3), max_operations=2
+    ),
+    "tensor_graph_joined": lambda: tensor_graphs(
+        inputs={"a": (2,), "s": ()}, operations=("*", "-"), max_operations=3, max_rank=0
+    ),
 }

@@ -11,7 +11,7 @@ from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute, GraphStates
-from tests.contracts.environments import ENVIRONMENTS, computation_graphs
+from tests.contracts.environments import ENVIRONMENTS, computation_graphs, tensor_graphs
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.twins import oracle_of, to_networkx
 
@@ -42,6 +42,12 @@ BIGGER = {
         max_edges=7,
         allow_recurrent=True,
         output_aggregation="concat",
+    ),
+    "tensor_graph_three_operations": lambda: tensor_graphs(
+        inputs={"a": (2, 3), "b": (3,), "s": ()}, functions=("tanh", "exp"), new_extents=(3,), max_operations=3
+    ),
+    "tensor_graph_transforms": lambda: tensor_graphs(
+        inputs={"a": (2, 3)}, operations=("transform",), new_extents=(2,), max_operations=3
     ),
 }
 CASES = {**ENVIRONMENTS, **BIGGER}

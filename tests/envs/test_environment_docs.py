@@ -15,6 +15,7 @@ from gflownet.envs.config import (
     ColouredGraphConfig,
     HypergridConfig,
     LabelledDAGConfig,
+    TensorGraphConfig,
 )
 from tasks.bit_sequences import BitSequencesConfig
 from tasks.cells import CellsConfig
@@ -50,6 +51,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("hypergrid", (HypergridConfig, HypergridRewardConfig)),
         ("bit_sequence", (BitSequenceConfig, BitSequencesConfig)),
         ("cell_space", (CellSpaceConfig, CellsConfig)),
+        ("tensor_graph", (TensorGraphConfig,)),
     ],
 )
 def test_options_are_listed_with_their_defaults(name, options, checkout):

@@ -10,12 +10,14 @@ from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.labelled_dag import LabelledDAGOracle
 from tests.oracles.slots import BitSequenceOracle, CellsOracle, HypergridOracle
+from tests.oracles.tensor_graph import TensorGraphOracle
 
 
 def oracle_of(env: Environment) -> GraphBuildingOracle:
@@ -32,6 +34,15 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
         )
     if isinstance(env, LabelledDAGEnv):
         return LabelledDAGOracle(env.vocabulary.max_nodes)
+    if isinstance(env, TensorGraphEnv):
+        return TensorGraphOracle(
+            env.inputs,
+            env.vocabulary.node_types,
+            max_operations=env.max_operations,
+            max_rank=env.max_rank,
+            max_nodes=env.vocabulary.max_nodes,
+            functions=node_attributes.get("function", ()),
+        )
     for kind, slots in ((HypergridEnv, HypergridOracle), (BitSequenceEnv, BitSequenceOracle), (CellEnv, CellsOracle)):
         if isinstance(env, kind):
             return slots(env.vocabulary.node_types, env.vocabulary.node_attributes[0].name, env.values)

@@ -1,0 +1,323 @@
+"""The MDP of tensor programs: operations on given tensors in index notation, each index kept, summed, matched or new.
+
+A state is a graph of tensors and indices (docs/decisions/0010-tensor-programs-as-graphs.md). An operation is hung on
+its first operand and gets an edge from its second; then each axis of the operands is put on an index of its own that is
+kept or summed over, or matched with an index of the other operand. A transform may have new indices. One operation is
+worked on at a time. The kept and the new indices are the axes of the result.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gflownet.envs.config import EnvConfig
+from gflownet.envs.tensor_graph_facts import IndexFacts, TensorGraphFacts, TensorKinds
+from gflownet.envs.tensor_program import (
+    BINARY,
+    KEEP,
+    NEW,
+    OPERATIONS,
+    ORDERED,
+    SUM,
+    TRANSFORM,
+    TensorProgram,
+    axis_name,
+    read_inputs,
+)
+from gflownet.mdp.action import ActionBatch
+from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
+from gflownet.mdp.environment import Environment, Rule, Rules
+from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
+
+_EDGE = 0  # the one edge type
+
+
+class TensorGraphEnv(Environment):
+    """Programs of up to `max_operations` operations on named inputs, of which one is the result."""
+
+    terminal_type = TensorProgram
+
+    def __init__(
+        self,
+        inputs: Mapping[str, Sequence[int]],
+        *,
+        operations: Sequence[str],
+        functions: Sequence[str],
+        new_extents: Sequence[int],
+        max_operations: int,
+        max_rank: int,
+    ) -> None:
+        self.inputs = {name: tuple(shape) for name, shape in inputs.items()}
+        self.max_operations, self.max_rank = max_operations, max_rank
+        self._check(operations, new_extents)
+        ends = [x for name, shape in self.inputs.items() for x in (name, *axis_names(name, shape))]
+        indices = [KEEP, SUM, *(f"{NEW}:{extent}" for extent in new_extents)]
+        types = (*ends, *operations, *indices)
+        self.kinds = TensorKinds(types, self.inputs, operations)
+        self.can_join = any(operation in BINARY for operation in operations)
+        most_axes = max([max_rank, *(len(shape) for shape in self.inputs.values())])
+        super().__init__(
+            GraphVocabulary(
+                node_types=types,
+                max_nodes=len(ends) + max_operations * (1 + most_axes + max(most_axes, max_rank)),
+                directed=True,
+                node_attributes=(Attribute("function", tuple(functions)),) if functions else (),
+                ranked=ORDERED in operations,
+            )
+        )
+        if not self.can_join:  # transforms alone have no second operand, and nothing to match
+            self.forward_types = tuple(kind for kind in self.forward_types if kind != Kind.AddEdge)
+            self.backward_types = tuple(kind for kind in self.backward_types if kind != Kind.RemoveEdge)
+
+    def _check(self, operations: Sequence[str], new_extents: Sequence[int]) -> None:
+        unknown = [operation for operation in operations if operation not in OPERATIONS]
+        if not operations or unknown:
+            raise ValueError(f"operations: expected some of {', '.join(OPERATIONS)}, got {list(operations)}")
+        if not self.inputs or (len(self.inputs) == 1 and TRANSFORM not in operations):
+            raise ValueError(f"inputs: expected two, or one and transforms, got {list(self.inputs)}")
+        if self.max_operations < 1 or self.max_rank < 0:
+            raise ValueError(
+                f"expected max_operations >= 1 and max_rank >= 0, got {self.max_operations} and {self.max_rank}"
+            )
+        if any(extent < 1 for extent in new_extents):
+            raise ValueError(f"new_extents: expected extents of at least 1, got {list(new_extents)}")
+
+    def initial_states(self, num: int) -> GraphStates:
+        """Return `num` states of the inputs and their axes."""
+        states = GraphStates.empty(num, self.vocabulary)
+        position = 0
+        for shape in self.inputs.values():
+            axes = slice(position + 1, position + 1 + len(shape))
+            states.edge_type[:, position, axes] = _EDGE
+            states.reach[:, position, axes] = True
+            position = axes.stop
+        states.node_type[:, :position] = torch.arange(position, dtype=torch.int8)
+        states.num_nodes[:] = position
+        return states
+
+    def ordered_nodes(self, states: GraphStates) -> Tensor:
+        """Return which nodes tell their operands apart: differences, [B, N] bool."""
+        return self.kinds.is_ordered[states.node_type.long()]
+
+    def apply(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
+        """Return the states after one action each; an index hung on an axis is the open operation's."""
+        after = super().apply(states, actions)
+        graphs = (actions.kind == int(Kind.AddNode)).nonzero().squeeze(1)
+        graphs = graphs[self.kinds.is_placed[actions.column[graphs]]]
+        if len(graphs):
+            owner = TensorGraphFacts(self.kinds, states[graphs]).is_open.int().argmax(1)
+            new = states.num_nodes[graphs]
+            after.edge_type[graphs, owner, new] = _EDGE
+            after.reach[graphs, :, new] |= after.reach[graphs, :, owner]
+        return after
+
+    def reverse(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
+        """Return the actions that lead back; an index that was removed is hung on its axis again."""
+        back = super().reverse(states, actions)
+        graphs = (actions.kind == int(Kind.RemoveNode)).nonzero().squeeze(1)
+        removed = actions.row[graphs]
+        placed = self.kinds.is_placed[states.node_type[graphs, removed].long()]
+        graphs, removed = graphs[placed], removed[placed]
+        on_axis = states.has_edge[graphs, :, removed] & self.kinds.is_axis[states.node_type[graphs].long()]
+        axis = on_axis.int().argmax(1)
+        back.row[graphs] = axis - (axis > removed).long()
+        return back
+
+    def terminal(self, states: GraphStates, index: int) -> TensorProgram:
+        """Return the program."""
+        graph = self.coloured_graph(states, index)
+        colours = tuple(colour.removesuffix("?") for colour in graph.node_colours)  # no function is no colour
+        return TensorProgram(replace(graph, node_colours=colours))
+
+    def describe(self, candidate: TensorProgram) -> GraphDescription:
+        """Return a program in words of the vocabulary."""
+        graph, types, values = candidate.graph, [], []
+        functions = [attribute.values for attribute in self.vocabulary.node_attributes]
+        for colour in graph.node_colours:
+            kind, _, function = colour.partition("|")
+            types.append(position_of(self.vocabulary.node_types, kind, "node type"))
+            if function and not functions:
+                raise ValueError(f"expected no functions, got {function!r}")
+            values.append([position_of(known, function, "function") if function else UNSET for known in functions])
+        edges = {ends: DescribedEdge(_EDGE, (), int(c.split("|")[2])) for ends, c in graph.edge_colours.items()}
+        return GraphDescription(types, values, edges)
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        """Return when something may be added, a function be set, and the program be finished."""
+        facts = IndexFacts(self.kinds, states)
+        changed = "another operation has to be finished first"
+        rules = {
+            Kind.Stop: [
+                Rule("an operation has to be finished first", _graph(~facts.has_open)),
+                Rule("expected one operation that no other uses, the result", _graph(facts.num_sinks == 1)),
+            ],
+            Kind.AddNode: self._node_rules(facts, changed),
+            Kind.AddEdge: self._edge_rules(facts),
+        }
+        if self.vocabulary.node_attributes:
+            rules[Kind.SetNodeAttr] = [
+                Rule("only an operation that no other uses gets a function", facts.is_sink[:, :, None]),
+                Rule("an operation has to be finished first", _graph(~facts.has_open)),
+                Rule("the operation has a function", ~facts.has_function[:, :, None]),
+            ]
+        return rules
+
+    def _node_rules(self, facts: IndexFacts, changed: str) -> list[Rule]:
+        kinds = self.kinds
+        operation, placed, kept, new = (
+            kinds.is_operation[:-1],
+            kinds.is_placed[:-1],
+            kinds.is_kept[:-1],
+            kinds.is_new[:-1],
+        )
+        is_transform = facts.of(kinds.is_transform)
+        fits = (facts.is_tensor[:, :, None] & operation) | (facts.is_pending[:, :, None] & placed)
+        fits |= is_transform[:, :, None] & new
+        free = torch.where(operation, ~facts.has_open[:, None, None], ~facts.other_open[:, :, None] | ~new)
+        open_rank = torch.where(facts.is_open, facts.rank, 0).sum(1)[:, None, None]
+        rank = torch.where(kept, open_rank, torch.where(new, facts.rank[:, :, None], -1))
+        return [
+            Rule("only operations and their indices are added", operation | placed | new),
+            Rule("hung on a tensor: an operation; on an unplaced axis: keep, sum; on a transform: new", fits),
+            Rule(changed, free),
+            Rule(
+                "an operation that another uses, or that has a function, stays as it is",
+                ~new | (~facts.is_used & ~facts.has_function)[:, :, None],
+            ),
+            Rule(f"a result has at most {self.max_rank} axes", rank < self.max_rank),
+            Rule(self._budget, ~operation | self._affordable(facts)),
+        ]
+
+    @property
+    def _budget(self) -> str:
+        return f"at most {self.max_operations} operations, all of which must still lead to one result"
+
+    def _affordable(self, facts: IndexFacts) -> Tensor:
+        """Return on which tensors which types may be put so that all results can still be joined, [B, N, C] bool."""
+        left = (self.max_operations - facts.num_operations - 1)[:, None]
+        others = facts.num_sinks[:, None] - facts.is_sink.long()  # [B, N] results beside the operand
+        joins = left if self.can_join else torch.zeros_like(left)
+        unary = (left >= 0) & (others <= joins)
+        pair = (left >= 0) & (others - (others > 0).long() <= joins) & (facts.is_tensor.sum(1) > 1)[:, None]
+        return torch.where(self.kinds.is_binary[:-1], pair[:, :, None], unary[:, :, None])
+
+    def _edge_rules(self, facts: IndexFacts) -> list[Rule]:
+        into_operation = (facts.is_tensor & ~facts.is_open)[:, :, None] & facts.of(self.kinds.is_operation)[:, None, :]
+        onto_index = facts.is_axis[:, :, None] & facts.is_placed[:, None, :]
+        lacks = (facts.is_open & ~facts.has_operands)[:, None, :]
+        left = (self.max_operations - facts.num_operations)[:, None]
+        affordable = facts.num_sinks[:, None] - facts.is_sink.long() - 1 <= left
+        in_work = (facts.owns & facts.is_open[:, :, None]).any(1)[:, None, :]
+        alike = facts.extent[:, :, None] == facts.extent[:, None, :]
+        return [
+            Rule("from a finished tensor to an operation or an axis to an index", _pair(into_operation | onto_index)),
+            Rule("the edge is already there", _pair(~facts.has_edge)),
+            Rule("the operation has its operands", _pair(~into_operation | lacks)),
+            Rule(self._budget, _pair(~into_operation | affordable[:, :, None])),
+            Rule("the axis is placed, or not the open operation's", _pair(~onto_index | facts.is_pending[:, :, None])),
+            Rule("the index is not one of the open operation's", _pair(~onto_index | in_work)),
+            Rule("no index twice in one tensor", _pair(~onto_index | ~facts.shares_tensor)),
+            Rule("only equal extents match", _pair(~onto_index | alike)),
+        ]  # fmt: skip
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        """Return what undoes some legal forward action: a decision about an operation that no other uses."""
+        facts = TensorGraphFacts(self.kinds, states)
+        used = "another operation uses it, or it has a function"
+        changed = "another operation has to be taken away or finished first"
+        own = facts.of(self.kinds.is_operation)
+        owner = facts.owns & own[:, :, None]  # [B, operation, index]
+        untouched = ~(facts.is_used | facts.has_function)
+        # Of an operation and of its indices alike.
+        loose = (own & untouched) | (owner & untouched[:, :, None]).any(1)
+        alone = (own & ~facts.other_open) | (owner & ~facts.other_open[:, :, None]).any(1)
+        bare = ~facts.owns.any(2)
+        single = (own & bare & (facts.num_operands == 1)) | (facts.is_index & (facts.num_axes <= 1))
+        last = (states.edge_order == 1) | ~self.ordered_nodes(states)[:, None, :]
+        second = own & bare & (facts.num_operands == 2)
+        matched = facts.is_placed & (facts.num_axes == 2)
+        from_axis = facts.is_axis[:, :, None] & matched[:, None, :]
+        rules = {
+            Kind.RemoveNode: [
+                Rule("only an operation or an index is removed", (own | facts.is_index)[:, :, None]),
+                Rule(used, loose[:, :, None]),
+                Rule(changed, alone[:, :, None]),
+                Rule("it has indices or a second operand, or is matched", single[:, :, None]),
+            ],
+            Kind.RemoveEdge: [
+                Rule("the edge is not there", _pair(facts.has_edge)),
+                Rule(used, _pair(loose[:, None, :])),
+                Rule(changed, _pair(alone[:, None, :])),
+                Rule("neither a match nor an operand before its indices", _pair(from_axis | second[:, None, :])),
+                Rule("a difference gives up its right operand first", _pair(last)),
+            ],
+        }  # fmt: skip
+        if self.vocabulary.node_attributes:
+            rules[Kind.RemoveNodeAttr] = [
+                Rule("there is no function", facts.has_function[:, :, None]),
+                Rule("another operation uses it", facts.is_sink[:, :, None]),
+                Rule("an operation has to be taken away or finished first", _graph(~facts.has_open)),
+            ]
+        return rules
+
+    @cached_property
+    def sizes(self) -> Tensor:
+        """Return every extent that an axis may have, ascending."""
+        return self.kinds.extent.unique()[1:]  # the first is 0, of what is no axis
+
+
+class TensorGraphContext(GraphBuildingEnvContext):
+    """The context of tensor programs: of each node it shows what the rules ask, too, extents and unplaced axes."""
+
+    env: TensorGraphEnv
+
+    def __init__(self, env: TensorGraphEnv, *, num_cond_dim: int = 1) -> None:
+        self.num_extra_node_features = len(env.sizes) + 5
+        super().__init__(env, num_cond_dim=num_cond_dim)
+
+    @classmethod
+    def from_config(
+        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
+    ) -> TensorGraphContext:
+        """Return the context of the space that the options describe; the task's sizes play no part."""
+        return cls(make_tensor_graph_env(config), num_cond_dim=num_cond_dim)
+
+    def extra_node_features(self, states: GraphStates) -> Tensor:
+        """Return extents, and what is open, unplaced, unused, how many axes and how many operands there are."""
+        facts = TensorGraphFacts(self.env.kinds, states)
+        flags = [facts.is_open, facts.is_pending, facts.is_sink, facts.rank / 4, facts.num_operands / 2]
+        extents = facts.extent[:, :, None] == self.env.sizes
+        return torch.cat([extents.float(), torch.stack([flag.float() for flag in flags], -1)], -1)
+
+
+def make_tensor_graph_env(config: EnvConfig) -> TensorGraphEnv:
+    """Return the environment that the options under `env.tensor_graph` describe."""
+    space = config.tensor_graph
+    return TensorGraphEnv(
+        read_inputs(space.inputs),
+        operations=space.operations,
+        functions=space.functions,
+        new_extents=space.new_extents,
+        max_operations=space.max_operations,
+        max_rank=space.max_rank,
+    )
+
+
+def axis_names(name: str, shape: Sequence[int]) -> list[str]:
+    """Return the node types of an input's axes."""
+    return [axis_name(name, axis, extent) for axis, extent in enumerate(shape)]
+
+
+def _graph(condition: Tensor) -> Tensor:
+    return condition[:, None, None]
+
+
+def _pair(condition: Tensor) -> Tensor:
+    return condition[..., None]

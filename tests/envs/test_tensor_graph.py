@@ -1,0 +1,314 @@
+"""Tensor programs: what is one state and what are two, the way there and back, what masks must see."""
+
+import copy
+import json
+from collections import defaultdict
+
+import networkx as nx
+import pytest
+import torch
+from networkx.algorithms.isomorphism import DiGraphMatcher
+
+from gflownet.autodiff.evaluation import evaluate
+from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.text import parse
+from gflownet.envs.config import EnvConfig, TensorGraphConfig
+from gflownet.envs.tensor_graph import TensorGraphContext, TensorGraphEnv, make_tensor_graph_env
+from gflownet.envs.tensor_graph_facts import TensorGraphFacts
+from gflownet.envs.tensor_program import TensorProgram, program_of, read_inputs
+from gflownet.mdp.action import ActionBatch, GraphAction
+from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.mdp.environment import Environment, IllegalAction, Rules
+from gflownet.mdp.states import GraphStates
+from gflownet.metrics.exact import (
+    analytic_flows,
+    class_log_backward,
+    enumerate_backward,
+    enumerate_states,
+    l1_distance,
+    target_distribution,
+    terminating_distribution,
+)
+from tests.contracts.environments import tensor_graphs
+from tests.oracles.twins import oracle_of, to_networkx
+
+SHAPES = {"A": (2, 3), "B": (3, 2), "v": (3,)}
+
+
+def program(text: str) -> TensorProgram:
+    leaves = "".join(f"input {name}[{','.join(map(str, shape))}]\n" for name, shape in SHAPES.items())
+    return program_of(parse(leaves + text).node(), SHAPES)
+
+
+def space(**changes) -> TensorGraphEnv:
+    options = {"inputs": SHAPES, "functions": ("tanh", "exp"), "new_extents": (2,), "max_operations": 3, "max_rank": 4}
+    return tensor_graphs(**{**options, **changes})
+
+
+def walk(env: Environment, *, num: int, seed: int) -> GraphStates:
+    """Return the terminal states of `num` uniformly random trajectories."""
+    generator = torch.Generator().manual_seed(seed)
+    states, done = env.initial_states(num), []
+    while len(states):
+        actions = env.forward_masks(states).sample_uniform(generator)
+        stops = actions.kind == int(Kind.Stop)
+        done.append(states[stops])
+        states = env.step(states[~stops], actions[~stops])
+    return GraphStates.cat(done)
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "are_one"),
+    [
+        ("y[i,k] = sum_j A[i,j] B[j,k]", "y[p,q] = sum_m A[p,m] B[m,q]", True),
+        ("y[i,k] = sum_j A[i,j] B[j,k]", "y[i,k] = sum_j B[j,k] A[i,j]", True),
+        ("y[i,k] = sum_j A[i,j] B[j,k]", "y[k,i] = sum_j A[i,j] B[j,k]", True),  # the layout of a result is no part
+        ("y[i,k] = sum_j A[i,j] B[j,k]", "y[i,k] = sum_j (A[i,j] + B[j,k])", False),
+        ("y[i,j] = A[i,j] + B[j,i]", "y[i,j] = B[j,i] + A[i,j]", True),
+        ("y[i,j] = A[i,j] - B[j,i]", "y[i,j] = B[j,i] - A[i,j]", False),
+        ("y[i,j] = A[i,j] - B[j,i]", "y[a,b] = A[a,b] - B[b,a]", True),
+        ("y[i] = sum_j A[i,j]", "y[j] = sum_i A[i,j]", False),
+        ("t[i,j] = A[i,j] * B[j,i]\ny[i,j] = tanh(t[i,j])", "t[i,j] = A[i,j] * B[j,i]\ny[i,j] = exp(t[i,j])", False),
+        ("y[i] = sum_j A[i,j] v[j]", "t[a] = sum_b v[b] A[a,b]\ny[c] = t[c]", False),
+    ],
+)
+def test_renamed_indices_and_exchanged_operands_are_one_state(first, second, are_one):
+    env = space()
+    one, two = program(first), program(second)
+    assert (one == two) is are_one
+    assert (hash(one) == hash(two)) is are_one
+    codes = env.identify(env.states_of([one, two]))
+    assert bool(codes[0] == codes[1]) is are_one
+
+
+def test_every_terminal_state_is_a_program_that_leads_back_to_it():
+    env = space()
+    states = walk(env, num=150, seed=1)
+    programs = [env.terminal(states, i) for i in range(len(states))]
+    again = [program_of(found.node(), SHAPES) for found in programs]
+    assert torch.equal(env.identify(env.states_of(again)), env.identify(states))
+    for found in programs:
+        assert TensorProgram.from_dict(json.loads(json.dumps(found.to_dict()))) == found
+        assert str(found) in json.dumps(found.to_dict())
+
+
+def test_nodes_of_all_kinds_are_decoded():
+    env = space()
+    states = walk(env, num=200, seed=2)
+    kinds: set[type] = set()
+    for i in range(len(states)):
+        stack: list[Node] = [env.terminal(states, i).node()]
+        while stack:
+            node = stack.pop()
+            kinds.add(type(node))
+            stack.extend(node.inputs)
+    assert kinds == {LeafNode, TransformNode, ElementwiseNode, LinearNode, NonlinearNode}
+
+
+def test_examples_in_front_are_kept_apart():
+    """A program of stacked inputs computes of each example what it computes of it alone."""
+    env = space()
+    states = walk(env, num=60, seed=3)
+    generator = torch.Generator().manual_seed(0)
+    values = {name: torch.randn(4, *shape, generator=generator).double() for name, shape in SHAPES.items()}
+    for i in range(len(states)):
+        found = env.terminal(states, i)
+        leaves = {name: LeafNode((4, *shape), name=name, dtype=torch.float64) for name, shape in SHAPES.items()}
+        single = {name: LeafNode(shape, name=name, dtype=torch.float64) for name, shape in SHAPES.items()}
+        together = evaluate([found.node(leaves)], {leaves[name]: values[name] for name in SHAPES})[0]
+        for example in range(4):
+            alone = evaluate([found.node(single)], {single[name]: values[name][example] for name in SHAPES})[0]
+            torch.testing.assert_close(together[example], alone, rtol=1e-12, atol=1e-9)
+
+
+def test_an_input_on_some_examples_only_is_shared():
+    """A parameter has no axis of examples; results that depend on what has one have it."""
+    found = program("y[i] = sum_j A[i,j] v[j]")
+    matrices = torch.arange(24.0, dtype=torch.float64).reshape(4, 2, 3)
+    v = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)
+    leaves = {"A": LeafNode((4, 2, 3), name="A", dtype=torch.float64), "v": LeafNode((3,), name="v", dtype=v.dtype)}
+    value = evaluate([found.node(leaves)], {leaves["A"]: matrices, leaves["v"]: v})[0]
+    torch.testing.assert_close(value, (matrices * v).sum(-1))
+
+
+def test_an_operand_used_twice_is_copied():
+    square = program("y[i,k] = sum_j A[i,j] A[k,j]")
+    assert square == program("t[i,j] = A[i,j]\ny[i,k] = sum_j t[i,j] A[k,j]")
+    matrix = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
+    leaf = LeafNode((2, 3), name="A", dtype=torch.float64)
+    value = evaluate([square.node({"A": leaf})], {leaf: matrix})[0]
+    torch.testing.assert_close(value, matrix @ matrix.T)
+
+
+def test_classes_are_those_that_the_oracle_counts():
+    """The space of scripts/ladder.py: breadth first with the slow rules, classes told apart by networkx."""
+    env = tensor_graphs(
+        inputs={"a": (2,)}, operations=("transform", "*", "-"), functions=(), new_extents=(2,), max_operations=2
+    )
+    oracle = oracle_of(env)
+    known, todo, num_terminal = defaultdict(list), [oracle.initial()], 0
+    while todo:
+        graph = todo.pop()
+        named = graph.copy()
+        nx.set_node_attributes(named, {v: str(data) for v, data in graph.nodes(data=True)}, "label")
+        nx.set_edge_attributes(named, {(s, t): str(order) for s, t, order in graph.edges(data="order")}, "rank")
+        bucket = known[nx.weisfeiler_lehman_graph_hash(named.to_undirected(), node_attr="label", edge_attr="rank")]
+        if any(DiGraphMatcher(named, other, dict.__eq__, dict.__eq__).is_isomorphic() for other in bucket):
+            continue
+        bucket.append(named)
+        actions = oracle.forward(graph)
+        num_terminal += GraphAction(Kind.Stop) in actions
+        todo.extend(oracle.apply(graph, action) for action in actions if action.action_type != Kind.Stop)
+    assert num_terminal == 146
+    states = enumerate_states(env)
+    assert (len(states), len(states.terminal)) == (sum(map(len, known.values())), num_terminal) == (341, 146)
+
+
+def test_flows_are_exact_and_wrong_ones_are_seen():
+    env = tensor_graphs(inputs={"a": (2,)}, operations=("transform", "*"), new_extents=(2,), max_operations=2)
+    graph = enumerate_states(env)
+    log_reward = 2 * torch.randn(len(graph), generator=torch.Generator().manual_seed(0)).double()
+    log_symmetry = graph.num_automorphisms.log()
+    target = target_distribution(graph, log_reward)
+
+    def distance(log_reward: torch.Tensor, log_backward: torch.Tensor | None = None) -> float:
+        flows = analytic_flows(graph, log_reward, log_backward)
+        return l1_distance(terminating_distribution(graph, flows.log_forward), target)
+
+    assert float(log_symmetry.max()) > 0
+    assert distance(log_reward + log_symmetry) < 1e-12
+    assert distance(log_reward, class_log_backward(graph)) < 1e-12
+    assert distance(log_reward) > 1e-2
+
+
+def _careless(env: TensorGraphEnv, kind: Kind, text: str) -> TensorGraphEnv:
+    """Return the environment without the rule of an action kind that has a text in it."""
+
+    def without(rules: Rules) -> Rules:
+        if kind not in rules:
+            return rules
+        left = [rule for rule in rules[kind] if text not in rule.text]
+        assert len(left) == len(rules[kind]) - 1
+        return {**rules, kind: left}
+
+    careless = copy.copy(env)
+    forward, backward = env.forward_rules, env.backward_rules
+    careless.forward_rules = lambda states: without(forward(states))
+    careless.backward_rules = lambda states: without(backward(states))
+    return careless
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "changes"),
+    [
+        (Kind.AddEdge, "only equal extents", {"inputs": {"a": (2,), "b": (3,)}}),
+        (Kind.AddEdge, "no index twice", {"inputs": {"a": (2, 2), "b": (2,)}}),
+        (Kind.AddEdge, "has its operands", {"inputs": {"a": (2,), "b": (2,), "c": (2,)}}),
+        (Kind.AddNode, "at most 1 axes", {"max_rank": 1}),
+        (Kind.AddNode, "at most 2 operations", {"max_operations": 2}),
+        (Kind.AddNode, "stays as it is", {"new_extents": (2,)}),
+        (Kind.AddNode, "another operation has to be finished", {"max_operations": 2}),
+        (Kind.RemoveNode, "another operation uses it", {"max_operations": 2}),
+        (Kind.RemoveNode, "or is matched", {}),
+        (Kind.RemoveEdge, "right operand first", {"operations": ("-",)}),
+        (Kind.RemoveNodeAttr, "another operation uses it", {"max_operations": 2}),
+        (Kind.SetNodeAttr, "no other uses", {"max_operations": 2}),
+        (Kind.Stop, "that no other uses", {"max_operations": 3}),
+    ],
+)
+def test_a_forgotten_rule_is_seen_by_the_oracle(kind, text, changes):
+    """Each rule left out makes masks differ from the oracle's on a random walk."""
+    options = {"inputs": {"a": (2,), "b": (2,)}, "operations": ("transform", "*", "-"), "max_rank": 2} | changes
+    whole = tensor_graphs(**options)
+    oracle, states = oracle_of(whole), GraphStates.cat([*_visited(whole, num=20, seed=4)])
+    env = _careless(whole, kind, text)
+    masks = env.forward_masks(states) if kind < Kind.RemoveNode else env.backward_masks(states)
+    graphs, actions = masks.positions()
+    for graph in sorted(set(graphs.tolist())):
+        mine = (graphs == graph).nonzero().squeeze(1)
+        found = {env.decode(states[graph : graph + 1], 0, actions[row : row + 1]) for row in mine.tolist()}
+        twin = _twin(env, states, graph)
+        if found != (oracle.forward(twin) if kind < Kind.RemoveNode else oracle.backward(twin)):
+            return
+    pytest.fail(f"{kind.name}: nobody misses the rule {text!r}")
+
+
+def _visited(env: Environment, *, num: int, seed: int):
+    generator = torch.Generator().manual_seed(seed)
+    states = env.initial_states(num)
+    while len(states):
+        yield states
+        actions = env.forward_masks(states).sample_uniform(generator)
+        goes_on = actions.kind != int(Kind.Stop)
+        states = env.step(states[goes_on], actions[goes_on])
+
+
+def _twin(env: Environment, states: GraphStates, index: int) -> nx.DiGraph:
+    graph = to_networkx(env, states, index)
+    assert isinstance(graph, nx.DiGraph)
+    return graph
+
+
+def test_messages_name_the_rule():
+    env = tensor_graphs(inputs={"a": (2,), "b": (3,)})
+    states = env.initial_states(1)
+    for action in (
+        GraphAction(Kind.AddNode, 0, value="*"),
+        GraphAction(Kind.AddEdge, 2, 4),
+        GraphAction(Kind.AddNode, 1, value="keep"),
+    ):
+        states = env.step(states, env.encode_batch([action]))
+    with pytest.raises(IllegalAction, match="only equal extents match"):
+        env.step(states, env.encode_batch([GraphAction(Kind.AddEdge, 3, 5)]))
+    with pytest.raises(IllegalAction, match="an operation has to be finished first"):
+        env.step(states, ActionBatch(*(torch.tensor([0]) for _ in range(3))))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"operations": ("einsum",)}, "operations: expected some of transform"),
+        ({"operations": ("*",), "inputs": {"a": (2,)}}, "inputs: expected two, or one and transforms"),
+        ({"max_operations": 0}, "expected max_operations >= 1"),
+        ({"new_extents": (0,)}, "new_extents: expected extents of at least 1"),
+    ],
+)
+def test_a_space_that_is_none_is_named(changes, message):
+    with pytest.raises(ValueError, match=message):
+        tensor_graphs(**changes)
+
+
+@pytest.mark.parametrize("texts", [["A"], ["A[0]"], ["A[2]", "A[3]"], ["keep[2]"], ["2[3]"]])
+def test_inputs_are_names_and_shapes(texts):
+    assert read_inputs(["A[3, 4]", "s[]"]) == {"A": (3, 4), "s": ()}
+    with pytest.raises(ValueError, match="inputs: expected a name"):
+        read_inputs(texts)
+
+
+def test_options_make_the_environment_and_features_show_what_rules_ask():
+    config = EnvConfig(tensor_graph=TensorGraphConfig(inputs=["A[2,3]"], new_extents=[5]))
+    context = TensorGraphContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=2)
+    assert context.num_cond_dim == 2
+    env = make_tensor_graph_env(config)
+    states = env.step(env.initial_states(1), env.encode_batch([GraphAction(Kind.AddNode, 0, value="transform")]))
+    facts = TensorGraphFacts(env.kinds, states)
+    assert facts.extent[0, :4].tolist() == [0, 2, 3, 0]
+    assert facts.is_pending[0, :4].tolist() == [False, True, True, False]
+    features = context.extra_node_features(states)
+    assert env.sizes.tolist() == [2, 3, 5]
+    assert features.shape == (1, env.vocabulary.max_nodes, context.num_extra_node_features)
+    assert features[0, 1].tolist() == [1, 0, 0, 0, 1, 0, 0, 0]
+    assert features[0, 3].tolist() == [0, 0, 0, 1, 0, 1, 0, 0.5]
+
+
+def test_what_no_program_says_is_refused():
+    with pytest.raises(ValueError, match="without a factor"):
+        program("y[i,j] = 2.0 * A[i,j]")
+    with pytest.raises(ValueError, match="expected a node type"):
+        space(operations=("*",)).states_of([program("t[i] = sum_j A[i,j]")])
+
+
+def test_enumerate_backward_of_every_state():
+    env = tensor_graphs(max_operations=1, inputs={"a": (2, 2), "b": (2, 2)}, functions=())
+    graph = enumerate_states(env)
+    assert len(enumerate_backward(env, graph).child) > len(graph)
