@@ -57,6 +57,21 @@ def test_hessians(chunk):
             assert_close(hessian, expected, 1e-5, (seed, first, second))
 
 
+@pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
+def test_gradients_of_the_running_graph(chunk):
+    for seed in SEEDS[chunk * CHUNK : (chunk + 1) * CHUNK]:
+        found = drawn(seed)
+        graph = Graph.from_dict(found.graph)
+        graph.forward(found.leaves)
+        if not graph.has_grad(found.output):
+            continue
+        graph.backward()
+        num_axes = found.values[found.output].ndim
+        for leaf in (leaf for leaf in found.leaves if graph.has_grad(leaf)):
+            jacobian = oracle.jacobian(found.graph, found.output, leaf, found.leaves, "forward")
+            assert_close(graph.grad(leaf), jacobian.sum(tuple(range(num_axes))), 1e-9, (seed, leaf))
+
+
 def part_of_the_output(found: RandomGraph) -> list[dict]:
     used = {found.output}
     for node in reversed(found.graph["nodes"]):

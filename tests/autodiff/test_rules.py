@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,6 +46,70 @@ def arrays(node: Node | None) -> tuple[list[int], ...]:
 def counts(node: Node | None) -> tuple[int, ...]:
     assert isinstance(node, TransformNode)
     return node.dummy_index, node.new_index, node.repeated_index
+
+
+# The examples of the seed's sections on the two kinds of operations, beside what numpy makes of each: indices of the
+# result and of the operands, counts (dummy, New, repeated), extents of the New ones.
+TRANSFORMS = [
+    ("ij", [1, 2], [1, 2], (0, 0, 2), (), lambda b: b),
+    ("ijkl", [1, 2], [1, -1, 2, -2], (2, 0, 2), (), lambda a: a.sum((1, 3))),
+    ("ik", [1, -1, 2, -2], [1, 2], (0, 2, 2), (3, 5), lambda b: np.tile(b[:, None, :, None], (1, 3, 1, 5))),
+    ("ik", [2, -1, 1], [1, 2], (0, 1, 2), (3,), lambda b: np.tile(b.T[:, None], (1, 3, 1))),
+    ("ijkl", [2, 1], [1, -1, 2, -2], (2, 0, 2), (), lambda a: a.sum((1, 3)).T),
+    (
+        *("ijkl", [1, 2, -1, -2], [1, -1, 2, -2], (2, 2, 2), (3, 2)),
+        lambda a: np.tile(a.sum((1, 3))[:, :, None, None], (1, 1, 3, 2)),
+    ),
+]
+PAIRS = [
+    (
+        *("acd", "abce", "+", [1, 2, 3, 4, 5], [1, 3, 4], [1, 2, 3, 5], (0, 2)),
+        lambda x, y: x[:, None, :, :, None] + y[:, :, :, None],
+    ),
+    (
+        *("acd", "abce", "-", [1, 2, 4, 5], [1, -3, 4], [1, 2, -3, 5], (1, 1)),
+        lambda x, y: (x[:, None, :, :, None] - y[:, :, :, None]).sum(2),
+    ),
+    ("i", "i", "*", [1], [1], [1], (0, 1), lambda x, y: x * y),
+    ("jk", "ki", "linear", [1, 2], [1, -3], [-3, 2], (1, 0), lambda a, b: a @ b),
+    ("kj", "ki", "linear", [1, 2], [-3, 1], [-3, 2], (1, 0), lambda a, b: a.T @ b),
+    (
+        *("ia", "ajk", "linear", [1, 2, 3], [1, -4], [-4, 2, 3], (1, 0)),
+        lambda w, y: (w[:, :, None, None] * y[None]).sum(1),
+    ),
+    (
+        *("ia", "aji", "linear", [1, 2], [1, -3], [-3, 2, 1], (1, 1)),
+        lambda w, y: (w.T[:, None, :] * y).sum(0).T,
+    ),
+    (
+        *("abcde", "abce", "linear", [1, 3, 4], [1, -2, 3, 4, -5], [1, -2, 3, -5], (2, 2)),
+        lambda g, x: (g * x[:, :, :, None]).sum((1, 4)),
+    ),
+]
+
+
+def example(axes: str, seed: int) -> tuple[LeafNode, np.ndarray]:
+    value = np.random.default_rng(seed).normal(size=[EXTENTS[axis] for axis in axes])
+    return leaf(axes, value=torch.tensor(value)), value
+
+
+class TestSeedNodes:
+    """The worked examples of what the nodes compute."""
+
+    @pytest.mark.parametrize(("axes", "dst", "src", "counted", "new_dims", "expected"), TRANSFORMS)
+    def test_transform(self, axes, dst, src, counted, new_dims, expected):
+        source, value = example(axes, 0)
+        node = TransformNode(source, dst, src, alpha=-0.5, new_dims=new_dims)
+        assert counts(node) == counted
+        np.testing.assert_allclose(evaluate([node])[0].numpy(), -0.5 * expected(value), rtol=1e-13)
+
+    @pytest.mark.parametrize(("left", "right", "operation", "dst", "src_l", "src_r", "counted", "expected"), PAIRS)
+    def test_pair(self, left, right, operation, dst, src_l, src_r, counted, expected):
+        (l_node, l_value), (r_node, r_value) = example(left, 0), example(right, 1)
+        build = LinearNode if operation == "linear" else partial(ElementwiseNode, operation=operation)
+        node = build(l_node, r_node, dst, src_l, src_r)
+        assert (node.dummy_index, node.repeated_index) == counted
+        np.testing.assert_allclose(evaluate([node])[0].numpy(), expected(l_value, r_value), rtol=1e-11, atol=1e-13)
 
 
 class TestSeedReverse:
