@@ -143,7 +143,6 @@ class Graph:
         """Return the nodes, each after its inputs, the sink last."""
         return self._nodes
 
-    @torch.no_grad()
     def forward(self, leaves: Mapping[Any, Any] | None = None) -> None:
         """Compute the value of every node that has none yet.
 

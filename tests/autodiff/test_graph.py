@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from gflownet.autodiff import factories as build
+from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.graph import Graph
-from gflownet.autodiff.nodes import Node
+from gflownet.autodiff.nodes import LeafNode, Node
 
 DOUBLE = torch.float64
 
 
-def parameter(*shape: int, seed: int = 0, dtype: torch.dtype = DOUBLE, name: str | None = None) -> Node:
+def parameter(*shape: int, seed: int = 0, dtype: torch.dtype = DOUBLE, name: str | None = None) -> LeafNode:
     generator = torch.Generator().manual_seed(seed)
     return build.Parameter(torch.randn(shape, generator=generator, dtype=DOUBLE).to(dtype), name=name)
 
@@ -69,6 +70,11 @@ def test_binding_leaves_computes_anew() -> None:
     assert y.value().tolist() == [1.0, 4.0]
     graph.forward({x: torch.tensor([3.0, 4.0])})
     assert y.value().tolist() == [9.0, 16.0]
+    graph.reset_forwarded()
+    with pytest.raises(ValueError, match="expected a forward pass first"):
+        y.value()
+    graph.forward()
+    assert y.value().tolist() == [9.0, 16.0]
     assert y.value().dtype == DOUBLE
 
 
@@ -115,6 +121,20 @@ def test_backward_adds_to_the_sink_and_gathers_until_it_is_reset() -> None:
     assert x.grad().tolist() == [6.0] * 3
     graph.backward(1.0)
     assert loss.grad().item() == 4.0
+    graph.reset_grad()
+    graph.backward(torch.tensor(0.25, dtype=DOUBLE, requires_grad=True))
+    assert x.grad().tolist() == [0.5] * 3
+    assert not x.grad().requires_grad
+
+
+def test_evaluation_leaves_the_nodes_as_they_are_and_takes_any_of_them_as_results() -> None:
+    x = parameter(3)
+    inner = build.Tanh(x)
+    outer = build.Sum(inner)
+    found = evaluate([inner, outer, inner, x], {x: torch.zeros(3)})
+    assert [value.tolist() for value in found] == [[0.0] * 3, 0.0, [0.0] * 3, [0.0] * 3]
+    assert (inner.forwarded, outer.forwarded) == (None, None)
+    assert x.value().abs().min() > 0
 
 
 def test_two_graphs_gather_in_the_leaves_they_share() -> None:

@@ -221,6 +221,9 @@ def test_positive_indices_get_their_signs_from_who_has_them() -> None:
     assert (node.index_dst, node.index_src) == ((-7, 4), (4, -9))
     written = Graph(node).to_dict(indexing="positive")["nodes"][-1]
     assert (written["indexDst"], written["indexSrc"]) == ([1, 2], [2, 3])
+    spread = TransformNode(LeafNode([3]), [-1], [-1], new_dims=[2])  # two indices that the signed notation calls alike
+    written = Graph(spread).to_dict(indexing="positive")["nodes"][-1]
+    assert (written["indexDst"], written["indexSrc"]) == ([1], [2])
 
 
 def test_derivatives_casts_constants_and_dtypes_are_written_too() -> None:
