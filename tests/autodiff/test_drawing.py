@@ -76,6 +76,13 @@ def test_a_picture_says_what_is_computed() -> None:
     assert text.count('stroke-width="2.8"') == 1
 
 
+def test_a_leaf_is_drawn_beside_its_first_use() -> None:
+    graph = parse(TEXT).graph()
+    places = dict(zip(graph.nodes(), boxes(ElementTree.fromstring(to_svg(graph))), strict=True))
+    assert places[graph.node("half")][0] == places[graph.node("s")][0]
+    assert places[graph.node("x")][0] == places[graph.node("w")][0]
+
+
 def test_names_are_escaped() -> None:
     leaf = LeafNode([2], kind=LeafKind.PARAMETER, name='<a & "b">')
     assert ElementTree.fromstring(to_svg(leaf)) is not None

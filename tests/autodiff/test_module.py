@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.autodiff import factories as build
+from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.log_softmax import PickNegLogSoftmax
 from gflownet.autodiff.module import GraphModule, to_module
 from gflownet.autodiff.nodes import LeafNode, Node
@@ -147,6 +148,19 @@ def test_the_state_dict_is_saved_and_loaded() -> None:
         duplicate.get_parameter("first").zero_()
     assert not torch.equal(module(x), duplicate(x))
     assert not torch.equal(module.get_parameter("first"), random(D, H))
+
+
+def test_a_module_has_its_own_tensors_and_shares_its_graph_at_any_depth() -> None:
+    w = build.Parameter(random(), name="w")
+    node: Node = w
+    for _ in range(1_500):
+        node = build.Tanh(node)
+    module = to_module(node)
+    duplicate = copy.deepcopy(module)
+    with torch.no_grad():
+        module.get_parameter("w").add_(1.0)
+    assert w.value() == duplicate.get_parameter("w") == random()
+    torch.testing.assert_close(duplicate(), evaluate([node])[0])
 
 
 @pytest.mark.parametrize("differentiation", DIFFERENTIATIONS)
