@@ -42,9 +42,9 @@ PEER_SCRIPT = Path(__file__).resolve().parent / "peers" / "torchgfn_race_side.py
 SEEDS, SEEDS_QUICK = (0, 1, 2, 3, 4), (0,)
 # Trajectories per step, times as many others, updates, learning rate, whether the others are drawn backwards.
 DEFAULT = (16, 0, 1, 1e-3, False)  # of torchgfn's scripts
-WAYS = [(64, 3, 4, 3e-3), (32, 8, 8, 3e-3), (16, 32, 16, 3e-3), (16, 3, 1, 3e-3), (16, 0, 1, 3e-3)]
+WAYS = [(64, 3, 4, 3e-3), (32, 8, 8, 3e-3), (16, 16, 8, 3e-3), (16, 8, 8, 5e-3), (16, 3, 1, 3e-3), (16, 0, 1, 3e-3)]
 REMEMBERED = [*((*way, False) for way in WAYS), DEFAULT]
-BACKWARD = [(*way, True) for way in WAYS[:3]]
+BACKWARD = [(*way, True) for way in WAYS[:4]]
 BOTH = [*BACKWARD, *REMEMBERED]
 FULL = (
     Entry(hypergrid(2, 8), "tb", BOTH, 20_000),
