@@ -61,9 +61,9 @@ SMALL = (
         "DAGs, 2 types, up to 4 nodes (260)",
         lambda: GraphBuildingEnv(["a", "b"], max_nodes=4, directed=True),
         SMALL_TV,
-        350,
+        250,
     ),
-    Space("two-coloured graphs, up to 5 nodes (419)", lambda: GraphBuildingEnv(["a", "b"], max_nodes=5), SMALL_TV, 350),
+    Space("two-coloured graphs, up to 5 nodes (419)", lambda: GraphBuildingEnv(["a", "b"], max_nodes=5), SMALL_TV, 280),
 )
 LARGE = Space(
     "two-coloured graphs, up to 6 nodes (4,302)",
@@ -85,20 +85,19 @@ def rough_reward(graph: StateGraph, *, seed: int) -> Tensor:
 
 def trained_rows(spaces: Sequence[Space], *, quick: bool) -> Iterator[Row]:
     """Yield the distances of networks trained by every objective with every backward policy; quick: one short one."""
-    for space in spaces[:1] if quick else spaces:
-        env = space.make()
-        graph = enumerate_states(env)
-        runs = list(product(SEEDS, BACKWARD_POLICIES, METHODS))
-        for seed, backward_policy, method in runs[:1] if quick else runs:
-            num_steps = round(space.num_steps * MORE_STEPS.get(backward_policy, 1.0))
-            setting = Setting(
-                algo=AlgoConfig(method=method, backward_policy=backward_policy),
-                num_steps=80 if quick else num_steps,
-                num_trajectories=space.num_trajectories,
-            )
-            known = EnumeratedSpace(env, graph, rough_reward(graph, seed=seed))
-            label = f"{space.name}, {method}, P_B {backward_policy}, seed {seed}"
-            yield from _learned_rows(label, known, setting, seed=seed, goal=None if quick else space.goal)
+    made = [(space, space.make()) for space in spaces]
+    known = [(space, env, enumerate_states(env)) for space, env in made]
+    runs = list(product(SEEDS, known, BACKWARD_POLICIES, METHODS))
+    for seed, (space, env, graph), backward_policy, method in runs[: 1 if quick else None]:
+        num_steps = round(space.num_steps * MORE_STEPS.get(backward_policy, 1.0))
+        setting = Setting(
+            algo=AlgoConfig(method=method, backward_policy=backward_policy),
+            num_steps=80 if quick else num_steps,
+            num_trajectories=space.num_trajectories,
+        )
+        rewarded = EnumeratedSpace(env, graph, rough_reward(graph, seed=seed))
+        label = f"{space.name}, {method}, P_B {backward_policy}, seed {seed}"
+        yield from _learned_rows(label, rewarded, setting, seed=seed, goal=None if quick else space.goal)
 
 
 def objective_rows() -> Iterator[Row]:
