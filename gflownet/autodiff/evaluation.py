@@ -15,7 +15,16 @@ import torch
 from torch import Tensor
 
 from gflownet.autodiff.indices import Indices, negatives
-from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.nodes import (
+    CastNode,
+    ElementwiseNode,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    TransformNode,
+)
 
 
 def topological_order(sinks: Iterable[Node]) -> list[Node]:
@@ -47,18 +56,27 @@ def evaluate(outputs: Sequence[Node], leaves: Mapping[LeafNode, Any] | None = No
     leaves = leaves or {}
     order = topological_order(outputs)
     values: dict[Node, Tensor] = {leaf: bound(leaf, value) for leaf, value in leaves.items()}
-    device = next((value.device for value in values.values()), None)
+    device = device_of(order, values)
     last_use = {source: node for node in order for source in node.inputs}
     kept = {*outputs}
     for node in order:
         if node not in values:
             is_leaf = isinstance(node, LeafNode)
             values[node] = held(node, device) if is_leaf else compute(node, [values[source] for source in node.inputs])
-            device = device or values[node].device
         for source in {*node.inputs}:
             if last_use[source] is node and source not in kept:
                 del values[source]
     return [values[node] for node in outputs]
+
+
+def device_of(nodes: Iterable[Node], values: Mapping[Any, Tensor]) -> torch.device | None:
+    """Return the device of the first leaf that is no constant, by its value or what it was given; none without one."""
+    for node in nodes:
+        if isinstance(node, LeafNode) and node.kind != LeafKind.CONSTANT:
+            tensor = values.get(node, node.given)
+            if tensor is not None:
+                return tensor.device
+    return None
 
 
 def bound(leaf: LeafNode, value: Any) -> Tensor:
@@ -89,13 +107,13 @@ def held(leaf: LeafNode, device: torch.device | None) -> Tensor:
 
     Args:
         leaf: the leaf.
-        device: where the tensor of a described constant is made.
+        device: where a constant is wanted; by default where it is.
 
     Raises:
         ValueError: it holds nothing.
     """
     if leaf.given is not None:
-        return leaf.given
+        return leaf.given.to(device) if leaf.kind == LeafKind.CONSTANT else leaf.given
     if leaf.fill is not None:
         return torch.full((), leaf.fill, dtype=leaf.dtype, device=device).expand(leaf.shape)
     if leaf.is_identity:

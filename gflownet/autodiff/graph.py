@@ -10,8 +10,8 @@ from torch import Tensor
 
 from gflownet.autodiff import derivatives, serialisation
 from gflownet.autodiff.derivatives import Mode
-from gflownet.autodiff.evaluation import bound, compute, evaluate, held, pull_back, topological_order
-from gflownet.autodiff.nodes import LeafNode, Node
+from gflownet.autodiff.evaluation import bound, compute, device_of, evaluate, held, pull_back, topological_order
+from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
 from gflownet.autodiff.serialisation import Identifier, Indexing
 
 
@@ -157,11 +157,13 @@ class Graph:
             self.reset_forwarded()
             for leaf, value in self._leaves(leaves).items():
                 leaf.forwarded = bound(leaf, value).detach()
-        device = next((node.forwarded.device for node in self._nodes if node.forwarded is not None), None)
+        device = device_of(self._nodes, {node: node.forwarded for node in self._nodes if node.forwarded is not None})
         for node in self._nodes:
             if node.forwarded is None:
                 is_leaf = isinstance(node, LeafNode)
                 node.forwarded = held(node, device) if is_leaf else compute(node, [n.value() for n in node.inputs])
+            elif isinstance(node, LeafNode) and node.kind == LeafKind.CONSTANT and device is not None:
+                node.forwarded = node.forwarded.to(device)
 
     def reset_forwarded(self) -> None:
         """Forget the values of all nodes but leaves: the next forward pass computes them anew."""

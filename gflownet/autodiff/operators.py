@@ -6,6 +6,8 @@ axes; a scalar fits everything. Extents of 1 are extents like others.
 
 from __future__ import annotations
 
+from numbers import Real
+
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.nodes import (
     ElementwiseNode,
@@ -112,6 +114,6 @@ def _node_of(operand: Operand) -> Node:
 
 
 def _number_of(operand: Operand) -> float:
-    if isinstance(operand, Node) or not isinstance(operand, int | float):
+    if not isinstance(operand, Real):
         raise ValueError(f"expected a number, got {operand!r}")
     return float(operand)

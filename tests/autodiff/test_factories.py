@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -93,6 +95,8 @@ def test_arithmetic_with_numbers() -> None:
     check(-x, lambda x: -x, x)
     check(x**2.5, lambda x: x**2.5, x)
     check(build.Power(x, 3), lambda x: x**3, x)
+    three: Any = np.int64(3)
+    check(x * three + np.float64(0.5), lambda x: 3 * x + 0.5, x)
 
 
 MATRICES = [((3,), (3,)), ((3,), (3, 2)), ((4, 3), (3,)), ((4, 3), (3, 2)), ((5, 4, 3), (5, 3, 2)), ((5, 4, 3), (3, 2))]

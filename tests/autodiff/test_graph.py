@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import math
 import weakref
 
 import pytest
@@ -12,6 +13,7 @@ from torch import Tensor
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.graph import Graph
+from gflownet.autodiff.log_softmax import PickNegLogSoftmax
 from gflownet.autodiff.nodes import LeafNode, Node
 
 DOUBLE = torch.float64
@@ -135,6 +137,20 @@ def test_evaluation_leaves_the_nodes_as_they_are_and_takes_any_of_them_as_result
     assert [value.tolist() for value in found] == [[0.0] * 3, 0.0, [0.0] * 3, [0.0] * 3]
     assert (inner.forwarded, outer.forwarded) == (None, None)
     assert x.value().abs().min() > 0
+
+
+def test_constants_follow_the_other_leaves_to_their_device() -> None:
+    x = build.Input([2, 3], dtype=DOUBLE)
+    loss = build.Sum(PickNegLogSoftmax(x + 1.0, torch.tensor([0, 2])))
+    graph = Graph(loss)
+    for device in ("cpu", "meta"):
+        at = torch.ones(2, 3, dtype=DOUBLE, device=device)
+        graph.forward({x: at})
+        graph.reset_grad()
+        graph.backward()
+        found = evaluate([loss], {x: at})[0]
+        assert {loss.value().device.type, x.grad().device.type, found.device.type} == {device}
+        assert device == "meta" or loss.value().item() == pytest.approx(2 * math.log(3))
 
 
 def test_two_graphs_gather_in_the_leaves_they_share() -> None:
