@@ -77,7 +77,7 @@ class Bench:
     """Times cases, all sides in turn."""
 
     def __init__(self, rounds: int, seconds: float, jax_side: JaxSide | None) -> None:
-        """Take how many rounds there are, how long a side is called in each, and the process with JAX if there is one."""
+        """Take how many rounds there are, how long a side is called in each, and the process with JAX, if any."""
         self.rounds, self.seconds, self.jax_side = rounds, seconds, jax_side
 
     def hessian_rows(self) -> list[Row]:

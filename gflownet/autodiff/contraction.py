@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 
@@ -121,8 +122,8 @@ def product(code: Instructions, factors: Sequence[Labelled], out: Labels) -> Lab
 def two_factors(code: Instructions, factors: Sequence[Labelled], out: Labels) -> tuple[Labelled, Labelled | None]:
     """Return the last two factors of a product, the others multiplied into them in a good order."""
     waiting = [summed(code, factor, _needed(factors, k, out)) for k, factor in enumerate(factors)]
-    while len(waiting) > 2 and (known := _known_pair(code, waiting)):
-        waiting = _multiplied(code, waiting, known, out)
+    while len(waiting) > 2 and (chosen := _known_pair(code, waiting) or _scaled_columns(waiting)):
+        waiting = _multiplied(code, waiting, chosen, out)
     if len(waiting) == 1:
         return waiting[0], None
     for chosen in _path(waiting, out)[:-1]:
@@ -137,6 +138,23 @@ def _known_pair(code: Instructions, factors: Sequence[Labelled]) -> tuple[int, i
             fits = left.labels == right.labels or not left.labels or not right.labels
             if fits and entrywise.is_multiplied(code, left.value, right.value):
                 return j, k
+    return None
+
+
+def _scaled_columns(factors: Sequence[Labelled]) -> tuple[int, int] | None:
+    """Return a vector between two matrices, and the one of them whose columns it scales: that needs no view.
+
+    Where the product ends in a vector, scaling that is cheaper: then there is none.
+    """
+    counts = Counter(label for factor in factors for label in factor.labels)
+    if any(len(factor.labels) < 2 and any(counts[label] < 3 for label in factor.labels) for factor in factors):
+        return None
+    vectors = [k for k, factor in enumerate(factors) if len(factor.labels) == 1]
+    for k in vectors:
+        (label,) = factors[k].labels
+        fits = [j for j, factor in enumerate(factors) if len(factor.labels) == 2 and factor.labels[1] == label]
+        if fits:
+            return k, min(fits, key=lambda j: factors[j].value.size)
     return None
 
 
@@ -156,14 +174,26 @@ def _needed(factors: Sequence[Labelled], which: int, out: Labels) -> set[int]:
 
 
 def _path(factors: Sequence[Labelled], out: Labels) -> list[tuple[int, ...]]:
-    if len(factors) == 2:
-        return [(0, 1)]
-    if all(label in out for factor in factors for label in factor.labels):
+    if len(factors) > 2 and all(label in out for factor in factors for label in factor.labels):
         return _entrywise_path(factors)
-    extents = {label: n for factor in factors for label, n in zip(factor.labels, factor.value.shape, strict=True)}
-    inputs = [frozenset(factor.labels) for factor in factors]
-    search = paths.optimal if len(factors) <= _MAX_OPTIMAL else paths.greedy
-    return list(search(inputs, frozenset(out), extents))  # pyright: ignore[reportArgumentType, reportCallIssue]
+    return contraction_order([factor.labels for factor in factors], out, _extents(*factors))
+
+
+def contraction_order(
+    inputs: Sequence[Sequence[int]], out: Sequence[int], extents: Mapping[int, int]
+) -> list[tuple[int, ...]]:
+    """Return which two factors to multiply first, and so on; a product goes to the end of those that are left.
+
+    Args:
+        inputs: labels of each factor, of two at least.
+        out: labels of the result.
+        extents: by label.
+    """
+    if len(inputs) == 2:
+        return [(0, 1)]
+    search = paths.optimal if len(inputs) <= _MAX_OPTIMAL else paths.greedy
+    found = search([frozenset(labels) for labels in inputs], frozenset(out), extents)  # pyright: ignore
+    return [tuple(pair) for pair in found]
 
 
 def _entrywise_path(factors: Sequence[Labelled]) -> list[tuple[int, ...]]:

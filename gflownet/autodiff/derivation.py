@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import torch
 
-from gflownet.autodiff.lowering import ordered
 from gflownet.autodiff.terms import (
     Alias,
     Cast,
@@ -26,6 +25,7 @@ from gflownet.autodiff.terms import (
     View,
     extents_of,
     is_zero,
+    ordered,
 )
 
 Shape = tuple[int, ...]

@@ -10,7 +10,7 @@ import torch
 from gflownet.autodiff import contraction, entrywise
 from gflownet.autodiff.contraction import Labelled, Labels, MatrixProduct, aligned, diagonals
 from gflownet.autodiff.instructions import Instructions, Value
-from gflownet.autodiff.terms import Alias, Cast, Einsum, Leaf, Map, Sum, Term, View
+from gflownet.autodiff.terms import Alias, Cast, Einsum, Leaf, Map, Sum, Term, View, ordered
 
 _MAX_FACTORS = 12  # of a product that others are multiplied into: beyond, finding an order takes longer than it saves
 
@@ -294,18 +294,6 @@ class _Lowering:
             shape=plan.flat_shape,
             in_place=((0, f"{{0}}.{name}_({{1}}, {{2}}{numbers})"),),
         )
-
-
-def ordered(outputs: Iterable[Term], *, above: int = 0) -> list[Term]:
-    """Return the terms that the outputs are made of, each after its inputs, from `uid` `above` on."""
-    found: dict[int, Term] = {}
-    waiting = list(outputs)
-    while waiting:
-        term = waiting.pop()
-        if term.uid not in found and term.uid >= above:
-            found[term.uid] = term
-            waiting.extend(term.inputs)
-    return [found[uid] for uid in sorted(found)]
 
 
 def _is_worth(source: Einsum, others: list[int]) -> bool:

@@ -252,7 +252,8 @@ class Terms:
         """
         alpha, flat, same = _looked_through(alpha, factors)
         if same:
-            flat = [(term, [_find(same, label) for label in labels]) for term, labels in flat]
+            renamed: list[Labelled] = [(term, [_find(same, label) for label in labels]) for term, labels in flat]
+            flat = renamed
             out = [_find(same, label) for label in out]
         kept, used = set(out), {label for _, labels in flat for label in labels}
         wanted = {_find(same, label) for _, labels in factors for label in labels}
@@ -390,6 +391,18 @@ class Terms:
         total = self.add(inner, inner_shape, dtype)
         out = [first[signature] for signature in signatures]
         return self.einsum([(total, kept)], out, dict(enumerate(shape)), dtype)
+
+
+def ordered(outputs: Iterable[Term], *, above: int = 0) -> list[Term]:
+    """Return the terms that the outputs are made of, each after its inputs, from `uid` `above` on."""
+    found: dict[int, Term] = {}
+    waiting = list(outputs)
+    while waiting:
+        term = waiting.pop()
+        if term.uid not in found and term.uid >= above:
+            found[term.uid] = term
+            waiting.extend(term.inputs)
+    return [found[uid] for uid in sorted(found)]
 
 
 def is_zero(term: Term) -> bool:
