@@ -14,6 +14,7 @@ from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.einsum import Einsum
 from gflownet.autodiff.evaluation import evaluate
+from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.log_softmax import LogSumExp, PickNegLogSoftmax
 from gflownet.autodiff.nodes import LeafNode, Node, Operation
@@ -95,6 +96,8 @@ def test_arithmetic_with_numbers() -> None:
     check(-x, lambda x: -x, x)
     check(x**2.5, lambda x: x**2.5, x)
     check(build.Power(x, 3), lambda x: x**3, x)
+    check(build.Nonlinear(x, "exp(sin)"), lambda x: torch.exp(torch.sin(x)), x)
+    check(build.Nonlinear(x, Function.parse("log")), torch.log, x)
     three: Any = np.int64(3)
     check(x * three + np.float64(0.5), lambda x: 3 * x + 0.5, x)
 
@@ -246,7 +249,8 @@ def test_targets_that_are_none(target: int | Tensor | Node, message: str) -> Non
         (lambda: build.Multiply(2.0, 3.0), "expected a node, got 3.0"),
         (lambda: leaf(2) + "x", "expected a number, got 'x'"),  # pyright: ignore[reportOperatorIssue]
         (lambda: build.Nonlinear(leaf(2), "tan"), "tan"),
-        (lambda: LogSumExp(leaf()), "expected at least one axis, got a scalar"),
+        (lambda: LogSumExp(leaf()), "LogSumExp: expected at least one axis, got a scalar"),
+        (lambda: PickNegLogSoftmax(leaf(), 0), "PickNegLogSoftmax: expected at least one axis, got a scalar"),
     ],
 )
 def test_what_does_not_fit_is_refused(make: Callable[[], Node], message: str) -> None:

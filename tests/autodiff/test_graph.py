@@ -40,6 +40,11 @@ def test_nodes_are_in_topological_order_and_the_sink_is_last() -> None:
     assert Graph(first).nodes() == (x, first)
 
 
+def test_a_graph_has_a_sink() -> None:
+    with pytest.raises(ValueError, match="Graph: expected at least one sink, got none"):
+        Graph([])
+
+
 def test_a_value_is_computed_once_until_it_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = []
     from gflownet.autodiff import graph as graph_module

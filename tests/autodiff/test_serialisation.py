@@ -189,6 +189,14 @@ def test_a_graph_that_is_none_is_refused(fields: dict[str, Any], message: str) -
         Graph.from_dict({**EXAMPLE, **fields})
 
 
+def test_a_cast_needs_a_dtype_of_torch_and_a_writer_a_notation() -> None:
+    nodes = [{"id": 1, "type": "leaf", "shape": []}, {"id": 2, "type": "cast", "src": 1, "dtype": "float33"}]
+    with pytest.raises(ValueError, match="node 2: dtype: expected the name of a dtype of torch, got 'float33'"):
+        Graph.from_dict({"nodes": nodes})
+    with pytest.raises(ValueError, match="indexing: expected 'signed' or 'positive', got 'einstein'"):
+        Graph.from_dict(EXAMPLE).to_dict(indexing="einstein")  # pyright: ignore[reportArgumentType]
+
+
 def test_asking_for_what_is_not_there_is_refused() -> None:
     graph = Graph.from_dict(EXAMPLE)
     with pytest.raises(ValueError, match=r"expected the id of a node of the graph, got 9"):
