@@ -149,7 +149,8 @@ class Program:
         Raises:
             ValueError: a tensor is missing, or of another shape or dtype than its leaf.
         """
-        if self._order is not None or len(tensors) != len(self.leaves) or type(tensors[0]) is dict:
+        count = len(tensors)
+        if self._order is not None or count != len(self.leaves) or (count == 1 and isinstance(tensors[0], Mapping)):
             tensors = self._bound(tensors)
         # comprehensions, not a loop: a small program runs a few microseconds
         if [t.shape for t in tensors] != self._shapes or [t.dtype for t in tensors] != self._dtypes:

@@ -277,15 +277,18 @@ class Terms:
             flat.sort(key=lambda factor: (factor[0].uid, [position.get(label, -1) for label in factor[1]]))
         number: dict[Any, int] = {}
         labels = tuple([tuple([number.setdefault(label, len(number)) for label in own]) for _, own in flat])
-        core_labels = [label for label in number if label in position]
-        core_out = tuple([number[label] for label in core_labels])
-        key = ("einsum", tuple([term.uid for term, _ in flat]), labels, core_out)
-        if key not in self._known:
-            shape = [extents[label] for label in core_labels]
+        # laid out as whoever asks first wants it; to others it is a view
+        core_out = tuple([number[label] for label in dict.fromkeys(out) if label in number])
+        key = ("einsum", tuple([term.uid for term, _ in flat]), labels, tuple(sorted(core_out)))
+        found, names = self._known.get(key), list(number)
+        if found is None:
+            shape = [extents[names[k]] for k in core_out]
             inputs = tuple([term for term, _ in flat])
-            sizes = tuple([extents[label] for label in number])
-            self._known[key] = self._new(Einsum, shape, dtype, inputs, labels=labels, out=core_out, extents=sizes)
-        return self._known[key], core_labels
+            sizes = tuple([extents[label] for label in names])
+            found = self._new(Einsum, shape, dtype, inputs, labels=labels, out=core_out, extents=sizes)
+            self._known[key] = found
+        assert isinstance(found, Einsum)
+        return found, [names[k] for k in found.out]
 
     def _expanded(
         self,

@@ -1,0 +1,232 @@
+"""Compiled programs beside the slow evaluation of the same graphs, and of their derivatives by the node rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+
+import pytest
+import torch
+from torch import Tensor
+
+from gflownet.autodiff import derivatives
+from gflownet.autodiff import factories as build
+from gflownet.autodiff.compile import (
+    clear_cache,
+    compile,
+    compile_gradient,
+    compile_hessian,
+    compile_hvp,
+    compile_jacobian,
+    compile_value_and_gradient,
+)
+from gflownet.autodiff.evaluation import evaluate, topological_order
+from gflownet.autodiff.graph import Graph
+from gflownet.autodiff.nodes import LeafNode, LinearNode, Node
+from gflownet.autodiff.program import Program
+from tests.autodiff.random_graphs import random_graph
+
+DOUBLE = torch.float64
+Values = Mapping[LeafNode, Tensor]
+
+
+def leaf(*shape: int, name: str | None = None) -> LeafNode:
+    return build.Input(shape, name=name, dtype=DOUBLE)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+def check(program: Program, node: Node, leaves: Values) -> None:
+    """Compare with the node, as it runs and in the form that torch.autograd may go through."""
+    [expected] = evaluate([node], leaves)
+    tracked = {leaf: value.clone().requires_grad_() for leaf, value in leaves.items()}
+    for found in (program(dict(leaves)), program(tracked)):
+        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
+
+
+def random_case(seed: int) -> tuple[Node, list[Node], Values]:
+    """Return an output, two nodes it is computed from, and what the leaves hold."""
+    random = random_graph(seed, ["signed", "positive"][seed % 2])
+    graph = Graph.from_dict(random.graph)
+    leaves = {graph.node(id): torch.tensor(value) for id, value in random.leaves.items()}
+    output = graph.node(random.output)
+    inner = topological_order([output])
+    return output, [inner[seed % len(inner)], inner[seed // 3 % len(inner)]], leaves  # pyright: ignore
+
+
+@pytest.mark.parametrize("first_seed", range(0, 400, 50))
+def test_values_and_jacobians_of_random_graphs(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 50):
+        output, (by, _), leaves = random_case(seed)
+        check(compile(output, leaves=list(leaves)), output, leaves)
+        for mode in ("reverse", "forward"):
+            program = compile_jacobian(output, by, mode, leaves=list(leaves))
+            check(program, derivatives.jacobian(output, by, mode), leaves)
+
+
+@pytest.mark.parametrize("first_seed", range(0, 300, 50))
+def test_gradients_and_hessians_of_random_graphs(first_seed: int) -> None:
+    for seed in range(first_seed, first_seed + 50):
+        output, (first, second), leaves = random_case(seed)
+        given, scalar = list(leaves), build.Sum(output)
+        check(compile_gradient(scalar, first, leaves=given), derivatives.gradient(scalar, first), leaves)
+        check(compile_hessian(scalar, first, leaves=given), derivatives.hessian(scalar, first), leaves)
+        for target in (scalar, output):
+            program = compile_hessian(target, first, second, leaves=given)
+            check(program, derivatives.hessian(target, first, second), leaves)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_derivatives_that_were_derived_by_node_compile_too(seed: int) -> None:
+    output, (first, second), leaves = random_case(seed)
+    node = derivatives.hessian(output, first, second)
+    check(compile(node, leaves=list(leaves)), node, leaves)
+
+
+def _residual(x: Node, w: Node) -> Node:
+    return build.Sum(build.Square(x + w @ build.Tanh(w @ x)))
+
+
+def _squared_exponential(x: Node, w: Node) -> Node:
+    # the slope of the square is equal to a part of what lies before it
+    u = build.Exp(x)
+    return build.Sum(u * u)
+
+
+def _read_twice(x: Node, w: Node) -> Node:
+    # everything passes through the sum, which has x as it is too
+    return build.Sum(x + build.Erf(x * x))
+
+
+def _bilinear(x: Node, w: Node) -> Node:
+    return build.MatMul(x, w @ x)
+
+
+def _deep(x: Node, w: Node) -> Node:
+    for _ in range(5):
+        x = build.Relu(w @ x)
+    return build.Log(build.Sum(build.Exp(x)))
+
+
+@pytest.mark.parametrize("formula", [_residual, _squared_exponential, _read_twice, _bilinear, _deep])
+@pytest.mark.parametrize("by", [0, 1])
+def test_a_hessian_is_carried_back_through_bottlenecks(formula: Callable[[Node, Node], Node], by: int) -> None:
+    leaves = {leaf(3, name="x"): normal(3), leaf(3, 3, name="w"): normal(3, 3, seed=1)}
+    wrt = list(leaves)[by]
+    output = formula(*leaves)
+    check(compile_hessian(output, wrt, leaves=list(leaves)), derivatives.hessian(output, wrt), leaves)
+
+
+def test_a_hessian_vector_product_is_that_of_the_joint_hessian() -> None:
+    leaves = {leaf(3, name="x"): normal(3), leaf(3, 3, name="w"): normal(3, 3, seed=1)}
+    directions = {leaf(3): normal(3, seed=2), leaf(3, 3): normal(3, 3, seed=3)}
+    output = _residual(*leaves)
+    program = compile_hvp(output, list(leaves), list(directions), leaves=[*leaves, *directions])
+    expected = evaluate(derivatives.hvp(output, list(leaves), list(directions)), {**leaves, **directions})
+    for found, value in zip(program({**leaves, **directions}), expected, strict=True):
+        torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-12)
+
+
+def test_a_value_comes_with_its_gradient() -> None:
+    x, w = leaf(3), leaf(3, 3)
+    values = {x: normal(3), w: normal(3, 3, seed=1)}
+    output = _deep(x, w)
+    value, by_w, by_x = compile_value_and_gradient(output, [w, x])(values)
+    torch.testing.assert_close(value, evaluate([output], values)[0])
+    for found, by in ((by_w, w), (by_x, x)):
+        torch.testing.assert_close(found, evaluate([derivatives.gradient(output, by)], values)[0])
+
+
+def test_nodes_that_are_equal_but_not_the_same_are_told_apart() -> None:
+    x = leaf(3)
+    one, other = build.Exp(x), build.Exp(x)
+    output = build.Sum(one * other)
+    value = normal(3)
+    torch.testing.assert_close(compile_gradient(output, one)(value), value.exp())
+    torch.testing.assert_close(compile_gradient(output, x)(value), 2 * (2 * value).exp())
+
+
+def test_what_nothing_depends_on_has_derivatives_of_zero() -> None:
+    x, y = leaf(3), leaf(2)
+    output = build.Sum(build.Tanh(x))
+    values = {x: normal(3), y: normal(2)}
+    assert torch.equal(compile_gradient(output, y)(values), torch.zeros(2, dtype=DOUBLE))
+    assert torch.equal(compile_hessian(output, x, y)(values), torch.zeros(3, 2, dtype=DOUBLE))
+
+
+def test_the_same_structure_with_other_leaves_is_not_compiled_again() -> None:
+    clear_cache()
+    first_x, first_w = leaf(3, name="x"), leaf(3, 3, name="w")
+    first = compile_hessian(_residual(first_x, first_w), first_x, leaves=[first_x, first_w])
+    x, w = leaf(3), leaf(3, 3)
+    second = compile_hessian(_residual(x, w), x, leaves=[w, x])
+    assert second.source is first.source
+    assert second.leaves == (w, x)
+    a, b = normal(3), normal(3, 3, seed=1)
+    assert torch.equal(first(a, b), second(b, a))
+    torch.testing.assert_close(second(b, a), evaluate([derivatives.hessian(_residual(x, w), x)], {x: a, w: b})[0])
+
+
+def _transformed_variants(x: Node) -> list[Node]:
+    return [
+        build.Transform(x, [1], [1, -1]),
+        build.Transform(x, [2], [-1, 2]),
+        build.Transform(x, [1], [1, -1], alpha=2.0),
+        build.Transform(x, [1, -1], [1, -2], new_dims=[3]),
+        build.Sum(build.Tanh(x)),
+        build.Sum(build.Sin(x)),
+        x + x,
+        x - x,
+        x * x,
+        LinearNode(x, x, [1, 2], [1, -1], [2, -1]),
+        LinearNode(x, x, [2, 1], [1, -1], [2, -1]),
+        LinearNode(x, x, [1, 2], [-1, 1], [2, -1]),
+        build.Cast(x, torch.float32),
+        x + build.Constant(1.0, dtype=DOUBLE),
+        x + build.Constant(2.0, dtype=DOUBLE),
+    ]
+
+
+def test_different_structures_have_different_programs() -> None:
+    clear_cache()
+    x, value = leaf(3, 3), normal(3, 3)
+    for node in _transformed_variants(x):
+        assert torch.equal(compile(node)(value), compile(node)(value))
+        torch.testing.assert_close(compile(node)(value), evaluate([node], {x: value})[0])
+    big = leaf(4, 4)
+    assert compile(build.Tanh(big))(normal(4, 4)).shape == (4, 4)
+    assert compile(build.Tanh(x))(value).shape == (3, 3)
+
+
+def test_indices_may_be_named_otherwise() -> None:
+    clear_cache()
+    x = leaf(3, 3)
+    one, other = LinearNode(x, x, [1, 2], [1, -1], [2, -1]), LinearNode(x, x, [7, 4], [7, -2], [4, -2])
+    assert compile(one).source is compile(other).source
+
+
+def test_errors_name_what_is_wrong() -> None:
+    x = leaf(3, name="x")
+    with pytest.raises(ValueError, match=r"compile_gradient: NonlinearNode: expected a scalar .* got shape \[3\]"):
+        compile_gradient(build.Tanh(x), x)
+    with pytest.raises(ValueError, match=r"compile_hvp: vector: .* got \[\[2\]\]"):
+        compile_hvp(build.Sum(x), x, leaf(2))
+    with pytest.raises(ValueError, match="mode: expected 'reverse' or 'forward', got 'sideways'"):
+        compile_jacobian(build.Tanh(x), x, "sideways")  # pyright: ignore[reportArgumentType]
+    with pytest.raises(ValueError, match="leaves: expected LeafNode 'x' among them"):
+        compile(build.Tanh(x), leaves=[])
+
+
+def test_a_chain_of_any_depth_compiles() -> None:
+    x = leaf(2)
+    node: Node = x
+    for _ in range(1500):
+        node = build.Sin(node)
+    value = normal(2)
+    expected = value.clone().requires_grad_()
+    sines = expected
+    for _ in range(1500):
+        sines = torch.sin(sines)
+    [slope] = torch.autograd.grad(sines.sum(), expected)
+    torch.testing.assert_close(compile_gradient(build.Sum(node), x)(value), slope)

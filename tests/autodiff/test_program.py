@@ -1,0 +1,233 @@
+"""Programs: how they are called, what they keep, what they free, and what torch may do with them."""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from gflownet.autodiff import derivatives
+from gflownet.autodiff import factories as build
+from gflownet.autodiff.compile import compile, compile_gradient, compile_hessian, compile_jacobian
+from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node
+
+DOUBLE = torch.float64
+
+
+def leaf(*shape: int, name: str | None = None) -> LeafNode:
+    return build.Input(shape, name=name, dtype=DOUBLE)
+
+
+def normal(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
+
+
+class Living(TorchDispatchMode):
+    """Knows the most entries that tensors made within it held at one time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.most = 0
+        self._found: list[weakref.ref[Tensor]] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        result = func(*args, **(kwargs or {}))
+        if isinstance(result, Tensor):
+            self._found.append(weakref.ref(result))
+        tensors = [tensor for reference in self._found if (tensor := reference()) is not None]
+        by_storage = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() // 8 for t in tensors}
+        self.most = max(self.most, sum(by_storage.values()))
+        return result
+
+
+def test_tensors_are_given_in_the_order_of_the_leaves() -> None:
+    a, b = leaf(2, 3, name="a"), leaf(3, name="b")
+    first, second = normal(2, 3), normal(3)
+    expected = first @ second
+    torch.testing.assert_close(compile(a @ b)(first, second), expected)
+    torch.testing.assert_close(compile(a @ b, leaves=[b, a])(second, first), expected)
+    torch.testing.assert_close(compile(a @ b)({b: second, a: first}), expected)
+
+
+def test_leaves_that_hold_a_value_may_be_left_out() -> None:
+    x = leaf(3, name="x")
+    w = build.Parameter(normal(3), name="w")
+    program = compile(build.Sum(w * x))
+    assert program.leaves == (x,)
+    torch.testing.assert_close(program(torch.ones(3, dtype=DOUBLE)), normal(3).sum())
+    other = normal(3, seed=1)
+    torch.testing.assert_close(program({x: torch.ones(3, dtype=DOUBLE), w: other}), other.sum())
+    torch.testing.assert_close(compile(build.Sum(w * x), leaves=[w, x])(other, other), other.square().sum())
+    torch.testing.assert_close(compile(build.Sum(w))(), normal(3).sum())
+
+
+def test_one_node_gives_a_tensor_and_several_a_tuple() -> None:
+    x = leaf(3)
+    assert isinstance(compile(build.Tanh(x))(normal(3)), Tensor)
+    [alone] = compile([build.Tanh(x)])(normal(3))
+    first, again, second = compile([build.Tanh(x), build.Tanh(x), build.Sum(x)])(normal(3))
+    assert torch.equal(alone, first)
+    assert torch.equal(first, again)
+    assert second.shape == ()
+
+
+def test_what_comes_out_shares_no_memory() -> None:
+    x = leaf(3, 3)
+    turned = build.Transpose(x)
+    rows = build.Broadcast(build.Sum(x, [0]), (3, 3))
+    tanh = build.Tanh(x)
+    value = normal(3, 3)
+    kept = value.clone()
+    outputs = compile([x, turned, rows, tanh, tanh, build.Transpose(tanh), build.Sum(turned, [0])])(value)
+    expected = [output.clone() for output in outputs]
+    for k, output in enumerate(outputs):
+        output.fill_(float(k))
+        for other, before in zip(outputs[k + 1 :], expected[k + 1 :], strict=True):
+            assert torch.equal(other, before)
+    assert torch.equal(value, kept)
+
+
+def test_constants_without_arguments() -> None:
+    three = build.Constant(3.0, dtype=DOUBLE)
+    assert compile(build.Exp(three))().item() == pytest.approx(20.085536923187668)
+    assert torch.equal(compile(build.Identity((2,), dtype=DOUBLE))(), torch.eye(2, dtype=DOUBLE))
+
+
+def test_the_source_is_straight_line_torch() -> None:
+    w, x, b = leaf(4, 3), leaf(3), leaf(4)
+    program = compile(build.Tanh(w @ x + b))
+    assert program.source == "\n".join(
+        [
+            "def program(x0, x1, x2):",
+            "    v3 = torch.addmv(x2, x0, x1)",
+            "    v3.tanh_()",
+            "    return v3",
+            "",
+        ]
+    )
+    assert program.num_operations == 2
+
+
+def test_functions_share_what_they_have_in_common() -> None:
+    x = leaf(5)
+    loss = build.Sum(build.Tanh(x))
+    program = compile([loss, derivatives.gradient(loss, x)])
+    assert program.source.count("tanh") == 1
+
+
+def test_a_diagonal_hessian_multiplies_no_delta() -> None:
+    x, a = leaf(500), leaf(500)
+    loss = build.Sum(build.Exp(a * x))
+    value, slope = normal(500), normal(500, seed=1)
+    program = compile_hessian(loss, x, leaves=[x, a])
+    living = Living()
+    with living:
+        found = program(value, slope)
+    torch.testing.assert_close(found, torch.diag(slope.square() * (slope * value).exp()))
+    assert living.most < 500 * 500 + 10 * 500  # the result, and vectors
+    assert all(word not in program.source for word in ("mm", "eye", "einsum"))
+
+
+def test_a_jacobian_of_blocks_stays_blocks_until_the_end() -> None:
+    x, w = leaf(200, 5), leaf(4, 5)
+    output = LinearNode(x, w, [1, 2], [1, -1], [2, -1])  # [200, 4]; by x it is delta[n, n'] w
+    program = compile_jacobian(build.Tanh(output), x)
+    living = Living()
+    with living:
+        found = program({x: normal(200, 5), w: normal(4, 5, seed=1)})
+    assert found.shape == (200, 5, 200, 4)
+    assert living.most < found.numel() + 3 * 200 * 20
+
+
+def test_intermediates_are_freed_after_their_last_use() -> None:
+    x, w = leaf(50, 50), leaf(50, 50)
+    node: Node = x
+    for _ in range(30):
+        node = build.Tanh(node @ w)
+    program, first, second = compile(build.Sum(node)), normal(50, 50), normal(50, 50, seed=1)
+    living = Living()
+    with living:
+        program(first, second)
+    assert living.most <= 2 * 50 * 50 + 1
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_memory_that_is_read_again_is_not_overwritten(seed: int) -> None:
+    x = leaf(4, 4)
+    a = build.Tanh(x)
+    turned = build.Transpose(a)
+    outer = ElementwiseNode(a, turned, [1, 2], [1, 2], [1, 2], operation="+")
+    node = build.Sum(build.Exp(a) * turned + outer * a - build.Square(a))
+    value = normal(4, 4, seed=seed)
+    t = value.tanh()
+    expected = (t.exp() * t.T + (t + t.T) * t - t.square()).sum()
+    torch.testing.assert_close(compile(node)(value), expected)
+
+
+def test_autograd_and_torch_func_go_through() -> None:
+    x, w = leaf(3), leaf(3, 3)
+    program = compile(build.Sum(build.Tanh(w @ build.Tanh(w @ x))), leaves=[x, w])
+    a, b = normal(3), normal(3, 3, seed=1)
+
+    def reference(x: Tensor, w: Tensor) -> Tensor:
+        return torch.tanh(w @ torch.tanh(w @ x)).sum()
+
+    tracked = (a.clone().requires_grad_(), b.clone().requires_grad_())
+    assert torch.autograd.gradcheck(program, tracked)
+    assert torch.autograd.gradgradcheck(program, tracked)
+    for transform in (torch.func.grad, torch.func.jacfwd, torch.func.hessian):
+        torch.testing.assert_close(transform(program)(a, b), transform(reference)(a, b))
+    tangents = torch.func.jvp(program, (a, b), (a, b))[1]
+    torch.testing.assert_close(tangents, torch.func.jvp(reference, (a, b), (a, b))[1])
+    with torch.autograd.forward_ad.dual_level():
+        dual = program(torch.autograd.forward_ad.make_dual(a, a), b)
+        assert torch.autograd.forward_ad.unpack_dual(dual).tangent is not None
+
+
+def test_results_may_be_used_in_what_autograd_differentiates() -> None:
+    x = leaf(3)
+    gradient = compile_gradient(build.Sum(build.Exp(x)), x)(normal(3))
+    weight = torch.ones(3, dtype=DOUBLE, requires_grad=True)
+    [found] = torch.autograd.grad((gradient * weight).sum(), weight)
+    assert torch.equal(found, gradient)
+
+
+def test_each_node_has_its_dtype() -> None:
+    x = leaf(3)
+    narrow = build.Tanh(build.Cast(x, torch.float32))
+    program = compile([narrow, build.Cast(narrow, DOUBLE) * x])
+    value = normal(3)
+    first, second = program(value)
+    assert (first.dtype, second.dtype) == (torch.float32, DOUBLE)
+    torch.testing.assert_close(first, value.float().tanh())
+    gradient = compile_gradient(build.Sum(build.Cast(narrow, DOUBLE)), x)(value)
+    assert gradient.dtype == DOUBLE
+    torch.testing.assert_close(gradient, (1 - value.float().tanh() ** 2).double())
+
+
+def test_errors_name_the_leaf() -> None:
+    x = leaf(3, name="x")
+    program = compile(build.Tanh(x))
+    with pytest.raises(ValueError, match=r"LeafNode 'x': expected shape \[3\] and torch.float64, got \[4\]"):
+        program(normal(4))
+    with pytest.raises(ValueError, match=r"LeafNode 'x': expected .* got \[3\] and torch.float32"):
+        program(normal(3).float())
+    with pytest.raises(ValueError, match=r"program: expected 1 tensors, for \[\"LeafNode 'x'\"\], got 2"):
+        program(normal(3), normal(3))
+    with pytest.raises(ValueError, match="program: expected a tensor for LeafNode 'x', got none"):
+        program({})
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
+def test_programs_run_where_their_tensors_are() -> None:
+    x, w = leaf(3), leaf(3, 3)
+    loss = build.Log(build.Sum(build.Exp(build.Tanh(w @ build.Softplus(w @ x)))))
+    a, b = normal(3), normal(3, 3, seed=1)
+    for program in (compile(loss, leaves=[x, w]), compile_hessian(loss, x, leaves=[x, w])):
+        found = program(a.cuda(), b.cuda())
+        assert found.is_cuda
+        torch.testing.assert_close(found.cpu(), program(a, b))

@@ -1,0 +1,89 @@
+"""Simplification: the same values, never a larger graph, and what it is known to remove."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gflownet.autodiff import derivatives
+from gflownet.autodiff import factories as build
+from gflownet.autodiff.evaluation import evaluate, topological_order
+from gflownet.autodiff.graph import Graph
+from gflownet.autodiff.nodes import LeafNode, LinearNode, Node, TransformNode
+from gflownet.autodiff.simplify import simplify
+from tests.autodiff.random_graphs import random_graph
+
+DOUBLE = torch.float64
+
+
+def size(node: Node) -> int:
+    return len(topological_order([node]))
+
+
+@pytest.mark.parametrize("first_seed", range(0, 200, 50))
+def test_values_stay_and_nothing_grows(first_seed: int) -> None:
+    removed = 0
+    for seed in range(first_seed, first_seed + 50):
+        random = random_graph(seed)
+        graph = Graph.from_dict(random.graph)
+        leaves = {
+            node: torch.tensor(value)
+            for id, value in random.leaves.items()
+            if isinstance(node := graph.node(id), LeafNode)
+        }
+        output = graph.node(random.output)
+        inner = topological_order([output])
+        by = inner[seed % len(inner)]
+        for node in (output, derivatives.jacobian(output, by), derivatives.hessian(output, by)):
+            simpler = simplify(node)
+            assert simpler.shape == node.shape
+            assert simpler.dtype == node.dtype
+            assert size(simpler) <= size(node)
+            removed += size(node) - size(simpler)
+            [expected], [found] = evaluate([node], leaves), evaluate([simpler], leaves)
+            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+    assert removed > 50
+
+
+def test_equal_nodes_become_one() -> None:
+    x = build.Input((3,), dtype=DOUBLE)
+    assert size(simplify(build.Tanh(x) * build.Tanh(x))) == 3
+
+
+def test_transformations_merge_with_each_other_and_with_what_uses_them() -> None:
+    a, b = build.Input((3, 4), dtype=DOUBLE), build.Input((3, 5), dtype=DOUBLE)
+    twice = build.Transpose(build.Transpose(a))
+    assert simplify(twice) is a
+    product = simplify(build.Transpose(build.MatMul(build.Transpose(b), a)))
+    assert [type(node) for node in topological_order([product])].count(TransformNode) <= 1
+
+
+def test_a_hessian_that_is_zero_is_one_leaf() -> None:
+    x, w = build.Input((3,), dtype=DOUBLE), build.Input((4, 3), dtype=DOUBLE)
+    hessian = derivatives.hessian(build.Sum(w @ x), x)
+    simpler = simplify(hessian)
+    assert isinstance(simpler, LeafNode)
+    assert simpler.fill == 0.0
+    assert simpler.shape == (3, 3)
+
+
+def test_identities_that_derivatives_start_from_vanish() -> None:
+    x, w = build.Input((3,), dtype=DOUBLE), build.Input((4, 3), dtype=DOUBLE)
+    jacobian = simplify(derivatives.jacobian(w @ x, x, "forward"))
+    assert jacobian is w
+
+
+@pytest.mark.parametrize("count", [2, 3])
+def test_a_label_that_is_there_several_times_is_met_with_identities(count: int) -> None:
+    x = build.Input((4,), dtype=DOUBLE)
+    identity = build.Identity((4,), dtype=DOUBLE)
+    node: Node = x
+    for axis in range(count - 1):
+        axes = list(range(1, axis + 3))
+        node = LinearNode(node, identity, axes, axes[:-1], [axes[0], axes[-1]])
+    value = torch.arange(4, dtype=DOUBLE)
+    expected = torch.zeros([4] * count, dtype=DOUBLE)
+    for k in range(4):
+        expected[(k,) * count] = value[k]
+    for found in (node, simplify(node), simplify(simplify(node) + simplify(node)) * 0.5):
+        assert torch.equal(evaluate([found], {x: value})[0], expected)
