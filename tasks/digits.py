@@ -19,14 +19,19 @@ class DigitsTask(SupervisedTask):
     """64 grey values in [0, 1] to one of 10 digits; stratified 60/20/20 split, fixed by `evaluation.split_seed`."""
 
     def splits(self) -> Splits:
-        from sklearn.datasets import load_digits
+        return digits_splits(seed=self.config.evaluation.split_seed)
 
-        images, digits = load_digits(return_X_y=True)
-        inputs = torch.from_numpy(images / MAX_GREY_VALUE).float()
-        targets = torch.from_numpy(digits).long()
-        parts = _stratified_parts(digits, seed=self.config.evaluation.split_seed)
-        train, validation, test = (Split(inputs[part], targets[part]) for part in parts)
-        return Splits(train=train, validation=validation, test=test)
+
+def digits_splits(*, seed: int) -> Splits:
+    """Returns the three parts, 64 grey values in [0, 1] per image."""
+    from sklearn.datasets import load_digits
+
+    images, digits = load_digits(return_X_y=True)
+    inputs = torch.from_numpy(images / MAX_GREY_VALUE).float()
+    targets = torch.from_numpy(digits).long()
+    parts = _stratified_parts(digits, seed=seed)
+    train, validation, test = (Split(inputs[part], targets[part]) for part in parts)
+    return Splits(train=train, validation=validation, test=test)
 
 
 def _stratified_parts(digits: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -16,6 +16,8 @@ TASKS = {
     "hypergrid": "gflownet.tasks.hypergrid:HypergridTask",
     "bit_sequences": "gflownet.tasks.bit_sequences:BitSequencesTask",
     "cells": "gflownet.tasks.cells:CellsTask",
+    "tensor_program": "gflownet.tasks.tensor_program:TensorProgramTask",
+    "tensor_mixing": "gflownet.tasks.tensor_mixing:TensorMixingTask",
 }
 
 

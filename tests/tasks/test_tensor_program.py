@@ -1,0 +1,132 @@
+"""The hidden program scores one, what shares some of its indices some of it."""
+
+import numpy as np
+import pytest
+import torch
+
+from gflownet.autodiff.text import parse
+from gflownet.config import load_config, with_task_options
+from gflownet.envs.tensor_graph import make_tensor_graph_env
+from gflownet.envs.tensor_program import TensorProgram, program_of
+from gflownet.evaluation.randomness import seeded
+from gflownet.mdp.action import GraphActionType
+from tasks.tensor_program import TensorProgramConfig, TensorProgramTask, best_explained
+
+MATRIX_PRODUCT = "y[i,k] = sum_j A[i,j] B[j,k]"
+
+
+def make_task(*overrides: str) -> TensorProgramTask:
+    config = load_config("tensor_program", [*overrides])
+    return TensorProgramTask(with_task_options(config, TensorProgramConfig))
+
+
+def read(task, text: str) -> TensorProgram:
+    return program_of(parse(text.replace(";", "\n")).node(task.inputs), task.inputs)
+
+
+def test_the_hidden_program_is_exact_and_parts_of_it_score_in_between():
+    task = make_task()
+    scores = [
+        task.evaluate(read(task, text), seed=0).value
+        for text in (
+            "y[i] = sum_jk (A[i,j] - A[k,i])",
+            "a[i] = sum_j A[i,j]",  # the rows, but not the columns
+            "y[i,k] = sum_jl A[i,j] B[l,k]",  # rows and columns, but summed apart
+            MATRIX_PRODUCT,
+        )
+    ]
+    assert scores == sorted(scores)
+    assert scores[0] < 0.05 < scores[1] < scores[2] < 0.95
+    assert scores[3] == pytest.approx(1, abs=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("text", "is_exact", "is_hidden"),
+    [
+        (MATRIX_PRODUCT, 1, 1),
+        ("y[k,i] = sum_j B[j,i] A[k,j]", 1, 1),  # other names, exchanged operands, another layout
+        ("t[j,i] = A[i,j]; y[i,k] = sum_j t[j,i] B[j,k]", 1, 0),  # another program that computes it
+        ("y[i,k] = sum_j A[j,i] B[j,k]", 0, 0),
+        ("t[i,k] = sum_j A[i,j] B[j,k]; y[i,k] = t[i,k] + A[i,k]", 0, 0),
+    ],
+)
+def test_what_computes_the_target_is_exact(text, is_exact, is_hidden):
+    task = make_task()
+    metrics = task.evaluate(read(task, text), seed=0).metrics
+    assert (metrics["exact"], metrics["hidden"]) == (is_exact, is_hidden)
+
+
+def test_a_factor_costs_nothing_and_an_offset_does():
+    target = torch.rand(5, 3, 2, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    assert best_explained(-3 * target, target) == pytest.approx(1)
+    assert best_explained(target.transpose(1, 2), target) == pytest.approx(1)
+    assert best_explained(target + 1, target) < 0.9
+
+
+def test_axes_that_are_missing_or_spare_cost_a_share():
+    generator = torch.Generator().manual_seed(0)
+    rows = torch.rand(6, 3, generator=generator, dtype=torch.float64)
+    target = rows[:, :, None].expand(6, 3, 4)
+    assert best_explained(rows, target) == pytest.approx(0.7)
+    spare = rows[:, None, :, None].expand(6, 5, 3, 4)
+    assert best_explained(spare, target) == pytest.approx(0.7)
+    assert best_explained(torch.full((6,), float("nan"), dtype=torch.float64), target) == 0
+    assert best_explained(torch.zeros(6, 3, 4, dtype=torch.float64), target) == 0
+
+
+def test_share_explained_is_that_of_numpy():
+    """R^2 of the best factor, over both orders of the axes, by least squares."""
+    rng = np.random.default_rng(0)
+    result, target = rng.random((7, 3, 3)), rng.random((7, 3, 3)) + 1
+    shares = []
+    for aligned in (result, result.transpose(0, 2, 1)):
+        factor = np.linalg.lstsq(aligned.reshape(-1, 1), target.reshape(-1), rcond=None)[0][0]
+        shares.append(1 - ((target - factor * aligned) ** 2).sum() / ((target - target.mean()) ** 2).sum())
+    found = best_explained(torch.from_numpy(result + 1), torch.from_numpy(target))
+    shifted = []
+    for aligned in (result + 1, result.transpose(0, 2, 1) + 1):
+        factor = (aligned * target).sum() / (aligned**2).sum()
+        shifted.append(1 - ((target - factor * aligned) ** 2).sum() / ((target - target.mean()) ** 2).sum())
+    assert found == pytest.approx(max(0, *shifted))
+    assert best_explained(torch.from_numpy(result), torch.from_numpy(target)) == pytest.approx(max(0, *shares))
+
+
+def test_every_program_of_the_space_has_a_score():
+    task = make_task("env.tensor_graph.new_extents=[4,2]", "env.tensor_graph.max_operations=3")
+    env = make_tensor_graph_env(task.config.env)
+    generator, states, scores = torch.Generator().manual_seed(1), env.initial_states(200), []
+    while len(states):
+        actions = env.forward_masks(states).sample_uniform(generator)
+        stops = actions.kind == int(GraphActionType.Stop)
+        ended = states[stops]
+        scores += [task.evaluate(env.terminal(ended, i), seed=0).value for i in range(len(ended))]
+        states = env.step(states[~stops], actions[~stops])
+    assert len(scores) == 200
+    assert all(0 < score <= 1 + 1e-12 for score in scores)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task_options.target='y[i] = sum_j D[i,j]'"], "task_options.target: .*D"),
+        (["task_options.target='y[i] = sum_j 2.0 * A[i,j]'"], "task_options.target: .*without a factor"),
+        (["task_options.num_examples=0"], "task_options.num_examples: expected at least 1"),
+    ],
+)
+def test_what_cannot_be_recovered_is_named(overrides, message):
+    with pytest.raises(ValueError, match=message):
+        make_task(*overrides)
+
+
+def test_a_program_on_other_inputs_is_refused():
+    other = make_task("env.tensor_graph.inputs=['A[2,3]','B[3,2]']")
+    with pytest.raises(ValueError, match="expected a program on"):
+        make_task().evaluate(read(other, "y[i] = sum_j A[i,j]"), seed=0)
+
+
+def test_the_hidden_program_is_reached_by_the_environment():
+    task = make_task()
+    env = make_tensor_graph_env(task.config.env)
+    hidden = read(task, MATRIX_PRODUCT)
+    with seeded(0):
+        assert env.terminal(env.states_of([hidden]), 0) == hidden
