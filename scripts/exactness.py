@@ -61,9 +61,9 @@ SMALL = (
         "DAGs, 2 types, up to 4 nodes (260)",
         lambda: GraphBuildingEnv(["a", "b"], max_nodes=4, directed=True),
         SMALL_TV,
-        250,
+        160,
     ),
-    Space("two-coloured graphs, up to 5 nodes (419)", lambda: GraphBuildingEnv(["a", "b"], max_nodes=5), SMALL_TV, 280),
+    Space("two-coloured graphs, up to 5 nodes (419)", lambda: GraphBuildingEnv(["a", "b"], max_nodes=5), SMALL_TV, 240),
 )
 LARGE = Space(
     "two-coloured graphs, up to 6 nodes (4,302)",
@@ -74,7 +74,7 @@ LARGE = Space(
 )
 METHODS = ("tb", "subtb", "db")
 # P_B that is learned from likelihoods goes on moving for longer, and P_F with it.
-MORE_STEPS = {"tlm": 1.6, "pessimistic": 1.6}
+MORE_STEPS = {"tlm": 2.0, "pessimistic": 1.6}
 CELL_SETTING = {"num_steps": 1_000, "num_remembered": 8, "num_trajectories": 512, "random_action_prob": 0.05}
 
 
