@@ -168,6 +168,27 @@ def test_memory_that_is_read_again_is_not_overwritten(seed: int) -> None:
     torch.testing.assert_close(compile(node)(value), expected)
 
 
+def test_a_matrix_added_to_its_own_square_is_not_overwritten_while_it_is_read() -> None:
+    x = leaf(4, 4)
+    a = build.Tanh(x)
+    value = normal(4, 4)
+    torch.testing.assert_close(compile(a + a @ a)(value), value.tanh() + value.tanh() @ value.tanh())
+
+
+def test_products_are_taken_in_a_good_order() -> None:
+    w, m, v = leaf(200, 200), leaf(200), leaf(200)
+    scaled = ElementwiseNode(w, m, [1, 2], [1, 2], [2], operation="*")
+    outer = LinearNode(m, v, [1, 2], [1], [2])
+    values = (normal(200, 200), normal(200, seed=1), normal(200, seed=2))
+    for node in (scaled @ v, build.MatMul(outer, v), build.MatMul(v, build.MatMul(w, outer))):
+        program = compile(node, leaves=[w, m, v])
+        living = Living()
+        with living:
+            found = program(*values)
+        assert living.most < 200 * 200 + 5 * 200  # nothing but a view of w is a matrix
+        assert found.shape == (200,)
+
+
 def test_autograd_and_torch_func_go_through() -> None:
     x, w = leaf(3), leaf(3, 3)
     program = compile(build.Sum(build.Tanh(w @ build.Tanh(w @ x))), leaves=[x, w])

@@ -87,3 +87,17 @@ def test_a_label_that_is_there_several_times_is_met_with_identities(count: int) 
         expected[(k,) * count] = value[k]
     for found in (node, simplify(node), simplify(simplify(node) + simplify(node)) * 0.5):
         assert torch.equal(evaluate([found], {x: value})[0], expected)
+
+
+def test_a_diagonal_of_three_axes_is_taken_with_identities() -> None:
+    a = build.Input((4, 4, 4), dtype=DOUBLE)
+    identity = build.Identity((4,), dtype=DOUBLE)
+    pairs = LinearNode(a, identity, [1, 3], [1, -2, 3], [1, -2])
+    node = LinearNode(pairs, identity, [1], [1, -2], [1, -2])
+    value = torch.arange(64, dtype=DOUBLE).reshape(4, 4, 4)
+    expected = torch.stack([value[k, k, k] for k in range(4)])
+    assert torch.equal(evaluate([node], {a: value})[0], expected)
+    assert torch.equal(evaluate([simplify(node)], {a: value})[0], expected)
+    # with a third operand the diagonal is part of a product, for which there are nodes to save
+    doubled = simplify(node * node + node * node)
+    assert torch.equal(evaluate([doubled], {a: value})[0], 2 * expected**2)
