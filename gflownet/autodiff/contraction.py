@@ -146,8 +146,8 @@ def _scaled_columns(factors: Sequence[Labelled]) -> tuple[int, int] | None:
 
     Where the product ends in a vector, scaling that is cheaper: then there is none.
     """
-    counts = Counter(label for factor in factors for label in factor.labels)
-    if any(len(factor.labels) < 2 and any(counts[label] < 3 for label in factor.labels) for factor in factors):
+    matrices = Counter(label for factor in factors if len(factor.labels) > 1 for label in factor.labels)
+    if any(len(factor.labels) < 2 and any(matrices[label] < 2 for label in factor.labels) for factor in factors):
         return None
     vectors = [k for k, factor in enumerate(factors) if len(factor.labels) == 1]
     for k in vectors:

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import torch
-
 from gflownet.autodiff.functions import Call, Constant, Function, Power, Product, Sum, Variable, power
-from gflownet.autodiff.instructions import Instructions, Value
+from gflownet.autodiff.instructions import Instructions, Shape, Value
 
 # In place where torch has it under the same name with an underscore.
 _CALLS = {
@@ -19,11 +17,19 @@ _POWERS = {-1.0: "reciprocal", 0.5: "sqrt", -0.5: "rsqrt"}
 _MAX_REPEATED = 4  # powers up to this are products
 
 
+def _joint_shape(left: Shape, right: Shape) -> Shape:
+    """Return the shape that two broadcast to; torch.broadcast_shapes takes 20 microseconds."""
+    if len(left) < len(right):
+        left, right = right, left
+    leading = len(left) - len(right)
+    return left[:leading] + tuple([max(pair) for pair in zip(left[leading:], right, strict=True)])
+
+
 def multiply(code: Instructions, left: Value, right: Value) -> Value:
     """Return the product of two values, broadcast to each other."""
     if left.number > right.number:
         left, right = right, left
-    shape = torch.broadcast_shapes(left.shape, right.shape)
+    shape = _joint_shape(left.shape, right.shape)
     in_place = ((0, "{0}.mul_({1})"), (1, "{1}.mul_({0})"))
     return code.emit("torch.mul({0}, {1})", left, right, shape=shape, in_place=in_place)
 
@@ -47,7 +53,7 @@ def scale(code: Instructions, alpha: float, value: Value) -> Value:
 
 def add(code: Instructions, left: Value, right: Value, alpha: float = 1.0) -> Value:
     """Return `left + alpha * right`, broadcast to each other."""
-    shape = torch.broadcast_shapes(left.shape, right.shape)
+    shape = _joint_shape(left.shape, right.shape)
     in_place: tuple[tuple[int, str], ...]
     if alpha == -1.0:
         in_place = ((0, "{0}.sub_({1})"),)
@@ -156,7 +162,7 @@ def _plus(code: Instructions, total: Value, coefficient: float, term: Function, 
             operands = [apply(code, base, x)] * 2
         case _:
             return add(code, total, apply(code, term, x), coefficient)
-    shape, text = torch.broadcast_shapes(total.shape, x.shape), number(coefficient)
+    shape, text = _joint_shape(total.shape, x.shape), number(coefficient)
     in_place = ((0, f"{{0}}.addcmul_({{1}}, {{2}}, value={text})"),)
     template = f"torch.addcmul({{0}}, {{1}}, {{2}}, value={text})"
     return code.emit(template, total, *operands, shape=shape, in_place=in_place)

@@ -68,6 +68,14 @@ def test_a_smaller_operand_is_not_overwritten_by_the_broadcast() -> None:
     assert "v3 = torch.add(v2, x1, alpha=2.0)" in body(code, total)
 
 
+def test_an_operand_that_is_read_twice_is_not_overwritten() -> None:
+    code = Instructions([((3, 3), DOUBLE)])
+    tanh = call(code, "tanh", code.arguments[0])
+    in_place = ((0, "{0}.addmm_({1}, {2})"),)
+    total = code.emit("torch.addmm({0}, {1}, {2})", tanh, tanh, tanh, shape=(3, 3), in_place=in_place)
+    assert "v2 = torch.addmm(v1, v1, v1)" in body(code, total)
+
+
 def test_what_is_not_needed_is_not_written() -> None:
     code = Instructions([((3,), DOUBLE)])
     call(code, "exp", code.arguments[0])
