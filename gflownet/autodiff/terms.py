@@ -261,7 +261,7 @@ class Terms:
             alpha *= extents[label]
         if alpha == 0.0 or not flat:
             return self.view(alpha, None, (), out, extents, dtype)
-        to_expand = _to_expand(flat, used - kept)
+        to_expand = _to_expand(flat, used - kept, math.prod([extents[label] for label in out]))
         if to_expand is not None:
             return self._expanded(to_expand, flat, out, extents, dtype, alpha)
         if len(flat) == 1 and used <= kept:
@@ -448,16 +448,24 @@ def _looked_through(alpha: float, factors: Sequence[Labelled]) -> tuple[float, l
     return alpha, flat, same
 
 
-def _to_expand(flat: list[Labelled], summed: set[Any]) -> int | None:
+def _to_expand(flat: list[Labelled], summed: set[Any], size: int) -> int | None:
     """Return which factor is to be multiplied out: a sum with zeros in its parts, or one summed over on its own."""
     for k, (term, labels) in enumerate(flat):
         if not isinstance(term, Sum):
             continue
-        if len(flat) > 1 and (term.is_sparse or (not summed and any(is_sparse(part) for part in term.inputs))):
+        is_smaller_apart = not summed or (term.size > size and all(_is_spread(part) for part in term.inputs))
+        if len(flat) > 1 and any(is_sparse(part) for part in term.inputs) and (term.is_sparse or is_smaller_apart):
             return k
         if len(flat) == 1 and summed and (term.is_sparse or _has_part_without(term, labels, summed)):
             return k
     return None
+
+
+def _is_spread(part: Term) -> bool:
+    """Return whether a part of a sum is larger than what it is made of: a delta, or a product of vectors."""
+    core = part.inputs[0] if isinstance(part, View) and part.inputs else part
+    is_outer = isinstance(core, Einsum) and core.size > max(factor.size for factor in core.inputs)
+    return is_sparse(part) or is_outer
 
 
 def _has_part_without(total: Sum, labels: Sequence[Any], summed: set[Any]) -> bool:

@@ -133,6 +133,20 @@ def test_a_diagonal_hessian_multiplies_no_delta() -> None:
     assert all(word not in program.source for word in ("mm", "eye", "einsum"))
 
 
+def test_a_hessian_of_low_rank_and_a_diagonal_is_not_made_a_matrix_before_it_is_small() -> None:
+    points, x = leaf(400, 5), leaf(5)
+    loss = build.Log(build.Sum(build.Exp(points @ x)))  # by points @ x: diag(p) - p p^T
+    values = (normal(400, 5), normal(5, seed=1))
+    program = compile_hessian(loss, x, leaves=[points, x])
+    living = Living(*values)
+    with living:
+        found = program(*values)
+    p = torch.softmax(values[0] @ values[1], 0)
+    mean = p @ values[0]
+    torch.testing.assert_close(found, values[0].T @ (p[:, None] * values[0]) - mean[:, None] * mean)
+    assert living.most < 10 * 400 * 5
+
+
 def test_a_jacobian_of_blocks_stays_blocks_until_the_end() -> None:
     x, w = leaf(200, 5), leaf(4, 5)
     output = LinearNode(x, w, [1, 2], [1, -1], [2, -1])  # [200, 4]; by x it is delta[n, n'] w
