@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Sequence
 
-from gflownet.autodiff import derivation
+from gflownet.autodiff import cross_country, derivation
 from gflownet.autodiff.derivatives import Mode
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.node_terms import is_described, terms_of
@@ -114,7 +114,7 @@ def compile_hessian(
     """
     wrt = [first, first if second is None else second]
     return _program(
-        "hessian", [output], wrt, lambda terms, found: [derivation.hessian(terms, *found)], leaves, as_tuple=False
+        "hessian", [output], wrt, lambda terms, found: [cross_country.hessian(terms, *found)], leaves, as_tuple=False
     )
 
 

@@ -142,19 +142,21 @@ def _known_pair(code: Instructions, factors: Sequence[Labelled]) -> tuple[int, i
 
 
 def _scaled_columns(factors: Sequence[Labelled]) -> tuple[int, int] | None:
-    """Return a vector between two matrices, and the one of them whose columns it scales: that needs no view.
+    """Return a vector between matrices, and the one that it scales: by columns, without a view, or the smallest.
 
     Where the product ends in a vector, scaling that is cheaper: then there is none.
     """
-    matrices = Counter(label for factor in factors if len(factor.labels) > 1 for label in factor.labels)
-    if any(len(factor.labels) < 2 and any(matrices[label] < 2 for label in factor.labels) for factor in factors):
+    counts = Counter(label for factor in factors if len(factor.labels) > 1 for label in factor.labels)
+    if any(len(factor.labels) < 2 and any(counts[label] < 2 for label in factor.labels) for factor in factors):
         return None
     vectors = [k for k, factor in enumerate(factors) if len(factor.labels) == 1]
     for k in vectors:
         (label,) = factors[k].labels
-        fits = [j for j, factor in enumerate(factors) if len(factor.labels) == 2 and factor.labels[1] == label]
-        if fits:
-            return k, min(fits, key=lambda j: factors[j].value.size)
+        matrices = [j for j, factor in enumerate(factors) if len(factor.labels) > 1 and label in factor.labels]
+        smallest = min(matrices, key=lambda j: factors[j].value.size)
+        fits = [j for j in matrices if factors[j].labels[-1] == label and len(factors[j].labels) == 2]
+        best = min(fits, key=lambda j: factors[j].value.size, default=smallest)
+        return k, best if factors[best].value.size <= 2 * factors[smallest].value.size else smallest
     return None
 
 

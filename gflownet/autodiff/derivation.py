@@ -8,7 +8,6 @@ derives node by node: deltas vanish as they arise, and equal subexpressions are 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from itertools import pairwise
 
 import torch
 
@@ -24,7 +23,6 @@ from gflownet.autodiff.terms import (
     Terms,
     View,
     extents_of,
-    is_zero,
     ordered,
 )
 
@@ -100,7 +98,7 @@ def _pulled_back(
                     yield source, terms.scale(coefficient, adjoint)
         case Map() if term.inputs[0] in wanted:
             slope = terms.map(term.function.derivative(), term.inputs[0])
-            yield term.inputs[0], _scaled_rows(terms, adjoint, slope, extra)
+            yield term.inputs[0], scaled_rows(terms, adjoint, slope, extra)
         case Cast() | Alias():
             for source in term.inputs:
                 if source in wanted:
@@ -109,7 +107,7 @@ def _pulled_back(
             return
 
 
-def _scaled_rows(terms: Terms, matrix: Term, row_factors: Term, extra: Shape) -> Term:
+def scaled_rows(terms: Terms, matrix: Term, row_factors: Term, extra: Shape) -> Term:
     """Return `matrix[I, H] * row_factors[I]`."""
     rank = len(row_factors.shape)
     labels = tuple(range(rank + len(extra)))
@@ -155,7 +153,7 @@ def _pushed_forward(terms: Terms, term: Term, known: Mapping[Term, Term], extra:
                     yield terms.scale(coefficient, known[source])
         case Map():
             slope = terms.map(term.function.derivative(), term.inputs[0])
-            yield _scaled_rows(terms, known[term.inputs[0]], slope, extra)
+            yield scaled_rows(terms, known[term.inputs[0]], slope, extra)
         case Cast() | Alias():
             yield terms.cast(known[term.inputs[0]], term.dtype)
 
@@ -176,106 +174,6 @@ def forward_jacobian(terms: Terms, output: Term, source: Term) -> Term:
     """Return `d output / d source`, `[output..., source...]`, in forward mode."""
     seeds = {source: terms.identity(source.shape, source.dtype)}
     return tangents(terms, [output], seeds, source.shape)[0]
-
-
-def hessian(terms: Terms, output: Term, first: Term, second: Term) -> Term:
-    """Return `d2 output / d first d second`, `[output..., first..., second...]`."""
-    if first is second and not output.shape:
-        return _carried_back(terms, output, first)
-    jacobian = reverse_jacobian(terms, output, first)
-    found = tangents(terms, [jacobian], {second: terms.identity(second.shape, second.dtype)}, second.shape)[0]
-    return _rotated(terms, found, len(first.shape), len(output.shape))
-
-
-def _rotated(terms: Terms, term: Term, num_first: int, num_output: int) -> Term:
-    labels = tuple(range(len(term.shape)))
-    out = labels[num_first : num_first + num_output] + labels[:num_first] + labels[num_first + num_output :]
-    return terms.einsum([(term, labels)], out, dict(enumerate(term.shape)), term.dtype)
-
-
-def bottlenecks(output: Term, source: Term) -> list[Term]:
-    """Return the terms that everything from a source to an output goes through, from the source to the output."""
-    order = dependents([output], {source})
-    if not order or order[0] is not source:
-        return []
-    last_use = {term: term.uid for term in order}
-    for term in order:
-        for inner in term.inputs:
-            if inner in last_use:
-                last_use[inner] = max(last_use[inner], term.uid)
-    found: list[Term] = []
-    furthest = source.uid
-    for term in order:
-        if furthest <= term.uid:
-            found.append(term)
-        furthest = max(furthest, last_use[term])
-    return found
-
-
-def _carried_back(terms: Terms, output: Term, source: Term) -> Term:
-    """Return the Hessian of a scalar by one source, cross-country (Laue, Mitterreiter, Giesen, AAAI 2020).
-
-    Where everything from x to the output goes through z: `H_x = (dz/dx)^T H_z (dz/dx) + sum g_z d2z/dx2`, g_z the
-    gradient by z. The second part is zero where z is linear in x.
-    """
-    stations = bottlenecks(output, source)
-    if len(stations) < 2:
-        return terms.full(0.0, source.shape * 2, source.dtype)
-    slopes = adjoints(terms, {output: terms.full(1.0, (), output.dtype)}, {source})
-    # of z, the last station with curvature after it: stations without are stepped over, and J composed instead
-    inner, reached = terms.full(0.0, output.shape * 2, output.dtype), output
-    for before, after in reversed(list(pairwise(stations))):
-        curved = _curvature(terms, before, after, slopes[after]) if after in slopes else None
-        if before is source or not (curved is None or is_zero(curved)):
-            carried = inner if is_zero(inner) else _congruent(terms, inner, before, reached)
-            parts = [part for part in (carried, curved) if part is not None and not is_zero(part)]
-            inner = terms.add([(1.0, part) for part in parts], before.shape * 2, before.dtype)
-            reached = before
-    return inner
-
-
-def _congruent(terms: Terms, inner: Term, before: Term, after: Term) -> Term:
-    """Return `J^T inner J` with J the Jacobian of `after` by `before`, found from the end with fewer entries."""
-    m, n = len(after.shape), len(before.shape)
-    labels = tuple(range(2 * (m + n)))
-    rows, columns = labels[:m], labels[m : 2 * m]
-    left, right = labels[2 * m : 2 * m + n], labels[2 * m + n :]
-    extents = dict(zip(labels, (*after.shape * 2, *before.shape * 2), strict=True))
-    inner = terms.cast(inner, before.dtype)
-    if before.size > after.size:
-        jacobian = terms.cast(reverse_jacobian(terms, after, before), before.dtype)
-        ends = (left + rows, right + columns)
-    else:
-        jacobian = terms.cast(forward_jacobian(terms, after, before), before.dtype)
-        ends = (rows + left, columns + right)
-    factors: list[Labelled] = [(jacobian, ends[0]), (inner, rows + columns), (jacobian, ends[1])]
-    return terms.einsum(factors, left + right, extents, before.dtype)
-
-
-def _curvature(terms: Terms, before: Term, after: Term, slope: Term) -> Term | None:
-    """Return `sum slope * d2 after / d before2`, None where `after` is linear in `before`."""
-    is_one_step = len(dependents([after], {before})) == 2
-    if is_one_step and isinstance(after, View | Sum | Cast | Alias):
-        return None
-    if is_one_step and isinstance(after, Einsum) and after.inputs.count(before) == 1:
-        return None
-    if is_one_step and isinstance(after, Map):
-        second = terms.map(after.function.derivative().derivative(), before)
-        diagonal = _scaled_rows(terms, slope, second, ())
-        labels = tuple(range(len(before.shape)))
-        extents = dict(enumerate(before.shape))
-        return terms.einsum([(diagonal, labels)], labels + labels, extents, before.dtype)
-    # the slope depends on `before` itself and may be equal to a part of `after`: it is held fixed under another name
-    fixed = terms.alias(slope)
-    gradient_before = adjoints(terms, {after: fixed}, {before})[before]
-    seeds = {before: terms.identity(before.shape, before.dtype)}
-    curved = _tangent_with_fixed(terms, gradient_before, seeds, before.shape, fixed)
-    return substituted(terms, curved, {fixed: slope})
-
-
-def _tangent_with_fixed(terms: Terms, output: Term, seeds: Mapping[Term, Term], extra: Shape, fixed: Term) -> Term:
-    zero = terms.full(0.0, fixed.shape + extra, fixed.dtype)
-    return tangents(terms, [output], {**seeds, fixed: zero}, extra)[0]
 
 
 def without_aliases(terms: Terms, outputs: Sequence[Term]) -> list[Term]:

@@ -23,6 +23,7 @@ from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.nodes import LeafNode, LinearNode, Node
 from gflownet.autodiff.program import Program
+from tests.autodiff.living import Living
 from tests.autodiff.random_graphs import random_graph
 
 DOUBLE = torch.float64
@@ -230,3 +231,16 @@ def test_a_chain_of_any_depth_compiles() -> None:
         sines = torch.sin(sines)
     [slope] = torch.autograd.grad(sines.sum(), expected)
     torch.testing.assert_close(compile_gradient(build.Sum(node), x)(value), slope)
+
+
+@pytest.mark.parametrize(("num_inputs", "is_small"), [(2, True), (40, False)])
+def test_wide_layers_do_not_make_the_hessian_by_few_inputs_wide(num_inputs: int, is_small: bool) -> None:
+    x, first, second = leaf(num_inputs), leaf(60, num_inputs), leaf(60, 60)
+    loss = build.Sum(build.Tanh(second @ build.Tanh(first @ x)))
+    values = {x: normal(num_inputs), first: normal(60, num_inputs, seed=1) / 3, second: normal(60, 60, seed=2) / 5}
+    program = compile_hessian(loss, x)
+    check(program, derivatives.hessian(loss, x), values)
+    living = Living(*values.values())
+    with living:
+        program(values)
+    assert (living.most < 60 * 60) is is_small

@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-import weakref
-from typing import Any
-
 import pytest
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.compile import compile, compile_gradient, compile_hessian, compile_jacobian
 from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node
+from tests.autodiff.living import Living
 
 DOUBLE = torch.float64
 
@@ -24,25 +21,6 @@ def leaf(*shape: int, name: str | None = None) -> LeafNode:
 
 def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
-
-
-class Living(TorchDispatchMode):
-    """Knows the most entries that tensors made within it, beside those given, held at one time."""
-
-    def __init__(self, *given: Tensor) -> None:
-        super().__init__()
-        self.most = 0
-        self._given = {tensor.untyped_storage().data_ptr() for tensor in given}
-        self._found: list[weakref.ref[Tensor]] = []
-
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        result = func(*args, **(kwargs or {}))
-        if isinstance(result, Tensor):
-            self._found.append(weakref.ref(result))
-        tensors = [tensor for reference in self._found if (tensor := reference()) is not None]
-        by_storage = {t.untyped_storage().data_ptr(): t.untyped_storage().nbytes() // 8 for t in tensors}
-        self.most = max(self.most, sum(n for place, n in by_storage.items() if place not in self._given))
-        return result
 
 
 def test_tensors_are_given_in_the_order_of_the_leaves() -> None:

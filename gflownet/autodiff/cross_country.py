@@ -1,0 +1,168 @@
+"""Hessians of terms, cross-country: neither forward nor reverse all the way (Laue, Mitterreiter, Giesen, AAAI 2020).
+
+Where everything from x to a scalar goes through z, `H_x = J^T H_z J + sum g_z d2z/dx2`, J the Jacobian of z by x and
+g_z the gradient by z. The second part, the curvature at x, is zero where z is linear in x, and a diagonal where z is a
+function entry by entry. So a Hessian is a sum of congruences: one for each bottleneck that has a curvature.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import pairwise
+from math import prod
+
+from gflownet.autodiff.contraction import contraction_order
+from gflownet.autodiff.derivation import (
+    adjoints,
+    dependents,
+    forward_jacobian,
+    reverse_jacobian,
+    scaled_rows,
+    substituted,
+    tangents,
+)
+from gflownet.autodiff.terms import Alias, Cast, Einsum, Labelled, Map, Sum, Term, Terms, View, is_zero, ordered
+
+
+def hessian(terms: Terms, output: Term, first: Term, second: Term) -> Term:
+    """Return `d2 output / d first d second`, `[output..., first..., second...]`."""
+    if first is second and not output.shape:
+        return _carried_back(terms, output, first)
+    jacobian = reverse_jacobian(terms, output, first)
+    found = tangents(terms, [jacobian], {second: terms.identity(second.shape, second.dtype)}, second.shape)[0]
+    return _rotated(terms, found, len(first.shape), len(output.shape))
+
+
+def _rotated(terms: Terms, term: Term, num_first: int, num_output: int) -> Term:
+    labels = tuple(range(len(term.shape)))
+    out = labels[num_first : num_first + num_output] + labels[:num_first] + labels[num_first + num_output :]
+    return terms.einsum([(term, labels)], out, dict(enumerate(term.shape)), term.dtype)
+
+
+def bottlenecks(output: Term, source: Term) -> list[Term]:
+    """Return the terms that everything from a source to an output goes through, from the source to the output."""
+    order = dependents([output], {source})
+    if not order or order[0] is not source:
+        return []
+    last_use = {term: term.uid for term in order}
+    for term in order:
+        for inner in term.inputs:
+            if inner in last_use:
+                last_use[inner] = max(last_use[inner], term.uid)
+    found: list[Term] = []
+    furthest = source.uid
+    for term in order:
+        if furthest <= term.uid:
+            found.append(term)
+        furthest = max(furthest, last_use[term])
+    return found
+
+
+def _carried_back(terms: Terms, output: Term, source: Term) -> Term:
+    """Return the Hessian of a scalar by one source."""
+    curvatures = _curvatures(terms, output, source)
+    if not curvatures:
+        return terms.full(0.0, source.shape * 2, source.dtype)
+    nested = _nested(terms, curvatures, source)
+    if len(curvatures) == 1 or 2 * source.size > max(station.size for station, _ in curvatures):
+        return nested
+    # few entries against wide layers: congruences straight to the source may be less work than layer by layer
+    return min([nested, _direct(terms, curvatures, source)], key=_work)
+
+
+def _curvatures(terms: Terms, output: Term, source: Term) -> list[tuple[Term, Term]]:
+    """Return the bottlenecks that have a curvature, and it, from the output to the source."""
+    stations = bottlenecks(output, source)
+    slopes = adjoints(terms, {output: terms.full(1.0, (), output.dtype)}, {source})
+    found: list[tuple[Term, Term]] = []
+    for before, after in reversed(list(pairwise(stations))):
+        curvature = _curvature(terms, before, after, slopes[after]) if after in slopes else None
+        if curvature is not None and not is_zero(curvature):
+            found.append((before, curvature))
+    return found
+
+
+def _nested(terms: Terms, curvatures: Sequence[tuple[Term, Term]], source: Term) -> Term:
+    """Return the Hessian carried from one bottleneck to the one before; the Jacobian of several steps is composed."""
+    (reached, inner), *others = curvatures
+    for station, curvature in others:
+        carried = _congruent(terms, inner, _jacobian(terms, reached, station), station)
+        inner = terms.add([(1.0, carried), (1.0, curvature)], station.shape * 2, station.dtype)
+        reached = station
+    return inner if reached is source else _congruent(terms, inner, _jacobian(terms, reached, source), source)
+
+
+def _direct(terms: Terms, curvatures: Sequence[tuple[Term, Term]], source: Term) -> Term:
+    """Return the Hessian as the sum of the congruences of every curvature and the source's own Jacobian."""
+    stations = [station for station, _ in curvatures]
+    seeds = {source: terms.identity(source.shape, source.dtype)}
+    jacobians = tangents(terms, stations, seeds, source.shape)
+    parts = [
+        (1.0, _congruent(terms, curvature, (jacobian, False), source))
+        for (_, curvature), jacobian in zip(curvatures, jacobians, strict=True)
+    ]
+    return terms.add(parts, source.shape * 2, source.dtype)
+
+
+def _jacobian(terms: Terms, after: Term, before: Term) -> tuple[Term, bool]:
+    """Return a Jacobian, and whether the axes of `before` come first, found from the end with fewer entries."""
+    if before.size > after.size:
+        return reverse_jacobian(terms, after, before), True
+    return forward_jacobian(terms, after, before), False
+
+
+def _congruent(terms: Terms, inner: Term, jacobian: tuple[Term, bool], before: Term) -> Term:
+    """Return `J^T inner J`, `[before..., before...]`."""
+    found, is_before_first = jacobian
+    shape = inner.shape[: len(inner.shape) // 2]
+    m, n = len(shape), len(before.shape)
+    labels = tuple(range(2 * (m + n)))
+    rows, columns = labels[:m], labels[m : 2 * m]
+    left, right = labels[2 * m : 2 * m + n], labels[2 * m + n :]
+    extents = dict(zip(labels, (*shape * 2, *before.shape * 2), strict=True))
+    ends = (left + rows, right + columns) if is_before_first else (rows + left, columns + right)
+    inner, found = terms.cast(inner, before.dtype), terms.cast(found, before.dtype)
+    factors: list[Labelled] = [(found, ends[0]), (inner, rows + columns), (found, ends[1])]
+    return terms.einsum(factors, left + right, extents, before.dtype)
+
+
+def _work(output: Term) -> float:
+    """Return about how many multiplications a term takes; an addition counts as one."""
+    return sum(_own_work(term) for term in ordered([output]))
+
+
+def _own_work(term: Term) -> float:
+    if not isinstance(term, Einsum):
+        return term.size
+    waiting: list[tuple[int, ...]] = [tuple(labels) for labels in term.labels]
+    extents = dict(enumerate(term.extents))
+    total = 0.0
+    for chosen in contraction_order(waiting, term.out, extents) if len(waiting) > 1 else []:
+        both = dict.fromkeys(label for k in chosen for label in waiting[k])
+        total += prod(extents[label] for label in both)
+        others = [labels for k, labels in enumerate(waiting) if k not in chosen]
+        kept = set(term.out).union(*others)
+        waiting = [*others, tuple(label for label in both if label in kept)]
+    return total or prod(term.extents)
+
+
+def _curvature(terms: Terms, before: Term, after: Term, slope: Term) -> Term | None:
+    """Return `sum slope * d2 after / d before2`, None where `after` is linear in `before`."""
+    is_one_step = len(dependents([after], {before})) == 2
+    if is_one_step and isinstance(after, View | Sum | Cast | Alias):
+        return None
+    if is_one_step and isinstance(after, Einsum) and after.inputs.count(before) == 1:
+        return None
+    if is_one_step and isinstance(after, Map):
+        second = terms.map(after.function.derivative().derivative(), before)
+        diagonal = scaled_rows(terms, slope, second, ())
+        labels = tuple(range(len(before.shape)))
+        extents = dict(enumerate(before.shape))
+        return terms.einsum([(diagonal, labels)], labels + labels, extents, before.dtype)
+    # the slope depends on `before` itself and may be equal to a part of `after`: it is held fixed under another name
+    fixed = terms.alias(slope)
+    gradient_before = adjoints(terms, {after: fixed}, {before})[before]
+    held = terms.full(0.0, fixed.shape + before.shape, fixed.dtype)
+    seeds = {before: terms.identity(before.shape, before.dtype), fixed: held}
+    curved = tangents(terms, [gradient_before], seeds, before.shape)[0]
+    return substituted(terms, curved, {fixed: slope})
