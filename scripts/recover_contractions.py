@@ -87,10 +87,13 @@ def search(config: Config, folder: Path, *, num_steps: int) -> Recovery:
     with EvaluationStore(folder / "evaluations.sqlite", context=scoring_context(config)) as store:
         evaluator = trainer.build_evaluator(store)
         parts: Any = {"policy": trainer.learner.sampling, "evaluator": evaluator, "replay": trainer.replay}
-        for rollout in rollouts_here(trainer.source, **parts, first_step=1):
-            trainer.step += 1
-            if counter.found is not None or trainer.step > num_steps:
+        # The range comes first, so that no step is sampled beyond the last.
+        for step, rollout in zip(
+            range(1, num_steps + 1), rollouts_here(trainer.source, **parts, first_step=1), strict=False
+        ):
+            if counter.found is not None:
                 break
+            trainer.step = step
             trainer.train_step(rollout)
     scored = counter.num_scored if counter.found is None else counter.num_until
     return Recovery(scored, counter.found, time.process_time() - start)

@@ -19,7 +19,7 @@ from gflownet.evaluation.task import GFNTask, Score
 
 MISPLACED_AXIS = 0.7  # what a score is multiplied by for each axis that result and target do not share
 LEAST_SCORE = 1e-3  # of what explains nothing
-SPREAD = 1.0  # standard deviation of the logarithm of the inputs' entries
+SPREAD = 0.8  # standard deviation of the logarithm of the inputs' entries
 
 
 @dataclass
@@ -29,7 +29,7 @@ class TensorProgramConfig:
     target: str = field(
         default="y[i,k] = sum_j A[i,j] B[j,k]", metadata={"help": "the hidden program, statements with ; between"}
     )
-    num_examples: int = field(default=8, metadata={"help": "random inputs that it is seen on"})
+    num_examples: int = field(default=16, metadata={"help": "random inputs that it is seen on"})
     data_seed: int = field(default=0, metadata={"help": "seed of the inputs"})
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,6 +16,8 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
+
+NUM_WRITTEN = 3  # programs that are written out, those of the first ranks
 
 
 def report_run(
@@ -55,6 +58,10 @@ def report_run(
         load_line = f'import gflownet; model = gflownet.load("{folder / TOP_NAME}", rank=0)'
         pictures = str(folder / PICTURES_NAME)
     print_report(rows, load_line=load_line, pictures=pictures, console=console)
+    for rank, record in enumerate(records[:NUM_WRITTEN]):
+        program = json.loads(record.graph)["graph"].get("program")
+        if program is not None:
+            say(f"rank {rank}: {program}")
     if evaluated:
         front = write_pareto_front(folder, evaluated, task=task)
         print_front(front.objectives, front.values, console=console)

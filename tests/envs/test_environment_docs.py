@@ -21,6 +21,8 @@ from tasks.bit_sequences import BitSequencesConfig
 from tasks.cells import CellsConfig
 from tasks.hypergrid import HypergridRewardConfig
 from tasks.structure_learning import StructureLearningConfig
+from tasks.tensor_mixing import TensorMixingConfig
+from tasks.tensor_program import TensorProgramConfig
 from tests.tiny_run import TINY_RUN
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "environments").glob("*.md"))
@@ -51,7 +53,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("hypergrid", (HypergridConfig, HypergridRewardConfig)),
         ("bit_sequence", (BitSequenceConfig, BitSequencesConfig)),
         ("cell_space", (CellSpaceConfig, CellsConfig)),
-        ("tensor_graph", (TensorGraphConfig,)),
+        ("tensor_graph", (TensorGraphConfig, TensorProgramConfig, TensorMixingConfig)),
     ],
 )
 def test_options_are_listed_with_their_defaults(name, options, checkout):
