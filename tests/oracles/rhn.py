@@ -1,0 +1,72 @@
+"""A Recurrent Hyper Network out of loops, one row and one token at a time, with every adapted matrix W + B A made."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import Tensor
+
+
+def rms_norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
+    """Return a vector over its root mean square."""
+    return gain * x / torch.sqrt((x * x).mean() + epsilon)
+
+
+def silu(x: Tensor) -> Tensor:
+    """Return x times its logistic function."""
+    return x / (1 + torch.exp(-x))
+
+
+def adapted(weight: Tensor, heads: Mapping[str, Tensor], features: Tensor) -> Tensor:
+    """Return the matrix m (W + B A) / ||W + B A||, norms by row."""
+    a, b, delta = (
+        torch.stack([f * head for f, head in zip(features, heads[name], strict=True)]).sum(0)
+        for name in ("a", "b", "delta")
+    )
+    rows = weight + b @ a
+    norms = torch.sqrt((rows * rows).sum(1))
+    # The squared norm is kept from below a millionth of the plain row's.
+    plain_norms = torch.sqrt((weight * weight).sum(1))
+    norms = torch.maximum(norms, plain_norms * 1e-3)
+    return rows * (plain_norms * (1 + delta) / norms)[:, None]
+
+
+def under(parameters: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    """Return the parameters whose name begins so, without that beginning."""
+    return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
+
+
+def cell(block: Mapping[str, Tensor], x: Tensor, previous: Tensor | None, epsilon: float) -> Tensor:
+    """Return X_{k:n} of one row from X_{k:n-1} and X_{k-1:n}, vectors."""
+    weights = [block[f"ffn.plain.{name}_proj.weight"] for name in ("gate", "up", "down")]
+    normed = rms_norm(x, block["norm.weight"], epsilon)
+    beta = torch.zeros((), dtype=x.dtype)
+    if previous is not None:
+        squeezed = block["bhn.squeeze.weight"] @ rms_norm(previous, block["bhn.norm.weight"], epsilon)
+        features = torch.cat([torch.ones(1, dtype=x.dtype), silu(squeezed + block["bhn.squeeze.bias"])])
+        heads = [under(block, f"bhn.{name}.") for name in ("gate", "up", "down")]
+        weights = [adapted(weight, head, features) for weight, head in zip(weights, heads, strict=True)]
+        beta = (features * block["bhn.beta"]).sum()
+    gate, up, down = weights
+    return x + down @ (silu(gate @ normed + beta) * (up @ normed))
+
+
+def forward(
+    parameters: Mapping[str, Tensor], tokens: Tensor, *, depth: int, epsilon: float, state: Tensor | None = None
+) -> tuple[Tensor, Tensor]:
+    """Return logits [R, T, V] and last states [depth, R, H] of tokens [R, T], after `state` where there is one."""
+    unembedding = parameters.get("unembedding.weight", parameters["embedding.weight"])
+    all_logits, all_states = [], []
+    for row, sequence in enumerate(tokens.tolist()):
+        before = [None if state is None else state[n, row] for n in range(depth)]
+        logits = []
+        for token in sequence:
+            x = parameters["embedding.weight"][token]
+            for n in range(depth):
+                x = cell(under(parameters, f"blocks.{n}."), x, before[n], epsilon)
+                before[n] = x
+            logits.append(unembedding @ rms_norm(x, parameters["norm.weight"], epsilon))
+        all_logits.append(torch.stack(logits))
+        all_states.append(torch.stack([last for last in before if last is not None]))
+    return torch.stack(all_logits), torch.stack(all_states, 1)

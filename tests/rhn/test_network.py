@@ -1,0 +1,128 @@
+"""The network as the seed tells it: against the loops, at its beginning, and while it learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+
+from gflownet.rhn.config import CONFIGS, RHNConfig
+from gflownet.rhn.network import RHN, layer_by_layer
+from tests.rhn.random_networks import answer_of, assert_equal, oracle_answer, random_case, random_network
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_naive_form_is_the_oracle(seed: int) -> None:
+    case = random_case(seed)
+    assert_equal(answer_of(case, layer_by_layer), oracle_answer(case))
+
+
+def test_a_new_network_is_one_of_plain_feed_forward_layers() -> None:
+    torch.manual_seed(0)
+    network = RHN(CONFIGS["small"]).double()
+    tokens = torch.randint(256, (2, 9))
+    x = network.embedding(tokens)
+    for block in network.layers:
+        x = x + block.ffn.plain(block.norm(x))
+    expected = network.unembedding(network.norm(x), network.embedding)
+    torch.testing.assert_close(network(tokens)[0], expected, rtol=1e-12, atol=1e-12)
+
+
+def test_every_parameter_of_a_new_network_learns() -> None:
+    torch.manual_seed(0)
+    network = RHN(CONFIGS["tiny"])
+    tokens = torch.randint(256, (2, 9))
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-3)
+    before = {name: parameter.detach().clone() for name, parameter in network.named_parameters()}
+    for _ in range(3):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(network(tokens)[0].flatten(0, 1), tokens.flatten()).backward()
+        optimiser.step()
+    still = [name for name, parameter in network.named_parameters() if torch.equal(parameter, before[name])]
+    assert still == []
+
+
+def test_training_is_stable_and_uses_the_token_before() -> None:
+    """The next token of a cycle depends on the last two: without recurrence the loss stays at log 2 / 2."""
+    torch.manual_seed(0)
+    network = RHN(RHNConfig(vocabulary_size=3, hidden_size=16, intermediate_size=32, depth=2))
+    cycle = torch.tensor([0, 1, 0, 2]).repeat(6)
+    tokens, targets = cycle[None, :-1], cycle[None, 1:]
+    optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
+    for _ in range(60):
+        optimiser.zero_grad()
+        loss = torch.nn.functional.cross_entropy(network(tokens)[0].flatten(0, 1), targets.flatten())
+        loss.backward()
+        norm = torch.nn.utils.get_total_norm([p.grad for p in network.parameters() if p.grad is not None])
+        assert norm < 20
+        optimiser.step()
+    assert loss.item() < 0.1
+
+
+def test_a_row_does_not_depend_on_its_neighbours() -> None:
+    network = random_network(RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=3, rank=2), 0)
+    tokens = torch.randint(5, (3, 6), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(network(tokens)[0][1:2], network(tokens[1:2])[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_token_does_not_depend_on_later_ones() -> None:
+    network = random_network(RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=3, rank=2), 0)
+    tokens = torch.randint(5, (2, 6), generator=torch.Generator().manual_seed(0))
+    torch.testing.assert_close(network(tokens)[0][:, :4], network(tokens[:, :4])[0], rtol=1e-12, atol=1e-12)
+
+
+def test_a_row_that_its_adapter_cancels_stays_finite() -> None:
+    """B A = -W up to rounding: the norm is kept from below, the gradient finite."""
+    network = RHN(RHNConfig(hidden_size=8, intermediate_size=8, depth=1, rank=8))
+    block = network.layers[0]
+    with torch.no_grad():
+        for head, projection in (
+            (block.bhn.gate, block.ffn.plain.gate_proj),
+            (block.bhn.down, block.ffn.plain.down_proj),
+        ):
+            head.a.zero_()[0] = torch.eye(8)
+            head.b.zero_()[0] = -projection.weight
+    logits = network(torch.arange(6)[None])[0]
+    logits.square().sum().backward()
+    assert logits.isfinite().all()
+    assert all(p.grad is not None and p.grad.isfinite().all() for p in network.parameters())
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"depth": 0}, "depth: expected at least 1, got 0"),
+        ({"rank": -1}, "rank: expected at least 1, got -1"),
+        ({"epsilon": 0.0}, "epsilon: expected a number > 0, got 0.0"),
+    ],
+)
+def test_sizes_that_make_no_network_are_refused(changes: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RHNConfig(**changes)  # pyright: ignore[reportArgumentType]
+
+
+def test_shapes_that_do_not_fit_are_refused() -> None:
+    network = RHN(CONFIGS["tiny"])
+    with pytest.raises(ValueError, match=r"tokens: expected \(rows, tokens\), at least one of each, got \(2, 0\)"):
+        network(torch.zeros(2, 0, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"state: expected \(2, 1, 32\) .* got \(2, 3, 32\)"):
+        network(torch.zeros(1, 4, dtype=torch.long), torch.zeros(2, 3, 32))
+
+
+@pytest.mark.parametrize(("name", "expected"), [("tiny", 66e3), ("medium", 2.2e6), ("100m", 100e6)])
+def test_named_sizes(name: str, expected: float) -> None:
+    with torch.device("meta"):
+        network = RHN(CONFIGS[name])
+    assert sum(p.numel() for p in network.parameters()) == pytest.approx(expected, rel=0.1)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_state_dict_goes_through_safetensors(tied: bool, tmp_path: Path) -> None:
+    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
+    config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2, tied=tied)
+    network, loaded = random_network(config, 0), random_network(config, 1)
+    safetensors.save_file(network.state_dict(), tmp_path / "network.safetensors")
+    loaded.load_state_dict(safetensors.load_file(tmp_path / "network.safetensors"))
+    tokens = torch.arange(5)[None]
+    torch.testing.assert_close(loaded(tokens), network(tokens), rtol=0, atol=0)
