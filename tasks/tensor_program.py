@@ -18,6 +18,7 @@ from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.task import GFNTask, Score
 
 MISPLACED_AXIS = 0.7  # what a score is multiplied by for each axis that result and target do not share
+EXACT = 1e-6  # what rounding may leave of a score
 LEAST_SCORE = 1e-3  # of what explains nothing
 SPREAD = 0.8  # standard deviation of the logarithm of the inputs' entries
 
@@ -34,7 +35,7 @@ class TensorProgramConfig:
 
 
 class TensorProgramTask(GFNTask):
-    """Scores a program by the share of the target's variance that its result, scaled, explains: 1 for the hidden one.
+    """Scores a program by the share of the target's spread that its result, scaled, explains: 1 for the hidden one.
 
     Axes are matched in the best order, as the order of a result's axes is no part of a program. The inputs are
     positive, so that a program that has some of the right indices right explains some of the target.
@@ -55,7 +56,7 @@ class TensorProgramTask(GFNTask):
         if graph.inputs != self.inputs:
             raise ValueError(f"expected a program on {self.inputs}, got one on {graph.inputs}")
         explained = best_explained(self._value(graph.node(self._leaves)), self._target)
-        is_exact = explained > 1 - 1e-9
+        is_exact = explained > 1 - EXACT
         return Score(
             max(explained, LEAST_SCORE),
             metrics={"exact": float(is_exact), "hidden": float(graph == self._hidden_program)},
@@ -101,7 +102,7 @@ class TensorProgramTask(GFNTask):
 
 
 def best_explained(result: Tensor, target: Tensor) -> float:
-    """Return the largest share of the target's variance that the result explains, over all ways to match axes.
+    """Return the largest share of the target's spread that the result explains, over all ways to match axes.
 
     Args:
         result: [examples, ...], its further axes in any order.
@@ -143,10 +144,13 @@ def _alignments(result: Tensor, target: Tensor) -> Iterator[tuple[Tensor, int]]:
 
 
 def _explained(result: Tensor, target: Tensor) -> float:
-    """Return R^2 = 1 - sum (target - a result)^2 / sum (target - mean)^2 with the best factor a."""
+    """Return 1 - sqrt(1 - R^2) with R^2 = 1 - sum (target - a result)^2 / sum (target - mean)^2, a the best factor.
+
+    The root tells what is nearly right from what is right: R^2 = 0.97 scores 0.83.
+    """
     result = result.expand(target.shape)
     norm = result.square().sum()
     if not bool(torch.isfinite(norm)) or float(norm) == 0:
         return 0.0
     residual = target - (result * target).sum() / norm * result
-    return 1 - float(residual.square().sum() / (target - target.mean()).square().sum())
+    return 1 - float(residual.norm() / (target - target.mean()).norm())

@@ -75,18 +75,18 @@ def test_axes_that_are_missing_or_spare_cost_a_share():
 
 
 def test_share_explained_is_that_of_numpy():
-    """R^2 of the best factor, over both orders of the axes, by least squares."""
+    """1 - sqrt(1 - R^2) of the best factor, over both orders of the axes, by least squares."""
     rng = np.random.default_rng(0)
     result, target = rng.random((7, 3, 3)), rng.random((7, 3, 3)) + 1
     shares = []
     for aligned in (result, result.transpose(0, 2, 1)):
         factor = np.linalg.lstsq(aligned.reshape(-1, 1), target.reshape(-1), rcond=None)[0][0]
-        shares.append(1 - ((target - factor * aligned) ** 2).sum() / ((target - target.mean()) ** 2).sum())
+        shares.append(1 - np.linalg.norm(target - factor * aligned) / np.linalg.norm(target - target.mean()))
     found = best_explained(torch.from_numpy(result + 1), torch.from_numpy(target))
     shifted = []
     for aligned in (result + 1, result.transpose(0, 2, 1) + 1):
         factor = (aligned * target).sum() / (aligned**2).sum()
-        shifted.append(1 - ((target - factor * aligned) ** 2).sum() / ((target - target.mean()) ** 2).sum())
+        shifted.append(1 - np.linalg.norm(target - factor * aligned) / np.linalg.norm(target - target.mean()))
     assert found == pytest.approx(max(0, *shifted))
     assert best_explained(torch.from_numpy(result), torch.from_numpy(target)) == pytest.approx(max(0, *shares))
 
