@@ -122,7 +122,7 @@ def product(code: Instructions, factors: Sequence[Labelled], out: Labels) -> Lab
 def two_factors(code: Instructions, factors: Sequence[Labelled], out: Labels) -> tuple[Labelled, Labelled | None]:
     """Return the last two factors of a product, the others multiplied into them in a good order."""
     waiting = [summed(code, factor, _needed(factors, k, out)) for k, factor in enumerate(factors)]
-    while len(waiting) > 2 and (chosen := _known_pair(code, waiting) or _scaled_columns(waiting)):
+    while len(waiting) > 2 and (chosen := _known_pair(code, waiting) or _scaling(waiting)):
         waiting = _multiplied(code, waiting, chosen, out)
     if len(waiting) == 1:
         return waiting[0], None
@@ -141,23 +141,24 @@ def _known_pair(code: Instructions, factors: Sequence[Labelled]) -> tuple[int, i
     return None
 
 
-def _scaled_columns(factors: Sequence[Labelled]) -> tuple[int, int] | None:
-    """Return a vector between matrices, and the one that it scales: by columns, without a view, or the smallest.
+def _scaling(factors: Sequence[Labelled]) -> tuple[int, int] | None:
+    """Return a vector between matrices and what it scales first: another vector, the columns of a matrix, or its rows.
 
     Where the product ends in a vector, scaling that is cheaper: then there is none.
     """
     counts = Counter(label for factor in factors if len(factor.labels) > 1 for label in factor.labels)
     if any(len(factor.labels) < 2 and any(counts[label] < 2 for label in factor.labels) for factor in factors):
         return None
-    vectors = [k for k, factor in enumerate(factors) if len(factor.labels) == 1]
-    for k in vectors:
-        (label,) = factors[k].labels
-        matrices = [j for j, factor in enumerate(factors) if len(factor.labels) > 1 and label in factor.labels]
-        smallest = min(matrices, key=lambda j: factors[j].value.size)
-        fits = [j for j in matrices if factors[j].labels[-1] == label and len(factors[j].labels) == 2]
-        best = min(fits, key=lambda j: factors[j].value.size, default=smallest)
-        return k, best if factors[best].value.size <= 2 * factors[smallest].value.size else smallest
-    return None
+    which = next((k for k, factor in enumerate(factors) if len(factor.labels) == 1), None)
+    if which is None:
+        return None
+    (label,) = factors[which].labels
+    others = [k for k, factor in enumerate(factors) if k != which and label in factor.labels]
+    smallest = min(others, key=lambda k: factors[k].value.size)
+    # columns need no view, which is worth a matrix of up to twice the size
+    fits = [k for k in others if factors[k].labels[-1] == label and len(factors[k].labels) <= 2]
+    best = min(fits, key=lambda k: factors[k].value.size, default=smallest)
+    return which, best if factors[best].value.size <= 2 * factors[smallest].value.size else smallest
 
 
 def _multiplied(code: Instructions, factors: Sequence[Labelled], chosen: Sequence[int], out: Labels) -> list[Labelled]:
