@@ -15,7 +15,8 @@ from gflownet.autodiff.node_terms import is_described, terms_of
 from gflownet.autodiff.nodes import LeafNode, Node
 from gflownet.autodiff.program import Code, Program, code_of
 from gflownet.autodiff.structure import structure
-from gflownet.autodiff.terms import Term, Terms
+from gflownet.autodiff.term_builder import Terms
+from gflownet.autodiff.terms import Term
 
 Nodes = Node | Sequence[Node]
 Derive = Callable[[Terms, list[Term]], list[Term]]  # the terms of the nodes asked about to those of the outputs

@@ -21,7 +21,8 @@ from gflownet.autodiff.derivation import (
     substituted,
     tangents,
 )
-from gflownet.autodiff.terms import Alias, Cast, Einsum, Labelled, Map, Sum, Term, Terms, View, is_zero, ordered
+from gflownet.autodiff.term_builder import Terms
+from gflownet.autodiff.terms import Alias, Cast, Einsum, Labelled, Map, Sum, Term, View, is_zero, ordered
 
 
 def hessian(terms: Terms, output: Term, first: Term, second: Term) -> Term:

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 import torch
 
+from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import (
     Alias,
     Cast,
@@ -20,7 +21,6 @@ from gflownet.autodiff.terms import (
     Map,
     Sum,
     Term,
-    Terms,
     View,
     extents_of,
     ordered,

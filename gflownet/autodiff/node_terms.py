@@ -13,7 +13,8 @@ from gflownet.autodiff.nodes import (
     NonlinearNode,
     TransformNode,
 )
-from gflownet.autodiff.terms import Term, Terms
+from gflownet.autodiff.term_builder import Terms
+from gflownet.autodiff.terms import Term
 
 
 def is_described(leaf: LeafNode) -> bool:

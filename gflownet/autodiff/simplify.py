@@ -18,7 +18,8 @@ from gflownet.autodiff.nodes import (
     NonlinearNode,
     TransformNode,
 )
-from gflownet.autodiff.terms import Cast, Einsum, Labels, Leaf, Map, Sum, Term, Terms, View, ordered
+from gflownet.autodiff.term_builder import Terms
+from gflownet.autodiff.terms import Cast, Einsum, Labels, Leaf, Map, Sum, Term, View, ordered
 
 
 def simplify(node: Node) -> Node:

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.terms import Einsum, Map, Sum, Term, Terms, View, is_zero, ordered
+from gflownet.autodiff.term_builder import Terms
+from gflownet.autodiff.terms import Einsum, Map, Sum, Term, View, is_zero, ordered
 
 DOUBLE = torch.float64
 

@@ -1,0 +1,382 @@
+"""Builds terms: the simplest there is for each request, and of equal ones one object."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+
+from gflownet.autodiff import functions
+from gflownet.autodiff.functions import Constant, Function, Product, X, multiply
+from gflownet.autodiff.terms import (
+    Alias,
+    Cast,
+    Einsum,
+    Extents,
+    Labelled,
+    Labels,
+    Leaf,
+    Map,
+    Sum,
+    Term,
+    View,
+    extents_of,
+    is_sparse,
+    is_zero,
+)
+
+
+class Terms:
+    """Builds terms, the simplest there is for each request, and keeps them so that equal ones are one object."""
+
+    def __init__(self) -> None:
+        self._known: dict[tuple[Any, ...], Term] = {}
+        self._count = 0
+
+    def __len__(self) -> int:
+        """Return how many terms were built."""
+        return self._count
+
+    def _new(
+        self,
+        kind: type[Term],
+        shape: Sequence[int],
+        dtype: torch.dtype,
+        inputs: tuple[Term, ...] = (),
+        **fields: object,
+    ) -> Term:
+        term = kind()
+        term.shape, term.dtype, term.inputs = tuple(shape), dtype, inputs
+        term.uid = self._count
+        self._count += 1
+        for name, value in fields.items():
+            setattr(term, name, value)
+        return term
+
+    def leaf(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Term:
+        """Return the given tensor number `slot`."""
+        key = ("leaf", slot)
+        if key not in self._known:
+            self._known[key] = self._new(Leaf, shape, dtype, slot=slot)
+        return self._known[key]
+
+    def alias(self, source: Term) -> Term:
+        """Return a new opaque name for a term."""
+        return self._new(Alias, source.shape, source.dtype, (source,))
+
+    def full(self, value: float, shape: Sequence[int], dtype: torch.dtype) -> Term:
+        """Return the constant tensor."""
+        return self.view(value, None, (), tuple(range(len(shape))), dict(enumerate(shape)), dtype)
+
+    def identity(self, shape: Sequence[int], dtype: torch.dtype) -> Term:
+        """Return `delta[i..., j...]`, which is 1 where i... = j...; its shape is `shape` twice."""
+        labels = tuple(range(len(shape)))
+        return self.view(1.0, None, (), labels + labels, dict(enumerate(shape)), dtype)
+
+    def cast(self, source: Term, dtype: torch.dtype) -> Term:
+        """Return a term's entries in another dtype."""
+        if source.dtype == dtype:
+            return source
+        if isinstance(source, View) and (not source.inputs or source.alpha == 1.0):
+            inner = self.cast(source.inputs[0], dtype) if source.inputs else None
+            return self.view(source.alpha, inner, source.labels, source.out, extents_of(source), dtype)
+        key = ("cast", source.uid, dtype)
+        if key not in self._known:
+            self._known[key] = self._new(Cast, source.shape, dtype, (source,))
+        return self._known[key]
+
+    def map(self, function: Function, source: Term) -> Term:
+        """Return a function of every entry; what is linear in it is left to sums, so that it merges with others."""
+        if function is X:
+            return source
+        if isinstance(function, Constant):
+            return self.full(function.value, source.shape, source.dtype)
+        if isinstance(function, Product) and function.coefficient != 1.0:
+            return self.scale(function.coefficient, self.map(multiply(function.factors), source))
+        if isinstance(function, functions.Sum) and all(term is X for _, term in function.terms):
+            ones = self.full(1.0, source.shape, source.dtype)
+            parts = [(coefficient, source) for coefficient, _ in function.terms]
+            return self.add([*parts, (function.constant, ones)], source.shape, source.dtype)
+        return self._map(function, source)
+
+    def _map(self, function: Function, source: Term) -> Term:
+        """Return a function of every entry, applied before axes are permuted and added."""
+        if isinstance(source, View):
+            if not source.inputs and not source.is_sparse:
+                at = torch.tensor(source.alpha, dtype=source.dtype)
+                return self.full(function(at).item(), source.shape, source.dtype)
+            if source.inputs and not source.is_sparse and len(set(source.labels)) == len(source.labels):
+                inner = self._plain_map(function, self.scale(source.alpha, source.inputs[0]))
+                return self.view(1.0, inner, source.labels, source.out, extents_of(source), source.dtype)
+        return self._plain_map(function, source)
+
+    def _plain_map(self, function: Function, source: Term) -> Term:
+        key = ("map", function, source.uid)
+        if key not in self._known:
+            self._known[key] = self._new(Map, source.shape, source.dtype, (source,), function=function)
+        return self._known[key]
+
+    def scale(self, alpha: float, source: Term) -> Term:
+        """Return a multiple of a term."""
+        if alpha == 1.0:
+            return source
+        if isinstance(source, View):
+            inner = source.inputs[0] if source.inputs else None
+            return self.view(alpha * source.alpha, inner, source.labels, source.out, extents_of(source), source.dtype)
+        labels = tuple(range(len(source.shape)))
+        return self.view(alpha, source, labels, labels, dict(enumerate(source.shape)), source.dtype)
+
+    def view(
+        self,
+        alpha: float,
+        source: Term | None,
+        labels: Sequence[Any],
+        out: Sequence[Any],
+        extents: Extents,
+        dtype: torch.dtype,
+    ) -> Term:
+        """Return `alpha * source` with its axes renamed.
+
+        Args:
+            alpha: a number; the view of 0 has no source.
+            source: not itself a View; None for ones.
+            labels: of the source's axes.
+            out: of the result's axes; has every one of `labels`.
+            extents: of the labels.
+            dtype: of the entries.
+        """
+        if alpha == 0.0:
+            source, labels, out = None, (), range(len(shape := [extents[label] for label in out]))
+            extents = dict(enumerate(shape))
+        number: dict[Any, int] = {}
+        new_out = tuple([number.setdefault(label, len(number)) for label in out])
+        new_labels = tuple([number[label] for label in labels])
+        shape = tuple([extents[label] for label in out])
+        if source is not None and alpha == 1.0 and new_labels == new_out == tuple(range(len(new_out))):
+            return source
+        if source is not None and isinstance(source, View):
+            return self.einsum([(source, labels)], out, extents, dtype, alpha=alpha)
+        key = ("view", alpha, None if source is None else source.uid, new_labels, new_out, shape, dtype)
+        if key not in self._known:
+            inputs = () if source is None else (source,)
+            self._known[key] = self._new(View, shape, dtype, inputs, alpha=alpha, labels=new_labels, out=new_out)
+        return self._known[key]
+
+    def einsum(
+        self,
+        factors: Sequence[Labelled],
+        out: Sequence[Any],
+        extents: Extents,
+        dtype: torch.dtype,
+        *,
+        alpha: float = 1.0,
+    ) -> Term:
+        """Return `alpha * product of factors`, summed over the labels that are not in the output.
+
+        Coefficients are hoisted, views are looked through, a delta renames a label, a label that no factor is left
+        with becomes its extent, and a factor that is a sum of sparse terms is multiplied out.
+
+        Args:
+            factors: terms, with a label for each axis; a label twice in one is its diagonal.
+            out: labels of the result, which may be there twice (a delta) or in no factor (a broadcast).
+            extents: of the labels.
+            dtype: of the entries.
+            alpha: a number.
+        """
+        alpha, flat, same = _looked_through(alpha, factors)
+        if same:
+            renamed: list[Labelled] = [(term, [_find(same, label) for label in labels]) for term, labels in flat]
+            flat = renamed
+            out = [_find(same, label) for label in out]
+        kept, used = set(out), {label for _, labels in flat for label in labels}
+        wanted = {_find(same, label) for _, labels in factors for label in labels}
+        for label in wanted - kept - used:
+            alpha *= extents[label]
+        if alpha == 0.0 or not flat:
+            return self.view(alpha, None, (), out, extents, dtype)
+        to_expand = _to_expand(flat, used - kept, math.prod([extents[label] for label in out]))
+        if to_expand is not None:
+            return self._expanded(to_expand, flat, out, extents, dtype, alpha)
+        if len(flat) == 1 and used <= kept:
+            return self.view(alpha, flat[0][0], flat[0][1], out, extents, dtype)
+        core, core_labels = self._core(flat, out, extents, dtype)
+        return self.view(alpha, core, core_labels, out, extents, dtype)
+
+    def _core(
+        self, flat: list[Labelled], out: Sequence[Any], extents: Extents, dtype: torch.dtype
+    ) -> tuple[Term, list[Any]]:
+        position = {label: k for k, label in reversed(list(enumerate(out)))}
+        if len(flat) > 1:
+            flat.sort(key=lambda factor: (factor[0].uid, [position.get(label, -1) for label in factor[1]]))
+        number: dict[Any, int] = {}
+        labels = tuple([tuple([number.setdefault(label, len(number)) for label in own]) for _, own in flat])
+        # laid out as whoever asks first wants it; to others it is a view
+        core_out = tuple([number[label] for label in dict.fromkeys(out) if label in number])
+        key = ("einsum", tuple([term.uid for term, _ in flat]), labels, tuple(sorted(core_out)))
+        found, names = self._known.get(key), list(number)
+        if found is None:
+            shape = [extents[names[k]] for k in core_out]
+            inputs = tuple([term for term, _ in flat])
+            sizes = tuple([extents[label] for label in names])
+            found = self._new(Einsum, shape, dtype, inputs, labels=labels, out=core_out, extents=sizes)
+            self._known[key] = found
+        assert isinstance(found, Einsum)
+        return found, [names[k] for k in found.out]
+
+    def _expanded(
+        self,
+        which: int,
+        flat: list[Labelled],
+        out: Sequence[Any],
+        extents: Extents,
+        dtype: torch.dtype,
+        alpha: float,
+    ) -> Term:
+        total, labels = flat[which]
+        assert isinstance(total, Sum)
+        others = flat[:which] + flat[which + 1 :]
+        parts = [self.einsum([*others, (term, labels)], out, extents, dtype) for term in total.inputs]
+        scaled = [(alpha * coefficient, part) for coefficient, part in zip(total.coefficients, parts, strict=True)]
+        return self.add(scaled, [extents[label] for label in out], dtype)
+
+    def add(self, terms: Iterable[tuple[float, Term]], shape: Sequence[int], dtype: torch.dtype) -> Term:
+        """Return a sum of terms; deltas and broadcast axes that all of them have are factored out.
+
+        Args:
+            terms: coefficients and terms of `shape`.
+            shape: of the result.
+            dtype: of the entries.
+        """
+        found: dict[Term, float] = {}
+        waiting = list(reversed(list(terms)))
+        while waiting:
+            coefficient, term = waiting.pop()
+            if is_zero(term):
+                continue
+            if isinstance(term, Sum) and any(is_sparse(part) for part in term.inputs):
+                parts = zip(term.coefficients, term.inputs, strict=True)
+                waiting.extend([(coefficient * inner, part) for inner, part in parts])
+                continue
+            if isinstance(term, View) and term.alpha != 1.0:
+                coefficient, term = coefficient * term.alpha, self._unscaled(term)
+            found[term] = found.get(term, 0.0) + coefficient
+        left = [(coefficient, term) for term, coefficient in found.items() if coefficient != 0.0]
+        if not left:
+            return self.full(0.0, shape, dtype)
+        if len(left) == 1:
+            return self.scale(*left[0])
+        left = self._merged(left, shape, dtype)
+        if len(left) == 1:
+            return self.scale(*left[0])
+        if all(isinstance(term, View) for _, term in left):
+            factored = self._factored([(c, term) for c, term in left if isinstance(term, View)], shape, dtype)
+            if factored is not None:
+                return factored
+        return self._sum(left, shape, dtype)
+
+    def _merged(
+        self, parts: list[tuple[float, Term]], shape: Sequence[int], dtype: torch.dtype
+    ) -> list[tuple[float, Term]]:
+        """Return the parts of a sum with one for those that have the same deltas."""
+        groups: dict[Labels, list[tuple[float, Term]]] = {}
+        for coefficient, term in parts:
+            pattern = tuple([term.out.index(label) for label in term.out]) if isinstance(term, View) else ()
+            if len(set(pattern)) < len(pattern):
+                groups.setdefault(pattern, []).append((coefficient, term))
+        if len(groups) == 0 or all(len(group) == 1 or len(group) == len(parts) for group in groups.values()):
+            return parts
+        sparse = {id(term) for group in groups.values() for _, term in group}
+        merged = [part for part in parts if id(part[1]) not in sparse]
+        for group in groups.values():
+            merged.extend(group if len(group) == 1 else [(1.0, self.add(group, shape, dtype))])
+        return merged
+
+    def _unscaled(self, term: View) -> Term:
+        source = term.inputs[0] if term.inputs else None
+        return self.view(1.0, source, term.labels, term.out, extents_of(term), term.dtype)
+
+    def _sum(self, left: list[tuple[float, Term]], shape: Sequence[int], dtype: torch.dtype) -> Term:
+        left.sort(key=lambda pair: pair[1].uid)
+        coefficients, inputs = tuple([c for c, _ in left]), tuple([term for _, term in left])
+        key = ("sum", coefficients, tuple([term.uid for term in inputs]))
+        if key not in self._known:
+            sparse = all(is_sparse(term) for term in inputs)
+            self._known[key] = self._new(Sum, shape, dtype, inputs, coefficients=coefficients, is_sparse=sparse)
+        return self._known[key]
+
+    def _factored(self, views: list[tuple[float, View]], shape: Sequence[int], dtype: torch.dtype) -> Term | None:
+        axes = range(len(shape))
+        signatures = [tuple([view.out[axis] for _, view in views]) for axis in axes]
+        first = {signature: axis for axis, signature in reversed(list(enumerate(signatures)))}
+        # an axis that no source has, and that no delta of one of the views ties to an axis of another signature
+        broadcast = [
+            axis
+            for axis in axes
+            if all(view.out[axis] not in view.labels for _, view in views)
+            and all(view.out.count(view.out[axis]) == signatures.count(signatures[axis]) for _, view in views)
+        ]
+        if len(first) == len(shape) and not broadcast:
+            return None
+        kept = [axis for axis in sorted(first.values()) if axis not in broadcast]
+        inner_shape = [shape[axis] for axis in kept]
+        inner = [
+            (c, self.view(1.0, source, view.labels, [view.out[axis] for axis in kept], extents_of(view), dtype))
+            for c, view in views
+            for source in (view.inputs or (None,))
+        ]
+        total = self.add(inner, inner_shape, dtype)
+        out = [first[signature] for signature in signatures]
+        return self.einsum([(total, kept)], out, dict(enumerate(shape)), dtype)
+
+
+def _find(same: Mapping[Any, Any], label: Any) -> Any:
+    while label in same:
+        label = same[label]
+    return label
+
+
+def _looked_through(alpha: float, factors: Sequence[Labelled]) -> tuple[float, list[Labelled], dict[Any, Any]]:
+    """Return the coefficient, the factors without views, and which labels the deltas of the views make the same."""
+    flat: list[Labelled] = []
+    same: dict[Any, Any] = {}
+    for term, labels in factors:
+        if not isinstance(term, View):
+            flat.append((term, labels))
+            continue
+        alpha *= term.alpha
+        outer: dict[int, Any] = {}
+        for own, label in zip(term.out, labels, strict=True):
+            label, other = _find(same, label), _find(same, outer.setdefault(own, label))
+            if label != other:
+                same[label] = other
+        if term.inputs:
+            flat.append((term.inputs[0], [outer[own] for own in term.labels]))
+    return alpha, flat, same
+
+
+def _to_expand(flat: list[Labelled], summed: set[Any], size: int) -> int | None:
+    """Return which factor is to be multiplied out: a sum with zeros in its parts, or one summed over on its own."""
+    for k, (term, labels) in enumerate(flat):
+        if not isinstance(term, Sum):
+            continue
+        is_smaller_apart = not summed or (term.size > size and all(_is_spread(part) for part in term.inputs))
+        if len(flat) > 1 and any(is_sparse(part) for part in term.inputs) and (term.is_sparse or is_smaller_apart):
+            return k
+        if len(flat) == 1 and summed and (term.is_sparse or _has_part_without(term, labels, summed)):
+            return k
+    return None
+
+
+def _is_spread(part: Term) -> bool:
+    """Return whether a part of a sum is larger than what it is made of: a delta, or a product of vectors."""
+    core = part.inputs[0] if isinstance(part, View) and part.inputs else part
+    is_outer = isinstance(core, Einsum) and core.size > max(factor.size for factor in core.inputs)
+    return is_sparse(part) or is_outer
+
+
+def _has_part_without(total: Sum, labels: Sequence[Any], summed: set[Any]) -> bool:
+    """Return whether a part of a sum lacks an axis that is summed over: then each part is summed on its own."""
+    axes = [axis for axis, label in enumerate(labels) if label in summed]
+    return any(isinstance(t, View) and any(t.out[axis] not in t.labels for axis in axes) for t in total.inputs)
