@@ -49,7 +49,7 @@ def terms_of(
 def _term_of(terms: Terms, node: Node, inputs: list[Term]) -> Term:
     match node:
         case LeafNode(fill=float() | int() as fill):
-            return terms.full(fill, node.shape, node.dtype)
+            return terms.full(float(fill), node.shape, node.dtype)
         case LeafNode():
             return terms.identity(node.shape[: node.rank // 2], node.dtype)
         case TransformNode():

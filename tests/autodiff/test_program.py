@@ -9,6 +9,8 @@ from torch import Tensor
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.compile import compile, compile_gradient, compile_hessian, compile_jacobian
+from gflownet.autodiff.evaluation import evaluate
+from gflownet.autodiff.functions import PRIMITIVES, Function
 from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node
 from tests.autodiff.living import Living
 
@@ -221,6 +223,28 @@ def test_each_node_has_its_dtype() -> None:
     gradient = compile_gradient(build.Sum(build.Cast(narrow, DOUBLE)), x)(value)
     assert gradient.dtype == DOUBLE
     torch.testing.assert_close(gradient, (1 - value.float().tanh() ** 2).double())
+
+
+@pytest.mark.parametrize("name", sorted(PRIMITIVES))
+def test_every_function_of_the_table_has_code_to_any_order(name: str) -> None:
+    x = leaf(5)
+    function = Function.parse(name)
+    value = torch.tensor([-1.5, -0.3, 0.2, 0.9, 30.0], dtype=DOUBLE)
+    value = value.abs() if name == "log" else value
+    for _ in range(3):
+        found = compile(build.Nonlinear(x, function))(value)
+        torch.testing.assert_close(found, function(value), rtol=1e-12, atol=1e-13)
+        function = function.derivative()
+
+
+def test_complex_numbers_and_casts_of_whole_ones() -> None:
+    a, v, whole = leaf(3, 3), build.Input((3,), dtype=torch.complex128), build.Input((3,), dtype=torch.int64)
+    mixed = build.Cast(a, torch.complex128) @ (build.Exp(v) * build.Cast(whole, torch.complex128))
+    values = {a: normal(3, 3), v: torch.complex(normal(3), normal(3, seed=1)), whole: torch.tensor([1, 2, 3])}
+    [expected] = evaluate([mixed], values)
+    found = compile(mixed)(values)
+    assert found.dtype == torch.complex128
+    torch.testing.assert_close(found, expected)
 
 
 def test_errors_name_the_leaf() -> None:
