@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from gflownet.autodiff.functions import Call, Constant, Function, Power, Product, Sum, Variable, power
 from gflownet.autodiff.instructions import Instructions, Shape, Value
 
@@ -82,21 +84,37 @@ def number(value: float) -> str:
 
 
 def apply(code: Instructions, function: Function, x: Value) -> Value:
-    """Return a function of every entry of a value."""
+    """Return a function of every entry of a value; parts that occur again are met once, at any depth."""
+    known: dict[Function, Value] = {}
+    waiting = [function]
+    while waiting:
+        part = waiting[-1]
+        missing = [inner for inner in part.parts if inner not in known]
+        if missing:
+            waiting.extend(missing)
+            continue
+        waiting.pop()
+        if part not in known:
+            known[part] = _applied(code, part, x, known)
+    return known[function]
+
+
+def _applied(code: Instructions, function: Function, x: Value, known: Mapping[Function, Value]) -> Value:
+    """Return a function, its parts being known."""
     match function:
         case Variable():
             return x
         case Call(primitive, argument):
-            return _call(code, primitive, apply(code, argument, x))
+            return _call(code, primitive, known[argument])
         case Power(base, exponent):
-            return _power(code, apply(code, base, x), exponent)
+            return _power(code, known[base], exponent)
         case Product(coefficient, factors):
-            product = apply(code, factors[0], x)
+            product = known[factors[0]]
             for factor in factors[1:]:
-                product = multiply(code, product, apply(code, factor, x))
+                product = multiply(code, product, known[factor])
             return scale(code, coefficient, product)
         case Sum():
-            return _sum(code, function, x)
+            return _sum(code, function, x, known)
         case Constant(value):
             return code.emit(f"torch.full_like({{0}}, {number(value)})", x, shape=x.shape)
         case _:
@@ -137,7 +155,7 @@ def factors_of(function: Function) -> list[Function]:
             return [function]
 
 
-def _sum(code: Instructions, function: Sum, x: Value) -> Value:
+def _sum(code: Instructions, function: Sum, x: Value, known: Mapping[Function, Value]) -> Value:
     terms = list(function.terms)
     total: Value | None = None
     if function.constant:
@@ -146,23 +164,25 @@ def _sum(code: Instructions, function: Sum, x: Value) -> Value:
         # a term of coefficient 1 first: it needs no multiplication
         terms.sort(key=lambda pair: pair[0] != 1.0)
         coefficient, term = terms.pop(0)
-        total = scale(code, coefficient, apply(code, term, x))
+        total = scale(code, coefficient, known[term])
     for coefficient, term in terms:
-        total = _plus(code, total, coefficient, term, x)
+        total = _plus(code, total, coefficient, term, known)
     return total
 
 
-def _plus(code: Instructions, total: Value, coefficient: float, term: Function, x: Value) -> Value:
+def _plus(
+    code: Instructions, total: Value, coefficient: float, term: Function, known: Mapping[Function, Value]
+) -> Value:
     """Return `total + coefficient * term(x)`; a product of two is added in the same call."""
     match term:
         case Product(inner, (left, right)):
             coefficient *= inner
-            operands = [apply(code, left, x), apply(code, right, x)]
+            operands = [known[left], known[right]]
         case Power(base, 2.0):
-            operands = [apply(code, base, x)] * 2
+            operands = [known[base]] * 2
         case _:
-            return add(code, total, apply(code, term, x), coefficient)
-    shape, text = _joint_shape(total.shape, x.shape), number(coefficient)
+            return add(code, total, known[term], coefficient)
+    shape, text = _joint_shape(total.shape, operands[0].shape), number(coefficient)
     in_place = ((0, f"{{0}}.addcmul_({{1}}, {{2}}, value={text})"),)
     template = f"torch.addcmul({{0}}, {{1}}, {{2}}, value={text})"
     return code.emit(template, total, *operands, shape=shape, in_place=in_place)
