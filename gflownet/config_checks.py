@@ -66,7 +66,6 @@ INTERVALS = {
     "algo.train_random_action_prob": _SHARE,
     "algo.sampling_temperature": _POSITIVE,
     "algo.sampling_tau": _DECAY,
-    "algo.backward_likelihood_weight": _POSITIVE,
     "algo.tb.Z_learning_rate": _POSITIVE,
     "algo.subtb.decay": Interval(0),
     "algo.soft_q.munchausen": _DECAY,

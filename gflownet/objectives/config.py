@@ -122,13 +122,6 @@ class AlgoConfig:
             "maximum entropy, from the policy's own trajectories (tlm) or from all those seen (pessimistic)"
         },
     )
-    backward_likelihood_weight: float = field(
-        default=0.002,
-        metadata={
-            "help": "weight of the likelihood that tlm and pessimistic are learned from, beside the objective: the "
-            "noise of its gradient stays when the objective's has gone"
-        },
-    )
     regression: Literal["squared", "half", "huber", "shifted_cosh", "linex"] = field(
         default="squared", metadata={"help": "how a balance that is off by t is penalised"}
     )

@@ -18,7 +18,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.equivalence import equivalent_actions, log_sum_by, num_parent_classes
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.objectives.backward import BACKWARD_LOSSES, UndoneSteps
+from gflownet.objectives.backward import BACKWARD_LOSSES, BACKWARD_WEIGHTS, UndoneSteps
 from gflownet.objectives.config import AlgoConfig
 
 
@@ -75,8 +75,7 @@ class StepReader:
         self.learns_backward = config.backward_policy != "uniform"
         self.detaches_backward = config.backward_policy not in ("uniform", "learned")
         self.backward_loss = BACKWARD_LOSSES[config.backward_policy]
-        likelihood = config.backward_policy in ("tlm", "pessimistic")
-        self.backward_weight = config.backward_likelihood_weight if likelihood else 1.0
+        self.backward_weight = BACKWARD_WEIGHTS.get(config.backward_policy, 1.0)
 
     def read(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Steps:
         """Return what the policy says, from one evaluation of it."""

@@ -154,9 +154,8 @@ def steps_with_numbers(now, before):
 )
 def test_backward_policies_of_their_own_are_taught_by_their_own_loss_alone(name, loops):
     assert BACKWARD_LOSSES[name] is not None
-    weight = 1.0 if name == "maxent" else 0.25
-    config = AlgoConfig(method="db", backward_policy=name, backward_likelihood_weight=0.25)
-    objective, context, policy, batch = set_up(config)
+    weight = {"maxent": 0.1}.get(name, 0.002)
+    objective, context, policy, batch = set_up(AlgoConfig(method="db", backward_policy=name))
     origin = batch.origin.clone()
     origin[1] = int(Origin.REMEMBERED)
     batch = replace(batch, origin=origin)
