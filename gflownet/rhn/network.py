@@ -14,12 +14,15 @@ from torch.nn import functional as F
 
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.layers import RHNBlock, RMSNorm
+from gflownet.rhn.wavefront import Wavefront
 
 EMBEDDING_STD = 0.02  # Radford et al. 2019: the first logits of a tied network are next to uniform
 
 # Runs blocks over embedded tokens [R, T, H] from the states [depth, R, H] of the token before, None where there is
 # none; returns what the last block makes of all tokens [R, T, H], and the last token's states [depth, R, H].
 Stack = Callable[[Sequence[RHNBlock], Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+WAVEFRONT = Wavefront()
 
 
 def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -76,7 +79,7 @@ class RHN(nn.Module):
         return cast(list[RHNBlock], list(self.blocks))
 
     def forward(
-        self, tokens: Tensor, state: Tensor | None = None, *, stack: Stack = layer_by_layer
+        self, tokens: Tensor, state: Tensor | None = None, *, stack: Stack = WAVEFRONT
     ) -> tuple[Tensor, Tensor]:
         """Return the logits of the token after each, and the state to go on from.
 

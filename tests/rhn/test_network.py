@@ -1,4 +1,4 @@
-"""The network as the seed tells it: against the loops, at its beginning, and while it learns."""
+"""The network at its beginning, while it learns, and what it refuses; test_stacks.py has its numbers."""
 
 from __future__ import annotations
 
@@ -8,14 +8,8 @@ import pytest
 import torch
 
 from gflownet.rhn.config import CONFIGS, RHNConfig
-from gflownet.rhn.network import RHN, layer_by_layer
-from tests.rhn.random_networks import answer_of, assert_equal, oracle_answer, random_case, random_network
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_naive_form_is_the_oracle(seed: int) -> None:
-    case = random_case(seed)
-    assert_equal(answer_of(case, layer_by_layer), oracle_answer(case))
+from gflownet.rhn.network import RHN
+from tests.rhn.random_networks import random_network
 
 
 def test_a_new_network_is_one_of_plain_feed_forward_layers() -> None:

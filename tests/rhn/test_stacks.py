@@ -1,0 +1,102 @@
+"""Every way to run the layers says what the loops say, numbers and gradients."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from gflownet.rhn.config import CONFIGS, RHNConfig
+from gflownet.rhn.memory_light import MemoryLight
+from gflownet.rhn.network import RHN, Stack, layer_by_layer
+from gflownet.rhn.wavefront import Wavefront, diagonals, layers_per_group
+from tests.rhn.random_networks import answer_of, assert_equal, oracle_answer, random_case, random_network
+
+STACKS = {
+    "layer by layer": layer_by_layer,
+    "wavefront": Wavefront(),
+    "wavefront, groups of 2": Wavefront(layers=2),
+    "wavefront, groups of 1": Wavefront(layers=1),
+    "memory-light": MemoryLight(),
+    "memory-light, groups of 2": MemoryLight(layers=2),
+}
+CONFIG = RHNConfig(vocabulary_size=5, hidden_size=6, intermediate_size=8, depth=3, rank=2, bottleneck=3)
+
+
+@pytest.mark.parametrize("seed", range(24))
+def test_stacks_are_the_oracle(seed: int) -> None:
+    case = random_case(seed)
+    expected = oracle_answer(case)
+    for stack in STACKS.values():
+        assert_equal(answer_of(case, stack), expected)
+
+
+@pytest.mark.parametrize("stack", [Wavefront(), MemoryLight()], ids=str)
+def test_a_graph_that_is_kept_can_be_gone_through_again(stack: Stack) -> None:
+    network = random_network(CONFIG, 0)
+    loss = network(torch.arange(5)[None], stack=stack)[0].square().sum()
+    parameters = list(network.parameters())
+    first = torch.autograd.grad(loss, parameters, retain_graph=True)
+    torch.testing.assert_close(torch.autograd.grad(loss, parameters), first, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("stack", [Wavefront(), MemoryLight()], ids=str)
+def test_parameters_that_are_held_get_no_gradient(stack: Stack) -> None:
+    network = random_network(CONFIG, 0)
+    network.layers[1].requires_grad_(False)
+    network(torch.arange(5)[None], stack=stack)[0].square().sum().backward()
+    with_gradient = {name.split(".")[1] for name, p in network.blocks.named_parameters("b") if p.grad is not None}
+    assert with_gradient == {"0", "2"}
+    free = random_network(CONFIG, 0)
+    free(torch.arange(5)[None], stack=layer_by_layer)[0].square().sum().backward()
+    got, wanted = network.layers[0].bhn.gate.b.grad, free.layers[0].bhn.gate.b.grad
+    torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-8)
+
+
+def test_parameters_changed_before_the_backward_pass_are_noticed() -> None:
+    network = random_network(CONFIG, 0)
+    loss = network(torch.arange(5)[None], stack=MemoryLight())[0].sum()
+    with torch.no_grad():
+        network.layers[0].bhn.squeeze.weight.add_(1)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+def test_a_network_in_bfloat16_keeps_the_norms_of_rows_that_are_nearly_cancelled() -> None:
+    """B A = -0.9 W: the expanded norm in bfloat16 would be far off."""
+    torch.manual_seed(0)
+    network = RHN(RHNConfig(vocabulary_size=16, hidden_size=16, intermediate_size=16, depth=2, rank=16)).bfloat16()
+    with torch.no_grad():
+        for block in network.layers:
+            plain = block.ffn.plain
+            for head, projection in (
+                (block.bhn.gate, plain.gate_proj),
+                (block.bhn.up, plain.up_proj),
+                (block.bhn.down, plain.down_proj),
+            ):
+                head.a.zero_()[0] = torch.eye(16)
+                head.b.zero_()[0] = -0.9 * projection.weight
+    exact = RHN(network.config).double()
+    exact.load_state_dict(network.state_dict())
+    tokens = torch.arange(16)[None]
+    for stack in (Wavefront(), MemoryLight()):
+        got, wanted = network(tokens, stack=stack)[0], exact(tokens, stack=layer_by_layer)[0]
+        assert got.dtype == torch.bfloat16
+        assert (got.double() - wanted).norm() < 0.02 * wanted.norm()
+
+
+def test_diagonals_visit_every_state_once() -> None:
+    for num_layers, num_tokens in ((1, 1), (4, 1), (1, 5), (3, 7), (7, 3)):
+        visited = [
+            (diagonal.s - 1 - n, n)
+            for diagonal in diagonals(num_layers, num_tokens)
+            for n in range(diagonal.first, diagonal.last + 1)
+        ]
+        assert sorted(visited) == [(k, n) for k in range(num_tokens) for n in range(num_layers)]
+
+
+def test_layers_of_a_group_fit_the_cache_and_groups_are_even() -> None:
+    with torch.device("meta"):
+        networks = {name: RHN(CONFIGS[name]) for name in ("small", "large", "100m")}
+    assert layers_per_group(networks["small"].layers) == 4
+    assert 1 < layers_per_group(networks["large"].layers) < 12
+    assert layers_per_group(networks["100m"].layers) == 1
