@@ -144,7 +144,8 @@ def rows_of(name: str, target: str, *, quick: bool) -> list[Row]:
             Row(f"{label}, search{_verdict(found)}", found.num_scored, "", goal, quick or found.found is not None),
             Row(f"{label}, random{_verdict(drawn)}", drawn.num_scored, "", "", True),
         ]
-        print(f"{name}, seed {seed}: {found.found or 'nothing'}", flush=True)
+        counts = f"{found.num_scored}{_verdict(found)}, random {drawn.num_scored}{_verdict(drawn)}"
+        print(f"{name}, seed {seed}: search {counts}: {found.found or 'nothing'}", flush=True)
     medians = [statistics.median(side.num_scored for side in sides) for sides in (ours, theirs)]
     num_found = [sum(side.found is not None for side in sides) for sides in (ours, theirs)]
     seconds = [sum(side.seconds for side in sides) for sides in (ours, theirs)]
