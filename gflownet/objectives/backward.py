@@ -66,7 +66,7 @@ BACKWARD_LOSSES: dict[str, BackwardLoss | None] = {
     "tlm": trajectory_likelihood,
     "pessimistic": pessimistic,
 }
-# Beside an objective in square nats. What P_B is learned from goes on pulling at the network they share when the balance
-# is nearly met: the likelihoods by the noise of their samples, maximum entropy by what it has not learned yet. Larger
-# weights slow the objective down, smaller ones P_B (docs/experiments.md).
+# Beside an objective in square nats. What P_B is learned from goes on pulling at the network they share when the
+# balance is nearly met: the likelihoods by the noise of their samples, maximum entropy by what it has not learned yet.
+# Larger weights slow the objective down, smaller ones P_B (docs/experiments.md).
 BACKWARD_WEIGHTS = {"maxent": 0.1, "tlm": 0.002, "pessimistic": 0.002}
