@@ -114,6 +114,9 @@ INTERVALS = {
     "env.bit_sequence.word_bits": Interval(1, 6),
     "env.cell_space.max_vertices": Interval(2, 127),
     "env.cell_space.max_edges": _AT_LEAST_ONE,
+    "env.tensor_graph.new_extents": _AT_LEAST_ONE,
+    "env.tensor_graph.max_operations": _AT_LEAST_ONE,
+    "env.tensor_graph.max_rank": _AT_LEAST_ONE,
 }
 
 
