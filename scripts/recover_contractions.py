@@ -3,7 +3,7 @@
     python scripts/recover_contractions.py [--quick] [--json FILE]
 
 Three hidden programs on three matrices: a matrix product, a bilinear form for each of a batch, a trace-like sum with a
-function and a transform. Both sides draw programs from the same MDP and score them by the same task; counted are
+transform under tanh. Both sides draw programs from the same MDP and score them by the same task; counted are
 different programs scored until one computes the target, up to a number at which a side gives up.
 """
 
@@ -40,7 +40,7 @@ INPUTS = '["A[4,4]","B[4,4]","C[4,4]"]'
 HIDDEN = {
     "matrix product": "y[i,k] = sum_j A[i,j] B[j,k]",
     "batched bilinear form": "t[b,j] = sum_i A[b,i] B[i,j]; y[b] = sum_j t[b,j] C[b,j]",
-    "trace-like sum of tanh": "p[i,j] = A[i,j] * B[j,i]; f[i,j] = tanh(p[i,j]); y = sum_ij f[i,j]",
+    "trace-like sum of a transform": "f[i,j] = B[i,j]; t[i,j] = tanh(f[i,j]); y = sum_ij A[i,j] t[j,i]",
 }
 
 
