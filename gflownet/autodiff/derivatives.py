@@ -138,13 +138,17 @@ def hvp(output: Node, wrt: Node | Sequence[Node], vector: Node | Sequence[Node])
         Of each node, of its shape.
 
     Raises:
-        ValueError: the output is not a scalar, or the vectors do not fit the nodes.
+        ValueError: the output is not a scalar, the vectors do not fit the nodes, or a node is given twice.
     """
     nodes = [wrt] if isinstance(wrt, Node) else list(wrt)
     vectors = [vector] if isinstance(vector, Node) else list(vector)
     if len(nodes) != len(vectors):
         raise ValueError(f"hvp: vector: expected one for each of the {len(nodes)} nodes, got {len(vectors)}")
-    found = _pushed(gradient(output, nodes), dict(zip(nodes, vectors, strict=True)))
+    tangents = dict(zip(nodes, vectors, strict=True))
+    if len(tangents) < len(nodes):
+        twice = next(node for node in nodes if nodes.count(node) > 1)
+        raise ValueError(f"hvp: wrt: expected every node once, got {twice.label} twice")
+    found = _pushed(gradient(output, nodes), tangents)
     return found[0] if isinstance(wrt, Node) else found
 
 
@@ -182,8 +186,8 @@ def _check_fits(name: str, derivative: Node, node: Node) -> None:
 
 
 def _affected(order: Sequence[Node], wrt: Sequence[Node] | Mapping[Node, Node]) -> set[Node]:
-    """Return the nodes that depend on one of `wrt`, and those; nothing passes through whole numbers."""
-    affected = {*wrt}
+    """Return the nodes that depend on one of `wrt`, and those; nothing begins with whole numbers or passes through."""
+    affected = {node for node in wrt if _is_differentiable(node.dtype)}
     for node in order:
         if node not in affected and _is_differentiable(node.dtype) and not affected.isdisjoint(node.inputs):
             affected.add(node)

@@ -25,6 +25,10 @@ from gflownet.autodiff.nodes import (
     NonlinearNode,
     TransformNode,
 )
+from gflownet.autodiff.quoting import shortened
+
+# torch.einsum has a letter for each index.
+MAX_LETTERS = 52
 
 
 def topological_order(sinks: Iterable[Node]) -> list[Node]:
@@ -87,9 +91,13 @@ def bound(leaf: LeafNode, value: Any) -> Tensor:
         value: a tensor, array, nested list or number of its shape, whose dtype its own dtype can hold.
 
     Raises:
-        ValueError: another shape, or a dtype that would lose something.
+        ValueError: no numbers, another shape, or a dtype that would lose something.
     """
-    tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    try:
+        tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
+    except (TypeError, ValueError, OverflowError) as error:
+        message = f"expected numbers of shape {list(leaf.shape)}, got {shortened(value)}"
+        raise ValueError(f"{leaf.label}: value: {message}") from error
     if tuple(tensor.shape) != leaf.shape:
         raise ValueError(f"{leaf.label}: value: expected shape {list(leaf.shape)}, got {list(tensor.shape)}")
     # Numbers of Python take the leaf's precision, arrays and tensors have one that is not to be lost.
@@ -222,6 +230,8 @@ def contract(operands: Sequence[tuple[Tensor, Indices]], indices: Indices, exten
         indices: of the result; it is the same along those that no operand has.
         extents: of at least the indices of the result.
     """
+    if len({index for _, array in operands for index in array}) > MAX_LETTERS:
+        operands = [_squeezed(*operand) for operand in operands]
     there = {index for _, array in operands for index in array}
     shared = tuple(index for index in indices if index in there)
     result = _reduced(*operands[0], shared) if len(operands) == 1 else _product(operands[0], operands[1], shared)
@@ -232,13 +242,15 @@ def contract(operands: Sequence[tuple[Tensor, Indices]], indices: Indices, exten
 
 
 def _product(left: tuple[Tensor, Indices], right: tuple[Tensor, Indices], indices: Indices) -> Tensor:
-    every = tuple(dict.fromkeys([*left[1], *right[1]]))
-    if left[0].is_floating_point() or left[0].is_complex():
-        labels = {index: label for label, index in enumerate(every)}
-        first, second, result = ([labels[index] for index in array] for array in (left[1], right[1], indices))
-        return torch.einsum(left[0], first, right[0], second, result)
-    joint = {index: n for tensor, array in (left, right) for index, n in zip(array, tensor.shape, strict=True)}
-    return _reduced(contract([left], every, joint) * contract([right], every, joint), every, indices)
+    labels = {index: label for label, index in enumerate(dict.fromkeys([*left[1], *right[1]]))}
+    first, second, result = ([labels[index] for index in array] for array in (left[1], right[1], indices))
+    return torch.einsum(left[0], first, right[0], second, result)
+
+
+def _squeezed(tensor: Tensor, own: Indices) -> tuple[Tensor, Indices]:
+    """Return an operand without its axes of extent 1: of more indices than letters, most have to be such axes."""
+    long = [(n, index) for n, index in zip(tensor.shape, own, strict=True) if n > 1]
+    return tensor.reshape([n for n, _ in long]), tuple(index for _, index in long)
 
 
 def _reduced(tensor: Tensor, own: Indices, indices: Indices) -> Tensor:

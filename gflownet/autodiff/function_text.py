@@ -20,6 +20,7 @@ from gflownet.autodiff.functions import (
     multiply,
     power,
 )
+from gflownet.autodiff.quoting import MAX_LENGTH, shortened
 
 POWERS = {"square": 2.0, "cube": 3.0, "reciprocal": -1.0, "sqrt": 0.5}
 
@@ -71,7 +72,14 @@ def parse(text: str) -> Function:
         return _read(tree.body)
     except (SyntaxError, ValueError, OverflowError) as error:
         message = "expected a name such as tanh or power(3), or a formula in x"
-        raise ValueError(f"function {text!r}: {message}: {error}") from None
+        raise ValueError(f"function {shortened(text)}: {message}: {_reason(error)}") from None
+    except (RecursionError, MemoryError):  # of the parser's stack
+        raise ValueError(f"function {shortened(text)}: expected a shorter formula, or nodes for its parts") from None
+
+
+def _reason(error: Exception) -> str:
+    message = str(error)
+    return message if len(message) <= 2 * MAX_LENGTH else f"{message[: 2 * MAX_LENGTH]}..."
 
 
 def _read(tree: ast.expr) -> Function:
@@ -89,7 +97,7 @@ def _read(tree: ast.expr) -> Function:
         case ast.Call(func=function, args=arguments, keywords=[]):
             return _called(function, [_read(argument) for argument in arguments])
         case _:
-            raise ValueError(f"got {ast.unparse(tree)!r}")
+            raise ValueError(f"got {shortened(ast.unparse(tree))}")
 
 
 def _named(name: str) -> Function:
@@ -97,11 +105,13 @@ def _named(name: str) -> Function:
         return constant(float(name))
     if name in POWERS:
         return power(X, POWERS[name])
+    if name in ("power", "pow"):
+        raise ValueError(f"expected {name}(c) with a number c")
     if name in ("x", "neg"):
         return X if name == "x" else -X
     if name not in PRIMITIVES:
         near = get_close_matches(name, [*PRIMITIVES, *POWERS, "neg", "power"], n=1)
-        raise ValueError(f"unknown function {name!r}" + (f", did you mean {near[0]!r}?" if near else ""))
+        raise ValueError(f"unknown function {shortened(name)}" + (f", did you mean {near[0]!r}?" if near else ""))
     return call(name, X)
 
 

@@ -47,7 +47,24 @@ class Function:
         Args:
             x: of any shape and a floating dtype.
         """
-        return self._value(x, {})
+        known: dict[Function, Tensor] = {}
+        for part in self._inner:
+            part._value(x, known)
+        return self._value(x, known)
+
+    @cached_property
+    def _inner(self) -> tuple[Function, ...]:
+        """Return all that this expression is made of, each after its own parts: in this order nothing recurses."""
+        order: dict[Function, None] = {}
+        stack: list[tuple[Function, bool]] = [(part, False) for part in self.parts]
+        while stack:
+            part, parts_done = stack.pop()
+            if parts_done:
+                order[part] = None
+            elif part not in order:
+                stack.append((part, True))
+                stack.extend((inner, False) for inner in part.parts)
+        return tuple(order)
 
     def _value(self, x: Tensor, known: dict[Function, Tensor]) -> Tensor:
         if self not in known:
@@ -59,6 +76,9 @@ class Function:
 
     def derivative(self) -> Function:
         """Return the derivative, again a function of x."""
+        if "_derivative" not in self.__dict__:
+            for part in self._inner:
+                part._derivative  # noqa: B018  (kept there, for that of what it is a part of)
         return self._derivative
 
     @cached_property
@@ -70,7 +90,10 @@ class Function:
 
     def compose(self, inner: Function) -> Function:
         """Return this function after another one: `x -> self(inner(x))`."""
-        return self._replace(inner, {})
+        known: dict[Function, Function] = {}
+        for part in self._inner:
+            part._replace(inner, known)
+        return self._replace(inner, known)
 
     def _replace(self, inner: Function, known: dict[Function, Function]) -> Function:
         if self not in known:
@@ -88,6 +111,8 @@ class Function:
     @cached_property
     def formula(self) -> str:
         """Return the expression in x, e.g. `2*x*exp(x**2)`."""
+        for part in self._inner:
+            part.formula  # noqa: B018  (kept there)
         return _text().formula(self)
 
     def __str__(self) -> str:

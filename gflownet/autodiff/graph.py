@@ -12,7 +12,11 @@ from gflownet.autodiff import derivatives, serialisation
 from gflownet.autodiff.derivatives import Mode
 from gflownet.autodiff.evaluation import bound, compute, device_of, evaluate, held, pull_back, topological_order
 from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
+from gflownet.autodiff.quoting import shortened
 from gflownet.autodiff.serialisation import Identifier, Indexing
+
+# What torch says of tensors on the meta device, and `_address` of those without memory.
+_NOWHERE = 0
 
 
 class Graph:
@@ -66,11 +70,11 @@ class Graph:
         if isinstance(node, Node):
             return node
         if str(node) not in self._by_id:
-            raise ValueError(f"expected the id of a node of the graph, got {node!r}")
+            raise ValueError(f"expected the id of a node of the graph, got {shortened(node)}")
         return self._by_id[str(node)]
 
     def value(self, node: Node | Identifier, leaves: Mapping[Any, Any] | None = None) -> Tensor:
-        """Return a node's value.
+        """Return a node's value, in memory of its own (`Node.value` is what the node itself holds).
 
         Args:
             node: the node or its id.
@@ -80,7 +84,7 @@ class Graph:
             ValueError: there is no such node, no forward pass, or a leaf holds nothing or what does not fit.
         """
         found = self.node(node)
-        return found.value() if leaves is None else evaluate([found], self._leaves(leaves))[0]
+        return found.value().clone() if leaves is None else self._evaluated(found, leaves)
 
     def grad(self, node: Node | Identifier) -> Tensor:
         """Return a node's gradient, see `Node.grad`."""
@@ -111,8 +115,7 @@ class Graph:
         Raises:
             ValueError: see `value`; or there is no such mode.
         """
-        found = derivatives.jacobian(self.node(output), self.node(wrt), mode)
-        return evaluate([found], self._leaves(leaves))[0]
+        return self._evaluated(derivatives.jacobian(self.node(output), self.node(wrt), mode), leaves)
 
     def hessian(
         self,
@@ -128,10 +131,21 @@ class Graph:
         """
         by = self.node(first)
         found = derivatives.hessian(self.node(output), by, by if second is None else self.node(second))
-        return evaluate([found], self._leaves(leaves))[0]
+        return self._evaluated(found, leaves)
+
+    def _evaluated(self, node: Node, leaves: Mapping[Any, Any] | None) -> Tensor:
+        """Return the value of a node as the caller's own: not a view of what a leaf holds, nor an entry repeated."""
+        bindings = {leaf: bound(leaf, value) for leaf, value in self._leaves(leaves).items()}
+        (found,) = evaluate([node], bindings)
+        given = (leaf.given for leaf in topological_order([node]) if isinstance(leaf, LeafNode))
+        taken = {_NOWHERE, *(_address(tensor) for tensor in (*bindings.values(), *given) if tensor is not None)}
+        is_repeated = any(step == 0 and n > 1 for step, n in zip(found.stride(), found.shape, strict=True))
+        return found.clone() if is_repeated or _address(found) in taken else found
 
     def _leaves(self, leaves: Mapping[Any, Any] | None) -> dict[LeafNode, Any]:
         found = {}
+        if not isinstance(leaves, Mapping | None):
+            raise ValueError(f"leaves: expected values by leaf or id, got {shortened(leaves)}")
         for key, value in (leaves or {}).items():
             leaf = self.node(key)
             if not isinstance(leaf, LeafNode):
@@ -147,8 +161,8 @@ class Graph:
         """Compute the value of every node that has none yet.
 
         Args:
-            leaves: what leaves hold from now on (tensors, arrays, nested lists), by node or id; where there are any,
-                all other nodes are computed anew.
+            leaves: what leaves hold from now on (a copy of tensors, arrays, nested lists), by node or id; where there
+                are any, all other nodes are computed anew.
 
         Raises:
             ValueError: a leaf holds nothing, or what it is to hold does not fit.
@@ -156,7 +170,7 @@ class Graph:
         if leaves:
             self.reset_forwarded()
             for leaf, value in self._leaves(leaves).items():
-                leaf.forwarded = bound(leaf, value).detach()
+                leaf.forwarded = bound(leaf, value).detach().clone()
         device = device_of(self._nodes, {node: node.forwarded for node in self._nodes if node.forwarded is not None})
         for node in self._nodes:
             if node.forwarded is None:
@@ -183,12 +197,13 @@ class Graph:
         Gradients gather until `reset_grad`: those of inner nodes too, so a second pass passes them back again.
 
         Args:
-            val: what is added to the sink's gradient; 0 where that was filled by hand.
+            val: what is added to the sink's gradient, a number or a tensor of its shape; 0 where that was filled by
+                hand.
 
         Raises:
-            ValueError: the sink has no gradient, or there was no forward pass.
+            ValueError: the sink has no gradient, there was no forward pass, or `val` does not fit.
         """
-        self.sink.grad().add_(val)
+        self.sink.grad().add_(self._cotangent(val))
         for node in reversed(self._nodes):
             if node.gradient is None or not node.inputs:
                 continue
@@ -196,3 +211,21 @@ class Graph:
             for source, gradient in zip(node.inputs, passed, strict=True):
                 if gradient is not None and source.has_grad():
                     source.grad().add_(gradient)
+
+    def _cotangent(self, val: float | Tensor) -> Tensor:
+        expected = f"{self.sink.label}: backward: val: expected a number or a tensor of shape {list(self.sink.shape)}"
+        try:
+            found = torch.as_tensor(val)
+        except (TypeError, ValueError, RuntimeError) as error:
+            raise ValueError(f"{expected}, got {shortened(val)}") from error
+        if tuple(found.shape) not in ((), self.sink.shape) or not torch.can_cast(found.dtype, self.sink.dtype):
+            raise ValueError(f"{expected} that {self.sink.dtype} can hold, got {list(found.shape)} of {found.dtype}")
+        return found
+
+
+def _address(tensor: Tensor) -> int:
+    """Return where a tensor's memory begins."""
+    try:
+        return tensor.untyped_storage().data_ptr()
+    except NotImplementedError:  # inside a transformation of torch.func
+        return _NOWHERE

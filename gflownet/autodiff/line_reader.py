@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from dataclasses import dataclass
+from math import isfinite
 from typing import Any
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.listing import IDENTITY, Declaration, Form, Place, Reference, Statement
 from gflownet.autodiff.nodes import LeafKind
+from gflownet.autodiff.quoting import shortened
 from gflownet.autodiff.serialisation import DEFAULT_DTYPE
 
 KINDS = {kind.name.lower(): kind for kind in LeafKind}
@@ -21,6 +23,7 @@ _TOKEN = re.compile(
     r"|(?P<formula>\{[^}]*\})|(?P<sign>[][(),:=*+-])|(?P<other>.)"
 )
 INDEX = re.compile(r"[A-Za-z]\d*")
+MAX_DIGITS = 18  # of an extent: below 2**63, what torch counts with
 SUM = re.compile(r"sum_(?P<indices>(?:[A-Za-z]\d*)+)")
 
 
@@ -52,13 +55,18 @@ class Line:
         return self.token.text
 
     @property
+    def following(self) -> str:
+        """Return the text of the token after that one."""
+        return "".join(token.text for token in self.tokens[self.at + 1 : self.at + 2])
+
+    @property
     def place(self) -> Place:
         """Return where the token is that is read next."""
         return Place(self.number, self.token.column)
 
     def error(self, expected: str) -> ValueError:
         """Return that something else was expected here."""
-        got = f"{self.text!r}" if self.text else "the end of the line"
+        got = shortened(self.text) if self.text else "the end of the line"
         return self.place.error(f"{expected}, got {got}")
 
     def is_done(self) -> bool:
@@ -96,12 +104,24 @@ class Line:
             found.append(self.name())
         return tuple(found)
 
-    def numeral(self, *, whole: bool = False) -> float:
+    def numeral(self) -> float:
         """Return the number that comes next."""
-        if self.token.kind != "number" or (whole and not self.text.isdigit()):
-            raise self.error("expected a whole number" if whole else "expected a number")
+        if self.token.kind != "number":
+            raise self.error("expected a number")
+        number = float(self.text)
+        if not isfinite(number):
+            raise self.error("expected a number that a float can hold")
         self.at += 1
-        return float(self.tokens[self.at - 1].text)
+        return number
+
+    def extent(self) -> int:
+        """Return the whole number that comes next."""
+        if self.token.kind != "number" or not self.text.isdecimal():
+            raise self.error("expected a whole number")
+        if len(self.text) > MAX_DIGITS:
+            raise self.error(f"expected a whole number of at most {MAX_DIGITS} digits")
+        self.at += 1
+        return int(self.tokens[self.at - 1].text)
 
     def declaration(self) -> Declaration:
         """Return the leaf that the line declares."""
@@ -114,7 +134,7 @@ class Line:
         name, shape = self.name(), []
         if self.takes("["):
             while not self.takes("]"):
-                shape.append(int(self.numeral(whole=True)))
+                shape.append(self.extent())
                 if self.text != "]":
                     self.expects(",")
         dtype = _dtype(self.text)
@@ -131,7 +151,7 @@ class Line:
             return IDENTITY
         try:
             found = json.loads(self.line[self.token.column - 1 :])
-        except json.JSONDecodeError:
+        except (ValueError, RecursionError):  # no JSON, more digits than Python reads, or nested too deeply
             found = None
         if isinstance(found, bool) or not isinstance(found, int | float | list):
             raise self.error("expected a number, nested lists of numbers or `identity`")
@@ -147,8 +167,7 @@ class Line:
             form, operands = self._pair()
             self.expects(")")
             return Statement(target, form, operands, summed)
-        has_argument = self.tokens[min(self.at + 1, len(self.tokens) - 1)].text == "("
-        if self.token.kind == "formula" or (self.token.kind == "name" and has_argument):
+        if self.token.kind == "formula" or (self.token.kind == "name" and self.following == "("):
             if summed:
                 raise self.error("expected no sum before a function (a statement of its own)")
             return self._function(target)
@@ -183,7 +202,7 @@ class Line:
             formula = self.text[1:-1]
             self.at += 1
             self.expects("(")
-        while formula is None and self.tokens[self.at + 1].text == "(":
+        while formula is None and self.following == "(":
             names.append(self.name())
             self.expects("(")
         operand = self.reference()
@@ -200,7 +219,7 @@ class Line:
 
     def _summed(self) -> tuple[str, ...]:
         match = SUM.fullmatch(self.text)
-        if match is None or self.tokens[self.at + 1].text in ("[", "="):
+        if match is None or self.following in ("[", "="):
             return ()
         self.at += 1
         return tuple(INDEX.findall(match["indices"]))
@@ -216,7 +235,7 @@ class Line:
                     raise self.error("expected an index: a letter, perhaps with digits")
                 indices.append(self.text)
                 self.at += 1
-                extents.append(int(self.numeral(whole=True)) if self.takes(":") else None)
+                extents.append(self.extent() if self.takes(":") else None)
                 if self.text != "]":
                     self.expects(",")
         return Reference(name, tuple(indices), tuple(extents), place)

@@ -26,7 +26,7 @@ from gflownet.autodiff.nodes import (
     NonlinearNode,
     TransformNode,
 )
-from gflownet.autodiff.serialisation import DEFAULT_DTYPE
+from gflownet.autodiff.serialisation import DEFAULT_DTYPE, tensor_of
 
 Form = Literal["transform", "+", "-", "*", "contraction", "function", "cast"]
 IDENTITY = "identity"
@@ -86,18 +86,28 @@ class Declaration:
         return f"{text} = {self.content if self.content == IDENTITY else json.dumps(self.content)}"
 
     def leaf(self) -> LeafNode:
-        """Return the leaf."""
+        """Return the leaf.
+
+        Raises:
+            ValueError: the shape has an extent below 1, or the content does not fit it; the message says where.
+        """
         is_tensor = isinstance(self.content, list)
-        return LeafNode(
-            self.shape,
-            kind=self.kind,
-            value=torch.tensor(self.content, dtype=self.dtype) if is_tensor else None,
-            fill=None if is_tensor or self.content in (None, IDENTITY) else float(self.content),
-            is_identity=not is_tensor and self.content == IDENTITY,
-            requires_grad=self.requires_grad,
-            dtype=self.dtype,
-            name=self.name,
-        )
+        try:
+            return LeafNode(
+                self.shape,
+                kind=self.kind,
+                value=tensor_of(self.content, self.shape, self.dtype) if is_tensor else None,
+                fill=None if is_tensor or self.content in (None, IDENTITY) else float(self.content),
+                is_identity=not is_tensor and self.content == IDENTITY,
+                requires_grad=self.requires_grad,
+                dtype=self.dtype,
+                name=self.name,
+            )
+        except OverflowError as error:
+            raise self.place.error(f"{self.name}: expected a number that a float can hold") from error
+        except ValueError as error:
+            own = "" if str(error).startswith("LeafNode") else f"{self.name}: "
+            raise self.place.error(f"{own}{error}") from error
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from math import prod
+from math import inf, isfinite, prod
 from types import ModuleType
 from typing import Literal
 
@@ -50,6 +50,13 @@ class Node:
         # What the graph that runs last computed (gflownet/autodiff/graph.py); nothing else of a node ever changes.
         self.forwarded: Tensor | None = None
         self.gradient: Tensor | None = None
+
+    def _check_dtype(self) -> None:
+        """Raise ValueError of a node that computes with whole numbers: only leaves and casts are of such a dtype."""
+        source = self.inputs[0]
+        if not (source.dtype.is_floating_point or source.dtype.is_complex):
+            message = f"expected a floating or complex operand, got {source.dtype} of {source.label}: Cast it first"
+            raise ValueError(f"{self.label}: {message}")
 
     @property
     def label(self) -> str:
@@ -228,16 +235,17 @@ class TransformNode(Node):
             index_dst: one index per axis of the result; negative ones are New.
             index_src: one index per axis of the source; negative ones are summed over. The negative indices of the
                 two arrays have nothing to do with each other.
-            alpha: a literal, never trained.
+            alpha: a literal, never trained; a finite number.
             new_dims: the extents of the New indices, in the order of `index_dst`.
             name: what messages and drawings call it.
 
         Raises:
-            ValueError: the arrays break a rule; the message names the node, the array and the rule.
+            ValueError: the arrays break a rule, which the message names with the node and the array; alpha is not
+                finite; or the source is of whole numbers (see `CastNode`).
         """
         owner = f"TransformNode {name!r}" if name else "TransformNode"
         self.index_dst, self.index_src = checked(owner, "index_dst", index_dst), checked(owner, "index_src", index_src)
-        self.alpha = float(alpha)
+        self.alpha = _finite(owner, alpha)
         extents = extents_of(owner, "index_src", self.index_src, source.shape)
         for there, here, name_here in (
             (self.index_src, self.index_dst, "index_dst"),
@@ -254,6 +262,7 @@ class TransformNode(Node):
         extents = {i: n for i, n in extents.items() if i > 0} | dict(zip(new, new_dims, strict=True))
         shape = [extents[i] for i in self.index_dst]
         super().__init__([source], shape=shape, dtype=source.dtype, name=name)
+        self._check_dtype()
 
     @property
     def source(self) -> Node:
@@ -279,6 +288,16 @@ class TransformNode(Node):
     def repeated_index(self) -> int:
         """Return the number of indices on both sides."""
         return len(self.index_dst) - self.new_index
+
+
+def _finite(owner: str, alpha: float) -> float:
+    try:
+        found = float(alpha)
+    except OverflowError:  # an integer beyond the floats
+        found = inf
+    if not isfinite(found):
+        raise ValueError(f"{owner}: alpha: expected a finite number, got {found}")
+    return found
 
 
 class _PairNode(Node):
@@ -314,6 +333,7 @@ class _PairNode(Node):
         if left.dtype != right.dtype:
             raise ValueError(f"{owner}: expected operands of one dtype (see Cast), got {left.dtype} and {right.dtype}")
         super().__init__([left, right], shape=[extents[i] for i in self.index_dst], dtype=left.dtype, name=name)
+        self._check_dtype()
 
     def _check_sides(self, owner: str, extents: dict[int, int]) -> None:
         new = [index for index in self.index_dst if index < 0 or index not in extents]
@@ -376,7 +396,8 @@ class ElementwiseNode(_PairNode):
         """Describe the operation; the arrays as the class says.
 
         Raises:
-            ValueError: the arrays break a rule; the message names the node, the array and the rule.
+            ValueError: the arrays break a rule, which the message names with the node and the array; or the operands
+                differ in dtype, or are of whole numbers (see `CastNode`).
         """
         super().__init__(left, right, index_dst, index_src_l, index_src_r, operation=operation, name=name)
 
@@ -404,7 +425,8 @@ class LinearNode(_PairNode):
         """Describe the contraction; the arrays as the class says.
 
         Raises:
-            ValueError: the arrays break a rule; the message names the node, the array and the rule.
+            ValueError: the arrays break a rule, which the message names with the node and the array; or the operands
+                differ in dtype, or are of whole numbers (see `CastNode`).
         """
         super().__init__(left, right, index_dst, index_src_l, index_src_r, operation="*", name=name)
 
@@ -421,8 +443,12 @@ class NonlinearNode(Node):
             source: what it is applied to.
             function: an elementary function or one composed of them.
             name: what messages and drawings call it.
+
+        Raises:
+            ValueError: the source is of whole numbers (see `CastNode`).
         """
         super().__init__([source], shape=source.shape, dtype=source.dtype, name=name)
+        self._check_dtype()
         self.function = function
 
     @property
@@ -432,7 +458,7 @@ class NonlinearNode(Node):
 
 
 class CastNode(Node):
-    """The same entries in another dtype."""
+    """The same entries in another dtype; the one node that computes with whole numbers or makes them."""
 
     __slots__ = ()
 

@@ -8,10 +8,20 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import singledispatch
+from math import isfinite
 
 from gflownet.autodiff.functions import Constant
 from gflownet.autodiff.indices import Indices
-from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LinearNode, Node, NonlinearNode, TransformNode
+from gflownet.autodiff.nodes import (
+    CastNode,
+    ElementwiseNode,
+    LeafKind,
+    LeafNode,
+    LinearNode,
+    Node,
+    NonlinearNode,
+    TransformNode,
+)
 
 
 @singledispatch
@@ -152,6 +162,9 @@ def _scaled(tensor: Node, factor: float) -> Node | None:
     if factor in (0.0, 1.0):
         return tensor if factor else None
     every = tuple(range(1, tensor.rank + 1))
+    if not isfinite(factor):  # no literal of a Transform, but the derivative of such as `log(0)*x`
+        constant = LeafNode((), kind=LeafKind.CONSTANT, fill=factor, dtype=tensor.dtype)
+        return ElementwiseNode(tensor, constant, every, every, (), operation="*")
     return TransformNode(tensor, every, every, alpha=factor)
 
 

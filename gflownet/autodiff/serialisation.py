@@ -10,6 +10,7 @@ have an index. Beyond that: `name`; of leaves `dtype` (else float64), `requiresG
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Mapping, Sequence, Sized
 from typing import Any, Literal
 
@@ -29,6 +30,7 @@ from gflownet.autodiff.nodes import (
     Operation,
     TransformNode,
 )
+from gflownet.autodiff.quoting import MAX_LENGTH, shortened
 
 Identifier = int | str
 Indexing = Literal["signed", "positive"]
@@ -58,6 +60,11 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "nonlinear": (*_EVERY, "src", "function"),
     "cast": (*_EVERY, "src", "dtype"),
 }
+# What the nodes call the fields.
+_FIELD_OF = {
+    **{"index_dst": "indexDst", "index_src": "indexSrc", "index_src_l": "indexSrcL", "index_src_r": "indexSrcR"},
+    **{"new_dims": "newDims", "operation": "op"},
+}
 _COUNTS = {"dummyIndex": "dummy_index", "newIndex": "new_index", "repeatedIndex": "repeated_index"}
 
 
@@ -68,16 +75,17 @@ def read(data: Any) -> tuple[dict[Identifier, Node], list[Node]]:
         ValueError: the data do not describe a graph; the message names the node, the field and the rule.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("nodes"), list | tuple):
-        raise ValueError(f"graph: expected an object with a list of nodes, got {_shortened(data)}")
-    indexing = data.get("indexing", "signed")
+        raise ValueError(f"graph: expected an object with a list of nodes, got {shortened(data)}")
+    indexing = data.get("indexing")
+    indexing = "signed" if indexing is None else indexing
     if indexing not in ("signed", "positive"):
-        raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {indexing!r}")
+        raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {shortened(indexing)}")
     nodes: dict[str, Node] = {}
     ids: dict[Identifier, Node] = {}
     for position, entry in enumerate(data["nodes"]):
         found = _identifier(entry, f"nodes[{position}]")
         if str(found) in nodes:
-            raise ValueError(f"node {found}: id: expected one that no other node has")
+            raise ValueError(f"{_owner(found)}: id: expected one that no other node has")
         ids[found] = nodes[str(found)] = _Reader(entry, nodes, indexing).node()
     outputs = data.get("outputs")
     if outputs is None:
@@ -86,7 +94,7 @@ def read(data: Any) -> tuple[dict[Identifier, Node], list[Node]]:
     listed = outputs if isinstance(outputs, list | tuple) else [outputs]
     missing = [output for output in listed if str(output) not in nodes]
     if missing or not listed:
-        raise ValueError(f"graph: outputs: expected ids of nodes, got {missing or listed}")
+        raise ValueError(f"graph: outputs: expected ids of nodes, got {shortened(missing or listed)}")
     return ids, [nodes[str(output)] for output in listed]
 
 
@@ -94,25 +102,36 @@ class _Reader:
     """One entry of the list of nodes, read into a node."""
 
     def __init__(self, entry: Mapping[str, Any], nodes: Mapping[str, Node], indexing: Indexing) -> None:
-        self.owner = f"node {entry['id']}"
+        self.owner = _owner(entry["id"])
         self.entry, self.nodes, self.indexing = entry, nodes, indexing
         self.type = str(self._required("type")).lower().removesuffix("node")
         if self.type not in TYPES:
-            raise ValueError(f"{self.owner}: type: expected one of {', '.join(TYPES)}, got {entry['type']!r}")
+            raise ValueError(f"{self.owner}: type: expected one of {', '.join(TYPES)}, got {shortened(entry['type'])}")
         self.name = str(entry.get("name", entry["id"]))
         self._check_fields()
 
     def node(self) -> Node:
         """Return the node, checked against the shape and the counts that the entry gives."""
-        node: Node = getattr(self, f"_{self.type}")()
+        try:
+            node: Node = getattr(self, f"_{self.type}")()
+        except ValueError as error:
+            raise ValueError(self._in_json(str(error))) from error
         shape = self.entry.get("shape")
         if shape is not None and self._integers("shape") != node.shape:
             raise ValueError(f"{self.owner}: shape: expected {list(node.shape)} by the other fields, got {list(shape)}")
         for field, attribute in _COUNTS.items():
             count = self.entry.get(field)
             if count is not None and field in FIELDS[self.type] and count != getattr(node, attribute):
-                raise ValueError(f"{self.owner}: {field}: expected {getattr(node, attribute)}, got {count!r}")
+                raise ValueError(f"{self.owner}: {field}: expected {getattr(node, attribute)}, got {shortened(count)}")
         return node
+
+    def _in_json(self, message: str) -> str:
+        """Return what a node's constructor says with the id for the label and the fields as the entry has them."""
+        if message.startswith(f"{self.owner}: "):
+            return message
+        kind = f"{self.type.capitalize()}Node"
+        said = message.removeprefix(f"{kind} {self.name!r}: ").removeprefix(f"{kind}: ")
+        return f"{self.owner}: " + re.sub(r"\b[a-z_]+\b", lambda word: _FIELD_OF.get(word[0], word[0]), said)
 
     def _check_fields(self) -> None:
         known = dict.fromkeys(field for fields in FIELDS.values() for field in fields)
@@ -120,15 +139,18 @@ class _Reader:
         for field, value in self.entry.items():
             if field in own or (field in known and (_is_nothing(value) or (field, value) == ("alpha", 1))):
                 continue
-            nearest = difflib.get_close_matches(field, own, n=1, cutoff=0.0)[0]
-            raise ValueError(f"{self.owner}: {field}: expected a field of a {self.type}, perhaps {nearest}")
+            nearest = difflib.get_close_matches(str(field), own, n=1, cutoff=0.0)[0]
+            raise ValueError(f"{self.owner}: {_plain(field)}: expected a field of a {self.type}, perhaps {nearest}")
 
     def _leaf(self) -> Node:
         dtype = self._dtype(DEFAULT_DTYPE)
-        kind = self.entry.get("kind", LeafKind.INPUT)
+        kind = self.entry.get("kind")
+        kind = LeafKind.INPUT if kind is None else kind
         spelled = str(int(kind) if isinstance(kind, int) else kind).lower().strip("_").removeprefix("leaf")
         if spelled not in KINDS:
-            raise ValueError(f"{self.owner}: kind: expected 0, 1, 2, input, parameter or constant, got {kind!r}")
+            raise ValueError(
+                f"{self.owner}: kind: expected 0, 1, 2, input, parameter or constant, got {shortened(kind)}"
+            )
         return LeafNode(
             self._integers("shape"),
             kind=KINDS[spelled],
@@ -152,7 +174,7 @@ class _Reader:
     def _elementwise(self) -> Node:
         operation = OPERATIONS.get(str(self._required("op")))
         if operation is None:
-            raise ValueError(f"{self.owner}: op: expected one of +, -, *, got {self.entry['op']!r}")
+            raise ValueError(f"{self.owner}: op: expected one of +, -, *, got {shortened(self.entry['op'])}")
         left, right = self._source("srcL"), self._source("srcR")
         arrays = self._indices("indexDst", "indexSrcL", "indexSrcR")
         return ElementwiseNode(left, right, *arrays, operation=operation, name=self.name)
@@ -160,7 +182,7 @@ class _Reader:
     def _linear(self) -> Node:
         operation = self.entry.get("op")
         if not _is_nothing(operation) and OPERATIONS.get(str(operation)) != "*":
-            raise ValueError(f"{self.owner}: op: expected none or * of a linear node, got {operation!r}")
+            raise ValueError(f"{self.owner}: op: expected none or * of a linear node, got {shortened(operation)}")
         left, right = self._source("srcL"), self._source("srcR")
         return LinearNode(left, right, *self._indices("indexDst", "indexSrcL", "indexSrcR"), name=self.name)
 
@@ -184,7 +206,7 @@ class _Reader:
     def _source(self, field: str) -> Node:
         found = self.nodes.get(str(self._required(field)))
         if found is None:
-            message = f"expected the id of a node listed before, got {self.entry[field]!r}"
+            message = f"expected the id of a node listed before, got {shortened(self.entry[field])}"
             raise ValueError(f"{self.owner}: {field}: {message}")
         return found
 
@@ -192,7 +214,7 @@ class _Reader:
         found = self._required(field)
         values = found.tolist() if isinstance(found, np.ndarray | torch.Tensor) else found
         if not isinstance(values, list | tuple) or not all(_is_integer(value) for value in values):
-            raise ValueError(f"{self.owner}: {field}: expected a list of integers, got {_shortened(found)}")
+            raise ValueError(f"{self.owner}: {field}: expected a list of integers, got {shortened(found)}")
         return tuple(int(value) for value in values)
 
     def _indices(self, *fields: str) -> list[Indices]:
@@ -210,16 +232,14 @@ class _Reader:
     def _tensor(self, field: str, dtype: torch.dtype) -> torch.Tensor | None:
         value = self.entry.get(field)
         try:
-            return None if value is None else torch.as_tensor(value, dtype=dtype)
-        except (TypeError, ValueError, RuntimeError) as error:
-            raise ValueError(
-                f"{self.owner}: {field}: expected numbers in nested lists, got {_shortened(value)}"
-            ) from error
+            return None if value is None else tensor_of(value, self._integers("shape"), dtype)
+        except ValueError as error:
+            raise ValueError(f"{self.owner}: {field}: {error}") from error
 
     def _flag(self, field: str) -> bool | None:
         value = self.entry.get(field)
         if value is not None and not isinstance(value, bool):
-            raise ValueError(f"{self.owner}: {field}: expected true or false, got {value!r}")
+            raise ValueError(f"{self.owner}: {field}: expected true or false, got {shortened(value)}")
         return value
 
     def _number(self, field: str, default: float | None) -> float | None:
@@ -227,8 +247,12 @@ class _Reader:
         if value is None:
             return default
         if isinstance(value, bool) or not isinstance(value, int | float | np.number):
-            raise ValueError(f"{self.owner}: {field}: expected a number, got {value!r}")
-        return float(value)
+            raise ValueError(f"{self.owner}: {field}: expected a number, got {shortened(value)}")
+        try:
+            return float(value)
+        except OverflowError as error:
+            message = f"expected a number that a float can hold, got {shortened(value)}"
+            raise ValueError(f"{self.owner}: {field}: {message}") from error
 
     def _dtype(self, default: torch.dtype) -> torch.dtype:
         name = self.entry.get("dtype")
@@ -236,7 +260,7 @@ class _Reader:
             return default
         found = getattr(torch, str(name).removeprefix("torch."), None)
         if not isinstance(found, torch.dtype):
-            raise ValueError(f"{self.owner}: dtype: expected the name of a dtype of torch, got {name!r}")
+            raise ValueError(f"{self.owner}: dtype: expected the name of a dtype of torch, got {shortened(name)}")
         return found
 
 
@@ -249,7 +273,7 @@ def write(ids: Mapping[Identifier, Node], outputs: Sequence[Node], *, indexing: 
         indexing: how index arrays are written.
     """
     if indexing not in ("signed", "positive"):
-        raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {indexing!r}")
+        raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {shortened(indexing)}")
     known = {node: identifier for identifier, node in ids.items()}
     entries = []
     for identifier, node in ids.items():
@@ -287,7 +311,7 @@ def _leaf_fields(leaf: LeafNode) -> dict[str, Any]:
     if leaf.requires_grad != (leaf.kind != LeafKind.CONSTANT):
         entry["requiresGrad"] = leaf.requires_grad
     if leaf.given is not None:
-        entry["value"] = leaf.given.tolist()
+        entry["value"] = numbers_of(leaf.given)
     if leaf.fill is not None:
         entry["fill"] = leaf.fill
     if leaf.is_identity:
@@ -304,10 +328,38 @@ def _written(arrays: Sequence[Indices], indexing: Indexing, *, scoped: bool) -> 
     return [[numbers.setdefault(key, len(numbers) + 1) for key in array] for array in keys]
 
 
+def numbers_of(tensor: torch.Tensor) -> Any:
+    """Return the entries in nested lists, a complex one as its real and its imaginary part."""
+    return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).tolist()
+
+
+def tensor_of(numbers: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
+    """Return a tensor of a dtype from its entries, as `numbers_of` gives them.
+
+    Raises:
+        ValueError: they are no numbers in nested lists, or too large for the dtype; their shape is not checked.
+    """
+    try:
+        if dtype.is_complex and np.shape(numbers) == (*shape, 2):
+            return torch.view_as_complex(torch.as_tensor(numbers, dtype=torch.float64)).to(dtype)
+        return torch.as_tensor(numbers, dtype=dtype)
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
+        raise ValueError(f"expected numbers in nested lists, got {shortened(numbers)}") from error
+
+
+def _owner(identifier: object) -> str:
+    return f"node {_plain(identifier)}"
+
+
+def _plain(value: object) -> str:
+    """Return a text as it is, if that fits into a message."""
+    return value if isinstance(value, str) and value.isprintable() and len(value) <= MAX_LENGTH else shortened(value)
+
+
 def _identifier(entry: Any, where: str) -> Identifier:
     found = entry.get("id") if isinstance(entry, Mapping) else None
     if not (isinstance(found, str) or _is_integer(found)):
-        raise ValueError(f"{where}: expected an object with an integer or a string as id, got {_shortened(entry)}")
+        raise ValueError(f"{where}: expected an object with an integer or a string as id, got {shortened(entry)}")
     return found if isinstance(found, str) else int(found)  # pyright: ignore[reportArgumentType]
 
 
@@ -322,8 +374,3 @@ def _is_integer(value: object) -> bool:
 
 def _dtype_name(node: Node) -> str:
     return str(node.dtype).removeprefix("torch.")
-
-
-def _shortened(value: object) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

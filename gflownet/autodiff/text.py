@@ -40,6 +40,7 @@ from gflownet.autodiff.nodes import (
     NonlinearNode,
     TransformNode,
 )
+from gflownet.autodiff.serialisation import numbers_of
 
 # Letters from the middle of the alphabet first, as indices are called; without o, which looks like 0.
 LETTERS = "ijklmnpqrstuvwxyzabcdefgh" + ascii_letters[26:]
@@ -110,7 +111,7 @@ def _name(node: Node, taken: set[str]) -> str:
 def _declaration(leaf: LeafNode, names: dict[Node, str]) -> Declaration:
     content: object = IDENTITY if leaf.is_identity else leaf.fill
     if leaf.given is not None and leaf.kind == LeafKind.CONSTANT:
-        content = leaf.given.tolist()
+        content = numbers_of(leaf.given)
     wanted = leaf.requires_grad and leaf.kind != LeafKind.CONSTANT
     return Declaration(names[leaf], leaf.kind, leaf.shape, leaf.dtype, wanted, content)
 

@@ -241,6 +241,21 @@ def test_nothing_passes_through_whole_numbers():
         assert torch.equal(found, torch.diag(torch.tensor([1.0, 2.0], dtype=DOUBLE)))
 
 
+def test_nothing_begins_with_whole_numbers():
+    n = LeafNode([2], dtype=torch.int64)
+    output = LinearNode(CastNode(n, DOUBLE), CastNode(n, DOUBLE), [], [-1], [-1])
+    for mode in ("reverse", "forward"):
+        assert evaluate([jacobian(output, n, mode)], {n: torch.tensor([1, 2])})[0].tolist() == [0, 0]
+
+
+def test_a_derivative_that_is_not_finite_is_no_literal():
+    x = leaf("a")
+    output = NonlinearNode(x, Function.parse("log(0)*x"))
+    for mode in ("reverse", "forward"):
+        found = evaluate([jacobian(output, x, mode)], {x: torch.ones(x.shape, dtype=DOUBLE)})[0]
+        assert (found.diagonal() == -math.inf).all()
+
+
 # 3 and -3 are two indices, and no other factor of the left operand's derivative has -3
 @pytest.mark.parametrize("multiply", [LinearNode, partial(ElementwiseNode, operation="*")])
 def test_a_dummy_of_one_operand_called_as_an_index_of_the_result(multiply):
@@ -293,6 +308,8 @@ def test_messages():
         vjp(output, [x], LeafNode([2], dtype=torch.float32))
     with pytest.raises(ValueError, match=r"hvp: vector: expected one for each of the 2 nodes, got 1"):
         hvp(loss, [w, x], [x])
+    with pytest.raises(ValueError, match=r"hvp: wrt: expected every node once, got LeafNode.* twice"):
+        hvp(loss, [x, x], [x, x])
     with pytest.raises(ValueError, match="tangents: expected one of at least one node, got none"):
         jvp(output, {})
     with pytest.raises(ValueError, match=r"tangents: expected one shape after that of their nodes"):

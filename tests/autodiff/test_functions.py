@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from gflownet.autodiff.functions import PRIMITIVES, Call, Constant, Function, Power, Product, Sum, X
+from gflownet.autodiff.quoting import shortened
 from tests.oracles import tensor_graphs as oracle
 
 NAMES = (*PRIMITIVES, "sqrt", "neg", "reciprocal", "square", "cube", "power(2.5)", "power(-3)", "power(4)")
@@ -231,6 +232,20 @@ def test_powers_keep_their_domain():
     assert Function.parse("(x**-1)**-2") is Function.parse("square")
 
 
+def test_any_depth():
+    function = X
+    for _ in range(500):
+        function = Function.parse("sin").compose(function) + 1.0
+    x = torch.tensor(0.3, dtype=torch.float64, requires_grad=True)
+    expected = x
+    for _ in range(500):
+        expected = torch.sin(expected) + 1.0
+    torch.testing.assert_close(function(x), expected)
+    torch.testing.assert_close(function.derivative()(x), torch.autograd.grad(expected, x)[0])
+    assert function.compose(X) is function
+    assert function.formula.startswith("1 + sin(1 + sin(")
+
+
 def test_third_derivatives_stay_small():
     sizes = {
         text: num_expressions(derivatives(Function.parse(text), 3)[3]) for text in ("gelu", "silu", "softplus(tanh)")
@@ -293,10 +308,13 @@ def test_functions_that_nothing_uses_are_forgotten():
         ("x.real", "got 'x.real'"),
         ("1" + 400 * "0", "too large"),
         ("lambda: 1", "got 'lambda: 1'"),
+        ("power", "expected power(c) with a number c"),
+        ("+".join(["x"] * 20_000), "expected a shorter formula"),
+        ("-" * 100_000 + "x", "expected a shorter formula"),
     ],
 )
 def test_messages(text, part):
     with pytest.raises(ValueError, match=r"^function ") as caught:
         Function.parse(text)
     assert part in str(caught.value)
-    assert repr(text) in str(caught.value)
+    assert f"function {shortened(text)}: " in str(caught.value)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import math
 import weakref
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -14,7 +16,7 @@ from gflownet.autodiff import factories as build
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.log_softmax import PickNegLogSoftmax
-from gflownet.autodiff.nodes import LeafNode, Node
+from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
 
 DOUBLE = torch.float64
 
@@ -213,12 +215,95 @@ def test_a_cast_to_integers_ends_the_gradient() -> None:
     torch.testing.assert_close(x.grad(), x.value().trunc())
 
 
-def test_integer_contractions_and_sums() -> None:
-    left, right = (build.FixedInput(torch.arange(6).reshape(shape)) for shape in ((2, 3), (3, 2)))
-    sink = build.Sum(left @ right)
-    Graph(sink).forward()
-    assert sink.value().dtype == torch.int64
-    assert sink.value().item() == int((left.value() @ right.value()).sum())
+@pytest.mark.parametrize(("index_dst", "new_dims"), [([1, 2], []), ([2, 1], []), ([1, 2, -1], [2]), ([-1, 1, 2], [1])])
+@pytest.mark.parametrize("kind", [build.Input, build.Constant])
+def test_a_value_may_be_written_to(
+    kind: Callable[[Tensor], LeafNode], index_dst: list[int], new_dims: list[int]
+) -> None:
+    given = torch.arange(6.0).reshape(2, 3)
+    x = kind(given)
+    y = build.Transform(x, index_dst, [1, 2], new_dims=new_dims)
+    graph = Graph(y)
+    before = given.clone()
+    for leaves in ({}, {x: given}):
+        for node in (x, y):
+            graph.value(node, leaves).add_(1.0)
+        graph.jacobian(y, x, leaves).add_(1.0)
+        assert torch.equal(given, before)
+    graph.forward()
+    for node in (x, y):
+        expected = node.value().clone()
+        graph.value(node)[0] += 1.0
+        assert torch.equal(node.value(), expected)
+    described = LeafNode([2], kind=LeafKind.CONSTANT, fill=1.0)
+    ones = Graph(described).value(described, {})
+    ones[0] = 5.0
+    assert ones.tolist() == [5.0, 1.0]
+
+
+def test_a_leaf_holds_a_copy_of_what_the_graph_runs_with() -> None:
+    x = build.Input([2], dtype=DOUBLE)
+    y = build.Square(x)
+    graph = Graph(y)
+    batch = torch.tensor([1.0, 2.0], dtype=DOUBLE)
+    graph.forward({x: batch})
+    batch.fill_(9.0)
+    graph.reset_forwarded()
+    graph.forward()
+    assert y.value().tolist() == [1.0, 4.0]
+    x.value().zero_()
+    assert batch.tolist() == [9.0, 9.0]
+
+
+@pytest.mark.parametrize("transformation", [torch.func.jacrev, torch.func.jacfwd])
+def test_torch_may_differentiate_a_value(transformation: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+    x = build.Input([2, 2], dtype=DOUBLE)
+    at = torch.rand(2, 2, dtype=DOUBLE)
+    for node in (build.Transpose(x), build.Transpose(build.Tanh(x))):
+        graph = Graph(node)
+        found = transformation(lambda entries, graph=graph: graph.value(graph.sink, {x: entries}))(at)
+        torch.testing.assert_close(found, graph.jacobian(node, x, {x: at}, "forward"))
+
+
+@pytest.mark.parametrize("rank", [18, 27, 40])
+def test_a_tensor_may_have_many_axes(rank: int) -> None:
+    x = build.Input([1] * (rank - 1) + [2], dtype=DOUBLE)
+    axes, others = range(1, rank + 1), range(rank + 1, 2 * rank + 1)
+    at = torch.tensor([2.0, 3.0], dtype=DOUBLE).reshape(x.shape)
+    product = build.Linear(x, x, axes, axes, axes)
+    graph = Graph(product)
+    assert graph.value(product, {x: at}).flatten().tolist() == [4.0, 9.0]
+    found = graph.hessian(product, x, x, {x: at})
+    assert found.shape == (*x.shape, *x.shape, *x.shape)
+    expected = torch.zeros(2, 2, 2, dtype=DOUBLE)
+    expected[0, 0, 0] = expected[1, 1, 1] = 2.0
+    assert torch.equal(found.reshape(2, 2, 2), expected)
+    crossed = build.Linear(x, x, [*others, *axes], axes, others)
+    assert graph.value(crossed, {x: at}).flatten().tolist() == [4.0, 6.0, 6.0, 9.0]
+
+
+@pytest.mark.parametrize("val", [torch.ones(3, dtype=DOUBLE), torch.ones(1), 1j, "1", [1.0, 2.0], None])
+def test_what_is_no_gradient_of_the_sink_is_refused(val: object) -> None:
+    graph = Graph(build.Sum(parameter(3)))
+    graph.forward()
+    with pytest.raises(ValueError, match=r"TransformNode: backward: val: expected a number or a tensor of shape \[\]"):
+        graph.backward(val)  # pyright: ignore[reportArgumentType]
+    assert graph.sink.grad().item() == 0.0
+
+
+@pytest.mark.parametrize("value", [None, "abc", {"a": 1}, [[1.0], 2.0], [10**400, 1]])
+def test_what_is_no_numbers_is_refused(value: object) -> None:
+    x = build.Input([2], dtype=DOUBLE, name="x")
+    with pytest.raises(ValueError, match=r"LeafNode 'x': value: expected numbers of shape \[2\], got "):
+        Graph(x).value(x, {x: value})
+
+
+@pytest.mark.parametrize("leaves", [[1], "ab", {1}, 3])
+def test_leaves_that_are_no_mapping_are_refused(leaves: Any) -> None:
+    x = build.Input([2], dtype=DOUBLE)
+    for ask in (Graph(x).forward, lambda leaves: Graph(x).value(x, leaves)):
+        with pytest.raises(ValueError, match="leaves: expected values by leaf or id, got "):
+            ask(leaves)
 
 
 def test_nodes_live_as_long_as_something_uses_them() -> None:

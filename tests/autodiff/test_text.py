@@ -192,11 +192,23 @@ def test_names_that_cannot_be_written_are_replaced() -> None:
         ("constant x[2] = three", "line 1, column 17: expected a number, nested lists of numbers or `identity`"),
         ("input x[2]\noutput x\ny[i] = x[i]", "line 3, column 1: expected nothing after the line `output`, got 'y'"),
         ("input constant[2]", "line 1, column 7: expected a name, got 'constant'"),
+        ("y[i] = tanh(", "line 1, column 13: expected a name, got the end of the line"),
+        ("y[i] = float32(", "line 1, column 16: expected a name, got the end of the line"),
+        ("y[i] = power(x[i])", r"line 1, column 8: function 'power\(x\)': .* expected power\(number\)"),
+        ("y[i] = 1e400 * x[i]", "line 1, column 8: expected a number that a float can hold, got '1e400'"),
+        (f"y[i] = {'9' * 5000} * x[i]", "line 1, column 8: expected a number that a float can hold, got '999.*999'"),
+        (f"input x[{'9' * 5000}]", "line 1, column 9: expected a whole number of at most 18 digits, got '999.*999'"),
+        ("input x[\N{SUPERSCRIPT TWO}]", "line 1, column 9: expected a whole number"),
+        (f"constant c[2] = {'[' * 100_000}", "line 1, column 17: expected a number, nested lists of numbers"),
+        (f"constant c = {'9' * 5000}", "line 1, column 14: expected a number, nested lists of numbers"),
+        (f"y[i] {'z' * 5000}", "line 1, column 6: expected '=', got 'zzz.*zzz'"),
+        (f"y[i] = {{{'-' * 100_000}x}}(z[i])", "line 1, column 8: function '---.*: expected a shorter formula"),
     ],
 )
 def test_what_is_no_line_is_refused(text: str, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=message) as caught:
         parse(text)
+    assert len(str(caught.value)) < 300
 
 
 @pytest.mark.parametrize(
@@ -218,7 +230,13 @@ def test_what_is_no_line_is_refused(text: str, message: str) -> None:
             r"line 3, column 1: ElementwiseNode 'y': .*: expected one extent",
         ),
         ("input x[2]\noutput y", "output: expected names that stand for something, got y"),
-        ("constant x[2] = [1, 2, 3]", r"LeafNode 'x': value: expected shape \[2\], got \[3\]"),
+        ("constant x[2] = [1, 2, 3]", r"line 1, column 1: LeafNode 'x': value: expected shape \[2\], got \[3\]"),
+        ("constant x[2] = [1, [2]]", r"line 1, column 1: x: expected numbers in nested lists, got \[1, \[2\]\]"),
+        ('input y[2]\nconstant x[1] = ["a"]', r"line 2, column 1: x: expected numbers in nested lists"),
+        (f"constant x = 1{'0' * 400}", "line 1, column 1: x: expected a number that a float can hold"),
+        (f"constant x[1] = [1{'0' * 400}]", "line 1, column 1: x: expected numbers in nested lists"),
+        ("input x[0]", r"line 1, column 1: LeafNode 'x': shape \[0\]: expected extents of at least 1"),
+        ("input n[2] int64\ny[i] = 0.5 * n[i]", "line 2, column 1: TransformNode 'y': expected a floating or complex"),
     ],
 )
 def test_what_does_not_fit_is_refused_when_it_is_built(text: str, message: str) -> None:
