@@ -141,10 +141,14 @@ def validate(config: Config) -> None:
     _check_combinations(config)
 
 
+# Numbers that there may be none of.
+_MAY_BE_EMPTY = {"env.tensor_graph.new_extents"}
+
+
 def _check_interval(key: str, value: Any, interval: Interval) -> None:
     is_list = isinstance(value, Sequence)
     entries = value if is_list else [value] if value is not None else []
-    if is_list and not value:
+    if is_list and not value and key not in _MAY_BE_EMPTY:
         raise UserError(f"{key}: expected at least one entry, got []")
     for entry in entries:
         if entry not in interval:
