@@ -129,10 +129,12 @@ def compile_hvp(loss: Node, wrt: Nodes, vector: Nodes, *, leaves: Sequence[LeafN
         leaves: as of `compile`.
 
     Raises:
-        ValueError: the loss is not a scalar, or the vectors do not fit; or as `compile`.
+        ValueError: the loss is not a scalar, the vectors do not fit, or a node is given twice; or as `compile`.
     """
     _check_scalar("compile_hvp", loss)
     nodes, vectors = _listed(wrt), _listed(vector)
+    if len({*nodes}) < len(nodes):
+        raise ValueError(f"compile_hvp: wrt: expected every node once, got {[node.label for node in nodes]}")
     if [(v.shape, v.dtype) for v in vectors] != [(n.shape, n.dtype) for n in nodes]:
         shapes = [list(node.shape) for node in nodes]
         message = f"expected one of shape and dtype of each node, {shapes}"

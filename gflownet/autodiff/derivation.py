@@ -34,7 +34,7 @@ def dependents(outputs: Iterable[Term], sources: Collection[Term]) -> list[Term]
     found: set[Term] = set()
     order: list[Term] = []
     for term in ordered(outputs, above=min((source.uid for source in sources), default=0)):
-        if term in sources or (is_continuous(term.dtype) and not found.isdisjoint(term.inputs)):
+        if is_continuous(term.dtype) and (term in sources or not found.isdisjoint(term.inputs)):
             found.add(term)
             order.append(term)
     return order

@@ -213,10 +213,20 @@ def test_errors_name_what_is_wrong() -> None:
         compile_gradient(build.Tanh(x), x)
     with pytest.raises(ValueError, match=r"compile_hvp: vector: .* got \[\[2\]\]"):
         compile_hvp(build.Sum(x), x, leaf(2))
+    with pytest.raises(ValueError, match="compile_hvp: wrt: expected every node once, got"):
+        compile_hvp(build.Sum(x), [x, x], [leaf(3), leaf(3)])
     with pytest.raises(ValueError, match="mode: expected 'reverse' or 'forward', got 'sideways'"):
         compile_jacobian(build.Tanh(x), x, "sideways")  # pyright: ignore[reportArgumentType]
     with pytest.raises(ValueError, match="leaves: expected LeafNode 'x' among them"):
         compile(build.Tanh(x), leaves=[])
+
+
+def test_whole_numbers_have_no_derivative() -> None:
+    counts, x = LeafNode([3], dtype=torch.int64), leaf(3)
+    program = compile_gradient(build.Sum(build.Cast(counts, DOUBLE) * x), [counts, x])
+    by_counts, by_x = program(torch.arange(3), normal(3))
+    assert torch.equal(by_counts, torch.zeros(3, dtype=torch.int64))
+    assert torch.equal(by_x, torch.arange(3).double())
 
 
 def test_a_chain_of_any_depth_compiles() -> None:
