@@ -3,7 +3,7 @@
     python scripts/recover_contractions.py [--quick] [--json FILE]
 
 Three hidden programs on three matrices: a matrix product, a bilinear form for each of a batch, a trace-like sum with a
-transform under tanh. Both sides draw programs from the same MDP and score them by the same task; counted are
+transform. Both sides draw programs from the same MDP and score them by the same task; counted are
 different programs scored until one computes the target, up to a number at which a side gives up.
 """
 
@@ -37,18 +37,32 @@ WALKS = 256  # uniformly random trajectories at a time
 
 
 INPUTS = '["A[4,4]","B[4,4]","C[4,4]"]'
+
+
+@dataclass(frozen=True)
+class Hidden:
+    """A program to recover, the function that operations may end with, and what it is seen on."""
+
+    target: str
+    function: str
+    num_examples: int  # so that the target has 64 entries at least
+
+
 HIDDEN = {
-    "matrix product": "y[i,k] = sum_j A[i,j] B[j,k]",
-    "batched bilinear form": "t[b,j] = sum_i A[b,i] B[i,j]; y[b] = sum_j t[b,j] C[b,j]",
-    "trace-like sum of a transform": "f[i,j] = B[i,j]; t[i,j] = tanh(f[i,j]); y = sum_ij A[i,j] t[j,i]",
+    "matrix product": Hidden("y[i,k] = sum_j A[i,j] B[j,k]", "tanh", 16),
+    "batched bilinear form": Hidden("t[b,j] = sum_i A[b,i] B[i,j]; y[b] = sum_j t[b,j] C[b,j]", "tanh", 16),
+    "trace-like sum with a transform": Hidden(
+        "d[i] = sum_j A[i,j] B[j,i]; r[i] = sqrt(d[i]); y = sum_i r[i]", "sqrt", 64
+    ),
 }
 
 
-def run_config(target: str, folder: Path, *, seed: int) -> Config:
-    """Return the config of the search, the one in configs/ but for inputs, program, data and seed."""
-    space = [f"env.tensor_graph.inputs={INPUTS}", f"task_options.target='{target}'"]
+def run_config(hidden: Hidden, folder: Path, *, seed: int) -> Config:
+    """Return the config of the search, the one in configs/ but for inputs, function, program, data and seed."""
+    space = [f"env.tensor_graph.inputs={INPUTS}", f"env.tensor_graph.functions=[{hidden.function}]"]
+    data = [f"task_options.target='{hidden.target}'", f"task_options.num_examples={hidden.num_examples}"]
     seeds = [f"task_options.data_seed={seed}", f"seed={seed}"]
-    return load_config("tensor_program", [*space, *seeds, f"log_dir={folder}", "wandb.mode=disabled"])
+    return load_config("tensor_program", [*space, *data, *seeds, f"log_dir={folder}", "wandb.mode=disabled"])
 
 
 class Counter:
@@ -127,14 +141,14 @@ def random_programs(env: TensorGraphEnv, *, seed: int) -> Iterator[TensorProgram
             yield from (env.terminal(batch, index) for index in range(len(batch)))
 
 
-def rows_of(name: str, target: str, *, quick: bool) -> list[Row]:
+def rows_of(name: str, hidden: Hidden, *, quick: bool) -> list[Row]:
     """Return how both sides fare on one hidden program."""
     rows, ours, theirs = [], [], []
     goal = "" if quick else "found"
     most_steps, most_drawn = (MOST_STEPS_QUICK, MOST_DRAWN_QUICK) if quick else (MOST_STEPS, MOST_DRAWN)
     for seed in range(1 if quick else NUM_SEEDS):
         with tempfile.TemporaryDirectory() as folder:
-            config = run_config(target, Path(folder), seed=seed)
+            config = run_config(hidden, Path(folder), seed=seed)
             found = search(config, Path(folder), num_steps=most_steps)
             drawn = random_search(config, num_scored=most_drawn)
         ours.append(found)
@@ -168,7 +182,7 @@ def main() -> int:
     """Run everything and return the exit status."""
     arguments = parse_arguments(__doc__)
     torch.set_num_threads(1)
-    rows = [row for name, target in HIDDEN.items() for row in rows_of(name, target, quick=arguments.quick)]
+    rows = [row for name, hidden in HIDDEN.items() for row in rows_of(name, hidden, quick=arguments.quick)]
     return finish(rows, json_path=arguments.json)
 
 

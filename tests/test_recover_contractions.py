@@ -15,7 +15,7 @@ def script(monkeypatch, checkout) -> ModuleType:
 
 
 def test_random_programs_are_counted_once_until_one_is_exact(script, tmp_path):
-    config = script.run_config("t[i,j] = A[i,j]", tmp_path, seed=0)
+    config = script.run_config(script.Hidden("t[i,j] = A[i,j]", "tanh", 4), tmp_path, seed=0)
     found = script.random_search(config, num_scored=2_000)
     assert found.found is not None
     assert 0 < found.num_scored < 2_000
@@ -25,7 +25,7 @@ def test_random_programs_are_counted_once_until_one_is_exact(script, tmp_path):
 
 
 def test_the_search_stops_at_the_program_or_gives_up(script, tmp_path):
-    config = script.run_config("t[i,j] = A[i,j]", tmp_path, seed=0)
+    config = script.run_config(script.Hidden("t[i,j] = A[i,j]", "tanh", 4), tmp_path, seed=0)
     found = script.search(config, tmp_path, num_steps=40)
     assert found.found is not None
     config = script.run_config(script.HIDDEN["batched bilinear form"], tmp_path / "other", seed=0)
