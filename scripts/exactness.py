@@ -74,7 +74,7 @@ LARGE = Space(
 )
 METHODS = ("tb", "subtb", "db")
 # P_B with a loss of its own goes on moving for longer, and P_F with it.
-MORE_STEPS = {"maxent": 1.3, "tlm": 2.0, "pessimistic": 1.6}
+MORE_STEPS = {"maxent": 1.3, "tlm": 2.3, "pessimistic": 1.6}
 CELL_SETTING = {"num_steps": 1_000, "num_remembered": 8, "num_trajectories": 512, "random_action_prob": 0.05}
 
 
