@@ -2,8 +2,8 @@
 
     python scripts/recover_contractions.py [--quick] [--json FILE]
 
-Three hidden programs on three matrices: a matrix product, a bilinear form for each of a batch, a trace-like sum with a
-transform. Both sides draw programs from the same MDP and score them by the same task; counted are
+Hidden programs on three matrices: a matrix product, a bilinear form for each of a batch, the root of a trace-like sum,
+and a trace-like sum of roots. Both sides draw programs from the same MDP and score them by the same task; counted are
 different programs scored until one computes the target, up to a number at which a side gives up.
 """
 
@@ -51,9 +51,8 @@ class Hidden:
 HIDDEN = {
     "matrix product": Hidden("y[i,k] = sum_j A[i,j] B[j,k]", "tanh", 16),
     "batched bilinear form": Hidden("t[b,j] = sum_i A[b,i] B[i,j]; y[b] = sum_j t[b,j] C[b,j]", "tanh", 16),
-    "trace-like sum with a transform": Hidden(
-        "d[i] = sum_j A[i,j] B[j,i]; r[i] = sqrt(d[i]); y = sum_i r[i]", "sqrt", 64
-    ),
+    "root of a trace-like sum": Hidden("s = sum_ij A[i,j] B[j,i]; y = sqrt(s)", "sqrt", 64),
+    "trace-like sum of roots": Hidden("d[i] = sum_j A[i,j] B[j,i]; r[i] = sqrt(d[i]); y = sum_i r[i]", "sqrt", 64),
 }
 
 
