@@ -9,8 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
-import torch
-
+from gflownet.autodiff.nodes import is_continuous
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import (
     Alias,
@@ -38,11 +37,6 @@ def dependents(outputs: Iterable[Term], sources: Collection[Term]) -> list[Term]
             found.add(term)
             order.append(term)
     return order
-
-
-def is_continuous(dtype: torch.dtype) -> bool:
-    """Return whether derivatives pass through numbers of a dtype; through whole numbers none does."""
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def adjoints(

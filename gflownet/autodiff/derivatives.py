@@ -13,7 +13,7 @@ from typing import Literal, overload
 import torch
 
 from gflownet.autodiff.evaluation import topological_order
-from gflownet.autodiff.nodes import LeafKind, LeafNode, Node, TransformNode
+from gflownet.autodiff.nodes import LeafKind, LeafNode, Node, TransformNode, is_continuous
 from gflownet.autodiff.rules import added, forward, reverse
 
 Mode = Literal["reverse", "forward"]
@@ -187,15 +187,11 @@ def _check_fits(name: str, derivative: Node, node: Node) -> None:
 
 def _affected(order: Sequence[Node], wrt: Sequence[Node] | Mapping[Node, Node]) -> set[Node]:
     """Return the nodes that depend on one of `wrt`, and those; nothing begins with whole numbers or passes through."""
-    affected = {node for node in wrt if _is_differentiable(node.dtype)}
+    affected = {node for node in wrt if is_continuous(node.dtype)}
     for node in order:
-        if node not in affected and _is_differentiable(node.dtype) and not affected.isdisjoint(node.inputs):
+        if node not in affected and is_continuous(node.dtype) and not affected.isdisjoint(node.inputs):
             affected.add(node)
     return affected
-
-
-def _is_differentiable(dtype: torch.dtype) -> bool:
-    return dtype.is_floating_point or dtype.is_complex
 
 
 def _filled(shape: Sequence[int], fill: float, dtype: torch.dtype) -> LeafNode:

@@ -29,6 +29,11 @@ class LeafKind(IntEnum):
     CONSTANT = 2
 
 
+def is_continuous(dtype: torch.dtype) -> bool:
+    """Return whether derivatives pass through numbers of a dtype; through whole numbers none does."""
+    return dtype.is_floating_point or dtype.is_complex
+
+
 class Node:
     """A tensor, and how it is computed from those of other nodes."""
 
@@ -45,8 +50,7 @@ class Node:
     ) -> None:
         self.inputs, self.shape, self.dtype = tuple(inputs), tuple(shape), dtype
         self.name = name
-        can_differ = dtype.is_floating_point or dtype.is_complex
-        self.requires_grad = can_differ and (leaf_grad or any(node.requires_grad for node in inputs))
+        self.requires_grad = is_continuous(dtype) and (leaf_grad or any(node.requires_grad for node in inputs))
         # What the graph that runs last computed (gflownet/autodiff/graph.py); nothing else of a node ever changes.
         self.forwarded: Tensor | None = None
         self.gradient: Tensor | None = None
@@ -54,7 +58,7 @@ class Node:
     def _check_dtype(self) -> None:
         """Raise ValueError of a node that computes with whole numbers: only leaves and casts are of such a dtype."""
         source = self.inputs[0]
-        if not (source.dtype.is_floating_point or source.dtype.is_complex):
+        if not is_continuous(source.dtype):
             message = f"expected a floating or complex operand, got {source.dtype} of {source.label}: Cast it first"
             raise ValueError(f"{self.label}: {message}")
 
