@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 import torch
@@ -58,7 +59,13 @@ class StateGraph:
         Raises:
             ValueError: a code is of no state here.
         """
-        return _locate(self.code, codes)
+        return _locate(self._sorted_code, codes)
+
+    @cached_property
+    def _sorted_code(self) -> tuple[Tensor, Tensor]:
+        """Return the identities, ascending, and whose each is: thousands of batches are looked up in them."""
+        ordered, state = self.code.sort()
+        return ordered, state
 
     def level_actions(self) -> list[slice]:
         """Return the range of the M actions that are taken on each level."""
@@ -155,7 +162,7 @@ def enumerate_backward(env: Environment, graph: StateGraph) -> BackwardActions:
         before, action = graph.states[graph.parent[part]], graph.action[part]
         undone.append(env.identify_actions(env.apply(before, action), env.reverse(before, action)))
     undoing = torch.full_like(graph.parent, -1)
-    undoing[moves] = _locate(torch.cat(orbits), torch.cat(undone))
+    undoing[moves] = _locate(torch.cat(orbits).sort(), torch.cat(undone))
     return BackwardActions(torch.cat(children), ActionBatch.cat(actions), torch.cat(parents), undoing)
 
 
@@ -182,10 +189,10 @@ def _successors(
     return child, after[torch.tensor(found, dtype=torch.int64)]
 
 
-def _locate(known: Tensor, codes: Tensor) -> Tensor:
-    """Return where in `known` each code is, [B] int64."""
-    ordered, position = known.sort()
-    index = torch.searchsorted(ordered, codes).clamp_(max=len(known) - 1)
+def _locate(known: tuple[Tensor, Tensor], codes: Tensor) -> Tensor:
+    """Return where each code is among known ones, which come sorted and with their positions, [B] int64."""
+    ordered, position = known
+    index = torch.searchsorted(ordered, codes).clamp_(max=len(ordered) - 1)
     missing = (ordered[index] != codes).nonzero().squeeze(1)
     if len(missing):
         raise ValueError(f"{len(missing)} of {len(codes)}: expected states that were enumerated, got others")
