@@ -1,0 +1,184 @@
+"""A language model on disk: a folder with its weights as safetensors and, as JSON, what it is.
+
+`model.json` holds the kind, a name of `KINDS`, and the config; `model.safetensors` every weight once. Nothing that is
+read is executed.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, fields
+from importlib import import_module
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor, nn
+
+from gflownet.errors import UserError
+
+if TYPE_CHECKING:
+    from gflownet.rhn.decoding import LanguageModel
+
+DESCRIPTION_NAME = "model.json"
+WEIGHTS_NAME = "model.safetensors"
+_TEMPORARY_SUFFIX = ".tmp"
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A kind of language model: where its classes are, as module:Class."""
+
+    model: str  # made from a config, which it keeps as `config`; has a method `decoder`
+    config: str  # a dataclass whose fields are what JSON can hold
+
+
+KINDS = {
+    "rhn": Kind(model="gflownet.rhn.network:RHN", config="gflownet.rhn.config:RHNConfig"),
+}
+
+
+class StoredModel(Protocol):
+    """A module that can be saved and generated from."""
+
+    config: Any
+
+    def decoder(self) -> LanguageModel:
+        """Return what generates from the weights as they are now."""
+        ...
+
+
+def save_language_model(folder: Path, model: nn.Module) -> None:
+    """Save a model of one of `KINDS`, at once or not at all, also when the process is killed.
+
+    The weights of a model of the same config are replaced in one rename. Where the config differs, the old description
+    goes first: a process killed then leaves a folder that is no model, never the weights of one and the config of
+    another.
+
+    Raises:
+        ValueError: a model of another class.
+    """
+    description = json.dumps({"kind": _kind_of(model), "config": asdict(cast(StoredModel, model).config)}, indent=1)
+    folder.mkdir(parents=True, exist_ok=True)
+    described = folder / DESCRIPTION_NAME
+    weights = save({name: tensor.detach().cpu().contiguous() for name, tensor in _weights(model).items()})
+    is_same = described.is_file() and described.read_bytes() == description.encode()
+    prepared = _prepare(folder / WEIGHTS_NAME, weights)
+    if not is_same:
+        described.unlink(missing_ok=True)
+        _sync(folder)
+    prepared.replace(folder / WEIGHTS_NAME)
+    if not is_same:
+        _sync(folder)
+        _prepare(described, description.encode()).replace(described)
+    _sync(folder)
+
+
+def load_language_model(folder: Path) -> nn.Module:
+    """Return the model saved in a folder, in evaluation mode, with weights of the dtype they were saved in.
+
+    Raises:
+        UserError: the folder holds no language model, or a file is truncated, altered, or made for another config.
+    """
+    path = folder / DESCRIPTION_NAME
+    missing = [name for name in (DESCRIPTION_NAME, WEIGHTS_NAME) if not (folder / name).is_file()]
+    if missing:
+        expected = f"expected a folder with {DESCRIPTION_NAME} and {WEIGHTS_NAME}"
+        raise UserError(f"{folder}: {expected}, got {_what_is_there(folder, missing)}")
+    kind, config = _read_description(path)
+    try:
+        with torch.device("meta"):
+            model = _class(kind.model)(_class(kind.config)(**config))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{path}: config: {error}") from None
+    weights = _read_weights(folder / WEIGHTS_NAME)
+    _check_shapes(folder / WEIGHTS_NAME, weights, _weights(model))
+    model.load_state_dict(weights, assign=True, strict=False)
+    assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
+    return model.eval()
+
+
+def _class(name: str) -> Any:
+    module, _, attribute = name.partition(":")
+    return getattr(import_module(module), attribute)
+
+
+def _kind_of(model: nn.Module) -> str:
+    name = f"{type(model).__module__}:{type(model).__name__}"
+    for kind, classes in KINDS.items():
+        if classes.model == name:
+            return kind
+    raise ValueError(f"model: expected one of {', '.join(kind.model for kind in KINDS.values())}, got {name}")
+
+
+def _weights(model: nn.Module) -> dict[str, Tensor]:
+    """Return every tensor of a state dict once, under the first of its names."""
+    found: dict[int, tuple[str, Tensor]] = {}
+    for name, tensor in model.state_dict(keep_vars=True).items():
+        found.setdefault(id(tensor), (name, tensor))
+    return dict(found.values())
+
+
+def _what_is_there(folder: Path, missing: list[str]) -> str:
+    if folder.is_dir():
+        return f"one without {' and '.join(missing)}"
+    return "a file" if folder.exists() else "a name that does not exist"
+
+
+def _read_description(path: Path) -> tuple[Kind, Mapping[str, Any]]:
+    """Return the kind and the values of its config, all of which are fields of it."""
+    try:
+        description = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path}: expected JSON, got something else: {error}") from None
+    if not (isinstance(description, dict) and set(description) == {"kind", "config"}):
+        raise UserError(f"{path}: expected an object with kind and config, got {description!s:.80}")
+    kind, config = description["kind"], description["config"]
+    if not (isinstance(kind, str) and kind in KINDS):
+        raise UserError(f"{path}: kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+    known = {field.name for field in fields(_class(KINDS[kind].config))}
+    if not (isinstance(config, dict) and set(config) <= known):
+        raise UserError(f"{path}: config: expected an object with {', '.join(sorted(known))}, got {config!s:.200}")
+    return KINDS[kind], config
+
+
+def _read_weights(path: Path) -> dict[str, Tensor]:
+    try:
+        return load(path.read_bytes())
+    except SafetensorError as error:
+        raise UserError(f"{path}: expected a whole file of safetensors, got a damaged one ({error})") from None
+
+
+def _check_shapes(path: Path, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
+    """Refuse weights that are not those of the config."""
+    for name, tensor in expected.items():
+        if name not in weights:
+            raise UserError(f"{path}: expected the weights that {DESCRIPTION_NAME} describes, got none named {name}")
+        got, wanted = tuple(weights[name].shape), tuple(tensor.shape)
+        if got != wanted:
+            raise UserError(f"{path}: {name}: expected the shape {wanted} that {DESCRIPTION_NAME} says, got {got}")
+    for name in weights.keys() - expected.keys():
+        raise UserError(f"{path}: expected the weights that {DESCRIPTION_NAME} describes, got {name} besides")
+
+
+def _prepare(path: Path, data: bytes) -> Path:
+    """Write `data` beside a path and return where, to be renamed when it is safe."""
+    temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
+    with temporary.open("wb") as file:
+        file.write(data)
+        file.flush()
+        os.fsync(file.fileno())
+    return temporary
+
+
+def _sync(folder: Path) -> None:
+    """Make the names in a folder durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

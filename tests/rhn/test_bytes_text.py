@@ -1,0 +1,47 @@
+"""Text as bytes, and bytes as text while they come."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+from gflownet.rhn.bytes_text import StreamDecoder, decode, encode
+
+TEXTS = ("", "plain", "naïve 数学 🙂", "\x00\x1b[0m\n")
+
+
+@pytest.mark.parametrize("text", TEXTS)
+def test_text_comes_back(text: str) -> None:
+    assert decode(encode(text)) == text
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(ValueError, match=r"text: expected characters with a UTF-8, got '\\ud83d'"):
+        encode("a\ud83d")
+
+
+def test_only_whole_characters_are_said() -> None:
+    decoder = StreamDecoder()
+    assert [decoder.text([byte]) for byte in encode("é🙂")] == ["", "é", "", "", "", "🙂"]
+    assert decoder.rest() == ""
+
+
+def test_what_nothing_completes_is_replaced() -> None:
+    decoder = StreamDecoder()
+    assert decoder.text(encode("🙂")[:2]) == ""
+    assert decoder.rest() == "\ufffd"
+    assert decoder.text(encode("a")) == "a"
+
+
+@pytest.mark.parametrize("seed", range(50))
+def test_pieces_of_any_bytes_are_what_decode_says(seed: int) -> None:
+    chance = random.Random(seed)
+    whole = encode("é🙂 数" * 3)
+    tokens = [chance.choice([chance.randrange(256), chance.choice(whole)]) for _ in range(200)] + whole
+    decoder, text, rest = StreamDecoder(), "", tokens
+    while rest:
+        size = chance.randint(1, 5)
+        text += decoder.text(rest[:size])
+        rest = rest[size:]
+    assert text + decoder.rest() == decode(tokens)

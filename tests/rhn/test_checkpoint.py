@@ -1,0 +1,141 @@
+"""Language models on disk: what comes back, what is refused with which words, and what a killed process leaves."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from gflownet.errors import UserError
+from gflownet.rhn.checkpoint import load_language_model, save_language_model
+from gflownet.rhn.config import CONFIGS, RHNConfig
+from gflownet.rhn.network import RHN
+from tests.rhn.random_networks import random_network
+
+CONFIG = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2)
+
+
+@pytest.fixture
+def saved(tmp_path: Path) -> Path:
+    save_language_model(tmp_path / "model", random_network(CONFIG, 0))
+    return tmp_path / "model"
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.bfloat16])
+def test_a_model_comes_back_as_it_was(tied: bool, dtype: torch.dtype, tmp_path: Path) -> None:
+    config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2, tied=tied)
+    network = random_network(config, 0).to(dtype)
+    save_language_model(tmp_path / "new" / "model", network)
+    random_state = torch.get_rng_state()
+    loaded = load_language_model(tmp_path / "new" / "model")
+    assert torch.equal(torch.get_rng_state(), random_state)
+    assert isinstance(loaded, RHN)
+    assert loaded.config == config
+    assert not loaded.training
+    assert all(parameter.requires_grad for parameter in loaded.parameters())
+    torch.testing.assert_close(dict(loaded.state_dict()), dict(network.state_dict()), rtol=0, atol=0)
+    tokens = torch.arange(5)[None]
+    torch.testing.assert_close(loaded(tokens), network(tokens), rtol=0, atol=0)
+
+
+def test_a_second_model_replaces_the_first_and_nothing_else_is_left(saved: Path) -> None:
+    for config in (CONFIG, CONFIGS["tiny"]):
+        network = random_network(config, 1)
+        save_language_model(saved, network)
+        loaded = load_language_model(saved)
+        torch.testing.assert_close(dict(loaded.state_dict()), dict(network.state_dict()), rtol=0, atol=0)
+        assert sorted(path.name for path in saved.iterdir()) == ["model.json", "model.safetensors"]
+
+
+def test_a_module_that_is_no_language_model_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"model: expected one of .*RHN.*, got torch.nn.modules.linear:Linear"):
+        save_language_model(tmp_path, torch.nn.Linear(1, 1))
+    assert list(tmp_path.iterdir()) == []
+
+
+def _description(**changes: object) -> str:
+    config = {"vocabulary_size": 5, "hidden_size": 4, "intermediate_size": 6, "depth": 2, "rank": 2, **changes}
+    return json.dumps({"kind": "rhn", "config": config})
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("{", "model.json: expected JSON, got something else: "),
+        ("[]", "model.json: expected an object with kind and config, got []"),
+        ('{"kind": "os", "config": {}}', "model.json: kind: expected one of rhn"),
+        ('{"kind": ["rhn"], "config": {}}', "model.json: kind: expected one of rhn"),
+        ('{"kind": "rhn", "config": 3}', "model.json: config: expected an object with bottleneck, "),
+        (_description(size=3), "model.json: config: expected an object with bottleneck, "),
+        (_description(depth=0), "model.json: config: depth: expected at least 1, got 0"),
+        (_description(depth="two"), "model.json: config: "),
+        (_description(depth=2.5), "model.json: config: "),
+        (_description(hidden_size=10**9), "model.safetensors: embedding.weight: expected the shape (5, 1000000000)"),
+        (_description(depth=3), "model.safetensors: expected the weights that model.json describes, got none named "),
+        (_description(depth=1), "model.safetensors: expected the weights that model.json describes, got blocks.1."),
+    ],
+)
+def test_a_description_that_does_not_fit_is_refused_in_one_line(text: str, message: str, saved: Path) -> None:
+    (saved / "model.json").write_text(text)
+    with pytest.raises(UserError) as caught:
+        load_language_model(saved)
+    assert str(caught.value).startswith(f"{saved}/{message}")
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("part", [0.0, 0.1, 0.5, 0.999])
+def test_a_truncated_file_is_refused(part: float, saved: Path) -> None:
+    path = saved / "model.safetensors"
+    path.write_bytes(path.read_bytes()[: int(part * path.stat().st_size)])
+    with pytest.raises(UserError, match=r"model.safetensors: expected a whole file of safetensors, got a damaged one"):
+        load_language_model(saved)
+
+
+def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, saved: Path) -> None:
+    expected = "expected a folder with model.json and model.safetensors"
+    for path, got in (
+        (tmp_path, "one without model.json and model.safetensors"),
+        (tmp_path / "none", "a name that does not exist"),
+        (saved / "model.json", "a file"),
+    ):
+        with pytest.raises(UserError) as caught:
+            load_language_model(path)
+        assert str(caught.value) == f"{path}: {expected}, got {got}"
+
+
+SAVE_AGAIN_AND_AGAIN = """
+import sys, torch
+from pathlib import Path
+from gflownet.rhn.checkpoint import save_language_model
+from gflownet.rhn.config import CONFIGS
+from gflownet.rhn.network import RHN
+
+network = RHN(CONFIGS["small"])
+for value in range(1000000):
+    for parameter in network.parameters():
+        torch.nn.init.constant_(parameter, value)
+    save_language_model(Path(sys.argv[1]), network)
+    print(value, flush=True)
+"""
+
+
+def test_a_killed_process_leaves_one_whole_model(tmp_path: Path, checkout: Path) -> None:
+    command = [sys.executable, "-c", SAVE_AGAIN_AND_AGAIN, str(tmp_path)]
+    with subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "0\n"
+        while not (tmp_path / "model.safetensors.tmp").exists():
+            assert process.poll() is None
+        os.kill(process.pid, signal.SIGKILL)
+        num_saved = 1 + len(process.stdout.readlines())
+    values = {
+        value for parameter in load_language_model(tmp_path).parameters() for value in parameter.unique().tolist()
+    }
+    assert values in ({num_saved - 1}, {num_saved})
