@@ -6,7 +6,7 @@ R is the number of rows (sequences of a batch), T of tokens, H the hidden size, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +15,9 @@ from torch.nn import functional as F
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.layers import RHNBlock, RMSNorm
 from gflownet.rhn.wavefront import Wavefront
+
+if TYPE_CHECKING:
+    from gflownet.rhn.decoding import RHNDecoder
 
 EMBEDDING_STD = 0.02  # Radford et al. 2019: the first logits of a tied network are next to uniform
 
@@ -77,6 +80,12 @@ class RHN(nn.Module):
     def layers(self) -> list[RHNBlock]:
         """The blocks, first to last."""
         return cast(list[RHNBlock], list(self.blocks))
+
+    def decoder(self) -> RHNDecoder:
+        """Return what generates from the weights as they are now."""
+        from gflownet.rhn.decoding import RHNDecoder  # which imports this module
+
+        return RHNDecoder(self)
 
     def forward(
         self, tokens: Tensor, state: Tensor | None = None, *, stack: Stack = WAVEFRONT
