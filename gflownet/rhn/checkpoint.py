@@ -40,6 +40,9 @@ class Kind:
 
 KINDS = {
     "rhn": Kind(model="gflownet.rhn.network:RHN", config="gflownet.rhn.config:RHNConfig"),
+    "recurrent_stack": Kind(
+        model="gflownet.rhn.stack_model:RecurrentStack", config="gflownet.rhn.stack_config:StackConfig"
+    ),
 }
 
 

@@ -1,0 +1,196 @@
+"""Mixed stacks say what loops over rows, tokens and layers say, whole, in pieces and token by token."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gflownet.errors import UserError
+from gflownet.rhn.checkpoint import load_language_model, save_language_model
+from gflownet.rhn.stack_config import StackConfig, StackLayer
+from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
+from tests.oracles import recurrent_stack as oracle
+from tests.rhn.random_stacks import random_stack
+
+SEEDS = range(40)
+
+
+def case(seed: int) -> tuple[RecurrentStack, Tensor, Tensor | None]:
+    """Return a stack, tokens for it and, every other time, a state to go on from."""
+    model = random_stack(seed)
+    config, generator = model.config, torch.Generator().manual_seed(seed)
+    rows, length = 1 + seed % 3, 1 + seed % 7
+    tokens = torch.randint(config.vocabulary_size, (rows, length), generator=generator)
+    state = torch.randn(len(config.layers), rows, config.state_width, generator=generator, dtype=torch.float64)
+    return model, tokens, state if seed % 2 else None
+
+
+def answer(parts: tuple[Tensor, Tensor], parameters: Sequence[Tensor]) -> list[Tensor]:
+    """Return logits, states that the layers use, and the gradients of a fixed sum of both."""
+    logits, states = parts
+    total = (logits * torch.linspace(-1, 1, logits.numel(), dtype=logits.dtype).view_as(logits)).sum()
+    total = total + (states * torch.linspace(1, 2, states.numel(), dtype=states.dtype).view_as(states)).sum()
+    return [logits.detach(), states.detach(), *torch.autograd.grad(total, parameters, materialize_grads=True)]
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_numbers_and_gradients_are_those_of_the_loops(seed: int) -> None:
+    model, tokens, state = case(seed)
+    parameters = dict(model.named_parameters())
+    asked = list(parameters.values())
+    got = answer(model(tokens, state), asked)
+    wanted = answer(oracle.forward(parameters, model.config, tokens, state), asked)
+    for name, one, other in zip(["logits", "states", *parameters], got, wanted, strict=True):
+        size = max(1.0, float(other.abs().max())) if other.numel() else 1.0
+        tolerance = (1e-10 if name in ("logits", "states") else 1e-8) * size
+        assert torch.allclose(one, other, rtol=0, atol=tolerance), name
+
+
+@pytest.mark.parametrize("seed", SEEDS)
+def test_a_sequence_in_pieces_and_token_by_token_says_the_same(seed: int) -> None:
+    model, tokens, state = case(seed)
+    whole, last = model(tokens, state)
+    decoder = model.decoder()
+    assert decoder.state_shape == (last.shape[0], last.shape[2])
+    assert (decoder.vocabulary_size, decoder.dtype) == (whole.shape[2], torch.float64)
+    given = torch.full_like(last, 7.0) if state is None else state
+    for token in range(tokens.shape[1]):
+        starts = torch.ones(len(tokens), dtype=torch.bool) if token == 0 and state is None else None
+        logits, given = decoder.step(tokens[:, token], given, starts)
+        torch.testing.assert_close(logits, whole[:, token], rtol=0, atol=1e-10)
+        prefilled, kept = decoder.prefill(tokens[:, : token + 1], state)
+        torch.testing.assert_close(prefilled, logits, rtol=0, atol=1e-10)
+        torch.testing.assert_close(kept, given, rtol=0, atol=1e-10)
+        rest = tokens[:, token + 1 :]
+        if rest.shape[1]:
+            torch.testing.assert_close(model(rest, given)[0], whole[:, token + 1 :], rtol=0, atol=1e-10)
+    torch.testing.assert_close(given, last, rtol=0, atol=1e-10)
+
+
+def test_rows_that_start_and_rows_that_go_on_share_a_step() -> None:
+    for seed in range(12):
+        model, _, _ = case(2 * seed)
+        decoder, tokens = model.decoder(), torch.tensor([0, 1, 1])
+        generator = torch.Generator().manual_seed(seed)
+        state = torch.randn(decoder.state_shape[0], 3, decoder.state_shape[1], generator=generator).double()
+        logits, states = decoder.step(tokens, state, torch.tensor([True, False, True]))
+        alone = decoder.prefill(tokens[:, None], None), decoder.prefill(tokens[:, None], state)
+        for row, (wanted, kept) in enumerate((alone[0], alone[1], alone[0])):
+            torch.testing.assert_close(logits[row], wanted[row], rtol=0, atol=1e-10)
+            torch.testing.assert_close(states[:, row], kept[:, row], rtol=0, atol=1e-10)
+
+
+def test_a_decoder_reads_changed_weights_when_it_is_told() -> None:
+    model = RecurrentStack(StackConfig((StackLayer(), StackLayer("gru")), width=4, vocabulary_size=5)).double()
+    decoder, tokens = model.decoder(), torch.tensor([1])
+    state = torch.ones(2, 1, 4, dtype=torch.float64)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn(parameter.shape, generator=torch.Generator().manual_seed(0)))
+    decoder.refresh()
+    torch.testing.assert_close(decoder.step(tokens, state, None)[0], model(tokens[:, None], state)[0][:, 0])
+
+
+def test_what_is_not_adapted_has_no_parameters_and_neighbours_of_equal_sizes_are_one_wavefront() -> None:
+    plain = StackLayer(projections=("up",), beta=False)
+    layers = (StackLayer(), plain, StackLayer("repeat"), StackLayer("lstm"), StackLayer(rank=2), StackLayer(rank=3))
+    model = RecurrentStack(StackConfig(layers, width=6))
+    assert [(run.layers.start, run.layers.stop, len(run.blocks)) for run in model.runs()] == [
+        (0, 3, 3),
+        (3, 4, 0),
+        (4, 5, 1),
+        (5, 6, 1),
+    ]
+    names = {name for name, _ in model.named_parameters() if name.startswith("layers.1.bhn")}
+    heads = {f"layers.1.bhn.up.{part}" for part in ("a", "b", "delta")}
+    assert names == heads | {f"layers.1.bhn.{name}" for name in ("norm.weight", "squeeze.weight", "squeeze.bias")}
+    assert not any(name.startswith("layers.2.") for name in model.state_dict())
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_stack_comes_back_from_its_folder(seed: int, tmp_path: Path) -> None:
+    model, tokens, state = case(seed)
+    save_language_model(tmp_path, model)
+    loaded = load_language_model(tmp_path)
+    assert isinstance(loaded, RecurrentStack)
+    assert loaded.config == model.config
+    torch.testing.assert_close(loaded(tokens, state), model(tokens, state), rtol=0, atol=0)
+
+
+def test_a_folder_with_a_stack_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+    config = StackConfig((StackLayer(),), width=4)
+    save_language_model(tmp_path, RecurrentStack(config))
+    described = {"kind": "recurrent_stack", "config": asdict(config)}
+    for change in ({"cell": "rnn"}, {"projections": ["up", "gate"]}, {"rank": 0}, {"ratio": -1.0}, {"cell": "repeat"}):
+        layers = [{**described["config"]["layers"][0], **change}]
+        text = json.dumps({**described, "config": {**described["config"], "layers": layers}})
+        (tmp_path / "model.json").write_text(text, encoding="utf-8")
+        with pytest.raises(UserError, match=r"model.json: config: .*expected .*got") as caught:
+            load_language_model(tmp_path)
+        assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"layers": ()}, "layers: expected a first one with a cell of its own, got none"),
+        ({"layers": (StackLayer("repeat"),)}, "layers: expected a first one .*, got one that repeats"),
+        ({"width": 0}, "width: expected at least 1, got 0"),
+        ({"epsilon": 0.0}, "epsilon: expected a number > 0, got 0.0"),
+    ],
+)
+def test_a_config_that_makes_no_stack_is_refused(change: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        replace(StackConfig((StackLayer(),)), **change)
+
+
+@pytest.mark.parametrize(
+    ("tokens", "state", "message"),
+    [
+        (torch.zeros(2, 0, dtype=torch.int64), None, r"tokens: expected \(rows, tokens\), at least one of each"),
+        (torch.zeros(2, dtype=torch.int64), None, r"tokens: expected \(rows, tokens\)"),
+        (torch.zeros(2, 1, dtype=torch.int64), torch.zeros(1, 3, 4), r"state: expected \(1, 2, 4\) as .*got \(1, 3, 4"),
+    ],
+)
+def test_tokens_and_states_of_other_shapes_are_refused(tokens: Tensor, state: Tensor | None, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RecurrentStack(StackConfig((StackLayer(),), width=4))(tokens, state)
+
+
+def test_the_width_meets_a_number_of_parameters() -> None:
+    layers = (StackLayer(rank=2), StackLayer("repeat"), StackLayer("gru"))
+    for budget in (20_000, 100_000, 300_000):
+        fitted = fit_parameters(StackConfig(layers), budget)
+        model = RecurrentStack(fitted)
+        assert num_parameters(fitted) == sum(parameter.numel() for parameter in model.parameters())
+        assert num_parameters(fitted) == pytest.approx(budget, rel=0.005)
+    for budget, cells in ((100_000, ("gru",)), (300_000, ("lstm",) * 4)):
+        fitted = fit_parameters(StackConfig(tuple(map(StackLayer, cells))), budget)
+        sizes = [num_parameters(replace(fitted, width=width)) for width in range(fitted.width - 1, fitted.width + 2)]
+        assert min(sizes, key=lambda size: abs(size - budget)) == sizes[1]
+
+
+def test_every_parameter_of_a_new_stack_learns() -> None:
+    torch.manual_seed(0)
+    layers = (
+        StackLayer(),
+        StackLayer("repeat"),
+        StackLayer("lstm"),
+        StackLayer(projections=("down",)),
+        StackLayer("gru"),
+    )
+    model = RecurrentStack(StackConfig(layers, width=16))
+    tokens = torch.randint(256, (2, 9))
+    optimiser = torch.optim.Adam(model.parameters(), lr=1e-3)
+    before = {name: parameter.detach().clone() for name, parameter in model.named_parameters()}
+    for _ in range(3):
+        optimiser.zero_grad()
+        torch.nn.functional.cross_entropy(model(tokens)[0].flatten(0, 1), tokens.flatten()).backward()
+        optimiser.step()
+    assert [name for name, parameter in model.named_parameters() if torch.equal(parameter, before[name])] == []
