@@ -1,0 +1,142 @@
+"""What a client of the completions API may ask, and the errors it is told; the shapes are OpenAI's."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from http import HTTPStatus
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from gflownet.rhn.bytes_text import NUM_TOKENS, encode
+
+MAX_TOP_LOGPROBS = 5  # as OpenAI
+MAX_STOPS = 4  # as OpenAI
+
+_Number = Annotated[float, Field(allow_inf_nan=False)]
+_Token = Annotated[int, Field(ge=0, lt=NUM_TOKENS)]
+
+
+class RequestError(Exception):
+    """A request that is answered with an error."""
+
+    def __init__(
+        self,
+        status: HTTPStatus,
+        message: str,
+        *,
+        param: str | None = None,
+        code: str | None = None,
+        retry: bool = False,
+    ) -> None:
+        """`param` is what in the request is wrong, `retry` whether the same request may succeed later."""
+        super().__init__(message)
+        self.status, self.param, self.code = status, param, code
+        self.headers = {"Retry-After": "1"} if retry else {}
+
+    def body(self) -> dict[str, Any]:
+        """Return OpenAI's shape of an error."""
+        kind = "invalid_request_error" if self.status < HTTPStatus.INTERNAL_SERVER_ERROR else "server_error"
+        if self.status == HTTPStatus.TOO_MANY_REQUESTS:
+            kind = "rate_limit_error"
+        return {"error": {"message": str(self), "type": kind, "param": self.param, "code": self.code}}
+
+
+class StreamOptions(BaseModel):
+    """How a stream ends."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    include_usage: bool = False
+    include_obfuscation: bool = False  # padding against who measures the lengths of encrypted packets: never made
+
+
+class CompletionRequest(BaseModel):
+    """The body of POST /v1/completions. What is not here is refused: an option that is ignored is a wrong answer."""
+
+    model_config = ConfigDict(strict=True, extra="forbid")
+
+    model: str
+    prompt: str | list[str] | list[_Token] | list[list[_Token]]
+    max_tokens: int | None = Field(None, ge=1)
+    temperature: _Number | None = None
+    top_p: _Number | None = None
+    top_k: int | None = None  # this one and the next two: beyond OpenAI, through extra_body
+    min_p: _Number | None = None
+    repetition_penalty: _Number | None = None
+    presence_penalty: _Number | None = None
+    frequency_penalty: _Number | None = None
+    logit_bias: dict[str, _Number] | None = None
+    seed: int | None = None
+    stop: str | list[str] | None = None
+    logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
+    echo: bool | None = None
+    stream: bool | None = None
+    stream_options: StreamOptions | None = None
+    n: Literal[1] | None = None
+    best_of: Literal[1] | None = None
+    user: str | None = None
+
+    def prompts(self) -> list[list[int]]:
+        """Return every prompt as tokens.
+
+        Raises:
+            RequestError: there is none, or an empty one, or one without a UTF-8.
+        """
+        asked = self.prompt
+        if isinstance(asked, str):
+            found: list[str | list[int]] = [asked]
+        elif asked and isinstance(asked[0], int):
+            found = [asked]  # pyright: ignore[reportAssignmentType]
+        else:
+            found = list(asked)  # pyright: ignore[reportArgumentType]
+        if not found or not all(found):
+            raise _bad("prompt", f"expected at least one token in every prompt, got {found!r:.80}")
+        return [_tokens_of("prompt", one) if isinstance(one, str) else one for one in found]
+
+    def stops(self) -> tuple[bytes, ...]:
+        """Return what ends an answer.
+
+        Raises:
+            RequestError: too many, an empty one, or one without a UTF-8.
+        """
+        asked = [self.stop] if isinstance(self.stop, str) else self.stop or []
+        if len(asked) > MAX_STOPS or not all(asked):
+            raise _bad("stop", f"expected at most {MAX_STOPS} strings, none empty, got {asked!r:.80}")
+        return tuple(bytes(_tokens_of("stop", one)) for one in asked)
+
+
+def parse_request(body: bytes) -> CompletionRequest:
+    """Return the request that a body spells.
+
+    Raises:
+        RequestError: no JSON, an unknown or missing field, or a value of another type or out of bounds.
+    """
+    try:
+        request = CompletionRequest.model_validate_json(body)
+    except ValidationError as error:
+        raise _from_pydantic(error) from None
+    if request.stream_options is not None and not request.stream:
+        raise _bad("stream_options", "expected with stream=true only")
+    if request.echo and request.logprobs is not None:
+        raise _bad("echo", "expected without logprobs: those of the prompt are not made")
+    return request
+
+
+def _bad(param: str, message: str) -> RequestError:
+    return RequestError(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param=param)
+
+
+def _tokens_of(param: str, text: str) -> list[int]:
+    try:
+        return encode(text)
+    except ValueError as error:
+        raise _bad(param, str(error)) from None
+
+
+def _from_pydantic(error: ValidationError) -> RequestError:
+    """Return the first mistake in one line."""
+    first: Mapping[str, Any] = error.errors(include_url=False)[0]
+    param = str(first["loc"][0]) if first["loc"] else None
+    where = f"{param}: " if param else ""
+    return RequestError(HTTPStatus.BAD_REQUEST, f"{where}{first['msg']}, got {first['input']!r:.80}", param=param)

@@ -1,0 +1,122 @@
+"""Prompts and answers in files: what is read, what is refused, and what a second run finds done."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gflownet.errors import UserError
+from gflownet.rhn.prompt_file import AnswerFile, Prompt, read_prompts
+
+DEFAULTS = {"temperature": 1.0, "seed": 10}
+
+
+def test_a_text_file_has_one_prompt_per_line(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.txt"
+    path.write_bytes("\ufeffdef f(\r\n\n  \n{é\n".encode())
+    assert read_prompts(path, DEFAULTS) == [
+        Prompt(1, "def f(", {"temperature": 1.0, "seed": 11}),
+        Prompt(4, "{é", {"temperature": 1.0, "seed": 14}),
+    ]
+
+
+def test_a_line_of_jsonl_has_options_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "prompts.jsonl"
+    path.write_text('{"prompt": "a\\nb", "seed": 3}\n{"prompt": "c", "temperature": 0}\n')
+    assert read_prompts(path, DEFAULTS) == [
+        Prompt(1, "a\nb", {"temperature": 1.0, "seed": 3}),
+        Prompt(2, "c", {"temperature": 0, "seed": 12}),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("name", "data", "message"),
+    [
+        ("p.txt", b"\xff\xfe", "--prompts: expected a text file that can be read, got "),
+        ("p.txt", b"\n \n", "--prompts: expected at least one prompt, got "),
+        ("p.jsonl", b"\n{", "line 2: expected a JSON object, got something else: "),
+        ("p.jsonl", b"[]", 'line 1: expected an object with a text as "prompt", got []'),
+        ("p.jsonl", b'{"prompt": ""}', 'line 1: expected an object with a text as "prompt", got '),
+        ("p.jsonl", b'{"prompt": ["a"]}', 'line 1: expected an object with a text as "prompt", got '),
+        ("p.jsonl", b'{"prompt": "a", "temp": 1}', "line 1: expected prompt or one of temperature, seed, got 'temp'"),
+    ],
+)
+def test_what_is_no_file_of_prompts_is_refused_in_one_line(
+    name: str, data: bytes, message: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(data)
+    with pytest.raises(UserError) as caught:
+        read_prompts(tmp_path / name, DEFAULTS)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match=r"--prompts: expected a text file that can be read, got .*none.txt"):
+        read_prompts(tmp_path / "none.txt", DEFAULTS)
+
+
+PROMPTS = [Prompt(line, f"prompt {line}", {"seed": line}) for line in (1, 2, 5)]
+
+
+def answer_of(prompt: Prompt) -> dict[str, Any]:
+    return {**prompt.record(), "text": "é\n"}
+
+
+@pytest.mark.parametrize("lost", [0, 1, 20])
+def test_a_second_run_does_what_the_first_left(lost: int, tmp_path: Path) -> None:
+    path = tmp_path / "new" / "answers.jsonl"
+    with AnswerFile(path) as answers:
+        assert answers.undone(PROMPTS) == PROMPTS
+        for prompt in PROMPTS[2:0:-1]:
+            answers.write(answer_of(prompt))
+    path.write_bytes(path.read_bytes()[: path.stat().st_size - lost])
+    with AnswerFile(path) as answers:
+        undone = answers.undone(PROMPTS)
+        assert undone == ([PROMPTS[0]] if lost == 0 else PROMPTS[:2])
+        for prompt in undone:
+            answers.write(answer_of(prompt))
+    written = [json.loads(line) for line in path.read_text().splitlines()]
+    assert sorted(written, key=lambda answer: answer["line"]) == [answer_of(prompt) for prompt in PROMPTS]
+    with AnswerFile(path) as answers:
+        assert answers.undone(PROMPTS) == []
+
+
+def test_an_answer_is_in_the_file_when_write_returns(tmp_path: Path) -> None:
+    with AnswerFile(tmp_path / "answers.jsonl") as answers:
+        answers.write(answer_of(PROMPTS[0]))
+        assert json.loads((tmp_path / "answers.jsonl").read_text()) == answer_of(PROMPTS[0])
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("hello", "line 1: expected an answer, got "),
+        ('{"line": [1]}', "line 1: expected an answer, got "),
+        (json.dumps(answer_of(Prompt(3, "prompt 3", {"seed": 3}))), "line 1: expected an answer to one of these"),
+        (json.dumps(answer_of(Prompt(1, "other", {"seed": 1}))), "line 1: expected an answer to one of these"),
+        (json.dumps(answer_of(Prompt(1, "prompt 1", {"seed": 2}))), "line 1: expected an answer to one of these"),
+    ],
+)
+def test_answers_to_something_else_are_refused_and_kept(line: str, message: str, tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    path.write_text(line + "\n")
+    with AnswerFile(path) as answers, pytest.raises(UserError, match=message):
+        answers.undone(PROMPTS)
+    assert path.read_text() == line + "\n"
+
+
+def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+    path = tmp_path / "answers.jsonl"
+    with AnswerFile(path), pytest.raises(UserError, match="--out: expected a file that no other run writes, got "):
+        AnswerFile(path)
+    with AnswerFile(path):
+        pass
+
+
+def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="--out: expected a file that can be written, got "):
+        AnswerFile(tmp_path)

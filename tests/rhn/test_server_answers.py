@@ -1,0 +1,71 @@
+"""Text of choices while their tokens come, and the messages that are made of it."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from gflownet.rhn.bytes_text import decode, encode
+from gflownet.rhn.server_answers import Choice, Envelope, Piece, SampledToken, joined, token_name
+
+
+def sampled(token: int) -> SampledToken:
+    return SampledToken(token, -float(token), ((token, -float(token)), (0, -300.0)))
+
+
+def test_a_piece_is_said_when_its_character_is_whole() -> None:
+    choice = Choice(2, prefix="p")
+    assert choice.piece() == Piece(2, "p", (), (), None)
+    first, second = (sampled(byte) for byte in encode("é"))
+    choice.add(first)
+    assert choice.piece() is None
+    choice.add(second)
+    assert choice.piece() == Piece(2, "é", (first, second), (1, 1), None)
+    choice.add(first)
+    assert choice.piece("length") == Piece(2, "\ufffd", (first,), (2,), "length")
+    assert choice.num_tokens == 3
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_pieces_of_any_size_say_the_same_together(seed: int) -> None:
+    chance = random.Random(seed)
+    tokens = [chance.choice([chance.randrange(256), *encode("é🙂")]) for _ in range(60)]
+    pieces, choice, whole = [], Choice(0), Choice(0)
+    for token in tokens:
+        choice.add(sampled(token))
+        whole.add(sampled(token))
+        if chance.random() < 0.4 and (piece := choice.piece()) is not None:
+            pieces.append(piece)
+    pieces.append(choice.piece("stop"))
+    expected = whole.piece("stop")
+    assert joined(pieces) == [expected]
+    assert expected is not None
+    assert expected.text == decode(tokens)
+
+
+def test_a_message_has_openais_shape() -> None:
+    choice = Choice(0)
+    for byte in encode("aé"):
+        choice.add(sampled(byte))
+    piece = choice.piece("stop")
+    assert piece is not None
+    message = Envelope("m", has_logprobs=True).message([piece], usage=None)
+    assert message["choices"] == [
+        {
+            "index": 0,
+            "text": "aé",
+            "logprobs": {
+                "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
+                "token_logprobs": [-97.0, -195.0, -169.0],
+                "top_logprobs": [{token_name(t): -float(t), "\x00": -300.0} for t in (97, 195, 169)],
+                "text_offset": [0, 1, 1],
+            },
+            "finish_reason": "stop",
+        }
+    ]
+    assert message["id"].startswith("cmpl-")
+    assert (message["object"], message["model"], message["usage"]) == ("text_completion", "m", None)
+    assert Envelope("m", has_logprobs=False).message([piece])["choices"][0]["logprobs"] is None

@@ -1,0 +1,86 @@
+"""Bodies of requests: what is read out of them, and what is refused with which words."""
+
+from __future__ import annotations
+
+import json
+from http import HTTPStatus
+
+import pytest
+
+pytest.importorskip("fastapi", reason="the extra serve is not installed")
+
+from gflownet.rhn.server_schema import RequestError, parse_request
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model": "m", "prompt": "a", **fields}).encode()
+
+
+@pytest.mark.parametrize(
+    ("prompt", "expected"),
+    [
+        ("é", [[195, 169]]),
+        (["a", "bc"], [[97], [98, 99]]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+    ],
+)
+def test_prompts_are_texts_or_tokens(prompt: object, expected: list[list[int]]) -> None:
+    assert parse_request(body(prompt=prompt)).prompts() == expected
+
+
+@pytest.mark.parametrize(("stop", "expected"), [(None, ()), ("é", (b"\xc3\xa9",)), (["a", "b"], (b"a", b"b"))])
+def test_stops_are_bytes(stop: object, expected: tuple[bytes, ...]) -> None:
+    assert parse_request(body(stop=stop)).stops() == expected
+
+
+@pytest.mark.parametrize(
+    ("data", "param"),
+    [
+        (b"", None),
+        (b"{", None),
+        (b"[]", None),
+        (b"\xff", None),
+        (b'{"model": "m"}', "prompt"),
+        (body(prompt=3), "prompt"),
+        (body(prompt=[256]), "prompt"),
+        (body(prompt=[-1]), "prompt"),
+        (body(prompt=["a", 3]), "prompt"),
+        (body(temperature="1"), "temperature"),
+        (body(max_tokens=1.5), "max_tokens"),
+        (body(max_tokens=0), "max_tokens"),
+        (b'{"model": "m", "prompt": "a", "temperature": NaN}', "temperature"),
+        (body(n=2), "n"),
+        (body(best_of=2), "best_of"),
+        (body(logprobs=6), "logprobs"),
+        (body(suffix="x"), "suffix"),
+        (body(stream_options={"include_usage": True}), "stream_options"),
+        (body(stream=True, stream_options={"usage": True}), "stream_options"),
+        (body(echo=True, logprobs=1), "echo"),
+    ],
+)
+def test_a_body_that_is_no_request_is_refused_in_one_line(data: bytes, param: str | None) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_request(data)
+    assert (caught.value.status, caught.value.param) == (HTTPStatus.BAD_REQUEST, param)
+    assert caught.value.body()["error"]["type"] == "invalid_request_error"
+    assert "\n" not in str(caught.value)
+    assert param is None or str(caught.value).startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize("prompt", ["", [], [""], ["a", ""], [[]], [[1], []]])
+def test_a_prompt_without_a_token_is_refused(prompt: object) -> None:
+    with pytest.raises(RequestError, match="prompt: expected at least one token in every prompt, got "):
+        parse_request(body(prompt=prompt)).prompts()
+
+
+def test_half_a_surrogate_pair_is_refused() -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_request(body(prompt="\ud83d")).prompts()
+    assert caught.value.status == HTTPStatus.BAD_REQUEST
+
+
+@pytest.mark.parametrize("stop", ["", ["a", ""], list("abcde")])
+def test_stops_that_are_none_are_refused(stop: object) -> None:
+    with pytest.raises(RequestError, match="stop: expected at most 4 strings, none empty, got "):
+        parse_request(body(stop=stop)).stops()
