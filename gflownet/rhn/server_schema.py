@@ -83,13 +83,9 @@ class CompletionRequest(BaseModel):
         Raises:
             RequestError: there is none, or an empty one, or one without a UTF-8.
         """
-        asked = self.prompt
-        if isinstance(asked, str):
-            found: list[str | list[int]] = [asked]
-        elif asked and isinstance(asked[0], int):
-            found = [asked]  # pyright: ignore[reportAssignmentType]
-        else:
-            found = list(asked)  # pyright: ignore[reportArgumentType]
+        asked: Any = self.prompt
+        is_one = isinstance(asked, str) or (asked and isinstance(asked[0], int))
+        found: list[str | list[int]] = [asked] if is_one else asked
         if not found or not all(found):
             raise _bad("prompt", f"expected at least one token in every prompt, got {found!r:.80}")
         return [_tokens_of("prompt", one) if isinstance(one, str) else one for one in found]
