@@ -6,8 +6,9 @@ rank and J = bottleneck + 1. A state is one tensor (layers, rows, width): all th
 
 from __future__ import annotations
 
+import copy
 from dataclasses import dataclass, fields
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from gflownet.rhn.wavefront import step as diagonal_step
 
 TILE_ROWS = 32  # of a layer's rows at once: what they make of its adapters then stays in the second-level cache
 # Up to here the adapters of all layers are made in one call; above, what that call writes no longer stays in cache.
-MAX_ROWS_AT_ONCE = 7
+ADAPTER_BYTES = 8 * 2**20
 
 
 class LanguageModel(Protocol):
@@ -76,6 +77,14 @@ class LanguageModel(Protocol):
 
         Returns:
             logits [R, V] of the next token, and the new states [layers, R, width].
+        """
+        ...
+
+    def for_rows(self, rows: int) -> LanguageModel:
+        """Return this model with steps that are computed in one way only, that which is fastest for so many rows.
+
+        In a step of 2 .. `rows` rows the bits of each are then the same whatever and however many the others are. (One
+        row alone is another kernel of a BLAS, with other last bits.)
         """
         ...
 
@@ -170,6 +179,7 @@ class RHNDecoder:
         """
         self._network = network
         self._few_rows = torch.compile(_few_rows, dynamic=False) if compiled else _few_rows
+        self._rows: int | None = None  # that steps are computed as if they had; None: those that they have
         self.refresh()
 
     @torch.no_grad()
@@ -246,11 +256,23 @@ class RHNDecoder:
         """Return what `LanguageModel` says."""
         x = F.embedding(tokens, self._embedding)
         has_previous = None if starts is None else (~starts).to(x.dtype).view(1, -1, 1)
-        if len(tokens) <= MAX_ROWS_AT_ONCE:
+        if (self._rows or len(tokens)) * self._weights.heads[:, 0].nbytes <= ADAPTER_BYTES:
             x, new_state = self._few_rows(x, state, has_previous, self._sizes, self._weights)
         else:
             x, new_state = self._tiles(x, state, has_previous)
         return self._logits(x), new_state
+
+    def for_rows(self, rows: int) -> Self:
+        """Return what `LanguageModel` says, with the same weights: `refresh` is for the model that it came from.
+
+        Raises:
+            ValueError: less than one row.
+        """
+        if rows < 1:
+            raise ValueError(f"rows: expected at least 1, got {rows}")
+        fixed = copy.copy(self)
+        fixed._rows = rows
+        return fixed
 
     def _tiles(self, x: Tensor, state: Tensor, has_previous: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what `_few_rows` does, layer after layer and tile of rows after tile."""

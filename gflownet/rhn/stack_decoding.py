@@ -71,6 +71,10 @@ class StackDecoder:
             new_states.append(F.pad(last, (0, state.shape[-1] - last.shape[-1])))
         return self._model.logits(x), torch.stack(new_states)
 
+    def for_rows(self, rows: int) -> StackDecoder:
+        """Return itself: a step is computed in one way whatever the rows."""
+        return self
+
     def _layer_step(self, place: int, x: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what a layer makes of x [R, W], and its new state [R, width of its own]."""
         layer, width = self._model.layer(place), x.shape[-1]

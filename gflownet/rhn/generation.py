@@ -1,0 +1,138 @@
+"""Answers to prompts without a server: one as it comes, or many at once."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from gflownet.rhn.decoding import LanguageModel
+from gflownet.rhn.engine import Engine, EngineConfig
+from gflownet.rhn.requests import Request, TokenEvent
+from gflownet.rhn.sampling import Sampled, Sampler, SamplingParams
+from gflownet.rhn.scheduler import SchedulerConfig
+from gflownet.rhn.stopping import FinishReason
+
+DEFAULT_PARAMS = SamplingParams()
+
+
+@dataclass(frozen=True)
+class Generation:
+    """An answer."""
+
+    sampled: tuple[Sampled, ...]  # its tokens, with log-probabilities where those were asked for
+    finish_reason: FinishReason
+
+    @property
+    def tokens(self) -> list[int]:
+        """Of the answer alone, without the prompt."""
+        return [sampled.token for sampled in self.sampled]
+
+
+@dataclass
+class Stream:
+    """An answer as it comes; iterating reads the model, token after token.
+
+    `finish_reason` is None until the end, and `state` [layers, 1, width] with `unread` is what to go on from: what the
+    model has read so far, and the tokens drawn after that.
+    """
+
+    model: LanguageModel
+    prompt: Sequence[int]
+    params: SamplingParams = DEFAULT_PARAMS
+    state: Tensor | None = None  # of what comes before the prompt
+    finish_reason: FinishReason | None = field(default=None, init=False)
+    unread: tuple[int, ...] = field(default=(), init=False)
+
+    def __post_init__(self) -> None:
+        """Check what is asked for.
+
+        Raises:
+            ValueError: an empty prompt, a token that the model does not know, or a state of another shape.
+        """
+        given = None if self.state is None else self.state[:, 0]
+        Request(self.prompt, self.params, state=given).check(self.model)
+        self._tokens = self._run()
+
+    def __iter__(self) -> Iterator[Sampled]:
+        """Return what yields the tokens of the answer, those that may begin a stop string as soon as they cannot.
+
+        Raises:
+            ValueError: the model's logits are not finite.
+        """
+        return self._tokens
+
+    def _run(self) -> Iterator[Sampled]:
+        model, device = self.model, self.model.device
+        sampler = Sampler(1, model.vocabulary_size, device)
+        sampler.place(0, self.params, self.prompt)
+        answer, waiting, num_told = self.params.new_answer(), [], 0
+        logits, self.state = model.prefill(torch.tensor([list(self.prompt)], device=device), self.state)
+        while self.finish_reason is None:
+            if not torch.isfinite(logits.sum()):
+                raise ValueError("the model's logits are not finite")
+            (sampled,) = sampler.sample([0], logits)
+            self.unread = (sampled.token,)
+            self.finish_reason = answer.add(sampled.token)
+            waiting.append(sampled)
+            while num_told < answer.num_shown:
+                num_told += 1
+                yield waiting.pop(0)
+            if self.finish_reason is None:
+                logits, self.state = model.step(torch.tensor([sampled.token], device=device), self.state, None)
+
+
+def generate(
+    model: LanguageModel, prompt: Sequence[int], params: SamplingParams = DEFAULT_PARAMS, *, state: Tensor | None = None
+) -> Generation:
+    """Return the answer to a prompt: it is read along the wavefront, and every later token in a step of one row.
+
+    Args:
+        model: what answers.
+        prompt: tokens, at least one; left as it is.
+        params: of the answer.
+        state: [layers, 1, width] of what comes before the prompt; None at the beginning.
+
+    Raises:
+        ValueError: as `Stream` says.
+    """
+    stream = Stream(model, prompt, params, state)
+    sampled = tuple(stream)
+    assert stream.finish_reason is not None
+    return Generation(sampled, stream.finish_reason)
+
+
+def generate_batch(
+    model: LanguageModel, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, max_slots: int = 32
+) -> list[Generation]:
+    """Return the answers to prompts of any lengths, `max_slots` at a time as an `Engine` answers them.
+
+    The answers are those of a server with as many slots, to the bit, and those of `generate` up to rounding.
+
+    Args:
+        model: what answers.
+        prompts: tokens, at least one each.
+        params: of each answer.
+        max_slots: rows of a step.
+
+    Raises:
+        ValueError: other numbers of prompts and parameters, what `Engine.submit` refuses, or an answer that failed.
+    """
+    requests = [Request(prompt, of_answer) for prompt, of_answer in zip(prompts, params, strict=True)]
+    num_tokens = sum(len(request.prompt) + request.params.max_tokens for request in requests)
+    scheduler = SchedulerConfig(max_slots, len(requests), max_waiting=float("inf"), token_budget=max(1, num_tokens))
+    engine = Engine(model, EngineConfig(scheduler))
+    ids = [engine.submit(request) for request in requests]
+    sampled: dict[int, list[Sampled]] = {request_id: [] for request_id in ids}
+    reasons: dict[int, FinishReason] = {}
+    while engine.has_work:
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                sampled[event.request_id].append(event.sampled)
+            elif event.finish_reason is FinishReason.ERROR:
+                raise ValueError(f"prompt {ids.index(event.request_id)}: {event.error}")
+            else:
+                reasons[event.request_id] = event.finish_reason
+    return [Generation(tuple(sampled[request_id]), reasons[request_id]) for request_id in ids]

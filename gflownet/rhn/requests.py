@@ -1,0 +1,97 @@
+"""What is asked of the engine, what it says, and what it keeps of a request in between."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from torch import Tensor
+
+from gflownet.rhn.decoding import LanguageModel
+from gflownet.rhn.sampling import Sampled, SamplingParams
+from gflownet.rhn.stopping import Answer, FinishReason
+
+
+@dataclass(frozen=True)
+class Request:
+    """A prompt and how it is to be answered."""
+
+    prompt: Sequence[int]
+    params: SamplingParams = field(default_factory=SamplingParams)
+    priority: int = 0  # -100 .. 100, lower is more urgent
+    state: Tensor | None = None  # [layers, width] of what comes before the prompt
+    keep_state: bool = False  # whether the end tells the state to go on from
+
+    def check(self, model: LanguageModel) -> None:
+        """Raise ValueError for what the model cannot answer."""
+        check_prompt(self.prompt, model.vocabulary_size)
+        self.params.check_vocabulary(model.vocabulary_size)
+        if self.state is not None and tuple(self.state.shape) != model.state_shape:
+            raise ValueError(f"state: expected {model.state_shape} as (layers, width), got {tuple(self.state.shape)}")
+
+
+def check_prompt(prompt: Sequence[int], vocabulary_size: int) -> None:
+    """Raise ValueError for a prompt without tokens or with one that a model does not know."""
+    if not prompt:
+        raise ValueError("prompt: expected at least one token, got none")
+    if min(prompt) < 0 or max(prompt) >= vocabulary_size:
+        wrong = next(token for token in prompt if not 0 <= token < vocabulary_size)
+        raise ValueError(f"prompt: expected tokens of 0 .. {vocabulary_size - 1}, got {wrong}")
+
+
+class TokenEvent(NamedTuple):
+    """A token of an answer."""
+
+    request_id: int
+    sampled: Sampled
+
+
+@dataclass(frozen=True)
+class FinishEvent:
+    """The end of a request; nothing comes after it."""
+
+    request_id: int
+    finish_reason: FinishReason
+    num_prompt_tokens: int
+    num_tokens: int  # of the answer, as told
+    num_cached_tokens: int  # of the prompt, that an earlier request had read: 0 is a miss
+    waited: float  # seconds in the queue
+    first_token_after: float | None  # seconds from submission; None where there is none
+    took: float  # seconds from submission
+    error: str = ""  # what went wrong, where that is the reason
+    state: Tensor | None = None  # [layers, width] to go on from, where that was asked for
+    unread: tuple[int, ...] = ()  # what a prompt that goes on from the state begins with
+
+
+Event = TokenEvent | FinishEvent
+
+
+@dataclass
+class ActiveRequest:
+    """A request that waits or runs."""
+
+    request_id: int
+    request: Request
+    submitted: float  # seconds of the engine's clock
+    tokens: list[int] = field(init=False)  # prompt and answer
+    answer: Answer = field(init=False)
+    num_read: int = 0  # of the tokens: the model's state is that after these
+    num_told: int = 0  # of the answer
+    num_cached: int = 0
+    slot: int = -1  # in the cache; -1 while it waits
+    admitted: float | None = None
+    first_token: float | None = None  # when it was drawn
+    last_token: float | None = None
+    cancelled: bool = False
+    drawn: list[Sampled] = field(default_factory=list)  # of the answer, not yet told: a stop string may have begun
+
+    def __post_init__(self) -> None:
+        """Begin with the prompt, in a list of its own."""
+        self.tokens = list(self.request.prompt)
+        self.answer = self.request.params.new_answer()
+
+    @property
+    def starts(self) -> bool:
+        """Whether the next token to read is the first of its sequence."""
+        return self.num_read == 0 and self.request.state is None

@@ -1,0 +1,107 @@
+"""Answers are those of the loops, token by token, whatever shares the batch."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import Sequence
+
+import pytest
+import torch
+from torch import Tensor
+
+from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.decoding import RHNDecoder
+from gflownet.rhn.generation import Generation, Stream, generate, generate_batch
+from gflownet.rhn.network import RHN
+from gflownet.rhn.sampling import SamplingParams
+from gflownet.rhn.stopping import FinishReason
+from tests.oracles import rhn as oracle
+from tests.rhn.random_networks import random_case, random_network
+
+GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=20)
+
+
+def oracle_logits(network: RHN, tokens: Sequence[int]) -> Tensor:
+    """Return [V], of the token after the last one."""
+    config = network.config
+    parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
+    logits, _ = oracle.forward(parameters, torch.tensor([list(tokens)]), depth=config.depth, epsilon=config.epsilon)
+    return logits[0, -1]
+
+
+def assert_is_greedy_oracle(network: RHN, prompt: Sequence[int], answer: Generation, num_tokens: int) -> None:
+    """Compare tokens, and the log-probabilities of the whole vocabulary to 1e-10."""
+    assert len(answer.tokens) == num_tokens and answer.finish_reason is FinishReason.LENGTH
+    tokens = list(prompt)
+    for sampled in answer.sampled:
+        wanted = oracle_logits(network, tokens).log_softmax(-1)
+        assert sampled.token == wanted.argmax()
+        got = dict(sampled.likeliest)
+        assert len(got) == len(wanted)
+        for token, value in enumerate(wanted.tolist()):
+            assert math.isclose(got[token], value, rel_tol=1e-10, abs_tol=1e-10)
+        assert sampled.log_probability == got[sampled.token]
+        tokens.append(sampled.token)
+
+
+def random_prompts(seed: int, vocabulary_size: int, count: int) -> list[list[int]]:
+    chance = random.Random(seed)
+    return [[chance.randrange(vocabulary_size) for _ in range(chance.randint(1, 7))] for _ in range(count)]
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_generation_and_ragged_batches_are_the_oracle(seed: int) -> None:
+    network = random_case(seed).network
+    decoder = RHNDecoder(network)
+    prompts = random_prompts(seed, network.config.vocabulary_size, 5)
+    before = [list(prompt) for prompt in prompts]
+    answers = generate_batch(decoder, prompts, [GREEDY] * 5, max_slots=1 + seed % 5)
+    for prompt, answer in zip(prompts, answers, strict=True):
+        assert_is_greedy_oracle(network, prompt, answer, 6)
+        assert_is_greedy_oracle(network, prompt, generate(decoder, prompt, GREEDY), 6)
+    assert prompts == before
+
+
+def test_a_sampled_answer_is_the_same_alone_streamed_and_in_any_company() -> None:
+    network = random_network(RHNConfig(vocabulary_size=7, hidden_size=6, intermediate_size=8, depth=3, rank=2), 0)
+    decoder = RHNDecoder(network)
+    prompts = random_prompts(0, 7, 9)
+    params = [SamplingParams(5.0, max_tokens=12, seed=seed, top_p=0.9, presence_penalty=0.3) for seed in range(9)]
+    alone = [generate(decoder, *asked).tokens for asked in zip(prompts, params, strict=True)]
+    assert [[s.token for s in Stream(decoder, *asked)] for asked in zip(prompts, params, strict=True)] == alone
+    for max_slots in (1, 2, 5, 9):
+        answers = generate_batch(decoder, prompts, params, max_slots=max_slots)
+        assert [answer.tokens for answer in answers] == alone
+    assert len({tuple(tokens) for tokens in alone}) == 9
+
+
+def test_an_answer_goes_on_from_a_state() -> None:
+    network = random_network(RHNConfig(vocabulary_size=7, hidden_size=6, intermediate_size=8, depth=3, rank=2), 1)
+    decoder = RHNDecoder(network)
+    whole = generate(decoder, [1, 2, 3], SamplingParams(temperature=0, max_tokens=9)).tokens
+    first = Stream(decoder, [1, 2, 3], SamplingParams(temperature=0, max_tokens=4))
+    tokens = [sampled.token for sampled in first]
+    assert tokens == whole[:4]
+    rest = generate(decoder, first.unread, SamplingParams(temperature=0, max_tokens=5), state=first.state)
+    assert rest.tokens == whole[4:]
+
+
+def test_a_prompt_that_cannot_be_answered_is_refused_in_one_line() -> None:
+    decoder = RHNDecoder(random_network(RHNConfig(vocabulary_size=7, hidden_size=4, intermediate_size=4, depth=1), 0))
+    for prompt, message in (([], "at least one token, got none"), ([3, 7], "tokens of 0 .. 6, got 7")):
+        with pytest.raises(ValueError, match=message):
+            generate(decoder, prompt)
+        with pytest.raises(ValueError, match=message):
+            generate_batch(decoder, [prompt], [GREEDY])
+
+
+def test_logits_that_are_not_finite_end_an_answer_and_no_other() -> None:
+    network = random_network(RHNConfig(vocabulary_size=7, hidden_size=4, intermediate_size=4, depth=1, tied=False), 0)
+    with torch.no_grad():
+        network.embedding.weight[3] = math.nan
+    decoder = RHNDecoder(network)
+    with pytest.raises(ValueError, match="not finite"):
+        generate(decoder, [3], GREEDY)
+    with pytest.raises(ValueError, match="prompt 1: the model's logits are not finite"):
+        generate_batch(decoder, [[1], [3]], [GREEDY] * 2)
