@@ -18,16 +18,23 @@ class StopRequest:
 
 
 @contextmanager
-def stop_signals() -> Iterator[StopRequest]:
-    """Turn the first SIGINT or SIGTERM into a request to stop; a second one ends the process as usual."""
-    request, kinds = StopRequest(), (signal.SIGINT, signal.SIGTERM)
+def stop_signals(
+    *kinds: signal.Signals, message: str = "\nstopping after this step, then the report; once more stops at once\n"
+) -> Iterator[StopRequest]:
+    """Turn the first signal into a request to stop; a second one ends the process as usual.
+
+    Args:
+        kinds: of signals; SIGINT and SIGTERM if none is given.
+        message: what the first one writes to stderr.
+    """
+    request, kinds = StopRequest(), kinds or (signal.SIGINT, signal.SIGTERM)
     usual = {kind: signal.getsignal(kind) for kind in kinds}
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         request.signal = number
         for kind, handler in usual.items():
             signal.signal(kind, handler)
-        sys.stderr.write("\nstopping after this step, then the report; once more stops at once\n")
+        sys.stderr.write(message)
 
     for kind in kinds:
         signal.signal(kind, on_signal)

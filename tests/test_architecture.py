@@ -28,7 +28,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"config": None, "logging": {"console"}, "report": None},
     {"config_checks": None, "progress": {"evaluation", "metrics"}, "run_folder": None},
     {"cli": None, "trainer": None},
-    {"train": None, "sampling": None},
+    {"train": None, "sampling": None, "generate": {"rhn", "interrupts"}},
 )
 # Whatever errors are called and however parts are found by name, every package may use.
 EVERYWHERE = set(LAYERS[0])
@@ -230,7 +230,8 @@ def test_every_package_of_the_tree_has_a_layer_and_a_place_in_the_documentation(
 
 def test_the_config_is_read_without_importing_torch(checkout: Path) -> None:
     code = (
-        "import sys, gflownet.train, gflownet.config_checks; print([m for m in sys.modules if m.startswith('torch')])"
+        "import sys, gflownet.train, gflownet.config_checks, gflownet.generate; "
+        "print([m for m in sys.modules if m.startswith('torch')])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"

@@ -106,6 +106,15 @@ def load_language_model(folder: Path) -> nn.Module:
     return model.eval()
 
 
+def load_decoder(folder: Path) -> LanguageModel:
+    """Return what generates from the model saved in a folder.
+
+    Raises:
+        UserError: as `load_language_model`.
+    """
+    return cast(StoredModel, load_language_model(folder)).decoder()
+
+
 def _named(name: str) -> Any:
     module, _, attribute = name.partition(":")
     return attrgetter(attribute)(import_module(module))

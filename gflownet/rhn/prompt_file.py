@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from gflownet.errors import UserError
+from gflownet.rhn.bytes_text import encode
 
 JSONL_SUFFIX = ".jsonl"
 
@@ -71,6 +72,10 @@ def _parse(where: str, line: str, known: Mapping[str, Any]) -> tuple[str, dict[s
     if not isinstance(found, dict) or not isinstance(found.get("prompt"), str) or not found["prompt"]:
         raise UserError(f'{where}: expected an object with a text as "prompt", got {found!r:.80}')
     options = {name: value for name, value in found.items() if name != "prompt"}
+    try:
+        encode(found["prompt"])
+    except ValueError as error:
+        raise UserError(f"{where}: prompt: {error}") from None
     for name in options.keys() - known.keys():
         raise UserError(f"{where}: expected prompt or one of {', '.join(known)}, got {name!r}")
     return found["prompt"], options

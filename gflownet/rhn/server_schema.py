@@ -84,8 +84,8 @@ class CompletionRequest(BaseModel):
             RequestError: there is none, or an empty one, or one without a UTF-8.
         """
         asked: Any = self.prompt
-        is_one = isinstance(asked, str) or (asked and isinstance(asked[0], int))
-        found: list[str | list[int]] = [asked] if is_one else asked
+        is_one = isinstance(asked, str) or bool(asked and isinstance(asked[0], int))
+        found = [asked] if is_one else asked
         if not found or not all(found):
             raise _bad("prompt", f"expected at least one token in every prompt, got {found!r:.80}")
         return [_tokens_of("prompt", one) if isinstance(one, str) else one for one in found]

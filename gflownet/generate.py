@@ -1,0 +1,244 @@
+"""python -m gflownet.generate: what a saved language model says, to a person or to a file of prompts."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from signal import SIGINT, SIGTERM
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from gflownet.errors import UserError
+from gflownet.interrupts import StopRequest, stop_signals
+from gflownet.rhn.bytes_text import NUM_TOKENS, StreamDecoder, decode, encode
+from gflownet.rhn.prompt_file import AnswerFile, Prompt, read_prompts
+
+if TYPE_CHECKING:
+    from gflownet.rhn.decoding import LanguageModel
+    from gflownet.rhn.engine import Engine
+    from gflownet.rhn.requests import FinishEvent
+    from gflownet.rhn.sampling import Sampled, SamplingParams
+
+EXIT_USER_ERROR = 2
+EXIT_SIGNAL = 128  # a shell reports 128 + N for a process that signal N ended
+
+# Options of sampling as a file of prompts may name them too: type, default and help of each.
+OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
+    "max_tokens": (int, 256, "at most so many tokens, which are bytes"),
+    "temperature": (float, 1.0, "0: always the likeliest token"),
+    "top_k": (int, 0, "only the so many likeliest tokens; 0: all"),
+    "top_p": (float, 1.0, "only the likeliest tokens that together have this probability"),
+    "min_p": (float, 0.0, "only tokens at least so likely as this part of the likeliest one"),
+    "repetition_penalty": (float, 1.0, "above 1: against tokens of prompt and answer"),
+    "seed": (int, 0, "the prompt of line n, or the n-th that is typed, is answered with seed + n"),
+}
+
+
+class _Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        raise UserError(f"{message}; --help says more")
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the values of the command line.
+
+    Raises:
+        UserError: an option that does not exist, lacks its value, or does not go with the others.
+    """
+    parser = _Parser(
+        prog="python -m gflownet.generate",
+        description="Generates text from a saved language model. Without --prompts, prompts are typed one at a time: "
+        "Ctrl-C stops an answer, Ctrl-D ends.",
+        allow_abbrev=False,
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with model.json and model.safetensors")
+    group = parser.add_argument_group("sampling")
+    for name, (kind, default, text) in OPTIONS.items():
+        group.add_argument(_flag(name), type=kind, default=default, metavar="X", help=f"{text} (default: {default})")
+    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
+    files = parser.add_argument_group("prompts from a file")
+    files.add_argument(
+        "--prompts",
+        type=Path,
+        metavar="FILE",
+        help="one prompt per line; in a file called *.jsonl an "
+        "object with prompt, and with options of its own: max_tokens, ..., stop, logprobs",
+    )
+    files.add_argument("--out", type=Path, metavar="FILE", help="answers as JSONL; those it has are not made again")
+    files.add_argument(
+        "--logprobs", type=int, metavar="N", help="with each token its log-probability and those of the N likeliest"
+    )
+    files.add_argument("--max-slots", type=int, default=32, metavar="N", help="so many prompts at a time (default: 32)")
+    found = parser.parse_args(arguments)
+    if (found.prompts is None) != (found.out is None):
+        raise UserError("expected --prompts and --out together, got one without the other")
+    if found.prompts is None and found.logprobs is not None:
+        raise UserError("--logprobs: expected together with --prompts")
+    return found
+
+
+def _options(asked: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of sampling by name."""
+    return {name: getattr(asked, name) for name in (*OPTIONS, "stop", "logprobs")}
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line and return its exit status: 0, 2 for the user's mistakes, 130 and 143 when interrupted."""
+    try:
+        asked = parse(sys.argv[1:] if argv is None else argv)
+        return converse(asked) if asked.prompts is None else answer_file(asked)
+    except UserError as error:
+        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return EXIT_SIGNAL + SIGINT
+
+
+def _load(folder: Path) -> LanguageModel:
+    """Return what generates from a saved model of bytes."""
+    # Here and not above: --help and a wrong option should not wait for torch.
+    from gflownet.rhn.checkpoint import load_decoder
+
+    model = load_decoder(folder)
+    if model.vocabulary_size != NUM_TOKENS:
+        raise UserError(f"{folder}: expected a model of {NUM_TOKENS} bytes, got one of {model.vocabulary_size} tokens")
+    return model
+
+
+def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
+    """Return the options of sampling, checked; `where` begins the message of an error."""
+    from gflownet.rhn.sampling import SamplingParams
+
+    stop = [options["stop"]] if isinstance(options["stop"], str) else options["stop"]
+    try:
+        return SamplingParams(**{**options, "stop": tuple(stop)})
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}{error}") from None
+
+
+def _engine(model: LanguageModel, max_slots: int) -> Engine:
+    """Return an engine for a caller that is never refused: it submits no more than there are slots."""
+    from gflownet.rhn.engine import Engine, EngineConfig
+    from gflownet.rhn.scheduler import SchedulerConfig
+
+    try:
+        return Engine(model, EngineConfig(SchedulerConfig(max_slots=max_slots, token_budget=sys.maxsize)))
+    except ValueError as error:
+        raise UserError(f"--{error}".replace("_", "-")) from None
+
+
+def converse(asked: argparse.Namespace) -> int:
+    """Answer what is typed until there is no more."""
+    options = _options(asked)
+    _params(options)  # before the model is loaded
+    engine = _engine(_load(asked.folder), 1)
+    is_terminal = sys.stdin.isatty()
+    if is_terminal:
+        import readline  # noqa: F401  # input() edits lines with it
+
+        print("Ctrl-C stops an answer, Ctrl-D ends.", file=sys.stderr)
+    number = 0
+    while True:
+        try:
+            text = input("> " if is_terminal else "")
+        except EOFError:
+            return 0
+        except KeyboardInterrupt:
+            if not is_terminal:
+                raise
+            print()
+            continue
+        if text:
+            number += 1
+            _answer(engine, text, _params({**options, "seed": options["seed"] + number}))
+
+
+def _answer(engine: Engine, text: str, params: SamplingParams) -> None:
+    """Write the answer to one prompt while it is made, until Ctrl-C."""
+    from gflownet.rhn.requests import Request, TokenEvent
+
+    try:
+        request_id = engine.submit(Request(encode(text), params))
+    except ValueError as error:
+        print("error:", error, file=sys.stderr)
+        return
+    decoder = StreamDecoder()
+    with stop_signals(SIGINT, message="") as stop:
+        while engine.has_work:
+            tokens = [event.sampled.token for event in engine.step() if isinstance(event, TokenEvent)]
+            _write(decoder.text(tokens))
+            if stop.signal is not None:
+                engine.cancel(request_id)
+    _write(decoder.rest() + "\n")
+
+
+def _write(text: str) -> None:
+    """Write to the terminal, whose control characters no model should send."""
+    sys.stdout.write(text.translate(_VISIBLE) if sys.stdout.isatty() else text)
+    sys.stdout.flush()
+
+
+_VISIBLE = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
+
+
+def answer_file(asked: argparse.Namespace) -> int:
+    """Answer the prompts of a file that have no answer yet; return 0, or 128 + the signal that stopped it."""
+    from rich.console import Console
+    from rich.progress import Progress
+
+    prompts = read_prompts(asked.prompts, _options(asked))
+    params = {prompt.line: _params(prompt.options, f"{asked.prompts}: line {prompt.line}: ") for prompt in prompts}
+    with AnswerFile(asked.out) as answers:
+        undone = answers.undone(prompts)
+        engine = _engine(_load(asked.folder), asked.max_slots)
+        progress = Progress(console=Console(stderr=True))
+        with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped; the same command goes on\n") as stop:
+            task = progress.add_task("prompts", total=len(prompts), completed=len(prompts) - len(undone))
+            for answer in _answers(engine, [(prompt, params[prompt.line]) for prompt in undone], asked.max_slots, stop):
+                answers.write(answer)
+                progress.advance(task)
+    return 0 if stop.signal is None else EXIT_SIGNAL + stop.signal
+
+
+def _answers(
+    engine: Engine, asked: Sequence[tuple[Prompt, SamplingParams]], max_running: int, stop: StopRequest
+) -> Iterator[dict[str, Any]]:
+    """Yield the answer to each prompt when it is finished, until a signal says stop."""
+    from gflownet.rhn.requests import Request, TokenEvent
+
+    waiting = iter(asked)
+    running: dict[int, tuple[Prompt, list[Sampled]]] = {}
+    while stop.signal is None:
+        for prompt, params in islice(waiting, max_running - len(running)):
+            running[engine.submit(Request(encode(prompt.text), params))] = prompt, []
+        if not running:
+            return
+        for event in engine.step():
+            if isinstance(event, TokenEvent):
+                running[event.request_id][1].append(event.sampled)
+            else:
+                prompt, sampled = running.pop(event.request_id)
+                yield _record(prompt, sampled, event)
+
+
+def _record(prompt: Prompt, sampled: Sequence[Sampled], end: FinishEvent) -> dict[str, Any]:
+    """Return the line of an answer."""
+    text = decode(one.token for one in sampled)
+    record = {**prompt.record(), "text": text, "finish_reason": end.finish_reason, "num_tokens": end.num_tokens}
+    if end.error:
+        record["error"] = end.error
+    if prompt.options["logprobs"] is not None:
+        record["logprobs"] = [
+            {"token": one.token, "logprob": one.log_probability, "likeliest": one.likeliest} for one in sampled
+        ]
+    return record
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,212 @@
+"""python -m gflownet.generate as a person runs it: at a terminal, with files, stopped, killed and run again."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gflownet.generate import main
+from gflownet.rhn.bytes_text import decode, encode
+from gflownet.rhn.checkpoint import load_decoder, save_language_model
+from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.generation import generate_batch
+from gflownet.rhn.sampling import SamplingParams
+from tests.rhn.random_networks import random_network
+
+CONFIG = RHNConfig(hidden_size=8, intermediate_size=12, depth=2, rank=2)
+NEVER_ENDS = 10**8  # tokens
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("models") / "model"
+    save_language_model(path, random_network(CONFIG, 0))
+    return path
+
+
+@pytest.fixture
+def started(checkout: Path) -> Callable[..., subprocess.Popen[str]]:
+    def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+        command = [sys.executable, "-m", "gflownet.generate", *map(str, arguments)]
+        return subprocess.Popen(command, cwd=checkout, text=True, **options)
+
+    return start
+
+
+def lines_of(path: Path) -> list[dict[str, Any]]:
+    return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda answer: answer["line"])
+
+
+def test_a_file_of_prompts_is_answered_as_offline(folder: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    asked = [
+        {"prompt": "def f(", "temperature": 0},
+        {"prompt": "é", "seed": 99, "max_tokens": 30, "logprobs": 2},
+        {"prompt": "class A", "stop": ["a", "b", "\n"], "top_k": 9},
+        {"prompt": "x" * 50, "stop": "e", "repetition_penalty": 1.5, "top_p": 0.8, "min_p": 0.01},
+    ]
+    prompts.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    options = ["--max-tokens", "20", "--temperature", "0.9", "--seed", "7", "--max-slots", "3"]
+    assert main([str(folder), "--prompts", str(prompts), "--out", str(out), *options]) == 0
+    answers = lines_of(out)
+    params = [
+        SamplingParams(temperature=0, seed=8, max_tokens=20),
+        SamplingParams(temperature=0.9, seed=99, max_tokens=30, logprobs=2),
+        SamplingParams(temperature=0.9, seed=10, max_tokens=20, stop=("a", "b", "\n"), top_k=9),
+        SamplingParams(
+            temperature=0.9, seed=11, max_tokens=20, stop=("e",), repetition_penalty=1.5, top_p=0.8, min_p=0.01
+        ),
+    ]
+    expected = generate_batch(load_decoder(folder), [encode(one["prompt"]) for one in asked], params, max_slots=3)
+    assert [answer["text"] for answer in answers] == [decode(one.tokens) for one in expected]
+    assert [answer["finish_reason"] for answer in answers] == [one.finish_reason for one in expected]
+    assert [answer["num_tokens"] for answer in answers] == [len(one.tokens) for one in expected]
+    assert "logprobs" not in answers[0]
+    told = [
+        (one["token"], one["logprob"], [tuple(pair) for pair in one["likeliest"]]) for one in answers[1]["logprobs"]
+    ]
+    assert told == [(one.token, one.log_probability, list(one.likeliest)) for one in expected[1].sampled]
+
+
+def test_a_second_run_asks_only_what_has_no_answer(folder: Path, tmp_path: Path) -> None:
+    prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
+    prompts.write_text("".join(f"prompt {number}\n" for number in range(9)))
+    command = [str(folder), "--prompts", str(prompts), "--out", str(out), "--max-tokens", "8"]
+    assert main(command) == 0
+    whole = lines_of(out)
+    kept = out.read_text().splitlines(keepends=True)[:4]
+    out.write_text("".join(kept) + '{"line": 5, "prom')
+    assert main(command) == 0
+    assert out.read_text().startswith("".join(kept))
+    assert lines_of(out) == whole
+    before = out.read_bytes()
+    assert main(command) == 0
+    assert out.read_bytes() == before
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+def test_a_run_that_is_stopped_goes_on(
+    number: signal.Signals, status: int, folder: Path, tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    asked: list[dict[str, Any]] = [{"prompt": f"prompt {number}", "max_tokens": 5} for number in range(6)]
+    asked[3]["max_tokens"] = NEVER_ENDS
+    prompts.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    with started(folder, "--prompts", prompts, "--out", out, stderr=subprocess.PIPE) as process:
+        while not (out.exists() and len(out.read_bytes().splitlines()) == 5):
+            assert process.poll() is None
+        process.send_signal(number)
+        _, errors = process.communicate()
+    assert process.returncode == status
+    assert "Traceback" not in errors
+    assert ("stopped; the same command goes on" in errors) == (status > 0)
+    done = out.read_text()
+    asked[3]["max_tokens"] = 5
+    prompts.write_text("".join(json.dumps(one) + "\n" for one in asked))
+    assert main([str(folder), "--prompts", str(prompts), "--out", str(out)]) == 0
+    assert out.read_text().startswith(done)
+    assert [answer["line"] for answer in lines_of(out)] == [1, 2, 3, 4, 5, 6]
+
+
+def test_prompts_from_a_pipe_are_answered_line_by_line(
+    folder: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(folder, "--max-tokens", 12, "--seed", 4, **pipes) as process:
+        said, errors = process.communicate("def f(\n\nclass A\n")
+    params = [SamplingParams(max_tokens=12, seed=seed) for seed in (5, 6)]
+    prompts = [encode("def f("), encode("class A")]
+    expected = [
+        generate_batch(load_decoder(folder), [p], [q], max_slots=1)[0] for p, q in zip(prompts, params, strict=True)
+    ]
+    assert (process.returncode, errors) == (0, "")
+    assert said == "".join(decode(one.tokens) + "\n" for one in expected)
+
+
+def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(
+    folder: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    mine, theirs = pty.openpty()
+    everything, unread = b"", b""
+
+    def read_until(text: bytes) -> None:
+        nonlocal everything, unread
+        while text not in unread:
+            more = os.read(mine, 1000)
+            everything, unread = everything + more, unread + more
+        unread = unread.partition(text)[2]
+
+    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    with started(folder, "--max-tokens", NEVER_ENDS, env={**os.environ, "TERM": "dumb"}, **ends) as process:
+        os.close(theirs)
+        read_until(b"> ")
+        os.write(mine, b"def f(\n")
+        read_until(b"def f(\r\n")
+        read_until(rb"\x1b")  # it has begun, and what a terminal would obey is spelled out
+        process.send_signal(signal.SIGINT)
+        read_until(b"> ")
+        process.send_signal(signal.SIGINT)  # at the prompt: a new one
+        read_until(b"> ")
+        os.write(mine, b"\x04")
+        assert process.wait() == 0
+    os.close(mine)
+    assert b"\x1b" not in everything
+
+
+REFUSED = (
+    ([], "the following arguments are required: FOLDER"),
+    (["--temp", "1"], "unrecognized arguments: --temp"),
+    (["--max-tokens", "x"], "--max-tokens: invalid int value: 'x'"),
+    (["--prompts", "p.txt"], "expected --prompts and --out together"),
+    (["--logprobs", "1"], "--logprobs: expected together with --prompts"),
+    (["--top-p", "2"], "top_p: expected a number > 0 and <= 1, got 2.0"),
+    (["--stop", ""], "stop: expected "),
+    (["--prompts", "none.txt", "--out", "o"], "--prompts: expected a text file that can be read, got none.txt"),
+)
+
+
+@pytest.mark.parametrize(("options", "message"), REFUSED)
+def test_a_mistake_is_one_line_and_status_2(
+    options: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main([str(folder), *options] if options else []) == 2
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert errors.startswith("error: ")
+    assert message in errors
+    assert errors.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ('{"prompt": "a", "top_p": 2}', "line 1: top_p: expected a number > 0 and <= 1, got 2"),
+        ('{"prompt": "a", "max_tokens": "9"}', "line 1: max_tokens: expected a whole number >= 1, got '9'"),
+        ('{"prompt": "a", "stop": 3}', "line 1: "),
+        ('{"prompt": "a", "stop": [3]}', "line 1: stop: expected "),
+    ],
+)
+def test_a_mistake_in_the_file_is_found_before_the_first_answer(
+    line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text(line + "\n")
+    assert main([str(tmp_path / "none"), "--prompts", str(prompts), "--out", str(tmp_path / "out.jsonl")]) == 2
+    assert message in capsys.readouterr().err
+    assert not (tmp_path / "out.jsonl").exists()
+
+
+def test_a_model_of_other_tokens_than_bytes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2)
+    save_language_model(tmp_path / "model", random_network(config, 0))
+    assert main([str(tmp_path / "model")]) == 2
+    assert "expected a model of 256 bytes, got one of 5 tokens" in capsys.readouterr().err
