@@ -117,6 +117,11 @@ INTERVALS = {
     "env.tensor_graph.new_extents": _AT_LEAST_ONE,
     "env.tensor_graph.max_operations": _AT_LEAST_ONE,
     "env.tensor_graph.max_rank": _AT_LEAST_ONE,
+    "env.recurrent_stack.min_depth": _AT_LEAST_ONE,
+    "env.recurrent_stack.max_depth": Interval(1, 41),
+    "env.recurrent_stack.ranks": _AT_LEAST_ONE,
+    "env.recurrent_stack.ratios": _POSITIVE,
+    "env.recurrent_stack.widths": _AT_LEAST_ONE,
 }
 
 
@@ -142,7 +147,7 @@ def validate(config: Config) -> None:
 
 
 # Numbers that there may be none of.
-_MAY_BE_EMPTY = {"env.tensor_graph.new_extents"}
+_MAY_BE_EMPTY = {"env.tensor_graph.new_extents", "env.recurrent_stack.widths"}
 
 
 def _check_interval(key: str, value: Any, interval: Interval) -> None:

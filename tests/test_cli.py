@@ -14,7 +14,7 @@ from gflownet.cli import MAX_WIDTH, Command, help_text, parse
 from gflownet.config import OPTIONS, config_names, load_config, to_yaml
 from gflownet.errors import UserError
 from tests.benchmark_tables import write_nb201
-from tests.tiny_run import TINY_RUN
+from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 # Runs the command and then says on stderr whether that took torch.
 PROBE = (
@@ -51,7 +51,9 @@ def test_a_mistake_exits_2_with_one_line_and_without_torch(arguments: list[str],
 @pytest.mark.parametrize("name", config_names())
 def test_every_config_runs(name: str, tmp_path: Path) -> None:
     table = [f"task_options.table={write_nb201(tmp_path / 'table.csv')}"] if name == "cells" else []
-    assert train.main(["--config", name, f"log_dir={tmp_path / 'run'}", *TINY_RUN, *table]) == 0
+    assert (
+        train.main(["--config", name, f"log_dir={tmp_path / 'run'}", *TINY_RUN, *TINY_TASKS.get(name, ()), *table]) == 0
+    )
     assert (tmp_path / "run" / "top_architectures.json").exists()
 
 

@@ -17,6 +17,15 @@ TINY_RUN = (
     "replay.use=false",
     "wandb.mode=disabled",
 )
+# What besides makes a run of some configs small.
+TINY_TASKS = {
+    "language": (
+        "task_options.num_steps=2",
+        "task_options.seconds=0.1",
+        "task_options.validation_bytes=64",
+        "task_options.megabytes=1",
+    )
+}
 
 
 def metric_rows(folder: Path) -> list[dict[str, float]]:

@@ -72,6 +72,32 @@ class TensorGraphConfig:
 
 
 @dataclass
+class RecurrentStackConfig:
+    """Stacks of recurrent layers (env.name=recurrent_stack)."""
+
+    cells: list[str] = field(
+        default_factory=lambda: ["rhn", "gru", "lstm"], metadata={"help": "cells a layer may have: rhn, gru and lstm"}
+    )
+    min_depth: int = field(default=1, metadata={"help": "fewest layers"})
+    max_depth: int = field(default=4, metadata={"help": "most layers"})
+    sharing: bool = field(default=True, metadata={"help": "let a layer repeat the one before, with the same weights"})
+    ranks: list[int] = field(default_factory=lambda: [2, 4, 8], metadata={"help": "ranks of adapters of RHN layers"})
+    ratios: list[float] = field(
+        default_factory=lambda: [1.0, 2.0, 4.0], metadata={"help": "feed-forward width of RHN layers over their width"}
+    )
+    projections: list[str] = field(
+        default_factory=lambda: ["gate", "up", "down", "gate+up", "gate+down", "up+down", "gate+up+down"],
+        metadata={"help": "projections that an RHN layer may adapt, + between several"},
+    )
+    betas: list[str] = field(
+        default_factory=lambda: ["on", "off"], metadata={"help": "whether the gate's pre-activation is adapted"}
+    )
+    widths: list[int] = field(
+        default_factory=list, metadata={"help": "widths to choose from; empty: the task sets it by a parameter budget"}
+    )
+
+
+@dataclass
 class EnvConfig:
     """Vocabulary, sizes and limits of the graphs that are built."""
 
@@ -79,7 +105,7 @@ class EnvConfig:
         default="computation_graph",
         metadata={
             "help": "the environment: computation_graph, coloured_graph, labelled_dag, hypergrid, bit_sequence, "
-            "cell_space, tensor_graph, or module:Class of your own"
+            "cell_space, tensor_graph, recurrent_stack, or module:Class of your own"
         },
     )
     activations: list[str] = field(
@@ -106,6 +132,7 @@ class EnvConfig:
     bit_sequence: BitSequenceConfig = field(default_factory=BitSequenceConfig)
     cell_space: CellSpaceConfig = field(default_factory=CellSpaceConfig)
     tensor_graph: TensorGraphConfig = field(default_factory=TensorGraphConfig)
+    recurrent_stack: RecurrentStackConfig = field(default_factory=RecurrentStackConfig)
 
 
 ENVIRONMENTS = {
@@ -116,4 +143,5 @@ ENVIRONMENTS = {
     "bit_sequence": "gflownet.envs.bit_sequence:BitSequenceContext",
     "cell_space": "gflownet.envs.cell_space:CellSpaceContext",
     "tensor_graph": "gflownet.envs.tensor_graph:TensorGraphContext",
+    "recurrent_stack": "gflownet.envs.recurrent_stack:RecurrentStackContext",
 }

@@ -18,6 +18,7 @@ TASKS = {
     "cells": "gflownet.tasks.cells:CellsTask",
     "tensor_program": "gflownet.tasks.tensor_program:TensorProgramTask",
     "tensor_mixing": "gflownet.tasks.tensor_mixing:TensorMixingTask",
+    "language": "gflownet.tasks.language:LanguageTask",
 }
 
 

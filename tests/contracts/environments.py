@@ -6,10 +6,11 @@ from typing import Literal
 from gflownet.envs.bit_sequence import BitSequenceEnv
 from gflownet.envs.cell_space import Cell, CellEnv, make_cell_env
 from gflownet.envs.computation_graph import ComputationGraphEnv
-from gflownet.envs.config import CellSpaceConfig, EnvConfig
+from gflownet.envs.config import CellSpaceConfig, EnvConfig, RecurrentStackConfig
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
@@ -42,6 +43,11 @@ def tensor_graphs(**changes) -> TensorGraphEnv:
         "max_rank": 2,
     }
     return TensorGraphEnv(**{**options, **changes})
+
+
+def recurrent_stacks(**changes) -> RecurrentStackEnv:
+    options = {"ranks": [2, 4], "ratios": [2.0], "projections": ["up", "gate+down"], "max_depth": 2}
+    return RecurrentStackEnv(RecurrentStackConfig(**{**options, **changes}))
 
 
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
@@ -88,6 +94,8 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "bit_sequence": lambda: BitSequenceEnv(6, 2),
     "cells": lambda: CellEnv(Cell(("a", "b", "c", "d"), ("none", "skip", "conv"))),
     "cells_nb101": lambda: cells("nb101", max_vertices=4),
+    "recurrent_stack": recurrent_stacks,
+    "recurrent_stack_of_gru": lambda: recurrent_stacks(cells=["gru"], min_depth=2, max_depth=3, widths=[8, 16]),
     "tensor_graph": lambda: tensor_graphs(inputs={"a": (2, 2), "b": (2, 3)}),
     "tensor_graph_new_indices": lambda: tensor_graphs(
         inputs={"a": (2,)}, operations=("transform", "*", "-"), functions=(), new_extents=(2, 3), max_operations=2

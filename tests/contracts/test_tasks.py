@@ -16,6 +16,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.plugins import load_class
 from tests.benchmark_tables import write_nb201
+from tests.tiny_run import TINY_TASKS
 
 
 @pytest.fixture(scope="module", params=TASKS)
@@ -23,6 +24,7 @@ def task(request, tmp_path_factory) -> GFNTask:
     given = ["evaluation.num_epochs=1"]
     if request.param == "cells":
         given.append(f"task_options.table={write_nb201(tmp_path_factory.mktemp('cells') / 'table.csv')}")
+    given += TINY_TASKS.get(request.param, ())
     config = load_config(request.param, given)
     return load_task_class(request.param)(with_task_options(config, load_task_class(request.param).Config))
 

@@ -15,15 +15,17 @@ from gflownet.envs.config import (
     ColouredGraphConfig,
     HypergridConfig,
     LabelledDAGConfig,
+    RecurrentStackConfig,
     TensorGraphConfig,
 )
 from tasks.bit_sequences import BitSequencesConfig
 from tasks.cells import CellsConfig
 from tasks.hypergrid import HypergridRewardConfig
+from tasks.language import LanguageConfig
 from tasks.structure_learning import StructureLearningConfig
 from tasks.tensor_mixing import TensorMixingConfig
 from tasks.tensor_program import TensorProgramConfig
-from tests.tiny_run import TINY_RUN
+from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "environments").glob("*.md"))
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -42,7 +44,11 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
             tables = [word.partition("=")[2] for word in words if word.startswith("task_options.table=")]
             if not all(Path(table).is_file() for table in tables):
                 pytest.skip(f"expected {tables[0]}, got no file")  # data that are no part of the checkout
-            assert train.main([*words[3:], *TINY_RUN, f"log_dir={tmp_path / f'{number}_{row}'}"]) == 0
+            short = [
+                *TINY_RUN,
+                *(option for task in TINY_TASKS if f"task={task}" in words for option in TINY_TASKS[task]),
+            ]
+            assert train.main([*words[3:], *short, f"log_dir={tmp_path / f'{number}_{row}'}"]) == 0
 
 
 @pytest.mark.parametrize(
@@ -54,6 +60,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("bit_sequence", (BitSequenceConfig, BitSequencesConfig)),
         ("cell_space", (CellSpaceConfig, CellsConfig)),
         ("tensor_graph", (TensorGraphConfig, TensorProgramConfig, TensorMixingConfig)),
+        ("recurrent_stack", (RecurrentStackConfig, LanguageConfig)),
     ],
 )
 def test_options_are_listed_with_their_defaults(name, options, checkout):
@@ -61,7 +68,7 @@ def test_options_are_listed_with_their_defaults(name, options, checkout):
     for config in options:
         for field in fields(config):
             default = getattr(config(), field.name)
-            shown = f"`[{', '.join(default)}]`" if isinstance(default, list) else str(default) or "none"
+            shown = f"`[{', '.join(map(str, default))}]`" if isinstance(default, list) else str(default) or "none"
             assert re.search(rf"^\| `([\w.]+\.)?{field.name}` \| {re.escape(shown)} \|", text, re.MULTILINE), field.name
 
 

@@ -10,13 +10,14 @@ from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.labelled_dag import LabelledDAGOracle
-from tests.oracles.slots import BitSequenceOracle, CellsOracle, HypergridOracle
+from tests.oracles.slots import BitSequenceOracle, CellsOracle, HypergridOracle, RecurrentStackOracle
 from tests.oracles.tensor_graph import TensorGraphOracle
 
 
@@ -43,6 +44,8 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
             max_nodes=env.vocabulary.max_nodes,
             functions=node_attributes.get("function", ()),
         )
+    if isinstance(env, RecurrentStackEnv):
+        return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=env.choices, min_depth=env.min_depth)
     for kind, slots in ((HypergridEnv, HypergridOracle), (BitSequenceEnv, BitSequenceOracle), (CellEnv, CellsOracle)):
         if isinstance(env, kind):
             return slots(env.vocabulary.node_types, env.vocabulary.node_attributes[0].name, env.values)

@@ -1,0 +1,209 @@
+"""Stacks of recurrent layers, written layer by layer: cells, and what of them there is to choose.
+
+A choice is asked for only where it changes the architecture, so that no two finished stacks are the same one: adapters
+of RHN layers alone, sizes that all RHN layers share only where there is one.
+
+Letters: B states, N places, D layers at most.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from gflownet.envs.config import EnvConfig, RecurrentStackConfig
+from gflownet.envs.slots import SlotEnv
+from gflownet.graphs.assignment import Assignment
+from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.environment import Rule, Rules
+from gflownet.mdp.states import UNSET, Attribute, GraphStates
+
+RHN, REPEAT = "rhn", "repeat"
+CELLS = (RHN, "gru", "lstm")
+PROJECTIONS = ("gate", "up", "down")  # of a feed-forward network; several are written with + between
+BETAS = ("on", "off")
+NOTHING = "none"  # what an object shows of a place that its architecture does not have
+WIDTH, RANK, RATIO = "width", "rank", "ratio"
+
+
+@dataclass(frozen=True)
+class ChosenLayer:
+    """One layer of a finished stack."""
+
+    cell: str  # of CELLS, or REPEAT: the layer before once more, with the same weights
+    projections: tuple[str, ...] = ()  # adapted ones; of RHN layers alone, like `beta`
+    beta: bool = False
+
+
+@dataclass(frozen=True)
+class ChosenStack:
+    """A finished stack, read: sizes are None where there was nothing to choose."""
+
+    layers: tuple[ChosenLayer, ...]
+    width: int | None
+    rank: int | None  # of all RHN layers
+    ratio: float | None  # of all RHN layers, feed-forward width to width
+
+
+class RecurrentStackEnv(SlotEnv):
+    """Stacks of `min_depth` to `max_depth` layers; a layer is put on when all that the one before needs is chosen.
+
+    Raises:
+        ValueError: an option names nothing that a stack could be made of.
+    """
+
+    def __init__(self, config: RecurrentStackConfig) -> None:
+        check_choices(config)
+        self.min_depth = config.min_depth
+        self.choices = choices_of(config)
+        values = tuple(dict.fromkeys(value for options in self.choices.values() for value in options))
+        super().__init__(tuple(self.choices), Attribute("choice", values))
+        self._allowed = torch.tensor([[value in options for value in values] for options in self.choices.values()])
+
+    def shown(self, position: int) -> str:
+        """Return the value at a position, `NOTHING` of a place that is empty."""
+        return NOTHING if position == UNSET else str(self.values[position])
+
+    def position(self, value: int | str) -> int:
+        """Return where a shown value stands in the vocabulary, or that the place is empty."""
+        return UNSET if value == NOTHING else super().position(value)
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        """Return when a choice may be made: of what the last layer lacks, and of the next cell when it is whole."""
+        filled, needed, depth = self._filled(states), self._needed(states), self._depth(states)
+        missing = needed & ~filled
+        is_missing = missing.any(1, keepdim=True)
+        is_next = missing | self._is_cell & (self._layer == depth) & ~is_missing
+        return {
+            Kind.Stop: [
+                Rule("a choice is missing", ~is_missing[:, :, None]),
+                Rule(f"a stack has at least {self.min_depth} layers", (depth >= self.min_depth)[:, :, None]),
+                Rule("a choice was made that this stack does not have", (filled == needed).all(1)[:, None, None]),
+                Rule("a place has a value of another one", self._has_own_values(states)),
+            ],
+            Kind.SetNodeAttr: [
+                Rule("the place is taken", ~filled[:, :, None]),
+                Rule("the place is not next, or none of this stack", is_next[:, :, None]),
+                Rule("the value is of another place", self._allowed[None]),
+            ],
+        }
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        """Return when a choice may be taken back: while its layer is the last, and the cell after all others of it."""
+        filled, is_rhn, last = self._filled(states), self._is_rhn(states), self._depth(states) - 1
+        # Sizes of all RHN layers are chosen with the first of them, the width before any layer.
+        first_rhn = is_rhn.int().argmax(1, keepdim=True)
+        is_of_last = torch.where(self._is_of_rhn, first_rhn, self._layer) == last
+        is_bare = ~(is_of_last & filled & ~self._is_cell).any(1, keepdim=True)
+        return {
+            Kind.RemoveNodeAttr: [
+                Rule("the place is empty", filled[:, :, None]),
+                Rule("what was chosen last is taken back first", (is_of_last & (is_bare | ~self._is_cell))[:, :, None]),
+            ]
+        }
+
+    def _filled(self, states: GraphStates) -> Tensor:
+        """Return which places have a value, [B, N] bool."""
+        return states.node_attr[:, :, 0] != UNSET
+
+    def _depth(self, states: GraphStates) -> Tensor:
+        """Return how many layers there are, [B, 1]."""
+        return (self._filled(states) & self._is_cell).sum(1, keepdim=True)
+
+    def _is_rhn(self, states: GraphStates) -> Tensor:
+        """Return which layers are RHN layers, [B, D] bool."""
+        rhn = self.values.index(RHN) if RHN in self.values else len(self.values)
+        return states.node_attr[:, self._is_cell, 0] == rhn
+
+    def _needed(self, states: GraphStates) -> Tensor:
+        """Return which places a stack of these cells has, [B, N] bool."""
+        is_rhn = self._is_rhn(states)
+        whole = torch.where(self._is_of_rhn, is_rhn.any(1, keepdim=True), True)
+        of_layer = torch.where(self._is_cell, self._layer < self._depth(states), is_rhn[:, self._layer.clamp(min=0)])
+        return torch.where(self._layer < 0, whole, of_layer)
+
+    def _has_own_values(self, states: GraphStates) -> Tensor:
+        """Return whether every place that has a value has one of its own, [B, 1, 1] bool."""
+        chosen = states.node_attr[:, :, 0].long().clamp(min=0)
+        own = self._allowed.expand(len(states), -1, -1).gather(2, chosen[:, :, None])
+        return (own | ~self._filled(states)[:, :, None]).all(1, keepdim=True)
+
+    @cached_property
+    def _layer(self) -> Tensor:
+        """Return the layer of every place, from 0; -1 where it is one of the whole stack, [N]."""
+        names = self.vocabulary.node_types
+        return torch.tensor([int(name.rstrip("]").partition("[")[2] or 0) - 1 for name in names])
+
+    @cached_property
+    def _is_cell(self) -> Tensor:
+        """Return which places say what cell a layer has, [N] bool."""
+        return torch.tensor([name.startswith("cell") for name in self.vocabulary.node_types])
+
+    @cached_property
+    def _is_of_rhn(self) -> Tensor:
+        """Return which places are sizes of all RHN layers, [N] bool."""
+        return torch.tensor([name in (RANK, RATIO) for name in self.vocabulary.node_types])
+
+
+def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:
+    """Return the places and what each may hold."""
+    choices = {WIDTH: tuple(map(str, config.widths))} if config.widths else {}
+    has_rhn = RHN in config.cells
+    if has_rhn:
+        choices |= {RANK: tuple(map(str, config.ranks)), RATIO: tuple(f"{ratio:g}" for ratio in config.ratios)}
+    for layer in range(1, config.max_depth + 1):
+        repeats = (REPEAT,) if config.sharing and layer > 1 else ()
+        choices[f"cell[{layer}]"] = (*config.cells, *repeats)
+        if has_rhn:
+            choices[f"projections[{layer}]"] = tuple(config.projections)
+            choices[f"beta[{layer}]"] = tuple(config.betas)
+    return choices
+
+
+def check_choices(config: RecurrentStackConfig) -> None:
+    """Raise ValueError naming the first option that names nothing a stack could be made of."""
+    every = ["+".join(p for p, bit in zip(PROJECTIONS, (4, 2, 1), strict=True) if m & bit) for m in range(1, 8)]
+    for name, known in (("cells", CELLS), ("projections", every), ("betas", BETAS)):
+        values = list(getattr(config, name))
+        if not values or len(set(values)) < len(values) or not set(values) <= set(known):
+            raise ValueError(f"env.recurrent_stack.{name}: expected different ones of {', '.join(known)}, got {values}")
+    for name in ("ranks", "ratios", "widths"):
+        values = [f"{value:g}" for value in getattr(config, name)]
+        if len(set(values)) < len(values) or not (values or name == "widths"):
+            raise ValueError(f"env.recurrent_stack.{name}: expected different numbers, got {values}")
+    if not 1 <= config.min_depth <= config.max_depth:
+        raise ValueError(
+            f"env.recurrent_stack.min_depth: expected 1 to max_depth={config.max_depth}, got {config.min_depth}"
+        )
+
+
+def read_stack(stack: Assignment) -> ChosenStack:
+    """Return a finished stack as numbers and names."""
+    chosen = {name: str(value) for name, value in zip(stack.names, stack.values, strict=True) if value != NOTHING}
+    layers = []
+    while (cell := chosen.get(f"cell[{len(layers) + 1}]")) is not None:
+        place = f"[{len(layers) + 1}]"
+        projections = tuple(chosen["projections" + place].split("+")) if cell == RHN else ()
+        layers.append(ChosenLayer(cell, projections, beta=chosen.get("beta" + place) == "on"))
+    return ChosenStack(
+        tuple(layers),
+        width=int(chosen[WIDTH]) if WIDTH in chosen else None,
+        rank=int(chosen[RANK]) if RANK in chosen else None,
+        ratio=float(chosen[RATIO]) if RATIO in chosen else None,
+    )
+
+
+class RecurrentStackContext(GraphBuildingEnvContext):
+    """The context of stacks; the environment comes from the options under `env.recurrent_stack`."""
+
+    @classmethod
+    def from_config(
+        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
+    ) -> RecurrentStackContext:
+        """Return the context of the stacks that the options describe; the task's sizes play no part."""
+        return cls(RecurrentStackEnv(config.recurrent_stack), num_cond_dim=num_cond_dim)

@@ -1,0 +1,136 @@
+"""Training small language models on bytes for a number of steps or of CPU seconds, and their bits per byte.
+
+R is the number of rows of a batch, T of bytes in a row.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+UNIFORM_BITS = 8.0  # per byte, of a model that knows nothing: what a diverged one is counted as
+# Nothing that learns is as far off as a thousand nats per byte.
+_DIVERGED_LOSS = 1_000.0
+_WARM_UP = 0.1  # share of the training in which the learning rate rises
+_LAST_RATE = 0.1  # of the largest learning rate
+_MAX_GRADIENT_NORM = 1.0
+_ROWS = 64  # of one forward pass when a model is scored
+
+
+class LanguageDivergedError(RuntimeError):
+    """The training loss left the numbers from which a model could recover."""
+
+
+@dataclass(frozen=True)
+class LanguageTraining:
+    """How a model is trained: Adam, a rate that rises and falls, sequences from random places."""
+
+    num_steps: int = 300
+    seconds: float | None = None  # of CPU; given, they end the training in place of the number of steps
+    rows: int = 16
+    sequence_length: int = 64
+    learning_rate: float = 0.005  # the largest
+
+    def rate(self, done: float) -> float:
+        """Return the learning rate when a share of the training is done (Loshchilov and Hutter 2017, equation 5)."""
+        falling = (min(done, 1.0) - _WARM_UP) / (1 - _WARM_UP)
+        low = self.learning_rate * _LAST_RATE
+        cosine = low + (self.learning_rate - low) * (1 + math.cos(math.pi * falling)) / 2
+        return self.learning_rate * (done + 0.01) / (_WARM_UP + 0.01) if done < _WARM_UP else cosine
+
+
+@dataclass(frozen=True)
+class Progress:
+    """A step that was taken."""
+
+    step: int  # from 1
+    loss: float  # nats per byte of its batch, before the step
+    seconds: float  # CPU seconds of all steps so far; what the caller does in between is not counted
+
+
+def training_steps(
+    model: nn.Module, text: Tensor, *, options: LanguageTraining, generator: torch.Generator
+) -> Iterator[Progress]:
+    """Train a model in place, step by step.
+
+    Args:
+        model: tokens [R, T] -> logits [R, T, 256] first of what it returns.
+        text: [N] uint8, longer than a sequence.
+        options: how.
+        generator: draws the places.
+
+    Raises:
+        LanguageDivergedError: a loss is not finite or absurdly large.
+    """
+    optimiser = torch.optim.Adam(model.parameters(), lr=options.learning_rate, fused=True)
+    model.train()
+    step, seconds, done = 0, 0.0, 0.0
+    while done < 1:
+        start = time.process_time()
+        for group in optimiser.param_groups:
+            group["lr"] = options.rate(done)
+        loss = _step(model, _random_rows(text, options, generator), optimiser)
+        step, seconds = step + 1, seconds + time.process_time() - start
+        if not loss <= _DIVERGED_LOSS:
+            raise LanguageDivergedError(f"step {step}: expected a loss <= {_DIVERGED_LOSS:g}, got {loss:g}")
+        yield Progress(step, loss, seconds)
+        done = step / options.num_steps if options.seconds is None else seconds / options.seconds
+
+
+def train_language_model(
+    model: nn.Module, text: Tensor, *, options: LanguageTraining, generator: torch.Generator
+) -> Progress:
+    """Train a model in place to the end and return the last step. Raises as `training_steps`."""
+    *_, last = training_steps(model, text, options=options, generator=generator)
+    return last
+
+
+@torch.no_grad()
+def bits_per_byte(model: nn.Module, text: Tensor, *, sequence_length: int, num_bytes: int) -> float:
+    """Return the mean bits for a byte given those before it in its sequence, over evenly spaced sequences.
+
+    Args:
+        model: as for `training_steps`.
+        text: [N] uint8.
+        sequence_length: bytes predicted of a sequence.
+        num_bytes: predicted altogether, rounded up to whole sequences, and no more than the text has.
+    """
+    model.eval()
+    num = max(1, min(math.ceil(num_bytes / sequence_length), (len(text) - 1) // sequence_length))
+    starts = torch.linspace(0, len(text) - sequence_length - 1, num, dtype=torch.float64).long()
+    total = 0.0
+    for part in starts.split(_ROWS):
+        rows = _rows(text, part, sequence_length)
+        total += float(_cross_entropy(model, rows, reduction="sum").double())
+    return total / (num * sequence_length * math.log(2))
+
+
+def _step(model: nn.Module, rows: Tensor, optimiser: torch.optim.Optimizer) -> float:
+    optimiser.zero_grad()
+    loss = _cross_entropy(model, rows, reduction="mean")
+    loss.backward()
+    nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRADIENT_NORM)
+    optimiser.step()
+    return float(loss.detach())
+
+
+def _cross_entropy(model: nn.Module, rows: Tensor, *, reduction: str) -> Tensor:
+    """Return the cross-entropy of every byte but the first of rows [R, T + 1]."""
+    logits = model(rows[:, :-1])[0]
+    return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction=reduction)
+
+
+def _random_rows(text: Tensor, options: LanguageTraining, generator: torch.Generator) -> Tensor:
+    starts = torch.randint(len(text) - options.sequence_length, (options.rows,), generator=generator)
+    return _rows(text, starts, options.sequence_length)
+
+
+def _rows(text: Tensor, starts: Tensor, length: int) -> Tensor:
+    """Return [R, length + 1] int64."""
+    return text[starts[:, None] + torch.arange(length + 1)].long()

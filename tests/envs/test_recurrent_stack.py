@@ -1,0 +1,125 @@
+"""Stacks of recurrent layers: how many there are, what they say, and which options make none."""
+
+import pytest
+
+from gflownet.envs.config import EnvConfig, RecurrentStackConfig
+from gflownet.envs.recurrent_stack import (
+    ChosenLayer,
+    RecurrentStackContext,
+    RecurrentStackEnv,
+    choices_of,
+    read_stack,
+)
+from gflownet.graphs.assignment import Assignment
+from gflownet.mdp.action import GraphAction
+from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.metrics.exact import (
+    analytic_log_prob,
+    enumerate_states,
+    l1_distance,
+    target_distribution,
+    terminating_distribution,
+)
+from tests.contracts.environments import recurrent_stacks
+
+
+def num_stacks(config: RecurrentStackConfig) -> int:
+    """Return how many architectures there are, by the rule of product."""
+    of_rhn = len(config.projections) * len(config.betas) if "rhn" in config.cells else 0
+    others, sizes = len(set(config.cells) - {"rhn"}), len(config.ranks) * len(config.ratios)
+    total = 0
+    for depth in range(config.min_depth, config.max_depth + 1):
+        shared = int(config.sharing)
+        every = (of_rhn + others) * (of_rhn + others + shared) ** (depth - 1)
+        without = others * (others + shared) ** (depth - 1)
+        total += without + (every - without) * sizes
+    return total * max(1, len(config.widths))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {},
+        {"sharing": False, "ratios": [1.0, 2.0]},
+        {"cells": ["rhn"], "max_depth": 3, "betas": ["on"], "ranks": [4]},
+        {"cells": ["lstm", "gru"], "max_depth": 4, "min_depth": 2, "widths": [8, 16, 32]},
+    ],
+)
+def test_every_architecture_is_reached_once(changes: dict) -> None:
+    env = recurrent_stacks(**changes)
+    graph = enumerate_states(env)
+    stacks = [read_stack(env.terminal(graph.states, index)) for index in graph.terminal.tolist()]
+    options = {"ranks": [2, 4], "ratios": [2.0], "projections": ["up", "gate+down"], "max_depth": 2}
+    assert len(set(stacks)) == len(stacks) == num_stacks(RecurrentStackConfig(**{**options, **changes}))
+
+
+def test_analytic_flows_sample_in_proportion_to_the_reward() -> None:
+    graph = enumerate_states(recurrent_stacks())
+    log_reward = graph.states.node_attr.flatten(1).double().sin().sum(1)
+    log_prob, _ = analytic_log_prob(graph, log_reward)
+    sampled = terminating_distribution(graph, log_prob)
+    assert l1_distance(sampled, target_distribution(graph, log_reward)) < 1e-9
+
+
+def test_a_stack_says_what_was_chosen_and_nothing_else() -> None:
+    env = RecurrentStackEnv(RecurrentStackConfig(max_depth=3, widths=[8]))
+    names = env.vocabulary.node_types
+    chosen = {"width": "8", "cell[1]": "rhn", "projections[1]": "gate+down", "beta[1]": "off", "rank": "4"}
+    chosen |= {"ratio": "2", "cell[2]": "repeat", "cell[3]": "lstm"}
+    stack = Assignment(names, tuple(chosen.get(name, "none") for name in names))
+    assert env.terminal(env.states_of([stack]), 0) == stack
+    read = read_stack(stack)
+    assert read.layers == (ChosenLayer("rhn", ("gate", "down")), ChosenLayer("repeat"), ChosenLayer("lstm"))
+    assert (read.width, read.rank, read.ratio) == (8, 4, 2.0)
+
+
+@pytest.mark.parametrize(
+    ("chosen", "message"),
+    [
+        ({"cell[1]": "gru", "rank": "2"}, "a choice was made that this stack does not have"),
+        ({"cell[1]": "rhn", "rank": "2", "ratio": "2", "beta[1]": "on"}, "a choice is missing"),
+        ({"cell[2]": "gru"}, "a choice is missing"),
+        ({"cell[1]": "4"}, "a place has a value of another one"),
+        ({}, "a stack has at least 1 layers"),
+        ({"cell[1]": "rnn"}, r"expected a value out of .*got 'rnn'"),
+    ],
+)
+def test_an_object_that_is_no_stack_is_refused(chosen: dict, message: str) -> None:
+    env = recurrent_stacks()
+    names = env.vocabulary.node_types
+    with pytest.raises(ValueError, match=f"graph 0: .*{message}"):
+        env.states_of([Assignment(names, tuple(chosen.get(name, "none") for name in names))])
+
+
+def test_a_layer_is_whole_before_the_next_is_put_on() -> None:
+    env = recurrent_stacks()
+    first, second = (env.vocabulary.node_types.index(name) for name in ("cell[1]", "cell[2]"))
+    states = env.step(
+        env.initial_states(1), env.encode_batch([GraphAction(Kind.SetNodeAttr, first, attribute="choice", value="rhn")])
+    )
+    with pytest.raises(ValueError, match="the place is not next"):
+        env.step(states, env.encode_batch([GraphAction(Kind.SetNodeAttr, second, attribute="choice", value="gru")]))
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ({"cells": []}, r"env.recurrent_stack.cells: expected different ones of rhn, gru, lstm, got \[\]"),
+        ({"cells": ["rnn"]}, r"env.recurrent_stack.cells: .*got \['rnn'\]"),
+        ({"projections": ["up+gate"]}, r"env.recurrent_stack.projections: expected different ones of .*gate\+up"),
+        ({"betas": ["on", "on"]}, r"env.recurrent_stack.betas: expected different ones of on, off"),
+        ({"ranks": []}, r"env.recurrent_stack.ranks: expected different numbers, got \[\]"),
+        ({"widths": [8, 8]}, r"env.recurrent_stack.widths: expected different numbers, got \['8', '8'\]"),
+        ({"min_depth": 5}, "env.recurrent_stack.min_depth: expected 1 to max_depth=4, got 5"),
+    ],
+)
+def test_options_that_make_no_stack_are_refused(option: dict, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        RecurrentStackEnv(RecurrentStackConfig(**option))
+
+
+def test_the_context_builds_what_the_options_describe() -> None:
+    config = EnvConfig(recurrent_stack=RecurrentStackConfig(max_depth=2, cells=["gru", "rhn"]))
+    context = RecurrentStackContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=3)
+    assert context.env.vocabulary.node_types == tuple(choices_of(config.recurrent_stack))
+    assert context.num_cond_dim == 3

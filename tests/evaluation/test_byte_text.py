@@ -1,0 +1,69 @@
+"""Text as bytes: split by file, the same every time, cut to size, and refused where there is none."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor
+
+from gflownet.evaluation.byte_text import ByteText, read_bytes
+
+
+def parts(text: ByteText) -> tuple[Tensor, Tensor, Tensor]:
+    return text.train, text.validation, text.test
+
+
+def write_files(folder: Path, num: int) -> None:
+    """Write files whose every byte tells which file it is from."""
+    for number in range(num):
+        path = folder / f"{number % 7}" / f"file{number}.txt"
+        path.parent.mkdir(exist_ok=True, parents=True)
+        path.write_bytes(bytes([32 + number]) * 100)
+
+
+def test_no_file_is_in_two_parts_and_all_are_in_one(tmp_path: Path) -> None:
+    write_files(tmp_path, 90)
+    (tmp_path / ".hidden").write_bytes(b"h" * 100)
+    (tmp_path / "image").write_bytes(b"\xff\xfe" * 50)
+    files = [set(part.tolist()) for part in parts(read_bytes(str(tmp_path), megabytes=1, split_seed=0))]
+    assert [len(a & b) for a, b in ((files[0], files[1]), (files[0], files[2]), (files[1], files[2]))] == [0, 0, 0]
+    assert set.union(*files) == set(range(32, 122))
+    assert 60 <= len(files[0]) <= 82
+
+
+def test_the_split_depends_on_names_and_seed_alone(tmp_path: Path) -> None:
+    for name in ("a", "b"):
+        write_files(tmp_path / name, 60)
+    first, again = (read_bytes(str(tmp_path / name), megabytes=1, split_seed=0) for name in ("a", "b"))
+    other = read_bytes(str(tmp_path / "a"), megabytes=1, split_seed=1)
+    assert all(torch.equal(one, two) for one, two in zip(parts(first), parts(again), strict=True))
+    assert not torch.equal(first.test, other.test)
+
+
+def test_parts_are_cut_to_their_shares(tmp_path: Path) -> None:
+    write_files(tmp_path, 90)
+    assert [len(part) for part in parts(read_bytes(str(tmp_path), megabytes=0.001, split_seed=0))] == [800, 100, 99]
+
+
+def test_one_file_is_cut_in_three(tmp_path: Path) -> None:
+    path = tmp_path / "text"
+    path.write_bytes(bytes(range(100)))
+    text = read_bytes(str(path), megabytes=1, split_seed=0)
+    assert torch.cat(parts(text)).tolist() == list(range(100))
+    assert [len(part) for part in parts(text)] == [80, 10, 10]
+
+
+def test_the_standard_library_is_python_without_its_tests() -> None:
+    text = read_bytes("", megabytes=0.5, split_seed=0)
+    assert [len(part) for part in parts(text)] == [400_000, 50_000, 49_999]
+    train = bytes(text.train.tolist())
+    assert train.count(b"\ndef ") + train.count(b"\n    def ") > 300
+    assert read_bytes("", megabytes=0.5, split_seed=0) is text
+
+
+def test_a_source_that_is_none_is_named(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"task_options\.text: expected the path of a file or a folder, got 'nowhere'"):
+        read_bytes("nowhere", megabytes=1, split_seed=0, key="task_options.text")
+    (tmp_path / "one").write_bytes(b"text")
+    with pytest.raises(ValueError, match="text: expected text for all of three parts, got none for"):
+        read_bytes(str(tmp_path), megabytes=1, split_seed=0)

@@ -1,0 +1,102 @@
+"""Training language models on bytes: they learn, the same way each time, and stop when they are to."""
+
+from itertools import islice
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from gflownet.evaluation.language_training import (
+    LanguageDivergedError,
+    LanguageTraining,
+    bits_per_byte,
+    train_language_model,
+    training_steps,
+)
+from gflownet.rhn.stack_config import StackConfig, StackLayer
+from gflownet.rhn.stack_model import RecurrentStack
+
+CYCLE = torch.tensor([65, 66, 65, 67], dtype=torch.uint8).repeat(200)
+
+
+class Constant(nn.Module):
+    """Says the same of every byte."""
+
+    def __init__(self, logits: Tensor) -> None:
+        super().__init__()
+        self.bias = nn.Parameter(logits)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor, None]:
+        return self.bias.expand(*tokens.shape, -1), None
+
+
+def small_stack() -> RecurrentStack:
+    torch.manual_seed(0)
+    return RecurrentStack(StackConfig((StackLayer(), StackLayer("gru")), width=12))
+
+
+def generator() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+def test_a_stack_learns_what_the_byte_before_does_not_tell() -> None:
+    """After 65 comes 66 or 67, in turn: half a bit per byte is left to whoever sees one byte."""
+    model = small_stack()
+    options = LanguageTraining(num_steps=60, rows=4, sequence_length=16, learning_rate=0.02)
+    before = bits_per_byte(model, CYCLE, sequence_length=16, num_bytes=256)
+    last = train_language_model(model, CYCLE, options=options, generator=generator())
+    assert before == pytest.approx(8, abs=0.1)
+    assert last.step == 60
+    assert bits_per_byte(model, CYCLE, sequence_length=16, num_bytes=256) < 0.3
+
+
+def test_same_seeds_same_model() -> None:
+    options = LanguageTraining(num_steps=3, rows=2, sequence_length=8)
+    models = [small_stack() for _ in range(2)]
+    losses = [train_language_model(model, CYCLE, options=options, generator=generator()).loss for model in models]
+    assert losses[0] == losses[1]
+    for one, other in zip(*(model.parameters() for model in models), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_bits_of_a_known_distribution_are_its_cross_entropy() -> None:
+    shares = torch.full((256,), 1e-9)
+    shares[65], shares[66], shares[67] = 0.5, 0.25, 0.25
+    model = Constant(shares.log())
+    assert bits_per_byte(model, CYCLE, sequence_length=8, num_bytes=400) == pytest.approx(1.5, abs=1e-4)
+    assert bits_per_byte(model, CYCLE[:100], sequence_length=99, num_bytes=10**6) == pytest.approx(1.5, abs=0.02)
+
+
+def test_seconds_end_a_training_in_place_of_steps() -> None:
+    options = LanguageTraining(num_steps=1, seconds=0.2, rows=2, sequence_length=8)
+    steps = list(training_steps(small_stack(), CYCLE, options=options, generator=generator()))
+    assert len(steps) > 1
+    assert steps[-1].seconds >= 0.2 > steps[-2].seconds
+    assert [step.step for step in steps] == list(range(1, len(steps) + 1))
+
+
+def test_a_loss_that_is_none_ends_a_training() -> None:
+    options = LanguageTraining(num_steps=5, rows=2, sequence_length=8)
+    for value in (float("nan"), 1e9):
+        logits = torch.zeros(256)
+        logits[0] = value
+        with pytest.raises(LanguageDivergedError, match=r"step 1: expected a loss <= 1000, got"):
+            train_language_model(Constant(logits), CYCLE, options=options, generator=generator())
+
+
+def test_the_rate_rises_then_falls() -> None:
+    options = LanguageTraining(num_steps=100, learning_rate=1.0)
+    rates = [options.rate(step / 100) for step in range(101)]
+    top = rates.index(max(rates))
+    assert top == 10
+    assert rates[:11] == sorted(rates[:11])
+    assert rates[10:] == sorted(rates[10:], reverse=True)
+    assert rates[10] == pytest.approx(1.0)
+    assert rates[100] == pytest.approx(0.1)
+
+
+def test_a_training_may_be_left_at_any_step() -> None:
+    options = LanguageTraining(num_steps=10, rows=2, sequence_length=8)
+    assert [
+        step.step for step in islice(training_steps(small_stack(), CYCLE, options=options, generator=generator()), 4)
+    ] == [1, 2, 3, 4]

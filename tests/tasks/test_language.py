@@ -1,0 +1,161 @@
+"""Stacks on bytes: equal parameters, a score that says bits per byte, one for what diverges, and named mistakes."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gflownet.config import load_config, with_task_options
+from gflownet.envs.recurrent_stack import RecurrentStackEnv
+from gflownet.graphs.assignment import Assignment
+from gflownet.mdp.action import GraphActionType
+from gflownet.rhn.stack_config import StackConfig, StackLayer
+from gflownet.rhn.stack_model import fit_parameters, num_parameters
+from tasks.language import LanguageConfig, LanguageTask
+
+TINY = ("task_options.megabytes=0.2", "task_options.num_steps=6", "task_options.validation_bytes=512")
+
+
+def make_task(*overrides: str) -> LanguageTask:
+    return LanguageTask(with_task_options(load_config("language", [*TINY, *overrides]), LanguageConfig))
+
+
+def stack(task: LanguageTask, **chosen: str) -> Assignment:
+    """Return a stack from choices by place, cell1 for cell[1]."""
+    config: Any = task.config
+    names = RecurrentStackEnv(config.env.recurrent_stack).vocabulary.node_types
+    return Assignment(names, tuple(chosen.get(name.replace("[", "").replace("]", ""), "none") for name in names))
+
+
+RHN = {"rank": "2", "ratio": "2", "cell1": "rhn", "projections1": "gate+down", "beta1": "off"}
+
+
+@pytest.fixture(scope="module")
+def task() -> LanguageTask:
+    return make_task()
+
+
+def test_a_stack_is_built_as_it_was_chosen(task: LanguageTask) -> None:
+    config = task.config_of(stack(task, **RHN, cell2="repeat", cell3="lstm"))
+    first = config.layers[0]
+    assert [layer.cell for layer in config.layers] == ["rhn", "repeat", "lstm"]
+    assert (first.rank, first.projections, first.beta) == (2, ("gate", "down"), False)
+    assert first.ratio == pytest.approx(2, abs=8 / config.width)
+    assert config.bottleneck == 16
+
+
+def test_a_chosen_width_counts_in_place_of_the_budget() -> None:
+    task = make_task("env.recurrent_stack.widths=[8,24]")
+    assert task.config_of(stack(task, **RHN, width="24")).width == 24
+
+
+def cells_without_rhn(max_depth: int) -> Iterator[tuple[str, ...]]:
+    for depth in range(1, max_depth + 1):
+        for rest in itertools.product(("gru", "lstm", "repeat"), repeat=depth - 1):
+            yield from ((first, *rest) for first in ("gru", "lstm"))
+
+
+@pytest.mark.parametrize(("max_depth", "budget"), [(3, 59_000), (4, 293_000)])
+def test_the_budgets_are_met_within_one_per_cent(max_depth: int, budget: int) -> None:
+    """Those of the config and of the defaults; stacks with RHN layers have finer sizes to choose from."""
+    chance = random.Random(0)
+    stacks = [tuple(map(StackLayer, cells)) for cells in cells_without_rhn(max_depth)]
+    for _ in range(6):
+        rank, ratio = chance.choice((2, 8)), chance.choice((1.0, 4.0))
+        cells = ["rhn", *(chance.choice(("rhn", "gru", "lstm", "repeat")) for _ in range(chance.randrange(max_depth)))]
+        stacks.append(tuple(StackLayer(cell, rank=rank, ratio=ratio) for cell in cells))
+    for layers in stacks:
+        fitted = fit_parameters(StackConfig(layers), budget)
+        assert num_parameters(fitted) == pytest.approx(budget, rel=0.01), [layer.cell for layer in layers]
+
+
+def test_the_score_says_bits_per_byte(task: LanguageTask) -> None:
+    score = task.evaluate(stack(task, cell1="gru"), seed=1)
+    bits = score.metrics["bits_per_byte"]
+    assert 4 < bits < 8
+    assert score.value == pytest.approx(math.exp(2 - bits))
+    assert score.metrics["num_steps"] == 6
+    assert score.metrics["diverged"] == 0
+    assert score.num_parameters == pytest.approx(59_000, rel=0.01)
+    other = make_task("task_options.reference=3").evaluate(stack(task, cell1="gru"), seed=1)
+    assert math.log(other.value) - math.log(score.value) == pytest.approx(1, abs=0.2)
+
+
+def test_the_score_depends_on_the_seed_and_not_on_what_was_drawn_before(task: LanguageTask) -> None:
+    candidate = stack(task, **RHN)
+    first = task.evaluate(candidate, seed=1)
+    torch.rand(3)
+    assert task.evaluate(candidate, seed=1) == first
+    assert task.evaluate(candidate, seed=2).value != first.value
+
+
+def test_more_training_scores_better() -> None:
+    short, long = (make_task(f"task_options.num_steps={steps}") for steps in (2, 40))
+    candidate = stack(short, cell1="gru")
+    assert long.evaluate(candidate, seed=0).value > 2 * short.evaluate(candidate, seed=0).value
+
+
+def test_what_diverges_counts_as_no_knowledge() -> None:
+    task = make_task("evaluation.learning_rate=1e30")
+    score = task.evaluate(stack(task, **RHN), seed=1)
+    assert score.value == pytest.approx(math.exp(2 - 8))
+    assert score.metrics["bits_per_byte"] == 8
+    assert task.test(stack(task, **RHN), seed=1) == pytest.approx(math.exp(2 - 8))
+
+
+def test_seconds_are_a_budget() -> None:
+    task = make_task("task_options.budget=seconds", "task_options.seconds=0.5")
+    steps = [
+        task.evaluate(graph, seed=1).metrics["num_steps"] for graph in (stack(task, cell1="lstm"), stack(task, **RHN))
+    ]
+    assert steps[0] > steps[1] > 0
+
+
+def test_every_stack_of_a_random_walk_is_scored() -> None:
+    task = make_task("task_options.num_steps=1", "task_options.num_parameters=20000")
+    config: Any = task.config
+    env = RecurrentStackEnv(config.env.recurrent_stack)
+    generator = torch.Generator().manual_seed(0)
+    states, found = env.initial_states(12), 0
+    while len(states):
+        actions = env.forward_masks(states).sample_uniform(generator)
+        stops = actions.kind == GraphActionType.Stop
+        for index in stops.nonzero().flatten().tolist():
+            assert task.evaluate(env.terminal(states, index), seed=0).value > 0
+            found += 1
+        states = env.step(states[~stops], actions[~stops])
+    assert found == 12
+
+
+def test_the_users_own_text_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "mine.txt"
+    path.write_text("abcdefgh" * 2000)
+    task = make_task(f"task_options.text={path}", "task_options.num_steps=40", "evaluation.learning_rate=0.02")
+    assert task.evaluate(stack(task, cell1="gru"), seed=0).metrics["bits_per_byte"] < 1
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("env.name=hypergrid", "env.name: expected recurrent_stack with this task, got hypergrid"),
+        ("task_options.text=nowhere", "task_options.text: expected the path of a file or a folder, got 'nowhere'"),
+        ("task_options.num_steps=0", "task_options.num_steps: expected a number > 0, got 0"),
+        ("task_options.seconds=.nan", "task_options.seconds: expected a number > 0, got nan"),
+        ("task_options.reference=.inf", "task_options.reference: expected a number, got inf"),
+        (
+            "task_options.validation_bytes=8",
+            "task_options.validation_bytes: expected at least sequence_length=32, got 8",
+        ),
+        ("task_options.megabytes=0.0001", "task_options.sequence_length: expected less than the 9 bytes"),
+    ],
+)
+def test_options_that_make_no_training_are_named(option: str, message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        make_task(option)
