@@ -20,6 +20,7 @@ from gflownet.evaluation.task import GFNTask, Score
 MISPLACED_AXIS = 0.7  # what a score is multiplied by for each axis that result and target do not share
 EXACT = 1e-6  # what rounding may leave of a score
 LEAST_SCORE = 1e-3  # of what explains nothing
+CONSTANT = 1e-12  # a result whose entries differ by no more of themselves is a constant
 SPREAD = 0.8  # standard deviation of the logarithm of the inputs' entries
 
 
@@ -35,7 +36,10 @@ class TensorProgramConfig:
 
 
 class TensorProgramTask(GFNTask):
-    """Scores a program by the share of the target's spread that its result, scaled, explains: 1 for the hidden one.
+    """Scores a program by the share of the target's spread that its result, scaled and shifted, explains.
+
+    The hidden one scores 1. No program adds a constant, so that the shift makes no other one right; it lets a program
+    that misses a function, and with it the target's mean, show how close its indices are.
 
     Axes are matched in the best order, as the order of a result's axes is no part of a program. The inputs are
     positive, so that a program that has some of the right indices right explains some of the target.
@@ -144,13 +148,13 @@ def _alignments(result: Tensor, target: Tensor) -> Iterator[tuple[Tensor, int]]:
 
 
 def _explained(result: Tensor, target: Tensor) -> float:
-    """Return 1 - sqrt(1 - R^2) with R^2 = 1 - sum (target - a result)^2 / sum (target - mean)^2, a the best factor.
+    """Return 1 - sqrt(1 - R^2), R the correlation of both: what the best factor and the best offset leave unexplained.
 
     The root tells what is nearly right from what is right: R^2 = 0.97 scores 0.83.
     """
-    result = result.expand(target.shape)
-    norm = result.square().sum()
-    if not bool(torch.isfinite(norm)) or float(norm) == 0:
+    wanted, varied = target - target.mean(), (result - result.mean()).expand(target.shape)
+    norm = varied.norm()
+    if not bool(torch.isfinite(norm)) or float(norm) <= CONSTANT * float(result.expand(target.shape).norm()):
         return 0.0
-    residual = target - (result * target).sum() / norm * result
-    return 1 - float(residual.norm() / (target - target.mean()).norm())
+    residual = wanted - (varied * wanted).sum() / norm.square() * varied
+    return 1 - float(residual.norm() / wanted.norm())
