@@ -9,17 +9,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gflownet.rhn.bytes_text import StreamDecoder
+from gflownet.rhn.sampling import Sampled
 
 _FIRST_NOT_ASCII = 0x80
-
-
-@dataclass(frozen=True)
-class SampledToken:
-    """A token of an answer."""
-
-    token: int
-    logprob: float
-    top: tuple[tuple[int, float], ...]  # the likeliest tokens and their log-probabilities, most likely first
 
 
 @dataclass(frozen=True)
@@ -28,7 +20,7 @@ class Piece:
 
     index: int  # of the choice
     text: str
-    tokens: tuple[SampledToken, ...]
+    tokens: tuple[Sampled, ...]
     offsets: tuple[int, ...]  # for each token how many characters of the choice come before it
     finish_reason: str | None  # with the last piece
 
@@ -55,10 +47,10 @@ class Choice:
         """`prefix` is what is said before the first token."""
         self.index, self.num_tokens = index, 0
         self._decoder, self._length, self._unsaid = StreamDecoder(), len(prefix), prefix
-        self._tokens: list[SampledToken] = []
+        self._tokens: list[Sampled] = []
         self._offsets: list[int] = []
 
-    def add(self, token: SampledToken) -> None:
+    def add(self, token: Sampled) -> None:
         """Take one more token."""
         self.num_tokens += 1
         self._tokens.append(token)
@@ -108,8 +100,8 @@ class Envelope:
         if self.has_logprobs:
             logprobs = {
                 "tokens": [token_name(one.token) for one in piece.tokens],
-                "token_logprobs": [one.logprob for one in piece.tokens],
-                "top_logprobs": [{token_name(token): value for token, value in one.top} for one in piece.tokens],
+                "token_logprobs": [one.log_probability for one in piece.tokens],
+                "top_logprobs": [{token_name(token): value for token, value in one.likeliest} for one in piece.tokens],
                 "text_offset": list(piece.offsets),
             }
         return {"index": piece.index, "text": piece.text, "logprobs": logprobs, "finish_reason": piece.finish_reason}

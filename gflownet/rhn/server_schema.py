@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import fields
 from http import HTTPStatus
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gflownet.rhn.bytes_text import NUM_TOKENS, encode
+from gflownet.rhn.sampling import SamplingParams
 
 MAX_TOP_LOGPROBS = 5  # as OpenAI
 MAX_STOPS = 4  # as OpenAI
+DEFAULT_MAX_TOKENS = 16  # as OpenAI
 
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Token = Annotated[int, Field(ge=0, lt=NUM_TOKENS)]
@@ -90,16 +93,29 @@ class CompletionRequest(BaseModel):
             raise _bad("prompt", f"expected at least one token in every prompt, got {found!r:.80}")
         return [_tokens_of("prompt", one) if isinstance(one, str) else one for one in found]
 
-    def stops(self) -> tuple[bytes, ...]:
-        """Return what ends an answer.
+    def params(self) -> SamplingParams:
+        """Return the parameters of the first prompt's answer; that of prompt i has the seed plus i.
 
         Raises:
-            RequestError: too many, an empty one, or one without a UTF-8.
+            RequestError: one is out of its bounds.
         """
+        names = [field.name for field in fields(SamplingParams) if field.name in CompletionRequest.model_fields]
+        given: dict[str, Any] = {name: value for name in names if (value := getattr(self, name)) is not None}
+        given |= {"max_tokens": self.max_tokens or DEFAULT_MAX_TOKENS, "stop": self._stops()}
+        if self.logit_bias is not None:
+            given["logit_bias"] = {_token_of(key): value for key, value in self.logit_bias.items()}
+        try:
+            return SamplingParams(**given)
+        except ValueError as error:
+            raise RequestError(HTTPStatus.BAD_REQUEST, str(error), param=str(error).partition(":")[0]) from None
+
+    def _stops(self) -> tuple[str, ...]:
         asked = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(asked) > MAX_STOPS or not all(asked):
             raise _bad("stop", f"expected at most {MAX_STOPS} strings, none empty, got {asked!r:.80}")
-        return tuple(bytes(_tokens_of("stop", one)) for one in asked)
+        for one in asked:
+            _tokens_of("stop", one)
+        return tuple(asked)
 
 
 def parse_request(body: bytes) -> CompletionRequest:
@@ -121,6 +137,12 @@ def parse_request(body: bytes) -> CompletionRequest:
 
 def _bad(param: str, message: str) -> RequestError:
     return RequestError(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param=param)
+
+
+def _token_of(key: str) -> int:
+    if not key.isascii() or not key.isdecimal():
+        raise _bad("logit_bias", f"expected numbers by token, got the key {key!r:.80}")
+    return int(key)
 
 
 def _tokens_of(param: str, text: str) -> list[int]:

@@ -9,11 +9,12 @@ import pytest
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.server_answers import Choice, Envelope, Piece, SampledToken, joined, token_name
+from gflownet.rhn.sampling import Sampled
+from gflownet.rhn.server_answers import Choice, Envelope, Piece, joined, token_name
 
 
-def sampled(token: int) -> SampledToken:
-    return SampledToken(token, -float(token), ((token, -float(token)), (0, -300.0)))
+def sampled(token: int) -> Sampled:
+    return Sampled(token, -float(token), ((token, -float(token)), (0, -300.0)))
 
 
 def test_a_piece_is_said_when_its_character_is_whole() -> None:

@@ -9,6 +9,7 @@ import pytest
 
 pytest.importorskip("fastapi", reason="the extra serve is not installed")
 
+from gflownet.rhn.sampling import SamplingParams
 from gflownet.rhn.server_schema import RequestError, parse_request
 
 
@@ -29,9 +30,41 @@ def test_prompts_are_texts_or_tokens(prompt: object, expected: list[list[int]]) 
     assert parse_request(body(prompt=prompt)).prompts() == expected
 
 
-@pytest.mark.parametrize(("stop", "expected"), [(None, ()), ("é", (b"\xc3\xa9",)), (["a", "b"], (b"a", b"b"))])
-def test_stops_are_bytes(stop: object, expected: tuple[bytes, ...]) -> None:
-    assert parse_request(body(stop=stop)).stops() == expected
+@pytest.mark.parametrize(
+    ("asked", "expected"),
+    [
+        ({}, SamplingParams(max_tokens=16)),
+        ({"temperature": None, "logit_bias": None}, SamplingParams(max_tokens=16)),
+        ({"stop": "é", "temperature": 0, "seed": 3}, SamplingParams(max_tokens=16, stop=("é",), temperature=0, seed=3)),
+        (
+            {"max_tokens": 9, "stop": ["a", "b"], "top_k": 5, "min_p": 0.1, "repetition_penalty": 2, "logprobs": 0},
+            SamplingParams(max_tokens=9, stop=("a", "b"), top_k=5, min_p=0.1, repetition_penalty=2, logprobs=0),
+        ),
+        (
+            {"top_p": 0.5, "presence_penalty": 1, "frequency_penalty": -1, "logit_bias": {"97": -100}},
+            SamplingParams(max_tokens=16, top_p=0.5, presence_penalty=1, frequency_penalty=-1, logit_bias={97: -100.0}),
+        ),
+    ],
+)
+def test_parameters_are_those_of_sampling(asked: dict[str, object], expected: SamplingParams) -> None:
+    assert parse_request(body(**asked)).params() == expected
+
+
+@pytest.mark.parametrize(
+    ("asked", "message"),
+    [
+        ({"top_p": 1.5}, "top_p: expected a number > 0 and <= 1, got 1.5"),
+        ({"temperature": -1}, "temperature: expected a finite number >= 0, got -1"),
+        ({"logit_bias": {"a": 1}}, "logit_bias: expected numbers by token, got the key 'a'"),
+        ({"logit_bias": {"1": 101}}, "logit_bias: expected numbers from -100 to 100"),
+        ({"stop": "\ud83d"}, ""),
+    ],
+)
+def test_parameters_out_of_bounds_are_refused(asked: dict[str, object], message: str) -> None:
+    with pytest.raises(RequestError) as caught:
+        parse_request(body(**asked)).params()
+    assert str(caught.value).startswith(message)
+    assert caught.value.status == HTTPStatus.BAD_REQUEST
 
 
 @pytest.mark.parametrize(
@@ -83,4 +116,4 @@ def test_half_a_surrogate_pair_is_refused() -> None:
 @pytest.mark.parametrize("stop", ["", ["a", ""], list("abcde")])
 def test_stops_that_are_none_are_refused(stop: object) -> None:
     with pytest.raises(RequestError, match="stop: expected at most 4 strings, none empty, got "):
-        parse_request(body(stop=stop)).stops()
+        parse_request(body(stop=stop)).params()

@@ -1,0 +1,214 @@
+"""The HTTP side of serving: routes, limits, streams, and errors in OpenAI's shape."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Callable
+from contextlib import asynccontextmanager, suppress
+from dataclasses import dataclass, replace
+from http import HTTPStatus
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
+from prometheus_client import CONTENT_TYPE_LATEST
+from starlette.exceptions import HTTPException
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from gflownet.rhn.server_answers import Envelope, joined, usage
+from gflownet.rhn.server_engine import Answer, Service
+from gflownet.rhn.server_schema import CompletionRequest, RequestError, parse_request
+
+BODY_SECONDS = 30.0  # in which a body has to be there
+STALLED_SECONDS = 5.0  # after its time is over, until a client that does not read is hung up on
+_HUNG_UP = 499  # as nginx: nobody reads it, but the metrics count it
+
+
+@dataclass(frozen=True)
+class Limits:
+    """What a request may take."""
+
+    max_body: int  # bytes
+    max_prompt: int  # tokens
+    max_prompts: int  # in one request
+    seconds: float  # until its last token
+
+
+class Session:
+    """Ends whatever a request began, however it ends: answered, hung up, too slow or failed."""
+
+    def __init__(self, app: ASGIApp, *, service: Service, seconds: float) -> None:
+        """Wrap an application; `seconds` is what a request may take with everything before and after it."""
+        self._app, self._service, self._seconds = app, service, seconds
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application for one request."""
+        if scope["type"] != "http":
+            return await self._app(scope, receive, send)
+        status = _HUNG_UP
+
+        async def watched(message: Message) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            await send(message)
+
+        answers: list[Answer] = []
+        scope["state"] = {**scope.get("state", {}), "answers": answers}
+        try:
+            # A client that does not read: the response stays unfinished, which makes the server hang up.
+            with suppress(TimeoutError):
+                async with asyncio.timeout(self._seconds):
+                    await self._app(scope, receive, watched)
+        finally:
+            for answer in answers:
+                answer.close()
+            self._service.count_response(status)
+        return None
+
+
+def create_app(service: Service, limits: Limits, *, on_start: Callable[[], None]) -> FastAPI:
+    """Return the application; `on_start` is called in its event loop before the first request."""
+
+    @asynccontextmanager
+    async def lifespan(_: FastAPI) -> AsyncIterator[None]:
+        service.start()
+        on_start()
+        yield
+        service.stop()
+
+    app = FastAPI(title="gflownet language model", lifespan=lifespan, docs_url=None, redoc_url=None)
+    seconds = BODY_SECONDS + limits.seconds + STALLED_SECONDS
+    app.add_middleware(Session, service=service, seconds=seconds)
+    app.add_exception_handler(RequestError, _say_request_error)
+    app.add_exception_handler(HTTPException, _say_http_error)
+    _add_state(app, service)
+
+    @app.post("/v1/completions", openapi_extra={"requestBody": _body_schema()})
+    async def completions(request: Request) -> Response:
+        service.check_open()
+        asked = parse_request(await _read_body(request, limits.max_body))
+        answer = _submit(service, asked, limits)
+        request.state.answers.append(answer)
+        deadline = asyncio.get_running_loop().time() + limits.seconds
+        envelope = Envelope(asked.model, has_logprobs=asked.logprobs is not None)
+        if asked.stream:
+            include_usage = asked.stream_options is not None and asked.stream_options.include_usage
+            events = _events(answer, envelope, deadline, include_usage=include_usage)
+            return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
+        return await _whole(request, answer, envelope, deadline)
+
+    return app
+
+
+def _add_state(app: FastAPI, service: Service) -> None:
+    """Add what tells about the server."""
+
+    @app.get("/v1/models")
+    async def models() -> Any:
+        return {"object": "list", "data": [service.card]}
+
+    @app.get("/v1/models/{name}")
+    async def model(name: str) -> Any:
+        service.check_model(name)
+        return service.card
+
+    @app.get("/health")
+    async def health() -> Any:
+        service.check_open()
+        return {"status": "ok"}
+
+    @app.get("/metrics")
+    async def metrics() -> Response:
+        return PlainTextResponse(service.metrics(), media_type=CONTENT_TYPE_LATEST)
+
+
+def _body_schema() -> dict[str, Any]:
+    return {"content": {"application/json": {"schema": CompletionRequest.model_json_schema()}}, "required": True}
+
+
+async def _say_request_error(_: Request, error: Exception) -> Response:
+    assert isinstance(error, RequestError)
+    return JSONResponse(error.body(), error.status, headers=error.headers)
+
+
+async def _say_http_error(request: Request, error: Exception) -> Response:
+    """Answer what the framework refuses: an unknown path or method."""
+    assert isinstance(error, HTTPException)
+    message = f"{request.method} {request.url.path}: {error.detail}"
+    return JSONResponse(RequestError(HTTPStatus(error.status_code), message).body(), error.status_code)
+
+
+async def _read_body(request: Request, max_bytes: int) -> bytes:
+    """Return the body, of which no more than `max_bytes` are ever kept.
+
+    Raises:
+        RequestError: it is larger, or takes too long.
+    """
+    body = bytearray()
+    try:
+        async with asyncio.timeout(BODY_SECONDS):
+            async for part in request.stream():
+                body += part
+                if len(body) > max_bytes:
+                    message = f"body: expected at most {max_bytes} bytes, got more"
+                    raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+    except TimeoutError:
+        message = f"body: expected it within {BODY_SECONDS:g} seconds"
+        raise RequestError(HTTPStatus.REQUEST_TIMEOUT, message) from None
+    return bytes(body)
+
+
+def _submit(service: Service, asked: CompletionRequest, limits: Limits) -> Answer:
+    """Put the prompts of a request into the queue, all of them or none.
+
+    Raises:
+        RequestError: another model, a prompt that is too long, a parameter out of bounds, or a full queue.
+    """
+    service.check_model(asked.model)
+    prompts = asked.prompts()
+    longest = max(map(len, prompts))
+    if longest > limits.max_prompt:
+        message = f"prompt: expected at most {limits.max_prompt} tokens, got {longest}"
+        raise RequestError(HTTPStatus.BAD_REQUEST, message, param="prompt", code="context_length_exceeded")
+    if len(prompts) > limits.max_prompts:
+        raise RequestError(HTTPStatus.BAD_REQUEST, f"prompt: expected at most {limits.max_prompts}, got {len(prompts)}")
+    params = asked.params()
+    if params.seed is None:
+        return service.submit(prompts, [params] * len(prompts), echo=bool(asked.echo))
+    seeded = [replace(params, seed=params.seed + index) for index in range(len(prompts))]
+    return service.submit(prompts, seeded, echo=bool(asked.echo))
+
+
+async def _whole(request: Request, answer: Answer, envelope: Envelope, deadline: float) -> Response:
+    """Return the whole answer; nothing is sampled any more once the client has hung up."""
+    watcher = asyncio.create_task(_close_on_hang_up(request, answer))
+    try:
+        pieces = [piece async for some in answer.pieces(deadline) for piece in some]
+    finally:
+        watcher.cancel()
+    return JSONResponse(envelope.message(joined(pieces), usage=usage(answer.num_prompt_tokens, answer.num_tokens)))
+
+
+async def _close_on_hang_up(request: Request, answer: Answer) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass
+    answer.close()
+
+
+async def _events(answer: Answer, envelope: Envelope, deadline: float, *, include_usage: bool) -> AsyncIterator[str]:
+    """Yield the answer as server-sent events; what goes wrong on the way is the last of them."""
+    nothing = {"usage": None} if include_usage else {}
+    try:
+        async for pieces in answer.pieces(deadline):
+            yield "".join(_event(envelope.message([piece], **nothing)) for piece in pieces)
+    except RequestError as error:
+        yield _event(error.body())
+        return
+    if include_usage:
+        yield _event(envelope.message([], usage=usage(answer.num_prompt_tokens, answer.num_tokens)))
+    yield "data: [DONE]\n\n"
+
+
+def _event(message: dict[str, Any]) -> str:
+    return f"data: {json.dumps(message, separators=(',', ':'))}\n\n"
