@@ -5,7 +5,8 @@
 The best stacks of a search of short trainings are trained once at full length, the best of these with three seeds,
 beside the plain LSTM and GRU of at least as many parameters with the best of their depths and learning rates: bits per
 byte of validation and test files. `--figure` draws learning curves of the RHN, plain LSTM and GRU and a transformer, at
-as many steps and at as many CPU seconds; `--save` trains the best stack longer, for `python -m gflownet.generate FOLDER`.
+as many steps and at as many CPU seconds; `--save` trains the best stack longer and keeps it for
+`python -m gflownet.generate FOLDER`.
 """
 
 from __future__ import annotations
