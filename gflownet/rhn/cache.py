@@ -5,6 +5,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Sequence
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -29,6 +30,7 @@ class CacheManager:
         self._states = torch.zeros(num_layers, num_slots, width, dtype=model.dtype, device=model.device)
         self._free = list(range(num_slots))  # a heap: the lowest slot first, so that those in use lie side by side
         self._slots: dict[int, int] = {}
+        self._last: tuple[list[int], slice | Tensor] | None = None  # the requests looked up last, and where they lie
 
     @property
     def num_free(self) -> int:
@@ -67,6 +69,7 @@ class CacheManager:
             KeyError: the request has no slot.
         """
         heapq.heappush(self._free, self._slots.pop(request_id))
+        self._last = None
 
     def fork(self, request_id: int, new_request_id: int) -> int:
         """Return the slot of a request that goes on from the state of another.
@@ -108,8 +111,14 @@ class CacheManager:
 
     def _where(self, request_ids: Sequence[int]) -> slice | Tensor:
         """Return the slots as an index, without a copy where they lie side by side."""
+        if self._last is not None and self._last[0] == request_ids:
+            return self._last[1]
         slots = [self._slots[request_id] for request_id in request_ids]
-        first, last = slots[0], slots[-1]
-        if last - first + 1 == len(slots) and all(map(int.__eq__, slots, range(first, last + 1))):
-            return slice(first, last + 1)
-        return torch.tensor(slots, device=self._states.device)
+        lie_together = slots == list(range(slots[0], slots[0] + len(slots)))
+        where = (
+            slice(slots[0], slots[-1] + 1)
+            if lie_together
+            else torch.from_numpy(np.array(slots)).to(self._states.device)
+        )
+        self._last = list(request_ids), where
+        return where

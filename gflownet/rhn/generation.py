@@ -11,7 +11,8 @@ from torch import Tensor
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.engine import Engine, EngineConfig
 from gflownet.rhn.requests import Request, TokenEvent
-from gflownet.rhn.sampling import Sampled, Sampler, SamplingParams
+from gflownet.rhn.sampler import Sampler
+from gflownet.rhn.sampling import Sampled, SamplingParams
 from gflownet.rhn.scheduler import SchedulerConfig
 from gflownet.rhn.stopping import FinishReason
 
@@ -71,9 +72,9 @@ class Stream:
         answer, waiting, num_told = self.params.new_answer(), [], 0
         logits, self.state = model.prefill(torch.tensor([list(self.prompt)], device=device), self.state)
         while self.finish_reason is None:
-            if not torch.isfinite(logits.sum()):
+            (sampled,) = sampler.sample([0], logits, [True])
+            if sampled is None:
                 raise ValueError("the model's logits are not finite")
-            (sampled,) = sampler.sample([0], logits)
             self.unread = (sampled.token,)
             self.finish_reason = answer.add(sampled.token)
             waiting.append(sampled)

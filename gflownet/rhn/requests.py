@@ -67,7 +67,7 @@ class FinishEvent:
 Event = TokenEvent | FinishEvent
 
 
-@dataclass
+@dataclass(eq=False)
 class ActiveRequest:
     """A request that waits or runs."""
 
@@ -79,12 +79,12 @@ class ActiveRequest:
     num_read: int = 0  # of the tokens: the model's state is that after these
     num_told: int = 0  # of the answer
     num_cached: int = 0
+    next_kept: int = -1  # how many tokens are read when the state is next kept for other prompts; -1: it is not
     slot: int = -1  # in the cache; -1 while it waits
     admitted: float | None = None
     first_token: float | None = None  # when it was drawn
-    last_token: float | None = None
     cancelled: bool = False
-    drawn: list[Sampled] = field(default_factory=list)  # of the answer, not yet told: a stop string may have begun
+    untold: list[Sampled] = field(default_factory=list)  # drawn, but a stop string may have begun
 
     def __post_init__(self) -> None:
         """Begin with the prompt, in a list of its own."""
@@ -95,3 +95,17 @@ class ActiveRequest:
     def starts(self) -> bool:
         """Whether the next token to read is the first of its sequence."""
         return self.num_read == 0 and self.request.state is None
+
+    def take(self, sampled: Sampled, now: float, events: list[Event]) -> FinishReason | None:
+        """Take the next token of the answer and tell what may be told; return why the answer ends, if it does."""
+        if self.first_token is None:
+            self.first_token = now
+        self.tokens.append(sampled.token)
+        reason = self.answer.add(sampled.token)
+        self.untold.append(sampled)
+        num_new = self.answer.num_shown - self.num_told
+        if num_new:
+            self.num_told += num_new
+            events += [TokenEvent(self.request_id, shown) for shown in self.untold[:num_new]]
+            del self.untold[:num_new]
+        return reason

@@ -19,10 +19,10 @@ class Tally:
     step_seconds: float = 0.0
     num_admitted: int = 0
     waited_seconds: float = 0.0  # in the queue, of those admitted
-    num_first_tokens: int = 0
-    first_token_seconds: float = 0.0  # from submission to the first token drawn
-    num_later_tokens: int = 0
-    later_token_seconds: float = 0.0  # between tokens of one answer
+    num_first_tokens: int = 0  # of answers that ended
+    first_token_seconds: float = 0.0  # from submission to the first token, of answers that ended
+    num_later_tokens: int = 0  # drawn after the first, of answers that ended
+    later_token_seconds: float = 0.0  # from the first to the end, of answers that ended
     prefix_hits: int = 0  # requests that began from a state that was kept
     prefix_misses: int = 0
     prefix_tokens: int = 0  # of prompts, that were not read again

@@ -78,20 +78,30 @@ class Answer:
     tokens: list[int] = field(default_factory=list)
     num_shown: int = 0
 
+    def __post_init__(self) -> None:
+        """See whether anything but the length may end the answer."""
+        self._may_stop = bool(self.eos.token_ids or self.stop_strings.sequences)
+
     def add(self, token: int) -> FinishReason | None:
         """Take the next token; return why the answer ends with it. `num_shown` is how many tokens are safe to show."""
         self.tokens.append(token)
-        if len(self.tokens) > self.min_tokens:
-            dropped = self.eos(self.tokens)
-            if dropped is None and self.stop_strings.sequences:
-                dropped = self.stop_strings(self.tokens)
+        held = 0
+        if self._may_stop:
+            dropped = self._dropped()
             if dropped is not None:
                 # Tokens that were shown before a stop string counted stay shown.
                 self.num_shown = max(self.num_shown, len(self.tokens) - dropped)
                 return FinishReason.STOP
+            held = self.stop_strings.num_open(self.tokens)
         if self.max_length(self.tokens) is not None:
             self.num_shown = len(self.tokens)
             return FinishReason.LENGTH
-        held = self.stop_strings.num_open(self.tokens) if self.stop_strings.sequences else 0
         self.num_shown = len(self.tokens) - held
         return None
+
+    def _dropped(self) -> int | None:
+        """Return how many of the last tokens are not part of the answer, if it ends here."""
+        if len(self.tokens) <= self.min_tokens:
+            return None
+        dropped = self.eos(self.tokens)
+        return self.stop_strings(self.tokens) if dropped is None else dropped

@@ -32,7 +32,8 @@ def oracle_logits(network: RHN, tokens: Sequence[int]) -> Tensor:
 
 def assert_is_greedy_oracle(network: RHN, prompt: Sequence[int], answer: Generation, num_tokens: int) -> None:
     """Compare tokens, and the log-probabilities of the whole vocabulary to 1e-10."""
-    assert len(answer.tokens) == num_tokens and answer.finish_reason is FinishReason.LENGTH
+    assert len(answer.tokens) == num_tokens
+    assert answer.finish_reason is FinishReason.LENGTH
     tokens = list(prompt)
     for sampled in answer.sampled:
         wanted = oracle_logits(network, tokens).log_softmax(-1)
