@@ -18,7 +18,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gflownet.rhn.server_answers import Envelope, joined, usage
 from gflownet.rhn.server_engine import Answer, Service
-from gflownet.rhn.server_schema import CompletionRequest, RequestError, parse_request
+from gflownet.rhn.server_schema import CompletionRequest, RequestError, bad_request, parse_request
 
 BODY_SECONDS = 30.0  # in which a body has to be there
 STALLED_SECONDS = 5.0  # after its time is over, until a client that does not read is hung up on
@@ -172,7 +172,7 @@ def _submit(service: Service, asked: CompletionRequest, limits: Limits) -> Answe
         message = f"prompt: expected at most {limits.max_prompt} tokens, got {longest}"
         raise RequestError(HTTPStatus.BAD_REQUEST, message, param="prompt", code="context_length_exceeded")
     if len(prompts) > limits.max_prompts:
-        raise RequestError(HTTPStatus.BAD_REQUEST, f"prompt: expected at most {limits.max_prompts}, got {len(prompts)}")
+        raise bad_request("prompt", f"expected at most {limits.max_prompts} prompts, got {len(prompts)}")
     params = asked.params()
     if params.seed is None:
         return service.submit(prompts, [params] * len(prompts), echo=bool(asked.echo))

@@ -20,7 +20,7 @@ from gflownet.rhn.sampling import SamplingParams
 from gflownet.rhn.scheduler import QueueFullError
 from gflownet.rhn.server_answers import Choice, Piece
 from gflownet.rhn.server_metrics import ServingCollector
-from gflownet.rhn.server_schema import RequestError
+from gflownet.rhn.server_schema import RequestError, from_value_error
 from gflownet.rhn.stopping import FinishReason
 
 _log = logging.getLogger(__name__)
@@ -198,7 +198,7 @@ class Service:
         except QueueFullError as error:
             refused = RequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{error}; try again later", retry=True)
         except ValueError as error:
-            refused = RequestError(HTTPStatus.BAD_REQUEST, str(error), param=str(error).partition(":")[0])
+            refused = from_value_error(error)
         answer = Answer(choices, sum(map(len, prompts)), self._cancel)
         if choices:
             self._answers |= dict.fromkeys(choices, answer)

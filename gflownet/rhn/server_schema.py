@@ -90,7 +90,7 @@ class CompletionRequest(BaseModel):
         is_one = isinstance(asked, str) or bool(asked and isinstance(asked[0], int))
         found = [asked] if is_one else asked
         if not found or not all(found):
-            raise _bad("prompt", f"expected at least one token in every prompt, got {found!r:.80}")
+            raise bad_request("prompt", f"expected at least one token in every prompt, got {found!r:.80}")
         return [_tokens_of("prompt", one) if isinstance(one, str) else one for one in found]
 
     def params(self) -> SamplingParams:
@@ -107,12 +107,12 @@ class CompletionRequest(BaseModel):
         try:
             return SamplingParams(**given)
         except ValueError as error:
-            raise RequestError(HTTPStatus.BAD_REQUEST, str(error), param=str(error).partition(":")[0]) from None
+            raise from_value_error(error) from None
 
     def _stops(self) -> tuple[str, ...]:
         asked = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(asked) > MAX_STOPS or not all(asked):
-            raise _bad("stop", f"expected at most {MAX_STOPS} strings, none empty, got {asked!r:.80}")
+            raise bad_request("stop", f"expected at most {MAX_STOPS} strings, none empty, got {asked!r:.80}")
         for one in asked:
             _tokens_of("stop", one)
         return tuple(asked)
@@ -129,19 +129,25 @@ def parse_request(body: bytes) -> CompletionRequest:
     except ValidationError as error:
         raise _from_pydantic(error) from None
     if request.stream_options is not None and not request.stream:
-        raise _bad("stream_options", "expected with stream=true only")
+        raise bad_request("stream_options", "expected with stream=true only")
     if request.echo and request.logprobs is not None:
-        raise _bad("echo", "expected without logprobs: those of the prompt are not made")
+        raise bad_request("echo", "expected without logprobs: those of the prompt are not made")
     return request
 
 
-def _bad(param: str, message: str) -> RequestError:
+def bad_request(param: str, message: str) -> RequestError:
+    """Return what is wrong with a parameter."""
     return RequestError(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param=param)
+
+
+def from_value_error(error: ValueError) -> RequestError:
+    """Return what the library says of a parameter, whose name its message begins with."""
+    return RequestError(HTTPStatus.BAD_REQUEST, str(error), param=str(error).partition(":")[0])
 
 
 def _token_of(key: str) -> int:
     if not key.isascii() or not key.isdecimal():
-        raise _bad("logit_bias", f"expected numbers by token, got the key {key!r:.80}")
+        raise bad_request("logit_bias", f"expected numbers by token, got the key {key!r:.80}")
     return int(key)
 
 
@@ -149,7 +155,7 @@ def _tokens_of(param: str, text: str) -> list[int]:
     try:
         return encode(text)
     except ValueError as error:
-        raise _bad(param, str(error)) from None
+        raise bad_request(param, str(error)) from None
 
 
 def _from_pydantic(error: ValidationError) -> RequestError:

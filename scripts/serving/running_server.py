@@ -1,0 +1,71 @@
+"""The server as a person starts it: another process on a port of the loopback interface."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.request import urlopen
+
+from prometheus_client.parser import text_string_to_metric_families
+
+CHECKOUT = Path(__file__).resolve().parent.parent.parent
+_SERVING = re.compile(r"serving (\S+) at (http://\S+)/v1\n")
+
+
+@dataclass(frozen=True)
+class RunningServer:
+    """Where a server listens."""
+
+    process: subprocess.Popen[str]
+    model: str
+    url: str  # without /v1
+
+    @property
+    def port(self) -> int:
+        """That it listens on."""
+        return int(self.url.rpartition(":")[2])
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of /metrics by name, and by the value of their label where they have one."""
+        with urlopen(f"{self.url}/metrics", timeout=60) as response:
+            families = list(text_string_to_metric_families(response.read().decode()))
+        samples = [sample for family in families for sample in family.samples]
+        return {" ".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
+
+    def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
+        """Send a signal, and return the exit status."""
+        self.process.send_signal(number)
+        return self.process.wait(timeout=60)
+
+
+@contextmanager
+def running_server(folder: Path, *, port: int = 0, **options: object) -> Iterator[RunningServer]:
+    """Start `python -m gflownet.rhn.server`, and kill it at the end if it still runs.
+
+    Args:
+        folder: of the model.
+        port: 0: one that is free.
+        options: of the command line, by name.
+
+    Raises:
+        RuntimeError: it ended before it served.
+    """
+    flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
+    command = [sys.executable, "-m", "gflownet.rhn.server", str(folder), "--port", str(port), *flags]
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    with subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            found = _SERVING.fullmatch(line := process.stdout.readline())
+            if found is None:
+                raise RuntimeError(f"expected a server that says where it is, got {line!r} and {process.wait(60)}")
+            yield RunningServer(process, found[1], found[2])
+        finally:
+            process.kill()

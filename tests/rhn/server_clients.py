@@ -1,0 +1,50 @@
+"""What the tests of the server share: a small model, OpenAI's client, and patience."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import openai
+import torch
+
+from gflownet.rhn.bytes_text import encode
+from gflownet.rhn.checkpoint import load_decoder, save_language_model
+from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.generation import Generation, generate_batch
+from gflownet.rhn.sampling import SamplingParams
+from scripts.serving.running_server import RunningServer
+from tests.rhn.random_networks import random_network
+
+CONFIG = RHNConfig(hidden_size=8, intermediate_size=12, depth=2, rank=2)
+NEVER_ENDS = 10**8  # tokens
+PATIENCE = 60.0  # seconds
+
+
+def save_tiny(path: Path) -> Path:
+    """Save a model whose answers are varied and depend on all that came before; return where."""
+    network = random_network(CONFIG, 0)
+    torch.nn.init.normal_(network.embedding.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    save_language_model(path, network)
+    return path
+
+
+def client_of(server: RunningServer) -> openai.OpenAI:
+    """Return OpenAI's client, which is not to try again by itself."""
+    return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
+
+
+def wait_until(server: RunningServer, **expected: float) -> dict[str, float]:
+    """Ask for the metrics until they are as expected, and return them."""
+    deadline = time.monotonic() + PATIENCE
+    while True:
+        found = server.metrics()
+        if all(found[f"gflownet_{name}"] == value for name, value in expected.items()):
+            return found
+        assert time.monotonic() < deadline, found
+
+
+def offline(folder: Path, prompt: str, max_slots: int, **params: Any) -> Generation:
+    """Return the answer that the model gives without a server."""
+    return generate_batch(load_decoder(folder), [encode(prompt)], [SamplingParams(**params)], max_slots=max_slots)[0]

@@ -1,0 +1,212 @@
+"""The server as its clients see it: another process, asked by OpenAI's client, or by bytes where that is too polite."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+try:
+    import fastapi  # noqa: F401
+    import httpx
+    import openai
+except ModuleNotFoundError as error:
+    pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
+
+from gflownet.rhn.bytes_text import decode, encode
+from scripts.serving.running_server import RunningServer, running_server
+from tests.rhn.server_clients import client_of, offline, save_tiny, wait_until
+
+MAX_SLOTS, MAX_PROMPT, MAX_BODY = 8, 64, 4096
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[RunningServer]:
+    with running_server(folder, max_slots=MAX_SLOTS, max_prompt=MAX_PROMPT, max_body=MAX_BODY) as running:
+        yield running
+        assert running.stop() == 0
+
+
+@pytest.fixture(scope="module")
+def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+    with client_of(server) as found:
+        yield found
+
+
+PARAMS: tuple[dict[str, Any], ...] = (
+    {"temperature": 0},
+    {"seed": 1},
+    {"seed": 2, "temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.3},
+    {"seed": 3, "presence_penalty": 1.5, "frequency_penalty": -1.0, "max_tokens": 60},
+    {"seed": 4, "stop": ("e", "\n", "é")},
+    {"seed": 2**63},
+)
+BEYOND_OPENAI = ("top_k", "min_p", "repetition_penalty")
+
+
+def asked_of(params: dict[str, Any]) -> dict[str, Any]:
+    """Return sampling parameters as arguments of OpenAI's client."""
+    asked = {name: list(value) if name == "stop" else value for name, value in params.items()}
+    beyond = {name: asked.pop(name) for name in BEYOND_OPENAI if name in asked}
+    return {"max_tokens": 30, **asked, "extra_body": beyond}
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_an_answer_is_that_of_offline_generation(params: dict[str, Any], client: openai.OpenAI, folder: Path) -> None:
+    said = client.completions.create(model="tiny", prompt="def é(", **asked_of(params))
+    expected = offline(folder, "def é(", MAX_SLOTS, **{"max_tokens": 30, **params})
+    (choice,) = said.choices
+    assert (choice.text, choice.finish_reason) == (decode(expected.tokens), expected.finish_reason)
+    assert said.usage is not None
+    assert (said.usage.prompt_tokens, said.usage.completion_tokens) == (7, len(expected.tokens))
+    assert said.object == "text_completion"
+
+
+@pytest.mark.parametrize("params", PARAMS)
+def test_a_stream_says_what_a_whole_answer_says(params: dict[str, Any], client: openai.OpenAI) -> None:
+    asked = {"model": "tiny", "prompt": "def é(", "logprobs": 3, **asked_of(params)}
+    whole = client.completions.create(**asked)
+    *parts, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})
+    assert len(parts) > 1
+    choices = [part.choices[0] for part in parts]
+    expected = whole.choices[0]
+    assert "".join(choice.text for choice in choices) == expected.text
+    assert [choice.finish_reason for choice in choices] == [None] * (len(parts) - 1) + [expected.finish_reason]
+    assert expected.logprobs is not None
+    for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
+        joined = [value for choice in choices for value in getattr(choice.logprobs, name)]
+        assert joined == getattr(expected.logprobs, name)
+    assert (last.choices, last.usage) == ([], whole.usage)
+    assert [part.usage for part in parts] == [None] * len(parts)
+
+
+def test_logprobs_are_those_of_offline_generation(client: openai.OpenAI, folder: Path) -> None:
+    said = client.completions.create(model="tiny", prompt="a", logprobs=2, seed=5, max_tokens=9).choices[0].logprobs
+    expected = offline(folder, "a", MAX_SLOTS, seed=5, max_tokens=9, logprobs=2).sampled
+    assert said is not None
+    assert said.token_logprobs == [one.log_probability for one in expected]
+    assert said.top_logprobs is not None
+    assert [list(top.values()) for top in said.top_logprobs] == [
+        [value for _, value in one.likeliest] for one in expected
+    ]
+
+
+def test_each_prompt_of_a_list_has_a_choice_and_a_seed_of_its_own(client: openai.OpenAI, folder: Path) -> None:
+    prompts = ["same", "same", "other"]
+    expected = [decode(offline(folder, p, MAX_SLOTS, seed=7 + i, max_tokens=12).tokens) for i, p in enumerate(prompts)]
+    said = client.completions.create(model="tiny", prompt=prompts, seed=7, max_tokens=12)
+    assert [choice.index for choice in said.choices] == [0, 1, 2]
+    assert [choice.text for choice in said.choices] == expected
+    assert expected[0] != expected[1]
+    streamed = ["", "", ""]
+    for part in client.completions.create(model="tiny", prompt=prompts, seed=7, max_tokens=12, stream=True):
+        streamed[part.choices[0].index] += part.choices[0].text
+    assert streamed == expected
+
+
+def test_a_prompt_may_be_tokens_and_may_be_echoed(client: openai.OpenAI) -> None:
+    asked = {"model": "tiny", "seed": 1, "max_tokens": 8}
+    text = client.completions.create(prompt="é(", **asked).choices[0].text
+    assert client.completions.create(prompt=encode("é("), **asked).choices[0].text == text
+    assert client.completions.create(prompt="é(", echo=True, **asked).choices[0].text == "é(" + text
+    parts = client.completions.create(prompt="é(", echo=True, stream=True, **asked)
+    assert "".join(part.choices[0].text for part in parts) == "é(" + text
+
+
+def test_without_a_seed_answers_differ(client: openai.OpenAI) -> None:
+    said = client.completions.create(model="tiny", prompt=["a"] * 4, max_tokens=16)
+    assert len({choice.text for choice in said.choices}) == 4
+
+
+def test_the_model_is_listed(client: openai.OpenAI, server: RunningServer) -> None:
+    assert [model.id for model in client.models.list()] == ["tiny"]
+    assert client.models.retrieve("tiny").owned_by == "gflownet"
+    assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
+    with pytest.raises(openai.NotFoundError) as caught:
+        client.completions.create(model="gpt", prompt="a")
+    assert caught.value.code == "model_not_found"
+
+
+@pytest.mark.parametrize(
+    ("asked", "param"),
+    [
+        ({"prompt": ""}, "prompt"),
+        ({"prompt": []}, "prompt"),
+        ({"prompt": [256]}, "prompt"),
+        ({"prompt": "a" * (MAX_PROMPT + 1)}, "prompt"),
+        ({"prompt": ["a"] * 300}, "prompt"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"n": 2}, "n"),
+        ({"temperature": -1}, "temperature"),
+        ({"logit_bias": {"256": 1}}, "logit_bias"),
+        ({"extra_body": {"top_k": -1}}, "top_k"),
+        ({"extra_body": {"beam_width": 3}}, "beam_width"),
+        ({"extra_body": {"stream": "yes"}}, "stream"),
+    ],
+)
+def test_what_makes_no_sense_is_refused_with_its_name(asked: dict[str, Any], param: str, client: openai.OpenAI) -> None:
+    with pytest.raises(openai.BadRequestError) as caught:
+        client.completions.create(**{"model": "tiny", "prompt": "a", **asked})
+    assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
+
+
+@pytest.mark.parametrize(
+    "body",
+    [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model":"tiny"}', b"[" * 4000, b'{"model":"tiny","prompt":1e999}'],
+)
+def test_what_is_no_request_is_refused(body: bytes, server: RunningServer) -> None:
+    said = httpx.post(f"{server.url}/v1/completions", content=body)
+    assert said.status_code == 400
+    assert set(said.json()["error"]) == {"message", "type", "param", "code"}
+
+
+@pytest.mark.parametrize("has_length", [True, False])
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(has_length: bool, server: RunningServer) -> None:
+    def parts() -> Iterator[bytes]:
+        yield from [b" " * 1000] * 5
+
+    content = b" " * 5000 if has_length else parts()
+    said = httpx.post(f"{server.url}/v1/completions", content=content)
+    assert said.status_code == 413
+    assert said.json()["error"]["message"] == f"body: expected at most {MAX_BODY} bytes, got more"
+    assert httpx.post(f"{server.url}/v1/completions", content=b" " * MAX_BODY).status_code == 400
+
+
+def test_other_paths_and_methods_are_refused_in_the_same_shape(server: RunningServer) -> None:
+    for said, status in (
+        (httpx.get(f"{server.url}/v1/completions"), 405),
+        (httpx.post(f"{server.url}/v1/chat/completions", json={}), 404),
+        (httpx.get(f"{server.url}/v1/models/gpt"), 404),
+    ):
+        assert said.status_code == status
+        assert said.json()["error"]["type"] == "invalid_request_error"
+
+
+def test_what_is_not_http_hurts_nobody(server: RunningServer, client: openai.OpenAI) -> None:
+    with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
+        connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
+        assert connection.recv(100).startswith(b"HTTP/1.1 400")
+    assert client.completions.create(model="tiny", prompt="a").choices
+
+
+def test_responses_are_counted(server: RunningServer, client: openai.OpenAI) -> None:
+    before = server.metrics()
+    client.completions.create(model="tiny", prompt="a", max_tokens=5)
+    httpx.get(f"{server.url}/nothing")
+    after = wait_until(server, requests_running=0)
+    changes = {name: after[name] - before.get(name, 0) for name in after}
+    assert changes["gflownet_tokens_total"] == 5
+    assert changes["gflownet_requests_finished_total length"] == 1
+    assert changes["gflownet_http_responses_total 404"] == 1
+    assert changes["gflownet_http_responses_total 200"] >= 2
+    assert changes["gflownet_first_token_seconds_count"] == 1
+    assert changes["gflownet_first_token_seconds_sum"] > 0
