@@ -1,0 +1,181 @@
+"""What the scheduler promises, under any order of what may happen to it."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
+
+from gflownet.rhn.scheduler import Phase, QueueFullError, Scheduler, SchedulerConfig
+
+
+class Clock:
+    """Seconds that pass when they are told to."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def scheduler_of(**limits: float) -> tuple[Scheduler, Clock]:
+    clock = Clock()
+    return Scheduler(SchedulerConfig(**limits), clock=clock), clock  # type: ignore[arg-type]
+
+
+def test_those_that_came_first_run_first_and_a_slot_that_is_free_is_filled() -> None:
+    scheduler, clock = scheduler_of(max_slots=2)
+    for request_id in range(4):
+        scheduler.submit(request_id, 1)
+        clock.now += 1
+    assert scheduler.schedule().admitted == [0, 1]
+    assert scheduler.schedule().admitted == []
+    assert scheduler.finish(1) is Phase.RUNNING
+    assert scheduler.schedule().admitted == [2]
+    assert (scheduler.num_waiting, scheduler.num_running) == (1, 2)
+
+
+def test_an_urgent_request_overtakes_but_nobody_waits_for_ever() -> None:
+    scheduler, clock = scheduler_of(max_slots=1, patience=10)
+    scheduler.submit(0, 1)
+    assert scheduler.schedule().admitted == [0]
+    scheduler.submit(1, 1, priority=1)
+    order = []
+    for request_id in range(2, 20):  # an urgent one every second, and one finishes every second
+        scheduler.submit(request_id, 1)
+        scheduler.finish(order[-1] if order else 0)
+        order += scheduler.schedule().admitted
+        clock.now += 1
+    assert order[:10] == list(range(2, 12))
+    assert 1 in order[:12]
+
+
+def test_a_request_that_waits_too_long_is_given_up_and_one_that_runs_is_not() -> None:
+    scheduler, clock = scheduler_of(max_slots=1, max_waiting=5)
+    scheduler.submit(0, 1)
+    scheduler.schedule()
+    clock.now = 3
+    scheduler.submit(1, 1)
+    clock.now = 8
+    assert scheduler.schedule().expired == []
+    clock.now = 8.5
+    assert scheduler.schedule().expired == [1]
+    assert scheduler.phase_of(1) is None
+    assert scheduler.phase_of(0) is Phase.RUNNING
+
+
+def test_a_full_queue_and_a_spent_budget_refuse() -> None:
+    scheduler, _ = scheduler_of(max_slots=1, max_queue=1, token_budget=10)
+    scheduler.submit(0, 4)
+    scheduler.submit(1, 4)
+    with pytest.raises(QueueFullError, match="2 requests wait, at most 1 may"):
+        scheduler.submit(2, 1)
+    scheduler.schedule()
+    with pytest.raises(QueueFullError, match="1 requests wait, at most 1 may"):
+        scheduler.submit(2, 1)
+    scheduler.finish(1)
+    with pytest.raises(QueueFullError, match="7 tokens more than the 4 asked for are above 10"):
+        scheduler.submit(2, 7)
+    with pytest.raises(ValueError, match="at most 10 tokens of prompt and answer, got 11"):
+        scheduler.submit(2, 11)
+    with pytest.raises(ValueError, match=r"priority: expected -100 .. 100, got 101"):
+        scheduler.submit(2, 1, priority=101)
+    scheduler.submit(2, 6)
+
+
+@pytest.mark.parametrize(
+    ("limit", "message"),
+    [
+        ({"max_slots": 0}, "max_slots: expected at least 1, got 0"),
+        ({"token_budget": 0}, "token_budget: expected at least 1, got 0"),
+        ({"max_queue": -1}, "max_queue: expected at least 0, got -1"),
+        ({"max_waiting": 0}, "max_waiting: expected a number of seconds > 0, got 0"),
+        ({"patience": float("nan")}, "patience: expected a number of seconds > 0, got nan"),
+    ],
+)
+def test_limits_that_make_no_sense_are_refused(limit: dict[str, float], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        SchedulerConfig(**limit)  # type: ignore[arg-type]
+
+
+class Machine(RuleBasedStateMachine):
+    """Submits, cancels, finishes and schedules in any order; keeps the slow account of it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.config = SchedulerConfig(max_slots=3, max_queue=4, max_waiting=20, token_budget=40, patience=2)
+        self.clock = Clock()
+        self.scheduler = Scheduler(self.config, clock=self.clock)
+        self.waiting: dict[int, tuple[float, float, int]] = {}  # due, arrived, tokens
+        self.running: dict[int, int] = {}
+        self.next_id = 0
+
+    @rule(tokens=st.integers(1, 20), priority=st.integers(-3, 3))
+    def submit(self, tokens: int, priority: int) -> None:
+        asked = sum(self.running.values()) + sum(each[2] for each in self.waiting.values())
+        room = self.config.max_queue + self.config.max_slots - len(self.running)
+        request_id, self.next_id = self.next_id, self.next_id + 1
+        if len(self.waiting) >= room or asked + tokens > self.config.token_budget:
+            with pytest.raises(QueueFullError):
+                self.scheduler.submit(request_id, tokens, priority=priority)
+            return
+        self.scheduler.submit(request_id, tokens, priority=priority)
+        self.waiting[request_id] = self.clock.now + 2 * priority, self.clock.now, tokens
+
+    @rule(seconds=st.floats(0, 9))
+    def pass_time(self, seconds: float) -> None:
+        self.clock.now += seconds
+
+    @precondition(lambda self: self.waiting or self.running)
+    @rule(data=st.data())
+    def end(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from([*self.waiting, *self.running]))
+        phase = Phase.WAITING if request_id in self.waiting else Phase.RUNNING
+        assert self.scheduler.finish(request_id) is phase
+        assert self.scheduler.finish(request_id) is None
+        self.waiting.pop(request_id, None)
+        self.running.pop(request_id, None)
+
+    @rule()
+    def schedule(self) -> None:
+        late = sorted(key for key, (_, arrived, _) in self.waiting.items() if self.clock.now - arrived > 20)
+        for key in late:
+            del self.waiting[key]
+        order = sorted(self.waiting, key=lambda key: (self.waiting[key][0], key))
+        admitted = order[: self.config.max_slots - len(self.running)]
+        for key in admitted:
+            self.running[key] = self.waiting.pop(key)[2]
+        made = self.scheduler.schedule()
+        assert (made.admitted, sorted(made.expired)) == (admitted, late)
+
+    @invariant()
+    def counts_are_right(self) -> None:
+        assert self.scheduler.num_waiting == len(self.waiting)
+        assert self.scheduler.num_running == len(self.running) <= self.config.max_slots
+        for request_id in range(self.next_id):
+            wanted = (
+                Phase.WAITING if request_id in self.waiting else Phase.RUNNING if request_id in self.running else None
+            )
+            assert self.scheduler.phase_of(request_id) is wanted
+
+
+TestMachine = Machine.TestCase
+TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
+
+
+@given(st.lists(st.integers(-5, 5), min_size=1, max_size=30))
+def test_no_request_is_overtaken_by_one_that_came_later_than_its_patience(priorities: list[int]) -> None:
+    scheduler, clock = scheduler_of(max_slots=1, patience=3)
+    for request_id, priority in enumerate(priorities):
+        scheduler.submit(request_id, 1, priority=priority)
+        clock.now += 1
+    order = []
+    while scheduler.num_waiting:
+        order += scheduler.schedule().admitted
+        scheduler.finish(order[-1])
+    for place, request_id in enumerate(order):
+        for later in order[:place]:
+            if later > request_id:  # it came `later - request_id` seconds after
+                assert later - request_id <= 3 * (priorities[request_id] - priorities[later])

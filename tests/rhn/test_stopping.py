@@ -1,0 +1,76 @@
+"""Answers end where they should, and nothing is shown that turns out not to be part of one."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from gflownet.rhn.stopping import Answer, EosTokenCriteria, FinishReason, MaxLengthCriteria, StopStringCriteria
+
+
+def answer_of(
+    *, stops: tuple[tuple[int, ...], ...] = (), ends: tuple[int, ...] = (), most: int, least: int = 0
+) -> Answer:
+    return Answer(EosTokenCriteria(frozenset(ends)), StopStringCriteria(stops), MaxLengthCriteria(most), least)
+
+
+def run(answer: Answer, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
+    """Return what was shown, and why the answer ended."""
+    shown: list[int] = []
+    for token in tokens:
+        reason = answer.add(token)
+        shown += answer.tokens[len(shown) : answer.num_shown]
+        if reason is not None:
+            return shown, reason
+    return shown, None
+
+
+def test_an_answer_ends_by_its_length() -> None:
+    assert run(answer_of(most=3), [5, 6, 7, 8]) == ([5, 6, 7], FinishReason.LENGTH)
+
+
+def test_a_stop_token_is_not_part_of_the_answer_and_counts_only_after_the_least_tokens() -> None:
+    assert run(answer_of(ends=(9,), most=9), [5, 9, 6]) == ([5], FinishReason.STOP)
+    assert run(answer_of(ends=(9,), most=9, least=2), [5, 9, 9]) == ([5, 9], FinishReason.STOP)
+
+
+def test_a_stop_string_is_not_shown_in_part() -> None:
+    answer = answer_of(stops=((1, 2, 3),), most=9)
+    shown = []
+    for token, wanted in ((7, [7]), (1, [7]), (2, [7]), (1, [7, 1, 2]), (2, [7, 1, 2])):
+        assert answer.add(token) is None
+        shown += answer.tokens[len(shown) : answer.num_shown]
+        assert shown == wanted
+    assert answer.add(3) is FinishReason.STOP
+    assert answer.num_shown == 3
+
+
+def test_of_several_stop_strings_the_one_that_began_first_counts() -> None:
+    assert run(answer_of(stops=((2, 3), (1, 2, 3)), most=9), [7, 1, 2, 3]) == ([7], FinishReason.STOP)
+
+
+def test_what_was_held_back_is_shown_when_the_length_ends_the_answer() -> None:
+    assert run(answer_of(stops=((1, 2, 3),), most=3), [7, 1, 2]) == ([7, 1, 2], FinishReason.LENGTH)
+
+
+TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
+
+
+@given(TOKENS, st.lists(TOKENS.map(lambda tokens: tuple(tokens[:4])), max_size=3), st.integers(1, 12))
+def test_what_is_shown_is_the_answer_up_to_the_first_stop_string(
+    tokens: list[int], stops: list[tuple[int, ...]], most: int
+) -> None:
+    """Against the slow way: look for every stop string in every prefix."""
+    shown, reason = run(answer_of(stops=tuple(stops), most=most), tokens)
+    for end in range(1, len(tokens) + 1):
+        begun = [end - len(stop) for stop in stops if end >= len(stop) and tuple(tokens[end - len(stop) : end]) == stop]
+        if begun:
+            assert (shown, reason) == (tokens[: min(begun)], FinishReason.STOP)
+            return
+        if end == most:
+            assert (shown, reason) == (tokens[:most], FinishReason.LENGTH)
+            return
+    assert reason is None
+    held = tokens[len(shown) :]
+    assert shown == tokens[: len(shown)]
+    assert not held or any(tuple(held) == stop[: len(held)] for stop in stops)
