@@ -1,86 +1,108 @@
 """One step of several layers at once, each on a token of its own; no adapted matrix is made.
 
-N is the number of layers, R of rows, H the hidden size, I the intermediate size, r the rank, J = bottleneck + 1.
+`diagonal` does the same in buffers, and has the backward pass. What the state before says is apart from what the token
+adds, so that it can be made before the token is known.
+
+N is the number of layers, R of rows, H the hidden size, I the intermediate size, r the rank, J = bottleneck + 1; P is 2
+for gate and up, which are one after the other, and 1 for down.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gflownet.rhn.fold import BlockSizes, Fold, HeadColumns
 from gflownet.rhn.layers import MIN_SQUARED_NORM
-
-# multiply(x [N, R, in], name): x times the field of that name of a `Fold`, [N, R, out].
-Multiply = Callable[[Tensor, str], Tensor]
 
 
 @dataclass(frozen=True)
-class CellSizes:
-    """What the shapes of a `Fold` do not say by themselves."""
+class FoldedAdapter:
+    """How rows change projections: y = scale (W x + B A x)."""
 
-    hidden: int
-    intermediate: int
-    rank: int
-    epsilon: float
+    a: Tensor  # [N P R, r, in]
+    b: Tensor  # [N P R, r, out]
+    scale: Tensor  # [N P R, 1, out], magnitude over norm
 
-
-def _adapted(product: Tensor, magnitude: Tensor, b: Tensor, c: Tensor, gram: Tensor, low: Tensor) -> Tensor:
-    """Return m (W x + B A x) / ||W + B A|| with the norm in its expanded form.
-
-    Args:
-        product: [..., out], W x.
-        magnitude: [..., out].
-        b: [S, r, out], S the product of the leading dimensions.
-        c: [S, r, out], 2 W A^T.
-        gram: [S, r, r], A A^T.
-        low: [S, 1, r], A x.
-    """
-    squared = (1 + (b * torch.baddbmm(c, gram, b)).sum(1)).clamp(min=MIN_SQUARED_NORM)
-    scale = magnitude * squared.rsqrt().view(magnitude.shape)
-    return scale * (product + torch.bmm(low, b).view(product.shape))
+    def by_layer(self, num_layers: int) -> list[FoldedAdapter]:
+        """Return those of each layer, N = 1."""
+        parts = (part.chunk(num_layers) for part in (self.a, self.b, self.scale))
+        return [FoldedAdapter(*layer) for layer in zip(*parts, strict=True)]
 
 
-def cell(x: Tensor, state: Tensor, has_previous: Tensor | None, sizes: CellSizes, multiply: Multiply) -> Tensor:
+@dataclass(frozen=True)
+class FoldedAdapters:
+    """How rows change feed-forward networks."""
+
+    entry: FoldedAdapter  # gate and up
+    exit: FoldedAdapter  # down
+    beta: Tensor  # [N, R, 1], added to the gate before its activation
+
+    def by_layer(self, num_layers: int) -> list[FoldedAdapters]:
+        """Return those of each layer, N = 1."""
+        parts = self.entry.by_layer(num_layers), self.exit.by_layer(num_layers), self.beta.chunk(num_layers)
+        return [FoldedAdapters(*layer) for layer in zip(*parts, strict=True)]
+
+
+def normalised(x: Tensor, epsilon: float) -> Tensor:
+    """Return x [..., H] over its root mean square times sqrt(H)."""
+    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x / torch.hypot(length, length.new_full((), math.sqrt(x.shape[-1] * epsilon)))
+
+
+def _adapter(heads: Tensor, columns: HeadColumns) -> FoldedAdapter:
+    """Return the adapter in the columns of heads [N P, R, *]."""
+    a, b, c, magnitude = heads.split(columns.sizes, -1)
+    a, b = (part.unflatten(-1, (columns.rank, -1)).flatten(0, 1) for part in (a, b))
+    scale = magnitude.reshape(-1, 1, columns.size_out)
+    if columns.norm == "dora":
+        cross = torch.baddbmm(c.reshape(b.shape), torch.bmm(a, a.mT), b, beta=2)
+        squared = (1 + (b * cross).sum(1, keepdim=True)).clamp(min=MIN_SQUARED_NORM)
+        scale = scale * squared.rsqrt()
+    return FoldedAdapter(a, b, scale)
+
+
+def adapters(state: Tensor, has_previous: Tensor | None, sizes: BlockSizes, weights: Fold) -> FoldedAdapters:
+    """Return what the states [N, R, H] of the tokens before say of the next ones; `cell` says what is what."""
+    unit = F.pad(normalised(state, sizes.epsilon), (0, 1), value=1.0)
+    # Adapters are linear in the features: features of 0 are the plain feed-forward network.
+    features = F.pad(F.silu(torch.bmm(unit, weights.squeeze)), (1, 0), value=1.0)
+    if has_previous is not None:
+        features = features * has_previous
+    features = F.pad(features, (1, 0), value=1.0)
+    both = features.unsqueeze(1).expand(-1, 2, -1, -1).flatten(0, 1)
+    entry = torch.bmm(both, weights.entry_heads.flatten(0, 1))
+    exit_, beta = torch.bmm(features, weights.exit_heads).split([sum(sizes.exit.sizes), 1], -1)
+    return FoldedAdapters(_adapter(entry, sizes.entry), _adapter(exit_, sizes.exit), beta)
+
+
+def _adapted(x: Tensor, weight: Tensor, adapter: FoldedAdapter) -> Tensor:
+    """Return y [N P, R, out] of x [N P, R, in] by weights [N P, in, out]."""
+    product = torch.bmm(x, weight)
+    low = torch.bmm(adapter.a, x.reshape(-1, x.shape[-1], 1))
+    return (adapter.scale * torch.baddbmm(product.view(adapter.scale.shape), low.mT, adapter.b)).view(product.shape)
+
+
+def feed_forward(x: Tensor, adapted: FoldedAdapters, sizes: BlockSizes, weights: Fold) -> Tensor:
+    """Return X_{k:n} from X_{k:n-1}, [N, R, H] both."""
+    unit = normalised(x, sizes.epsilon) * weights.gain.unsqueeze(1)
+    both = unit.unsqueeze(1).expand(-1, 2, -1, -1).flatten(0, 1)
+    gate, up = _adapted(both, weights.entry.flatten(0, 1), adapted.entry).unflatten(0, (-1, 2)).unbind(1)
+    return x + _adapted(F.silu(gate + adapted.beta) * up, weights.exit, adapted.exit)
+
+
+def cell(x: Tensor, state: Tensor, has_previous: Tensor | None, sizes: BlockSizes, weights: Fold) -> Tensor:
     """Return X_{k:n} for every layer n and its token k.
 
     Args:
         x: [N, R, H], X_{k:n-1}.
-        state: [N, R, H], X_{k-1:n}; anything where there is none.
+        state: [N, R, H], X_{k-1:n}; anything finite where there is none.
         has_previous: [N, R or 1, 1], 0 where the token is the first one, else 1; None where there is no first one.
         sizes: of the blocks.
-        multiply: by their weights.
+        weights: of the blocks.
     """
-    shape, rank = x.shape[:2], sizes.rank
-    split = [2 * sizes.intermediate, sizes.hidden, 1]
-    state, normed = (F.rms_norm(tensor, (sizes.hidden,), eps=sizes.epsilon) for tensor in (state, x))
-    # Adapters are linear in the features: features of 0 are the plain feed-forward network.
-    features = F.pad(F.silu(multiply(F.pad(state, (0, 1), value=1.0), "squeeze")), (1, 0), value=1.0)
-    if has_previous is not None:
-        features = features * has_previous
-    width = features.shape[-1]
-    squares = (features.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
-    grams = multiply(squares, "gram").view(*shape, 3, rank, rank).split([2, 1], 2)
-    scales = multiply(F.pad(features, (1, 0), value=1.0), "scales").split(split, -1)
-
-    product, low = multiply(normed, "entry").split([split[0], 2 * width * rank], -1)
-    gate, up = _adapted(
-        product,
-        scales[0],
-        multiply(features, "entry_b").view(-1, rank, sizes.intermediate),
-        multiply(features, "entry_c").view(-1, rank, sizes.intermediate),
-        grams[0].reshape(-1, rank, rank),
-        (features[:, :, None, None] @ low.view(*shape, 2, width, rank)).view(-1, 1, rank),
-    ).split(sizes.intermediate, -1)
-    product, low = multiply(F.silu(gate + scales[2]) * up, "exit").split([sizes.hidden, width * rank], -1)
-    return x + _adapted(
-        product,
-        scales[1],
-        multiply(features, "exit_b").view(-1, rank, sizes.hidden),
-        multiply(features, "exit_c").view(-1, rank, sizes.hidden),
-        grams[1].reshape(-1, rank, rank),
-        (features[:, :, None] @ low.view(*shape, width, rank)).view(-1, 1, rank),
-    )
+    return feed_forward(x, adapters(state, has_previous, sizes, weights), sizes, weights)

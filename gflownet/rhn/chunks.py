@@ -6,10 +6,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gflownet.rhn.memory_light import MemoryLight
-from gflownet.rhn.network import RHN, Stack
-
-MEMORY_LIGHT = MemoryLight()
+from gflownet.rhn.network import RHN, WAVEFRONT, Stack
 
 
 def backward_in_chunks(
@@ -19,7 +16,7 @@ def backward_in_chunks(
     *,
     chunk: int,
     state: Tensor | None = None,
-    stack: Stack = MEMORY_LIGHT,
+    stack: Stack = WAVEFRONT,
 ) -> tuple[Tensor, Tensor]:
     """Add the gradient of the mean cross-entropy to the parameters' `grad`; memory is that of one chunk.
 

@@ -2,94 +2,168 @@
 
 A BHN's heads are affine in the features u, so A = sum_j u_j A_j, and what the norm of an adapted row needs of W and A
 together is sum_j u_j (W A_j^T): those products are made once per update, not once per token. Every row of W is divided
-by its norm and so is the same row of B, so that the squared norm of an adapted row is 1 + sum_r B_or (C_or + (B G)_or)
-with C = 2 W A^T and G = A A^T, and its magnitude a factor.
+by its norm and so is the same row of B, so that the squared norm of an adapted row is
+
+    1 + sum_r B_or (2 C_or + (B G)_or) with C = W A^T and G = A A^T,
+
+and its magnitude a factor. Without a norm W and B stay as they are, and there is no C.
 
 N is the number of blocks, H the hidden size, I the intermediate size, r the rank, J = bottleneck + 1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gflownet.rhn.config import Norm
 from gflownet.rhn.layers import AdapterHeads, RHNBlock
 
 
 @dataclass(frozen=True)
 class Fold:
-    """What rows are multiplied by on their way through a block; the gains of the norms are multiplied in."""
+    """What rows are multiplied by on their way through a block.
+
+    Inputs are divided by their root mean square times sqrt(H); that factor and the gain of a BHN's norm are in the
+    weights. The columns of heads are A [r, in], B [r, out], C [r, out] and the magnitude [out] of one projection.
+    """
 
     squeeze: Tensor  # [N, H + 1, J - 1], normed state and 1 -> bottleneck
-    entry: Tensor  # [N, H, 2 I + 2 J r], normed x -> gate and up through W, then through every A_j
-    exit: Tensor  # [N, I, H + J r], gated x -> down through W, then through every A_j
-    entry_b: Tensor  # [N, J, 2 r I], features -> B of gate and up
-    entry_c: Tensor  # [N, J, 2 r I], features -> C of gate and up
-    exit_b: Tensor  # [N, J, r H]
-    exit_c: Tensor  # [N, J, r H]
-    gram: Tensor  # [N, J J, 3 r r], products of features -> G of gate, up and down
-    scales: Tensor  # [N, J + 1, 2 I + H + 1], 1 and features -> magnitudes of gate, up and down; beta
+    gain: Tensor  # [N, H], of normed x
+    entry: Tensor  # [N, 2, H, I], x -> gate and up
+    exit: Tensor  # [N, I, H], gated x -> down
+    entry_heads: Tensor  # [N, 2, J + 1, *], 1 and features -> heads of gate and up
+    exit_heads: Tensor  # [N, J + 1, * + 1], 1 and features -> heads of down, and beta
+
+    def of(self, layers: slice) -> Fold:
+        """Return the weights of some blocks."""
+        if layers == slice(0, len(self.exit)):
+            return self  # a slice of everything would cost torch.autograd as much as a part
+        return Fold(*(tensor[layers] for tensor in self.tensors))
+
+    def detach(self) -> Fold:
+        """Return the weights without what made them."""
+        return Fold(*(tensor.detach() for tensor in self.tensors))
+
+    @property
+    def tensors(self) -> list[Tensor]:
+        """The fields in their order."""
+        return [getattr(self, field.name) for field in fields(self)]
 
 
 @dataclass(frozen=True)
-class _Projection:
-    """The parts of one projection and its heads."""
+class HeadColumns:
+    """The columns of the heads of one projection."""
 
-    through: Tensor  # [in, out + J r]
-    b: Tensor  # [J, r, out]
-    c: Tensor  # [J, r, out]
-    gram: Tensor  # [J J, r r]
-    magnitude: Tensor  # [J + 1, out]
+    rank: int
+    size_in: int
+    size_out: int
+    norm: Norm
+
+    @property
+    def sizes(self) -> list[int]:
+        """How many columns A, B, C and the magnitude have."""
+        across = self.rank * self.size_out
+        return [self.rank * self.size_in, across, across if self.norm == "dora" else 0, self.size_out]
 
 
-def _projection(weight: Tensor, heads: AdapterHeads, gain: Tensor | None) -> _Projection:
-    """Return the parts of a projection [out, in] of what is multiplied by a gain [in]."""
-    dtype = torch.promote_types(weight.dtype, torch.float32)  # bfloat16 loses the norm of a row that B A nearly cancels
-    weight, a, b, delta = (tensor.to(dtype) for tensor in (weight, heads.a, heads.b, heads.delta))
-    norms = torch.linalg.vector_norm(weight, dim=1)
-    unit = weight / norms.unsqueeze(-1)
-    stacked = a.flatten(0, 1)
-    through = torch.cat([unit, stacked])
-    width, rank = a.shape[:2]
-    gram = (stacked @ stacked.mT).view(width, rank, width, rank).transpose(1, 2)
-    return _Projection(
-        through=(through if gain is None else through * gain).mT,
-        b=(b / norms.unsqueeze(-1)).mT,
-        c=2 * (stacked @ unit.mT).view(width, rank, -1),
-        gram=gram.reshape(width * width, rank * rank),
-        magnitude=torch.cat([torch.ones_like(delta[:1]), delta]) * norms,
+@dataclass(frozen=True)
+class BlockSizes:
+    """What the shapes of a `Fold` do not say by themselves."""
+
+    entry: HeadColumns  # of gate and of up
+    exit: HeadColumns  # of down
+    epsilon: float
+
+    @property
+    def hidden(self) -> int:
+        """H."""
+        return self.exit.size_out
+
+    @property
+    def intermediate(self) -> int:
+        """I."""
+        return self.exit.size_in
+
+    @property
+    def rank(self) -> int:
+        """r."""
+        return self.exit.rank
+
+    @property
+    def norm(self) -> Norm:
+        """How adapted rows are scaled."""
+        return self.exit.norm
+
+
+def sizes_of(block: RHNBlock) -> BlockSizes:
+    """Return the sizes of a block."""
+    down, rank, norm = block.ffn.plain.down_proj, block.bhn.gate.a.shape[1], block.ffn.norm
+    hidden, intermediate = down.out_features, down.in_features
+    return BlockSizes(
+        entry=HeadColumns(rank, hidden, intermediate, norm),
+        exit=HeadColumns(rank, intermediate, hidden, norm),
+        epsilon=block.norm.epsilon,
     )
 
 
-def _of_block(block: RHNBlock) -> tuple[Tensor, ...]:
-    """Return the fields of a `Fold` for one block, without the first dimension."""
-    plain, bhn = block.ffn.plain, block.bhn
-    gate = _projection(plain.gate_proj.weight, bhn.gate, block.norm.weight)
-    up = _projection(plain.up_proj.weight, bhn.up, block.norm.weight)
-    down = _projection(plain.down_proj.weight, bhn.down, None)
-    intermediate = plain.gate_proj.out_features
-    entry = [
-        part[:, s] for s in (slice(intermediate), slice(intermediate, None)) for part in (gate.through, up.through)
-    ]
-    beta = F.pad(bhn.beta, (1, 0)).unsqueeze(-1).to(gate.b.dtype)
-    squeeze = torch.cat([(bhn.squeeze.weight * bhn.norm.weight).mT, bhn.squeeze.bias.unsqueeze(0)])
-    return (
-        squeeze.to(gate.b.dtype),
-        torch.cat(entry, 1),
-        down.through,
-        torch.stack([gate.b, up.b], 1).flatten(1),
-        torch.stack([gate.c, up.c], 1).flatten(1),
-        down.b.flatten(1),
-        down.c.flatten(1),
-        torch.cat([gate.gram, up.gram, down.gram], 1),
-        torch.cat([gate.magnitude, up.magnitude, down.magnitude, beta], 1),
-    )
+def folded_bytes(block: RHNBlock) -> int:
+    """Return the size of the weights of a block, folded."""
+    sizes, width = sizes_of(block), block.bhn.squeeze.out_features
+    through = 3 * sizes.hidden * sizes.intermediate + sizes.hidden + (sizes.hidden + 1) * width
+    heads = (width + 2) * (2 * sum(sizes.entry.sizes) + sum(sizes.exit.sizes) + 1)
+    weight = block.norm.weight
+    return (through + heads) * torch.promote_types(weight.dtype, torch.float32).itemsize
+
+
+def _stacked(blocks: Sequence[RHNBlock], pick: Callable[[RHNBlock], Tensor]) -> Tensor:
+    """Return one parameter of all blocks, at least in float32: bfloat16 loses a norm that B A nearly cancels."""
+    dtype = torch.promote_types(blocks[0].norm.weight.dtype, torch.float32)
+    return torch.stack([pick(block).to(dtype) for block in blocks])
+
+
+def _projection(
+    blocks: Sequence[RHNBlock], linear: Callable[[RHNBlock], nn.Linear], heads: Callable[[RHNBlock], AdapterHeads]
+) -> tuple[Tensor, Tensor]:
+    """Return a projection [N, in, out] and its heads [N, J + 1, *]."""
+    weight = _stacked(blocks, lambda block: linear(block).weight)
+    a = _stacked(blocks, lambda block: heads(block).a)
+    b = _stacked(blocks, lambda block: heads(block).b).mT
+    delta = _stacked(blocks, lambda block: heads(block).delta)
+    columns = [a.flatten(2)]
+    if blocks[0].ffn.norm == "dora":
+        scales = torch.linalg.vector_norm(weight, dim=-1)
+        weight = weight / scales.unsqueeze(-1)
+        b = b / scales[:, None, None]
+        columns += [b.flatten(2), torch.bmm(a.flatten(1, 2), weight.mT).view_as(b).flatten(2)]
+        delta = delta * scales.unsqueeze(1)
+    else:
+        scales = torch.ones_like(delta[:, 0])
+        columns += [b.flatten(2)]
+    by_feature = torch.cat([*columns, delta], -1)
+    constant = F.pad(scales, (by_feature.shape[-1] - scales.shape[-1], 0))
+    return weight.mT, torch.cat([constant.unsqueeze(1), by_feature], 1)
 
 
 def fold(blocks: Sequence[RHNBlock]) -> Fold:
     """Return the weights of blocks of equal sizes, at least in float32; differentiable by their parameters."""
-    return Fold(*(torch.stack(parts) for parts in zip(*map(_of_block, blocks), strict=True)))
+    gate = _projection(blocks, lambda block: block.ffn.plain.gate_proj, lambda block: block.bhn.gate)
+    up = _projection(blocks, lambda block: block.ffn.plain.up_proj, lambda block: block.bhn.up)
+    down = _projection(blocks, lambda block: block.ffn.plain.down_proj, lambda block: block.bhn.down)
+    root = math.sqrt(down[0].shape[-1])
+    beta = F.pad(_stacked(blocks, lambda block: block.bhn.beta), (1, 0)).unsqueeze(-1)
+    squeeze = _stacked(blocks, lambda block: block.bhn.squeeze.weight * block.bhn.norm.weight).mT * root
+    bias = _stacked(blocks, lambda block: block.bhn.squeeze.bias)
+    return Fold(
+        squeeze=torch.cat([squeeze, bias.unsqueeze(1)], 1),
+        gain=_stacked(blocks, lambda block: block.norm.weight) * root,
+        entry=torch.stack([gate[0], up[0]], 1),
+        exit=down[0].contiguous(),
+        entry_heads=torch.stack([gate[1], up[1]], 1),
+        exit_heads=torch.cat([down[1], beta], -1),
+    )

@@ -6,13 +6,14 @@ J = bottleneck + 1 the width of what the heads of a BHN read: a constant 1 and t
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.config import Norm, RHNConfig
 
 # Of the squared norm of an adapted row in units of the row's own: float32 knows the expanded form no better than this.
 MIN_SQUARED_NORM = 1e-6
@@ -57,7 +58,7 @@ class Adapter:
 
     a: Tensor  # [R, r, in]
     b: Tensor  # [R, out, r]
-    delta: Tensor  # [R, out], the magnitude of output row o is ||W_o|| (1 + delta_o)
+    delta: Tensor  # [R, out], of the magnitude ||W_o|| (1 + delta_o) of output row o, or without a norm its factor
 
 
 @dataclass(frozen=True)
@@ -109,6 +110,12 @@ class BHN(nn.Module):
         return Adapters(self.gate(features), self.up(features), self.down(features), beta)
 
 
+def lora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
+    """Return y_o = (1 + delta_o) ((W + B A) x)_o: x [R, in] through a projection [out, in], y [R, out]."""
+    low_rank = (adapter.b @ (adapter.a @ x.unsqueeze(-1))).squeeze(-1)
+    return (1 + adapter.delta) * (x @ weight.mT + low_rank)
+
+
 def dora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
     """Return x through a projection under weight-decomposed low-rank adaptation (Liu et al. 2024, equation 5).
 
@@ -127,8 +134,11 @@ def dora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
     squared = weight.square().sum(-1)
     cross = 2 * (a @ weight.mT).mT + b @ (a @ a.mT)
     relative = (1 + (b * cross).sum(-1) / squared).clamp(min=MIN_SQUARED_NORM)
-    low_rank = (b @ (a @ x.unsqueeze(-1))).squeeze(-1)
-    return (1 + adapter.delta) * relative.rsqrt() * (x @ weight.mT + low_rank)
+    return relative.rsqrt() * lora(x, weight, adapter)
+
+
+# By the norm of a configuration.
+ADAPTATIONS: dict[Norm, Callable[[Tensor, Tensor, Adapter], Tensor]] = {"dora": dora, "none": lora}
 
 
 class DoraFFN(nn.Module):
@@ -138,12 +148,14 @@ class DoraFFN(nn.Module):
         """Wrap a plain one."""
         super().__init__()
         self.plain = FFN(config)
+        self.norm: Norm = config.norm
 
     def forward(self, x: Tensor, adapters: Adapters) -> Tensor:
         """Return the adapted projection of the gated x; [R, H] both."""
-        gate = F.silu(dora(x, self.plain.gate_proj.weight, adapters.gate) + adapters.beta)
-        up = dora(x, self.plain.up_proj.weight, adapters.up)
-        return dora(gate * up, self.plain.down_proj.weight, adapters.down)
+        adapt = ADAPTATIONS[self.norm]
+        gate = F.silu(adapt(x, self.plain.gate_proj.weight, adapters.gate) + adapters.beta)
+        up = adapt(x, self.plain.up_proj.weight, adapters.up)
+        return adapt(gate * up, self.plain.down_proj.weight, adapters.down)
 
 
 class RHNBlock(nn.Module):

@@ -10,9 +10,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from gflownet.rhn.cell import cell
-from gflownet.rhn.fold import fold
+from gflownet.rhn.fold import fold, sizes_of
 from gflownet.rhn.stack_model import RecurrentLayer, RecurrentStack
-from gflownet.rhn.wavefront import sizes_of
 
 
 class StackDecoder:
@@ -84,10 +83,6 @@ class StackDecoder:
         folded = self._folds[self._model.config.owners[place]]
         dtype = folded.entry.dtype
         has_previous = None if starts is None else (~starts).to(dtype).view(1, -1, 1)
-
-        def multiply(x: Tensor, name: str) -> Tensor:
-            return torch.bmm(x, getattr(folded, name))
-
         given = state[None, :, :width].to(dtype)
-        out = cell(x.unsqueeze(0).to(dtype), given, has_previous, sizes_of(layer), multiply)[0].to(x.dtype)
+        out = cell(x.unsqueeze(0).to(dtype), given, has_previous, sizes_of(layer), folded)[0].to(x.dtype)
         return out, out

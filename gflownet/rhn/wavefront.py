@@ -7,20 +7,19 @@ N is the number of layers of a group, T of tokens, R of rows, H the hidden size.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import Tensor
+from torch.autograd.function import once_differentiable
 
-from gflownet.rhn.cell import CellSizes, cell
-from gflownet.rhn.fold import Fold, fold
+from gflownet.rhn.diagonal import DiagonalStep
+from gflownet.rhn.diagonal_gradient import StepGradient
+from gflownet.rhn.fold import BlockSizes, Fold, fold, folded_bytes, sizes_of
 from gflownet.rhn.layers import RHNBlock
-from gflownet.rhn.products import Products
-
-# Runs N blocks over x [T, R, H] from the state [N, R, H] of the token before, None where there is none; returns the
-# last block's states of all tokens [T, R, H] and the last token's states of all blocks [N, R, H].
-RunGroup = Callable[[Sequence[RHNBlock], Tensor, Tensor | None], tuple[Tensor, Tensor]]
+from gflownet.rhn.weight_gradients import WeightGradients
 
 # What the folded weights of one group may take: every diagonal reads all of them, so they should stay in cache.
 GROUP_BYTES = 24 * 2**20
@@ -28,7 +27,7 @@ GROUP_BYTES = 24 * 2**20
 
 @dataclass(frozen=True)
 class Diagonal:
-    """The states with n + k = s that layers first .. first + len - 1 of a group (counted from 0) make."""
+    """The states with n + k = s that layers first .. last of a group (counted from 0) make."""
 
     s: int  # from 1
     first: int
@@ -40,6 +39,16 @@ class Diagonal:
         """The layers, as an index."""
         return slice(self.first, self.last + 1)
 
+    @property
+    def inputs(self) -> slice:
+        """Where the states that it reads are on the diagonal before, counted from that of the group's input."""
+        return slice(self.first, self.last + 2)
+
+    @property
+    def outputs(self) -> slice:
+        """Where its own states are, counted from the group's input."""
+        return slice(self.first + 1, self.last + 2)
+
 
 def diagonals(num_layers: int, num_tokens: int) -> Iterator[Diagonal]:
     """Yield s = 1 .. T + N - 1."""
@@ -47,71 +56,137 @@ def diagonals(num_layers: int, num_tokens: int) -> Iterator[Diagonal]:
         yield Diagonal(s, max(0, s - num_tokens), min(num_layers, s) - 1, starts=s <= num_layers)
 
 
-def sizes_of(block: RHNBlock) -> CellSizes:
-    """Return the sizes of a block."""
-    down = block.ffn.plain.down_proj
-    return CellSizes(down.out_features, down.in_features, block.bhn.gate.a.shape[1], block.norm.epsilon)
+class _Steps:
+    """Makes the step of each diagonal; neighbours of the same layers share one, and its buffers."""
+
+    def __init__(self, sizes: BlockSizes, weights: Fold, rows: int, *, has_state: bool) -> None:
+        self._sizes, self._weights, self._rows, self._has_state = sizes, weights, rows, has_state
+        self._key: tuple[int, int, bool] | None = None
+
+    def of(self, diagonal: Diagonal) -> tuple[DiagonalStep, bool]:
+        """Return the step, and whether it is another one than that of the call before."""
+        starts = diagonal.starts and not self._has_state
+        key = diagonal.first, diagonal.last, starts
+        is_new = key != self._key
+        if is_new:
+            self._key = key
+            self._step = DiagonalStep(self._sizes, self._weights.of(diagonal.layers), self._rows, starts=starts)
+        return self._step, is_new
 
 
-def step(inputs: Tensor, diagonal: Diagonal, sizes: CellSizes, products: Products, *, has_state: bool) -> Tensor:
-    """Return the states [n, R, H] of a diagonal from those [n + 1, R, H] of the one before that they need.
+@dataclass(frozen=True)
+class GroupStates:
+    """What a group of layers made."""
+
+    outputs: Tensor  # [T, R, H], of the last layer
+    last: Tensor  # [N, R, H], of the last token
+    diagonals: Tensor  # [D, N + 1, R, H], the states of diagonal s at s % D, the group's input first
+
+
+def run_diagonals(
+    weights: Fold, sizes: BlockSizes, x: Tensor, state: Tensor | None, *, keep: bool = False
+) -> GroupStates:
+    """Return the states of a group of layers, made without a gradient.
 
     Args:
-        inputs: X_{s-1-m:m} for m from `first` to `last` + 1; layer `first` + 1 reads the first two, and so on.
-        diagonal: which.
+        weights: of the N layers.
         sizes: of the blocks.
-        products: by their weights.
-        has_state: whether there are states from before the first token.
+        x: [T, R, H], what the first layer reads.
+        state: [N, R, H] of the token before the first; None where there is none.
+        keep: whether all diagonals are kept, not only the last two.
     """
-    has_previous = None
-    if diagonal.starts and not has_state:
-        has_previous = inputs.new_ones(len(inputs) - 1, 1, 1)
-        has_previous[-1] = 0
-    return cell(inputs[:-1], inputs[1:], has_previous, sizes, products.of(diagonal.layers))
+    num_layers, (num_tokens, rows, hidden) = len(weights.exit), x.shape
+    count = num_tokens + num_layers if keep else 2
+    states = x.new_zeros(count, num_layers + 1, rows, hidden)
+    outputs = states[num_layers:, -1] if keep else torch.empty_like(x)
+    last = x.new_empty(num_layers, rows, hidden)
+    steps = _Steps(sizes, weights, rows, has_state=state is not None)
+    for diagonal in diagonals(num_layers, num_tokens):
+        before, own = states[(diagonal.s - 1) % count], states[diagonal.s % count]
+        if diagonal.first == 0:
+            before[0] = x[diagonal.s - 1]
+        if diagonal.starts and state is not None:
+            before[diagonal.s] = state[diagonal.last]
+        made = own[diagonal.outputs]
+        steps.of(diagonal)[0].forward(before[diagonal.inputs], made)
+        if diagonal.last == num_layers - 1 and not keep:
+            outputs[diagonal.s - num_layers] = made[-1]
+        if diagonal.s >= num_tokens:
+            last[diagonal.first] = made[0]
+    return GroupStates(outputs, last, states)
 
 
-def inputs_of(diagonal: Diagonal, x: Tensor, live: Tensor) -> Tensor:
-    """Return what a diagonal needs: of `live` [N, R, H], the newest state of each layer, and of the group's input x."""
-    if diagonal.first == 0:
-        return torch.cat([x[diagonal.s - 1].unsqueeze(0), live[: diagonal.last + 1]])
-    return live[diagonal.first - 1 : diagonal.last + 1]
+def differentiate(
+    weights: Fold, sizes: BlockSizes, states: Tensor, grad_outputs: Tensor, grad_last: Tensor, *, has_state: bool
+) -> tuple[Tensor, Tensor, Fold]:
+    """Return the gradients of x [T, R, H], of the state before the first token [N, R, H], and of the weights.
+
+    Each diagonal is made once more from the states of the one before and differentiated by itself, last one first.
+
+    Args:
+        weights: of the N layers.
+        sizes: of the blocks.
+        states: [T + N, N + 1, R, H], all diagonals as `run_diagonals` kept them.
+        grad_outputs: [T, R, H].
+        grad_last: [N, R, H].
+        has_state: whether there is a state before the first token.
+    """
+    num_layers, (num_tokens, rows, _) = len(weights.exit), grad_outputs.shape
+    gradients, grad_x = WeightGradients(weights, rows), torch.empty_like(grad_outputs)
+    live = torch.cat([torch.zeros_like(grad_last[:1]), grad_last])  # by the newest state of each layer
+    made = torch.empty_like(grad_last)
+    steps = _Steps(sizes, weights, rows, has_state=has_state)
+    backward: StepGradient | None = None
+    for diagonal in reversed(list(diagonals(num_layers, num_tokens))):
+        step, is_new = steps.of(diagonal)
+        if backward is None or is_new:
+            backward = StepGradient(step)
+        if diagonal.last == num_layers - 1:
+            live[-1] += grad_outputs[diagonal.s - num_layers]
+        step.forward(states[diagonal.s - 1, diagonal.inputs], made[diagonal.layers])
+        grad_inputs = backward.backward(live[diagonal.outputs])
+        gradients.add(diagonal.layers, backward)
+        live[diagonal.outputs] = grad_inputs[1:]
+        if diagonal.first == 0:
+            grad_x[diagonal.s - 1] = grad_inputs[0]
+        else:
+            live[diagonal.first] += grad_inputs[0]
+    return grad_x, live[1:], gradients.total()
 
 
-def run_group(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run one group under torch.autograd, which keeps what every step made; without it one diagonal is kept."""
-    products, sizes = Products(fold(blocks)), sizes_of(blocks[0])
-    live = x.new_zeros(len(blocks), *x.shape[1:]) if state is None else state
-    outputs = []
-    for diagonal in diagonals(len(blocks), len(x)):
-        inputs = inputs_of(diagonal, x, live)
-        new = step(inputs, diagonal, sizes, products, has_state=state is not None)
-        live = torch.cat([live[: diagonal.first], new, live[diagonal.last + 1 :]])
-        if diagonal.last == len(blocks) - 1:
-            outputs.append(new[-1])
-    return torch.stack(outputs), live
+class _Group(torch.autograd.Function):
+    """One group of layers, of which the states alone are kept for the backward pass."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None, *parameters: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        made = run_diagonals(fold(blocks), sizes_of(blocks[0]), x, state, keep=True)
+        ctx.blocks, ctx.has_state = blocks, state is not None
+        # Parameters too, so that torch notices when they are changed before the backward pass.
+        ctx.save_for_backward(made.diagonals, *parameters)
+        return made.outputs, made.last
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_outputs: Tensor, grad_last: Tensor) -> tuple[Tensor | None, ...]:
+        states, *parameters = ctx.saved_tensors
+        with torch.enable_grad():
+            weights = fold(ctx.blocks)
+        grad_x, grad_state, grad_weights = differentiate(
+            weights.detach(), sizes_of(ctx.blocks[0]), states, grad_outputs, grad_last, has_state=ctx.has_state
+        )
+        asked = [parameter for parameter in parameters if parameter.requires_grad]
+        found = iter(torch.autograd.grad(weights.tensors, asked, grad_weights.tensors) if asked else ())
+        grads = [next(found) if parameter.requires_grad else None for parameter in parameters]
+        return None, grad_x, grad_state if ctx.has_state else None, *grads
 
 
 def layers_per_group(blocks: Sequence[RHNBlock]) -> int:
     """Return how many layers' folded weights stay in cache, spread evenly over as few groups as that takes."""
-    with torch.no_grad(), torch.device("meta"):
-        weights = fold([blocks[0]])
-    num_bytes = sum(getattr(weights, field.name).nbytes for field in fields(Fold))
+    num_bytes = folded_bytes(blocks[0])
     num_groups = math.ceil(len(blocks) / max(1, GROUP_BYTES // num_bytes))
     return math.ceil(len(blocks) / num_groups)
-
-
-def run_in_groups(
-    blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None, *, layers: int, run: RunGroup
-) -> tuple[Tensor, Tensor]:
-    """Run group after group of so many layers: what a `Stack` takes and returns."""
-    dtype = x.dtype
-    x = x.transpose(0, 1).to(torch.promote_types(dtype, torch.float32))
-    last_states = []
-    for first in range(0, len(blocks), layers):
-        group = slice(first, first + layers)
-        x, last = run(blocks[group], x, None if state is None else state[group].to(x.dtype))
-        last_states.append(last)
-    return x.transpose(0, 1).to(dtype), torch.cat(last_states).to(dtype)
 
 
 @dataclass(frozen=True)
@@ -122,4 +197,18 @@ class Wavefront:
 
     def __call__(self, blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what the last block makes of x [R, T, H], and the last token's states [depth, R, H]."""
-        return run_in_groups(blocks, x, state, layers=self.layers or layers_per_group(blocks), run=run_group)
+        layers, dtype = self.layers or layers_per_group(blocks), x.dtype
+        x = x.transpose(0, 1).to(torch.promote_types(dtype, torch.float32))
+        last_states = []
+        for first in range(0, len(blocks), layers):
+            group = blocks[first : first + layers]
+            given = None if state is None else state[first : first + layers].to(x.dtype)
+            if not torch.is_grad_enabled():
+                made = run_diagonals(fold(group), sizes_of(group[0]), x, given)
+                x = made.outputs
+                last_states.append(made.last)
+                continue
+            parameters = dict.fromkeys(parameter for block in group for parameter in block.parameters())
+            x, last = _Group.apply(group, x, given, *parameters)
+            last_states.append(last)
+        return x.transpose(0, 1).to(dtype), torch.cat(last_states).to(dtype)

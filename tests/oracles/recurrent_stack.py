@@ -40,7 +40,7 @@ def _layer(
     width = config.width
     if layer.cell == "rhn":
         before = None if state is None else state[:width]
-        out = rhn.cell(_with_zeros(layer, weights, config), x, before, config.epsilon)
+        out = rhn.cell(_with_zeros(layer, weights, config), x, before, config.epsilon, "dora")
         kept = out
     else:
         normed = rhn.rms_norm(x, weights["norm.weight"], config.epsilon)

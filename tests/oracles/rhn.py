@@ -18,13 +18,15 @@ def silu(x: Tensor) -> Tensor:
     return x / (1 + torch.exp(-x))
 
 
-def adapted(weight: Tensor, heads: Mapping[str, Tensor], features: Tensor) -> Tensor:
-    """Return the matrix m (W + B A) / ||W + B A||, norms by row."""
+def adapted(weight: Tensor, heads: Mapping[str, Tensor], features: Tensor, norm: str) -> Tensor:
+    """Return the matrix m (W + B A) / ||W + B A||, norms by row; without a norm (1 + delta) (W + B A)."""
     a, b, delta = (
         torch.stack([f * head for f, head in zip(features, heads[name], strict=True)]).sum(0)
         for name in ("a", "b", "delta")
     )
     rows = weight + b @ a
+    if norm == "none":
+        return rows * (1 + delta)[:, None]
     norms = torch.sqrt((rows * rows).sum(1))
     # The squared norm is kept from below a millionth of the plain row's.
     plain_norms = torch.sqrt((weight * weight).sum(1))
@@ -37,7 +39,7 @@ def under(parameters: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
 
 
-def cell(block: Mapping[str, Tensor], x: Tensor, previous: Tensor | None, epsilon: float) -> Tensor:
+def cell(block: Mapping[str, Tensor], x: Tensor, previous: Tensor | None, epsilon: float, norm: str) -> Tensor:
     """Return X_{k:n} of one row from X_{k:n-1} and X_{k-1:n}, vectors."""
     weights = [block[f"ffn.plain.{name}_proj.weight"] for name in ("gate", "up", "down")]
     normed = rms_norm(x, block["norm.weight"], epsilon)
@@ -46,14 +48,20 @@ def cell(block: Mapping[str, Tensor], x: Tensor, previous: Tensor | None, epsilo
         squeezed = block["bhn.squeeze.weight"] @ rms_norm(previous, block["bhn.norm.weight"], epsilon)
         features = torch.cat([torch.ones(1, dtype=x.dtype), silu(squeezed + block["bhn.squeeze.bias"])])
         heads = [under(block, f"bhn.{name}.") for name in ("gate", "up", "down")]
-        weights = [adapted(weight, head, features) for weight, head in zip(weights, heads, strict=True)]
+        weights = [adapted(weight, head, features, norm) for weight, head in zip(weights, heads, strict=True)]
         beta = (features * block["bhn.beta"]).sum()
     gate, up, down = weights
     return x + down @ (silu(gate @ normed + beta) * (up @ normed))
 
 
 def forward(
-    parameters: Mapping[str, Tensor], tokens: Tensor, *, depth: int, epsilon: float, state: Tensor | None = None
+    parameters: Mapping[str, Tensor],
+    tokens: Tensor,
+    *,
+    depth: int,
+    epsilon: float,
+    norm: str,
+    state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Return logits [R, T, V] and last states [depth, R, H] of tokens [R, T], after `state` where there is one."""
     unembedding = parameters.get("unembedding.weight", parameters["embedding.weight"])
@@ -64,7 +72,7 @@ def forward(
         for token in sequence:
             x = parameters["embedding.weight"][token]
             for n in range(depth):
-                x = cell(under(parameters, f"blocks.{n}."), x, before[n], epsilon)
+                x = cell(under(parameters, f"blocks.{n}."), x, before[n], epsilon, norm)
                 before[n] = x
             logits.append(unembedding @ rms_norm(x, parameters["norm.weight"], epsilon))
         all_logits.append(torch.stack(logits))

@@ -49,6 +49,7 @@ def random_case(seed: int) -> Case:
         bottleneck=chance.randint(1, 4),
         tied=chance.random() < 0.5,
         epsilon=chance.choice([1e-6, 1e-2]),
+        norm="dora" if seed % 3 else "none",
     )
     rows, length = chance.randint(1, 3), chance.randint(1, 8)
     generator = torch.Generator().manual_seed(seed)
@@ -96,7 +97,9 @@ def oracle_answer(case: Case) -> Answer:
     state = None if case.state is None else case.state.clone().requires_grad_()
     parameters = dict(case.network.named_parameters())
     config = case.network.config
-    logits, states = oracle.forward(parameters, case.tokens, depth=config.depth, epsilon=config.epsilon, state=state)
+    logits, states = oracle.forward(
+        parameters, case.tokens, depth=config.depth, epsilon=config.epsilon, state=state, norm=config.norm
+    )
     return _answer(case, parameters, logits, states, state)
 
 

@@ -13,7 +13,9 @@ from tests.rhn.random_networks import Case, random_case
 def oracle_logits(case: Case) -> tuple[torch.Tensor, torch.Tensor]:
     config = case.network.config
     parameters = {name: parameter.detach() for name, parameter in case.network.named_parameters()}
-    return oracle.forward(parameters, case.tokens, depth=config.depth, epsilon=config.epsilon, state=case.state)
+    return oracle.forward(
+        parameters, case.tokens, depth=config.depth, epsilon=config.epsilon, state=case.state, norm=config.norm
+    )
 
 
 def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:

@@ -26,7 +26,9 @@ def oracle_logits(network: RHN, tokens: Sequence[int]) -> Tensor:
     """Return [V], of the token after the last one."""
     config = network.config
     parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
-    logits, _ = oracle.forward(parameters, torch.tensor([list(tokens)]), depth=config.depth, epsilon=config.epsilon)
+    logits, _ = oracle.forward(
+        parameters, torch.tensor([list(tokens)]), depth=config.depth, epsilon=config.epsilon, norm=config.norm
+    )
     return logits[0, -1]
 
 

@@ -6,7 +6,6 @@ import pytest
 import torch
 
 from gflownet.rhn.config import CONFIGS, RHNConfig
-from gflownet.rhn.memory_light import MemoryLight
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
 from gflownet.rhn.wavefront import Wavefront, diagonals, layers_per_group
 from tests.rhn.random_networks import answer_of, assert_equal, oracle_answer, random_case, random_network
@@ -16,8 +15,6 @@ STACKS = {
     "wavefront": Wavefront(),
     "wavefront, groups of 2": Wavefront(layers=2),
     "wavefront, groups of 1": Wavefront(layers=1),
-    "memory-light": MemoryLight(),
-    "memory-light, groups of 2": MemoryLight(layers=2),
 }
 CONFIG = RHNConfig(vocabulary_size=5, hidden_size=6, intermediate_size=8, depth=3, rank=2, bottleneck=3)
 
@@ -30,7 +27,7 @@ def test_stacks_are_the_oracle(seed: int) -> None:
         assert_equal(answer_of(case, stack), expected)
 
 
-@pytest.mark.parametrize("stack", [Wavefront(), MemoryLight()], ids=str)
+@pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=1)], ids=str)
 def test_a_graph_that_is_kept_can_be_gone_through_again(stack: Stack) -> None:
     network = random_network(CONFIG, 0)
     loss = network(torch.arange(5)[None], stack=stack)[0].square().sum()
@@ -39,7 +36,7 @@ def test_a_graph_that_is_kept_can_be_gone_through_again(stack: Stack) -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, parameters), first, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("stack", [Wavefront(), MemoryLight()], ids=str)
+@pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=1)], ids=str)
 def test_parameters_that_are_held_get_no_gradient(stack: Stack) -> None:
     network = random_network(CONFIG, 0)
     network.layers[1].requires_grad_(False)
@@ -54,7 +51,7 @@ def test_parameters_that_are_held_get_no_gradient(stack: Stack) -> None:
 
 def test_parameters_changed_before_the_backward_pass_are_noticed() -> None:
     network = random_network(CONFIG, 0)
-    loss = network(torch.arange(5)[None], stack=MemoryLight())[0].sum()
+    loss = network(torch.arange(5)[None], stack=Wavefront())[0].sum()
     with torch.no_grad():
         network.layers[0].bhn.squeeze.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -78,7 +75,7 @@ def test_a_network_in_bfloat16_keeps_the_norms_of_rows_that_are_nearly_cancelled
     exact = RHN(network.config).double()
     exact.load_state_dict(network.state_dict())
     tokens = torch.arange(16)[None]
-    for stack in (Wavefront(), MemoryLight()):
+    for stack in (Wavefront(), Wavefront(layers=1)):
         got, wanted = network(tokens, stack=stack)[0], exact(tokens, stack=layer_by_layer)[0]
         assert got.dtype == torch.bfloat16
         assert (got.double() - wanted).norm() < 0.02 * wanted.norm()
