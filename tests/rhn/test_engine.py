@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import math
 import random
+import threading
 from collections import defaultdict
 from collections.abc import Sequence
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.engine import Engine, EngineConfig
 from gflownet.rhn.requests import Event, FinishEvent, Request, TokenEvent
 from gflownet.rhn.sampling import SamplingParams
-from gflownet.rhn.scheduler import SchedulerConfig
+from gflownet.rhn.scheduler import QueueFullError, SchedulerConfig
 from gflownet.rhn.stopping import FinishReason
 from tests.rhn.random_networks import random_network
 
@@ -100,3 +107,186 @@ def test_a_cancelled_request_frees_its_slot_within_one_step() -> None:
     assert not tokens_of(events)
     assert engine.metrics().num_running == engine.metrics().num_waiting == 0
     assert not engine.cancel(12345)
+
+
+def test_limits_refuse_and_expire_and_urgent_requests_come_first() -> None:
+    clock = Clock()
+    engine = engine_of(max_slots=1, max_queue=2, max_waiting=5, token_budget=300, patience=10, clock=clock)
+    asked = SamplingParams(max_tokens=50)
+    first = engine.submit(Request([1], asked))
+    engine.step()
+    late, urgent = engine.submit(Request([1], asked)), engine.submit(Request([1], asked, priority=-1))
+    with pytest.raises(QueueFullError, match="2 requests wait, at most 2 may"):
+        engine.submit(Request([1]))
+    with pytest.raises(ValueError, match="at most 300 tokens of prompt and answer, got 401"):
+        engine.submit(Request([1], SamplingParams(max_tokens=400)))
+    engine.cancel(first)
+    events = engine.step()
+    assert tokens_of(events).keys() == {urgent}
+    clock.now = 5.5
+    end = ends_of(engine.step())[late]
+    assert (end.finish_reason, end.error) == (FinishReason.ERROR, "it waited longer than 5 s for a slot")
+    assert (end.waited, end.num_tokens, end.first_token_after) == (5.5, 0, None)
+    assert engine.metrics().num_waiting == 0
+
+
+def test_what_the_model_does_not_know_is_refused() -> None:
+    engine = engine_of()
+    for request, message in (
+        (Request([]), "prompt: expected at least one token, got none"),
+        (Request([9]), r"prompt: expected tokens of 0 .. 8, got 9"),
+        (Request([1], SamplingParams(stop=("a",))), "stop: strings need a vocabulary of 256 bytes"),
+        (Request([1], state=torch.zeros(2, 8)), r"state: expected \(3, 8\) as \(layers, width\), got \(2, 8\)"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            engine.submit(request)
+    assert not engine.has_work
+    with pytest.raises(ValueError, match="prefix_interval: expected at least 1 token, got 0"):
+        EngineConfig(prefix_interval=0)
+    with pytest.raises(ValueError, match="prefix_bytes: expected at least 0, got -1"):
+        EngineConfig(prefix_bytes=-1)
+
+
+def test_a_prompt_that_begins_as_another_did_goes_on_from_its_state_and_says_so() -> None:
+    params = SamplingParams(temperature=0, max_tokens=3, logprobs=9)
+    head = [1, 2, 3, 4, 5, 6]
+    engine, fresh = engine_of(prefix_bytes=10**5), engine_of()
+    engine.submit(Request(head, params))
+    first_events = drain(engine)
+    answer = tokens_of(first_events)[0]
+    assert ends_of(first_events)[0].num_cached_tokens == 0
+    for prompt, num_cached in (
+        ([*head, 7], 6),  # the whole prompt
+        ([*head[:4], 7], 4),  # kept every 4 tokens
+        (head, 4),  # one token has to be read
+        ([*head, *answer, 8], 8),  # prompt and answer, of which the last token was never read
+        ([2, *head], 0),
+    ):
+        request_id, fresh_id = engine.submit(Request(prompt, params)), fresh.submit(Request(prompt, params))
+        events, wanted = drain(engine), drain(fresh)
+        assert ends_of(events)[request_id].num_cached_tokens == num_cached
+        assert ends_of(wanted)[fresh_id].num_cached_tokens == 0
+        got = [event.sampled for event in events if isinstance(event, TokenEvent)]
+        assert got == [event.sampled for event in wanted if isinstance(event, TokenEvent)]
+    metrics = engine.metrics()
+    assert (metrics.sums.prefix_hits, metrics.sums.prefix_misses, metrics.sums.prefix_tokens) == (4, 2, 22)
+    assert metrics.prefix_bytes == metrics.prefix_entries * 3 * 8 * 8
+
+
+def test_an_answer_goes_on_from_the_state_that_an_end_tells() -> None:
+    engine = engine_of(prefix_bytes=10**5)
+    whole_id = engine.submit(Request([1, 2, 3], SamplingParams(temperature=0, max_tokens=9)))
+    whole = tokens_of(drain(engine))[whole_id]
+    first_id = engine.submit(Request([1, 2, 3], SamplingParams(temperature=0, max_tokens=4), keep_state=True))
+    end = ends_of(drain(engine))[first_id]
+    assert end.state is not None
+    params = SamplingParams(temperature=0, max_tokens=5)
+    ids = [engine.submit(Request(end.unread, params, state=end.state)) for _ in range(2)]
+    events = drain(engine)
+    assert [tokens_of(events)[request_id] for request_id in ids] == [whole[4:]] * 2
+    assert all(event.state is None for event in ends_of(events).values())
+    # A state is no prefix: the same tokens at the beginning of a sequence say something else.
+    plain = engine.submit(Request(end.unread, params))
+    assert ends_of(drain(engine))[plain].num_cached_tokens == 0
+
+
+def test_figures_are_what_the_clock_says() -> None:
+    clock = Clock()
+    engine = engine_of(max_slots=1, clock=clock)
+    for _ in range(2):
+        engine.submit(Request([1, 2], SamplingParams(max_tokens=3)))
+    ends = {}
+    while engine.has_work:
+        clock.now += 1
+        ends.update(ends_of(engine.step()))
+    # Each takes four steps: one token of the prompt, then one answered with each token read.
+    assert [(end.waited, end.first_token_after, end.took) for end in ends.values()] == [(1, 2, 4), (5, 6, 8)]
+    metrics = engine.metrics()
+    sums = metrics.sums
+    assert (sums.num_steps, sums.num_rows, sums.num_tokens, sums.num_admitted) == (8, 8, 6, 2)
+    assert (sums.waited_seconds, sums.finished) == (6, {FinishReason.LENGTH: 2})
+    assert (metrics.first_token_seconds, metrics.seconds_per_token, metrics.batch_size) == (4, 1, 1)
+    assert metrics.tokens_per_second == 0  # no time passes during a step
+
+
+def test_logits_that_are_not_finite_end_a_request_and_no_other() -> None:
+    network = random_network(CONFIG, 0)
+    with torch.no_grad():
+        network.embedding.weight[3] = math.nan
+    network.unembedding.weight = torch.nn.Parameter(torch.randn(9, 8, dtype=torch.float64))
+    engine = Engine(RHNDecoder(network), EngineConfig(prefix_bytes=0))
+    good, bad = (
+        engine.submit(Request([token], SamplingParams(max_tokens=3, logit_bias={3: -100}))) for token in (1, 3)
+    )
+    ends = ends_of(drain(engine))
+    assert ends[good].finish_reason is FinishReason.LENGTH
+    assert (ends[bad].finish_reason, ends[bad].error) == (FinishReason.ERROR, "the model's logits are not finite")
+
+
+@settings(max_examples=30, deadline=None)
+@given(
+    st.lists(
+        st.one_of(
+            st.tuples(st.just("submit"), st.integers(1, 5), st.integers(1, 6)),
+            st.just("step"),
+            st.tuples(st.just("cancel"), st.integers(0, 9)),
+        ),
+        max_size=40,
+    )
+)
+def test_every_request_ends_once_and_its_tokens_are_those_it_has_alone(actions: list) -> None:
+    alone: dict[tuple[int, int], list[int]] = {}
+    engine, events, asked = engine_of(max_slots=2, max_queue=100), [], {}
+    cancelled = set()
+    for action in actions:
+        if action == "step":
+            events += engine.step()
+        elif action[0] == "cancel":
+            if engine.cancel(action[1]):
+                cancelled.add(action[1])
+        else:
+            _, length, max_tokens = action
+            prompt = list(range(length))
+            request_id = engine.submit(Request(prompt, SamplingParams(3.0, max_tokens=max_tokens, seed=length)))
+            asked[request_id] = length, max_tokens
+            if (length, max_tokens) not in alone:
+                other = engine_of(max_slots=2)
+                other.submit(Request(prompt, SamplingParams(3.0, max_tokens=max_tokens, seed=length)))
+                alone[length, max_tokens] = tokens_of(drain(other))[0]
+        assert engine.metrics().num_running <= 2
+    events += drain(engine)
+    assert sorted(event.request_id for event in events if isinstance(event, FinishEvent)) == sorted(asked)
+    told, ends = tokens_of(events), ends_of(events)
+    for request_id, key in asked.items():
+        got = told.get(request_id, [])
+        assert ends[request_id].num_tokens == len(got)
+        if request_id in cancelled and ends[request_id].finish_reason is FinishReason.CANCELLED:
+            assert got == alone[key][: len(got)]
+        else:
+            assert got == alone[key]
+            assert ends[request_id].finish_reason is FinishReason.LENGTH
+
+
+def test_threads_may_submit_and_cancel_while_the_engine_steps() -> None:
+    engine = engine_of(max_slots=3, max_queue=1000)
+    submitted: list[int] = []
+
+    def submit(seed: int) -> None:
+        chance = random.Random(seed)
+        for _ in range(20):
+            request_id = engine.submit(Request([1, 2], SamplingParams(max_tokens=chance.randint(1, 5))))
+            submitted.append(request_id)
+            if chance.random() < 0.3:
+                engine.cancel(request_id)
+            engine.metrics()
+
+    threads = [threading.Thread(target=submit, args=(seed,)) for seed in range(4)]
+    for thread in threads:
+        thread.start()
+    events = []
+    while any(thread.is_alive() for thread in threads) or engine.has_work:
+        events += engine.step()
+    for thread in threads:
+        thread.join()
+    assert sorted(ends_of(events)) == sorted(submitted) == list(range(80))
+    assert sum(isinstance(event, FinishEvent) for event in events) == 80
