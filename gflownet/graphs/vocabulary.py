@@ -7,7 +7,7 @@ from typing import Any
 
 from gflownet.graphs.elements import is_finite
 
-RECURRENT_CELLS = ("lstm", "gru")
+RECURRENT_CELLS = ("lstm", "gru", "rhn")
 ACTIVATIONS = (
     *("relu", "sigmoid", "tanh", "softmax", "leaky_relu", "elu", "gelu", "silu", "linear", "identity"),
     *RECURRENT_CELLS,

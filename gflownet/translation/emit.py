@@ -1,9 +1,9 @@
 """Straight-line Python for one time step, node by node. The same lines serve the model and the stand-alone source."""
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from gflownet.translation.plan import EdgePlan, NodePlan
+from gflownet.translation.plan import CELLS, EdgePlan, NodePlan
 
 USUAL_BATCH = 64
 
@@ -32,6 +32,28 @@ def _stacked_product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
     return f"torch.baddbmm({total}, {x}, {matrix})" if total else f"torch.bmm({x}, {matrix})"
 
 
+def _cell_step(emitter: "NodeEmitter", z: str) -> str:
+    n, kind = emitter.node.node_id, emitter.node.activation
+    layer = emitter.dialect.module(f"{kind}_{n}")
+    hidden, cell = slot_name("hidden", n), slot_name("cell", n)
+    if kind == "lstm":
+        return f"{variable(n)}, {emitter.name('new_cell')} = {layer}({z}, ({hidden}, {cell}))"
+    if kind == "gru":
+        return f"{variable(n)} = {layer}({z}, {hidden})"
+    return f"{variable(n)} = rhn_step({layer}, {z}, {hidden}, {slot_name('token', n)})"
+
+
+def _cell_sequence(emitter: "NodeEmitter", z: str) -> str:
+    n, kind = emitter.node.node_id, emitter.node.activation
+    layer = emitter.dialect.module(f"{kind}_{n}")
+    hidden, cell = slot_name("hidden", n), slot_name("cell", n)
+    if kind == "lstm":
+        return f"{variable(n)}, {emitter.name('new_cell')} = lstm_sequence({layer}, {z}, {hidden}, {cell})"
+    if kind == "gru":
+        return f"{variable(n)} = gru_sequence({layer}, {z}, {hidden})"
+    return f"{emitter.name('z')} = {z}"  # the chain that begins here reads it
+
+
 @dataclass(frozen=True)
 class Dialect:
     """How the code reaches what it needs and spells what differs between one model and a stack of K.
@@ -45,6 +67,8 @@ class Dialect:
     # (x, matrix, total or "", whether total is a matrix and not a bias) -> total + x @ matrix.t()
     product: Callable[[str, str, str, bool], str] = _product
     batch_shape: str = "x.shape[0]"
+    # (emitter, pre-activation) -> the statement that runs a recurrent cell
+    cell: Callable[["NodeEmitter", str], str] = _cell_step
 
 
 FAST = Dialect(
@@ -53,6 +77,8 @@ FAST = Dialect(
     weight=lambda name: f'm["{name}"].weight',
     module=lambda name: f'm["{name}"]',
 )
+# All time steps at once, one after the other in the first dimension.
+SEQUENCE = replace(FAST, cell=_cell_sequence)
 PLAIN = Dialect(
     parameter=lambda name: f"self.{identifier(name)}",
     weight=lambda name: f"self.{identifier(name)}.weight",
@@ -134,13 +160,8 @@ class NodeEmitter:
     def activated(self, z: str) -> str:
         """The statement from the pre-activation `z` [B, size] to the node's variable, and its new state."""
         node = self.node
-        layer = self.dialect.module(f"{node.activation}_{node.node_id}")
-        hidden = slot_name("hidden", node.node_id)
-        if node.activation == "lstm":
-            cell = slot_name("cell", node.node_id)
-            return f"{variable(node.node_id)}, {self.name('new_cell')} = {layer}({z}, ({hidden}, {cell}))"
-        if node.activation == "gru":
-            return f"{variable(node.node_id)} = {layer}({z}, {hidden})"
+        if node.activation in CELLS:
+            return self.dialect.cell(self, z)
         return f"{variable(node.node_id)} = {ACTIVATIONS[node.activation].format(z=z)}"
 
 

@@ -13,6 +13,7 @@ from gflownet.translation.plan import (
     NodePlan,
 )
 from gflownet.translation.planning import build_plan, check_translatable, structural_key
+from gflownet.translation.rhn_plan import rhn_elementwise, rhn_matrix_multiply_adds
 
 
 @dataclass(frozen=True)
@@ -110,7 +111,9 @@ def _matrix_flops(node: NodePlan) -> int:
         multiply_adds += min(node.attributes.get("top_k") or count, count) * d
     if node.has_post and node.edges:
         multiply_adds += node.aggregated_size * size
-    if node.activation in CELLS:
+    if node.activation == "rhn":
+        multiply_adds += rhn_matrix_multiply_adds(size)
+    elif node.activation in CELLS:
         multiply_adds += 2 * (4 if node.activation == "lstm" else 3) * size * size
     return 2 * multiply_adds
 
@@ -126,5 +129,7 @@ def _elementwise_flops(node: NodePlan) -> int:
         flops += count * d
     if node.aggregation == "mean":
         flops += d
+    if node.activation == "rhn":
+        return flops + rhn_elementwise(size)
     # Cells: 3 gates and 2 tanh with 4 combinations, or 2 gates and 1 tanh with 5.
     return flops + {"lstm": 9, "gru": 8, "linear": 0, "identity": 0}.get(node.activation, 1) * size

@@ -5,7 +5,9 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor, nn
 
+from gflownet.rhn.layers import RHNBlock
 from gflownet.translation.plan import CELLS, Initial, ModelPlan, ParameterPlan
+from gflownet.translation.rhn_plan import rhn_config
 
 # Small enough that attention starts near uniform, as in the described implementation.
 QUERY_STD = 0.01
@@ -34,6 +36,10 @@ def random_values(parameter: ParameterPlan, data: Tensor, generator: torch.Gener
     """`data` filled with the first values of a layer or query; the draws are those of PyTorch's own layers."""
     if parameter.initial is Initial.QUERY:
         return data.normal_(std=QUERY_STD, generator=generator)
+    if parameter.initial is Initial.NORMAL:
+        return data.normal_(std=parameter.bound, generator=generator)
+    if parameter.initial in (Initial.ZERO, Initial.ONE):
+        return data.fill_(float(parameter.initial is Initial.ONE))
     return data.uniform_(-parameter.bound, parameter.bound, generator=generator)
 
 
@@ -42,14 +48,14 @@ def _parameter(data: Tensor) -> nn.Parameter:
 
 
 def _layer(model: nn.Module, parameter: ParameterPlan) -> nn.Module:
-    """The submodule that holds a parameter, made on the first request."""
-    name = parameter.module
+    """The submodule that holds a parameter, made on the first request with all that is in it."""
+    name, _, inner = parameter.module.partition(".")
     if name not in model._modules:
         kind = name.partition("_")[0]
         model._modules[name] = LAYERS[kind](parameter)
     layer = model._modules[name]
     assert layer is not None
-    return layer
+    return layer.get_submodule(inner) if inner else layer
 
 
 def _linear(parameter: ParameterPlan) -> nn.Module:
@@ -73,11 +79,17 @@ def _cell(cell_class: type[nn.RNNCellBase]) -> Callable[[ParameterPlan], nn.Modu
     return make
 
 
+def _rhn(parameter: ParameterPlan) -> nn.Module:
+    with torch.device("meta"):
+        return RHNBlock(rhn_config(parameter.shape[0]))  # of its norm, the first parameter
+
+
 # the first word of a submodule's name -> an empty layer of that kind
 LAYERS: dict[str, Callable[[ParameterPlan], nn.Module]] = {
     "proj": _linear,
     "post": _linear,
     "lstm": _cell(nn.LSTMCell),
     "gru": _cell(nn.GRUCell),
+    "rhn": _rhn,
 }
 assert set(CELLS) <= set(LAYERS)

@@ -18,8 +18,15 @@ from gflownet.translation.emit import FAST, slot_name
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.plan import Initial, ModelPlan
 from gflownet.translation.planning import build_plan, check_translatable, structural_key
+from gflownet.translation.rhn_cell import Links, rhn_chain, rhn_step
+from gflownet.translation.sequences import gru_sequence, lstm_sequence
 from gflownet.translation.state import StateManager
-from gflownet.translation.step_code import step_lines
+from gflownet.translation.step_code import sequence_lines, step_lines
+
+# What generated code calls besides torch.
+_CELL_FUNCTIONS = {
+    function.__name__: function for function in (rhn_step, rhn_chain, Links, gru_sequence, lstm_sequence)
+}
 
 
 class TranslatedModel(nn.Module):
@@ -65,12 +72,21 @@ class TranslatedModel(nn.Module):
         if reset_states:
             self.state_manager.reset()
         state = self.state_manager.current(x[:, 0])
+        y, state = self.steps(x, state)
+        self.state_manager.store(state)
+        return y
+
+    def steps(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
+        """The outputs [B, T, O] of T time steps on `x` [B, T, F] from a given state, and the state after them.
+
+        Step by step; generated for graphs with rhn nodes and no recurrent edges: node by node, chains of rhn nodes
+        along the wavefront (gflownet.rhn.wavefront).
+        """
         outputs = []
         for moment in x.unbind(1):
             y, state = self.step(moment, state)
             outputs.append(y)
-        self.state_manager.store(state)
-        return torch.stack(outputs, dim=1)
+        return torch.stack(outputs, dim=1), state
 
     def _refuse(self, x: Tensor, dtype: torch.dtype, *, sequence: bool = False) -> None:
         shape = f"[B, T >= 1, {self.plan.input_size}]" if sequence else f"[B, {self.plan.input_size}]"
@@ -135,9 +151,9 @@ def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
     source = _source(plan)
     name = f"TranslatedModel_{sha256(repr(plan.key).encode()).hexdigest()[:12]}"
     filename = f"<gflownet {name}>"
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor}
+    namespace: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor, **_CELL_FUNCTIONS}
     exec(compile(source, filename, "exec"), namespace)
-    methods = {method: namespace[method] for method in ("forward", "step") if method in namespace}
+    methods = {method: namespace[method] for method in ("forward", "step", "steps") if method in namespace}
     generated = type(name, (TranslatedModel,), {"plan": plan, "__module__": __name__, **methods})
     # Tracebacks, debuggers and torch.compile find the lines here, for as long as the class lives.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
@@ -165,12 +181,16 @@ def _source(plan: ModelPlan) -> str:
         "y, state = self.step(x, self.state_manager.current(x))",
         "self.state_manager.store(state)",
     ]
-    return "\n".join(
-        (
-            _function(step, [*access, f"{slots}, = state", *body, "return y, state"]),
-            _function(forward, [*access, *check, *call, "return y"]),
-        )
-    )
+    functions = [
+        _function(step, [*access, f"{slots}, = state", *body, "return y, state"]),
+        _function(forward, [*access, *check, *call, "return y"]),
+    ]
+    if plan.is_run_by_node:
+        steps = "steps(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]"
+        unpacked = ["batch, length = x.shape[:2]", "x = x.transpose(0, 1).flatten(0, 1)", f"{slots}, = state"]
+        returned = "return y.unflatten(0, (length, batch)).transpose(0, 1), state"
+        functions.append(_function(steps, [*access, *unpacked, *sequence_lines(plan), returned]))
+    return "\n".join(functions)
 
 
 def _function(signature: str, lines: list[str]) -> str:

@@ -7,9 +7,11 @@ from functools import cached_property
 from math import sqrt
 from typing import Any
 
+from gflownet.translation.rhn_plan import projections, rhn_config
+
 ATTENTION_AGGREGATIONS = ("attention", "multi_head_attention", "attn_pool")
 CONCATENATIONS = ("concat", "matrix_product")
-CELLS = ("lstm", "gru")
+CELLS = ("lstm", "gru", "rhn")
 STATELESS_ACTIVATIONS = (
     "relu",
     "sigmoid",
@@ -32,6 +34,8 @@ class Initial(StrEnum):
     ZERO = "zero"
     UNIFORM = "uniform"  # U(-bound, bound)
     QUERY = "query"  # small normal
+    ONE = "one"
+    NORMAL = "normal"  # N(0, bound^2)
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,9 @@ class NodePlan:
             yield ParameterPlan(f"q_{self.node_id}", (*heads, self.message_size), Initial.QUERY)
         if self.has_post:
             yield _linear(f"post_{self.node_id}", self.aggregated_size, self.output_size)
-        if self.activation in CELLS:
+        if self.activation == "rhn":
+            yield from _rhn(f"rhn_{self.node_id}", self.output_size)
+        elif self.activation in CELLS:
             yield from _cell(f"{self.activation}_{self.node_id}", self.activation, self.output_size)
 
 
@@ -129,7 +135,9 @@ class NodePlan:
 class StateSlot:
     """One tensor [B, size] that a step hands to the next."""
 
-    kind: str  # "output" of a node that a recurrent edge reads; "hidden" or "cell" of an lstm or gru
+    # "output" of a node that a recurrent edge reads; "hidden" of a cell, "cell" of an lstm; "token" of an rhn: 1 after
+    # a step and 0 before the first, so that zeros say "no token before", which the plain feed-forward network reads.
+    kind: str
     node_id: int
     size: int
 
@@ -187,7 +195,15 @@ class ModelPlan:
                 slots.append(StateSlot("hidden", node.node_id, node.output_size))
             if node.activation == "lstm":
                 slots.append(StateSlot("cell", node.node_id, node.output_size))
+            if node.activation == "rhn":
+                slots.append(StateSlot("token", node.node_id, 1))
         return tuple(slots)
+
+    @cached_property
+    def is_run_by_node(self) -> bool:
+        """Whether sequences are run node by node: there are rhn nodes, and nothing is read one step late."""
+        has_rhn = any(node.activation == "rhn" for node in self.live_nodes)
+        return has_rhn and not any(slot.kind == "output" for slot in self.slots)
 
 
 def message_size(aggregation: str, attributes: Mapping[str, Any], output_size: int) -> int:
@@ -205,3 +221,22 @@ def _cell(name: str, kind: str, size: int) -> Iterator[ParameterPlan]:
     gates = 4 if kind == "lstm" else 3
     for part in ("weight_ih", "weight_hh"):
         yield ParameterPlan(f"{name}.{part}", (gates * size, size), Initial.UNIFORM, 1.0 / sqrt(size))
+
+
+def _rhn(name: str, size: int) -> Iterator[ParameterPlan]:
+    """The parameters of gflownet.rhn.layers.RHNBlock, in its order and with its first values."""
+    config = rhn_config(size)
+    hidden, intermediate, width = config.hidden_size, config.intermediate_size, config.bottleneck + 1
+    yield ParameterPlan(f"{name}.norm.weight", (hidden,), Initial.ONE)
+    yield ParameterPlan(f"{name}.bhn.beta", (width,), Initial.ZERO)
+    yield ParameterPlan(f"{name}.bhn.norm.weight", (hidden,), Initial.ONE)
+    yield ParameterPlan(f"{name}.bhn.squeeze.weight", (config.bottleneck, hidden), Initial.NORMAL, hidden**-0.5)
+    yield ParameterPlan(f"{name}.bhn.squeeze.bias", (config.bottleneck,), Initial.ZERO)
+    for kind, size_in, size_out in projections(config):
+        shape = (width, config.rank, size_in)
+        yield ParameterPlan(f"{name}.bhn.{kind}.a", shape, Initial.NORMAL, (width * size_in) ** -0.5)
+        yield ParameterPlan(f"{name}.bhn.{kind}.b", (width, size_out, config.rank), Initial.ZERO)
+        yield ParameterPlan(f"{name}.bhn.{kind}.delta", (width, size_out), Initial.ZERO)
+    for kind, size_in, size_out in projections(config):
+        std = (intermediate if kind == "down" else hidden) ** -0.5
+        yield ParameterPlan(f"{name}.ffn.plain.{kind}_proj.weight", (size_out, size_in), Initial.NORMAL, std)

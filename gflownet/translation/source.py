@@ -39,16 +39,24 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str =
 
     Its state_dict has the names of the translated model (a minus sign in a node id becomes m).
 
-    Raises: ValueError for an invalid graph or a name that is no identifier.
+    Raises: ValueError for an invalid graph, one with an rhn node, or a name that is no identifier.
     """
     if not name.isidentifier():
         raise ValueError(f"name: expected a Python identifier, got {name!r}")
     projection = TranslationConfig(projection=projection).projection
     check_translatable(graph)
+    _check_torch_is_enough(graph)
     plan = build_plan(graph, projection, structural_key(graph, projection))
     values = dict(zip((p.name for p in plan.scalars), parameter_values(graph, plan), strict=True))
     header = _HEADER.format(nodes=len(plan.nodes), inputs=plan.input_size, outputs=plan.output_size, name=name)
     return header + _method("__init__(self)", _initial_lines(plan, values)) + "\n" + _methods(plan)
+
+
+def _check_torch_is_enough(graph: ComputationGraph) -> None:
+    """Raise ValueError for a node whose formulas are longer than a line of torch."""
+    for node in graph.nodes.values():
+        if node.activation_function == "rhn":
+            raise ValueError(f"node {node.node_id}: expected a cell of torch in a stand-alone source, got rhn")
 
 
 def _methods(plan: ModelPlan) -> str:

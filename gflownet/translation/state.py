@@ -1,4 +1,8 @@
-"""What a recurrent model remembers from one call to the next."""
+"""What a recurrent model remembers from one call to the next.
+
+Before the first step everything is zero. For most cells a zero state is no state; an rhn node tells the two apart by a
+number of its own, "token", which is 0 before its first step and 1 after: a first token meets no adapter.
+"""
 
 from collections.abc import Callable
 

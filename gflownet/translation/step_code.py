@@ -1,8 +1,9 @@
-"""Straight-line Python for one time step of a whole model."""
+"""Straight-line Python for a whole model: one time step, or all of a sequence, node by node."""
 
 from gflownet.translation.aggregations import AGGREGATIONS
-from gflownet.translation.emit import Dialect, NodeEmitter, slot_name, variable
+from gflownet.translation.emit import SEQUENCE, Dialect, NodeEmitter, group, slot_name, variable
 from gflownet.translation.plan import ModelPlan, NodePlan, StateSlot
+from gflownet.translation.rhn_plan import chains
 
 
 def step_lines(plan: ModelPlan, dialect: Dialect) -> list[str]:
@@ -10,12 +11,57 @@ def step_lines(plan: ModelPlan, dialect: Dialect) -> list[str]:
     lines = _input_lines(plan)
     for node in plan.live_nodes:
         lines += _node_lines(node, dialect)
-    outputs = [variable(node_id) for node_id in plan.outputs]
-    joined = outputs[0] if len(outputs) == 1 else f"torch.cat(({', '.join(outputs)}), dim=-1)"
-    lines.append(f"y = {joined}")
+    lines.append(_output_line(plan))
     if plan.slots:
         lines.append(f"state = ({', '.join(_new_state(plan, slot) for slot in plan.slots)},)")
     return lines
+
+
+def sequence_lines(plan: ModelPlan) -> list[str]:
+    """Statements from `x` [T B, F], time by time, `batch` and the slot variables to `y` [T B, O] and `state`.
+
+    For plans in which nothing is read one step late: every node then sees all time steps before the next node begins.
+    """
+    lines = _input_lines(plan)
+    by_head = {chain[0].node_id: chain for chain in chains(plan.live_nodes)}
+    for node in plan.live_nodes:
+        if node.activation != "rhn":
+            lines += _node_lines(node, SEQUENCE)
+        elif node.node_id in by_head:
+            lines += _chain_lines(by_head[node.node_id])
+    lines.append(_output_line(plan))
+    kept = [_last_state(slot) for slot in plan.slots]
+    return [*lines, f"state = ({', '.join(kept)},)"]
+
+
+def _chain_lines(chain: list[NodePlan]) -> list[str]:
+    """From the sources of the first node to the variables of all: the nodes after it read nothing else."""
+    first, *others = chain
+    ids = [node.node_id for node in chain]
+    edges = [node.edges[0] for node in others]
+    weights = [SEQUENCE.parameter(f"weight_{edge.label}") for edge in edges]
+    matrices = [SEQUENCE.weight(f"proj_{edge.label}") if edge.is_projected else "None" for edge in edges]
+    biases = [SEQUENCE.parameter(f"bias_{node.node_id}") for node in others]
+    links = f"Links({group(weights)}, {group(matrices)}, {group(biases)})"
+    blocks = group([SEQUENCE.module(f"rhn_{n}") for n in ids])
+    states, tokens = (group([slot_name(kind, n) for n in ids]) for kind in ("hidden", "token"))
+    x = NodeEmitter(first, SEQUENCE).name("z")
+    called = f"rhn_chain({blocks}, {links}, {x}, {states}, {tokens})"
+    return [*_node_lines(first, SEQUENCE), f"{', '.join(map(variable, ids))}, = {called}"]
+
+
+def _last_state(slot: StateSlot) -> str:
+    """What a slot holds after a sequence; none shares memory with the output, which is the caller's."""
+    if slot.kind == "token":
+        return f"torch.ones_like({slot_name('token', slot.node_id)})"
+    if slot.kind == "cell":
+        return slot_name("new_cell", slot.node_id)
+    return f"torch.clone({variable(slot.node_id)}[-batch:])"
+
+
+def _output_line(plan: ModelPlan) -> str:
+    outputs = [variable(node_id) for node_id in plan.outputs]
+    return f"y = {outputs[0]}" if len(outputs) == 1 else f"y = torch.cat(({', '.join(outputs)}), dim=-1)"
 
 
 def _input_lines(plan: ModelPlan) -> list[str]:
@@ -33,6 +79,8 @@ def _input_lines(plan: ModelPlan) -> list[str]:
 def _new_state(plan: ModelPlan, slot: StateSlot) -> str:
     if slot.kind == "cell":
         return slot_name("new_cell", slot.node_id)
+    if slot.kind == "token":
+        return f"torch.ones_like({slot_name('token', slot.node_id)})"
     # The caller may write into its own input or into the output it gets: the state must not share their memory.
     is_shared = (slot.node_id,) == plan.outputs or slot.node_id in dict(plan.inputs)
     return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)

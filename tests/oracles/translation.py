@@ -104,6 +104,8 @@ class GraphOracle:
                 shapes[f"lstm_{n}.weight_ih"] = shapes[f"lstm_{n}.weight_hh"] = (4 * size, size)
             if self.activation(n) == "gru":
                 shapes[f"gru_{n}.weight_ih"] = shapes[f"gru_{n}.weight_hh"] = (3 * size, size)
+            if self.activation(n) == "rhn":
+                shapes |= {f"rhn_{n}.{name}": shape for name, shape in rhn_shapes(size).items()}
             for edge in self.in_edges(n):
                 label = self.label(edge)
                 shapes[f"weight_{label}"] = ()
@@ -169,6 +171,10 @@ class GraphOracle:
             u = sigmoid(a[:, size : 2 * size] + b[:, size : 2 * size])
             candidate = np.tanh(a[:, 2 * size :] + r * b[:, 2 * size :])
             new[n] = (1 - u) * candidate + u * hidden
+        elif name == "rhn":
+            own = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"rhn_{n}.")}
+            previous = state.get(n, [None] * batch)
+            new[n] = np.stack([rhn_cell(own, x, before) for x, before in zip(z, previous, strict=True)])
         else:
             new[n] = activate(name, z)
 
@@ -226,6 +232,44 @@ class GraphOracle:
             assert ready, "the oracle wants every cycle marked"
             order += ready
         return order
+
+
+RHN_RANK, RHN_BOTTLENECK, RHN_EPSILON = 4, 16, 1e-6
+
+
+def rhn_shapes(size: int) -> dict[str, tuple[int, ...]]:
+    """Every parameter of an rhn node's own (shared/spec/rhn.md), its feed-forward network twice as wide as the node."""
+    wide, width = 2 * size, RHN_BOTTLENECK + 1
+    shapes: dict[str, tuple[int, ...]] = {"norm.weight": (size,), "bhn.norm.weight": (size,), "bhn.beta": (width,)}
+    shapes |= {"bhn.squeeze.weight": (RHN_BOTTLENECK, size), "bhn.squeeze.bias": (RHN_BOTTLENECK,)}
+    for name, inner, outer in (("gate", size, wide), ("up", size, wide), ("down", wide, size)):
+        shapes[f"ffn.plain.{name}_proj.weight"] = (outer, inner)
+        shapes[f"bhn.{name}.a"] = (width, RHN_RANK, inner)
+        shapes[f"bhn.{name}.b"] = (width, outer, RHN_RANK)
+        shapes[f"bhn.{name}.delta"] = (width, outer)
+    return shapes
+
+
+def rhn_cell(values: Values, x: Array, previous: Array | None) -> Array:
+    """x + the feed-forward network of norm(x), every adapted matrix made; one row, plain where nothing was before."""
+
+    def norm(vector: Array, name: str) -> Array:
+        return values[name] * vector / np.sqrt((vector * vector).mean() + RHN_EPSILON)
+
+    matrices = {name: values[f"ffn.plain.{name}_proj.weight"] for name in ("gate", "up", "down")}
+    beta: Any = 0.0
+    if previous is not None:
+        squeezed = values["bhn.squeeze.weight"] @ norm(previous, "bhn.norm.weight") + values["bhn.squeeze.bias"]
+        features = np.concatenate([np.ones(1), squeezed * sigmoid(squeezed)])
+        beta = features @ values["bhn.beta"]
+        for name, plain in matrices.items():
+            a, b, delta = (np.tensordot(features, values[f"bhn.{name}.{part}"], 1) for part in ("a", "b", "delta"))
+            rows = plain + b @ a
+            size = np.sqrt((plain * plain).sum(1))
+            matrices[name] = rows * (size * (1 + delta) / np.sqrt((rows * rows).sum(1)))[:, None]
+    normed = norm(x, "norm.weight")
+    gate = matrices["gate"] @ normed + beta
+    return x + matrices["down"] @ (gate * sigmoid(gate) * (matrices["up"] @ normed))
 
 
 def sigmoid(z: Array) -> Array:

@@ -11,12 +11,13 @@ AGGREGATIONS = (
     *("attn_pool", "topk_weighted_sum", "moe", "gated_sum"),
 )
 FAMILIES = ("simple", "multigraph", "recurrent", "disabled", "unfed")
+RHN_FAMILIES = ("rhn", "rhn_recurrent")  # of nodes with a cell most are rhn nodes
 Data = dict[str, Any]
 
 
 def random_graph(family: str, seed: int) -> Data:
     """The graph number `seed` of a family: 1-2 inputs, up to 6 hidden nodes, 1-2 outputs, shuffled ids."""
-    rng = np.random.default_rng([FAMILIES.index(family), seed])
+    rng = np.random.default_rng([(*FAMILIES, *RHN_FAMILIES).index(family), seed])
     num_inputs, num_hidden, num_outputs = rng.integers(1, 3), rng.integers(0, 7), rng.integers(1, 3)
     ids = [int(i) for i in rng.permutation(40)[: num_inputs + num_hidden + num_outputs]]
     nodes = [_random_node(rng, node_id, family) for node_id in ids]
@@ -36,6 +37,8 @@ def random_graph(family: str, seed: int) -> Data:
 
 def _random_node(rng: np.random.Generator, node_id: int, family: str) -> Data:
     names = ACTIVATIONS if family == "simple" or rng.random() < 0.75 else CELLS
+    if family in RHN_FAMILIES and rng.random() < 0.6:
+        names = ("rhn",)
     return {
         "id": node_id,
         "node_type": "hidden",
@@ -93,15 +96,15 @@ def _random_edges(rng: np.random.Generator, ids: list[int], pairs: list[tuple[in
         edge["weight"] = float(rng.normal())
         if family == "disabled":
             edge["enabled"] = bool(rng.random() < 0.6)
-        if family in ("recurrent", "multigraph") and rng.random() < 0.2:
+        if family in ("recurrent", "multigraph", "rhn_recurrent") and rng.random() < 0.2:
             edge["attributes"] = {"is_recurrent": True}  # a forward edge may be marked, too
         edges.append(edge)
-    if family in ("recurrent", "multigraph"):
+    if family in ("recurrent", "multigraph", "rhn_recurrent"):
         taken = {(edge["source"], edge["target"]) for edge in edges}
         fed = sorted({ids[target] for _, target in pairs})
         for _ in range(int(rng.integers(1, len(pairs) + 1))):
             pair = (int(rng.choice(fed)), int(rng.choice(fed)))
-            if pair in taken and family == "recurrent":
+            if pair in taken and family != "multigraph":
                 continue
             taken.add(pair)
             attributes = {"is_recurrent": True}

@@ -55,8 +55,8 @@ def test_unknown_names_are_refused_with_the_known_ones():
 
 
 def test_an_activation_without_a_translation_is_refused():
-    with pytest.raises(ValueError, match=r"node 1: expected an activation out of .*relu.*got 'rhn'"):
-        build(chain(4, 3, 2, activation="rhn"))
+    with pytest.raises(ValueError, match=r"node 1: expected an activation out of .*relu.*got 'rnn'"):
+        build(chain(4, 3, 2, activation="rnn"))
 
 
 def test_an_edge_into_an_input_is_refused():
