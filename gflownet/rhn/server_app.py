@@ -22,7 +22,7 @@ from gflownet.rhn.server_schema import CompletionRequest, RequestError, bad_requ
 
 BODY_SECONDS = 30.0  # in which a body has to be there
 STALLED_SECONDS = 5.0  # after its time is over, until a client that does not read is hung up on
-_HUNG_UP = 499  # as nginx: nobody reads it, but the metrics count it
+HUNG_UP = 499  # as nginx: nobody reads it, but the metrics count it
 
 
 @dataclass(frozen=True)
@@ -46,7 +46,7 @@ class Session:
         """Run the application for one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        status = _HUNG_UP
+        status = HUNG_UP
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -193,7 +193,7 @@ async def _whole(request: Request, answer: Answer, envelope: Envelope, deadline:
 async def _close_on_hang_up(request: Request, answer: Answer) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    answer.close()
+    answer.fail(RequestError(HUNG_UP, "the client hung up"))
 
 
 async def _events(answer: Answer, envelope: Envelope, deadline: float, *, include_usage: bool) -> AsyncIterator[str]:

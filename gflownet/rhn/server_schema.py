@@ -25,7 +25,7 @@ class RequestError(Exception):
 
     def __init__(
         self,
-        status: HTTPStatus,
+        status: int,
         message: str,
         *,
         param: str | None = None,

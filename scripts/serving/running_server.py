@@ -59,7 +59,8 @@ def running_server(folder: Path, *, port: int = 0, **options: object) -> Iterato
     """
     flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "gflownet.rhn.server", str(folder), "--port", str(port), *flags]
-    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT)}
+    # One thread computes: more of them would take the clients' cores.
+    environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None

@@ -40,7 +40,7 @@ def wait_until(server: RunningServer, **expected: float) -> dict[str, float]:
     deadline = time.monotonic() + PATIENCE
     while True:
         found = server.metrics()
-        if all(found[f"gflownet_{name}"] == value for name, value in expected.items()):
+        if all(found.get(f"gflownet_{name}", 0) == value for name, value in expected.items()):
             return found
         assert time.monotonic() < deadline, found
 

@@ -1,0 +1,158 @@
+"""Between event loop and engine: slots of those who hang up, engines that fail, clients that do not read."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Awaitable, Callable
+from http import HTTPStatus
+
+import pytest
+from torch import Tensor
+
+try:
+    import fastapi  # noqa: F401
+except ModuleNotFoundError:
+    pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
+
+from starlette.types import Message, Receive, Scope, Send
+
+from gflownet.rhn.decoding import LanguageModel
+from gflownet.rhn.engine import Engine, EngineConfig
+from gflownet.rhn.sampling import SamplingParams
+from gflownet.rhn.scheduler import SchedulerConfig
+from gflownet.rhn.server_app import Session
+from gflownet.rhn.server_engine import Service
+from gflownet.rhn.server_schema import RequestError
+from tests.rhn.random_networks import random_network
+from tests.rhn.server_clients import CONFIG, NEVER_ENDS, PATIENCE
+
+ENDLESS = SamplingParams(max_tokens=NEVER_ENDS, seed=0)
+SCHEDULER = SchedulerConfig(max_slots=3, max_queue=2, token_budget=10 * NEVER_ENDS)
+
+
+class Watched:
+    """A model that tells how many rows its steps had, and breaks after so many."""
+
+    def __init__(self, model: LanguageModel, num_steps: int = NEVER_ENDS) -> None:
+        self._model, self._num_steps = model, num_steps
+        self.vocabulary_size, self.state_shape = model.vocabulary_size, model.state_shape
+        self.dtype, self.device = model.dtype, model.device
+        self.rows: list[int] = []
+
+    def for_rows(self, rows: int) -> LanguageModel:
+        return self
+
+    def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._model.prefill(tokens, state)
+
+    def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
+        self.rows.append(len(tokens))
+        if len(self.rows) > self._num_steps:
+            raise RuntimeError("out of memory")
+        return self._model.step(tokens, state, starts)
+
+
+def engine_of(model: LanguageModel | None = None) -> Engine:
+    return Engine(model or random_network(CONFIG, 0).decoder(), EngineConfig(SCHEDULER))
+
+
+def serve(engine: Engine, talk: Callable[[Service], Awaitable[None]]) -> Service:
+    """Run a conversation with a service, and stop it."""
+
+    async def run() -> Service:
+        service = Service(engine, "m", on_failure=lambda: None)
+        service.start()
+        try:
+            async with asyncio.timeout(PATIENCE):
+                await talk(service)
+        finally:
+            service.stop()
+        return service
+
+    return asyncio.run(run())
+
+
+def deadline() -> float:
+    return asyncio.get_running_loop().time() + PATIENCE
+
+
+def test_a_closed_answer_has_no_slot_after_one_step() -> None:
+    model = Watched(random_network(CONFIG, 0).decoder())
+
+    async def talk(service: Service) -> None:
+        answers = [service.submit([[1]], [ENDLESS], echo=False) for _ in range(3)]
+        while 3 not in model.rows:
+            await asyncio.sleep(0)
+        answers[1].close()
+        before = len(model.rows)  # the step that is under way may still have its row, and so may none after that
+        while len(model.rows) < before + 20:
+            await asyncio.sleep(0)
+        assert set(model.rows[before + 1 :]) == {2}
+        for answer in answers:
+            answer.close()
+        await service.drain(PATIENCE)
+
+    serve(engine_of(model), talk)
+
+
+def test_an_engine_that_fails_fails_every_answer_and_ends_the_service() -> None:
+    model = Watched(random_network(CONFIG, 0).decoder(), num_steps=5)
+
+    async def talk(service: Service) -> None:
+        answers = [service.submit([[1]], [ENDLESS], echo=False) for _ in range(4)]  # the last one waits
+        for answer in answers:
+            with pytest.raises(RequestError, match="the model failed; the server ends") as caught:
+                async for _ in answer.pieces(deadline()):
+                    pass
+            assert caught.value.status == HTTPStatus.INTERNAL_SERVER_ERROR
+        with pytest.raises(RequestError, match="the model failed; the server ends"):
+            service.check_open()
+
+    assert serve(engine_of(model), talk).failed
+
+
+def test_a_client_that_does_not_read_loses_its_slot() -> None:
+    engine = engine_of()
+
+    async def talk(service: Service) -> None:
+        async def never_sends(scope: Scope, receive: Receive, send: Send) -> None:
+            scope["state"]["answers"].append(service.submit([[1]], [ENDLESS], echo=False))
+            await asyncio.Event().wait()
+
+        async def receive() -> Message:
+            raise AssertionError
+
+        async def send(message: Message) -> None:
+            raise AssertionError
+
+        await Session(never_sends, service=service, seconds=0.05)({"type": "http"}, receive, send)
+        await service.drain(PATIENCE)
+        assert (engine.metrics().num_running, engine.metrics().num_waiting) == (0, 0)
+        assert b'gflownet_http_responses_total{status="499"} 1.0' in service.metrics()
+
+    serve(engine, talk)
+
+
+def test_a_list_that_does_not_fit_leaves_nothing_behind() -> None:
+    engine = engine_of()
+
+    async def talk(service: Service) -> None:
+        with pytest.raises(RequestError) as caught:
+            service.submit([[1]] * 6, [ENDLESS] * 6, echo=False)
+        assert (caught.value.status, caught.value.headers) == (HTTPStatus.TOO_MANY_REQUESTS, {"Retry-After": "1"})
+        await service.drain(PATIENCE)
+        assert (engine.metrics().num_running, engine.metrics().num_waiting) == (0, 0)
+
+    serve(engine, talk)
+
+
+def test_pieces_come_while_the_loop_was_busy_and_say_everything() -> None:
+    """What came meanwhile is one piece, not one event after the other."""
+
+    async def talk(service: Service) -> None:
+        answer = service.submit([[1]], [SamplingParams(max_tokens=50, seed=0)], echo=False)
+        await service.drain(PATIENCE)
+        pieces = [piece async for some in answer.pieces(deadline()) for piece in some]
+        assert [(piece.finish_reason, len(piece.tokens)) for piece in pieces] == [("length", 50)]
+
+    serve(engine_of(), talk)
