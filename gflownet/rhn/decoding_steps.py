@@ -96,11 +96,7 @@ def _features(
 ) -> tuple[Tensor, Tensor]:
     """Return u [N, R, J] and G [N, R, 3, r, r] of a state [N, R, H]; without a token before, u = 0."""
     normed = F.pad(F.rms_norm(state, (sizes.hidden,), eps=sizes.epsilon), (0, 1), value=1.0)
-    # Into rows that do not lie side by side: torch works on a whole tensor that does at once, in vectors, and on what
-    # is left over at its end by itself, with other last bits, so that these would depend on where a row lies.
-    features = torch.nn.functional.pad(torch.bmm(normed, weights.squeeze), (1, 0), value=1.0)
-    squeezed = features[..., 1:]
-    torch.mul(squeezed, torch.sigmoid(squeezed), out=squeezed)
+    features = F.pad(F.silu(torch.bmm(normed, weights.squeeze)), (1, 0), value=1.0)
     if has_previous is not None:
         features = features * has_previous
     squares = (features.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)

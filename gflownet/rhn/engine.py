@@ -26,8 +26,6 @@ from gflownet.rhn.scheduler import Phase, Scheduler, SchedulerConfig
 from gflownet.rhn.serving_metrics import EngineMetrics, Tally
 from gflownet.rhn.stopping import FinishReason
 
-MIN_ROWS = 2  # one row alone is multiplied by another kernel, whose last bits differ: it goes in twice
-
 
 @dataclass(frozen=True)
 class EngineConfig:
@@ -63,25 +61,22 @@ def process_batch_step(
     Returns:
         what was drawn for each request; None where its prompt goes on, and where the logits were not finite.
     """
-    device, rows = model.device, len(active_requests)
+    device = model.device
     tokens = [request.tokens[request.num_read] for request in active_requests]
     starts = [request.num_read == 0 and request.starts for request in active_requests]
     request_ids = [request.request_id for request in active_requests]
-    state = cache_manager.get_caches(request_ids)
-    if rows < MIN_ROWS:
-        tokens, starts, state = tokens * MIN_ROWS, starts * MIN_ROWS, state.expand(-1, MIN_ROWS, -1).contiguous()
     # By way of numpy: torch reads a list at a fifth of the speed.
     logits, new_state = model.step(
         torch.from_numpy(np.array(tokens)).to(device),
-        state,
+        cache_manager.get_caches(request_ids),
         torch.from_numpy(np.array(starts)).to(device) if any(starts) else None,
     )
-    cache_manager.update_caches(request_ids, new_state[:, :rows])
+    cache_manager.update_caches(request_ids, new_state)
     for request in active_requests:
         request.num_read += 1
     slots = [request.slot for request in active_requests]
     asking = [request.num_read == len(request.tokens) for request in active_requests]
-    return sampler.sample(slots, logits[:rows], asking)
+    return sampler.sample(slots, logits, asking)
 
 
 class Engine:

@@ -14,11 +14,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.decoding import RHNDecoder
+from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.engine import Engine, EngineConfig
+from gflownet.rhn.network import RHN
 from gflownet.rhn.requests import Event, FinishEvent, Request, TokenEvent
-from gflownet.rhn.sampling import SamplingParams
+from gflownet.rhn.sampling import Sampled, SamplingParams
 from gflownet.rhn.scheduler import QueueFullError, SchedulerConfig
+from gflownet.rhn.stack_config import StackConfig, StackLayer
+from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.rhn.stopping import FinishReason
 from tests.rhn.random_networks import random_network
 
@@ -85,6 +88,44 @@ def test_requests_that_come_and_go_are_answered_as_if_alone() -> None:
         assert [tokens_of(events)[request_id] for request_id in ids] == alone
         reasons = [ends_of(events)[request_id].finish_reason for request_id in ids]
         assert reasons == [FinishReason.LENGTH] * 30
+
+
+def models_in_single_precision() -> dict[str, LanguageModel]:
+    torch.manual_seed(0)
+    stack = RecurrentStack(StackConfig(tuple(StackLayer(cell=cell) for cell in ("rhn", "lstm", "gru"))))
+    network = RHN(RHNConfig(hidden_size=32, intermediate_size=48, depth=3))
+    with torch.no_grad():
+        for parameter in (*stack.parameters(), *network.parameters()):
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return {"stack": stack.decoder(), "rhn": RHNDecoder(network)}
+
+
+@pytest.mark.parametrize("name", ["rhn", "stack"])
+def test_log_probabilities_in_single_precision_are_the_same_to_the_bit_whatever_shares_the_batch(name: str) -> None:
+    model, chance = models_in_single_precision()[name], random.Random(1)
+    requests = [
+        Request(
+            [chance.randrange(256) for _ in range(chance.randint(1, 9))],
+            SamplingParams(max_tokens=chance.randint(1, 9), seed=seed, logprobs=2),
+        )
+        for seed in range(20)
+    ]
+
+    def answers(*, together: bool) -> list[list[Sampled]]:
+        engine = Engine(model, EngineConfig(SchedulerConfig(max_slots=7), prefix_bytes=0 if together else 10**6))
+        found: dict[int, list[Sampled]] = defaultdict(list)
+        for request in requests:
+            engine.submit(request)
+            for _ in range(0 if together else 1000):
+                for event in engine.step():
+                    if isinstance(event, TokenEvent):
+                        found[event.request_id].append(event.sampled)
+        for event in drain(engine):
+            if isinstance(event, TokenEvent):
+                found[event.request_id].append(event.sampled)
+        return [found[request_id] for request_id in range(len(requests))]
+
+    assert answers(together=True) == answers(together=False)
 
 
 def test_a_cancelled_request_frees_its_slot_within_one_step() -> None:
