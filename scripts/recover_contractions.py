@@ -31,8 +31,8 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.trainer import GFNTrainer
 
 NUM_SEEDS = 5
-MOST_STEPS, MOST_STEPS_QUICK = 250, 25
-MOST_DRAWN, MOST_DRAWN_QUICK = 4_000, 500  # programs that random search scores before it gives up
+MOST_STEPS, MOST_STEPS_QUICK = 250, 15
+MOST_DRAWN, MOST_DRAWN_QUICK = 4_000, 300  # programs that random search scores before it gives up
 WALKS = 256  # uniformly random trajectories at a time
 
 
