@@ -10,6 +10,9 @@ from pathlib import Path
 
 import pytest
 
+from gflownet.rhn.server import parse as parse_server
+from scripts.serving.running_server import running_server
+
 DOCS = (
     "quickstart.md",
     "adding-a-task.md",
@@ -105,3 +108,29 @@ def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(checkout):
         for target in re.findall(r"\]\(([^)#]+)\)", text):
             if "://" not in target:
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
+
+
+def test_the_examples_of_serving_run(tmp_path, checkout):
+    text = (checkout / "docs" / "serving.md").read_text()
+    command = re.search(r"python -m gflownet\.rhn\.server (.*)", text)
+    asked = parse_server(shlex.split(command[1]))
+    before, after = text.split(command[0])
+    run_blocks(before, tmp_path, checkout)
+    answers = (tmp_path / "answers.jsonl").read_text().splitlines()
+    assert len(answers) == 2
+    with running_server(tmp_path / asked.folder) as server:
+        assert run_blocks(after.replace(f"http://127.0.0.1:{asked.port}", server.url), tmp_path, checkout) == 2
+        assert server.metrics()["gflownet_http_responses_total 200"] >= 4
+
+
+def run_blocks(text: str, folder: Path, checkout: Path) -> int:
+    """Run every block as it stands there, but for installing; return how many there were."""
+    found = blocks(text)
+    for language, block in found:
+        if language == "python":
+            run([sys.executable, "-c", block], folder, checkout)
+        else:
+            assert not [line for line in block.splitlines() if "pip install" in line]
+            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+            run(["env", f"PATH={path}", "bash", "-ec", block], folder, checkout)
+    return len(found)
