@@ -14,7 +14,7 @@ from gflownet.evaluation.language_training import LanguageTraining
 from gflownet.rhn.stack_config import StackConfig
 from scripts.language.figure import PANEL, draw, panels
 from scripts.language.models import PlainRecurrent, Transformer, plain, rhn, size_of, transformer
-from scripts.language.search import search
+from scripts.language.search import outcome, search
 from scripts.language.trials import Bench, Point
 
 CYCLE = torch.tensor([65, 66, 65, 67], dtype=torch.uint8).repeat(100)
@@ -88,8 +88,11 @@ def test_curves_are_drawn_where_their_numbers_are() -> None:
 def test_a_search_returns_what_it_found_best_first(tmp_path: Path) -> None:
     overrides = ["num_training_steps=2", "task_options.num_steps=2", "task_options.num_parameters=20000"]
     overrides += ["task_options.megabytes=0.2", "task_options.validation_bytes=64", "replay.use=false", "num_threads=1"]
-    found, num = search(tmp_path / "run", seconds=600, overrides=overrides, num_best=3)
-    assert 3 <= num <= 8
+    search(tmp_path / "run", seconds=600, overrides=overrides)
+    result = outcome(tmp_path / "run", num_best=3)
+    found = result.found
+    assert 3 <= result.num_stacks <= 8
+    assert result.seconds > 0
     assert [each.bits for each in found] == sorted(each.bits for each in found)
     assert len(found) == 3
     assert all(isinstance(each.config, StackConfig) and "cell[1]=" in str(each) for each in found)

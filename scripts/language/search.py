@@ -9,12 +9,12 @@ import threading
 from dataclasses import dataclass
 from pathlib import Path
 
-from gflownet.config import Config, load_config, with_task_options
+from gflownet.config import load_config, with_task_options
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.graphs.assignment import Assignment
 from gflownet.rhn.stack_config import StackConfig
-from gflownet.run_folder import STORE_NAME
+from gflownet.run_folder import CONFIG_NAME, STORE_NAME
 from gflownet.trainer import GFNTrainer
 from tasks.language import LanguageConfig, LanguageTask
 
@@ -32,11 +32,19 @@ class Found:
         return ", ".join(f"{name}={value}" for name, value in chosen if value != "none")
 
 
-def search(folder: Path, *, seconds: float, overrides: list[str], num_best: int) -> tuple[list[Found], int]:
-    """Return the best stacks of a search of at most so many seconds of wall time, and how many it trained."""
+@dataclass(frozen=True)
+class Outcome:
+    """What a search came to."""
+
+    found: list[Found]  # the best, best first
+    num_stacks: int  # trained
+    seconds: float  # wall time of their trainings
+
+
+def search(folder: Path, *, seconds: float, overrides: list[str]) -> None:
+    """Run a search of at most so many seconds of wall time, the report at its end not counted."""
     given = [f"log_dir={folder}", "wandb.mode=disabled", "overwrite_existing_exp=true", *overrides]
-    config = load_config("language", given)
-    trainer = GFNTrainer(config)
+    trainer = GFNTrainer(load_config("language", given))
     # As Ctrl-C would: the run ends after its step, and reports.
     timer = threading.Timer(seconds, os.kill, (os.getpid(), signal.SIGTERM))
     timer.daemon = True
@@ -45,13 +53,15 @@ def search(folder: Path, *, seconds: float, overrides: list[str], num_best: int)
         trainer.run()
     finally:
         timer.cancel()
-    return _best(folder, trainer.config, num_best)
 
 
-def _best(folder: Path, config: Config, num_best: int) -> tuple[list[Found], int]:
-    task = LanguageTask(with_task_options(config, LanguageConfig))
+def outcome(folder: Path, *, num_best: int) -> Outcome:
+    """Return what the run in a folder has found."""
+    config = with_task_options(load_config(str(folder / CONFIG_NAME), []), LanguageConfig)
+    task = LanguageTask(config)
     with EvaluationStore(folder / STORE_NAME, context=scoring_context(config)) as store:
-        records, num = store.top(num_best), store.count()
+        records, every = store.top(num_best), store.top(store.count())
     stacks = [Assignment.from_dict(json.loads(record.graph)) for record in records]
     pairs = zip(stacks, records, strict=True)
-    return [Found(stack, task.config_of(stack), record.metrics["bits_per_byte"]) for stack, record in pairs], num
+    found = [Found(stack, task.config_of(stack), record.metrics["bits_per_byte"]) for stack, record in pairs]
+    return Outcome(found, len(every), sum(record.seconds for record in every))
