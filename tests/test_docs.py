@@ -24,6 +24,7 @@ DOCS = (
     "metrics.md",
     "exploration-teacher.md",
     "greedy-sampling.md",
+    "rhn.md",
 )
 _BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")

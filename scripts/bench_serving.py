@@ -1,0 +1,202 @@
+"""Times the generation of one answer, and the serving of many at once.
+
+    python scripts/bench_serving.py [--quick] [--json FILE]
+
+One thread, CPU time, float32; the sides of a row take turns in one process, and a figure is the median of the rounds'
+ratios. S is hidden 64, intermediate 128, depth 4, rank 4; M is 128, 256, 8, 8; D12 is 64, 128, 12, 4. Decoding is one
+token of one sequence: "the document's order" makes each layer's adapters when the token reaches it, in the seed's words
+with every adapted matrix W + B A ("materialised") or by the expanded formula. Serving counts tokens of prompts and
+answers per second while more requests wait than run (prompts of 8 to 32 tokens, answers of 16 to 64, greedy); "ideal"
+is the model's step alone with every row in use. Submitting a request is not timed: a server does it in another thread.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from gflownet.rhn.config import CONFIGS, RHNConfig
+from gflownet.rhn.decoding import RHNDecoder
+from gflownet.rhn.network import RHN, Stack, layer_by_layer
+from gflownet.rhn.sampling import SamplingParams
+from scripts.bench import Row, finish, parse_arguments
+from scripts.rhn.sides import materialised
+from scripts.serving.loops import (
+    Continuous,
+    DictionaryCache,
+    Ideal,
+    Loop,
+    Sequential,
+    Static,
+    even_requests,
+    heavy_tailed_requests,
+    prefilled,
+)
+
+SIZES = {
+    "S": CONFIGS["small"],
+    "M": CONFIGS["medium"],
+    "D12": RHNConfig(hidden_size=64, intermediate_size=128, depth=12, rank=4),
+}
+SLOTS = (8, 32, 128)
+GREEDY = SamplingParams(temperature=0)
+SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95)
+
+
+def main() -> int:
+    """Run the benchmark and return 1 when a goal is missed."""
+    options = parse_arguments(__doc__)
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    networks = {name: _adapted(RHN(config)) for name, config in SIZES.items()}
+    rows = []
+    for name in ("S",) if options.quick else SIZES:
+        rows += decoding_rows(name, networks[name], rounds=10 if options.quick else 60)
+    rounds = 8 if options.quick else 40
+    for slots in SLOTS:
+        rows += serving_rows("M", networks["M"], slots, rounds=rounds)
+    if not options.quick:
+        for slots in SLOTS:
+            rows += serving_rows("S", networks["S"], slots, rounds=rounds, has_goals=False)
+    rows += sequential_rows("M", networks["M"], rounds=max(4, rounds // 4))
+    rows.append(static_row("S", networks["S"], num_batches=2 if options.quick else 8))
+    return finish(rows, json_path=options.json)
+
+
+def _adapted(network: RHN) -> RHN:
+    """Return a network whose adapters change something, as those of a trained one do."""
+    with torch.no_grad():
+        for name, parameter in network.named_parameters():
+            if "bhn" in name:
+                parameter.add_(torch.randn_like(parameter) * 0.02)
+    return network
+
+
+def seconds_by_side(calls: dict[str, Callable[[], object]], rounds: int, repeats: int) -> dict[str, list[float]]:
+    """Return the CPU seconds of each call, round by round."""
+    found: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
+        call()
+    for _ in range(rounds):
+        for name, call in calls.items():
+            begin = time.process_time()
+            for _ in range(repeats):
+                call()
+            found[name].append((time.process_time() - begin) / repeats)
+    return found
+
+
+def _ratio(slow: list[float], fast: list[float]) -> float:
+    return median(a / b for a, b in zip(slow, fast, strict=True))
+
+
+def decoding_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
+    """Return how much faster a decoder reads one token of one sequence than the document's order does."""
+    config = network.config
+    token, state = torch.tensor([65]), torch.randn(config.depth, 1, config.hidden_size)
+    eager, compiled = RHNDecoder(network), RHNDecoder(network, compiled=True)
+
+    def in_order(stack: Stack) -> Callable[[], object]:
+        return torch.no_grad()(lambda: network(token.unsqueeze(1), state, stack=stack))
+
+    seconds = seconds_by_side(
+        {
+            "materialised": in_order(materialised),
+            "formula": in_order(layer_by_layer),
+            "eager": lambda: eager.step(token, state, None),
+            "compiled": lambda: compiled.step(token, state, None),
+        },
+        rounds,
+        repeats=10,
+    )
+    rows = [Row(f"{name}: decoding, eager", 1e3 * median(seconds["eager"]), "ms per token", "", True)]
+    for side, least in (("eager", 1.2), ("compiled", 3.0)):
+        for order in ("formula", "materialised"):
+            ratio = _ratio(seconds[order], seconds[side])
+            text = f"{name}: decoding, {side}, times the document's order ({order})"
+            rows.append(Row(text, ratio, "x", f">= {least}", ratio >= least))
+    return rows
+
+
+def rates(loops: dict[str, Loop], rounds: int, steps: int) -> dict[str, list[float]]:
+    """Return the tokens per CPU second of each loop, round by round."""
+    found: dict[str, list[float]] = {name: [] for name in loops}
+    for turn in range(rounds + 2):
+        for name, loop in loops.items():
+            seconds, num_tokens = 0.0, 0
+            for _ in range(steps):
+                loop.prepare()
+                begin = time.process_time()
+                num_tokens += loop.step()
+                seconds += time.process_time() - begin
+            if turn >= 2:
+                found[name].append(num_tokens / seconds)
+    return found
+
+
+def serving_rows(name: str, network: RHN, slots: int, *, rounds: int, has_goals: bool = True) -> list[Row]:
+    """Return what serving achieves of the model's own rate, and beside other ways to serve."""
+    model = RHNDecoder(network)
+    loops: dict[str, Loop] = {
+        "ideal": Ideal(model, slots),
+        "slots": Continuous(model, slots, even_requests(GREEDY)),
+        "dictionary": Continuous(model, slots, even_requests(GREEDY), cache=DictionaryCache),
+        "sampled": Continuous(model, slots, even_requests(SAMPLED)),
+        "separate prefill": Continuous(model, slots, even_requests(GREEDY), before=prefilled(model)),
+    }
+    found = rates(loops, rounds, steps=4)
+    share = _ratio(found["slots"], found["ideal"])
+    gain = _ratio(found["slots"], found["dictionary"])
+    at = f"{name}, {slots} slots"
+    return [
+        Row(f"{at}: serving", median(found["slots"]), "tokens/s", "", True),
+        Row(f"{at}: share of the ideal rate", share, "", ">= 0.9" if has_goals else "", share >= 0.9 or not has_goals),
+        Row(f"{at}: times a dictionary cache", gain, "x", ">= 1.1" if has_goals else "", gain >= 1.1 or not has_goals),
+        Row(f"{at}: share of the ideal, top-k and top-p", _ratio(found["sampled"], found["ideal"]), "", "", True),
+        Row(
+            f"{at}: share of the ideal, separate prefill",
+            _ratio(found["separate prefill"], found["ideal"]),
+            "",
+            "",
+            True,
+        ),
+    ]
+
+
+def sequential_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
+    """Return how much faster 32 slots are than answering one request after the other."""
+    model = RHNDecoder(network)
+    continuous = Continuous(model, 32, even_requests(GREEDY))
+    sequential = Sequential(model, even_requests(GREEDY))
+    found = rates({"continuous": continuous, "sequential": sequential}, rounds, steps=3)
+    gain = _ratio(found["continuous"], found["sequential"])
+    return [Row(f"{name}, 32 slots: times sequential", gain, "x", ">= 5", gain >= 5)]
+
+
+def static_row(name: str, network: RHN, *, num_batches: int) -> Row:
+    """Return how much faster 32 slots are than batches that end together; of all tokens over all seconds."""
+    model = RHNDecoder(network)
+    static = Static(model, 32, heavy_tailed_requests(GREEDY))
+    loops: dict[str, Loop] = {"static": static, "continuous": Continuous(model, 32, heavy_tailed_requests(GREEDY))}
+    seconds, num_tokens = dict.fromkeys(loops, 0.0), dict.fromkeys(loops, 0)
+    while True:
+        for side, loop in loops.items():
+            loop.prepare()
+            if static.num_batches > num_batches:
+                rate = {key: num_tokens[key] / seconds[key] for key in loops}
+                gain = rate["continuous"] / rate["static"]
+                return Row(f"{name}, 32 slots, heavy-tailed: times static", gain, "x", ">= 1.4", gain >= 1.4)
+            begin = time.process_time()
+            num_tokens[side] += loop.step()
+            seconds[side] += time.process_time() - begin
+
+
+if __name__ == "__main__":
+    sys.exit(main())
