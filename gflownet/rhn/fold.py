@@ -124,7 +124,7 @@ def folded_bytes(block: RHNBlock) -> int:
 def _stacked(blocks: Sequence[RHNBlock], pick: Callable[[RHNBlock], Tensor]) -> Tensor:
     """Return one parameter of all blocks, at least in float32: bfloat16 loses a norm that B A nearly cancels."""
     dtype = torch.promote_types(blocks[0].norm.weight.dtype, torch.float32)
-    return torch.stack([pick(block).to(dtype) for block in blocks])
+    return torch.stack([pick(block) for block in blocks]).to(dtype)
 
 
 def _projection(

@@ -1,4 +1,4 @@
-"""The plain ways to run an RHN that the wavefront is measured beside: stacks as `RHN.forward` takes them.
+"""The plain ways to run an RHN that the wavefront is measured beside: stacks as `RHN.forward` takes them, by name.
 
 R is the number of rows, T of tokens, H the hidden size.
 """
@@ -14,7 +14,8 @@ from torch.nn import functional as F
 from gflownet.rhn.cell import cell
 from gflownet.rhn.fold import fold, sizes_of
 from gflownet.rhn.layers import Adapter, RHNBlock
-from gflownet.rhn.wavefront import diagonals
+from gflownet.rhn.network import Stack
+from gflownet.rhn.wavefront import Wavefront, diagonals
 
 
 def naive(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -84,3 +85,13 @@ def _materialised_projection(x: Tensor, weight: Tensor, adapter: Adapter) -> Ten
     magnitude = torch.linalg.vector_norm(weight, dim=-1) * (1 + adapter.delta)
     scale = magnitude / torch.linalg.vector_norm(matrix, dim=-1)
     return ((scale.unsqueeze(-1) * matrix) @ x.unsqueeze(-1)).squeeze(-1)
+
+
+STACKS: dict[str, Stack] = {
+    "wavefront": Wavefront(),
+    "one group": Wavefront(layers=1000),
+    "layer by layer": Wavefront(layers=1),
+    "naive": naive,
+    "autograd wavefront": autograd_wavefront,
+    "materialised": materialised,
+}

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from gflownet.rhn.config import CONFIGS, RHNConfig
+from gflownet.rhn.config import CONFIGS, Norm, RHNConfig
 from gflownet.rhn.network import RHN
 from tests.rhn.random_networks import random_network
 
 
-def test_a_new_network_is_one_of_plain_feed_forward_layers() -> None:
+@pytest.mark.parametrize("norm", ["dora", "none"])
+def test_a_new_network_is_one_of_plain_feed_forward_layers(norm: Norm) -> None:
     torch.manual_seed(0)
-    network = RHN(CONFIGS["small"]).double()
+    network = RHN(replace(CONFIGS["small"], norm=norm)).double()
     tokens = torch.randint(256, (2, 9))
     x = network.embedding(tokens)
     for block in network.layers:
@@ -89,9 +91,10 @@ def test_a_row_that_its_adapter_cancels_stays_finite() -> None:
         ({"depth": 0}, "depth: expected at least 1, got 0"),
         ({"rank": -1}, "rank: expected at least 1, got -1"),
         ({"epsilon": 0.0}, "epsilon: expected a number > 0, got 0.0"),
+        ({"norm": "l2"}, "norm: expected one of dora, none, got 'l2'"),
     ],
 )
-def test_sizes_that_make_no_network_are_refused(changes: dict[str, float], message: str) -> None:
+def test_sizes_that_make_no_network_are_refused(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RHNConfig(**changes)  # pyright: ignore[reportArgumentType]
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
-from gflownet.rhn.config import CONFIGS, RHNConfig
+from gflownet.rhn.config import CONFIGS, Norm, RHNConfig
+from gflownet.rhn.fold import fold, folded_bytes
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
 from gflownet.rhn.wavefront import Wavefront, diagonals, layers_per_group
 from tests.rhn.random_networks import answer_of, assert_equal, oracle_answer, random_case, random_network
@@ -47,6 +50,23 @@ def test_parameters_that_are_held_get_no_gradient(stack: Stack) -> None:
     free(torch.arange(5)[None], stack=layer_by_layer)[0].square().sum().backward()
     got, wanted = network.layers[0].bhn.gate.b.grad, free.layers[0].bhn.gate.b.grad
     torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=2), Wavefront(layers=1)], ids=str)
+def test_a_block_that_comes_twice_gets_the_sum_of_its_gradients(stack: Stack) -> None:
+    blocks = random_network(CONFIG, 0).layers
+    x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
+    gradients = []
+    for run in (stack, layer_by_layer):
+        y, _ = run([*blocks, blocks[0]], x, None)
+        gradients.append(torch.autograd.grad(y.square().sum(), list(blocks[0].parameters())))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-8)
+
+
+@pytest.mark.parametrize("norm", ["dora", "none"])
+def test_folded_weights_are_as_large_as_they_are_taken_for(norm: Norm) -> None:
+    block = RHN(replace(CONFIG, norm=norm)).layers[0]
+    assert folded_bytes(block) == sum(tensor.nbytes for tensor in fold([block]).tensors)
 
 
 def test_parameters_changed_before_the_backward_pass_are_noticed() -> None:

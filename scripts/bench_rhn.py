@@ -1,0 +1,153 @@
+"""Times an RHN along the wavefront beside plain ways to run it, and measures the memory that training it takes.
+
+    python scripts/bench_rhn.py [--quick] [--json FILE]
+
+float32, one thread, CPU time of the blocks alone (no embedding, no unembedding); within a case all sides take turns,
+round after round, and a ratio is the median of the rounds' ratios. The sides are in scripts/rhn/sides.py:
+
+- wavefront: `Wavefront()`, all that a caller has to say; its backward pass makes every diagonal again from the states;
+- naive: the folded cell of gflownet/rhn/cell.py, layer after layer, token after token, under torch.autograd;
+- layer by layer: our buffered steps in that order, `Wavefront(layers=1)`: what the order alone is worth, and the way to
+  train with least memory;
+- autograd wavefront: the folded cell along the wavefront, all layers in one group, under torch.autograd;
+- materialised: the seed as it is written, W + B A for every token, under torch.autograd.
+
+The share of the matmul peak counts the multiply-adds of the cell (three times those forward for both passes, what is
+made again not counted) against a product of two 2048 x 2048 matrices that takes its turn in every round.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from gflownet.rhn.network import RHN, Stack
+from scripts.bench import Row, finish, parse_arguments
+from scripts.rhn.cases import CASES, Case
+from scripts.rhn.sides import STACKS
+
+# By case and side, how many times as long as the wavefront the side is to take; None: shown without a goal.
+FORWARD: dict[str, dict[str, float | None]] = {
+    "S": {"naive": 2.0, "layer by layer": None, "materialised": None},
+    "M": {"naive": None, "layer by layer": None, "materialised": None},
+    "L": {"naive": 0.95, "layer by layer": None, "one group": None, "materialised": None},
+    "D12": {"naive": 5.0, "layer by layer": None, "materialised": None},
+    "D24": {"naive": 9.0, "layer by layer": None, "materialised": None},
+}
+BOTH: dict[str, dict[str, float | None]] = {
+    "S": {"naive": None, "layer by layer": None, "autograd wavefront": None, "materialised": None},
+    "M": {"naive": 2.2, "layer by layer": None, "autograd wavefront": None, "materialised": 5.0},
+    "L": {"naive": 2.2, "layer by layer": None, "autograd wavefront": None, "materialised": 4.0},
+    "D12": {"naive": 7.0, "layer by layer": None, "autograd wavefront": None, "materialised": 8.0},
+    "D24": {"naive": None, "layer by layer": None, "autograd wavefront": None, "materialised": None},
+}
+PEAK_SHARES = {("M", "forward"): 0.20, ("M", "forward+backward"): 0.15}
+# Cases, tokens, and how many times as much memory the autograd wavefront is to take as `Wavefront(layers=1)`.
+MEMORY: tuple[tuple[str, int, float | None], ...] = (
+    ("S", 64, None),
+    ("M", 128, 20.0),
+    ("M", 512, 40.0),
+    ("L", 128, None),
+)
+MOST_TIME = 1.5  # of `Wavefront(layers=1)` at M, in times of the autograd wavefront
+MATRIX = 2048
+
+
+def main() -> int:
+    """Run the benchmark and return 1 when a goal is missed."""
+    options = parse_arguments(__doc__)
+    torch.set_num_threads(1)
+    rounds, cases, memory = (1, ("S", "D12"), MEMORY[:1]) if options.quick else (3, CASES, MEMORY)
+    rows = [row for name in cases for row in speed_rows(name, rounds)]
+    for name, tokens, factor in memory:
+        rows += memory_rows(name, tokens, factor)
+    return finish(rows, json_path=options.json)
+
+
+def speed_rows(name: str, rounds: int) -> list[Row]:
+    """Return the times of a case and what they are in terms of each other."""
+    case, network = CASES[name], CASES[name].network()
+    rows = []
+    for passes, run, goals, cost in (("forward", _forward, FORWARD, 1), ("forward+backward", _both, BOTH, 3)):
+        sides = ["wavefront", *goals[name]]
+        times = {side: [] for side in (*sides, "matmul")}
+        for side in sides:
+            run(network, replace(case, tokens=4), STACKS[side])
+        for _ in range(rounds):
+            for side in sides:
+                times[side].append(run(network, case, STACKS[side]))
+            times["matmul"].append(_matmul())
+        rows.append(Row(f"{name}, {passes}: wavefront", 1e3 * median(times["wavefront"]), "ms", "", True))
+        for side, goal in goals[name].items():
+            rows.append(_ratio(f"{name}, {passes}: {side} / wavefront", times[side], times["wavefront"], goal))
+        rates = [cost * case.multiply_adds / MATRIX**3 * seconds for seconds in times["matmul"]]
+        goal = PEAK_SHARES.get((name, passes))
+        rows.append(_ratio(f"{name}, {passes}: share of the matmul peak", rates, times["wavefront"], goal))
+        if passes == "forward+backward" and name == "M":
+            slower = [a / b for a, b in zip(times["layer by layer"], times["autograd wavefront"], strict=True)]
+            rows.append(_at_most("M, forward+backward: least memory / autograd wavefront", median(slower), MOST_TIME))
+    return rows
+
+
+def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
+    """Return peak memories of both passes, each in a process of its own, and how many times as much autograd takes."""
+    where = f"{name}, {tokens} tokens, peak memory"
+    script = Path(__file__).resolve().parent / "rhn" / "memory.py"
+    peaks = {}
+    for stack in ("layer by layer", "wavefront", "autograd wavefront"):
+        answer = subprocess.run(
+            [sys.executable, script, name, stack, str(tokens)], check=True, capture_output=True, text=True
+        )
+        peaks[stack] = float(answer.stdout)
+    gradients = sum(parameter.nbytes for parameter in CASES[name].network().blocks.parameters()) / 2**20
+    rows = [Row(f"{where}: {stack}", value, "MB", "", True) for stack, value in peaks.items()]
+    rows.append(Row(f"{where}: of which gradients of the parameters", gradients, "MB", "", True))
+    return [
+        *rows,
+        _ratio(f"{where}: autograd / least", [peaks["autograd wavefront"]], [peaks["layer by layer"]], factor),
+    ]
+
+
+def _forward(network: RHN, case: Case, stack: Stack) -> float:
+    x = case.embedded()
+    with torch.no_grad():
+        return _seconds(lambda: stack(network.layers, x, None))
+
+
+def _both(network: RHN, case: Case, stack: Stack) -> float:
+    x = case.embedded()
+    network.zero_grad()
+    return _seconds(lambda: stack(network.layers, x, None)[0].square().sum().backward())
+
+
+def _matmul() -> float:
+    matrix = torch.ones(MATRIX, MATRIX)
+    return _seconds(lambda: matrix @ matrix)
+
+
+def _seconds(call: Callable[[], object]) -> float:
+    start = time.process_time()
+    call()
+    return time.process_time() - start
+
+
+def _ratio(name: str, theirs: Sequence[float], ours: Sequence[float], factor: float | None) -> Row:
+    value = median(slow / fast for slow, fast in zip(theirs, ours, strict=True))
+    return Row(name, value, "x", "" if factor is None else f">= {factor:g}", factor is None or value >= factor)
+
+
+def _at_most(name: str, value: float, limit: float) -> Row:
+    return Row(name, value, "x", f"<= {limit:g}", value <= limit)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
