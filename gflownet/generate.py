@@ -3,20 +3,20 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from signal import SIGINT, SIGTERM
+from signal import SIGINT, SIGPIPE, SIGTERM
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gflownet.errors import UserError
 from gflownet.interrupts import StopRequest, stop_signals
-from gflownet.rhn.bytes_text import NUM_TOKENS, StreamDecoder, decode, encode
+from gflownet.rhn.bytes_text import StreamDecoder, decode, encode
 from gflownet.rhn.prompt_file import AnswerFile, Prompt, read_prompts
 
 if TYPE_CHECKING:
-    from gflownet.rhn.decoding import LanguageModel
     from gflownet.rhn.engine import Engine
     from gflownet.rhn.requests import FinishEvent
     from gflownet.rhn.sampling import Sampled, SamplingParams
@@ -76,6 +76,8 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         raise UserError("expected --prompts and --out together, got one without the other")
     if found.prompts is None and found.logprobs is not None:
         raise UserError("--logprobs: expected together with --prompts")
+    if found.max_slots < 1:
+        raise UserError(f"--max-slots: expected at least 1, got {found.max_slots}")
     return found
 
 
@@ -89,7 +91,7 @@ def _flag(name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 2 for the user's mistakes, 130 and 143 when interrupted."""
+    """Run the command line and return its exit status: 0, 2 for the user's mistakes, 128 + a signal."""
     try:
         asked = parse(sys.argv[1:] if argv is None else argv)
         return converse(asked) if asked.prompts is None else answer_file(asked)
@@ -98,17 +100,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_SIGNAL + SIGINT
-
-
-def _load(folder: Path) -> LanguageModel:
-    """Return what generates from a saved model of bytes."""
-    # Here and not above: --help and a wrong option should not wait for torch.
-    from gflownet.rhn.checkpoint import load_decoder
-
-    model = load_decoder(folder)
-    if model.vocabulary_size != NUM_TOKENS:
-        raise UserError(f"{folder}: expected a model of {NUM_TOKENS} bytes, got one of {model.vocabulary_size} tokens")
-    return model
+    except BrokenPipeError:  # whoever read our output has seen enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return EXIT_SIGNAL + SIGPIPE
 
 
 def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
@@ -122,22 +116,22 @@ def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
         raise UserError(f"{where}{error}") from None
 
 
-def _engine(model: LanguageModel, max_slots: int) -> Engine:
+def _engine(folder: Path, max_slots: int) -> Engine:
     """Return an engine for a caller that is never refused: it submits no more than there are slots."""
+    # Here and not above: --help and a wrong option should not wait for torch.
+    from gflownet.rhn.checkpoint import load_byte_decoder
     from gflownet.rhn.engine import Engine, EngineConfig
     from gflownet.rhn.scheduler import SchedulerConfig
 
-    try:
-        return Engine(model, EngineConfig(SchedulerConfig(max_slots=max_slots, token_budget=sys.maxsize)))
-    except ValueError as error:
-        raise UserError(f"--{error}".replace("_", "-")) from None
+    config = EngineConfig(SchedulerConfig(max_slots=max_slots, token_budget=sys.maxsize))
+    return Engine(load_byte_decoder(folder), config)
 
 
 def converse(asked: argparse.Namespace) -> int:
     """Answer what is typed until there is no more."""
     options = _options(asked)
     _params(options)  # before the model is loaded
-    engine = _engine(_load(asked.folder), 1)
+    engine = _engine(asked.folder, 1)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  # input() edits lines with it
@@ -196,7 +190,7 @@ def answer_file(asked: argparse.Namespace) -> int:
     params = {prompt.line: _params(prompt.options, f"{asked.prompts}: line {prompt.line}: ") for prompt in prompts}
     with AnswerFile(asked.out) as answers:
         undone = answers.undone(prompts)
-        engine = _engine(_load(asked.folder), asked.max_slots)
+        engine = _engine(asked.folder, asked.max_slots)
         progress = Progress(console=Console(stderr=True))
         with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped; the same command goes on\n") as stop:
             task = progress.add_task("prompts", total=len(prompts), completed=len(prompts) - len(undone))

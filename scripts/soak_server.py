@@ -24,7 +24,7 @@ import openai
 import torch
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.checkpoint import load_decoder, save_language_model
+from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.config import CONFIGS
 from gflownet.rhn.generation import generate_batch
 from gflownet.rhn.network import RHN
@@ -145,7 +145,7 @@ def offline(folder: Path, questions: Sequence[Question]) -> list[tuple[str, str]
     """Return text and finish reason of each answer without a server."""
     prompts = [encode(question.prompt) for question in questions]
     params = [question.params for question in questions]
-    answers = generate_batch(load_decoder(folder), prompts, params, max_slots=MAX_SLOTS)
+    answers = generate_batch(load_byte_decoder(folder), prompts, params, max_slots=MAX_SLOTS)
     return [(decode(answer.tokens), str(answer.finish_reason)) for answer in answers]
 
 

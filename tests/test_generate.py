@@ -16,7 +16,7 @@ import pytest
 
 from gflownet.generate import main
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.checkpoint import load_decoder, save_language_model
+from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.generation import generate_batch
 from gflownet.rhn.sampling import SamplingParams
@@ -66,7 +66,7 @@ def test_a_file_of_prompts_is_answered_as_offline(folder: Path, tmp_path: Path) 
             temperature=0.9, seed=11, max_tokens=20, stop=("e",), repetition_penalty=1.5, top_p=0.8, min_p=0.01
         ),
     ]
-    expected = generate_batch(load_decoder(folder), [encode(one["prompt"]) for one in asked], params, max_slots=3)
+    expected = generate_batch(load_byte_decoder(folder), [encode(one["prompt"]) for one in asked], params, max_slots=3)
     assert [answer["text"] for answer in answers] == [decode(one.tokens) for one in expected]
     assert [answer["finish_reason"] for answer in answers] == [one.finish_reason for one in expected]
     assert [answer["num_tokens"] for answer in answers] == [len(one.tokens) for one in expected]
@@ -103,7 +103,8 @@ def test_a_run_that_is_stopped_goes_on(
     prompts.write_text("".join(json.dumps(one) + "\n" for one in asked))
     with started(folder, "--prompts", prompts, "--out", out, stderr=subprocess.PIPE) as process:
         while not (out.exists() and len(out.read_bytes().splitlines()) == 5):
-            assert process.poll() is None
+            with pytest.raises(subprocess.TimeoutExpired):  # it runs on
+                process.wait(0.02)
         process.send_signal(number)
         _, errors = process.communicate()
     assert process.returncode == status
@@ -126,10 +127,27 @@ def test_prompts_from_a_pipe_are_answered_line_by_line(
     params = [SamplingParams(max_tokens=12, seed=seed) for seed in (5, 6)]
     prompts = [encode("def f("), encode("class A")]
     expected = [
-        generate_batch(load_decoder(folder), [p], [q], max_slots=1)[0] for p, q in zip(prompts, params, strict=True)
+        generate_batch(load_byte_decoder(folder), [p], [q], max_slots=1)[0]
+        for p, q in zip(prompts, params, strict=True)
     ]
     assert (process.returncode, errors) == (0, "")
     assert said == "".join(decode(one.tokens) + "\n" for one in expected)
+
+
+def test_whoever_has_read_enough_may_close_the_pipe(
+    folder: Path, started: Callable[..., subprocess.Popen[str]]
+) -> None:
+    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    with started(folder, "--max-tokens", NEVER_ENDS, **pipes) as process:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        process.stdin.write("a\n")
+        process.stdin.close()
+        process.stdout.read(1)
+        process.stdout.close()
+        assert process.stderr.read() == ""
+        assert process.wait() == 128 + signal.SIGPIPE
 
 
 def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(
@@ -167,6 +185,7 @@ REFUSED = (
     (["--temp", "1"], "unrecognized arguments: --temp"),
     (["--max-tokens", "x"], "--max-tokens: invalid int value: 'x'"),
     (["--prompts", "p.txt"], "expected --prompts and --out together"),
+    (["--max-slots", "0"], "--max-slots: expected at least 1, got 0"),
     (["--logprobs", "1"], "--logprobs: expected together with --prompts"),
     (["--top-p", "2"], "top_p: expected a number > 0 and <= 1, got 2.0"),
     (["--stop", ""], "stop: expected "),

@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from gflownet.errors import UserError
+from gflownet.rhn.bytes_text import NUM_TOKENS
 
 if TYPE_CHECKING:
     from gflownet.rhn.decoding import LanguageModel
@@ -106,13 +107,16 @@ def load_language_model(folder: Path) -> nn.Module:
     return model.eval()
 
 
-def load_decoder(folder: Path) -> LanguageModel:
-    """Return what generates from the model saved in a folder.
+def load_byte_decoder(folder: Path) -> LanguageModel:
+    """Return what generates bytes from the model saved in a folder.
 
     Raises:
-        UserError: as `load_language_model`.
+        UserError: as `load_language_model`, or for a model of other tokens.
     """
-    return cast(StoredModel, load_language_model(folder)).decoder()
+    model = cast(StoredModel, load_language_model(folder)).decoder()
+    if model.vocabulary_size != NUM_TOKENS:
+        raise UserError(f"{folder}: expected a model of {NUM_TOKENS} bytes, got one of {model.vocabulary_size} tokens")
+    return model
 
 
 def _named(name: str) -> Any:

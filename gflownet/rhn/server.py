@@ -12,7 +12,6 @@ from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from gflownet.errors import UserError
-from gflownet.rhn.bytes_text import NUM_TOKENS
 
 if TYPE_CHECKING:
     import uvicorn
@@ -80,7 +79,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(asked: argparse.Namespace) -> int:
     """Load, listen, and serve until told to stop."""
     # Here and not above: --help and a wrong option wait for neither torch nor the framework.
-    from gflownet.rhn.checkpoint import load_decoder
+    from gflownet.rhn.checkpoint import load_byte_decoder
     from gflownet.rhn.engine import Engine, EngineConfig
     from gflownet.rhn.scheduler import SchedulerConfig
 
@@ -91,9 +90,7 @@ def serve(asked: argparse.Namespace) -> int:
         from gflownet.rhn.server_engine import Service
     except ModuleNotFoundError as error:
         raise UserError(f"expected what serving needs, got no {error.name}: pip install 'gflownet[serve]'") from None
-    model = load_decoder(asked.folder)
-    if model.vocabulary_size != NUM_TOKENS:
-        raise UserError(f"{asked.folder}: expected a model of bytes, got one of {model.vocabulary_size} tokens")
+    model = load_byte_decoder(asked.folder)
     # What a state takes does not grow with its tokens: requests are bounded by time, not by a budget of tokens.
     scheduler = SchedulerConfig(asked.max_slots, asked.max_queue, max_waiting=asked.timeout, token_budget=sys.maxsize)
     engine = Engine(model, EngineConfig(scheduler))

@@ -21,7 +21,7 @@ except ModuleNotFoundError as error:
     pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.checkpoint import load_decoder, save_language_model
+from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.generation import generate_batch
 from gflownet.rhn.sampling import SamplingParams
 from scripts.serving.running_server import RunningServer, running_server
@@ -166,7 +166,7 @@ def test_many_clients_at_once_are_all_answered_as_offline(folder: Path) -> None:
     with running_server(folder, max_slots=8) as server:
         said = asyncio.run(ask_all(server))
         assert server.stop() == 0
-    expected = generate_batch(load_decoder(folder), list(map(encode, prompts)), params, max_slots=8)
+    expected = generate_batch(load_byte_decoder(folder), list(map(encode, prompts)), params, max_slots=8)
     assert said == [decode(answer.tokens) for answer in expected]
 
 
