@@ -1,0 +1,29 @@
+"""Compiled steps say what the others say, and are computed with one number of rows."""
+
+from __future__ import annotations
+
+from functools import partial
+
+import pytest
+import torch
+
+from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.decoding import RHNDecoder
+from tests.rhn.random_networks import random_network
+
+CONFIG = RHNConfig(vocabulary_size=5, hidden_size=8, intermediate_size=8, depth=1, rank=1, bottleneck=7)
+
+
+def test_compiled_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    # Without the C++ compiler, which takes half a minute: scripts/bench_serving.py runs it.
+    monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
+    network = random_network(CONFIG, 0)
+    plain, compiled = RHNDecoder(network), RHNDecoder(network, compiled=True).for_rows(4)
+    torch.manual_seed(0)
+    tokens, states = torch.randint(5, (4,)), torch.randn(1, 4, 8, dtype=torch.float64)
+    with torch._dynamo.config.patch(error_on_recompile=True):
+        for rows in (4, 3):
+            wanted = plain.step(tokens[:rows], states[:, :rows], None)
+            got = compiled.step(tokens[:rows], states[:, :rows], None)
+            for one, other in zip(got, wanted, strict=True):
+                torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)
