@@ -207,12 +207,13 @@ class Sampler:
             presence = column([each.presence_penalty for each in params])
             found.append(FrequencyPenaltyLogitsProcessor(presence, column([each.frequency_penalty for each in params])))
         if uses & (_BIAS | _MIN_TOKENS):
-            # Of a slot that asks for nothing by token, the tables hold what an earlier request left there.
+            # Of a slot that asks for nothing by token, the tables hold what an earlier request left there: its end
+            # tokens do not matter without a least number of tokens.
             asks = torch.tensor([bool(_uses(each) & _PER_TOKEN) for each in params], device=self._device).unsqueeze(-1)
             assert self._tables is not None
             found.append(SequenceBiasLogitsProcessor(torch.where(asks, self._tables.bias[slots], 0.0)))
-            min_tokens = column([each.min_tokens for each in params])
-            found.append(MinNewTokensLengthLogitsProcessor(min_tokens, self._tables.ends[slots] & asks))
+            min_tokens = column([each.min_tokens if each.stop_token_ids else 0 for each in params])
+            found.append(MinNewTokensLengthLogitsProcessor(min_tokens, self._tables.ends[slots]))
         if uses & _DRAW:
             # A greedy row is divided by 1: its largest score stays its largest.
             found.append(TemperatureLogitsWarper(column([each.temperature or 1.0 for each in params])))

@@ -69,3 +69,7 @@ def test_what_cannot_be_is_refused_in_one_line() -> None:
         cache.get_caches([1])
     with pytest.raises(KeyError):
         cache.free(1)
+    assert torch.equal(cache.get_caches([0]), torch.zeros(2, 1, 4))
+    cache.free(0)
+    with pytest.raises(KeyError):
+        cache.get_caches([0])
