@@ -177,7 +177,11 @@ class _Group(torch.autograd.Function):
             weights.detach(), sizes_of(ctx.blocks[0]), states, grad_outputs, grad_last, has_state=ctx.has_state
         )
         asked = [parameter for parameter in parameters if parameter.requires_grad]
-        found = iter(torch.autograd.grad(weights.tensors, asked, grad_weights.tensors) if asked else ())
+        pairs = zip(weights.tensors, grad_weights.tensors, strict=True)
+        made = [pair for pair in pairs if pair[0].requires_grad]  # those that a parameter that is not held is in
+        found = iter(
+            torch.autograd.grad([pair[0] for pair in made], asked, [pair[1] for pair in made]) if asked else ()
+        )
         grads = [next(found) if parameter.requires_grad else None for parameter in parameters]
         return None, grad_x, grad_state if ctx.has_state else None, *grads
 

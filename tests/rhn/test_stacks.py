@@ -52,6 +52,20 @@ def test_parameters_that_are_held_get_no_gradient(stack: Stack) -> None:
     torch.testing.assert_close(got, wanted, rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.parametrize("held", ["bhn", "ffn", "bhn.squeeze", "bhn.gate.a", "norm"])
+def test_parts_that_are_held_leave_the_gradients_of_the_others(held: str) -> None:
+    gradients = []
+    for stack in (Wavefront(), layer_by_layer):
+        network = random_network(CONFIG, 0)
+        for block in network.layers:
+            for name, parameter in block.named_parameters():
+                parameter.requires_grad_(not name.startswith(held))
+        network(torch.arange(5)[None], stack=stack)[0].square().sum().backward()
+        gradients.append({name: p.grad for name, p in network.named_parameters() if p.grad is not None})
+    assert 0 < len(gradients[0]) < len(list(random_network(CONFIG, 0).parameters()))
+    torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-8)
+
+
 @pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=2), Wavefront(layers=1)], ids=str)
 def test_a_block_that_comes_twice_gets_the_sum_of_its_gradients(stack: Stack) -> None:
     blocks = random_network(CONFIG, 0).layers
