@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -108,6 +109,21 @@ def test_a_folder_that_is_no_model_is_refused(tmp_path: Path, saved: Path) -> No
         with pytest.raises(UserError) as caught:
             load_language_model(path)
         assert str(caught.value) == f"{path}: {expected}, got {got}"
+
+
+@pytest.mark.parametrize("config", [CONFIG, CONFIGS["tiny"]])
+def test_a_full_disk_leaves_the_model_before(config: RHNConfig, saved: Path) -> None:
+    before = {path.name: path.read_bytes() for path in saved.iterdir()}
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (500, hard))
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            save_language_model(saved, random_network(config, 1))
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+    assert {name: (saved / name).read_bytes() for name in before} == before
+    save_language_model(saved, random_network(config, 1))
+    assert sorted(path.name for path in saved.iterdir()) == sorted(before)
 
 
 SAVE_AGAIN_AND_AGAIN = """
