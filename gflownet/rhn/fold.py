@@ -14,11 +14,11 @@ N is the number of blocks, H the hidden size, I the intermediate size, r the ran
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, fields
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional as F
 
 from gflownet.rhn.config import Norm
@@ -121,49 +121,47 @@ def folded_bytes(block: RHNBlock) -> int:
     return (through + heads) * torch.promote_types(weight.dtype, torch.float32).itemsize
 
 
-def _stacked(blocks: Sequence[RHNBlock], pick: Callable[[RHNBlock], Tensor]) -> Tensor:
-    """Return one parameter of all blocks, at least in float32: bfloat16 loses a norm that B A nearly cancels."""
-    dtype = torch.promote_types(blocks[0].norm.weight.dtype, torch.float32)
-    return torch.stack([pick(block) for block in blocks]).to(dtype)
+def _stacked(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
+    """Return [len, ...], at least in float32: bfloat16 loses a norm that B A nearly cancels."""
+    return torch.stack([*tensors]).to(torch.promote_types(dtype, torch.float32))
 
 
-def _projection(
-    blocks: Sequence[RHNBlock], linear: Callable[[RHNBlock], nn.Linear], heads: Callable[[RHNBlock], AdapterHeads]
-) -> tuple[Tensor, Tensor]:
-    """Return a projection [N, in, out] and its heads [N, J + 1, *]."""
-    weight = _stacked(blocks, lambda block: linear(block).weight)
-    a = _stacked(blocks, lambda block: heads(block).a)
-    b = _stacked(blocks, lambda block: heads(block).b).mT
-    delta = _stacked(blocks, lambda block: heads(block).delta)
-    columns = [a.flatten(2)]
+def _projections(blocks: Sequence[RHNBlock], *names: str) -> tuple[Tensor, Tensor]:
+    """Return projections [N, P, in, out] and their heads [N, P, J + 1, *], P of them in every block."""
+    weights = [getattr(block.ffn.plain, f"{name}_proj").weight for block in blocks for name in names]
+    heads: list[AdapterHeads] = [getattr(block.bhn, name) for block in blocks for name in names]
+    dtype, shape = weights[0].dtype, (len(blocks), len(names))
+    weight, a = _stacked(weights, dtype), _stacked([head.a for head in heads], dtype)
+    b, delta = _stacked([head.b for head in heads], dtype).mT, _stacked([head.delta for head in heads], dtype)
     if blocks[0].ffn.norm == "dora":
         scales = torch.linalg.vector_norm(weight, dim=-1)
         weight = weight / scales.unsqueeze(-1)
-        b = b / scales[:, None, None]
-        columns += [b.flatten(2), torch.bmm(a.flatten(1, 2), weight.mT).view_as(b).flatten(2)]
-        delta = delta * scales.unsqueeze(1)
+        b, delta = b / scales[:, None, None], delta * scales.unsqueeze(1)
+        products = torch.bmm(a.flatten(1, 2), weight.mT).view_as(b)
+        columns = [a, b, products]
     else:
-        scales = torch.ones_like(delta[:, 0])
-        columns += [b.flatten(2)]
-    by_feature = torch.cat([*columns, delta], -1)
+        scales, columns = torch.ones_like(delta[:, 0]), [a, b]
+    by_feature = torch.cat([*(part.flatten(2) for part in columns), delta], -1)
     constant = F.pad(scales, (by_feature.shape[-1] - scales.shape[-1], 0))
-    return weight.mT, torch.cat([constant.unsqueeze(1), by_feature], 1)
+    made = torch.cat([constant.unsqueeze(1), by_feature], 1)
+    return weight.mT.contiguous().unflatten(0, shape), made.unflatten(0, shape)
 
 
 def fold(blocks: Sequence[RHNBlock]) -> Fold:
     """Return the weights of blocks of equal sizes, at least in float32; differentiable by their parameters."""
-    gate = _projection(blocks, lambda block: block.ffn.plain.gate_proj, lambda block: block.bhn.gate)
-    up = _projection(blocks, lambda block: block.ffn.plain.up_proj, lambda block: block.bhn.up)
-    down = _projection(blocks, lambda block: block.ffn.plain.down_proj, lambda block: block.bhn.down)
-    root = math.sqrt(down[0].shape[-1])
-    beta = F.pad(_stacked(blocks, lambda block: block.bhn.beta), (1, 0)).unsqueeze(-1)
-    squeeze = _stacked(blocks, lambda block: block.bhn.squeeze.weight * block.bhn.norm.weight).mT * root
-    bias = _stacked(blocks, lambda block: block.bhn.squeeze.bias)
+    entry, entry_heads = _projections(blocks, "gate", "up")
+    exit_, exit_heads = _projections(blocks, "down")
+    dtype, root = blocks[0].norm.weight.dtype, math.sqrt(exit_.shape[-1])
+    beta = F.pad(_stacked([block.bhn.beta for block in blocks], dtype), (1, 0)).unsqueeze(-1)
+    squeezes = [block.bhn.squeeze for block in blocks]
+    gains = _stacked([block.bhn.norm.weight for block in blocks], dtype) * root
+    squeeze = _stacked([squeeze.weight for squeeze in squeezes], dtype).mT * gains.unsqueeze(-1)
+    bias = _stacked([squeeze.bias for squeeze in squeezes], dtype).unsqueeze(1)
     return Fold(
-        squeeze=torch.cat([squeeze, bias.unsqueeze(1)], 1),
-        gain=_stacked(blocks, lambda block: block.norm.weight) * root,
-        entry=torch.stack([gate[0], up[0]], 1),
-        exit=down[0].contiguous(),
-        entry_heads=torch.stack([gate[1], up[1]], 1),
-        exit_heads=torch.cat([down[1], beta], -1),
+        squeeze=torch.cat([squeeze, bias], 1),
+        gain=_stacked([block.norm.weight for block in blocks], dtype) * root,
+        entry=entry,
+        exit=exit_.squeeze(1),
+        entry_heads=entry_heads,
+        exit_heads=torch.cat([exit_heads.squeeze(1), beta], -1),
     )
