@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import select
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ from tests.rhn.random_networks import random_network
 
 CONFIG = RHNConfig(hidden_size=8, intermediate_size=12, depth=2, rank=2)
 NEVER_ENDS = 10**8  # tokens
+PATIENCE = 60.0  # seconds
 
 
 @pytest.fixture(scope="module")
@@ -159,6 +161,7 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(
     def read_until(text: bytes) -> None:
         nonlocal everything, unread
         while text not in unread:
+            assert select.select([mine], [], [], PATIENCE)[0]
             more = os.read(mine, 1000)
             everything, unread = everything + more, unread + more
         unread = unread.partition(text)[2]
@@ -171,11 +174,11 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(
         read_until(b"def f(\r\n")
         read_until(rb"\x1b")  # it has begun, and what a terminal would obey is spelled out
         process.send_signal(signal.SIGINT)
-        read_until(b"> ")
+        read_until(b"\r\n> ")
         process.send_signal(signal.SIGINT)  # at the prompt: a new one
-        read_until(b"> ")
+        read_until(b"\r\n> ")
         os.write(mine, b"\x04")
-        assert process.wait() == 0
+        assert process.wait(PATIENCE) == 0
     os.close(mine)
     assert b"\x1b" not in everything
 
