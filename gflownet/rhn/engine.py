@@ -238,7 +238,7 @@ class Engine:
         """Say after how many tokens the state is kept next: now and then, and where the prompt is at its end."""
         if self._keeps(request):
             interval = self._config.prefix_interval
-            request.next_kept = min((request.num_read // interval + 1) * interval, len(request.request.prompt))
+            request.next_kept = min((request.num_read // interval + 1) * interval, request.num_prompt)
 
     def _end(
         self, request: ActiveRequest, reason: FinishReason, now: float, events: list[Event], error: str = ""
@@ -270,14 +270,14 @@ class Engine:
             FinishEvent(
                 request_id,
                 reason,
-                num_prompt_tokens=len(asked.prompt),
+                num_prompt_tokens=request.num_prompt,
                 num_tokens=request.num_told,
                 num_cached_tokens=request.num_cached,
                 waited=admitted - request.submitted,
                 first_token_after=first,
                 took=now - request.submitted,
                 error=error,
-                state=state if asked.keep_state else None,
+                state=state.clone() if state is not None and asked.keep_state else None,
                 unread=tuple(request.tokens[request.num_read :]),
             )
         )

@@ -75,6 +75,7 @@ class ActiveRequest:
     request: Request
     submitted: float  # seconds of the engine's clock
     tokens: list[int] = field(init=False)  # prompt and answer
+    num_prompt: int = field(init=False)  # tokens of the prompt
     answer: Answer = field(init=False)
     num_read: int = 0  # of the tokens: the model's state is that after these
     num_told: int = 0  # of the answer
@@ -89,6 +90,7 @@ class ActiveRequest:
     def __post_init__(self) -> None:
         """Begin with the prompt, in a list of its own."""
         self.tokens = list(self.request.prompt)
+        self.num_prompt = len(self.tokens)
         self.answer = self.request.params.new_answer()
 
     @property

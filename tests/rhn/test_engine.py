@@ -6,7 +6,8 @@ import math
 import random
 import threading
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import ClassVar
 
 import pytest
 import torch
@@ -128,6 +129,24 @@ def test_log_probabilities_in_single_precision_are_the_same_to_the_bit_whatever_
     assert answers(together=True) == answers(together=False)
 
 
+def test_what_becomes_of_a_prompt_or_a_state_after_it_was_given_does_not_matter() -> None:
+    engine, params = engine_of(prefix_bytes=10**5), SamplingParams(temperature=0, max_tokens=4)
+    prompt = [1, 2, 3]
+    engine.submit(Request(prompt, params, keep_state=True))
+    prompt.clear()
+    events = drain(engine)
+    end = ends_of(events)[0]
+    assert end.num_prompt_tokens == 3
+    assert end.state is not None
+    end.state.zero_()
+    engine.submit(Request([1, 2, 3, *tokens_of(events)[0], 5], params))
+    fresh = engine_of()
+    fresh.submit(Request([1, 2, 3, *tokens_of(events)[0], 5], params))
+    again = drain(engine)
+    assert ends_of(again)[1].num_cached_tokens == 6
+    assert tokens_of(again)[1] == tokens_of(drain(fresh))[0]
+
+
 def test_a_cancelled_request_frees_its_slot_within_one_step() -> None:
     engine = engine_of(max_slots=1)
     running, queued = (engine.submit(Request([1], SamplingParams(max_tokens=100))) for _ in range(2))
@@ -148,6 +167,30 @@ def test_a_cancelled_request_frees_its_slot_within_one_step() -> None:
     assert not tokens_of(events)
     assert engine.metrics().num_running == engine.metrics().num_waiting == 0
     assert not engine.cancel(12345)
+
+
+class Interrupted(RHNDecoder):
+    """A decoder in whose steps something else happens."""
+
+    during: ClassVar[list[Callable[[], object]]] = []
+
+    def step(
+        self, tokens: torch.Tensor, state: torch.Tensor, starts: torch.Tensor | None
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        for happens in self.during:
+            happens()
+        return super().step(tokens, state, starts)
+
+
+def test_of_a_request_cancelled_during_a_step_nothing_more_is_told() -> None:
+    engine = Engine(Interrupted(random_network(CONFIG, 0)))
+    kept, gone = (engine.submit(Request([1], SamplingParams(max_tokens=1 + last))) for last in (3, 0))
+    Interrupted.during.append(lambda: engine.cancel(gone))
+    assert tokens_of(engine.step()).keys() == {kept}
+    Interrupted.during.clear()
+    events = engine.step()
+    assert ends_of(events)[gone].finish_reason is FinishReason.CANCELLED
+    assert tokens_of(events).keys() == {kept}
 
 
 def test_limits_refuse_and_expire_and_urgent_requests_come_first() -> None:
@@ -216,18 +259,20 @@ def test_a_prompt_that_begins_as_another_did_goes_on_from_its_state_and_says_so(
 
 def test_an_answer_goes_on_from_the_state_that_an_end_tells() -> None:
     engine = engine_of(prefix_bytes=10**5)
-    whole_id = engine.submit(Request([1, 2, 3], SamplingParams(temperature=0, max_tokens=9)))
-    whole = tokens_of(drain(engine))[whole_id]
+    engine.submit(Request([1, 2, 3], SamplingParams(temperature=0, max_tokens=9, logprobs=0)))
+    whole = [event.sampled for event in drain(engine) if isinstance(event, TokenEvent)]
     first_id = engine.submit(Request([1, 2, 3], SamplingParams(temperature=0, max_tokens=4), keep_state=True))
     end = ends_of(drain(engine))[first_id]
     assert end.state is not None
-    params = SamplingParams(temperature=0, max_tokens=5)
+    params = SamplingParams(temperature=0, max_tokens=5, logprobs=0)
     ids = [engine.submit(Request(end.unread, params, state=end.state)) for _ in range(2)]
     events = drain(engine)
-    assert [tokens_of(events)[request_id] for request_id in ids] == [whole[4:]] * 2
+    for request_id in ids:
+        told = [event for event in events if isinstance(event, TokenEvent)]
+        assert [event.sampled for event in told if event.request_id == request_id] == whole[4:]
     assert all(event.state is None for event in ends_of(events).values())
     # A state is no prefix: the same tokens at the beginning of a sequence say something else.
-    plain = engine.submit(Request(end.unread, params))
+    plain = engine.submit(Request([*end.unread, *(sampled.token for sampled in whole[4:])], params))
     assert ends_of(drain(engine))[plain].num_cached_tokens == 0
 
 
