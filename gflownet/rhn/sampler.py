@@ -11,6 +11,7 @@ import random
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -71,7 +72,7 @@ class _Batch:
     seats: tuple[_Seat, ...]
     uses: int
     processors: tuple[LogitsProcessor, ...]
-    greedy: Tensor | None  # [R] bool; None where no row is
+    greedy: Tensor | None  # [R] bool; None where no row is, or none is drawn
 
 
 class _Tables:
@@ -183,16 +184,13 @@ class Sampler:
         uses = 0
         for seat in seats:
             uses |= seat.uses
-        where = torch.tensor(slots, device=self._device)
+        where = torch.from_numpy(np.array(slots)).to(self._device)
+        if not uses & _PROCESSED:
+            return _Batch(where, seats, uses, (), None)
         params = [seat.params for seat in seats]
         greedy = [each.temperature == 0 for each in params]
-        return _Batch(
-            where,
-            seats,
-            uses,
-            tuple(self._processors(uses, params, where)) if uses & _PROCESSED else (),
-            torch.tensor(greedy, device=self._device) if any(greedy) else None,
-        )
+        mask = torch.tensor(greedy, device=self._device) if any(greedy) else None
+        return _Batch(where, seats, uses, tuple(self._processors(uses, params, where)), mask)
 
     def _processors(self, uses: int, params: Sequence[SamplingParams], slots: Tensor) -> list[LogitsProcessor]:
         """Return the steps that any of some requests asks for, in Hugging Face's order."""

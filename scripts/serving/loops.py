@@ -106,9 +106,9 @@ class Continuous:
         self._extra = 0
         if self._before is not None:
             self._fill(self._slots - self.engine.metrics().num_running)
-        before = self.engine.metrics().sums.num_rows
+        before = self.engine._tally.num_rows  # `metrics` takes time, and nobody asks for them at every step
         self.engine.step()
-        return self.engine.metrics().sums.num_rows - before + self._extra
+        return self.engine._tally.num_rows - before + self._extra
 
 
 class DictionaryCache(CacheManager):
@@ -164,9 +164,9 @@ class Static:
 
     def step(self) -> int:
         """Read a token of each row that is not done; those that are done are left out."""
-        before = self._engine.metrics().sums.num_rows
+        before = self._engine._tally.num_rows
         self._engine.step()
-        return self._engine.metrics().sums.num_rows - before
+        return self._engine._tally.num_rows - before
 
 
 def prefilled(model: RHNDecoder) -> Callable[[Request], Request]:
