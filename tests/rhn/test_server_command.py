@@ -1,0 +1,81 @@
+"""The command line of the server: what is refused before it serves."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+
+try:
+    import fastapi  # noqa: F401
+    import openai  # noqa: F401
+except ModuleNotFoundError as error:
+    pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
+
+from gflownet.rhn.checkpoint import save_language_model
+from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.server import main
+from tests.rhn.random_networks import random_network
+from tests.rhn.server_clients import save_tiny
+
+
+def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
+    """Run the command, and return the one line that it says."""
+    assert main([str(argument) for argument in arguments]) == 2
+    out, errors = capsys.readouterr()
+    assert out == ""
+    assert errors.count("\n") == 1
+    return errors
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "error: the following arguments are required: FOLDER; --help says more"),
+        (["m", "--prot", "1"], "error: unrecognized arguments: --prot 1"),
+        (["m", "--port", "x"], "error: argument --port: invalid int value: 'x'"),
+        (["m", "--max-slots", "0"], "error: --max-slots: expected at least 1, got 0"),
+        (["m", "--timeout", "nan"], "error: --timeout: expected at least 1, got nan"),
+        (["m", "--grace", "-1"], "error: --grace: expected at least 0, got -1.0"),
+        (["none"], "error: none: expected a folder with model.json and model.safetensors, got a name that does not"),
+    ],
+)
+def test_a_mistake_is_one_line_and_status_2(
+    arguments: list[object], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert refusal(arguments, capsys).startswith(message)
+
+
+def test_a_model_of_other_tokens_than_bytes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2)
+    save_language_model(tmp_path / "model", random_network(config, 0))
+    assert "expected a model of 256 bytes, got one of 5 tokens" in refusal([tmp_path / "model"], capsys)
+
+
+def test_an_address_that_cannot_be_had_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, elsewhere = save_tiny(tmp_path / "tiny"), "192.0.2.1"  # of no machine (RFC 5737)
+    with closing(socket.create_server(("127.0.0.1", 0))) as taken:
+        for host, port in (taken.getsockname(), (elsewhere, 8000)):
+            said = refusal([folder, "--host", host, "--port", port], capsys)
+            assert said.startswith(
+                f"error: --host, --port: expected an address to listen on, got {host}:{port} ([Errno"
+            )
+
+
+def test_without_its_extra_the_server_says_how_to_get_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, "uvicorn", None)
+    said = refusal([save_tiny(tmp_path / "tiny")], capsys)
+    assert said == "error: expected what serving needs, got no uvicorn: pip install 'gflownet[serve]'\n"
+
+
+def test_help_says_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["--help"])
+    assert caught.value.code == 0
+    said = capsys.readouterr().out
+    assert all(f"--{name}" in said for name in ("host", "port", "max-slots", "max-queue", "timeout", "grace"))
