@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import math
 import socket
 import sys
 from collections.abc import Sequence
@@ -91,8 +92,8 @@ def serve(asked: argparse.Namespace) -> int:
     except ModuleNotFoundError as error:
         raise UserError(f"expected what serving needs, got no {error.name}: pip install 'gflownet[serve]'") from None
     model = load_byte_decoder(asked.folder)
-    # What a state takes does not grow with its tokens: requests are bounded by time, not by a budget of tokens.
-    scheduler = SchedulerConfig(asked.max_slots, asked.max_queue, max_waiting=asked.timeout, token_budget=sys.maxsize)
+    # What a state takes does not grow with its tokens: what bounds a request is its time, waiting included.
+    scheduler = SchedulerConfig(asked.max_slots, asked.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
     engine = Engine(model, EngineConfig(scheduler))
     listening = _listen(asked.host, asked.port)
     service = Service(engine, asked.folder.resolve().name, on_failure=lambda: _end(server))
