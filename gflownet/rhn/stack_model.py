@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.layers import RHNBlock, RMSNorm
-from gflownet.rhn.network import EMBEDDING_STD, WAVEFRONT
+from gflownet.rhn.network import WAVEFRONT
 from gflownet.rhn.stack_config import PROJECTIONS, StackConfig, StackLayer
 
 if TYPE_CHECKING:
@@ -101,7 +101,9 @@ class RecurrentStack(nn.Module):
         """Draw the weights from torch's random state."""
         super().__init__()
         self.config = config
-        self.embedding = nn.Parameter(torch.randn(config.vocabulary_size, config.width) * EMBEDDING_STD)
+        # A residual stream of embeddings that are small beside what layers add says little of the token itself: with a
+        # standard deviation of 0.02 a GRU layer of 97,000 parameters learns 0.09 bits per byte less in 300 steps.
+        self.embedding = nn.Parameter(torch.randn(config.vocabulary_size, config.width) * config.width**-0.5)
         # A layer that repeats has no weights of its own, so that a checkpoint holds none twice.
         self.layers = nn.ModuleDict(
             {
