@@ -31,7 +31,7 @@ from gflownet.metrics.exact import (
     l1_distance,
     terminating_distribution,
 )
-from gflownet.objectives.config import AlgoConfig, BackwardName
+from gflownet.objectives.config import AlgoConfig, BackwardName, OptimizerConfig
 from gflownet.policy.config import ModelConfig
 from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up
 from tests.objectives.spaces import make_space
@@ -53,6 +53,7 @@ class Space:
     goal: float  # total variation
     num_steps: int
     num_trajectories: int = 64
+    learning_rate: float = 1e-2
 
 
 SMALL = (
@@ -69,8 +70,9 @@ LARGE = Space(
     "two-coloured graphs, up to 6 nodes (4,302)",
     lambda: GraphBuildingEnv(["a", "b"], max_nodes=6),
     LARGE_TV,
-    600,
+    680,
     num_trajectories=256,
+    learning_rate=2e-2,
 )
 METHODS = ("tb", "subtb", "db")
 # P_B with a loss of its own goes on moving for longer, and P_F with it.
@@ -94,6 +96,7 @@ def trained_rows(spaces: Sequence[Space], *, quick: bool) -> Iterator[Row]:
             algo=AlgoConfig(method=method, backward_policy=backward_policy),
             num_steps=80 if quick else num_steps,
             num_trajectories=space.num_trajectories,
+            optimizer=OptimizerConfig(opt="muon", learning_rate=space.learning_rate),
         )
         rewarded = EnumeratedSpace(env, graph, rough_reward(graph, seed=seed))
         label = f"{space.name}, {method}, P_B {backward_policy}, seed {seed}"
