@@ -14,12 +14,12 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from gflownet.errors import UserError
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.rhn.bytes_text import StreamDecoder, decode, encode
-from gflownet.rhn.prompt_file import AnswerFile, Prompt, read_prompts
+from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
 
 if TYPE_CHECKING:
-    from gflownet.rhn.engine import Engine
-    from gflownet.rhn.requests import FinishEvent
-    from gflownet.rhn.sampling import Sampled, SamplingParams
+    from gflownet.rhn.serving.engine import Engine
+    from gflownet.rhn.serving.requests import FinishEvent
+    from gflownet.rhn.serving.sampling import Sampled, SamplingParams
 
 EXIT_USER_ERROR = 2
 EXIT_SIGNAL = 128  # a shell reports 128 + N for a process that signal N ended
@@ -107,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
     """Return the options of sampling, checked; `where` begins the message of an error."""
-    from gflownet.rhn.sampling import SamplingParams
+    from gflownet.rhn.serving.sampling import SamplingParams
 
     stop = [options["stop"]] if isinstance(options["stop"], str) else options["stop"]
     try:
@@ -120,8 +120,8 @@ def _engine(folder: Path, max_slots: int) -> Engine:
     """Return an engine for a caller that is never refused: it submits no more than there are slots."""
     # Here and not above: --help and a wrong option should not wait for torch.
     from gflownet.rhn.checkpoint import load_byte_decoder
-    from gflownet.rhn.engine import Engine, EngineConfig
-    from gflownet.rhn.scheduler import SchedulerConfig
+    from gflownet.rhn.serving.engine import Engine, EngineConfig
+    from gflownet.rhn.serving.scheduler import SchedulerConfig
 
     config = EngineConfig(SchedulerConfig(max_slots=max_slots, token_budget=sys.maxsize))
     return Engine(load_byte_decoder(folder), config)
@@ -155,7 +155,7 @@ def converse(asked: argparse.Namespace) -> int:
 
 def _answer(engine: Engine, text: str, params: SamplingParams) -> None:
     """Write the answer to one prompt while it is made, until Ctrl-C."""
-    from gflownet.rhn.requests import Request, TokenEvent
+    from gflownet.rhn.serving.requests import Request, TokenEvent
 
     try:
         request_id = engine.submit(Request(encode(text), params))
@@ -204,7 +204,7 @@ def _answers(
     engine: Engine, asked: Sequence[tuple[Prompt, SamplingParams]], max_running: int, stop: StopRequest
 ) -> Iterator[dict[str, Any]]:
     """Yield the answer to each prompt when it is finished, until a signal says stop."""
-    from gflownet.rhn.requests import Request, TokenEvent
+    from gflownet.rhn.serving.requests import Request, TokenEvent
 
     waiting = iter(asked)
     running: dict[int, tuple[Prompt, list[Sampled]]] = {}

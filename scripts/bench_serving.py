@@ -25,7 +25,7 @@ import torch
 from gflownet.rhn.config import CONFIGS, RHNConfig
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
-from gflownet.rhn.sampling import SamplingParams
+from gflownet.rhn.serving.sampling import SamplingParams
 from scripts.bench import Row, finish, parse_arguments
 from scripts.rhn.sides import materialised
 from scripts.serving.loops import (

@@ -26,9 +26,9 @@ import torch
 from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.config import CONFIGS
-from gflownet.rhn.generation import generate_batch
 from gflownet.rhn.network import RHN
-from gflownet.rhn.sampling import SamplingParams
+from gflownet.rhn.serving.generation import generate_batch
+from gflownet.rhn.serving.sampling import SamplingParams
 from scripts.bench import Row, finish, parse_arguments
 from scripts.serving.running_server import RunningServer, running_server
 

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from gflownet.rhn.server import parse as parse_server
+from gflownet.rhn.server.command import parse as parse_server
 from scripts.serving.running_server import running_server
 
 DOCS = (

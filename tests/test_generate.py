@@ -19,8 +19,8 @@ from gflownet.generate import main
 from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.generation import generate_batch
-from gflownet.rhn.sampling import SamplingParams
+from gflownet.rhn.serving.generation import generate_batch
+from gflownet.rhn.serving.sampling import SamplingParams
 from tests.rhn.random_networks import random_network
 
 CONFIG = RHNConfig(hidden_size=8, intermediate_size=12, depth=2, rank=2)

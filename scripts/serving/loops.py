@@ -10,13 +10,13 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from gflownet.rhn.cache import CacheManager
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
-from gflownet.rhn.engine import Engine, EngineConfig
-from gflownet.rhn.generation import Stream
-from gflownet.rhn.requests import Request
-from gflownet.rhn.sampling import SamplingParams
-from gflownet.rhn.scheduler import SchedulerConfig
+from gflownet.rhn.serving.cache import CacheManager
+from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.generation import Stream
+from gflownet.rhn.serving.requests import Request
+from gflownet.rhn.serving.sampling import SamplingParams
+from gflownet.rhn.serving.scheduler import SchedulerConfig
 
 VOCABULARY = 256
 

@@ -17,9 +17,9 @@ except ModuleNotFoundError as error:
 
 from gflownet.rhn.checkpoint import save_language_model
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.server import main
+from gflownet.rhn.server.command import main
 from tests.rhn.random_networks import random_network
-from tests.rhn.server_clients import save_tiny
+from tests.rhn.server.clients import save_tiny
 
 
 def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:

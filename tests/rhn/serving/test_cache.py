@@ -7,10 +7,10 @@ import random
 import pytest
 import torch
 
-from gflownet.rhn.cache import CacheManager
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.network import RHN
+from gflownet.rhn.serving.cache import CacheManager
 
 MODEL = RHNDecoder(RHN(RHNConfig(vocabulary_size=3, hidden_size=4, intermediate_size=4, depth=2)))
 

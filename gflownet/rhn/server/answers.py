@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from gflownet.rhn.bytes_text import StreamDecoder
-from gflownet.rhn.sampling import Sampled
+from gflownet.rhn.serving.sampling import Sampled
 
 _FIRST_NOT_ASCII = 0x80
 

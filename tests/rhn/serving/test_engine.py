@@ -16,14 +16,14 @@ from hypothesis import strategies as st
 
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
-from gflownet.rhn.engine import Engine, EngineConfig
 from gflownet.rhn.network import RHN
-from gflownet.rhn.requests import Event, FinishEvent, Request, TokenEvent
-from gflownet.rhn.sampling import Sampled, SamplingParams
-from gflownet.rhn.scheduler import QueueFullError, SchedulerConfig
+from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.requests import Event, FinishEvent, Request, TokenEvent
+from gflownet.rhn.serving.sampling import Sampled, SamplingParams
+from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
+from gflownet.rhn.serving.stopping import FinishReason
 from gflownet.rhn.stack_config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack
-from gflownet.rhn.stopping import FinishReason
 from tests.rhn.random_networks import random_network
 
 CONFIG = RHNConfig(vocabulary_size=9, hidden_size=8, intermediate_size=12, depth=3, rank=2, bottleneck=3)

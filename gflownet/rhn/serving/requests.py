@@ -9,8 +9,8 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.sampling import Sampled, SamplingParams
-from gflownet.rhn.stopping import Answer, FinishReason
+from gflownet.rhn.serving.sampling import Sampled, SamplingParams
+from gflownet.rhn.serving.stopping import Answer, FinishReason
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""python -m gflownet.rhn.server: a saved language model behind OpenAI's completions API."""
+"""The command line of python -m gflownet.rhn.server."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from gflownet.errors import UserError
 if TYPE_CHECKING:
     import uvicorn
 
-    from gflownet.rhn.server_engine import Service
+    from gflownet.rhn.server.service import Service
 
 EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
@@ -81,14 +81,14 @@ def serve(asked: argparse.Namespace) -> int:
     """Load, listen, and serve until told to stop."""
     # Here and not above: --help and a wrong option wait for neither torch nor the framework.
     from gflownet.rhn.checkpoint import load_byte_decoder
-    from gflownet.rhn.engine import Engine, EngineConfig
-    from gflownet.rhn.scheduler import SchedulerConfig
+    from gflownet.rhn.serving.engine import Engine, EngineConfig
+    from gflownet.rhn.serving.scheduler import SchedulerConfig
 
     try:
         import uvicorn
 
-        from gflownet.rhn.server_app import Limits, create_app
-        from gflownet.rhn.server_engine import Service
+        from gflownet.rhn.server.app import Limits, create_app
+        from gflownet.rhn.server.service import Service
     except ModuleNotFoundError as error:
         raise UserError(f"expected what serving needs, got no {error.name}: pip install 'gflownet[serve]'") from None
     model = load_byte_decoder(asked.folder)
@@ -142,7 +142,3 @@ async def _drain(service: Service, server: uvicorn.Server, grace: float) -> None
 
 def _end(server: uvicorn.Server) -> None:
     server.should_exit = True
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -19,7 +19,7 @@ except ModuleNotFoundError as error:
 
 from gflownet.rhn.bytes_text import decode, encode
 from scripts.serving.running_server import RunningServer, running_server
-from tests.rhn.server_clients import client_of, offline, save_tiny, wait_until
+from tests.rhn.server.clients import client_of, offline, save_tiny, wait_until
 
 MAX_SLOTS, MAX_PROMPT, MAX_BODY = 8, 64, 4096
 

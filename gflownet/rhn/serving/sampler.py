@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.rhn.logits_processors import (
+from gflownet.rhn.serving.logits_processors import (
     FrequencyPenaltyLogitsProcessor,
     History,
     LogitsProcessor,
@@ -27,7 +27,7 @@ from gflownet.rhn.logits_processors import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from gflownet.rhn.sampling import Sampled, SamplingParams
+from gflownet.rhn.serving.sampling import Sampled, SamplingParams
 
 # What a request asks for, as bits: an `enum.Flag` takes longer to look at than a row to draw.
 _REPETITION, _FREQUENCY, _BIAS, _MIN_TOKENS, _DRAW, _TOP_K, _TOP_P, _MIN_P, _LOGPROBS = (1 << bit for bit in range(9))

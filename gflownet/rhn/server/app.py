@@ -16,9 +16,9 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gflownet.rhn.server_answers import Envelope, joined, usage
-from gflownet.rhn.server_engine import Answer, Service
-from gflownet.rhn.server_schema import CompletionRequest, RequestError, bad_request, parse_request
+from gflownet.rhn.server.answers import Envelope, joined, usage
+from gflownet.rhn.server.schema import CompletionRequest, RequestError, bad_request, parse_request
+from gflownet.rhn.server.service import Answer, Service
 
 BODY_SECONDS = 30.0  # in which a body has to be there
 STALLED_SECONDS = 5.0  # after its time is over, until a client that does not read is hung up on

@@ -12,8 +12,8 @@ try:
 except ModuleNotFoundError:
     pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
 
-from gflownet.rhn.sampling import SamplingParams
-from gflownet.rhn.server_schema import RequestError, parse_request
+from gflownet.rhn.server.schema import RequestError, parse_request
+from gflownet.rhn.serving.sampling import SamplingParams
 
 
 def body(**fields: object) -> bytes:

@@ -10,8 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.rhn.sampler import Sampler
-from gflownet.rhn.sampling import Sampled, SamplingParams
+from gflownet.rhn.serving.sampler import Sampler
+from gflownet.rhn.serving.sampling import Sampled, SamplingParams
 
 CPU = torch.device("cpu")
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from gflownet.errors import UserError
-from gflownet.rhn.prompt_file import AnswerFile, Prompt, read_prompts
+from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
 
 DEFAULTS = {"temperature": 1.0, "seed": 10}
 

@@ -17,14 +17,14 @@ except ModuleNotFoundError:
 from starlette.types import Message, Receive, Scope, Send
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.engine import Engine, EngineConfig
-from gflownet.rhn.sampling import SamplingParams
-from gflownet.rhn.scheduler import SchedulerConfig
-from gflownet.rhn.server_app import Session
-from gflownet.rhn.server_engine import Service
-from gflownet.rhn.server_schema import RequestError
+from gflownet.rhn.server.app import Session
+from gflownet.rhn.server.schema import RequestError
+from gflownet.rhn.server.service import Service
+from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.sampling import SamplingParams
+from gflownet.rhn.serving.scheduler import SchedulerConfig
 from tests.rhn.random_networks import random_network
-from tests.rhn.server_clients import CONFIG, NEVER_ENDS, PATIENCE
+from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE
 
 ENDLESS = SamplingParams(max_tokens=NEVER_ENDS, seed=0)
 SCHEDULER = SchedulerConfig(max_slots=3, max_queue=2, token_budget=10 * NEVER_ENDS)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from gflownet.rhn.stopping import Answer, EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
+from gflownet.rhn.serving.stopping import Answer, EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
 
 MAX_LOGPROBS = 20  # alternatives reported with a token, as OpenAI limits them
 MAX_BIAS = 100.0  # likewise

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gflownet.rhn.scheduler import Phase, QueueFullError, Scheduler, SchedulerConfig
+from gflownet.rhn.serving.scheduler import Phase, QueueFullError, Scheduler, SchedulerConfig
 
 
 class Clock:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from gflownet.rhn.bytes_text import NUM_TOKENS, encode
-from gflownet.rhn.sampling import SamplingParams
+from gflownet.rhn.serving.sampling import SamplingParams
 
 MAX_TOP_LOGPROBS = 5  # as OpenAI
 MAX_STOPS = 4  # as OpenAI

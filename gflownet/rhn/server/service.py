@@ -14,14 +14,14 @@ from http import HTTPStatus
 from prometheus_client import CollectorRegistry, generate_latest
 
 from gflownet.rhn.bytes_text import decode
-from gflownet.rhn.engine import Engine
-from gflownet.rhn.requests import Event, FinishEvent, Request, TokenEvent
-from gflownet.rhn.sampling import SamplingParams
-from gflownet.rhn.scheduler import QueueFullError
-from gflownet.rhn.server_answers import Choice, Piece
-from gflownet.rhn.server_metrics import ServingCollector
-from gflownet.rhn.server_schema import RequestError, from_value_error
-from gflownet.rhn.stopping import FinishReason
+from gflownet.rhn.server.answers import Choice, Piece
+from gflownet.rhn.server.metrics import ServingCollector
+from gflownet.rhn.server.schema import RequestError, from_value_error
+from gflownet.rhn.serving.engine import Engine
+from gflownet.rhn.serving.requests import Event, FinishEvent, Request, TokenEvent
+from gflownet.rhn.serving.sampling import SamplingParams
+from gflownet.rhn.serving.scheduler import QueueFullError
+from gflownet.rhn.serving.stopping import FinishReason
 
 _log = logging.getLogger(__name__)
 

@@ -12,8 +12,8 @@ import torch
 from gflownet.rhn.bytes_text import encode
 from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.generation import Generation, generate_batch
-from gflownet.rhn.sampling import SamplingParams
+from gflownet.rhn.serving.generation import Generation, generate_batch
+from gflownet.rhn.serving.sampling import SamplingParams
 from scripts.serving.running_server import RunningServer
 from tests.rhn.random_networks import random_network
 

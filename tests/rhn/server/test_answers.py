@@ -12,8 +12,8 @@ except ModuleNotFoundError:
     pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.sampling import Sampled
-from gflownet.rhn.server_answers import Choice, Envelope, Piece, joined, token_name
+from gflownet.rhn.server.answers import Choice, Envelope, Piece, joined, token_name
+from gflownet.rhn.serving.sampling import Sampled
 
 
 def sampled(token: int) -> Sampled:

@@ -16,15 +16,15 @@ from itertools import count
 import numpy as np
 import torch
 
-from gflownet.rhn.cache import CacheManager
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.prefixes import PrefixCache
-from gflownet.rhn.requests import ActiveRequest, Event, FinishEvent, Request
-from gflownet.rhn.sampler import Sampler
-from gflownet.rhn.sampling import Sampled
-from gflownet.rhn.scheduler import Phase, Scheduler, SchedulerConfig
-from gflownet.rhn.serving_metrics import EngineMetrics, Tally
-from gflownet.rhn.stopping import FinishReason
+from gflownet.rhn.serving.cache import CacheManager
+from gflownet.rhn.serving.metrics import EngineMetrics, Tally
+from gflownet.rhn.serving.prefixes import PrefixCache
+from gflownet.rhn.serving.requests import ActiveRequest, Event, FinishEvent, Request
+from gflownet.rhn.serving.sampler import Sampler
+from gflownet.rhn.serving.sampling import Sampled
+from gflownet.rhn.serving.scheduler import Phase, Scheduler, SchedulerConfig
+from gflownet.rhn.serving.stopping import FinishReason
 
 
 @dataclass(frozen=True)

@@ -7,8 +7,8 @@ from collections.abc import Iterator, Mapping
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
 from prometheus_client.registry import Collector
 
-from gflownet.rhn.engine import Engine
-from gflownet.rhn.stopping import FinishReason
+from gflownet.rhn.serving.engine import Engine
+from gflownet.rhn.serving.stopping import FinishReason
 
 
 class ServingCollector(Collector):

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass, field
 
-from gflownet.rhn.stopping import FinishReason
+from gflownet.rhn.serving.stopping import FinishReason
 
 
 @dataclass

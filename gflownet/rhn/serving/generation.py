@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.engine import Engine, EngineConfig
-from gflownet.rhn.requests import Request, TokenEvent
-from gflownet.rhn.sampler import Sampler
-from gflownet.rhn.sampling import Sampled, SamplingParams
-from gflownet.rhn.scheduler import SchedulerConfig
-from gflownet.rhn.stopping import FinishReason
+from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.requests import Request, TokenEvent
+from gflownet.rhn.serving.sampler import Sampler
+from gflownet.rhn.serving.sampling import Sampled, SamplingParams
+from gflownet.rhn.serving.scheduler import SchedulerConfig
+from gflownet.rhn.serving.stopping import FinishReason
 
 DEFAULT_PARAMS = SamplingParams()
 

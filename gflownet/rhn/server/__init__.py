@@ -1,0 +1,1 @@
+"""A saved language model behind OpenAI's completions API."""
