@@ -114,6 +114,7 @@ def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(checkout):
 def test_the_examples_of_serving_run(tmp_path, checkout):
     text = (checkout / "docs" / "serving.md").read_text()
     command = re.search(r"python -m gflownet\.rhn\.server (.*)", text)
+    assert command is not None
     asked = parse_server(shlex.split(command[1]))
     before, after = text.split(command[0])
     run_blocks(before, tmp_path, checkout)
