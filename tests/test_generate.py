@@ -9,7 +9,8 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -35,11 +36,20 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+Started = Callable[..., AbstractContextManager[subprocess.Popen[str]]]
+
+
 @pytest.fixture
-def started(checkout: Path) -> Callable[..., subprocess.Popen[str]]:
-    def start(*arguments: object, **options: Any) -> subprocess.Popen[str]:
+def started(checkout: Path) -> Started:
+    @contextmanager
+    def start(*arguments: object, **options: Any) -> Iterator[subprocess.Popen[str]]:
         command = [sys.executable, "-m", "gflownet.generate", *map(str, arguments)]
-        return subprocess.Popen(command, cwd=checkout, text=True, **options)
+        with subprocess.Popen(command, cwd=checkout, text=True, **options) as process:
+            try:
+                yield process
+            except BaseException:
+                process.kill()  # leaving the process waits for its end, which a test that fails would never see
+                raise
 
     return start
 
@@ -97,7 +107,7 @@ def test_a_second_run_asks_only_what_has_no_answer(folder: Path, tmp_path: Path)
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
 def test_a_run_that_is_stopped_goes_on(
-    number: signal.Signals, status: int, folder: Path, tmp_path: Path, started: Callable[..., subprocess.Popen[str]]
+    number: signal.Signals, status: int, folder: Path, tmp_path: Path, started: Started
 ) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     asked: list[dict[str, Any]] = [{"prompt": f"prompt {number}", "max_tokens": 5} for number in range(6)]
@@ -120,9 +130,7 @@ def test_a_run_that_is_stopped_goes_on(
     assert [answer["line"] for answer in lines_of(out)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_prompts_from_a_pipe_are_answered_line_by_line(
-    folder: Path, started: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_prompts_from_a_pipe_are_answered_line_by_line(folder: Path, started: Started) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(folder, "--max-tokens", 12, "--seed", 4, **pipes) as process:
         said, errors = process.communicate("def f(\n\nclass A\n")
@@ -136,9 +144,7 @@ def test_prompts_from_a_pipe_are_answered_line_by_line(
     assert said == "".join(decode(one.tokens) + "\n" for one in expected)
 
 
-def test_whoever_has_read_enough_may_close_the_pipe(
-    folder: Path, started: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_whoever_has_read_enough_may_close_the_pipe(folder: Path, started: Started) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(folder, "--max-tokens", NEVER_ENDS, **pipes) as process:
         assert process.stdin is not None
@@ -152,9 +158,7 @@ def test_whoever_has_read_enough_may_close_the_pipe(
         assert process.wait() == 128 + signal.SIGPIPE
 
 
-def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(
-    folder: Path, started: Callable[..., subprocess.Popen[str]]
-) -> None:
+def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(folder: Path, started: Started) -> None:
     mine, theirs = pty.openpty()
     everything, unread = b"", b""
 
@@ -175,7 +179,9 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(
         read_until(rb"\x1b")  # it has begun, and what a terminal would obey is spelled out
         process.send_signal(signal.SIGINT)
         read_until(b"\r\n> ")
-        process.send_signal(signal.SIGINT)  # at the prompt: a new one
+        # At the prompt: a new one. A signal between the prompt and readline's wait for a key is seen with the next key.
+        while not select.select([mine], [], [], 1.0)[0]:
+            process.send_signal(signal.SIGINT)
         read_until(b"\r\n> ")
         os.write(mine, b"\x04")
         assert process.wait(PATIENCE) == 0
