@@ -13,13 +13,11 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.layers import RHNBlock, RMSNorm
+from gflownet.rhn.layers import RHNBlock, RMSNorm, embedding_table
 from gflownet.rhn.wavefront import Wavefront
 
 if TYPE_CHECKING:
     from gflownet.rhn.decoding import RHNDecoder
-
-EMBEDDING_STD = 0.02  # Radford et al. 2019: the first logits of a tied network are next to uniform
 
 # Runs blocks over embedded tokens [R, T, H] from the states [depth, R, H] of the token before, None where there is
 # none; returns what the last block makes of all tokens [R, T, H], and the last token's states [depth, R, H].
@@ -41,9 +39,9 @@ class Embedding(nn.Module):
     """A vector per token."""
 
     def __init__(self, config: RHNConfig) -> None:
-        """Start small and random."""
+        """Start random."""
         super().__init__()
-        self.weight = nn.Parameter(torch.randn(config.vocabulary_size, config.hidden_size) * EMBEDDING_STD)
+        self.weight = embedding_table(config.vocabulary_size, config.hidden_size)
 
     def forward(self, tokens: Tensor) -> Tensor:
         """Return the vectors [..., H] of tokens [...]."""
@@ -54,10 +52,9 @@ class Unembedding(nn.Module):
     """A logit per token of the vocabulary; tied, it has no weight of its own, so that a checkpoint holds none twice."""
 
     def __init__(self, config: RHNConfig) -> None:
-        """Start small and random."""
+        """Start random."""
         super().__init__()
-        shape = config.vocabulary_size, config.hidden_size
-        self.weight = None if config.tied else nn.Parameter(torch.randn(shape) * EMBEDDING_STD)
+        self.weight = None if config.tied else embedding_table(config.vocabulary_size, config.hidden_size)
 
     def forward(self, x: Tensor, embedding: Embedding) -> Tensor:
         """Return the logits [..., V] of x [..., H]."""

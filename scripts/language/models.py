@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gflownet.evaluation.language_training import UNIFORM_BITS
-from gflownet.rhn.layers import RMSNorm
-from gflownet.rhn.network import EMBEDDING_STD
+from gflownet.rhn.layers import RMSNorm, embedding_table
 from gflownet.rhn.stack_config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack, fit_parameters
 
@@ -73,8 +72,8 @@ class Transformer(nn.Module):
     def __init__(self, sequence_length: int, width: int) -> None:
         """Start small and random."""
         super().__init__()
-        self.embedding = nn.Parameter(torch.randn(NUM_TOKENS, width) * EMBEDDING_STD)
-        self.positions = nn.Parameter(torch.randn(sequence_length, width) * EMBEDDING_STD)
+        self.embedding = embedding_table(NUM_TOKENS, width)
+        self.positions = embedding_table(sequence_length, width)
         self.blocks = nn.Sequential(*(Block(width) for _ in range(TRANSFORMER_DEPTH)))
         self.norm = RMSNorm(width, _EPSILON)
 
