@@ -5,13 +5,16 @@ from __future__ import annotations
 import random
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import TypeVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.network import RHN, Stack
 from tests.oracles import rhn as oracle
+
+Network = TypeVar("Network", bound=nn.Module)
 
 
 @dataclass(frozen=True)
@@ -27,11 +30,15 @@ class Case:
 
 def random_network(config: RHNConfig, seed: int) -> RHN:
     """Return a network in float64 whose adapters are far from those that change nothing."""
+    return scattered(RHN(config), seed)
+
+
+def scattered(network: Network, seed: int) -> Network:
+    """Return a language model in float64, all of its parameters drawn far from where they start."""
     generator = torch.Generator().manual_seed(seed)
-    network = RHN(config).double()
     with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            std = 1.0 if name == "embedding.weight" else 0.4 * max(parameter.shape[-1], 1) ** -0.5
+        for name, parameter in network.double().named_parameters():
+            std = 1.0 if name in ("embedding", "embedding.weight") else 0.4 * max(parameter.shape[-1], 1) ** -0.5
             noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std
             parameter.copy_(noise + (1 if name.endswith("norm.weight") else 0))
     return network

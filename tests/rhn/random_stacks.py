@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import random
 
-import torch
-
 from gflownet.rhn.stack_config import CELLS, PROJECTIONS, REPEAT, StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack
+from tests.rhn.random_networks import scattered
 
 
 def random_layer(chance: random.Random, *, may_repeat: bool) -> StackLayer:
@@ -31,11 +30,4 @@ def random_stack(seed: int) -> RecurrentStack:
         bottleneck=chance.randint(1, 3),
         epsilon=1e-3,
     )
-    generator = torch.Generator().manual_seed(seed)
-    model = RecurrentStack(config).double()
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            std = 1.0 if name == "embedding" else 0.4 * max(parameter.shape[-1], 1) ** -0.5
-            noise = torch.randn(parameter.shape, generator=generator, dtype=torch.float64) * std
-            parameter.copy_(noise + (1 if name.endswith("norm.weight") else 0))
-    return model
+    return scattered(RecurrentStack(config), seed)
