@@ -11,6 +11,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -170,7 +171,9 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(folder: Path, sta
             everything, unread = everything + more, unread + more
         unread = unread.partition(text)[2]
 
-    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    ends: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
+    # What a shell started in the background ignores SIGINT, and so does all that it starts.
+    ends["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
     with started(folder, "--max-tokens", NEVER_ENDS, env={**os.environ, "TERM": "dumb"}, **ends) as process:
         os.close(theirs)
         read_until(b"> ")
@@ -180,8 +183,10 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(folder: Path, sta
         process.send_signal(signal.SIGINT)
         read_until(b"\r\n> ")
         # At the prompt: a new one. A signal between the prompt and readline's wait for a key is seen with the next key.
-        while not select.select([mine], [], [], 1.0)[0]:
+        for _ in range(int(PATIENCE)):
             process.send_signal(signal.SIGINT)
+            if select.select([mine], [], [], 1.0)[0]:
+                break
         read_until(b"\r\n> ")
         os.write(mine, b"\x04")
         assert process.wait(PATIENCE) == 0
