@@ -11,7 +11,6 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -171,9 +170,7 @@ def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(folder: Path, sta
             everything, unread = everything + more, unread + more
         unread = unread.partition(text)[2]
 
-    ends: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
-    # What a shell started in the background ignores SIGINT, and so does all that it starts.
-    ends["preexec_fn"] = partial(signal.signal, signal.SIGINT, signal.SIG_DFL)
+    ends = {"stdin": theirs, "stdout": theirs, "stderr": theirs, "start_new_session": True}
     with started(folder, "--max-tokens", NEVER_ENDS, env={**os.environ, "TERM": "dumb"}, **ends) as process:
         os.close(theirs)
         read_until(b"> ")
