@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from gflownet.rhn.decoding_steps import few_rows, many_rows, run_layer, step_weights
 from gflownet.rhn.fold import fold, sizes_of
-from gflownet.rhn.network import RHN
+from gflownet.rhn.network import RHN, check_tokens
 from gflownet.rhn.wavefront import layers_per_group, run_diagonals
 
 # torch computes the exponential of so many numbers at once, and of what is left over at the end of a tensor one by one,
@@ -153,8 +153,7 @@ class RHNDecoder:
         Raises:
             ValueError: no token.
         """
-        if tokens.ndim != 2 or 0 in tokens.shape:
-            raise ValueError(f"tokens: expected (rows, tokens), at least one of each, got {tuple(tokens.shape)}")
+        check_tokens(tokens)
         x = F.embedding(tokens.mT, self._embedding)
         last_states = []
         for first in range(0, self.state_shape[0], self._layers_per_group):

@@ -35,6 +35,20 @@ def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) 
     return x, torch.stack(last_states)
 
 
+def check_tokens(tokens: Tensor) -> None:
+    """Raise ValueError unless tokens are (rows, tokens), at least one of each."""
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise ValueError(f"tokens: expected (rows, tokens), at least one of each, got {tuple(tokens.shape)}")
+
+
+def check_state(state: Tensor | None, **sizes: int) -> None:
+    """Raise ValueError, naming the sizes, if there is a state of another shape."""
+    expected = tuple(sizes.values())
+    if state is not None and tuple(state.shape) != expected:
+        names = ", ".join(sizes).replace("_", " ")
+        raise ValueError(f"state: expected {expected} as ({names}), got {tuple(state.shape)}")
+
+
 class Embedding(nn.Module):
     """A vector per token."""
 
@@ -100,10 +114,7 @@ class RHN(nn.Module):
         Raises:
             ValueError: no token, or a state of another shape.
         """
-        if tokens.ndim != 2 or 0 in tokens.shape:
-            raise ValueError(f"tokens: expected (rows, tokens), at least one of each, got {tuple(tokens.shape)}")
-        expected = (self.config.depth, tokens.shape[0], self.config.hidden_size)
-        if state is not None and tuple(state.shape) != expected:
-            raise ValueError(f"state: expected {expected} as (depth, rows, hidden size), got {tuple(state.shape)}")
+        check_tokens(tokens)
+        check_state(state, depth=self.config.depth, rows=len(tokens), hidden_size=self.config.hidden_size)
         x, last_states = stack(self.layers, self.embedding(tokens), state)
         return self.unembedding(self.norm(x), self.embedding), last_states

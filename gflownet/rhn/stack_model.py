@@ -17,7 +17,7 @@ from torch.nn import functional as F
 
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.layers import RHNBlock, RMSNorm, embedding_table
-from gflownet.rhn.network import WAVEFRONT
+from gflownet.rhn.network import WAVEFRONT, check_state, check_tokens
 from gflownet.rhn.stack_config import PROJECTIONS, StackConfig, StackLayer
 
 if TYPE_CHECKING:
@@ -145,11 +145,8 @@ class RecurrentStack(nn.Module):
         Raises:
             ValueError: no token, or a state of another shape.
         """
-        if tokens.ndim != 2 or 0 in tokens.shape:
-            raise ValueError(f"tokens: expected (rows, tokens), at least one of each, got {tuple(tokens.shape)}")
-        expected = (len(self.config.layers), tokens.shape[0], self.config.state_width)
-        if state is not None and tuple(state.shape) != expected:
-            raise ValueError(f"state: expected {expected} as (layers, rows, state width), got {tuple(state.shape)}")
+        check_tokens(tokens)
+        check_state(state, layers=len(self.config.layers), rows=len(tokens), state_width=self.config.state_width)
         x, last_states = F.embedding(tokens, self.embedding), []
         for run in self.runs():
             given = None if state is None else state[run.layers]
