@@ -9,9 +9,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 from signal import SIGINT, SIGPIPE, SIGTERM
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from gflownet.errors import UserError
+from gflownet.errors import CommandLine, UserError
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.rhn.bytes_text import StreamDecoder, decode, encode
 from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
@@ -36,18 +36,13 @@ OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help says more")
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the values of the command line.
 
     Raises:
         UserError: an option that does not exist, lacks its value, or does not go with the others.
     """
-    parser = _Parser(
+    parser = CommandLine(
         prog="python -m gflownet.generate",
         description="Generates text from a saved language model. Without --prompts, prompts are typed one at a time: "
         "Ctrl-C stops an answer, Ctrl-D ends.",

@@ -10,9 +10,9 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from typing import TYPE_CHECKING, Any, NoReturn
+from typing import TYPE_CHECKING, Any
 
-from gflownet.errors import UserError
+from gflownet.errors import CommandLine, UserError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -38,18 +38,13 @@ OPTIONS: dict[str, tuple[type, Any, str]] = {
 }
 
 
-class _Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        raise UserError(f"{message}; --help says more")
-
-
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the values of the command line.
 
     Raises:
         UserError: an option that does not exist, lacks its value, or is out of bounds.
     """
-    parser = _Parser(
+    parser = CommandLine(
         prog="python -m gflownet.rhn.server",
         description="Serves a saved language model by HTTP: POST /v1/completions and GET /v1/models in OpenAI's shape, "
         "/health, and /metrics for Prometheus. SIGTERM lets running requests finish.",
