@@ -4,7 +4,7 @@
 adds, so that it can be made before the token is known.
 
 N is the number of layers, R of rows, H the hidden size, I the intermediate size, r the rank, J = bottleneck + 1; P is 2
-for gate and up, which are one after the other, and 1 for down.
+for gate and up, which are side by side, and 1 for down.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from gflownet.rhn.layers import MIN_SQUARED_NORM
 class FoldedAdapter:
     """How rows change projections: y = scale (W x + B A x)."""
 
-    a: Tensor  # [N P R, r, in]
-    b: Tensor  # [N P R, r, out]
-    scale: Tensor  # [N P R, 1, out], magnitude over norm
+    a: Tensor  # [N R P, r, in]
+    b: Tensor  # [N R P, r, out]
+    scale: Tensor  # [N R P, 1, out], magnitude over norm
 
     def by_layer(self, num_layers: int) -> list[FoldedAdapter]:
         """Return those of each layer, N = 1."""
@@ -55,12 +55,12 @@ def normalised(x: Tensor, epsilon: float) -> Tensor:
 
 
 def _adapter(heads: Tensor, columns: HeadColumns) -> FoldedAdapter:
-    """Return the adapter in the columns of heads [N P, R, *]."""
-    a, b, c, magnitude = heads.split(columns.sizes, -1)
-    a, b = (part.unflatten(-1, (columns.rank, -1)).flatten(0, 1) for part in (a, b))
-    scale = magnitude.reshape(-1, 1, columns.size_out)
+    """Return the adapter in the columns of heads [N R P, *]."""
+    _, a, b, c, magnitude = heads.split(columns.sizes, -1)
+    a, b = (part.unflatten(-1, (columns.rank, -1)) for part in (a, b))
+    scale = magnitude.unsqueeze(1)
     if columns.norm == "dora":
-        cross = torch.baddbmm(c.reshape(b.shape), torch.bmm(a, a.mT), b, beta=2)
+        cross = torch.baddbmm(c.view_as(b), torch.bmm(a, a.mT), b, beta=2)
         squared = (1 + (b * cross).sum(1, keepdim=True)).clamp(min=MIN_SQUARED_NORM)
         scale = scale * squared.rsqrt()
     return FoldedAdapter(a, b, scale)
@@ -74,25 +74,25 @@ def adapters(state: Tensor, has_previous: Tensor | None, sizes: BlockSizes, weig
     if has_previous is not None:
         features = features * has_previous
     features = F.pad(features, (1, 0), value=1.0)
-    both = features.unsqueeze(1).expand(-1, 2, -1, -1).flatten(0, 1)
-    entry = torch.bmm(both, weights.entry_heads.flatten(0, 1))
+    entry = torch.bmm(features, weights.entry_heads).view(-1, sum(sizes.entry.sizes))
     exit_, beta = torch.bmm(features, weights.exit_heads).split([sum(sizes.exit.sizes), 1], -1)
-    return FoldedAdapters(_adapter(entry, sizes.entry), _adapter(exit_, sizes.exit), beta)
+    return FoldedAdapters(_adapter(entry, sizes.entry), _adapter(exit_.flatten(0, 1), sizes.exit), beta)
 
 
-def _adapted(x: Tensor, weight: Tensor, adapter: FoldedAdapter) -> Tensor:
-    """Return y [N P, R, out] of x [N P, R, in] by weights [N P, in, out]."""
-    product = torch.bmm(x, weight)
-    low = torch.bmm(adapter.a, x.reshape(-1, x.shape[-1], 1))
-    return (adapter.scale * torch.baddbmm(product.view(adapter.scale.shape), low.mT, adapter.b)).view(product.shape)
+def _adapted(x: Tensor, product: Tensor, adapter: FoldedAdapter) -> Tensor:
+    """Return y [N R P, 1, out] of x [N R P, in, 1] and the product [N, R, P out] of x by the weights."""
+    low = torch.bmm(adapter.a, x)
+    return adapter.scale * torch.baddbmm(product.view(adapter.scale.shape), low.mT, adapter.b)
 
 
 def feed_forward(x: Tensor, adapted: FoldedAdapters, sizes: BlockSizes, weights: Fold) -> Tensor:
     """Return X_{k:n} from X_{k:n-1}, [N, R, H] both."""
     unit = normalised(x, sizes.epsilon) * weights.gain.unsqueeze(1)
-    both = unit.unsqueeze(1).expand(-1, 2, -1, -1).flatten(0, 1)
-    gate, up = _adapted(both, weights.entry.flatten(0, 1), adapted.entry).unflatten(0, (-1, 2)).unbind(1)
-    return x + _adapted(F.silu(gate + adapted.beta) * up, weights.exit, adapted.exit)
+    both = unit.unsqueeze(2).expand(-1, -1, 2, -1).reshape(-1, sizes.hidden, 1)
+    entry = _adapted(both, torch.bmm(unit, weights.entry), adapted.entry)
+    gate, up = entry.view(*x.shape[:2], 2, -1).unbind(2)
+    gated = F.silu(gate + adapted.beta) * up
+    return x + _adapted(gated.view(-1, sizes.intermediate, 1), torch.bmm(gated, weights.exit), adapted.exit).view_as(x)
 
 
 def cell(x: Tensor, state: Tensor, has_previous: Tensor | None, sizes: BlockSizes, weights: Fold) -> Tensor:

@@ -45,7 +45,8 @@ class StepWeights:
 
 def step_weights(folded: Fold, sizes: BlockSizes) -> StepWeights:
     """Return the weights of a step from those of the wavefront; what x is multiplied by has the gain in it."""
-    entry_a, entry_b, entry_c, entry_scales = _heads(folded.entry_heads, sizes.entry)
+    entry_heads = folded.entry_heads.unflatten(-1, (2, -1)).transpose(1, 2)
+    entry_a, entry_b, entry_c, entry_scales = _heads(entry_heads, sizes.entry)
     exit_a, exit_b, exit_c, exit_scales = _heads(folded.exit_heads[:, None, :, :-1], sizes.exit)
     scales = torch.cat([_by_feature(entry_scales), _by_feature(exit_scales), folded.exit_heads[..., -1:]], -1)
     b_and_c = [_by_feature(part[:, :, 1:]) for part in (entry_b, exit_b, entry_c, exit_c)]
@@ -55,7 +56,7 @@ def step_weights(folded: Fold, sizes: BlockSizes) -> StepWeights:
     entry_a = entry_a * gain[:, None, None, None]
     heads = torch.cat([*b_and_c, *(_by_feature(part.flatten(3)) for part in (entry_a, exit_a))], -1)
     parts = (
-        _by_feature(folded.entry) * gain.unsqueeze(-1),
+        folded.entry * gain.unsqueeze(-1),
         _by_feature(entry_a.flatten(2, 3).mT),
         b_and_c[0],
         b_and_c[2],
@@ -75,7 +76,7 @@ def step_weights(folded: Fold, sizes: BlockSizes) -> StepWeights:
 
 def _heads(heads: Tensor, columns: HeadColumns) -> list[Tensor]:
     """Return A, B, 2 C and magnitudes [N, P, J + 1, *] of P projections; without a norm C is 0, and so it is 1."""
-    a, b, c, magnitude = heads.split(columns.sizes, -1)
+    _, a, b, c, magnitude = heads.split(columns.sizes, -1)
     return [a, b, 2 * c if columns.norm == "dora" else torch.zeros_like(b), magnitude]
 
 

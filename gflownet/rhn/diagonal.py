@@ -1,11 +1,12 @@
 """One diagonal of the wavefront: several layers at once, each on a token of its own, in buffers that are used again.
 
 The tensors of a diagonal are small, and there are many diagonals: what a call costs beside its arithmetic is much of
-the time. So every call writes into a buffer, the views of the buffers are made once, and gate and up are one product.
-`cell` says the same plainly; no adapted matrix is made.
+the time. So every call writes into a buffer, the views of the buffers are made once, and what is multiplied by the same
+is multiplied at once: gate and up are one product, and x stands beside A. `cell` says the same plainly; no adapted
+matrix is made.
 
-N is the number of layers of the diagonal, R of rows, H the hidden size, I the intermediate size, r the rank,
-J = bottleneck + 1; M is the number of projections times R.
+N is the number of layers, R of rows, H the hidden size, I the intermediate size, r the rank, J = bottleneck + 1; P is 2
+for gate and up, 1 for down, and M is N R P.
 """
 
 from __future__ import annotations
@@ -22,116 +23,115 @@ _silu = torch.ops.aten.silu.out
 
 
 class Projection:
-    """Projections that rows go through, each adapted row by row: y = m (W x + B A x) / ||W + B A||."""
+    """Projections that rows go through, each adapted row by row: y = scale (W x + B A x)."""
 
-    def __init__(self, columns: HeadColumns, num_projections: int, rows: int, *, extra: int, like: Tensor) -> None:
+    def __init__(self, columns: HeadColumns, shape: tuple[int, int, int], *, extra: int, like: Tensor) -> None:
         """Make the buffers.
 
         Args:
             columns: of the heads.
-            num_projections: P.
-            rows: R.
+            shape: N, R and P.
             extra: columns of the heads beyond those of the projection.
             like: has the type of the buffers.
         """
-        rank, size_out = columns.rank, columns.size_out
-        num, flat = num_projections * rows, (num_projections, rows, size_out)
-        self.columns, self.norm = columns, columns.norm
-        self.heads = like.new_empty(num_projections, rows, sum(columns.sizes) + extra)
-        a, b, c, self.magnitude, self.rest = self.heads.split([*columns.sizes, extra], -1)
-        self.a, self.b = (part.unflatten(-1, (rank, -1)).flatten(0, 1) for part in (a, b))  # [M, r, *]
-        self.low = like.new_empty(num, rank, 1)  # A x
-        self.product = like.new_empty(flat)  # W x + B A x
+        rank, size_in, size_out = columns.rank, columns.size_in, columns.size_out
+        num = math.prod(shape)
+        self.columns, self.norm, self.shape = columns, columns.norm, shape
+        heads = like.new_empty(num, sum(columns.sizes) + extra)
+        x, a, b, c, self.magnitude, rest = heads.split([*columns.sizes, extra], -1)
+        self.heads, self.rest = heads.view(*shape[:2], -1), rest.view(*shape[:2], -1)
+        self.x = x.view(*shape, size_in)  # to be written once the heads are made
+        self.rows = self.x[:, :, 0]  # [N, R, in], what W is multiplied by
+        self.a, self.b = a.view(num, rank, size_in), b.view(num, rank, size_out)
+        height = rank + 1 if self.norm == "dora" else 1
+        self.x_and_a = heads[:, : height * size_in].view(num, height, size_in)
+        self.low = like.new_empty(num, height, rank)  # A x and G = A A^T
+        self.changes = like.new_empty(num, height, size_out)  # B A x and G B
+        self.plain = like.new_empty(*shape[:2], shape[2] * size_out)  # W x
+        self.product = like.new_empty(num, size_out)  # W x + B A x
         self.scale = self.magnitude
+        self._a_transposed, self._change, self._plain = self.a.mT, self.changes[:, 0], self.plain.view(num, size_out)
         if self.norm == "dora":
-            self.c = c.unflatten(-1, (rank, size_out)).flatten(0, 1)
-            self.gram = like.new_empty(num, rank, rank)
-            self.cross = like.new_empty(num, rank, size_out)  # 2 C + G B
-            self.squared = like.new_empty(flat)
-            self.inverse_norm = like.new_empty(flat)
-            self.scale = like.new_empty(flat)
-            self._ranks = list(zip(self.b.unbind(1), self.cross.unbind(1), strict=True))
-            self._one, self._squared = like.new_ones(()), self.squared.view(num, size_out)
-        self._product = self.product.view(num, 1, size_out)
+            self.c, self._cross = c.view(num, rank, size_out), self.changes[:, 1:]
+            self._terms = like.new_ones(num, rank + 1, size_out)  # 1 and B (2 C + G B): their sum is the squared norm
+            self._norm_terms = self._terms[:, 1:]
+            self.squared, self.inverse_norm, self.scale = like.new_empty(3, num, size_out).unbind()
 
     def adapt(self, features: Tensor, heads: Tensor) -> None:
-        """Make the adapters that features [P, R, J + 1] write, and what the outputs are multiplied by."""
+        """Make the adapters that features [N, R, J + 1] write."""
         torch.bmm(features, heads, out=self.heads)
+
+    def multiply(self, weight: Tensor) -> None:
+        """Make the product of x and what it is to be scaled by."""
+        torch.bmm(self.x_and_a, self._a_transposed, out=self.low)
+        torch.bmm(self.low, self.b, out=self.changes)
         if self.norm == "dora":
-            torch.bmm(self.a, self.a.mT, out=self.gram)
-            torch.baddbmm(self.c, self.gram, self.b, beta=2, out=self.cross)
-            total = self._one
-            for b, cross in self._ranks:
-                total = torch.addcmul(total, b, cross, out=self._squared)
+            torch.add(self._cross, self.c, alpha=2, out=self._norm_terms).mul_(self.b)
+            torch.sum(self._terms, 1, out=self.squared)
             torch.clamp(self.squared, min=MIN_SQUARED_NORM, out=self.inverse_norm).rsqrt_()
             torch.mul(self.magnitude, self.inverse_norm, out=self.scale)
-
-    def multiply(self, x: Tensor, weight: Tensor) -> None:
-        """Make W x + B A x of x [P, R, in]."""
-        torch.bmm(x, weight, out=self.product)
-        torch.bmm(self.a, x.view(-1, x.shape[-1], 1), out=self.low)
-        self._product.baddbmm_(self.low.mT, self.b)
+        torch.bmm(self.rows, weight, out=self.plain)
+        torch.add(self._plain, self._change, out=self.product)
 
 
 class DiagonalStep:
     """The states of one diagonal from those of the one before."""
 
-    def __init__(self, sizes: BlockSizes, weights: Fold, rows: int, *, starts: bool) -> None:
+    def __init__(self, sizes: BlockSizes, weights: Fold, rows: int) -> None:
         """Make the buffers.
 
         Args:
             sizes: of the blocks.
             weights: of the layers of the diagonal.
             rows: R.
-            starts: whether the last layer meets a first token, which nothing adapts.
         """
         num, width = len(weights.exit), weights.squeeze.shape[-1]
         hidden, intermediate = sizes.hidden, sizes.intermediate
         like = weights.exit
-        self.sizes, self.weights, self.starts = sizes, weights, starts
+        self.sizes, self.weights = sizes, weights
         self.root = like.new_full((), math.sqrt(hidden * sizes.epsilon))
         self.length = like.new_empty(num + 1, rows, 1)  # |x|, with epsilon
-        self.unit = like.new_ones(num + 1, rows, hidden + 1)  # x / |x| and 1
-        self.x = like.new_empty(num, 2, rows, hidden)  # for gate and for up
+        unit = like.new_ones(num + 1, rows, hidden + 1)  # x / |x| and 1
+        self.unit, self.states = unit[..., :hidden], unit[1:]
+        unit_x = self.unit[:-1, :, None].expand(num, rows, 2, hidden)
+        self.unit_x, self.gain = unit_x, weights.gain[:, None, None]
         self.squeezed = like.new_empty(num, rows, width)
-        self.features = like.new_ones(num, 2, rows, width + 2)  # 1, then u
-        if starts:
-            self.features[-1, ..., 1:] = 0
-        self.entry = Projection(sizes.entry, 2 * num, rows, extra=0, like=like)
-        self.exit = Projection(sizes.exit, num, rows, extra=1, like=like)
-        self.both = like.new_empty(num, 2, rows, intermediate)  # gate and up
-        self.gated = like.new_empty(num, rows, intermediate)
-        self._make_views(num, rows)
-
-    def _make_views(self, num: int, rows: int) -> None:
-        weights, width, hidden = self.weights, self.squeezed.shape[-1], self.sizes.hidden
-        self.states = self.unit[1:]
-        self.entry_features, self.exit_features = self.features.flatten(0, 1), self.features[:, 0]
-        self.gate, self.up = self.both[:, 0], self.both[:, 1]
-        self._unit = self.unit[..., :hidden]
-        self.unit_x = self.unit[:-1, :, :hidden].unsqueeze(1).expand(num, 2, rows, hidden)
-        self.gain = weights.gain[:, None, None]
-        self._repeated = self.squeezed.unsqueeze(1).expand(num, 2, rows, width)
+        self.features = like.new_ones(num, rows, width + 2)  # 1, then u
         self._bottleneck = self.features[..., 2:]
-        self.entry_x, self._entry_y = self.x.flatten(0, 1), self.both.flatten(0, 1)
-        self.entry_weight, self.entry_heads = weights.entry.flatten(0, 1), weights.entry_heads.flatten(0, 1)
+        self.entry = Projection(sizes.entry, (num, rows, 2), extra=0, like=like)
+        self.exit = Projection(sizes.exit, (num, rows, 1), extra=1, like=like)
+        self.both = like.new_empty(num, rows, 2, intermediate)  # gate and up
+        self.gate, self.up = self.both.unbind(2)
+        self._entry_y, self.gated = self.both.view(-1, intermediate), self.exit.rows
+        self._exit_y, self._exit_scale = (part.view(num, rows, hidden) for part in (self.exit.product, self.exit.scale))
+        self._first_token: int | None = None
 
-    def forward(self, inputs: Tensor, out: Tensor) -> None:
-        """Write the states [N, R, H] from those [N + 1, R, H] of the diagonal before; layer 1 reads the first two."""
+    def forward(self, inputs: Tensor, out: Tensor, first_token: int | None) -> None:
+        """Write the states [N, R, H] from those [N + 1, R, H] of the diagonal before; layer 1 reads the first two.
+
+        Nothing adapts the layer `first_token`, counted from 0.
+        """
         entry, exit_, weights = self.entry, self.exit, self.weights
         torch.linalg.vector_norm(inputs, dim=-1, keepdim=True, out=self.length)
         torch.hypot(self.length, self.root, out=self.length)
-        torch.div(inputs, self.length, out=self._unit)
-        torch.mul(self.unit_x, self.gain, out=self.x)
+        torch.div(inputs, self.length, out=self.unit)
         torch.bmm(self.states, weights.squeeze, out=self.squeezed)
-        _silu(self._repeated, out=self._bottleneck)
-        if self.starts:
-            self._bottleneck[-1].zero_()
-        entry.adapt(self.entry_features, self.entry_heads)
-        exit_.adapt(self.exit_features, weights.exit_heads)
-        entry.multiply(self.entry_x, self.entry_weight)
+        _silu(self.squeezed, out=self._bottleneck)
+        self._mark(first_token)
+        entry.adapt(self.features, weights.entry_heads)
+        exit_.adapt(self.features, weights.exit_heads)
+        torch.mul(self.unit_x, self.gain, out=entry.x)
+        entry.multiply(weights.entry)
         torch.mul(entry.product, entry.scale, out=self._entry_y)
         self.gate.add_(exit_.rest)
         _silu(self.gate, out=self.gated).mul_(self.up)
-        exit_.multiply(self.gated, weights.exit)
-        torch.addcmul(inputs[:-1], exit_.product, exit_.scale, out=out)
+        exit_.multiply(weights.exit)
+        torch.addcmul(inputs[:-1], self._exit_y, self._exit_scale, out=out)
+
+    def _mark(self, first_token: int | None) -> None:
+        """Let nothing adapt a layer."""
+        if self._first_token is not None:
+            self.features[self._first_token, :, 1] = 1
+        if first_token is not None:
+            self.features[first_token, :, 1:] = 0
+        self._first_token = first_token

@@ -30,14 +30,14 @@ class Fold:
     """What rows are multiplied by on their way through a block.
 
     Inputs are divided by their root mean square times sqrt(H); that factor and the gain of a BHN's norm are in the
-    weights. The columns of heads are A [r, in], B [r, out], C [r, out] and the magnitude [out] of one projection.
+    weights. The columns of heads are those of `HeadColumns`, for gate and up one after the other.
     """
 
     squeeze: Tensor  # [N, H + 1, J - 1], normed state and 1 -> bottleneck
     gain: Tensor  # [N, H], of normed x
-    entry: Tensor  # [N, 2, H, I], x -> gate and up
+    entry: Tensor  # [N, H, 2 I], x -> gate and up
     exit: Tensor  # [N, I, H], gated x -> down
-    entry_heads: Tensor  # [N, 2, J + 1, *], 1 and features -> heads of gate and up
+    entry_heads: Tensor  # [N, J + 1, 2 *], 1 and features -> heads of gate and up
     exit_heads: Tensor  # [N, J + 1, * + 1], 1 and features -> heads of down, and beta
 
     def of(self, layers: slice) -> Fold:
@@ -58,7 +58,11 @@ class Fold:
 
 @dataclass(frozen=True)
 class HeadColumns:
-    """The columns of the heads of one projection."""
+    """The columns of the heads of one projection.
+
+    Room for what is projected, of zeros in the weights, beside A so that both are multiplied at once; then A [r, in],
+    B [r, out], C [r, out] and the magnitude [out].
+    """
 
     rank: int
     size_in: int
@@ -67,9 +71,9 @@ class HeadColumns:
 
     @property
     def sizes(self) -> list[int]:
-        """How many columns A, B, C and the magnitude have."""
+        """How many columns the input, A, B, C and the magnitude have."""
         across = self.rank * self.size_out
-        return [self.rank * self.size_in, across, across if self.norm == "dora" else 0, self.size_out]
+        return [self.size_in, self.rank * self.size_in, across, across if self.norm == "dora" else 0, self.size_out]
 
 
 @dataclass(frozen=True)
@@ -127,24 +131,25 @@ def _stacked(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
 
 
 def _projections(blocks: Sequence[RHNBlock], *names: str) -> tuple[Tensor, Tensor]:
-    """Return projections [N, P, in, out] and their heads [N, P, J + 1, *], P of them in every block."""
+    """Return projections [N, in, P out] and their heads [N, J + 1, P *], P of them in every block."""
     weights = [getattr(block.ffn.plain, f"{name}_proj").weight for block in blocks for name in names]
     heads: list[AdapterHeads] = [getattr(block.bhn, name) for block in blocks for name in names]
     dtype, shape = weights[0].dtype, (len(blocks), len(names))
     weight, a = _stacked(weights, dtype), _stacked([head.a for head in heads], dtype)
     b, delta = _stacked([head.b for head in heads], dtype).mT, _stacked([head.delta for head in heads], dtype)
+    columns = [a.new_zeros(*a.shape[:2], a.shape[-1]), a, b]
+    scales = torch.ones_like(delta[:, 0])
     if blocks[0].ffn.norm == "dora":
         scales = torch.linalg.vector_norm(weight, dim=-1)
         weight = weight / scales.unsqueeze(-1)
         b, delta = b / scales[:, None, None], delta * scales.unsqueeze(1)
-        products = torch.bmm(a.flatten(1, 2), weight.mT).view_as(b)
-        columns = [a, b, products]
-    else:
-        scales, columns = torch.ones_like(delta[:, 0]), [a, b]
+        columns[2:] = [b, torch.bmm(a.flatten(1, 2), weight.mT).view_as(b)]
     by_feature = torch.cat([*(part.flatten(2) for part in columns), delta], -1)
     constant = F.pad(scales, (by_feature.shape[-1] - scales.shape[-1], 0))
     made = torch.cat([constant.unsqueeze(1), by_feature], 1)
-    return weight.mT.contiguous().unflatten(0, shape), made.unflatten(0, shape)
+    side_by_side = (part.unflatten(0, shape).transpose(1, 2).flatten(2) for part in (weight.mT, made))
+    weight, made = side_by_side
+    return weight.contiguous(), made
 
 
 def fold(blocks: Sequence[RHNBlock]) -> Fold:
@@ -161,7 +166,7 @@ def fold(blocks: Sequence[RHNBlock]) -> Fold:
         squeeze=torch.cat([squeeze, bias], 1),
         gain=_stacked([block.norm.weight for block in blocks], dtype) * root,
         entry=entry,
-        exit=exit_.squeeze(1),
+        exit=exit_,
         entry_heads=entry_heads,
-        exit_heads=torch.cat([exit_heads.squeeze(1), beta], -1),
+        exit_heads=torch.cat([exit_heads, beta], -1),
     )

@@ -39,39 +39,11 @@ class Diagonal:
         """The layers, as an index."""
         return slice(self.first, self.last + 1)
 
-    @property
-    def inputs(self) -> slice:
-        """Where the states that it reads are on the diagonal before, counted from that of the group's input."""
-        return slice(self.first, self.last + 2)
-
-    @property
-    def outputs(self) -> slice:
-        """Where its own states are, counted from the group's input."""
-        return slice(self.first + 1, self.last + 2)
-
 
 def diagonals(num_layers: int, num_tokens: int) -> Iterator[Diagonal]:
     """Yield s = 1 .. T + N - 1."""
     for s in range(1, num_tokens + num_layers):
         yield Diagonal(s, max(0, s - num_tokens), min(num_layers, s) - 1, starts=s <= num_layers)
-
-
-class _Steps:
-    """Makes the step of each diagonal; neighbours of the same layers share one, and its buffers."""
-
-    def __init__(self, sizes: BlockSizes, weights: Fold, rows: int, *, has_state: bool) -> None:
-        self._sizes, self._weights, self._rows, self._has_state = sizes, weights, rows, has_state
-        self._key: tuple[int, int, bool] | None = None
-
-    def of(self, diagonal: Diagonal) -> tuple[DiagonalStep, bool]:
-        """Return the step, and whether it is another one than that of the call before."""
-        starts = diagonal.starts and not self._has_state
-        key = diagonal.first, diagonal.last, starts
-        is_new = key != self._key
-        if is_new:
-            self._key = key
-            self._step = DiagonalStep(self._sizes, self._weights.of(diagonal.layers), self._rows, starts=starts)
-        return self._step, is_new
 
 
 @dataclass(frozen=True)
@@ -100,19 +72,18 @@ def run_diagonals(
     states = x.new_zeros(count, num_layers + 1, rows, hidden)
     outputs = states[num_layers:, -1] if keep else torch.empty_like(x)
     last = x.new_empty(num_layers, rows, hidden)
-    steps = _Steps(sizes, weights, rows, has_state=state is not None)
+    step, by_diagonal = DiagonalStep(sizes, weights, rows), states.unbind(0)
     for diagonal in diagonals(num_layers, num_tokens):
-        before, own = states[(diagonal.s - 1) % count], states[diagonal.s % count]
+        before, own = by_diagonal[(diagonal.s - 1) % count], by_diagonal[diagonal.s % count]
         if diagonal.first == 0:
             before[0] = x[diagonal.s - 1]
         if diagonal.starts and state is not None:
             before[diagonal.s] = state[diagonal.last]
-        made = own[diagonal.outputs]
-        steps.of(diagonal)[0].forward(before[diagonal.inputs], made)
+        step.forward(before, own[1:], diagonal.last if diagonal.starts and state is None else None)
         if diagonal.last == num_layers - 1 and not keep:
-            outputs[diagonal.s - num_layers] = made[-1]
+            outputs[diagonal.s - num_layers] = own[-1]
         if diagonal.s >= num_tokens:
-            last[diagonal.first] = made[0]
+            last[diagonal.first] = own[diagonal.first + 1]
     return GroupStates(outputs, last, states)
 
 
@@ -132,26 +103,25 @@ def differentiate(
         has_state: whether there is a state before the first token.
     """
     num_layers, (num_tokens, rows, _) = len(weights.exit), grad_outputs.shape
-    gradients, grad_x = WeightGradients(weights, rows), torch.empty_like(grad_outputs)
-    live = torch.cat([torch.zeros_like(grad_last[:1]), grad_last])  # by the newest state of each layer
-    made = torch.empty_like(grad_last)
-    steps = _Steps(sizes, weights, rows, has_state=has_state)
-    backward: StepGradient | None = None
+    gradients, grad_x, grad_state = WeightGradients(weights, rows), torch.empty_like(grad_outputs), grad_last.clone()
+    live = torch.zeros_like(states[0])  # by the states of the diagonal
+    made, by_diagonal, step = torch.empty_like(grad_last), states.unbind(0), DiagonalStep(sizes, weights, rows)
+    backward = StepGradient(step, gradients.slots)
     for diagonal in reversed(list(diagonals(num_layers, num_tokens))):
-        step, is_new = steps.of(diagonal)
-        if backward is None or is_new:
-            backward = StepGradient(step)
+        first_token = diagonal.last if diagonal.starts and not has_state else None
         if diagonal.last == num_layers - 1:
             live[-1] += grad_outputs[diagonal.s - num_layers]
-        step.forward(states[diagonal.s - 1, diagonal.inputs], made[diagonal.layers])
-        grad_inputs = backward.backward(live[diagonal.outputs])
-        gradients.add(diagonal.layers, backward)
-        live[diagonal.outputs] = grad_inputs[1:]
+        if diagonal.s >= num_tokens:
+            live[diagonal.first + 1] += grad_last[diagonal.first]
+        step.forward(by_diagonal[diagonal.s - 1], made, first_token)
+        live.copy_(backward.backward(live[1:], gradients.next_slot(), first_token))
+        gradients.add_gain(*backward.gain_pair)
         if diagonal.first == 0:
-            grad_x[diagonal.s - 1] = grad_inputs[0]
-        else:
-            live[diagonal.first] += grad_inputs[0]
-    return grad_x, live[1:], gradients.total()
+            grad_x[diagonal.s - 1] = live[0]
+        if diagonal.starts:
+            grad_state[diagonal.last] = live[diagonal.last + 1]
+            live[diagonal.last + 1] = 0
+    return grad_x, grad_state, gradients.total()
 
 
 class _Group(torch.autograd.Function):

@@ -6,41 +6,31 @@ layers, R of rows.
 
 from __future__ import annotations
 
-from dataclasses import fields
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from gflownet.rhn.diagonal_gradient import StepGradient
 from gflownet.rhn.fold import Fold
 
 
-class _Waiting:
-    """Rows of the last steps that are not yet in the gradient of one weight [N, ..., in, out]."""
+@dataclass(frozen=True)
+class Slot:
+    """Where one step writes what it multiplied by the weights of a fold, and the gradients of what became of it."""
 
-    def __init__(self, weight: Tensor, rows: int) -> None:
-        *layers, size_in, size_out = weight.shape
-        # What waits is then as large as the gradient that it goes into: neither memory nor its traffic outgrows that.
-        num_steps = max(1, (size_in * size_out) // (rows * (size_in + size_out)))
-        self.sum = torch.zeros_like(weight)
-        self._count = 0
-        self._inputs = weight.new_zeros(num_steps, *layers, rows, size_in)
-        self._gradients = weight.new_zeros(num_steps, *layers, rows, size_out)
-        self._slots = list(zip(self._inputs.unbind(0), self._gradients.unbind(0), strict=True))
+    states: Tensor  # [N, R, H + 1], by squeeze
+    x: Tensor  # [N, R, H], by entry
+    gated: Tensor  # [N, R, I], by exit
+    features: Tensor  # [N, R, J + 1], by both heads
+    squeeze: Tensor  # [N, R, J - 1]
+    entry: Tensor  # [N, R, 2 I]
+    exit: Tensor  # [N, R, H]
+    entry_heads: Tensor  # [N, R, 2 *]
+    exit_heads: Tensor  # [N, R, * + 1]
 
-    def next_slot(self) -> tuple[Tensor, Tensor]:
-        """Return where inputs [N, ..., R, in] and gradients [N, ..., R, out] of one more step belong."""
-        if self._count == len(self._slots):
-            self.flush()
-        self._count += 1
-        return self._slots[self._count - 1]
 
-    def flush(self) -> None:
-        """Add what waits to the sum."""
-        rows = [part[: self._count].movedim(0, -3).flatten(-3, -2) for part in (self._inputs, self._gradients)]
-        x, gradients = (part.flatten(0, -3) for part in rows)
-        self.sum.flatten(0, -3).baddbmm_(x.mT, gradients)
-        self._count = 0
+# What is multiplied by each weight.
+INPUTS = {"squeeze": "states", "entry": "x", "exit": "gated", "entry_heads": "features", "exit_heads": "features"}
 
 
 class WeightGradients:
@@ -48,25 +38,39 @@ class WeightGradients:
 
     def __init__(self, weights: Fold, rows: int) -> None:
         """Start from zero."""
-        names = [field.name for field in fields(Fold) if field.name != "gain"]
-        self._waiting = {name: _Waiting(getattr(weights, name), rows) for name in names}
+        self._sums = {name: torch.zeros_like(getattr(weights, name)) for name in INPUTS}
         self._gain = weights.gain.new_zeros(len(weights.gain), rows, weights.gain.shape[-1])
+        widths = {INPUTS[name]: weight.shape[1] for name, weight in self._sums.items()}
+        widths |= {name: weight.shape[2] for name, weight in self._sums.items()}
+        # What waits is then as large as the gradients that it goes into: neither memory nor its traffic outgrows that.
+        num_weights = sum(weight[0].numel() for weight in self._sums.values())
+        num_steps = max(1, num_weights // (rows * sum(widths.values())))
+        like = weights.exit
+        self._waiting = {name: like.new_zeros(len(like), num_steps, rows, width) for name, width in widths.items()}
+        self._count = 0
+        self.slots = [
+            Slot(**{name: part[:, step] for name, part in self._waiting.items()}) for step in range(num_steps)
+        ]
 
-    def add(self, layers: slice, step: StepGradient) -> None:
-        """Take what a step of some of the layers contributes."""
-        targets, sources = [], []
-        for name, pair in step.pairs.items():
-            slot = self._waiting[name].next_slot()
-            if len(pair[0]) < len(self._gain):
-                slot[1].zero_()  # a layer that the step does not have: its old inputs are multiplied by nothing
-                slot = slot[0][layers], slot[1][layers]
-            targets += slot
-            sources += pair
-        torch._foreach_copy_(targets, sources)  # pyright: ignore[reportPrivateImportUsage]
-        self._gain[layers].addcmul_(*step.gain_pair)
+    def next_slot(self) -> int:
+        """Return which of the slots one more step may fill."""
+        if self._count == len(self.slots):
+            self._flush()
+        self._count += 1
+        return self._count - 1
+
+    def add_gain(self, unit: Tensor, gradient: Tensor) -> None:
+        """Take what a step contributes to the gradient of the gain: [N, R, H] both."""
+        self._gain.addcmul_(unit, gradient)
+
+    def _flush(self) -> None:
+        """Add what waits to the sums."""
+        rows = {name: part[:, : self._count].flatten(1, 2) for name, part in self._waiting.items()}
+        for name, total in self._sums.items():
+            total.baddbmm_(rows[INPUTS[name]].mT, rows[name])
+        self._count = 0
 
     def total(self) -> Fold:
         """Return the gradients; nothing is added after that."""
-        for waiting in self._waiting.values():
-            waiting.flush()
-        return Fold(gain=self._gain.sum(1), **{name: waiting.sum for name, waiting in self._waiting.items()})
+        self._flush()
+        return Fold(gain=self._gain.sum(1), **self._sums)
