@@ -12,6 +12,7 @@ for gate and up, 1 for down, and M is N R P.
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -20,6 +21,22 @@ from gflownet.rhn.fold import BlockSizes, Fold, HeadColumns
 from gflownet.rhn.layers import MIN_SQUARED_NORM
 
 _silu = torch.ops.aten.silu.out
+
+
+@dataclass(frozen=True)
+class Frame:
+    """The states of one diagonal, and views of them."""
+
+    states: Tensor  # [N + 1, R, H], the input of the first layer before those that the layers made
+    x: Tensor  # [N, R, H], what the layers read on the next diagonal
+    made: Tensor  # [N, R, H]
+    first: Tensor  # [R, H], the input of the first layer
+    last: Tensor  # [R, H], of the last layer
+
+    @classmethod
+    def of(cls, states: Tensor) -> Frame:
+        """Return the frame of states [N + 1, R, H]."""
+        return cls(states, states[:-1], states[1:], states[0], states[-1])
 
 
 class Projection:
@@ -106,15 +123,15 @@ class DiagonalStep:
         self._exit_y, self._exit_scale = (part.view(num, rows, hidden) for part in (self.exit.product, self.exit.scale))
         self._first_token: int | None = None
 
-    def forward(self, inputs: Tensor, out: Tensor, first_token: int | None) -> None:
-        """Write the states [N, R, H] from those [N + 1, R, H] of the diagonal before; layer 1 reads the first two.
+    def forward(self, before: Frame, out: Tensor, first_token: int | None) -> None:
+        """Write the states [N, R, H] from those of the diagonal before.
 
         Nothing adapts the layer `first_token`, counted from 0.
         """
         entry, exit_, weights = self.entry, self.exit, self.weights
-        torch.linalg.vector_norm(inputs, dim=-1, keepdim=True, out=self.length)
+        torch.linalg.vector_norm(before.states, dim=-1, keepdim=True, out=self.length)
         torch.hypot(self.length, self.root, out=self.length)
-        torch.div(inputs, self.length, out=self.unit)
+        torch.div(before.states, self.length, out=self.unit)
         torch.bmm(self.states, weights.squeeze, out=self.squeezed)
         _silu(self.squeezed, out=self._bottleneck)
         self._mark(first_token)
@@ -126,7 +143,7 @@ class DiagonalStep:
         self.gate.add_(exit_.rest)
         _silu(self.gate, out=self.gated).mul_(self.up)
         exit_.multiply(weights.exit)
-        torch.addcmul(inputs[:-1], self._exit_y, self._exit_scale, out=out)
+        torch.addcmul(before.x, self._exit_y, self._exit_scale, out=out)
 
     def _mark(self, first_token: int | None) -> None:
         """Let nothing adapt a layer."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from gflownet.rhn.diagonal import DiagonalStep, Projection
 from gflownet.rhn.layers import MIN_SQUARED_NORM
-from gflownet.rhn.weight_gradients import Slot
+from gflownet.rhn.weight_gradients import WeightGradients
 
 _silu = torch.ops.aten.silu.out
 _silu_backward = torch.ops.aten.silu_backward.grad_input
@@ -108,9 +108,10 @@ class ProjectionGradient:
 class StepGradient:
     """The gradients of what a `DiagonalStep` reads, once its forward pass has been made."""
 
-    def __init__(self, step: DiagonalStep, slots: Sequence[Slot]) -> None:
-        """Make the buffers."""
-        self._step, self._slots = step, slots
+    def __init__(self, step: DiagonalStep, gradients: WeightGradients) -> None:
+        """Make the buffers; what the gradients of the weights are made of goes to `gradients`."""
+        self.step, self._gradients = step, gradients
+        slots = gradients.slots
         self._entry = ProjectionGradient(
             step.entry, [_Written(step.entry, slot.entry_heads, slot.entry) for slot in slots]
         )
@@ -126,18 +127,18 @@ class StepGradient:
         self._inputs = step.length.new_empty(num + 1, rows, hidden)
         self._along = torch.empty_like(self._inputs)
         self._dot = torch.empty_like(step.length)
-        self._gain = step.weights.gain.unsqueeze(1)
-        self.gain_pair = step.unit[:-1], self._entry.x
+        self._gain, self._unit = step.weights.gain.unsqueeze(1), step.unit[:-1]
 
-    def backward(self, gradient: Tensor, slot: int, first_token: int | None) -> Tensor:
+    def backward(self, gradient: Tensor, first_token: int | None) -> Tensor:
         """Return the gradient of the inputs [N + 1, R, H], to be read before the next call.
 
         Args:
             gradient: of the states, [N, R, H].
-            slot: which one takes what the gradients of the weights are made of.
             first_token: as in the forward pass.
         """
-        step, entry, exit_, into, weights = self._step, self._entry, self._exit, self._slots[slot], self._step.weights
+        step, entry, exit_, weights = self.step, self._entry, self._exit, self.step.weights
+        slot = self._gradients.next_slot()
+        into = self._gradients.slots[slot]
         copies = [into.states, into.x, into.gated, into.features]
         torch._foreach_copy_(copies, self._read)  # pyright: ignore[reportPrivateImportUsage]
         exit_.backward(gradient.unsqueeze(2), slot, weights.exit)
@@ -153,11 +154,12 @@ class StepGradient:
         if first_token is not None:
             into.squeeze[first_token].zero_()
         torch.bmm(into.squeeze, weights.squeeze.mT, out=self._states)
+        self._gradients.add_gain(self._unit, entry.x)
         return self._inputs_gradient(gradient)
 
     def _inputs_gradient(self, gradient: Tensor) -> Tensor:
         """Return what comes to the inputs through their division by |x|, and past it."""
-        step, inputs = self._step, self._inputs
+        step, inputs = self.step, self._inputs
         torch.mul(self._entry.x, self._gain, out=inputs[:-1])
         inputs[-1].zero_()
         inputs[1:].add_(self._states[..., :-1])

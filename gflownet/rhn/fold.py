@@ -19,10 +19,10 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from gflownet.rhn.config import Norm
 from gflownet.rhn.layers import AdapterHeads, RHNBlock
+from gflownet.rhn.projections import FoldedProjections, HeadColumns
 
 
 @dataclass(frozen=True)
@@ -54,26 +54,6 @@ class Fold:
     def tensors(self) -> list[Tensor]:
         """The fields in their order."""
         return [getattr(self, field.name) for field in fields(self)]
-
-
-@dataclass(frozen=True)
-class HeadColumns:
-    """The columns of the heads of one projection.
-
-    Room for what is projected, of zeros in the weights, beside A so that both are multiplied at once; then A [r, in],
-    B [r, out], C [r, out] and the magnitude [out].
-    """
-
-    rank: int
-    size_in: int
-    size_out: int
-    norm: Norm
-
-    @property
-    def sizes(self) -> list[int]:
-        """How many columns the input, A, B, C and the magnitude have."""
-        across = self.rank * self.size_out
-        return [self.size_in, self.rank * self.size_in, across, across if self.norm == "dora" else 0, self.size_out]
 
 
 @dataclass(frozen=True)
@@ -130,43 +110,26 @@ def _stacked(tensors: Sequence[Tensor], dtype: torch.dtype) -> Tensor:
     return torch.stack([*tensors]).to(torch.promote_types(dtype, torch.float32))
 
 
-def _projections(blocks: Sequence[RHNBlock], *names: str) -> tuple[Tensor, Tensor]:
-    """Return projections [N, in, P out] and their heads [N, J + 1, P *], P of them in every block."""
+def _projections(blocks: Sequence[RHNBlock], extra: Tensor, *names: str) -> tuple[Tensor, Tensor]:
+    """Return projections [N, in, P out] and their heads [N, J + 1, P * + extra], P of them in every block."""
     weights = [getattr(block.ffn.plain, f"{name}_proj").weight for block in blocks for name in names]
     heads: list[AdapterHeads] = [getattr(block.bhn, name) for block in blocks for name in names]
-    dtype, shape = weights[0].dtype, (len(blocks), len(names))
-    weight, a = _stacked(weights, dtype), _stacked([head.a for head in heads], dtype)
-    b, delta = _stacked([head.b for head in heads], dtype).mT, _stacked([head.delta for head in heads], dtype)
-    columns = [a.new_zeros(*a.shape[:2], a.shape[-1]), a, b]
-    scales = torch.ones_like(delta[:, 0])
-    if blocks[0].ffn.norm == "dora":
-        scales = torch.linalg.vector_norm(weight, dim=-1)
-        weight = weight / scales.unsqueeze(-1)
-        b, delta = b / scales[:, None, None], delta * scales.unsqueeze(1)
-        columns[2:] = [b, torch.bmm(a.flatten(1, 2), weight.mT).view_as(b)]
-    by_feature = torch.cat([*(part.flatten(2) for part in columns), delta], -1)
-    constant = F.pad(scales, (by_feature.shape[-1] - scales.shape[-1], 0))
-    made = torch.cat([constant.unsqueeze(1), by_feature], 1)
-    side_by_side = (part.unflatten(0, shape).transpose(1, 2).flatten(2) for part in (weight.mT, made))
-    weight, made = side_by_side
-    return weight.contiguous(), made
+    parts = (weights, [head.a for head in heads], [head.b for head in heads], [head.delta for head in heads])
+    stacked = (_stacked(part, weights[0].dtype).unflatten(0, (len(blocks), -1)) for part in parts)
+    sizes = sizes_of(blocks[0])
+    columns = sizes.exit if names == ("down",) else sizes.entry
+    return FoldedProjections.apply(columns, *stacked, extra)
 
 
 def fold(blocks: Sequence[RHNBlock]) -> Fold:
     """Return the weights of blocks of equal sizes, at least in float32; differentiable by their parameters."""
-    entry, entry_heads = _projections(blocks, "gate", "up")
-    exit_, exit_heads = _projections(blocks, "down")
-    dtype, root = blocks[0].norm.weight.dtype, math.sqrt(exit_.shape[-1])
-    beta = F.pad(_stacked([block.bhn.beta for block in blocks], dtype), (1, 0)).unsqueeze(-1)
+    dtype, root = blocks[0].norm.weight.dtype, math.sqrt(sizes_of(blocks[0]).hidden)
+    beta = _stacked([block.bhn.beta for block in blocks], dtype).unsqueeze(-1)
+    entry, entry_heads = _projections(blocks, beta[..., :0], "gate", "up")
+    exit_, exit_heads = _projections(blocks, beta, "down")
     squeezes = [block.bhn.squeeze for block in blocks]
     gains = _stacked([block.bhn.norm.weight for block in blocks], dtype) * root
     squeeze = _stacked([squeeze.weight for squeeze in squeezes], dtype).mT * gains.unsqueeze(-1)
     bias = _stacked([squeeze.bias for squeeze in squeezes], dtype).unsqueeze(1)
-    return Fold(
-        squeeze=torch.cat([squeeze, bias], 1),
-        gain=_stacked([block.norm.weight for block in blocks], dtype) * root,
-        entry=entry,
-        exit=exit_,
-        entry_heads=entry_heads,
-        exit_heads=torch.cat([exit_heads, beta], -1),
-    )
+    gain = _stacked([block.norm.weight for block in blocks], dtype) * root
+    return Fold(torch.cat([squeeze, bias], 1), gain, entry, exit_, entry_heads, exit_heads)

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from gflownet.rhn.diagonal import DiagonalStep
+from gflownet.rhn.diagonal import DiagonalStep, Frame
 from gflownet.rhn.diagonal_gradient import StepGradient
 from gflownet.rhn.fold import BlockSizes, Fold, fold, folded_bytes, sizes_of
 from gflownet.rhn.layers import RHNBlock
@@ -23,6 +23,9 @@ from gflownet.rhn.weight_gradients import WeightGradients
 
 # What the folded weights of one group may take: every diagonal reads all of them, so they should stay in cache.
 GROUP_BYTES = 24 * 2**20
+# The same where no gradient is asked for, in the second-level cache of a core: the steps are more than of the whole
+# group then, which pays if each is of some layers.
+READING_BYTES, FEWEST_LAYERS = 1.6 * 2**20, 3
 
 
 @dataclass(frozen=True)
@@ -68,31 +71,55 @@ def run_diagonals(
         keep: whether all diagonals are kept, not only the last two.
     """
     num_layers, (num_tokens, rows, hidden) = len(weights.exit), x.shape
-    count = num_tokens + num_layers if keep else 2
-    states = x.new_zeros(count, num_layers + 1, rows, hidden)
+    states = x.new_zeros(num_tokens + num_layers if keep else 2, num_layers + 1, rows, hidden)
     outputs = states[num_layers:, -1] if keep else torch.empty_like(x)
-    last = x.new_empty(num_layers, rows, hidden)
-    step, by_diagonal = DiagonalStep(sizes, weights, rows), states.unbind(0)
+    made = GroupStates(outputs, x.new_empty(num_layers, rows, hidden), states)
+    with torch.inference_mode():  # a tenth of the time of small layers; what is returned was made outside
+        _fill(made, DiagonalStep(sizes, weights, rows), x, state, keep=keep)
+    return made
+
+
+def _fill(made: GroupStates, step: DiagonalStep, x: Tensor, state: Tensor | None, *, keep: bool) -> None:
+    """Run the diagonals: a layer not begun makes 0 of 0, and what one makes that is done goes nowhere."""
+    num_layers, num_tokens, count = len(made.last), len(x), len(made.diagonals)
+    frames, tokens, ends = [Frame.of(part) for part in made.diagonals.unbind(0)], x.unbind(0), made.outputs.unbind(0)
     for diagonal in diagonals(num_layers, num_tokens):
-        before, own = by_diagonal[(diagonal.s - 1) % count], by_diagonal[diagonal.s % count]
+        before, own = frames[(diagonal.s - 1) % count], frames[diagonal.s % count]
         if diagonal.first == 0:
-            before[0] = x[diagonal.s - 1]
+            before.first.copy_(tokens[diagonal.s - 1])
         if diagonal.starts and state is not None:
-            before[diagonal.s] = state[diagonal.last]
-        step.forward(before, own[1:], diagonal.last if diagonal.starts and state is None else None)
+            before.states[diagonal.s] = state[diagonal.last]
+        step.forward(before, own.made, diagonal.last if diagonal.starts and state is None else None)
         if diagonal.last == num_layers - 1 and not keep:
-            outputs[diagonal.s - num_layers] = own[-1]
+            ends[diagonal.s - num_layers].copy_(own.last)
         if diagonal.s >= num_tokens:
-            last[diagonal.first] = own[diagonal.first + 1]
-    return GroupStates(outputs, last, states)
+            made.last[diagonal.first] = own.made[diagonal.first]
+
+
+def run_layers(weights: Fold, sizes: BlockSizes, x: Tensor, state: Tensor | None, layers: int) -> tuple[Tensor, Tensor]:
+    """Return what the last layer makes of x [T, R, H], and the last token's states, so many layers at a time."""
+    last_states = []
+    for first in range(0, len(weights.exit), layers):
+        group = slice(first, first + layers)
+        made = run_diagonals(weights.of(group), sizes, x, None if state is None else state[group])
+        x = made.outputs
+        last_states.append(made.last)
+    return x, torch.cat(last_states)
+
+
+@dataclass(frozen=True)
+class GroupGradients:
+    """What `differentiate` makes."""
+
+    x: Tensor  # [T, R, H]
+    state: Tensor  # [N, R, H], of the token before the first
+    weights: Fold
 
 
 def differentiate(
     weights: Fold, sizes: BlockSizes, states: Tensor, grad_outputs: Tensor, grad_last: Tensor, *, has_state: bool
-) -> tuple[Tensor, Tensor, Fold]:
-    """Return the gradients of x [T, R, H], of the state before the first token [N, R, H], and of the weights.
-
-    Each diagonal is made once more from the states of the one before and differentiated by itself, last one first.
+) -> GroupGradients:
+    """Return the gradients of what a group of layers reads.
 
     Args:
         weights: of the N layers.
@@ -102,26 +129,39 @@ def differentiate(
         grad_last: [N, R, H].
         has_state: whether there is a state before the first token.
     """
-    num_layers, (num_tokens, rows, _) = len(weights.exit), grad_outputs.shape
+    rows = grad_last.shape[1]
     gradients, grad_x, grad_state = WeightGradients(weights, rows), torch.empty_like(grad_outputs), grad_last.clone()
-    live = torch.zeros_like(states[0])  # by the states of the diagonal
-    made, by_diagonal, step = torch.empty_like(grad_last), states.unbind(0), DiagonalStep(sizes, weights, rows)
-    backward = StepGradient(step, gradients.slots)
+    with torch.inference_mode():
+        backward = StepGradient(DiagonalStep(sizes, weights, rows), gradients)
+        for diagonal, live in _gradients_of_states(backward, states, grad_outputs, grad_last, has_state=has_state):
+            if diagonal.first == 0:
+                grad_x[diagonal.s - 1] = live[0]
+            if diagonal.starts:
+                grad_state[diagonal.last] = live[diagonal.last + 1]
+    return GroupGradients(grad_x, grad_state, gradients.total())
+
+
+def _gradients_of_states(
+    backward: StepGradient, states: Tensor, grad_outputs: Tensor, grad_last: Tensor, *, has_state: bool
+) -> Iterator[tuple[Diagonal, Tensor]]:
+    """Yield each diagonal, last one first, and the gradients [N + 1, R, H] of the states before it.
+
+    Each is made once more from the states of the one before and differentiated by itself. Layers that are done, or not
+    begun, have gradients of 0.
+    """
+    num_layers, num_tokens = len(grad_last), len(grad_outputs)
+    live, made = torch.zeros_like(states[0]), torch.empty_like(grad_last)
     for diagonal in reversed(list(diagonals(num_layers, num_tokens))):
         first_token = diagonal.last if diagonal.starts and not has_state else None
         if diagonal.last == num_layers - 1:
             live[-1] += grad_outputs[diagonal.s - num_layers]
         if diagonal.s >= num_tokens:
             live[diagonal.first + 1] += grad_last[diagonal.first]
-        step.forward(by_diagonal[diagonal.s - 1], made, first_token)
-        live.copy_(backward.backward(live[1:], gradients.next_slot(), first_token))
-        gradients.add_gain(*backward.gain_pair)
-        if diagonal.first == 0:
-            grad_x[diagonal.s - 1] = live[0]
+        backward.step.forward(Frame.of(states[diagonal.s - 1]), made, first_token)
+        live.copy_(backward.backward(live[1:], first_token))
+        yield diagonal, live
         if diagonal.starts:
-            grad_state[diagonal.last] = live[diagonal.last + 1]
             live[diagonal.last + 1] = 0
-    return grad_x, grad_state, gradients.total()
 
 
 class _Group(torch.autograd.Function):
@@ -143,24 +183,32 @@ class _Group(torch.autograd.Function):
         states, *parameters = ctx.saved_tensors
         with torch.enable_grad():
             weights = fold(ctx.blocks)
-        grad_x, grad_state, grad_weights = differentiate(
+        grads = differentiate(
             weights.detach(), sizes_of(ctx.blocks[0]), states, grad_outputs, grad_last, has_state=ctx.has_state
         )
         asked = [parameter for parameter in parameters if parameter.requires_grad]
-        pairs = zip(weights.tensors, grad_weights.tensors, strict=True)
+        pairs = zip(weights.tensors, grads.weights.tensors, strict=True)
         made = [pair for pair in pairs if pair[0].requires_grad]  # those that a parameter that is not held is in
         found = iter(
             torch.autograd.grad([pair[0] for pair in made], asked, [pair[1] for pair in made]) if asked else ()
         )
-        grads = [next(found) if parameter.requires_grad else None for parameter in parameters]
-        return None, grad_x, grad_state if ctx.has_state else None, *grads
+        by_parameter = (next(found) if parameter.requires_grad else None for parameter in parameters)
+        return None, grads.x, grads.state if ctx.has_state else None, *by_parameter
 
 
 def layers_per_group(blocks: Sequence[RHNBlock]) -> int:
     """Return how many layers' folded weights stay in cache, spread evenly over as few groups as that takes."""
-    num_bytes = folded_bytes(blocks[0])
-    num_groups = math.ceil(len(blocks) / max(1, GROUP_BYTES // num_bytes))
-    return math.ceil(len(blocks) / num_groups)
+    return _evenly(len(blocks), GROUP_BYTES // folded_bytes(blocks[0]))
+
+
+def layers_per_reading(blocks: Sequence[RHNBlock]) -> int:
+    """Return how many layers of a group are run at once where no gradient is asked for."""
+    layers = int(READING_BYTES // folded_bytes(blocks[0]))
+    return layers_per_group(blocks) if layers < FEWEST_LAYERS else _evenly(len(blocks), layers)
+
+
+def _evenly(num_layers: int, at_most: int) -> int:
+    return math.ceil(num_layers / math.ceil(num_layers / max(1, at_most)))
 
 
 @dataclass(frozen=True)
@@ -177,12 +225,10 @@ class Wavefront:
         for first in range(0, len(blocks), layers):
             group = blocks[first : first + layers]
             given = None if state is None else state[first : first + layers].to(x.dtype)
-            if not torch.is_grad_enabled():
-                made = run_diagonals(fold(group), sizes_of(group[0]), x, given)
-                x = made.outputs
-                last_states.append(made.last)
-                continue
-            parameters = dict.fromkeys(parameter for block in group for parameter in block.parameters())
-            x, last = _Group.apply(group, x, given, *parameters)
+            if torch.is_grad_enabled():
+                parameters = dict.fromkeys(parameter for block in group for parameter in block.parameters())
+                x, last = _Group.apply(group, x, given, *parameters)
+            else:
+                x, last = run_layers(fold(group), sizes_of(group[0]), x, given, layers_per_reading(group))
             last_states.append(last)
         return x.transpose(0, 1).to(dtype), torch.cat(last_states).to(dtype)
