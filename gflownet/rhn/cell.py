@@ -75,7 +75,7 @@ def adapters(state: Tensor, has_previous: Tensor | None, sizes: BlockSizes, weig
         features = features * has_previous
     features = F.pad(features, (1, 0), value=1.0)
     entry = torch.bmm(features, weights.entry_heads).view(-1, sum(sizes.entry.sizes))
-    exit_, beta = torch.bmm(features, weights.exit_heads).split([sum(sizes.exit.sizes), 1], -1)
+    exit_, beta, _ = torch.bmm(features, weights.exit_heads).split([sum(sizes.exit.sizes), 1, 1], -1)
     return FoldedAdapters(_adapter(entry, sizes.entry), _adapter(exit_.flatten(0, 1), sizes.exit), beta)
 
 

@@ -47,8 +47,8 @@ def step_weights(folded: Fold, sizes: BlockSizes) -> StepWeights:
     """Return the weights of a step from those of the wavefront; what x is multiplied by has the gain in it."""
     entry_heads = folded.entry_heads.unflatten(-1, (2, -1)).transpose(1, 2)
     entry_a, entry_b, entry_c, entry_scales = _heads(entry_heads, sizes.entry)
-    exit_a, exit_b, exit_c, exit_scales = _heads(folded.exit_heads[:, None, :, :-1], sizes.exit)
-    scales = torch.cat([_by_feature(entry_scales), _by_feature(exit_scales), folded.exit_heads[..., -1:]], -1)
+    exit_a, exit_b, exit_c, exit_scales = _heads(folded.exit_heads[:, None, :, :-2], sizes.exit)
+    scales = torch.cat([_by_feature(entry_scales), _by_feature(exit_scales), folded.exit_heads[..., -2:-1]], -1)
     b_and_c = [_by_feature(part[:, :, 1:]) for part in (entry_b, exit_b, entry_c, exit_c)]
     entry_a, exit_a = (part[:, :, 1:].unflatten(-1, (sizes.rank, -1)) for part in (entry_a, exit_a))
     gram = torch.cat([_gram(entry_a), _gram(exit_a)], 1)

@@ -116,10 +116,13 @@ class DiagonalStep:
         self.features = like.new_ones(num, rows, width + 2)  # 1, then u
         self._bottleneck = self.features[..., 2:]
         self.entry = Projection(sizes.entry, (num, rows, 2), extra=0, like=like)
-        self.exit = Projection(sizes.exit, (num, rows, 1), extra=1, like=like)
+        self.exit = Projection(sizes.exit, (num, rows, 1), extra=2, like=like)
         self.both = like.new_empty(num, rows, 2, intermediate)  # gate and up
         self.gate, self.up = self.both.unbind(2)
-        self._entry_y, self.gated = self.both.view(-1, intermediate), self.exit.rows
+        self._beta, self.gated = self.exit.rest.unsqueeze(-1), self.exit.rows
+        self._entry_y, self._entry_scale = (
+            part.view(self.both.shape) for part in (self.entry.product, self.entry.scale)
+        )
         self._exit_y, self._exit_scale = (part.view(num, rows, hidden) for part in (self.exit.product, self.exit.scale))
         self._first_token: int | None = None
 
@@ -139,8 +142,7 @@ class DiagonalStep:
         exit_.adapt(self.features, weights.exit_heads)
         torch.mul(self.unit_x, self.gain, out=entry.x)
         entry.multiply(weights.entry)
-        torch.mul(entry.product, entry.scale, out=self._entry_y)
-        self.gate.add_(exit_.rest)
+        torch.addcmul(self._beta, self._entry_y, self._entry_scale, out=self.both)
         _silu(self.gate, out=self.gated).mul_(self.up)
         exit_.multiply(weights.exit)
         torch.addcmul(before.x, self._exit_y, self._exit_scale, out=out)

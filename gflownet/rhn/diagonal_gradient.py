@@ -9,8 +9,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
-from gflownet.rhn.diagonal import DiagonalStep, Projection
+from gflownet.rhn.diagonal import DiagonalStep, Frame, Projection
 from gflownet.rhn.layers import MIN_SQUARED_NORM
 from gflownet.rhn.weight_gradients import WeightGradients
 
@@ -29,17 +30,24 @@ class _Written:
         _, a, b, c, self.magnitude = projected[0].unflatten(-1, (shape[2], -1)).split(columns.sizes, -1)
         self.a, self.b, self.c = (part.unflatten(-1, (columns.rank, -1)) for part in (a, b, c))  # [N, R, P, r, *]
         self.rows, self.product = product, product.unflatten(-1, (shape[2], -1))
-        self.row = self.product.unsqueeze(-2)
 
 
 class ProjectionGradient:
     """Gradients of what a `Projection` reads, from that of its scaled output."""
 
-    def __init__(self, projection: Projection, written: Sequence[_Written]) -> None:
-        """Make the buffers."""
+    def __init__(self, projection: Projection, weight: Tensor, x: Tensor, written: Sequence[_Written]) -> None:
+        """Make the buffers.
+
+        Args:
+            projection: the forward pass.
+            weight: [N, in, P out].
+            x: [N, R, in], where the gradient of x goes.
+            written: by slot, where the other gradients go.
+        """
         forward, shape, columns = projection, projection.shape, projection.columns
-        like, rank = forward.plain, columns.rank
-        self._forward, self.written = forward, written
+        self.x, self._weight = x, weight.mT
+        like = forward.plain
+        self._norm, self.written = forward.norm, written
 
         def apart(part: Tensor) -> Tensor:
             return part.unflatten(0, shape)
@@ -48,49 +56,48 @@ class ProjectionGradient:
         self._x_and_a = like.new_empty(forward.x_and_a.shape)
         self._low_column = apart(self._low[:, 0]).unsqueeze(-1)
         self._change, self._cross = apart(self._changes)[..., 0, :], apart(self._changes)[..., 1:, :]
-        self._through_x, self._through_a = apart(self._x_and_a)[..., 0, :], apart(self._x_and_a)[..., 1:, :]
+        self._each_through_x = apart(self._x_and_a)[..., 0, :].unbind(2)
+        self._through_a = apart(self._x_and_a)[..., 1:, :]
         self._scale = like.new_empty(*shape, columns.size_out)
-        self.x = like.new_empty(*shape[:2], columns.size_in)
-        self._b, self._a = forward.b, forward.a
-        self._b_transposed = forward.b.mT
+        self._a, self._b = forward.a, forward.b.mT
         self._forward_b, self._forward_x = apart(forward.b), forward.x.unsqueeze(-2)
-        self._forward_low = apart(forward.low[:, 0]).unsqueeze(-1)
+        self._forward_low = forward.low.mT
+        self._through_low = like.new_empty(forward.b.shape)
+        self._to_b = apart(self._through_low)
         self._forward_scale, self._forward_product = apart(forward.scale), apart(forward.product)
         if forward.norm == "dora":
             self._inverse_norm, self._squared = apart(forward.inverse_norm), apart(forward.squared)
-            self._forward_c, self._forward_cross = apart(forward.c), apart(forward.changes)[..., 1:, :]
-            self._half = like.new_empty(*shape, rank, columns.size_out)  # C + G B
-            self._scale_row = self._scale.unsqueeze(-2)
+            self._forward_c, self._scale_row = apart(forward.c), self._scale.unsqueeze(-2)
 
-    def backward(self, y: Tensor, slot: int, weight: Tensor) -> None:
+    def backward(self, y: Tensor, slot: int) -> None:
         """Write the gradients of product and heads into a slot, and that of x.
 
         Args:
             y: [N, R, P, out], the gradient of the scaled output.
             slot: which one.
-            weight: [N, in, P out].
         """
         written = self.written[slot]
         torch.mul(y, self._forward_scale, out=written.product)
         torch.mul(y, self._forward_product, out=self._scale)
-        torch.mul(self._forward_low, written.row, out=written.b)
         self._change.copy_(written.product)
-        if self._forward.norm == "dora":
+        if self._norm == "dora":
             self._norm_backward(written)
-        else:
-            written.magnitude.copy_(self._scale)
-        torch.bmm(self._changes, self._b_transposed, out=self._low)
+        torch.bmm(self._forward_low, self._changes, out=self._through_low)
+        torch.bmm(self._changes, self._b, out=self._low)
         torch.bmm(self._low, self._a, out=self._x_and_a)
-        if self._forward.norm == "dora":
+        if self._norm == "dora":
+            torch.addcmul(self._to_b, self._forward_c, self._scale_row, out=written.b)
             torch.addcmul(self._through_a, self._low_column, self._forward_x, out=written.a)
         else:
+            written.magnitude.copy_(self._scale)
+            written.b.copy_(self._to_b)
             torch.mul(self._low_column, self._forward_x, out=written.a)
-        torch.bmm(written.rows, weight.mT, out=self.x)
-        for part in self._through_x.unbind(2):
+        torch.bmm(written.rows, self._weight, out=self.x)
+        for part in self._each_through_x:
             self.x.add_(part)
 
     def _norm_backward(self, written: _Written) -> None:
-        """Write what comes through the norm to C, the magnitude and G B, and add it to the gradient of B.
+        """Write the gradients of the magnitude, of C and, as G is symmetric, half of that of G B: they are one.
 
         With q = 1 + sum_r B (2 C + G B) the scale is m / sqrt(q), and d = 2 dq = -d(scale) scale / q.
         """
@@ -101,8 +108,6 @@ class ProjectionGradient:
         self._scale.neg_()
         torch.mul(self._forward_b, self._scale_row, out=self._cross)
         written.c.copy_(self._cross)
-        torch.add(self._forward_c, self._forward_cross, out=self._half)
-        written.b.addcmul_(self._half, self._scale_row)
 
 
 class StepGradient:
@@ -111,60 +116,61 @@ class StepGradient:
     def __init__(self, step: DiagonalStep, gradients: WeightGradients) -> None:
         """Make the buffers; what the gradients of the weights are made of goes to `gradients`."""
         self.step, self._gradients = step, gradients
-        slots = gradients.slots
-        self._entry = ProjectionGradient(
-            step.entry, [_Written(step.entry, slot.entry_heads, slot.entry) for slot in slots]
-        )
-        self._exit = ProjectionGradient(step.exit, [_Written(step.exit, slot.exit_heads, slot.exit) for slot in slots])
+        slots, weights, like = gradients.slots, step.weights, step.length
+        num, rows, hidden = len(weights.exit), step.length.shape[1], step.sizes.hidden
+        # Of the inputs: none is x of a layer and state of another at both ends, where these are 0.
+        self._of_x, self._of_states, self._inputs, self._along = like.new_zeros(4, num + 1, rows, hidden).unbind()
+        self._gain, self._of_made = F.pad(weights.gain, (0, 0, 0, 1)).unsqueeze(1), self._of_states[1:]
+        entries = [_Written(step.entry, slot.entry_heads, slot.entry) for slot in slots]
+        exits = [_Written(step.exit, slot.exit_heads, slot.exit) for slot in slots]
+        self._entry = ProjectionGradient(step.entry, weights.entry, self._of_x[:-1], entries)
+        self._exit = ProjectionGradient(step.exit, weights.exit, torch.empty_like(step.up), exits)
         self._read = [step.states, step.entry.rows, step.gated, step.features]
         self._both = torch.empty_like(step.both)  # gate and up
         self._gate, self._up = self._both.unbind(2)
-        self._gated = torch.empty_like(self._gate)
+        self._gated = torch.empty_like(step.up)
         self._features = torch.empty_like(step.features)
         self._bottleneck = self._features[..., 2:]
-        num, rows, hidden = self._exit.x.shape[0], self._exit.x.shape[1], step.sizes.hidden
-        self._states = step.length.new_empty(num, rows, hidden + 1)
-        self._inputs = step.length.new_empty(num + 1, rows, hidden)
-        self._along = torch.empty_like(self._inputs)
         self._dot = torch.empty_like(step.length)
-        self._gain, self._unit = step.weights.gain.unsqueeze(1), step.unit[:-1]
+        self._unit = step.unit[:-1]
+        self._squeeze = weights.squeeze[:, :-1].mT
+        self._entry_heads, self._exit_heads = weights.entry_heads.mT, weights.exit_heads.mT
 
-    def backward(self, gradient: Tensor, first_token: int | None) -> Tensor:
-        """Return the gradient of the inputs [N + 1, R, H], to be read before the next call.
+    def backward(self, live: Frame, before: Frame, first_token: int | None) -> None:
+        """Write the gradients of the states of the diagonal before.
 
         Args:
-            gradient: of the states, [N, R, H].
+            live: the gradients of the states of the diagonal.
+            before: where those of the states before go.
             first_token: as in the forward pass.
         """
-        step, entry, exit_, weights = self.step, self._entry, self._exit, self.step.weights
+        step, entry, exit_ = self.step, self._entry, self._exit
         slot = self._gradients.next_slot()
         into = self._gradients.slots[slot]
         copies = [into.states, into.x, into.gated, into.features]
         torch._foreach_copy_(copies, self._read)  # pyright: ignore[reportPrivateImportUsage]
-        exit_.backward(gradient.unsqueeze(2), slot, weights.exit)
+        exit_.backward(live.made.unsqueeze(2), slot)
         torch.mul(exit_.x, step.up, out=self._gated)
         _silu_backward(self._gated, step.gate, grad_input=self._gate)
         _silu(step.gate, out=self._gated)
         torch.mul(exit_.x, self._gated, out=self._up)
-        torch.sum(self._gate, -1, keepdim=True, out=exit_.written[slot].rest)
-        entry.backward(self._both, slot, weights.entry)
-        torch.bmm(into.entry_heads, weights.entry_heads.mT, out=self._features)
-        self._features.baddbmm_(into.exit_heads, weights.exit_heads.mT)
+        torch.sum(self._both, -1, out=exit_.written[slot].rest)
+        entry.backward(self._both, slot)
+        torch.bmm(into.entry_heads, self._entry_heads, out=self._features)
+        self._features.baddbmm_(into.exit_heads, self._exit_heads)
         _silu_backward(self._bottleneck, step.squeezed, grad_input=into.squeeze)
         if first_token is not None:
             into.squeeze[first_token].zero_()
-        torch.bmm(into.squeeze, weights.squeeze.mT, out=self._states)
+        torch.bmm(into.squeeze, self._squeeze, out=self._of_made)
         self._gradients.add_gain(self._unit, entry.x)
-        return self._inputs_gradient(gradient)
+        self._inputs_backward(live, before)
 
-    def _inputs_gradient(self, gradient: Tensor) -> Tensor:
-        """Return what comes to the inputs through their division by |x|, and past it."""
-        step, inputs = self.step, self._inputs
-        torch.mul(self._entry.x, self._gain, out=inputs[:-1])
-        inputs[-1].zero_()
-        inputs[1:].add_(self._states[..., :-1])
-        torch.mul(inputs, step.unit, out=self._along)
+    def _inputs_backward(self, live: Frame, before: Frame) -> None:
+        """Write what comes to the states before through their division by |x|, and past it."""
+        unit, inputs = self.step.unit, self._inputs
+        torch.addcmul(self._of_states, self._of_x, self._gain, out=inputs)
+        torch.mul(inputs, unit, out=self._along)
         torch.sum(self._along, -1, keepdim=True, out=self._dot)
-        inputs.addcmul_(step.unit, self._dot, value=-1).div_(step.length)
-        inputs[:-1].add_(gradient)
-        return inputs
+        inputs.addcmul_(unit, self._dot, value=-1)
+        torch.div(inputs, self.step.length, out=before.states)
+        before.x.add_(live.made)

@@ -19,6 +19,7 @@ from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from gflownet.rhn.config import Norm
 from gflownet.rhn.layers import AdapterHeads, RHNBlock
@@ -38,7 +39,7 @@ class Fold:
     entry: Tensor  # [N, H, 2 I], x -> gate and up
     exit: Tensor  # [N, I, H], gated x -> down
     entry_heads: Tensor  # [N, J + 1, 2 *], 1 and features -> heads of gate and up
-    exit_heads: Tensor  # [N, J + 1, * + 1], 1 and features -> heads of down, and beta
+    exit_heads: Tensor  # [N, J + 1, * + 2], 1 and features -> heads of down, beta for gate, and 0 for up
 
     def of(self, layers: slice) -> Fold:
         """Return the weights of some blocks."""
@@ -100,7 +101,7 @@ def folded_bytes(block: RHNBlock) -> int:
     """Return the size of the weights of a block, folded."""
     sizes, width = sizes_of(block), block.bhn.squeeze.out_features
     through = 3 * sizes.hidden * sizes.intermediate + sizes.hidden + (sizes.hidden + 1) * width
-    heads = (width + 2) * (2 * sum(sizes.entry.sizes) + sum(sizes.exit.sizes) + 1)
+    heads = (width + 2) * (2 * sum(sizes.entry.sizes) + sum(sizes.exit.sizes) + 2)
     weight = block.norm.weight
     return (through + heads) * torch.promote_types(weight.dtype, torch.float32).itemsize
 
@@ -124,7 +125,7 @@ def _projections(blocks: Sequence[RHNBlock], extra: Tensor, *names: str) -> tupl
 def fold(blocks: Sequence[RHNBlock]) -> Fold:
     """Return the weights of blocks of equal sizes, at least in float32; differentiable by their parameters."""
     dtype, root = blocks[0].norm.weight.dtype, math.sqrt(sizes_of(blocks[0]).hidden)
-    beta = _stacked([block.bhn.beta for block in blocks], dtype).unsqueeze(-1)
+    beta = F.pad(_stacked([block.bhn.beta for block in blocks], dtype).unsqueeze(-1), (0, 1))
     entry, entry_heads = _projections(blocks, beta[..., :0], "gate", "up")
     exit_, exit_heads = _projections(blocks, beta, "down")
     squeezes = [block.bhn.squeeze for block in blocks]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -28,8 +28,7 @@ GROUP_BYTES = 24 * 2**20
 READING_BYTES, FEWEST_LAYERS = 1.6 * 2**20, 3
 
 
-@dataclass(frozen=True)
-class Diagonal:
+class Diagonal(NamedTuple):
     """The states with n + k = s that layers first .. last of a group (counted from 0) make."""
 
     s: int  # from 1
@@ -135,33 +134,35 @@ def differentiate(
         backward = StepGradient(DiagonalStep(sizes, weights, rows), gradients)
         for diagonal, live in _gradients_of_states(backward, states, grad_outputs, grad_last, has_state=has_state):
             if diagonal.first == 0:
-                grad_x[diagonal.s - 1] = live[0]
+                grad_x[diagonal.s - 1] = live.first
             if diagonal.starts:
-                grad_state[diagonal.last] = live[diagonal.last + 1]
+                grad_state[diagonal.last] = live.made[diagonal.last]
     return GroupGradients(grad_x, grad_state, gradients.total())
 
 
 def _gradients_of_states(
     backward: StepGradient, states: Tensor, grad_outputs: Tensor, grad_last: Tensor, *, has_state: bool
-) -> Iterator[tuple[Diagonal, Tensor]]:
-    """Yield each diagonal, last one first, and the gradients [N + 1, R, H] of the states before it.
+) -> Iterator[tuple[Diagonal, Frame]]:
+    """Yield each diagonal, last one first, and the gradients of the states before it.
 
     Each is made once more from the states of the one before and differentiated by itself. Layers that are done, or not
     begun, have gradients of 0.
     """
     num_layers, num_tokens = len(grad_last), len(grad_outputs)
-    live, made = torch.zeros_like(states[0]), torch.empty_like(grad_last)
+    live, before = (Frame.of(torch.zeros_like(states[0])) for _ in range(2))
+    made = torch.empty_like(grad_last)
     for diagonal in reversed(list(diagonals(num_layers, num_tokens))):
         first_token = diagonal.last if diagonal.starts and not has_state else None
         if diagonal.last == num_layers - 1:
-            live[-1] += grad_outputs[diagonal.s - num_layers]
+            live.last.add_(grad_outputs[diagonal.s - num_layers])
         if diagonal.s >= num_tokens:
-            live[diagonal.first + 1] += grad_last[diagonal.first]
+            live.made[diagonal.first] += grad_last[diagonal.first]
         backward.step.forward(Frame.of(states[diagonal.s - 1]), made, first_token)
-        live.copy_(backward.backward(live[1:], first_token))
+        backward.backward(live, before, first_token)
+        live, before = before, live
         yield diagonal, live
         if diagonal.starts:
-            live[diagonal.last + 1] = 0
+            live.made[diagonal.last] = 0
 
 
 class _Group(torch.autograd.Function):

@@ -26,7 +26,7 @@ class Slot:
     entry: Tensor  # [N, R, 2 I]
     exit: Tensor  # [N, R, H]
     entry_heads: Tensor  # [N, R, 2 *]
-    exit_heads: Tensor  # [N, R, * + 1]
+    exit_heads: Tensor  # [N, R, * + 2]
 
 
 # What is multiplied by each weight.
