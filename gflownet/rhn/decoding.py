@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from gflownet.rhn.decoding_steps import few_rows, many_rows, run_layer, step_weights
 from gflownet.rhn.fold import fold, sizes_of
 from gflownet.rhn.network import RHN, check_tokens
-from gflownet.rhn.wavefront import layers_per_reading, run_layers
+from gflownet.rhn.wavefront import layers_per_group, run_diagonals
 
 # torch computes the exponential of so many numbers at once, and of what is left over at the end of a tensor one by one,
 # with other last bits.
@@ -114,7 +114,7 @@ class RHNDecoder:
         self._sizes = sizes_of(blocks[0])
         self._fold = fold(blocks)
         self._weights = step_weights(self._fold, self._sizes)
-        self._layers_per_reading = layers_per_reading(blocks)
+        self._layers_per_group = layers_per_group(blocks)
         width = math.gcd(VECTOR, self._sizes.intermediate, self._weights.squeeze.shape[-1])
         self._grain = max(2, VECTOR // width)
         dtype = self._fold.entry.dtype
@@ -155,8 +155,13 @@ class RHNDecoder:
         """
         check_tokens(tokens)
         x = F.embedding(tokens.mT, self._embedding)
-        x, last = run_layers(self._fold, self._sizes, x, state, self._layers_per_reading)
-        return self._logits(x[-1]), last
+        last_states = []
+        for first in range(0, self.state_shape[0], self._layers_per_group):
+            group = slice(first, first + self._layers_per_group)
+            made = run_diagonals(self._fold.of(group), self._sizes, x, None if state is None else state[group])
+            x = made.outputs
+            last_states.append(made.last)
+        return self._logits(x[-1]), torch.cat(last_states)
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:

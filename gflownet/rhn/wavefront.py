@@ -21,11 +21,10 @@ from gflownet.rhn.fold import BlockSizes, Fold, fold, folded_bytes, sizes_of
 from gflownet.rhn.layers import RHNBlock
 from gflownet.rhn.weight_gradients import WeightGradients
 
-# What the folded weights of one group may take: every diagonal reads all of them, so they should stay in cache.
+# What the folded weights of one group may take: every diagonal reads all of them, so they should stay in cache. In that
+# of a core if so many layers fit that the steps of more groups pay, else in that which cores share.
+CORE_BYTES, FEWEST_LAYERS = 1600 * 2**10, 3
 GROUP_BYTES = 24 * 2**20
-# The same where no gradient is asked for, in the second-level cache of a core: the steps are more than of the whole
-# group then, which pays if each is of some layers.
-READING_BYTES, FEWEST_LAYERS = 1.6 * 2**20, 3
 
 
 class Diagonal(NamedTuple):
@@ -93,17 +92,6 @@ def _fill(made: GroupStates, step: DiagonalStep, x: Tensor, state: Tensor | None
             ends[diagonal.s - num_layers].copy_(own.last)
         if diagonal.s >= num_tokens:
             made.last[diagonal.first] = own.made[diagonal.first]
-
-
-def run_layers(weights: Fold, sizes: BlockSizes, x: Tensor, state: Tensor | None, layers: int) -> tuple[Tensor, Tensor]:
-    """Return what the last layer makes of x [T, R, H], and the last token's states, so many layers at a time."""
-    last_states = []
-    for first in range(0, len(weights.exit), layers):
-        group = slice(first, first + layers)
-        made = run_diagonals(weights.of(group), sizes, x, None if state is None else state[group])
-        x = made.outputs
-        last_states.append(made.last)
-    return x, torch.cat(last_states)
 
 
 @dataclass(frozen=True)
@@ -199,17 +187,10 @@ class _Group(torch.autograd.Function):
 
 def layers_per_group(blocks: Sequence[RHNBlock]) -> int:
     """Return how many layers' folded weights stay in cache, spread evenly over as few groups as that takes."""
-    return _evenly(len(blocks), GROUP_BYTES // folded_bytes(blocks[0]))
-
-
-def layers_per_reading(blocks: Sequence[RHNBlock]) -> int:
-    """Return how many layers of a group are run at once where no gradient is asked for."""
-    layers = int(READING_BYTES // folded_bytes(blocks[0]))
-    return layers_per_group(blocks) if layers < FEWEST_LAYERS else _evenly(len(blocks), layers)
-
-
-def _evenly(num_layers: int, at_most: int) -> int:
-    return math.ceil(num_layers / math.ceil(num_layers / max(1, at_most)))
+    num_bytes = folded_bytes(blocks[0])
+    layers = CORE_BYTES // num_bytes
+    most = layers if layers >= FEWEST_LAYERS else max(1, GROUP_BYTES // num_bytes)
+    return math.ceil(len(blocks) / math.ceil(len(blocks) / most))
 
 
 @dataclass(frozen=True)
@@ -230,6 +211,7 @@ class Wavefront:
                 parameters = dict.fromkeys(parameter for block in group for parameter in block.parameters())
                 x, last = _Group.apply(group, x, given, *parameters)
             else:
-                x, last = run_layers(fold(group), sizes_of(group[0]), x, given, layers_per_reading(group))
+                made = run_diagonals(fold(group), sizes_of(group[0]), x, given)
+                x, last = made.outputs, made.last
             last_states.append(last)
         return x.transpose(0, 1).to(dtype), torch.cat(last_states).to(dtype)

@@ -83,6 +83,17 @@ def test_folded_weights_are_as_large_as_they_are_taken_for(norm: Norm) -> None:
     assert folded_bytes(block) == sum(tensor.nbytes for tensor in fold([block]).tensors)
 
 
+@pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=2)], ids=str)
+def test_what_comes_back_is_for_autograd_and_for_changes_in_place(stack: Stack) -> None:
+    network = random_network(CONFIG, 0)
+    with torch.no_grad():
+        _, state = network(torch.arange(5)[None], stack=stack)
+    logits, last = network(torch.arange(5)[None], state, stack=stack)
+    (logits.sum() + last.sum()).backward()
+    returned = [state, logits, last, *(p.grad for p in network.parameters() if p.grad is not None)]
+    assert not any(tensor.is_inference() for tensor in returned)
+
+
 def test_parameters_changed_before_the_backward_pass_are_noticed() -> None:
     network = random_network(CONFIG, 0)
     loss = network(torch.arange(5)[None], stack=Wavefront())[0].sum()
@@ -128,6 +139,8 @@ def test_diagonals_visit_every_state_once() -> None:
 def test_layers_of_a_group_fit_the_cache_and_groups_are_even() -> None:
     with torch.device("meta"):
         networks = {name: RHN(CONFIGS[name]) for name in ("small", "large", "100m")}
+        deep = RHN(RHNConfig(hidden_size=32, intermediate_size=64, depth=24, rank=4))
+    assert layers_per_group(deep.layers) == 8
     assert layers_per_group(networks["small"].layers) == 4
     assert 1 < layers_per_group(networks["large"].layers) < 12
     assert layers_per_group(networks["100m"].layers) == 1
