@@ -37,14 +37,13 @@ class HeadColumns:
         across = self.rank * self.size_out
         return [self.size_in, self.rank * self.size_in, across, across if self.norm == "dora" else 0, self.size_out]
 
-    def parts(self, heads: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Return A, B, C [N, P, J + 1, r, *] and the magnitude [N, P, J + 1, out] in heads [N, J + 1, P * + extra]."""
+    def parts(self, heads: Tensor) -> tuple[Tensor, ...]:
+        """Return the room [N, P, J + 1, in], A, B, C [.., r, *] and the magnitude in heads [N, J + 1, P * + extra]."""
         width = sum(self.sizes)
         num_projections = heads.shape[-1] // width
         by_projection = heads[..., : num_projections * width].unflatten(-1, (num_projections, width)).transpose(1, 2)
-        _, a, b, c, magnitude = by_projection.split(self.sizes, -1)
-        a, b, c = (part.unflatten(-1, (self.rank, -1)) for part in (a, b, c))
-        return a, b, c, magnitude
+        room, a, b, c, magnitude = by_projection.split(self.sizes, -1)
+        return room, *(part.unflatten(-1, (self.rank, -1)) for part in (a, b, c)), magnitude
 
 
 class FoldedProjections(torch.autograd.Function):
@@ -70,8 +69,10 @@ class FoldedProjections(torch.autograd.Function):
         scales = torch.linalg.vector_norm(weight, dim=-1) if is_dora else weight.new_ones(weight.shape[:-1])
         folded = weight.new_empty(num, size_in, count, size_out)
         torch.div(weight.permute(0, 3, 1, 2), scales.unsqueeze(1), out=folded)
-        heads = a.new_zeros(num, a.shape[2] + 1, count * sum(columns.sizes) + extra.shape[-1])
-        to_a, to_b, to_c, magnitude = columns.parts(heads)
+        heads = a.new_empty(num, a.shape[2] + 1, count * sum(columns.sizes) + extra.shape[-1])
+        room, to_a, to_b, to_c, magnitude = columns.parts(heads)
+        heads[:, 0] = 0
+        room[:, :, 1:] = 0
         magnitude[:, :, 0] = scales
         to_a[:, :, 1:] = a
         torch.div(b.mT, scales[:, :, None, None], out=to_b[:, :, 1:])
@@ -93,16 +94,16 @@ class FoldedProjections(torch.autograd.Function):
         shape = scales.shape[1:]
         normed, grad_normed = (part.unflatten(-1, shape).permute(0, 2, 3, 1) for part in (folded, grad_folded))
         parts = ctx.columns.parts(grad_heads)
-        grad_a, grad_b, grad_c, grad_magnitude = (part[:, :, 1:] for part in parts)
+        _, grad_a, grad_b, grad_c, grad_magnitude = (part[:, :, 1:] for part in parts)
         grad_extra = grad_heads[:, 1:, grad_heads.shape[-1] - ctx.extra :]
         if ctx.columns.norm == "none":
             return None, grad_normed, grad_a, grad_b.mT, grad_magnitude, grad_extra
         grad_products = grad_c.flatten(2, 3)
         grad_a = grad_a + (grad_products @ normed).view_as(a)
         grad_normed = grad_normed + grad_products.mT @ a.flatten(2, 3)
-        b = ctx.columns.parts(heads)[1][:, :, 1:]
+        b = ctx.columns.parts(heads)[2][:, :, 1:]
         through_b, along = (grad_b * b).sum((2, 3)), (grad_normed * normed).sum(-1)
-        grad_scales = parts[3][:, :, 0] + (grad_magnitude * delta).sum(2) - (through_b + along) / scales
+        grad_scales = parts[4][:, :, 0] + (grad_magnitude * delta).sum(2) - (through_b + along) / scales
         grad_weight = grad_normed / scales.unsqueeze(-1) + normed * grad_scales.unsqueeze(-1)
         grad_b = (grad_b / scales[:, :, None, None]).mT
         return None, grad_weight, grad_a, grad_b, grad_magnitude * scales.unsqueeze(2), grad_extra
