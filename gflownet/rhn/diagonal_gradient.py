@@ -11,11 +11,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gflownet.rhn.diagonal import DiagonalStep, Frame, Projection
+from gflownet.rhn.diagonal import DiagonalStep, Frame, Projection, silu
 from gflownet.rhn.layers import MIN_SQUARED_NORM
 from gflownet.rhn.weight_gradients import WeightGradients
 
-_silu = torch.ops.aten.silu.out
 _silu_backward = torch.ops.aten.silu_backward.grad_input
 _threshold_backward = torch.ops.aten.threshold_backward.grad_input
 
@@ -152,7 +151,7 @@ class StepGradient:
         exit_.backward(live.made.unsqueeze(2), slot)
         torch.mul(exit_.x, step.up, out=self._gated)
         _silu_backward(self._gated, step.gate, grad_input=self._gate)
-        _silu(step.gate, out=self._gated)
+        silu(step.gate, out=self._gated)
         torch.mul(exit_.x, self._gated, out=self._up)
         torch.sum(self._both, -1, out=exit_.written[slot].rest)
         entry.backward(self._both, slot)
