@@ -117,7 +117,7 @@ class StepGradient:
         self.step, self._gradients = step, gradients
         slots, weights, like = gradients.slots, step.weights, step.length
         num, rows, hidden = len(weights.exit), step.length.shape[1], step.sizes.hidden
-        # Of the inputs: none is x of a layer and state of another at both ends, where these are 0.
+        # Of the inputs; the group's own is nobody's state and the last layer's state nobody's x, which stay 0.
         self._of_x, self._of_states, self._inputs, self._along = like.new_zeros(4, num + 1, rows, hidden).unbind()
         self._gain, self._of_made = F.pad(weights.gain, (0, 0, 0, 1)).unsqueeze(1), self._of_states[1:]
         entries = [_Written(step.entry, slot.entry_heads, slot.entry) for slot in slots]
