@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise, product
 
 import torch
@@ -53,7 +53,9 @@ class Space:
     goal: float  # total variation
     num_steps: int
     num_trajectories: int = 64
+    num_remembered: int = 16
     learning_rate: float = 1e-2
+    model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
 
 
 SMALL = (
@@ -70,9 +72,11 @@ LARGE = Space(
     "two-coloured graphs, up to 6 nodes (4,302)",
     lambda: GraphBuildingEnv(["a", "b"], max_nodes=6),
     LARGE_TV,
-    680,
+    400,
     num_trajectories=256,
+    num_remembered=40,
     learning_rate=2e-2,
+    model=ModelConfig(num_layers=3, num_emb=64, num_heads=4),
 )
 METHODS = ("tb", "subtb", "db")
 # P_B with a loss of its own goes on moving for longer, and P_F with it.
@@ -96,6 +100,8 @@ def trained_rows(spaces: Sequence[Space], *, quick: bool) -> Iterator[Row]:
             algo=AlgoConfig(method=method, backward_policy=backward_policy),
             num_steps=80 if quick else num_steps,
             num_trajectories=space.num_trajectories,
+            num_remembered=space.num_remembered,
+            model=space.model,
             optimizer=OptimizerConfig(opt="muon", learning_rate=space.learning_rate),
         )
         rewarded = EnumeratedSpace(env, graph, rough_reward(graph, seed=seed))
