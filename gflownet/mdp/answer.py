@@ -29,6 +29,9 @@ class AnswersBothWays(Protocol):
 
 
 _SEED = 20_231_107  # of the multipliers that hash states
+# Kernels that are made for one shape, those of torch.compile and oneDNN's in bfloat16, are found again if large batches
+# come in few sizes.
+_LARGE, _SIZE_STEP = 1_024, 256
 
 
 @dataclass(frozen=True)
@@ -36,7 +39,7 @@ class Answer:
     """What a policy says about B states."""
 
     context: GraphBuildingEnvContext
-    batch: Batch  # of U states
+    batch: Batch  # of U states, and repetitions that nobody asked for
     owner: Tensor | None  # [B] which of the U states each one is; None where U = B
     num_distinct: int  # U
     categorical: GraphActionCategorical  # B distributions
@@ -87,8 +90,9 @@ def ask(
     if first is None or owner is None or len(first) == len(owner):
         batch = context.to_batch(states)
         return Answer(context, batch, None, len(states), *policy(batch, conditioning))
-    batch = context.to_batch(states[first])
-    categorical, numbers = policy(batch, conditioning[first])
+    shown = _rounded_up(first)
+    batch = context.to_batch(states[shown])
+    categorical, numbers = policy(batch, conditioning[shown])
     there = owner.to(numbers.device)
     return Answer(context, batch, owner, len(first), categorical.repeated(there), numbers[there])
 
@@ -98,11 +102,19 @@ def ask_both(
 ) -> Answer:
     """Return the answer of a two-way policy, backward distributions and all, from one evaluation."""
     first, owner = distinct(states, conditioning)
-    batch = context.to_batch(states[first])
-    forward, backward, numbers = policy.both(batch, conditioning[first])
+    shown = _rounded_up(first)
+    batch = context.to_batch(states[shown])
+    forward, backward, numbers = policy.both(batch, conditioning[shown])
     there = owner.to(numbers.device)
     repeated = forward.repeated(there), numbers[there], backward.repeated(there)
     return Answer(context, batch, owner, len(first), *repeated)
+
+
+def _rounded_up(first: Tensor) -> Tensor:
+    """Return which states to show: many are rounded up in number, the first of them once more as often as it takes."""
+    if len(first) < _LARGE:
+        return first
+    return torch.cat([first, first[:1].expand(-len(first) % _SIZE_STEP)])
 
 
 def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]:

@@ -5,6 +5,7 @@ import torch
 
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp import answer as answers
 from gflownet.mdp.answer import ask, distinct
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
@@ -43,6 +44,30 @@ def test_asking_once_for_twins_changes_nothing(name, policy_class):
         assert bool(context.env.forward_masks(sampled.states).contains(ours).all())
         for mine, other in ((ours.kind, theirs.kind), (ours.row, theirs.row), (ours.column, theirs.column)):
             assert torch.equal(mine, other)
+
+
+@pytest.mark.parametrize("policy_class", [DenseTransformerPolicy, GraphTransformerPolicy])
+def test_large_batches_come_in_few_sizes_and_say_the_same(policy_class, monkeypatch):
+    context, policy, sampled = made("directed", policy_class)
+    shown, said, sizes = sampled.conditioning[sampled.trajectory], [], []
+
+    def watched(batch, conditioning):
+        sizes.append(len(conditioning))
+        return policy(batch, conditioning)
+
+    for large in (10**6, 1):
+        monkeypatch.setattr(answers, "_LARGE", large)
+        monkeypatch.setattr(answers, "_SIZE_STEP", sizes[0] + 3 if sizes else 1)
+        policy.zero_grad()
+        answer = ask(context, watched, sampled.states, shown)
+        each = answer.log_prob(sampled.actions)
+        (each.sum() + answer.numbers.sum()).backward()
+        gradients = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
+        said.append((each.detach(), answer.numbers.detach(), gradients))
+        assert answer.num_distinct == sizes[0]
+    assert sizes[1] == sizes[0] + 3
+    for ours, rounded_up in zip(*said, strict=True):
+        assert torch.allclose(ours, rounded_up, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("policy_class", [DenseTransformerPolicy, GraphTransformerPolicy])
