@@ -36,6 +36,7 @@ from gflownet.objectives.config import OBJECTIVES, AlgoConfig, OptimizerConfig
 from gflownet.objectives.optimiser import clip_gradients, make_optimizer
 from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES, ModelConfig
+from gflownet.policy.on_device import PolicyOnDevice
 
 _NUM_REMEMBERED = 1_000  # batches
 _CHUNK = 20_000  # actions told apart at once
@@ -53,6 +54,7 @@ class Setting:
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(opt="muon", learning_rate=1e-2))
     random_action_prob: float = 0.1
     model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
+    precision: str = "float32"  # of the updates; trajectories are sampled and distances measured in float32
 
 
 @dataclass(frozen=True)
@@ -147,6 +149,7 @@ def train(
     """
     generator = torch.Generator().manual_seed(seed + 1_000)
     context, policy, objective = learners(space.env, setting, seed=seed)
+    updated = PolicyOnDevice(policy, device=torch.device("cpu"), precision=setting.precision)
     groups = [{"params": list(policy.parameters())}, *objective.parameter_groups()]
     optimizer = make_optimizer(groups, setting.optimizer)
     # A constant rate, then down to zero over the last two thirds.
@@ -172,7 +175,7 @@ def train(
             drawn = torch.randint(max(len(remembered), 1), (num_drawn,), generator=generator).tolist()
             seen = TrajectoryBatch.cat([batch, *(remembered[i] for i in drawn if remembered)])
             optimizer.zero_grad()
-            objective.loss(policy, seen).value.backward()
+            objective.loss(updated, seen).value.backward()
             clip_gradients(list(policy.parameters()), setting.optimizer)
             optimizer.step()
         again = replace(batch, origin=torch.full_like(batch.origin, int(Origin.REMEMBERED)))

@@ -10,7 +10,7 @@ takes hours: every run of every seed is reported.
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise, product
 
@@ -56,6 +56,8 @@ class Space:
     num_remembered: int = 16
     learning_rate: float = 1e-2
     model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
+    precision: str = "float32"
+    more_steps: Mapping[str, float] = field(default_factory=dict)  # of some objectives, as a factor
 
 
 SMALL = (
@@ -72,11 +74,13 @@ LARGE = Space(
     "two-coloured graphs, up to 6 nodes (4,302)",
     lambda: GraphBuildingEnv(["a", "b"], max_nodes=6),
     LARGE_TV,
-    400,
-    num_trajectories=256,
-    num_remembered=40,
+    360,
+    num_trajectories=128,
+    num_remembered=80,
     learning_rate=2e-2,
-    model=ModelConfig(num_layers=3, num_emb=64, num_heads=4),
+    model=ModelConfig(num_layers=3, num_emb=64, num_heads=4, compile=True),
+    precision="bfloat16",
+    more_steps={"subtb": 1.25, "db": 1.15},
 )
 METHODS = ("tb", "subtb", "db")
 # P_B with a loss of its own goes on moving for longer, and P_F with it.
@@ -95,13 +99,14 @@ def trained_rows(spaces: Sequence[Space], *, quick: bool) -> Iterator[Row]:
     known = [(space, env, enumerate_states(env)) for space, env in made]
     runs = list(product(SEEDS, known, BACKWARD_POLICIES, METHODS))
     for seed, (space, env, graph), backward_policy, method in runs[: 1 if quick else None]:
-        num_steps = round(space.num_steps * MORE_STEPS.get(backward_policy, 1.0))
+        num_steps = round(space.num_steps * MORE_STEPS.get(backward_policy, 1.0) * space.more_steps.get(method, 1.0))
         setting = Setting(
             algo=AlgoConfig(method=method, backward_policy=backward_policy),
             num_steps=80 if quick else num_steps,
             num_trajectories=space.num_trajectories,
             num_remembered=space.num_remembered,
             model=space.model,
+            precision=space.precision,
             optimizer=OptimizerConfig(opt="muon", learning_rate=space.learning_rate),
         )
         rewarded = EnumeratedSpace(env, graph, rough_reward(graph, seed=seed))
