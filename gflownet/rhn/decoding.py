@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gflownet.rhn.decoding_steps import few_rows, many_rows, run_layer, step_weights
+from gflownet.rhn.decoding_steps import few_rows, many_rows, normalised, run_layer, step_weights
 from gflownet.rhn.fold import fold, sizes_of
 from gflownet.rhn.network import RHN, check_tokens
 from gflownet.rhn.wavefront import layers_per_group, run_diagonals
@@ -120,7 +120,9 @@ class RHNDecoder:
         dtype = self._fold.entry.dtype
         unembedding = network.embedding.weight if network.unembedding.weight is None else network.unembedding.weight
         self._embedding = network.embedding.weight.detach().to(dtype, copy=True)
-        self._unembedding = (unembedding.detach().to(dtype) * network.norm.weight.detach().to(dtype)).mT.contiguous()
+        gain = network.norm.weight.detach().to(dtype) * math.sqrt(self._sizes.hidden)
+        self._unembedding = (unembedding.detach().to(dtype) * gain).mT.contiguous()
+        self._root = gain.new_full((), math.sqrt(self._sizes.hidden * network.norm.epsilon))
 
     @property
     def vocabulary_size(self) -> int:
@@ -144,7 +146,7 @@ class RHNDecoder:
 
     def _logits(self, x: Tensor) -> Tensor:
         """Return [R, V] from the last layer's states [R, H]."""
-        return F.rms_norm(x, (self._sizes.hidden,), eps=self._network.norm.epsilon) @ self._unembedding
+        return normalised(x, self._root) @ self._unembedding
 
     @torch.no_grad()
     def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -163,7 +165,6 @@ class RHNDecoder:
             last_states.append(made.last)
         return self._logits(x[-1]), torch.cat(last_states)
 
-    @torch.no_grad()
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what `LanguageModel` says."""
         rows = len(tokens)
@@ -171,13 +172,21 @@ class RHNDecoder:
         if missing:
             tokens, state = F.pad(tokens, (0, missing)), F.pad(state, (0, 0, 0, missing))
             starts = None if starts is None else F.pad(starts, (0, missing))
-        x = F.embedding(tokens, self._embedding)
-        has_previous = None if starts is None else (~starts).to(x.dtype).view(1, -1, 1)
-        if (self._rows or rows) * self._weights.heads[:, 0].nbytes <= ADAPTER_BYTES:
-            x, new_state = self._few_rows(x, state, has_previous, self._sizes, self._weights)
-        else:
-            x, new_state = self._in_tiles(x, state, has_previous)
-        return self._logits(x)[:rows], new_state[:, :rows]
+        new_state = self._embedding.new_empty(state.shape)
+        logits = self._embedding.new_empty(len(tokens), self.vocabulary_size)
+        with torch.inference_mode():  # a tenth of the time and more; what is returned was made outside
+            x = F.embedding(tokens, self._embedding)
+            has_previous = None if starts is None else (~starts).to(x.dtype).view(1, -1, 1)
+            x, made = self._layers(x, state, has_previous)
+            new_state.copy_(made)
+            logits.copy_(self._logits(x))
+        return logits[:rows], new_state[:, :rows]
+
+    def _layers(self, x: Tensor, state: Tensor, has_previous: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return what `few_rows` does, in the way that is fastest."""
+        if (self._rows or len(x)) * self._weights.heads[:, 0].nbytes <= ADAPTER_BYTES:
+            return self._few_rows(x, state, has_previous, self._sizes, self._weights)
+        return self._in_tiles(x, state, has_previous)
 
     def _padded(self, rows: int) -> int:
         """Return how many rows a step is computed with, so that a row's bits are the same whatever the others are."""

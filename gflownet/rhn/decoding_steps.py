@@ -2,6 +2,9 @@
 
 R is the number of rows, N of layers, H the hidden size, I the intermediate size, r the rank and J = bottleneck + 1. The
 adapters of a token depend only on the state that the one before left, and so are made before the token is looked at.
+
+Of ||W_o + B_o A||^2 = 1 + sum_r B_or (2 C_or + (B G)_or) both sum_r 2 B_or C_or and G are quadratic in the features:
+one product of the Q = J (J + 1) / 2 products of two features makes them, and C, a third of all adapters, is never made.
 """
 
 from __future__ import annotations
@@ -14,70 +17,68 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gflownet.rhn.fold import BlockSizes, Fold, HeadColumns
+from gflownet.rhn.diagonal import silu
+from gflownet.rhn.fold import BlockSizes, Fold
 from gflownet.rhn.layers import MIN_SQUARED_NORM
 
 
 @dataclass(frozen=True)
 class LayerWeights:
-    """What rows are multiplied by in one layer; parts of a `Fold`."""
+    """What many rows are multiplied by in one layer."""
 
-    entry_w: Tensor  # [H, 2 I], normed x -> gate and up
-    entry_a: Tensor  # [H, 2 J r], through every A_j
-    entry_b: Tensor  # [J, 2 r I], features -> B
-    entry_c: Tensor  # [J, 2 r I], features -> C
+    root: Tensor  # []
+    apart: Tensor  # [2, 2 r]
+    entry_w: Tensor  # [H, 2 I]
     exit_w: Tensor  # [I, H]
+    entry_a: Tensor  # [H, J 2 r], through every A_j
     exit_a: Tensor  # [I, J r]
+    entry_b: Tensor  # [J, 2 r I], features -> B
     exit_b: Tensor  # [J, r H]
-    exit_c: Tensor  # [J, r H]
 
 
 @dataclass(frozen=True)
 class StepWeights:
     """What rows are multiplied by in all layers."""
 
-    squeeze: Tensor  # [N, H + 1, J - 1]
-    gram: Tensor  # [N, J J, 3 r r]
-    scales: Tensor  # [N, J + 1, 2 I + H + 1], 1 and features -> magnitudes and beta
-    heads: Tensor  # [N, J + 1, *], 1 and features -> B, C, A, magnitudes and beta, so that they are one product
+    root: Tensor  # [], sqrt(H epsilon)
+    squeeze: Tensor  # [N, H, J - 1], state / |state| -> bottleneck
+    bias: Tensor  # [N, 1, J - 1]
+    pairs: Tensor  # [Q], which of the J J products of two features
+    forms: Tensor  # [N, Q, 2 I + H + 3 r r], those -> sum_r 2 B C of every output, and G
+    heads: Tensor  # [N, J + 1, *], 1 and features -> B, A, magnitudes, beta and 0, so that they are one product
+    scales: Tensor  # [N, J + 1, 2 I + H + 2], the last columns of heads: magnitudes, beta and 0
+    entry_w: Tensor  # [N, H, 2 I], x / |x| -> gate and up
+    exit_w: Tensor  # [N, I, H]
+    apart: Tensor  # [2, 2 r], 1 where what went through A of gate and up belongs to gate, to up
     layers: tuple[LayerWeights, ...]
 
 
 def step_weights(folded: Fold, sizes: BlockSizes) -> StepWeights:
     """Return the weights of a step from those of the wavefront; what x is multiplied by has the gain in it."""
-    entry_heads = folded.entry_heads.unflatten(-1, (2, -1)).transpose(1, 2)
-    entry_a, entry_b, entry_c, entry_scales = _heads(entry_heads, sizes.entry)
-    exit_a, exit_b, exit_c, exit_scales = _heads(folded.exit_heads[:, None, :, :-2], sizes.exit)
-    scales = torch.cat([_by_feature(entry_scales), _by_feature(exit_scales), folded.exit_heads[..., -2:-1]], -1)
-    b_and_c = [_by_feature(part[:, :, 1:]) for part in (entry_b, exit_b, entry_c, exit_c)]
-    entry_a, exit_a = (part[:, :, 1:].unflatten(-1, (sizes.rank, -1)) for part in (entry_a, exit_a))
-    gram = torch.cat([_gram(entry_a), _gram(exit_a)], 1)
-    gain = folded.gain / math.sqrt(sizes.hidden)
-    entry_a = entry_a * gain[:, None, None, None]
-    heads = torch.cat([*b_and_c, *(_by_feature(part.flatten(3)) for part in (entry_a, exit_a))], -1)
-    parts = (
-        folded.entry * gain.unsqueeze(-1),
-        _by_feature(entry_a.flatten(2, 3).mT),
-        b_and_c[0],
-        b_and_c[2],
-        folded.exit,
-        _by_feature(exit_a.flatten(2, 3).mT),
-        b_and_c[1],
-        b_and_c[3],
-    )
+    entry, exit_ = sizes.entry.parts(folded.entry_heads), sizes.exit.parts(folded.exit_heads)
+    pairs, forms = _of_pairs(_forms([entry, exit_], sizes))
+    entry_a, exit_a = entry[1] * folded.gain[:, None, None, None], exit_[1]
+    adapters = [part.flatten(3) for part in (entry[2], exit_[2], entry_a, exit_a)]
+    entry_b, exit_b, *_ = adapters = [_by_feature(part) for part in adapters]
+    scales = torch.cat([_by_feature(entry[4]), _by_feature(exit_[4]), folded.exit_heads[..., -2:]], -1)
+    root = scales.new_full((), math.sqrt(sizes.hidden * sizes.epsilon))
+    entry_w = folded.entry * folded.gain.unsqueeze(-1)
+    apart = torch.eye(2).to(scales).repeat_interleave(sizes.rank, 1)
+    through_a = [part[:, :, 1:].permute(0, 4, 2, 1, 3).flatten(2) for part in (entry_a, exit_a)]
+    per_layer = (entry_w, folded.exit, *through_a, entry_b[:, 1:], exit_b[:, 1:])
     return StepWeights(
-        torch.cat([folded.squeeze[:, :-1] / math.sqrt(sizes.hidden), folded.squeeze[:, -1:]], 1),
-        gram.transpose(1, 2).flatten(2) if sizes.norm == "dora" else torch.zeros_like(gram.transpose(1, 2).flatten(2)),
+        root,
+        folded.squeeze[:, :-1],
+        folded.squeeze[:, -1:],
+        pairs,
+        forms,
+        torch.cat([*adapters, scales], -1),
         scales,
-        torch.cat([F.pad(heads, (0, 0, 1, 0)), scales], -1),
-        tuple(LayerWeights(*of_layer) for of_layer in zip(*(part.unbind(0) for part in parts), strict=True)),
+        entry_w,
+        folded.exit,
+        apart,
+        tuple(LayerWeights(root, apart, *layer) for layer in zip(*(part.unbind(0) for part in per_layer), strict=True)),
     )
-
-
-def _heads(heads: Tensor, columns: HeadColumns) -> list[Tensor]:
-    """Return A, B, 2 C and magnitudes [N, P, J + 1, *] of P projections; without a norm C is 0, and so it is 1."""
-    _, a, b, c, magnitude = heads.split(columns.sizes, -1)
-    return [a, b, 2 * c if columns.norm == "dora" else torch.zeros_like(b), magnitude]
 
 
 def _by_feature(part: Tensor) -> Tensor:
@@ -85,23 +86,74 @@ def _by_feature(part: Tensor) -> Tensor:
     return part.transpose(1, 2).flatten(2)
 
 
-def _gram(a: Tensor) -> Tensor:
-    """Return A_j A_k^T [N, P, J J, r r] of A [N, P, J, r, in]."""
-    stacked = a.flatten(2, 3)
-    gram = (stacked @ stacked.mT).unflatten(-1, a.shape[2:4]).unflatten(2, a.shape[2:4])
-    return gram.transpose(3, 4).flatten(4).flatten(2, 3)
+def _forms(projections: list[tuple[Tensor, ...]], sizes: BlockSizes) -> Tensor:
+    """Return the forms [N, 2 I + H + 3 r r, J, J] of the `HeadColumns.parts` of gate and up, and of down."""
+    if sizes.norm == "none":  # with forms of 0 the squared norm is 1
+        a, width = projections[0][1], 2 * sizes.intermediate + sizes.hidden + 3 * sizes.rank**2
+        return a.new_zeros(len(a), width, a.shape[2] - 1, a.shape[2] - 1)
+    parts = [[part[:, :, 1:] for part in parts[1:4]] for parts in projections]  # from the first feature on
+    crosses = [torch.einsum("npjro,npkro->npojk", 2 * b, c).flatten(1, 2) for _, b, c in parts]
+    grams = [torch.einsum("npjri,npksi->nprsjk", a, a).flatten(1, 3) for a, _, _ in parts]
+    return torch.cat(crosses + grams, 1)
 
 
-def _features(
-    state: Tensor, has_previous: Tensor | None, sizes: BlockSizes, weights: StepWeights
-) -> tuple[Tensor, Tensor]:
-    """Return u [N, R, J] and G [N, R, 3, r, r] of a state [N, R, H]; without a token before, u = 0."""
-    normed = F.pad(F.rms_norm(state, (sizes.hidden,), eps=sizes.epsilon), (0, 1), value=1.0)
-    features = F.pad(F.silu(torch.bmm(normed, weights.squeeze)), (1, 0), value=1.0)
+def _of_pairs(forms: Tensor) -> tuple[Tensor, Tensor]:
+    """Return which of J J products of two features the forms [N, F, J, J] need, and the forms [N, Q, F] of those."""
+    width = forms.shape[-1]
+    first, second = torch.triu_indices(width, width, device=forms.device)
+    return first * width + second, (forms.triu() + forms.tril(-1).mT)[..., first, second].mT.contiguous()
+
+
+def normalised(x: Tensor, root: Tensor) -> Tensor:
+    """Return x [..., H] over its length, root included."""
+    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(root)
+
+
+def _features(state: Tensor, has_previous: Tensor | None, weights: StepWeights) -> tuple[Tensor, Tensor]:
+    """Return 1 and u [N, R, J + 1] of a state [N, R, H], and the forms [N R, *]; without a token before, u = 0."""
+    squeezed = torch.baddbmm(weights.bias, normalised(state, weights.root), weights.squeeze)
+    features = F.pad(silu(squeezed), (2, 0), value=1.0)
+    u = features[..., 1:]
     if has_previous is not None:
-        features = features * has_previous
-    squares = (features.unsqueeze(-1) * features.unsqueeze(-2)).flatten(-2)
-    return features, torch.bmm(squares, weights.gram).unflatten(-1, (3, sizes.rank, sizes.rank))
+        u.mul_(has_previous)
+    pairs = (u.unsqueeze(-1) * u.unsqueeze(-2)).flatten(-2).index_select(-1, weights.pairs)
+    return features, torch.bmm(pairs, weights.forms).flatten(0, 1)
+
+
+def _scales(forms: Tensor, scales: Tensor, entry_b: Tensor, exit_b: Tensor, sizes: BlockSizes) -> tuple[Tensor, ...]:
+    """Return what products are multiplied by, and beta, of S layers and rows.
+
+    Args:
+        forms: [S, 2 I + H + 3 r r].
+        scales: [S, 2 I + H + 2].
+        entry_b: [S, 2 r, I].
+        exit_b: [S, r, H].
+        sizes: of the blocks.
+
+    Returns:
+        magnitudes over norms, in units of ||W_o||, [S, 2, I] and [S, H]; beta and 0, [S, 2, 1].
+    """
+    hidden, intermediate, rank = sizes.hidden, sizes.intermediate, sizes.rank
+    crosses, grams = forms.split([2 * intermediate + hidden, 3 * rank * rank], -1)
+    of_projection = zip(grams.unflatten(-1, (3, rank, rank)).unbind(1), (*entry_b.split(rank, 1), exit_b), strict=True)
+    squared = torch.cat([torch.bmm(gram, b).mul_(b).sum(1) for gram, b in of_projection], -1)
+    magnitudes, beta = scales.split([2 * intermediate + hidden, 2], -1)
+    scale = squared.add_(crosses).add_(1).clamp_(min=MIN_SQUARED_NORM).rsqrt_().mul_(magnitudes)
+    entry, exit_ = scale.split([2 * intermediate, hidden], -1)
+    return entry.unflatten(-1, (2, intermediate)), exit_, beta.unsqueeze(-1)
+
+
+def _enter(normed: Tensor, low: Tensor, b: Tensor, scale: Tensor, beta: Tensor, weight: Tensor) -> Tensor:
+    """Return what down reads [R, I] from what went through W, and through A [R, 2, 2 r] and B."""
+    both = torch.mm(normed, weight).view(scale.shape).baddbmm_(low, b)
+    gate, up = torch.addcmul(beta, both, scale).unbind(1)
+    return silu(gate).mul_(up)
+
+
+def _leave(x: Tensor, gated: Tensor, low: Tensor, b: Tensor, scale: Tensor, weight: Tensor) -> Tensor:
+    """Return the states [R, H] from what went through W, and through A [R, 1, r] and B."""
+    product = torch.mm(gated, weight).unsqueeze(1).baddbmm_(low, b)
+    return torch.addcmul(x, product.squeeze(1), scale)
 
 
 def few_rows(
@@ -119,39 +171,26 @@ def few_rows(
         weights: of all layers.
     """
     hidden, intermediate, rank = sizes.hidden, sizes.intermediate, sizes.rank
-    num_layers, rows = state.shape[:2]
-    features, grams = _features(state, has_previous, sizes, weights)
-    entries, exits = 2 * rank * intermediate, rank * hidden
-    parts = torch.bmm(F.pad(features, (1, 0), value=1.0), weights.heads).split(
-        [entries, exits, entries, exits, 2 * rank * hidden, rank * intermediate, 2 * intermediate, hidden, 1], -1
-    )
-    entry_b, exit_b, entry_c, exit_c = (
-        part.reshape(num_layers, rows, count, rank, -1) for part, count in zip(parts, (2, 1, 2, 1), strict=False)
-    )
-    entry_scale = parts[6].reshape(num_layers, rows, 2, intermediate) * _inverse_norm(entry_b, entry_c, grams[:, :, :2])
-    exit_scale = parts[7].reshape(num_layers, rows, 1, hidden) * _inverse_norm(exit_b, exit_c, grams[:, :, 2:])
-    entry_b, exit_b = entry_b * entry_scale.unsqueeze(-2), exit_b * exit_scale.unsqueeze(-2)
-    entry_a, exit_a = parts[4].unflatten(-1, (2 * rank, hidden)), parts[5].unflatten(-1, (rank, intermediate))
+    features, forms = _features(state, has_previous, weights)
+    heads = torch.bmm(features, weights.heads).flatten(0, 1)
+    widths = (2 * rank, intermediate), (rank, hidden), (2 * rank, hidden), (rank, intermediate)
+    *parts, scales = heads.split([*(math.prod(width) for width in widths), weights.scales.shape[-1]], -1)
+    b, exit_b, a, exit_a = (part.unflatten(-1, width) for part, width in zip(parts, widths, strict=True))
+    made = a, b, exit_a, exit_b, *_scales(forms, scales, b, exit_b, sizes)
+    by_layer = (part.unflatten(0, state.shape[:2]).unbind(0) for part in made)
     states = []
-    for n, layer in enumerate(weights.layers):
-        normed = F.rms_norm(x, (hidden,), eps=sizes.epsilon)
-        low = torch.bmm(entry_a[n], normed.unsqueeze(-1)).view(2 * rows, 1, rank)
-        product = (normed @ layer.entry_w).view(2 * rows, 1, intermediate) * entry_scale[n].view(2 * rows, 1, -1)
-        gate, up = torch.baddbmm(product, low, entry_b[n].flatten(0, 1)).view(rows, 2, intermediate).unbind(1)
-        gated = F.silu(gate + parts[8][n]) * up
-        low = torch.bmm(exit_a[n], gated.unsqueeze(-1)).view(rows, 1, rank)
-        product = (gated @ layer.exit_w).unsqueeze(1) * exit_scale[n]
-        x = x + torch.baddbmm(product, low, exit_b[n, :, 0]).squeeze(1)
+    for a, b, exit_a, exit_b, scale, exit_scale, beta, w, exit_w in zip(
+        *by_layer, weights.entry_w.unbind(0), weights.exit_w.unbind(0), strict=True
+    ):
+        normed = normalised(x, weights.root)
+        low = torch.bmm(a, normed.unsqueeze(-1)).mT  # the other order compiles to gathers
+        gated = _enter(normed, low * weights.apart, b, scale, beta, w)
+        x = _leave(x, gated, torch.bmm(exit_a, gated.unsqueeze(-1)).mT, exit_b, exit_scale, exit_w)
         states.append(x)
     return x, torch.stack(states)
 
 
-def _inverse_norm(b: Tensor, c: Tensor, gram: Tensor) -> Tensor:
-    """Return 1 / ||W_o + B_o A|| in units of ||W_o||: [..., out] from b and c [..., r, out] and gram [..., r, r]."""
-    return (1 + (b * (c + gram @ b)).sum(-2)).clamp(min=MIN_SQUARED_NORM).rsqrt()
-
-
-# x [R, H], features [R, J], grams [R, 3, r, r], scales [R, 2 I + H + 1] -> the layer's new states [R, H]
+# x [R, H], u [R, J], forms [R, *], scales [R, *] -> the layer's new states [R, H]
 RunLayer = Callable[[Tensor, Tensor, Tensor, Tensor, BlockSizes, LayerWeights], Tensor]
 
 
@@ -164,40 +203,23 @@ def many_rows(
     run_layer: RunLayer,
 ) -> tuple[Tensor, Tensor]:
     """Return what `few_rows` does; the adapters of one layer are made, used and forgotten before those of the next."""
-    features, grams = _features(state, has_previous, sizes, weights)
-    scales = torch.bmm(F.pad(features, (1, 0), value=1.0), weights.scales)
+    features, forms = _features(state, has_previous, weights)
+    scales, forms = torch.bmm(features, weights.scales), forms.unflatten(0, state.shape[:2])
     new_state = torch.empty_like(state)
     for n, layer in enumerate(weights.layers):
-        x = run_layer(x, features[n], grams[n], scales[n], sizes, layer)
+        x = run_layer(x, features[n, :, 1:], forms[n], scales[n], sizes, layer)
         new_state[n] = x
     return x, new_state
 
 
-def run_layer(
-    x: Tensor, features: Tensor, grams: Tensor, scales: Tensor, sizes: BlockSizes, weights: LayerWeights
-) -> Tensor:
-    """Run one layer on many rows, a `RunLayer`: what is made is changed in place, which spares a third of the time."""
-    hidden, intermediate, rank = sizes.hidden, sizes.intermediate, sizes.rank
-    rows, width = features.shape
-    gate_up, down, beta = scales.split([2 * intermediate, hidden, 1], -1)
-    entry_b = torch.mm(features, weights.entry_b).view(2 * rows, rank, intermediate)
-    entry_c = torch.mm(features, weights.entry_c).view(2 * rows, rank, intermediate)
-    entry_scale = _scale_(entry_b, entry_c, grams[:, :2].reshape(-1, rank, rank)).view(rows, -1).mul_(gate_up)
-    exit_b = torch.mm(features, weights.exit_b).view(rows, rank, hidden)
-    exit_c = torch.mm(features, weights.exit_c).view(rows, rank, hidden)
-    exit_scale = _scale_(exit_b, exit_c, grams[:, 2]).mul_(down)
-
-    normed = F.rms_norm(x, (hidden,), eps=sizes.epsilon)
-    low = (features[:, None, None] @ torch.mm(normed, weights.entry_a).view(rows, 2, width, rank)).view(-1, 1, rank)
-    product = torch.mm(normed, weights.entry_w).view(2 * rows, 1, intermediate).baddbmm_(low, entry_b)
-    gate, up = product.view(rows, -1).mul_(entry_scale).split(intermediate, -1)
-    gated = F.silu(gate.add_(beta)).mul_(up)
-    low = features.unsqueeze(1) @ torch.mm(gated, weights.exit_a).view(rows, width, rank)
-    product = torch.mm(gated, weights.exit_w).unsqueeze(1).baddbmm_(low, exit_b)
-    return product.squeeze(1).mul_(exit_scale).add_(x)
-
-
-def _scale_(b: Tensor, c: Tensor, gram: Tensor) -> Tensor:
-    """Return `_inverse_norm` [S, out] of b and c [S, r, out] and gram [S, r, r]; c is not c any more."""
-    squared = c.baddbmm_(gram, b).mul_(b).sum(1)
-    return squared.add_(1).clamp_(min=MIN_SQUARED_NORM).rsqrt_()
+def run_layer(x: Tensor, u: Tensor, forms: Tensor, scales: Tensor, sizes: BlockSizes, weights: LayerWeights) -> Tensor:
+    """Run one layer on many rows, a `RunLayer`; A is not made, as rows go through every A_j."""
+    rows, width = u.shape
+    b = torch.mm(u, weights.entry_b).view(rows, 2 * sizes.rank, -1)
+    exit_b = torch.mm(u, weights.exit_b).view(rows, sizes.rank, -1)
+    scale, exit_scale, beta = _scales(forms, scales, b, exit_b, sizes)
+    normed, u = normalised(x, weights.root), u.unsqueeze(1)
+    low = torch.bmm(u, torch.mm(normed, weights.entry_a).view(rows, width, -1))
+    gated = _enter(normed, low * weights.apart, b, scale, beta, weights.entry_w)
+    low = torch.bmm(u, torch.mm(gated, weights.exit_a).view(rows, width, -1))
+    return _leave(x, gated, low, exit_b, exit_scale, weights.exit_w)

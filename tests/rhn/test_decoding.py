@@ -52,6 +52,16 @@ def test_prefill_and_steps_are_the_oracle(seed: int) -> None:
         assert_near(states, wanted_states.repeat(1, copies, 1))
 
 
+@pytest.mark.parametrize("most", [1, MANY])
+def test_what_a_step_returns_can_be_changed_and_differentiated(most: int) -> None:
+    model = RHNDecoder(random_case(0).network).for_rows(most)
+    tokens, states = torch.zeros(3, dtype=torch.long), torch.zeros(model.state_shape[0], 3, model.state_shape[1])
+    for made in model.step(tokens, states.double(), None):
+        assert not made.is_inference()
+        made.add_(1)
+        (made * torch.ones_like(made, requires_grad=True)).sum().backward()
+
+
 def test_both_ways_to_step_are_reached() -> None:
     decoder = RHNDecoder(random_case(0).network)
     calls = []
