@@ -17,7 +17,7 @@ from torch.nn import functional as F
 from gflownet.rhn.decoding_steps import few_rows, many_rows, normalised, run_layer, step_weights
 from gflownet.rhn.fold import fold, sizes_of
 from gflownet.rhn.network import RHN, check_tokens
-from gflownet.rhn.wavefront import layers_per_group, run_diagonals
+from gflownet.rhn.wavefront import CORE_BYTES, layers_per_group, run_diagonals
 
 # torch computes the exponential of so many numbers at once, and of what is left over at the end of a tensor one by one,
 # with other last bits.
@@ -191,7 +191,8 @@ class RHNDecoder:
     def _padded(self, rows: int) -> int:
         """Return how many rows a step is computed with, so that a row's bits are the same whatever the others are."""
         if self._rows is None:
-            return rows
+            # Of one row's product the compiler makes a sum, which is slow where the weights do not stay in cache.
+            return max(rows, 2) if self._compiled and self._weights.heads.nbytes > CORE_BYTES else rows
         most = math.ceil(self._rows / self._grain) * self._grain
         return most if self._compiled and rows < most else math.ceil(rows / self._grain) * self._grain
 
