@@ -12,7 +12,7 @@ from scripts.race.sides import Learner, OurLearner, PeerLearner, Setting
 from scripts.race.spaces import RaceSpace
 
 BARS = (0.05, 0.02)  # total variation
-TURN = 64  # trajectories between two measurements
+TURN = 32  # trajectories between two measurements
 TUNING_SEEDS = (1_000, 1_001, 1_002)  # no seeds of the race
 HOPELESS = 2.0  # times the least cost so far
 QUICKER = 0.75  # of the rival's CPU seconds
