@@ -80,7 +80,7 @@ LARGE = Space(
     learning_rate=2e-2,
     model=ModelConfig(num_layers=3, num_emb=64, num_heads=4, compile=True),
     precision="bfloat16",
-    more_steps={"subtb": 1.25, "db": 1.15},
+    more_steps={"subtb": 1.45, "db": 1.15},
 )
 METHODS = ("tb", "subtb", "db")
 # P_B with a loss of its own goes on moving for longer, and P_F with it.
