@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import pairwise, product
 
 import torch
@@ -83,6 +83,7 @@ LARGE = Space(
     more_steps={"subtb": 1.45, "db": 1.15},
 )
 METHODS = ("tb", "subtb", "db")
+QUICK_TRAJECTORIES = 1_280
 # P_B with a loss of its own goes on moving for longer, and P_F with it.
 MORE_STEPS = {"maxent": 1.3, "tlm": 2.3, "pessimistic": 1.6}
 CELL_SETTING = {"num_steps": 1_000, "num_remembered": 8, "num_trajectories": 512, "random_action_prob": 0.05}
@@ -102,10 +103,10 @@ def trained_rows(spaces: Sequence[Space], *, quick: bool) -> Iterator[Row]:
         num_steps = round(space.num_steps * MORE_STEPS.get(backward_policy, 1.0) * space.more_steps.get(method, 1.0))
         setting = Setting(
             algo=AlgoConfig(method=method, backward_policy=backward_policy),
-            num_steps=80 if quick else num_steps,
+            num_steps=QUICK_TRAJECTORIES // space.num_trajectories if quick else num_steps,
             num_trajectories=space.num_trajectories,
             num_remembered=space.num_remembered,
-            model=space.model,
+            model=replace(space.model, compile=space.model.compile and not quick),
             precision=space.precision,
             optimizer=OptimizerConfig(opt="muon", learning_rate=space.learning_rate),
         )
@@ -140,7 +141,7 @@ def cell_rows(*, quick: bool) -> Iterator[Row]:
         found = float(space.log_reward[space.graph.terminal].double().logsumexp(0))
         yield Row(f"NAS-Bench-201, beta {beta}: log Z", found, "", f"{log_z}", abs(found - log_z) < 5e-4)
         for seed in SEEDS[:1] if quick else SEEDS:
-            options = {**CELL_SETTING, "num_steps": 100} if quick else CELL_SETTING
+            options = {**CELL_SETTING, "num_steps": 50} if quick else CELL_SETTING
             setting = Setting(
                 algo=AlgoConfig(method="tb"),
                 model=ModelConfig(name="mlp", num_layers=2, num_emb=256),
