@@ -17,6 +17,11 @@ from scripts.race_torchgfn import FULL, PEER_SCRIPT, QUICK
 SETTING = Setting("tb", batch=16, replay=2, updates=2, learning_rate=3e-3, is_backward=False)
 
 
+@pytest.fixture(autouse=True)
+def turns_of_64_trajectories(monkeypatch):
+    monkeypatch.setattr(contest, "TURN", 64)
+
+
 class Scripted(Learner):
     """A learner that is so far away after each turn, at a price per trajectory."""
 
