@@ -9,7 +9,6 @@ for gate and up, which are side by side, and 1 for down.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
@@ -48,10 +47,9 @@ class FoldedAdapters:
         return [FoldedAdapters(*layer) for layer in zip(*parts, strict=True)]
 
 
-def normalised(x: Tensor, epsilon: float) -> Tensor:
-    """Return x [..., H] over its root mean square times sqrt(H)."""
-    length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-    return x / torch.hypot(length, length.new_full((), math.sqrt(x.shape[-1] * epsilon)))
+def normalised(x: Tensor, root: Tensor) -> Tensor:
+    """Return x [..., H] over its root mean square times sqrt(H); root is that of `BlockSizes`."""
+    return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), root)
 
 
 def _adapter(heads: Tensor, columns: HeadColumns) -> FoldedAdapter:
@@ -68,7 +66,7 @@ def _adapter(heads: Tensor, columns: HeadColumns) -> FoldedAdapter:
 
 def adapters(state: Tensor, has_previous: Tensor | None, sizes: BlockSizes, weights: Fold) -> FoldedAdapters:
     """Return what the states [N, R, H] of the tokens before say of the next ones; `cell` says what is what."""
-    unit = F.pad(normalised(state, sizes.epsilon), (0, 1), value=1.0)
+    unit = F.pad(normalised(state, sizes.root(state)), (0, 1), value=1.0)
     # Adapters are linear in the features: features of 0 are the plain feed-forward network.
     features = F.pad(F.silu(torch.bmm(unit, weights.squeeze)), (1, 0), value=1.0)
     if has_previous is not None:
@@ -87,7 +85,7 @@ def _adapted(x: Tensor, product: Tensor, adapter: FoldedAdapter) -> Tensor:
 
 def feed_forward(x: Tensor, adapted: FoldedAdapters, sizes: BlockSizes, weights: Fold) -> Tensor:
     """Return X_{k:n} from X_{k:n-1}, [N, R, H] both."""
-    unit = normalised(x, sizes.epsilon) * weights.gain.unsqueeze(1)
+    unit = normalised(x, sizes.root(x)) * weights.gain.unsqueeze(1)
     both = unit.unsqueeze(2).expand(-1, -1, 2, -1).reshape(-1, sizes.hidden, 1)
     entry = _adapted(both, torch.bmm(unit, weights.entry), adapted.entry)
     gate, up = entry.view(*x.shape[:2], 2, -1).unbind(2)

@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gflownet.rhn.decoding_steps import few_rows, many_rows, normalised, run_layer, step_weights
+from gflownet.rhn.cell import normalised
+from gflownet.rhn.decoding_steps import few_rows, many_rows, run_layer, step_weights
 from gflownet.rhn.fold import fold, sizes_of
 from gflownet.rhn.network import RHN, check_tokens
 from gflownet.rhn.wavefront import CORE_BYTES, layers_per_group, run_diagonals
@@ -122,7 +123,7 @@ class RHNDecoder:
         self._embedding = network.embedding.weight.detach().to(dtype, copy=True)
         gain = network.norm.weight.detach().to(dtype) * math.sqrt(self._sizes.hidden)
         self._unembedding = (unembedding.detach().to(dtype) * gain).mT.contiguous()
-        self._root = gain.new_full((), math.sqrt(self._sizes.hidden * network.norm.epsilon))
+        self._root = self._sizes.root(gain)
 
     @property
     def vocabulary_size(self) -> int:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from gflownet.rhn.cell import normalised
 from gflownet.rhn.diagonal import silu
 from gflownet.rhn.fold import BlockSizes, Fold
 from gflownet.rhn.layers import MIN_SQUARED_NORM
@@ -40,7 +41,7 @@ class LayerWeights:
 class StepWeights:
     """What rows are multiplied by in all layers."""
 
-    root: Tensor  # [], sqrt(H epsilon)
+    root: Tensor  # []
     squeeze: Tensor  # [N, H, J - 1], state / |state| -> bottleneck
     bias: Tensor  # [N, 1, J - 1]
     pairs: Tensor  # [Q], which of the J J products of two features
@@ -61,7 +62,7 @@ def step_weights(folded: Fold, sizes: BlockSizes) -> StepWeights:
     adapters = [part.flatten(3) for part in (entry[2], exit_[2], entry_a, exit_a)]
     entry_b, exit_b, *_ = adapters = [_by_feature(part) for part in adapters]
     scales = torch.cat([_by_feature(entry[4]), _by_feature(exit_[4]), folded.exit_heads[..., -2:]], -1)
-    root = scales.new_full((), math.sqrt(sizes.hidden * sizes.epsilon))
+    root = sizes.root(scales)
     entry_w = folded.entry * folded.gain.unsqueeze(-1)
     apart = torch.eye(2).to(scales).repeat_interleave(sizes.rank, 1)
     through_a = [part[:, :, 1:].permute(0, 4, 2, 1, 3).flatten(2) for part in (entry_a, exit_a)]
@@ -102,11 +103,6 @@ def _of_pairs(forms: Tensor) -> tuple[Tensor, Tensor]:
     width = forms.shape[-1]
     first, second = torch.triu_indices(width, width, device=forms.device)
     return first * width + second, (forms.triu() + forms.tril(-1).mT)[..., first, second].mT.contiguous()
-
-
-def normalised(x: Tensor, root: Tensor) -> Tensor:
-    """Return x [..., H] over its length, root included."""
-    return x / torch.linalg.vector_norm(x, dim=-1, keepdim=True).hypot_(root)
 
 
 def _features(state: Tensor, has_previous: Tensor | None, weights: StepWeights) -> tuple[Tensor, Tensor]:

@@ -107,7 +107,7 @@ class DiagonalStep:
         hidden, intermediate = sizes.hidden, sizes.intermediate
         like = weights.exit
         self.sizes, self.weights = sizes, weights
-        self.root = like.new_full((), math.sqrt(hidden * sizes.epsilon))
+        self.root = sizes.root(like)
         self.length = like.new_empty(num + 1, rows, 1)  # |x|, with epsilon
         unit = like.new_ones(num + 1, rows, hidden + 1)  # x / |x| and 1
         self.unit, self.states = unit[..., :hidden], unit[1:]

@@ -85,6 +85,10 @@ class BlockSizes:
         """How adapted rows are scaled."""
         return self.exit.norm
 
+    def root(self, like: Tensor) -> Tensor:
+        """Return sqrt(H epsilon), []: a root mean square with epsilon, times sqrt(H), is hypot(|x|, root)."""
+        return like.new_full((), math.sqrt(self.hidden * self.epsilon))
+
 
 def sizes_of(block: RHNBlock) -> BlockSizes:
     """Return the sizes of a block."""
