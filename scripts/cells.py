@@ -7,7 +7,7 @@ import gzip
 from pathlib import Path
 
 import torch
-from exact_training import EnumeratedSpace
+from enumerated import EnumeratedSpace
 
 from gflownet.envs.cell_space import NAS_BENCH_201, CellEnv
 from gflownet.metrics.exact import enumerate_states

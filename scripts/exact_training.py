@@ -6,26 +6,23 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, cast
 
 import torch
-from torch import Tensor
+from enumerated import EnumeratedSpace
 
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.policy import Policy
-from gflownet.mdp.states import GraphStates
+from gflownet.mdp.policy import Policy, TwoWayPolicy
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.metrics.correlation import spearman
 from gflownet.metrics.exact import (
-    StateGraph,
-    enumerate_backward,
+    backward_scores,
     forward_scores,
     jensen_shannon,
+    policy_log_backward,
     policy_log_prob,
     target_distribution,
     terminating_distribution,
@@ -39,7 +36,7 @@ from gflownet.policy.config import POLICIES, ModelConfig
 from gflownet.policy.on_device import PolicyOnDevice
 
 _NUM_REMEMBERED = 1_000  # batches
-_CHUNK = 20_000  # actions told apart at once
+_HELD = 4  # steps for which trajectories are drawn back through the same P_B
 
 
 @dataclass(frozen=True)
@@ -51,6 +48,7 @@ class Setting:
     num_trajectories: int = 64  # sampled per step
     num_updates: int = 2  # of the policy per step
     num_remembered: int = 16  # earlier batches that the last update sees beside the new one; the first sees none
+    num_drawn_back: int = 0  # the same of trajectories drawn afresh through P_B into objects that were found before
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(opt="muon", learning_rate=1e-2))
     random_action_prob: float = 0.1
     model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
@@ -67,67 +65,6 @@ class Learned:
     spearman: float
     num_trajectories: int
     seconds: float  # of CPU time
-
-
-class EnumeratedSpace:
-    """A space whose states and rewards are all known."""
-
-    def __init__(self, env: Environment, graph: StateGraph, log_reward: Tensor) -> None:
-        self.env, self.graph, self.log_reward = env, graph, log_reward
-
-    def rewards_of(self, states: GraphStates) -> Tensor:
-        """Return the log-rewards of states, looked up by identity, [B]."""
-        return self.log_reward[self.graph.locate(self.env.identify(states))]
-
-    def renamed(self, batch: TrajectoryBatch) -> TrajectoryBatch:
-        """Return isomorphic trajectories through the enumerated representatives of their states.
-
-        Nothing that depends on a graph and not on the numbers of its nodes changes: no probability, no reward. But what
-        thousands of trajectories pass through is now each class of states once, so that one update may see them all.
-        """
-        env, graph = self.env, self.graph
-        state = graph.locate(env.identify(batch.states))
-        step, successor = batch.successors()
-        taken = self._forward.locate(env.identify_actions(batch.states, batch.actions))
-        undone = self._backward.locate(env.identify_actions(batch.states[successor], batch.backward[step]))
-        undo = self._backward.actions[undone]
-        parts = [old.index_put((step,), new) for old, new in zip(batch.backward.parts, undo.parts, strict=True)]
-        return replace(
-            batch, states=graph.states[state], actions=self._forward.actions[taken], backward=ActionBatch(*parts)
-        )
-
-    @cached_property
-    def _forward(self) -> KnownActions:
-        return KnownActions.of(self.env, self.graph.states, self.graph.parent, self.graph.action)
-
-    @cached_property
-    def _backward(self) -> KnownActions:
-        found = enumerate_backward(self.env, self.graph)
-        return KnownActions.of(self.env, self.graph.states, found.child, found.action)
-
-
-@dataclass(frozen=True)
-class KnownActions:
-    """One action of each class of them, in the representative of its state; K in all."""
-
-    code: Tensor  # [K] ascending
-    actions: ActionBatch  # K actions
-
-    @staticmethod
-    def of(env: Environment, states: GraphStates, owner: Tensor, actions: ActionBatch) -> KnownActions:
-        """Return those of all labelled actions, the owner being the state that each is taken in."""
-        parts = torch.arange(len(owner)).split(_CHUNK)
-        codes = torch.cat([env.identify_actions(states[owner[part]], actions[part]) for part in parts])
-        ordered, position = codes.sort()
-        first = torch.ones_like(ordered, dtype=torch.bool)
-        first[1:] = ordered[1:] != ordered[:-1]
-        return KnownActions(ordered[first], actions[position[first]])
-
-    def locate(self, codes: Tensor) -> Tensor:
-        """Return which of the K actions each code is of, [A]."""
-        found = torch.searchsorted(self.code, codes)
-        assert torch.equal(self.code[found.clamp(max=len(self.code) - 1)], codes), "every action was enumerated"
-        return found
 
 
 def train(
@@ -157,6 +94,7 @@ def train(
     num = setting.num_trajectories
     conditioning = Conditioning(torch.zeros(num, 1), torch.ones(num))
     remembered: list[TrajectoryBatch] = []
+    known, log_backward = torch.zeros(0, dtype=torch.int64), None
     start = time.process_time()
     for step in range(setting.num_steps):
         batch = sample_forward(
@@ -170,12 +108,19 @@ def train(
         batch = space.renamed(batch)
         if step == 0:
             objective.prepare(policy, batch)
+        known = torch.cat([known, space.graph.locate(space.env.identify(batch.terminal))]).unique()
+        if setting.num_drawn_back and setting.algo.backward_policy != "uniform" and step % _HELD == 0:
+            score = backward_scores(context, cast(TwoWayPolicy, policy), torch.zeros(1))
+            log_backward = policy_log_backward(space.graph, space.backward, score)
         for _ in range(setting.num_updates):
             num_drawn = math.ceil(setting.num_remembered * step / setting.num_steps)
             drawn = torch.randint(max(len(remembered), 1), (num_drawn,), generator=generator).tolist()
-            seen = TrajectoryBatch.cat([batch, *(remembered[i] for i in drawn if remembered)])
+            seen = [batch, *(remembered[i] for i in drawn if remembered)]
+            if num_drawn_back := num * math.ceil(setting.num_drawn_back * step / setting.num_steps):
+                terminal = known[torch.randint(len(known), (num_drawn_back,), generator=generator)]
+                seen.append(space.drawn_back(terminal, log_backward, generator=generator))
             optimizer.zero_grad()
-            objective.loss(updated, seen).value.backward()
+            objective.loss(updated, TrajectoryBatch.cat(seen)).value.backward()
             clip_gradients(list(policy.parameters()), setting.optimizer)
             optimizer.step()
         again = replace(batch, origin=torch.full_like(batch.origin, int(Origin.REMEMBERED)))

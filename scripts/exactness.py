@@ -17,7 +17,8 @@ from itertools import pairwise, product
 import torch
 from bench import Row, finish, parse_arguments
 from cells import CELL_TARGETS, cell_space
-from exact_training import EnumeratedSpace, Learned, Setting, train
+from enumerated import EnumeratedSpace
+from exact_training import Learned, Setting, train
 from ladder import ladder_rows, random_log_backward
 from torch import Tensor
 
@@ -53,7 +54,7 @@ class Space:
     goal: float  # total variation
     num_steps: int
     num_trajectories: int = 64
-    num_remembered: int = 16
+    num_drawn_back: int = 0
     learning_rate: float = 1e-2
     model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
     precision: str = "float32"
@@ -74,13 +75,12 @@ LARGE = Space(
     "two-coloured graphs, up to 6 nodes (4,302)",
     lambda: GraphBuildingEnv(["a", "b"], max_nodes=6),
     LARGE_TV,
-    360,
+    280,
     num_trajectories=128,
-    num_remembered=80,
+    num_drawn_back=144,
     learning_rate=2e-2,
     model=ModelConfig(num_layers=3, num_emb=64, num_heads=4, compile=True),
     precision="bfloat16",
-    more_steps={"subtb": 1.45, "db": 1.15},
 )
 METHODS = ("tb", "subtb", "db")
 QUICK_TRAJECTORIES = 1_280
@@ -105,7 +105,7 @@ def trained_rows(spaces: Sequence[Space], *, quick: bool) -> Iterator[Row]:
             algo=AlgoConfig(method=method, backward_policy=backward_policy),
             num_steps=QUICK_TRAJECTORIES // space.num_trajectories if quick else num_steps,
             num_trajectories=space.num_trajectories,
-            num_remembered=space.num_remembered,
+            num_drawn_back=space.num_drawn_back,
             model=replace(space.model, compile=space.model.compile and not quick),
             precision=space.precision,
             optimizer=OptimizerConfig(opt="muon", learning_rate=space.learning_rate),

@@ -17,24 +17,29 @@ from gflownet.mdp.trajectory import Origin
 
 @dataclass(frozen=True)
 class UndoneSteps:
-    """What a backward policy says about the steps s -> s' of B trajectories."""
+    """What a backward policy says about the steps s -> s' of B trajectories, those of each one in order."""
 
     log_prob: Tensor  # [U] log P_B(s | s')
     log_ways: Tensor  # [U] log-normaliser of the backward logits in s'
-    log_ways_before: Tensor  # [U] the same in s; 0 in the initial state
-    trajectory: Tensor  # [U]
+    trajectory: Tensor  # [U], ascending
     origin: Tensor  # [B] int8, an Origin
 
 
 def maximum_entropy(steps: UndoneSteps) -> Tensor:
     """Return the loss whose minimum has P_B(s | s') = n(s) / n(s') with n the number of ways from the initial state.
 
-    That P_B makes all trajectories into a state equally likely. Its logits are learned as log n(s) by soft Q-learning
-    without rewards on the reversed process (Mohammadpour et al. 2024, Maximum entropy GFlowNets with soft Q-learning).
+    That P_B makes all trajectories into a state equally likely (Mohammadpour et al. 2024, Maximum entropy GFlowNets
+    with soft Q-learning): log n(s) = -log P_B(tau | s) for each trajectory tau into s. The loss is the mean square of
+    the difference: path consistency (Nachum et al. 2017, Bridging the gap between value and policy based reinforcement
+    learning) of the reversed process without rewards, between each state and the initial one. Soft Q-learning, one
+    step at a time, takes long to carry what is known of the first states to the last (docs/experiments.md).
     """
-    logit = steps.log_prob + steps.log_ways
+    log_prob = steps.log_prob.double()  # float32 would lose a step among the sum of those of all trajectories
+    so_far = log_prob.cumsum(0)
+    begins = torch.searchsorted(steps.trajectory, steps.trajectory)  # the first step of the same trajectory
+    log_way = so_far - (so_far - log_prob)[begins]
     # A mean that is 0, not NaN, where no step can be undone.
-    return (logit - steps.log_ways_before.detach()).square().sum() / max(len(logit), 1)
+    return (steps.log_ways + log_way).square().sum().to(steps.log_prob) / max(len(log_way), 1)
 
 
 def trajectory_likelihood(steps: UndoneSteps) -> Tensor:

@@ -140,14 +140,9 @@ class StepReader:
         if self.backward_loss is None or answer.backward is None:
             return answer.numbers.new_zeros(())
         device = undone.device
-        log_ways = answer.backward.logsumexp()
-        is_initial = torch.ones(len(trajectories.actions), dtype=torch.bool)
-        is_initial[successor] = False
-        log_ways = log_ways.masked_fill(is_initial.to(device), 0.0)  # there is one way to be there: not to have begun
         steps = UndoneSteps(
             log_prob=undone,
-            log_ways=log_ways[successor.to(device)],
-            log_ways_before=log_ways[step.to(device)],
+            log_ways=answer.backward.logsumexp()[successor.to(device)],
             trajectory=trajectories.trajectory[step].to(device),
             origin=trajectories.origin.to(device),
         )

@@ -28,7 +28,7 @@ from gflownet.objectives.config import OBJECTIVES, AlgoConfig
 from gflownet.plugins import load_class
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.mlp import MLPPolicy
-from scripts.exact_training import EnumeratedSpace
+from scripts.enumerated import EnumeratedSpace
 from scripts.peers.environment import PeerError
 from scripts.peers.process import PeerProcess
 from scripts.race.spaces import RaceSpace, lexicographic_target

@@ -15,7 +15,7 @@ from torch import Tensor
 from gflownet.envs.bit_sequence import BitSequenceEnv
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.metrics.exact import enumerate_states
-from scripts.exact_training import EnumeratedSpace
+from scripts.enumerated import EnumeratedSpace
 
 _EDGE = 1e-6  # torchgfn's tolerance where a coordinate lies on the border of a ring
 _MODES_SEED = 0

@@ -214,9 +214,9 @@ def max_likelihood(said, frozen, batch):
 
 def maximum_entropy_backward(said, frozen, batch):
     terms = []
-    for steps, before in zip(said, frozen, strict=True):
-        for t, s in enumerate(steps[:-1]):
-            terms.append((s.log_backward + steps[t + 1].log_ways - before[t].log_ways) ** 2)
+    for steps in said:
+        for t in range(len(steps) - 1):
+            terms.append((sum(s.log_backward for s in steps[: t + 1]) + steps[t + 1].log_ways) ** 2)
     return mean(terms)
 
 
