@@ -40,11 +40,16 @@ class Answer:
 
     context: GraphBuildingEnvContext
     batch: Batch  # of U states, and repetitions that nobody asked for
+    first: Tensor | None  # [U] which of the B states each of the batch is like; None where U = B
     owner: Tensor | None  # [B] which of the U states each one is; None where U = B
-    num_distinct: int  # U
     categorical: GraphActionCategorical  # B distributions
     numbers: Tensor  # [B]
     backward: GraphActionCategorical | None = None  # B distributions over what leads here, of `ask_both`
+
+    @property
+    def num_distinct(self) -> int:
+        """U."""
+        return len(self.numbers) if self.first is None else len(self.first)
 
     def sample(self, generator: torch.Generator, *, random_action_prob: float = 0.0) -> ActionBatch:
         """Return one action per state, drawn from the policy mixed with uniform actions."""
@@ -89,12 +94,12 @@ def ask(
     first, owner = distinct(states, conditioning) if look_for_twins else (None, None)
     if first is None or owner is None or len(first) == len(owner):
         batch = context.to_batch(states)
-        return Answer(context, batch, None, len(states), *policy(batch, conditioning))
+        return Answer(context, batch, None, None, *policy(batch, conditioning))
     shown = _rounded_up(first)
     batch = context.to_batch(states[shown])
     categorical, numbers = policy(batch, conditioning[shown])
     there = owner.to(numbers.device)
-    return Answer(context, batch, owner, len(first), categorical.repeated(there), numbers[there])
+    return Answer(context, batch, first, owner, categorical.repeated(there), numbers[there])
 
 
 def ask_both(
@@ -107,7 +112,7 @@ def ask_both(
     forward, backward, numbers = policy.both(batch, conditioning[shown])
     there = owner.to(numbers.device)
     repeated = forward.repeated(there), numbers[there], backward.repeated(there)
-    return Answer(context, batch, owner, len(first), *repeated)
+    return Answer(context, batch, first, owner, *repeated)
 
 
 def _rounded_up(first: Tensor) -> Tensor:

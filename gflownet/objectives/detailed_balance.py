@@ -69,7 +69,7 @@ class ModifiedDetailedBalance(Objective):
             )
         log_reward = trajectories.state_log_reward
         if self.reader.scales_rewards:
-            log_reward = log_reward + self.reader.log_symmetries(trajectories)
+            log_reward = log_reward + self.reader.log_symmetries(steps.answer, trajectories)
         log_stop = steps.answer.log_prob(stops(len(steps.trajectory)))
         log_flow = log_reward.to(log_stop) - log_stop
         step, successor = steps.step, steps.successor

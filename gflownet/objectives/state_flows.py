@@ -78,7 +78,7 @@ class StateFlowObjective(FlowObjective):
         """
         log_flow = super().log_flow(steps, trajectories)
         if self.reader.scales_flows:
-            log_flow = log_flow + self.reader.log_symmetries(trajectories).to(log_flow)
+            log_flow = log_flow + self.reader.log_symmetries(steps.answer, trajectories).to(log_flow)
         if self.looks_forward:
             log_flow = log_flow + trajectories.state_log_reward.to(log_flow)
         return log_flow

@@ -105,11 +105,13 @@ class StepReader:
         """Return the log-rewards that flows have to balance, [B]."""
         return trajectories.log_reward + trajectories.log_symmetry if self.scales_rewards else trajectories.log_reward
 
-    def log_symmetries(self, trajectories: TrajectoryBatch) -> Tensor:
-        """Return log |Aut(s)| - log |Aut(s0)| of the state before every step, [S] float32."""
-        env = self.context.env
-        counts = torch.tensor(env.num_automorphisms(trajectories.states), dtype=torch.float64)
-        return (counts.log() - math.log(env.num_initial_automorphisms)).float()
+    def log_symmetries(self, answer: Answer, trajectories: TrajectoryBatch) -> Tensor:
+        """Return log |Aut(s)| - log |Aut(s0)| of the state before every step, [S] float32, by what `read` answered."""
+        env, states = self.context.env, trajectories.states
+        counted = states if answer.first is None else states[answer.first]
+        counts = torch.tensor(env.num_automorphisms(counted), dtype=torch.float64)
+        symmetries = (counts.log() - math.log(env.num_initial_automorphisms)).float()
+        return symmetries if answer.owner is None else symmetries[answer.owner]
 
     def _log_forward(self, answer: Answer, trajectories: TrajectoryBatch) -> Tensor:
         """Return log P_F of every step, [S]."""
