@@ -32,7 +32,7 @@ from gflownet.metrics.exact import (
     l1_distance,
     terminating_distribution,
 )
-from gflownet.objectives.config import AlgoConfig, BackwardName, OptimizerConfig
+from gflownet.objectives.config import AlgoConfig, BackwardName, OptimizerConfig, Symmetry
 from gflownet.policy.config import ModelConfig
 from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up
 from tests.objectives.spaces import make_space
@@ -58,7 +58,9 @@ class Space:
     learning_rate: float = 1e-2
     model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
     precision: str = "float32"
-    more_steps: Mapping[str, float] = field(default_factory=dict)  # of some objectives, as a factor
+    symmetry: Symmetry = "reward"
+    # Of some objectives and P_B, as a factor. A P_B with a loss of its own goes on moving for longer, and P_F with it.
+    more_steps: Mapping[str, float] = field(default_factory=lambda: {"maxent": 1.3, "tlm": 2.3, "pessimistic": 1.6})
 
 
 SMALL = (
@@ -75,17 +77,17 @@ LARGE = Space(
     "two-coloured graphs, up to 6 nodes (4,302)",
     lambda: GraphBuildingEnv(["a", "b"], max_nodes=6),
     LARGE_TV,
-    280,
+    330,
     num_trajectories=128,
-    num_drawn_back=144,
+    num_drawn_back=64,
     learning_rate=2e-2,
     model=ModelConfig(num_layers=3, num_emb=64, num_heads=4, compile=True),
     precision="bfloat16",
+    symmetry="flows",
+    more_steps={"subtb": 1.25, "maxent": 1.1, "tlm": 1.3, "pessimistic": 1.1},
 )
 METHODS = ("tb", "subtb", "db")
 QUICK_TRAJECTORIES = 1_280
-# P_B with a loss of its own goes on moving for longer, and P_F with it.
-MORE_STEPS = {"maxent": 1.3, "tlm": 2.3, "pessimistic": 1.6}
 CELL_SETTING = {"num_steps": 1_000, "num_remembered": 8, "num_trajectories": 512, "random_action_prob": 0.05}
 
 
@@ -100,10 +102,10 @@ def trained_rows(spaces: Sequence[Space], *, quick: bool) -> Iterator[Row]:
     known = [(space, env, enumerate_states(env)) for space, env in made]
     runs = list(product(SEEDS, known, BACKWARD_POLICIES, METHODS))
     for seed, (space, env, graph), backward_policy, method in runs[: 1 if quick else None]:
-        num_steps = round(space.num_steps * MORE_STEPS.get(backward_policy, 1.0) * space.more_steps.get(method, 1.0))
+        more = space.more_steps.get(backward_policy, 1.0) * space.more_steps.get(method, 1.0)
         setting = Setting(
-            algo=AlgoConfig(method=method, backward_policy=backward_policy),
-            num_steps=QUICK_TRAJECTORIES // space.num_trajectories if quick else num_steps,
+            algo=AlgoConfig(method=method, backward_policy=backward_policy, symmetry=space.symmetry),
+            num_steps=QUICK_TRAJECTORIES // space.num_trajectories if quick else round(space.num_steps * more),
             num_trajectories=space.num_trajectories,
             num_drawn_back=space.num_drawn_back,
             model=replace(space.model, compile=space.model.compile and not quick),

@@ -156,9 +156,7 @@ def _roll_back(
             )
         else:
             answer = ask_both(context, cast(AnswersBothWays, policy), states, encoding[alive])
-            assert answer.backward is not None, "asked by ask_both"
-            indices = answer.backward.sample(generator)
-            backward = context.from_indices(answer.batch, indices, graphs=answer.owner, backward=True)
+            backward = answer.sample_backward(generator)
         before, forward = env.apply(states, backward), env.reverse(states, backward)
         steps.append(Step(before, alive, forward, backward, -num_actions[goes_on].log()))
         states = before

@@ -6,7 +6,7 @@ Letters: B states, U distinct ones, C conditioning features.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from typing import Protocol
 
 import torch
@@ -42,14 +42,19 @@ class Answer:
     batch: Batch  # of U states, and repetitions that nobody asked for
     first: Tensor | None  # [U] which of the B states each of the batch is like; None where U = B
     owner: Tensor | None  # [B] which of the U states each one is; None where U = B
-    categorical: GraphActionCategorical  # B distributions
+    forward: GraphActionCategorical  # U distributions
     numbers: Tensor  # [B]
-    backward: GraphActionCategorical | None = None  # B distributions over what leads here, of `ask_both`
+    backward: GraphActionCategorical | None = None  # U distributions over what leads here, of `ask_both`
 
     @property
     def num_distinct(self) -> int:
         """U."""
         return len(self.numbers) if self.first is None else len(self.first)
+
+    @cached_property
+    def categorical(self) -> GraphActionCategorical:
+        """B distributions. What has a method here costs less: it is worked out for U of them."""
+        return self._of_each(self.forward)
 
     def sample(self, generator: torch.Generator, *, random_action_prob: float = 0.0) -> ActionBatch:
         """Return one action per state, drawn from the policy mixed with uniform actions."""
@@ -64,13 +69,29 @@ class Answer:
             states: which of the B states each one is taken in, [A]; one for each, in order, if not given.
         """
         indices = self.context.to_indices(self.batch, actions, graphs=self._graphs(states))
-        return self.categorical.log_prob(indices, graphs=states)
+        return self.forward.log_prob(indices, graphs=self._graphs(states))
 
     def backward_log_prob(self, actions: ActionBatch, *, states: Tensor | None = None) -> Tensor:
         """Return the log-probability of A legal backward actions, [A], as `log_prob` does; -inf where there is none."""
         assert self.backward is not None, "asked by ask_both"
         indices = self.context.to_indices(self.batch, actions, graphs=self._graphs(states), backward=True)
-        return self.backward.log_prob(indices, graphs=states)
+        return self.backward.log_prob(indices, graphs=self._graphs(states))
+
+    def sample_backward(self, generator: torch.Generator) -> ActionBatch:
+        """Return one backward action per state, drawn from the policy."""
+        assert self.backward is not None, "asked by ask_both"
+        indices = self._of_each(self.backward).sample(generator)
+        return self.context.from_indices(self.batch, indices, graphs=self.owner, backward=True)
+
+    def log_ways(self) -> Tensor:
+        """Return the log-normaliser of each state's backward logits, [B]."""
+        assert self.backward is not None, "asked by ask_both"
+        found = self.backward.logsumexp()
+        return found if self.owner is None else found[self.owner.to(found.device)]
+
+    def _of_each(self, distributions: GraphActionCategorical) -> GraphActionCategorical:
+        """Return B distributions for U."""
+        return distributions if self.owner is None else distributions.repeated(self.owner.to(self.numbers.device))
 
     def _graphs(self, states: Tensor | None) -> Tensor | None:
         """Return which graph of the batch each of these states is."""
@@ -97,9 +118,8 @@ def ask(
         return Answer(context, batch, None, None, *policy(batch, conditioning))
     shown = _rounded_up(first)
     batch = context.to_batch(states[shown])
-    categorical, numbers = policy(batch, conditioning[shown])
-    there = owner.to(numbers.device)
-    return Answer(context, batch, first, owner, categorical.repeated(there), numbers[there])
+    forward, numbers = policy(batch, conditioning[shown])
+    return Answer(context, batch, first, owner, forward, numbers[owner.to(numbers.device)])
 
 
 def ask_both(
@@ -110,9 +130,7 @@ def ask_both(
     shown = _rounded_up(first)
     batch = context.to_batch(states[shown])
     forward, backward, numbers = policy.both(batch, conditioning[shown])
-    there = owner.to(numbers.device)
-    repeated = forward.repeated(there), numbers[there], backward.repeated(there)
-    return Answer(context, batch, first, owner, *repeated)
+    return Answer(context, batch, first, owner, forward, numbers[owner.to(numbers.device)], backward)
 
 
 def _rounded_up(first: Tensor) -> Tensor:

@@ -144,7 +144,7 @@ class StepReader:
         device = undone.device
         steps = UndoneSteps(
             log_prob=undone,
-            log_ways=answer.backward.logsumexp()[successor.to(device)],
+            log_ways=answer.log_ways()[successor.to(device)],
             trajectory=trajectories.trajectory[step].to(device),
             origin=trajectories.origin.to(device),
         )
