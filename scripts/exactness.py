@@ -32,7 +32,7 @@ from gflownet.metrics.exact import (
     l1_distance,
     terminating_distribution,
 )
-from gflownet.objectives.config import AlgoConfig, BackwardName, OptimizerConfig, Symmetry
+from gflownet.objectives.config import AlgoConfig, BackwardName, OptimizerConfig, SymmetryName
 from gflownet.policy.config import ModelConfig
 from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up
 from tests.objectives.spaces import make_space
@@ -58,7 +58,7 @@ class Space:
     learning_rate: float = 1e-2
     model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
     precision: str = "float32"
-    symmetry: Symmetry = "reward"
+    symmetry: SymmetryName = "reward"
     # Of some objectives and P_B, as a factor. A P_B with a loss of its own goes on moving for longer, and P_F with it.
     more_steps: Mapping[str, float] = field(default_factory=lambda: {"maxent": 1.3, "tlm": 2.3, "pessimistic": 1.6})
 
