@@ -58,31 +58,16 @@ class EnumeratedSpace:
             log_backward: [K] of the actions of `backward`; None is the uniform P_B.
             generator: draws.
         """
-        graph, (first, last) = self.graph, self._backward_rows
-        num_actions = last - first
-        probability = 1.0 / num_actions[self.backward.child].double() if log_backward is None else log_backward.exp()
-        below = torch.nn.functional.pad(probability.cumsum(0), (1, 0))
-        stop = stops(len(terminal))
-        here, alive = terminal, torch.arange(len(terminal))
-        steps = [(here, alive, stop, stop, torch.zeros(len(here)))]
-        while len(here := here[(goes_on := num_actions[here] > 0)]):
-            alive, low, high = alive[goes_on], below[first[here]], below[last[here]]
-            drawn = low + (high - low) * torch.rand(len(here), generator=generator, dtype=torch.float64)
-            row = torch.searchsorted(below, drawn, right=True) - 1
-            row = torch.minimum(torch.maximum(row, first[here]), last[here] - 1)  # whatever rounding did
-            log_uniform = -num_actions[here].float().log()
-            here = self.backward.parent[row]
-            action = self._forward.actions[self._undone[row]]
-            steps.append((here, alive, action, self.backward.action[row], log_uniform))
-        state, trajectory, actions, backward, log_uniform = zip(*reversed(steps), strict=True)
-        states, num = graph.states[torch.cat(state)], len(terminal)
+        graph, num = self.graph, len(terminal)
+        state, trajectory, actions, backward, log_uniform = self._ways_back(terminal, log_backward, generator)
+        states = graph.states[state]
         symmetry = graph.num_automorphisms[terminal].log() - math.log(self.env.num_initial_automorphisms)
         return TrajectoryBatch(
             states=states,
-            trajectory=torch.cat(trajectory),
-            actions=ActionBatch.cat(actions),
-            backward=ActionBatch.cat(backward),
-            log_backward=torch.cat(log_uniform),
+            trajectory=trajectory,
+            actions=actions,
+            backward=backward,
+            log_backward=log_uniform,
             log_forward=torch.full((len(states),), torch.nan),
             state_log_reward=torch.full((len(states),), torch.nan),
             terminal=graph.states[terminal],
@@ -92,6 +77,28 @@ class EnumeratedSpace:
             log_symmetry=symmetry.float(),
             log_reward=self.log_reward[terminal],
         )
+
+    def _ways_back(
+        self, terminal: Tensor, log_backward: Tensor | None, generator: torch.Generator
+    ) -> tuple[Tensor, Tensor, ActionBatch, ActionBatch, Tensor]:
+        """Return of all steps, earlier ones first: state, trajectory, both actions, log of the uniform P_B."""
+        first, last = self._backward_rows
+        num_actions = last - first
+        probability = 1.0 / num_actions[self.backward.child].double() if log_backward is None else log_backward.exp()
+        below = torch.nn.functional.pad(probability.cumsum(0), (1, 0))
+        here, alive, stop = terminal, torch.arange(len(terminal)), stops(len(terminal))
+        steps = [(here, alive, stop, stop, torch.zeros(len(here)))]
+        while len(here := here[(goes_on := num_actions[here] > 0)]):
+            alive, low, high = alive[goes_on], below[first[here]], below[last[here]]
+            drawn = low + (high - low) * torch.rand(len(here), generator=generator, dtype=torch.float64)
+            row = torch.searchsorted(below, drawn, right=True) - 1
+            row = torch.minimum(torch.maximum(row, first[here]), last[here] - 1)  # whatever rounding did
+            log_uniform = -num_actions[here].float().log()
+            here, taken = self.backward.parent[row], self._forward.actions[self._undone[row]]
+            steps.append((here, alive, taken, self.backward.action[row], log_uniform))
+        states, trajectories, forwards, backwards, log_uniforms = zip(*reversed(steps), strict=True)
+        actions = ActionBatch.cat(forwards), ActionBatch.cat(backwards)
+        return torch.cat(states), torch.cat(trajectories), *actions, torch.cat(log_uniforms)
 
     @cached_property
     def backward(self) -> BackwardActions:
