@@ -67,6 +67,47 @@ class Learned:
     seconds: float  # of CPU time
 
 
+class _Memory:
+    """What updates see beside the new trajectories, ever more of it."""
+
+    def __init__(
+        self,
+        space: EnumeratedSpace,
+        context: GraphBuildingEnvContext,
+        policy: Policy,
+        setting: Setting,
+        generator: torch.Generator,
+    ) -> None:
+        self._space, self._setting, self._generator = space, setting, generator
+        self._remembered: list[TrajectoryBatch] = []
+        self._known, self._log_backward = torch.zeros(0, dtype=torch.int64), None
+        asks = setting.num_drawn_back and setting.algo.backward_policy != "uniform"
+        self._score = backward_scores(context, cast(TwoWayPolicy, policy), torch.zeros(1)) if asks else None
+
+    def learn(self, batch: TrajectoryBatch, step: int) -> None:
+        """Take note of what a step found, and from time to time of P_B."""
+        space = self._space
+        self._known = torch.cat([self._known, space.graph.locate(space.env.identify(batch.terminal))]).unique()
+        if self._score is not None and step % _HELD == 0:
+            self._log_backward = policy_log_backward(space.graph, space.backward, self._score)
+
+    def beside(self, batch: TrajectoryBatch, step: int) -> TrajectoryBatch:
+        """Return the new trajectories and what one update sees beside them."""
+        setting, remembered = self._setting, self._remembered
+        num_drawn = math.ceil(setting.num_remembered * step / setting.num_steps)
+        drawn = torch.randint(max(len(remembered), 1), (num_drawn,), generator=self._generator).tolist()
+        seen = [batch, *(remembered[i] for i in drawn if remembered)]
+        if num_back := len(batch) * math.ceil(setting.num_drawn_back * step / setting.num_steps):
+            terminal = self._known[torch.randint(len(self._known), (num_back,), generator=self._generator)]
+            seen.append(self._space.drawn_back(terminal, self._log_backward, generator=self._generator))
+        return TrajectoryBatch.cat(seen)
+
+    def keep(self, batch: TrajectoryBatch) -> None:
+        """Remember the trajectories of a step."""
+        again = replace(batch, origin=torch.full_like(batch.origin, int(Origin.REMEMBERED)))
+        self._remembered = [*self._remembered[-_NUM_REMEMBERED + 1 :], again]
+
+
 def train(
     space: EnumeratedSpace,
     setting: Setting,
@@ -93,8 +134,7 @@ def train(
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 1.5 * (1 - step / setting.num_steps)))
     num = setting.num_trajectories
     conditioning = Conditioning(torch.zeros(num, 1), torch.ones(num))
-    remembered: list[TrajectoryBatch] = []
-    known, log_backward = torch.zeros(0, dtype=torch.int64), None
+    memory = _Memory(space, context, policy, setting, generator)
     start = time.process_time()
     for step in range(setting.num_steps):
         batch = sample_forward(
@@ -108,23 +148,13 @@ def train(
         batch = space.renamed(batch)
         if step == 0:
             objective.prepare(policy, batch)
-        known = torch.cat([known, space.graph.locate(space.env.identify(batch.terminal))]).unique()
-        if setting.num_drawn_back and setting.algo.backward_policy != "uniform" and step % _HELD == 0:
-            score = backward_scores(context, cast(TwoWayPolicy, policy), torch.zeros(1))
-            log_backward = policy_log_backward(space.graph, space.backward, score)
+        memory.learn(batch, step)
         for _ in range(setting.num_updates):
-            num_drawn = math.ceil(setting.num_remembered * step / setting.num_steps)
-            drawn = torch.randint(max(len(remembered), 1), (num_drawn,), generator=generator).tolist()
-            seen = [batch, *(remembered[i] for i in drawn if remembered)]
-            if num_drawn_back := num * math.ceil(setting.num_drawn_back * step / setting.num_steps):
-                terminal = known[torch.randint(len(known), (num_drawn_back,), generator=generator)]
-                seen.append(space.drawn_back(terminal, log_backward, generator=generator))
             optimizer.zero_grad()
-            objective.loss(updated, TrajectoryBatch.cat(seen)).value.backward()
+            objective.loss(updated, memory.beside(batch, step)).value.backward()
             clip_gradients(list(policy.parameters()), setting.optimizer)
             optimizer.step()
-        again = replace(batch, origin=torch.full_like(batch.origin, int(Origin.REMEMBERED)))
-        remembered = [*remembered[-_NUM_REMEMBERED + 1 :], again]
+        memory.keep(batch)
         schedule.step()
         if report_every and (step + 1) % report_every == 0:
             seconds = time.process_time() - start
