@@ -85,7 +85,9 @@ class _Memory:
         self._score = backward_scores(context, cast(TwoWayPolicy, policy), torch.zeros(1)) if asks else None
 
     def learn(self, batch: TrajectoryBatch, step: int) -> None:
-        """Take note of what a step found, and from time to time of P_B."""
+        """Take note of what a step found, and from time to time of P_B, if trajectories are to be drawn back."""
+        if not self._setting.num_drawn_back:
+            return
         space = self._space
         self._known = torch.cat([self._known, space.graph.locate(space.env.identify(batch.terminal))]).unique()
         if self._score is not None and step % _HELD == 0:

@@ -1,4 +1,4 @@
-"""What the exactness script trains on: trajectories renamed to the representatives of their states mean the same."""
+"""What the exactness script trains on: trajectories renamed to representatives, and those drawn back by tables."""
 
 import importlib
 from dataclasses import replace

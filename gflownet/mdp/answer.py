@@ -68,14 +68,15 @@ class Answer:
             actions: A of them.
             states: which of the B states each one is taken in, [A]; one for each, in order, if not given.
         """
-        indices = self.context.to_indices(self.batch, actions, graphs=self._graphs(states))
-        return self.forward.log_prob(indices, graphs=self._graphs(states))
+        graphs = self._graphs(states)
+        return self.forward.log_prob(self.context.to_indices(self.batch, actions, graphs=graphs), graphs=graphs)
 
     def backward_log_prob(self, actions: ActionBatch, *, states: Tensor | None = None) -> Tensor:
         """Return the log-probability of A legal backward actions, [A], as `log_prob` does; -inf where there is none."""
         assert self.backward is not None, "asked by ask_both"
-        indices = self.context.to_indices(self.batch, actions, graphs=self._graphs(states), backward=True)
-        return self.backward.log_prob(indices, graphs=self._graphs(states))
+        graphs = self._graphs(states)
+        indices = self.context.to_indices(self.batch, actions, graphs=graphs, backward=True)
+        return self.backward.log_prob(indices, graphs=graphs)
 
     def sample_backward(self, generator: torch.Generator) -> ActionBatch:
         """Return one backward action per state, drawn from the policy."""
