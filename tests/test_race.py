@@ -58,7 +58,7 @@ def test_our_learner_gets_closer_and_counts_only_training():
     assert 0 < first.cpu_seconds < last.cpu_seconds
 
 
-def test_backward_trajectories_end_in_all_places_seen_alike():
+def test_backward_trajectories_end_in_all_places_seen_equally_often():
     learner = OurLearner(hypergrid(2, 4).build(), replace(SETTING, replay=40, updates=1, is_backward=True), seed=0)
     learner.train(3)
     batch = learner.draw_backward(learner.remembered[-1])
@@ -66,7 +66,7 @@ def test_backward_trajectories_end_in_all_places_seen_alike():
     counts = learner.space.env.identify(again).unique(return_counts=True)[1]
     assert len(again) == 640
     assert len(counts) == len(learner.terminal) > 5
-    assert float(counts.max() / counts.min()) < 2.5
+    assert int(counts.max() - counts.min()) <= 1
     rewards = learner.space.rewards_of(batch.terminal)
     assert bool((batch.log_reward == rewards).all())
 

@@ -87,15 +87,16 @@ class ReplayBuffer:
         self._keys, self._seen = [known[i] for i in index.tolist()], together[index]
 
     def sample(self, num: int, *, seed: int) -> SeenStates | None:
-        """Return `num` states drawn with replacement, the better ones more often unless the priority is uniform.
+        """Return `num` states, better ones more often unless the priority is uniform; None until `warmup` are kept.
 
-        None until there are `warmup` states.
+        Each is there as often as expected but for less than once: none twice before all are there that weigh as much.
         """
         generator = torch.Generator().manual_seed(seed)
         with self._lock:
             if self._seen is None or len(self) < self.config.warmup:
                 return None
-            return self._seen[PRIORITIES[self.config.priority](self._seen.quality, num, self.config, generator)]
+            weights = PRIORITIES[self.config.priority](self._seen.quality, self.config)
+            return self._seen[draw(weights, num, generator)]
 
     def state_dict(self) -> dict[str, Any]:
         """Return the contents as tensors and strings, safe to load with `weights_only=True`."""
@@ -120,31 +121,46 @@ class ReplayBuffer:
         self._seen = SeenStates(GraphStates(**state["states"]), state["scores"], sequences)
 
 
-def _uniform(quality: Tensor, num: int, config: ReplayConfig, generator: torch.Generator) -> Tensor:
-    """Return any of them."""
-    return torch.randint(len(quality), (num,), generator=generator)
+def draw(weights: Tensor, num: int, generator: torch.Generator) -> Tensor:
+    """Return `num` indices, each as often as its weight says, but for less than once (systematic sampling).
 
+    The expected counts are those of independent draws. What varies is only who gets what is left over, and so far less
+    (Madow & Madow 1944, here in random order).
 
-def _mixed(quality: Tensor, num: int, config: ReplayConfig, generator: torch.Generator) -> Tensor:
-    """Return a share from the best tenth, the rest from all (prioritized replay training, Shen et al. 2023, section 4).
-
-    There, the rest comes from the other nine tenths.
+    Args:
+        weights: [B], not negative, not all 0.
+        num: how many.
+        generator: draws the order and the offset.
     """
-    num_top = round(num * config.top_share)
-    best = (quality >= quality.quantile(TOP_QUANTILE)).nonzero().squeeze(1)
-    top = best[torch.randint(len(best), (num_top,), generator=generator)]
-    return torch.cat([top, _uniform(quality, num - num_top, config, generator)])
+    order = torch.randperm(len(weights), generator=generator)
+    expected = weights[order].double().cumsum(0)  # [B]
+    point = torch.arange(num) + torch.rand((), generator=generator, dtype=torch.float64)
+    index = torch.searchsorted(expected * (num / expected[-1]), point, right=True)
+    return order[index.clamp(max=len(order) - 1)]  # whatever rounding did
 
 
-def _rank(quality: Tensor, num: int, config: ReplayConfig, generator: torch.Generator) -> Tensor:
-    """Return states drawn with weights 1 / (k size + rank), rank 0 the best (Tripp et al. 2020, eq. 4).
+def _uniform(quality: Tensor, config: ReplayConfig) -> Tensor:
+    """Return equal weights."""
+    return torch.ones_like(quality)
+
+
+def _mixed(quality: Tensor, config: ReplayConfig) -> Tensor:
+    """Return a share for the best tenth, the rest for all (prioritized replay training, Shen et al. 2023, section 4).
+
+    There, the rest goes to the other nine tenths.
+    """
+    best = (quality >= quality.quantile(TOP_QUANTILE)).float()
+    return config.top_share * best / best.sum() + (1 - config.top_share) / len(quality)
+
+
+def _rank(quality: Tensor, config: ReplayConfig) -> Tensor:
+    """Return weights 1 / (k size + rank), rank 0 the best (Tripp et al. 2020, eq. 4).
 
     Ranks, unlike rewards, mean the same at every temperature; equals share the best rank among them.
     """
     rank = len(quality) - torch.searchsorted(quality.sort().values, quality, right=True)
-    weights = 1 / (RANK_OFFSET * len(quality) + rank)
-    return torch.multinomial(weights, num, replacement=True, generator=generator)
+    return 1 / (RANK_OFFSET * len(quality) + rank)
 
 
-Priority = Callable[[Tensor, int, ReplayConfig, torch.Generator], Tensor]  # qualities [B] -> indices [num]
+Priority = Callable[[Tensor, ReplayConfig], Tensor]  # qualities [B] -> weights [B]
 PRIORITIES: dict[str, Priority] = {"uniform": _uniform, "mixed": _mixed, "rank": _rank}

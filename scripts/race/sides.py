@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 
+from gflownet.data.replay import draw
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -81,7 +82,7 @@ class Learner(ABC):
 class OurLearner(Learner):
     """This project's sampler, objective and MLP policy; each distinct state of a batch is read once.
 
-    Remembered terminal states are distinct and equally likely, as with `replay.priority=uniform`.
+    Remembered terminal states are distinct and drawn evenly, as with `replay.priority=uniform`.
     """
 
     def __init__(self, space: EnumeratedSpace, setting: Setting, *, seed: int) -> None:
@@ -131,13 +132,13 @@ class OurLearner(Learner):
         return TrajectoryBatch.cat([fresh, *(self.remembered[i] for i in drawn)])
 
     def draw_backward(self, fresh: TrajectoryBatch) -> TrajectoryBatch:
-        """Return the new trajectories with others into terminal states that were seen, all of those equally likely."""
+        """Return the new trajectories with others into terminal states that were seen, all of those equally often."""
         seen = GraphStates.cat([self.terminal, fresh.terminal])
         codes, owner = self.space.env.identify(seen).unique(return_inverse=True)
         first = torch.empty_like(codes).scatter_(0, owner, torch.arange(len(owner)))
         self.terminal = seen[first]
         num = self.setting.batch * self.setting.replay
-        drawn = self.terminal[torch.randint(len(first), (num,), generator=self.generator)]
+        drawn = self.terminal[draw(torch.ones(len(first)), num, self.generator)]
         conditioning = Conditioning(torch.zeros(num, 1), torch.ones(num))
         again = sample_backward(self.context, drawn, conditioning=conditioning, generator=self.generator)
         return TrajectoryBatch.cat([fresh, again.with_rewards(self.space.rewards_of(drawn))])

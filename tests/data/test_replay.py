@@ -3,9 +3,11 @@ from collections import Counter
 
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from gflownet.data.config import ReplayConfig
-from gflownet.data.replay import ReplayBuffer, SeenStates
+from gflownet.data.replay import ReplayBuffer, SeenStates, draw
 from gflownet.mdp.states import GraphStates
 from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS
@@ -90,10 +92,37 @@ def test_a_share_is_drawn_from_the_best_tenth_and_the_rest_from_all(terminal, to
         assert counts[i] == pytest.approx(num * (1 - top_share) / 40, rel=0.45)
 
 
-def test_uniformly_every_state_is_as_likely(terminal):
+def test_uniformly_no_state_comes_again_before_all_were_there(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=1, priority="uniform"))
     buffer.add(SeenStates(terminal[:20], torch.arange(20.0)), keys=[str(i) for i in range(20)])
-    assert p_value(drawn(buffer, 4_000), dict.fromkeys(range(20), 1 / 20)) > 1e-3
+    assert drawn(buffer, 4_000) == dict.fromkeys(range(20), 200)
+    assert drawn(buffer, 20, seed=1) == dict.fromkeys(range(20), 1)
+    assert max(drawn(buffer, 7, seed=2).values()) == 1
+    assert len({tuple(drawn(buffer, 7, seed=seed)) for seed in range(20)}) == 20  # others every time
+
+
+@given(
+    weights=st.lists(st.floats(0, 10).filter(lambda weight: weight == 0 or weight > 1e-3), min_size=1, max_size=30),
+    num=st.integers(0, 60),
+    seed=st.integers(0, 10_000),
+)
+def test_indices_come_as_often_as_their_weights_say_but_for_less_than_once(weights, num, seed):
+    weights = torch.tensor([*weights, 1.0])
+    counts = draw(weights, num, torch.Generator().manual_seed(seed)).bincount(minlength=len(weights))
+    expected = num * weights.double() / weights.double().sum()
+    assert int(counts.sum()) == num
+    assert bool(((counts - expected).abs() < 1 + 1e-9).all())
+    assert not bool(counts[weights == 0].any())
+
+
+def test_over_many_seeds_indices_come_as_often_as_their_weights_say():
+    weights, num, num_seeds = torch.tensor([1.0, 4.0, 0.5, 2.0, 7.0, 0.0, 1.0]), 3, 4_000
+    counts = torch.zeros(len(weights))
+    for seed in range(num_seeds):
+        counts += draw(weights, num, torch.Generator().manual_seed(seed)).bincount(minlength=len(weights))
+    expected = num * weights / weights.sum()
+    deviation = (expected.frac() * (1 - expected.frac()) / num_seeds) ** 0.5  # a count is one of two
+    assert bool(((counts / num_seeds - expected).abs() <= 4.5 * deviation).all())
 
 
 def test_the_weight_of_a_state_falls_with_its_rank_and_equals_weigh_the_same(terminal):
