@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 from enumerated import EnumeratedSpace
 
+from gflownet.data.replay import draw
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -100,7 +101,8 @@ class _Memory:
         drawn = torch.randint(max(len(remembered), 1), (num_drawn,), generator=self._generator).tolist()
         seen = [batch, *(remembered[i] for i in drawn if remembered)]
         if num_back := len(batch) * math.ceil(setting.num_drawn_back * step / setting.num_steps):
-            terminal = self._known[torch.randint(len(self._known), (num_back,), generator=self._generator)]
+            reward = self._space.log_reward[self._known].exp()  # errors count by what is to be sampled
+            terminal = self._known[draw(reward, num_back, self._generator)]
             seen.append(self._space.drawn_back(terminal, self._log_backward, generator=self._generator))
         return TrajectoryBatch.cat(seen)
 

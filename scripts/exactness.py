@@ -77,14 +77,14 @@ LARGE = Space(
     "two-coloured graphs, up to 6 nodes (4,302)",
     lambda: GraphBuildingEnv(["a", "b"], max_nodes=6),
     LARGE_TV,
-    360,
+    320,
     num_trajectories=128,
     num_drawn_back=64,
     learning_rate=2e-2,
     model=ModelConfig(num_layers=3, num_emb=64, num_heads=4, compile=True),
     precision="bfloat16",
     symmetry="flows",
-    more_steps={"subtb": 1.15, "maxent": 1.1, "tlm": 1.2, "pessimistic": 1.1},
+    more_steps={"subtb": 1.15, "maxent": 1.1, "tlm": 1.35, "pessimistic": 1.1},
 )
 METHODS = ("tb", "subtb", "db")
 QUICK_TRAJECTORIES = 1_280
