@@ -49,7 +49,7 @@ class Setting:
     num_trajectories: int = 64  # sampled per step
     num_updates: int = 2  # of the policy per step
     num_remembered: int = 16  # earlier batches that the last update sees beside the new one; the first sees none
-    num_drawn_back: int = 0  # the same of trajectories drawn afresh through P_B into objects that were found before
+    num_drawn_back: int = 0  # the same of trajectories drawn afresh through P_B into objects found before, by reward
     optimizer: OptimizerConfig = field(default_factory=lambda: OptimizerConfig(opt="muon", learning_rate=1e-2))
     random_action_prob: float = 0.1
     model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
