@@ -23,6 +23,7 @@ from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.metrics.certificate import Certificate, CheckedStates, certify_by_estimates, certify_exactly
 from gflownet.metrics.estimates import log_ratio, terminating_log_prob, with_learned_backward
 from gflownet.metrics.exact import (
@@ -98,11 +99,6 @@ class Subject:
     store: CertificateStore  # that of the evaluator
     step: int
     seed: int
-
-    @property
-    def learns_backward(self) -> bool:
-        """Return whether the policy has a backward policy of its own."""
-        return bool(self.context.backward_types)
 
     def generator(self, *stream: int) -> torch.Generator:
         """Return the randomness of one purpose."""
@@ -195,18 +191,15 @@ class _Sampling:
         self._sampled = owner[: num_samples * len(conditionings)].split(num_samples)  # which of the X each one ended in
 
     def certificate(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certificate:
-        subject, samples, num = self._subject, self._samples[index], len(self.terminal)
-        rolled_back = sample_backward(
+        subject = self._subject
+        samples = with_own_backward(subject.context, subject.policy, self._samples[index])
+        rolled_back = draw_back(
             subject.context,
-            self.terminal[torch.arange(num).repeat_interleave(NUM_ROLLOUTS)],
-            conditioning=_repeated(conditioning, num * NUM_ROLLOUTS),
+            subject.policy,
+            self.terminal,
+            conditioning=conditioning,
             generator=subject.generator(_BACKWARD, index),
-            policy=subject.policy if subject.learns_backward else None,
         )
-        if subject.learns_backward:
-            samples, rolled_back = (
-                with_learned_backward(subject.context, subject.policy, batch) for batch in (samples, rolled_back)
-            )
         log_symmetry = rolled_back.log_symmetry[::NUM_ROLLOUTS]
         log_reward = subject.log_reward(scores, conditioning).double()
         if subject.prior is not None:
@@ -215,15 +208,67 @@ class _Sampling:
         return certify_by_estimates(
             samples,
             log_ratio(subject.context, subject.policy, samples),
-            CheckedStates(
-                log_reward=log_reward,
-                log_symmetry=log_symmetry,
-                log_ratio=log_ratio(subject.context, subject.policy, rolled_back).reshape(-1, NUM_ROLLOUTS),
-                sampled=self._sampled[index],
+            checked_states(
+                subject.context, subject.policy, rolled_back, log_reward=log_reward, sampled=self._sampled[index]
             ),
             learned_log_z=subject.log_z(conditioning),
             seed=stream_seed(subject.seed, _INTERVALS, index),
         )
+
+
+def with_own_backward(
+    context: GraphBuildingEnvContext, policy: PolicyOnDevice, trajectories: TrajectoryBatch
+) -> TrajectoryBatch:
+    """Return the trajectories with log P_B of the policy, if it has a backward policy of its own."""
+    return with_learned_backward(context, policy, trajectories) if context.backward_types else trajectories
+
+
+def draw_back(
+    context: GraphBuildingEnvContext,
+    policy: PolicyOnDevice,
+    terminal: GraphStates,
+    *,
+    conditioning: Conditioning,
+    generator: torch.Generator,
+) -> TrajectoryBatch:
+    """Return NUM_ROLLOUTS trajectories into each terminal state under a conditioning of one, one state after another.
+
+    They are drawn through the policy's own P_B, if it has one, through the uniform one otherwise, and log P_B is that.
+    """
+    num = len(terminal)
+    drawn = sample_backward(
+        context,
+        terminal[torch.arange(num).repeat_interleave(NUM_ROLLOUTS)],
+        conditioning=_repeated(conditioning, num * NUM_ROLLOUTS),
+        generator=generator,
+        policy=policy if context.backward_types else None,
+    )
+    return with_own_backward(context, policy, drawn)
+
+
+def checked_states(
+    context: GraphBuildingEnvContext,
+    policy: PolicyOnDevice,
+    rolled_back: TrajectoryBatch,
+    *,
+    log_reward: Tensor,
+    sampled: Tensor,
+) -> CheckedStates:
+    """Return the terminal states that trajectories of `draw_back` lead into.
+
+    Args:
+        context: how the policy is shown states.
+        policy: the policy.
+        rolled_back: the trajectories into X states.
+        log_reward: [X].
+        sampled: which of the states each sample of the policy ended in.
+    """
+    return CheckedStates(
+        log_reward=log_reward,
+        log_symmetry=rolled_back.log_symmetry[::NUM_ROLLOUTS],
+        log_ratio=log_ratio(context, policy, rolled_back).reshape(-1, NUM_ROLLOUTS),
+        sampled=sampled,
+    )
 
 
 def certify(

@@ -8,11 +8,13 @@ from typing import Any
 import torch
 
 from gflownet.data.source import Rollout
+from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.objectives.optimiser import accumulate_gradients, clip_gradients, make_optimizer, make_schedule
+from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer, make_schedule
+from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
 
 
@@ -26,12 +28,14 @@ class Learner:
         self,
         policy: Policy,
         objective: Objective,
+        context: GraphBuildingEnvContext,
         *,
         config: OptimizerConfig,
         sampling_tau: float,
         device: torch.device,
     ) -> None:
         self.policy, self.objective, self.config, self.device = policy, objective, config, device
+        self._in_parts = PolicyInParts(policy, context, num_parts=config.num_micro_batches)
         self.sampling_tau = sampling_tau
         self.sampling_policy = copy.deepcopy(policy) if sampling_tau else policy
         groups = [{"params": list(policy.parameters())}, *objective.parameter_groups()]
@@ -41,7 +45,7 @@ class Learner:
     @property
     def trained(self) -> PolicyOnDevice:
         """Return the trained policy, to be asked from the main memory."""
-        return self._computed(self.policy)
+        return self._computed(self._in_parts)
 
     @property
     def sampling(self) -> PolicyOnDevice:
@@ -65,14 +69,13 @@ class Learner:
         return metrics
 
     def accumulate_gradients(self, batch: TrajectoryBatch) -> dict[str, float]:
-        """Differentiate the mean loss of the trajectories, part by part, and return its metrics.
+        """Differentiate the loss of the trajectories, and return its metrics.
 
         Raises:
             FloatingPointError: the loss is not finite.
         """
         self.optimizer.zero_grad()
-        parts = batch.split(self.config.num_micro_batches)
-        return accumulate_gradients(parts, lambda part: self.objective.loss(self.trained, part))
+        return differentiate(self.objective.loss(self.trained, batch))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a resumed run needs to go on learning."""

@@ -75,7 +75,8 @@ class GFNTrainer:
         self.policy = self.build_policy().to(self.device)
         self.objective = self.build_objective().to(self.device)
         tau = config.algo.sampling_tau
-        self.learner = Learner(self.policy, self.objective, config=config.opt, sampling_tau=tau, device=self.device)
+        parts = self.policy, self.objective, self.context
+        self.learner = Learner(*parts, config=config.opt, sampling_tau=tau, device=self.device)
         self.companions = self.build_companions()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()

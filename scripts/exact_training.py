@@ -68,6 +68,17 @@ class Learned:
     seconds: float  # of CPU time
 
 
+@dataclass(frozen=True)
+class Trained:
+    """A policy after training, how it is shown states, and what it was trained by."""
+
+    context: GraphBuildingEnvContext
+    policy: Policy
+    objective: Objective
+    num_trajectories: int
+    seconds: float  # of CPU time
+
+
 class _Memory:
     """What updates see beside the new trajectories, ever more of it."""
 
@@ -120,7 +131,19 @@ def train(
     report_every: int = 0,
     report: Callable[[Learned], None] = lambda learned: None,
 ) -> Learned:
-    """Train a policy from its own samples and return how far it is from its target.
+    """Train a policy as `learn` does and return how far it is from its target."""
+    return measure(space, learn(space, setting, seed=seed, report_every=report_every, report=report))
+
+
+def learn(
+    space: EnumeratedSpace,
+    setting: Setting,
+    *,
+    seed: int,
+    report_every: int = 0,
+    report: Callable[[Learned], None] = lambda learned: None,
+) -> Trained:
+    """Return a policy trained from its own samples.
 
     Args:
         space: where.
@@ -162,10 +185,10 @@ def train(
         schedule.step()
         if report_every and (step + 1) % report_every == 0:
             seconds = time.process_time() - start
-            report(measure(space, context, policy, objective, num_trajectories=(step + 1) * num, seconds=seconds))
+            report(measure(space, Trained(context, policy, objective, (step + 1) * num, seconds)))
             start = time.process_time() - seconds  # measuring is nobody's training time
     seconds = time.process_time() - start
-    return measure(space, context, policy, objective, num_trajectories=setting.num_steps * num, seconds=seconds)
+    return Trained(context, policy, objective, setting.num_steps * num, seconds)
 
 
 def learners(env: Environment, setting: Setting, *, seed: int) -> tuple[GraphBuildingEnvContext, Policy, Objective]:
@@ -181,28 +204,20 @@ def learners(env: Environment, setting: Setting, *, seed: int) -> tuple[GraphBui
 
 
 @torch.no_grad()
-def measure(
-    space: EnumeratedSpace,
-    context: GraphBuildingEnvContext,
-    policy: Policy,
-    objective: Objective,
-    *,
-    num_trajectories: int,
-    seconds: float,
-) -> Learned:
+def measure(space: EnumeratedSpace, trained: Trained) -> Learned:
     """Return the distances between the exact terminating distribution of the policy and the target."""
     graph, log_reward = space.graph, space.log_reward
 
-    log_prob = policy_log_prob(graph, forward_scores(context, policy, torch.zeros(1)))
+    log_prob = policy_log_prob(graph, forward_scores(trained.context, trained.policy, torch.zeros(1)))
     found = terminating_distribution(graph, log_prob)
     target = target_distribution(graph, log_reward)
     log_z = float(log_reward[graph.terminal].double().logsumexp(0))
-    learned_log_z = objective.log_partition(policy, torch.zeros(1, 1))
+    learned_log_z = trained.objective.log_partition(trained.policy, torch.zeros(1, 1))
     return Learned(
         total_variation=total_variation(found, target),
         jensen_shannon=jensen_shannon(found, target),
         log_z_error=float("nan") if learned_log_z is None else abs(float(learned_log_z) - log_z),
         spearman=float(spearman(found[graph.terminal].numpy(), target[graph.terminal].numpy())),
-        num_trajectories=num_trajectories,
-        seconds=seconds,
+        num_trajectories=trained.num_trajectories,
+        seconds=trained.seconds,
     )

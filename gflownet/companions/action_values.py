@@ -39,15 +39,15 @@ class ActionValues:
             opt: options of the optimiser but for the learning rate.
             device: where the networks live.
         """
-        self._context, self._config, self._num_parts = context, config, opt.num_micro_batches
+        self._context, self._config = context, config
         rate = config.learning_rate
-        self._network = CompanionNetwork("action_value", network, device=device, opt=opt, learning_rate=rate)
+        self._network = CompanionNetwork("action_value", network, context, device=device, opt=opt, learning_rate=rate)
         self._average = copy.deepcopy(network).requires_grad_(False)
         self._lagged = PolicyOnDevice(self._average, device=device, precision=opt.precision)
 
     def learn(self, trajectories: TrajectoryBatch) -> dict[str, float]:
         """Learn from a step's trajectories, and return the metrics."""
-        metrics = self._network.learn(trajectories.split(self._num_parts), self._loss)
+        metrics = self._network.learn(self._loss(trajectories))
         with torch.no_grad():
             pairs = zip(self._average.parameters(), self._network.network.parameters(), strict=True)
             for average, current in pairs:

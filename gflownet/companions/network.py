@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
-from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.objectives.optimiser import accumulate_gradients, clip_gradients, make_optimizer, make_schedule
+from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer, make_schedule
+from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
 
 
@@ -22,6 +23,7 @@ class CompanionNetwork:
         self,
         name: str,
         network: Policy,
+        context: GraphBuildingEnvContext,
         *,
         device: torch.device,
         opt: OptimizerConfig,
@@ -33,6 +35,7 @@ class CompanionNetwork:
         Args:
             name: what its metrics begin with.
             network: reads what the policy reads.
+            context: the policy's.
             device: where it lives.
             opt: options of the policy's optimiser.
             learning_rate: of the network, that of the policy if not given.
@@ -42,17 +45,18 @@ class CompanionNetwork:
         own = {} if learning_rate is None else {"lr": learning_rate}
         self._optimizer = make_optimizer([{"params": list(network.parameters()), **own}, *groups], opt)
         self._schedule = make_schedule(self._optimizer, opt)
-        self.function = PolicyOnDevice(network, device=device, precision=opt.precision)
+        in_parts = PolicyInParts(network, context, num_parts=opt.num_micro_batches)
+        self.function = PolicyOnDevice(in_parts, device=device, precision=opt.precision)
 
-    def learn(self, parts: Sequence[TrajectoryBatch], loss_of: Callable[[TrajectoryBatch], Loss]) -> dict[str, float]:
-        """Take one step down the mean loss of the trajectories of all parts, and return its metrics.
+    def learn(self, loss: Loss) -> dict[str, float]:
+        """Take one step down a loss, and return its metrics.
 
         Raises:
             FloatingPointError: the loss is no number.
         """
         self._optimizer.zero_grad()
         try:
-            metrics = accumulate_gradients(parts, loss_of)
+            metrics = differentiate(loss)
         except FloatingPointError as error:
             raise FloatingPointError(f"{self.name}: {error}") from error
         clip_gradients(list(self.network.parameters()), self.opt)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from functools import partial
 from typing import Any
 
 import torch
@@ -49,10 +48,10 @@ class Teacher:
             tb=TrajectoryBalanceConfig(Z_learning_rate=algo.tb.Z_learning_rate),
         )
         self.objective = TrajectoryBalance(context, own).to(device)
-        self._options, self._num_parts = algo.teacher, opt.num_micro_batches
+        self._options = algo.teacher
         self._student_reader = StepReader(context, algo)
         groups = self.objective.parameter_groups()
-        self._network = CompanionNetwork("teacher", policy, device=device, opt=opt, groups=groups)
+        self._network = CompanionNetwork("teacher", policy, context, device=device, opt=opt, groups=groups)
 
     @property
     def policy(self) -> PolicyOnDevice:
@@ -70,10 +69,10 @@ class Teacher:
             trajectories: all of them, whoever has sampled them, with the student's rewards.
             is_first: whether this is the first step, at which log Z is set to start from.
         """
-        parts = [self.rewarded(student, objective, part) for part in trajectories.split(self._num_parts)]
+        rewarded = self.rewarded(student, objective, trajectories)
         if is_first:
-            self.objective.prepare(self.policy, TrajectoryBatch.cat(parts))
-        return self._network.learn(parts, partial(self.objective.loss, self.policy))
+            self.objective.prepare(self.policy, rewarded)
+        return self._network.learn(self.objective.loss(self.policy, rewarded))
 
     def rewarded(self, student: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch) -> TrajectoryBatch:
         """Return the trajectories with the teacher's rewards in place of the student's."""

@@ -86,6 +86,10 @@ class DenseLayout(BatchLayout):
         kind = known[position]
         return ActionBatch(kind, _renumbered(kind, row, n, most), column)
 
+    def part(self, batch: Batch, start: int, stop: int) -> Batch:
+        """Return consecutive graphs, with room for the largest of all."""
+        return make_batch({key: batch[key][start:stop] for key in keys_of(batch)})
+
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches one after another, with room for the largest."""
         n = max(batch["node_type"].shape[1] for batch in batches)

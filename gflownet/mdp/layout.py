@@ -43,6 +43,10 @@ class BatchLayout(ABC):
         """Return the environment's actions behind (type, row, column) indices [A, 3] for these graphs."""
 
     @abstractmethod
+    def part(self, batch: Batch, start: int, stop: int) -> Batch:
+        """Return the graphs from `start` up to, not including, `stop` as a batch whose arrays are as wide."""
+
+    @abstractmethod
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches one after another."""
 

@@ -86,6 +86,23 @@ class SparseLayout(BatchLayout):
             kind[chosen] = int(action_type)
         return ActionBatch(kind, row, indices[:, 2])
 
+    def part(self, batch: Batch, start: int, stop: int) -> Batch:
+        """Return consecutive graphs; indices of nodes and graphs move down."""
+        first, last = batch["ptr"][start], batch["ptr"][stop]
+        fields = {
+            "x": batch["x"][first:last],
+            "batch": batch["batch"][first:last] - start,
+            "ptr": batch["ptr"][start : stop + 1] - first,
+            "graph_attr": batch["graph_attr"][start:stop],
+        }
+        for key in keys_of(batch):
+            if key not in fields:
+                anchor = batch[f"{key.rpartition('_')[0]}_index"]
+                anchor = anchor[0] if anchor.ndim == 2 else anchor
+                inside = (anchor >= first) & (anchor < last)
+                fields[key] = batch[key][..., inside] - first if key.endswith("_index") else batch[key][inside]
+        return make_batch(fields)
+
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches one after another; indices of nodes and graphs move up."""
         nodes = _starts([len(batch["x"]) for batch in batches])

@@ -165,7 +165,10 @@ class OptimizerConfig:
     )
     num_micro_batches: int = field(
         default=1,
-        metadata={"help": "parts that a step's trajectories are differentiated in: less memory, the same gradient"},
+        metadata={
+            "help": "parts in which a step's states are shown to the policy, again for the gradient: less memory, the "
+            "same gradient, a forward pass more"
+        },
     )
 
 

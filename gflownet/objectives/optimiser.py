@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import OptimizerConfig
 from gflownet.objectives.muon import MuonWithAdam
@@ -36,24 +34,17 @@ def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> 
     return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 2 ** (-step / config.lr_decay))
 
 
-def accumulate_gradients(
-    parts: Sequence[TrajectoryBatch], loss_of: Callable[[TrajectoryBatch], Loss]
-) -> dict[str, float]:
-    """Differentiate the mean loss of the trajectories of all parts, part by part, and return its metrics.
+def differentiate(loss: Loss) -> dict[str, float]:
+    """Add the gradient of a loss to what its parameters have, and return its metrics.
 
     Raises:
-        FloatingPointError: the loss of a part is not finite.
+        FloatingPointError: the loss is not finite.
     """
-    totals: Counter[str] = Counter()
-    num_trajectories = sum(len(part) for part in parts)
-    for part in parts:
-        loss, share = loss_of(part), len(part) / num_trajectories
-        value = float(loss.value.detach())
-        if not math.isfinite(value):
-            raise FloatingPointError(f"expected a finite loss, got {value}")
-        (loss.value * share).backward()
-        totals.update({name: share * number for name, number in loss.metrics.items()})
-    return dict(totals)
+    value = float(loss.value.detach())
+    if not math.isfinite(value):
+        raise FloatingPointError(f"expected a finite loss, got {value}")
+    loss.value.backward()
+    return dict(loss.metrics)
 
 
 def clip_gradients(parameters: Sequence[Tensor], config: OptimizerConfig) -> None:

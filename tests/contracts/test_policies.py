@@ -17,6 +17,7 @@ from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import Attribute, GraphStates
 from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES, ModelConfig
+from gflownet.policy.in_parts import PolicyInParts
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
 
 # Graphs whose nodes have no names, and states that are values of named places.
@@ -307,6 +308,24 @@ def test_one_evaluation_tells_both_ways(make_policy, name):
     picked = actions[order]
     indices = context.to_indices(batch, picked, graphs=owner[order], backward=True)
     assert torch.allclose(backward.repeated(owner[order]).log_prob(indices), values[order])
+
+
+@of_readable_cases
+def test_asked_in_parts_it_says_the_same_both_ways(make_policy, name):
+    env = CASES[name]()
+    context, policy = make_policy(env, backward=True)
+    states = visited(env, num=6, seed=9)
+    batch, conditioning = context.to_batch(states), conditioning_for(len(states))
+    in_parts = PolicyInParts(policy, context, num_parts=4)
+    for whole, parted in zip(policy.both(batch, conditioning), in_parts.both(batch, conditioning), strict=True):
+        if isinstance(whole, torch.Tensor):
+            assert torch.allclose(parted, whole, atol=1e-5)
+        else:
+            (graphs, values), (same_graphs, same_values) = whole.log_probs(), parted.log_probs()
+            assert torch.equal(graphs, same_graphs)
+            assert torch.allclose(values, same_values, atol=1e-5)
+    shown = in_parts(batch, conditioning)[0].log_probs()[1]
+    assert torch.allclose(shown, policy(batch, conditioning)[0].log_probs()[1], atol=1e-5)
 
 
 @of_one_case_each

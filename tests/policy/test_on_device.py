@@ -16,6 +16,7 @@ from gflownet.mdp.policy import Policy
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
 from tests.contracts.environments import ENVIRONMENTS
 
@@ -81,6 +82,27 @@ def test_compiled_layers_say_the_same(policy_class, monkeypatch):
     torch.compiler.reset()
     assert torch.allclose(copy.deepcopy(policy)(batch, shown)[0].log_probs()[1], expected, atol=1e-5)
     assert compiled, "the copy, such as the one that answers workers, is compiled, too"
+
+
+@BOTH
+def test_in_parts_the_gradient_is_the_same_in_less_memory(policy_class):
+    context, policy = made(policy_class)
+    states = sample_forward(
+        context, policy, conditioning=Conditioning(torch.zeros(40, 1), torch.ones(40)), generator=torch.Generator()
+    ).states
+    batch, shown = context.to_batch(states), torch.zeros(len(states), 1)
+    gradients, kept = [], []
+    for num_parts in (1, 8, len(states) + 1):
+        policy.zero_grad()
+        asked, sizes = PolicyInParts(policy, context, num_parts=num_parts), []
+        with torch.autograd.graph.saved_tensors_hooks(lambda x, sizes=sizes: sizes.append(x.nbytes) or x, lambda x: x):
+            categorical, numbers = asked(batch, shown)
+        (categorical.logsumexp() + numbers.square()).sum().backward()
+        gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
+        kept.append(sum(sizes))
+    for parted in gradients[1:]:
+        assert torch.allclose(parted, gradients[0], rtol=1e-3, atol=1e-5 * float(gradients[0].abs().max()))
+    assert kept[1] < 0.1 * kept[0]
 
 
 @BOTH
