@@ -143,6 +143,7 @@ def validate(config: Config) -> None:
     check_evaluation(config.evaluation)
     check_conditionals(config.cond, num_objectives=len(config.evaluation.objectives))
     _check_teacher(config)
+    _check_objective(config)
     _check_combinations(config)
 
 
@@ -185,6 +186,45 @@ def _check_teacher(config: Config) -> None:
         raise UserError(
             "algo.teacher.share: expected a trajectory for the teacher and one for the policy with "
             f"algo.num_from_policy={algo.num_from_policy}, got {share}"
+        )
+
+
+_BALANCE_NOTHING = ("order_preserving", "max_likelihood", "a2c", "ppo")
+_OWN_SAMPLES_ALONE = ("a2c", "ppo")
+
+
+def _check_objective(config: Config) -> None:
+    """Raise for an option that the objective or the backward policy would pass over in silence."""
+    algo, replay = config.algo, config.replay
+    beside = f"with algo.method={algo.method}"
+    if algo.method in _BALANCE_NOTHING and algo.regression != "squared":
+        raise UserError(
+            f"algo.regression: expected squared {beside}, which penalises no balance, got {algo.regression}"
+        )
+    if algo.method in _OWN_SAMPLES_ALONE:
+        if algo.symmetry in ("actions", "flows"):
+            raise UserError(f"algo.symmetry: expected none {beside}, which knows no symmetries, got {algo.symmetry}")
+        for key, value, expected in (
+            ("sampling_temperature", algo.sampling_temperature, 1),
+            ("sampling_tau", algo.sampling_tau, 0),
+        ):
+            if value != expected:
+                raise UserError(
+                    f"algo.{key}: expected {expected} {beside}, which learns from its own samples alone, got {value}"
+                )
+    if algo.backward_policy == "learned" and algo.method in ("relative_tb", "max_likelihood"):
+        raise UserError(f"algo.backward_policy: expected another {beside}, which teaches none, got learned")
+    remembers = (replay.use and not replay.resample) or algo.teacher.share > 0
+    if algo.backward_policy == "pessimistic" and not remembers:
+        raise UserError(
+            "replay.resample: expected false, and replay.use=true, with algo.backward_policy=pessimistic, which else "
+            "learns what tlm does, got "
+            f"replay.resample={str(replay.resample).lower()} and replay.use={str(replay.use).lower()}"
+        )
+    if algo.method == "max_likelihood" and config.local_search.num:
+        raise UserError(
+            f"local_search.num: expected 0 {beside}, which would imitate all that was tried, "
+            f"got {config.local_search.num}"
         )
 
 

@@ -34,7 +34,7 @@ from gflownet.metrics.exact import (
 )
 from gflownet.objectives.config import AlgoConfig, BackwardName, OptimizerConfig, SymmetryName
 from gflownet.policy.config import ModelConfig
-from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up
+from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up, set_up_relative
 from tests.objectives.spaces import make_space
 
 BACKWARD_POLICIES: tuple[BackwardName, ...] = ("uniform", "learned", "maxent", "tlm", "pessimistic")
@@ -129,8 +129,15 @@ def objective_rows() -> Iterator[Row]:
                 config = AlgoConfig(method=method, symmetry=symmetry, backward_policy=backward_policy)
                 objective, policy, batch, _ = set_up(space, config)
                 found.append(objective.loss(policy, batch).metrics["loss"])
-        name = f"{method}: largest loss at flows that balance, {len(found)} cases"
-        yield Row(name, max(found), "", f"< {BALANCED}", max(found) < BALANCED)
+        yield _balanced_row(method, found)
+    relative = [set_up_relative(space) for space in spaces]
+    found = [objective.loss(policy, batch).metrics["loss"] for objective, policy, batch in relative]
+    yield _balanced_row("relative_tb", found)
+
+
+def _balanced_row(method: str, found: Sequence[float]) -> Row:
+    name = f"{method}: largest loss at flows that balance, {len(found)} cases"
+    return Row(name, max(found), "", f"< {BALANCED}", max(found) < BALANCED)
 
 
 def cell_rows(*, quick: bool) -> Iterator[Row]:

@@ -184,6 +184,47 @@ def test_a_value_that_makes_no_sense_is_refused(override: str, message: str) -> 
         validate(load_config(None, [override]))
 
 
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (
+            "algo.method=ppo algo.regression=linex",
+            "algo.regression: expected squared with algo.method=ppo, .*got linex",
+        ),
+        ("algo.method=a2c algo.symmetry=flows", "algo.symmetry: expected none with algo.method=a2c, .*got flows"),
+        ("algo.method=a2c algo.sampling_temperature=2", "algo.sampling_temperature: expected 1 with .*got 2.0"),
+        ("algo.method=ppo algo.sampling_tau=0.9", "algo.sampling_tau: expected 0 with algo.method=ppo, .*got 0.9"),
+        (
+            "algo.method=max_likelihood algo.backward_policy=learned",
+            "algo.backward_policy: expected another with algo.method=max_likelihood, .*got learned",
+        ),
+        ("algo.backward_policy=pessimistic", "replay.resample: expected false, .*got replay.resample=true"),
+        (
+            "algo.backward_policy=pessimistic replay.resample=false replay.use=false",
+            "replay.resample: expected false, and replay.use=true, .*replay.use=false",
+        ),
+        ("algo.method=max_likelihood local_search.num=4", "local_search.num: expected 0 with .*got 4"),
+    ],
+)
+def test_what_an_objective_would_pass_over_in_silence_is_refused(overrides: str, message: str) -> None:
+    with pytest.raises(UserError, match=message):
+        validate(load_config(None, overrides.split()))
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [
+        "algo.method=ppo algo.symmetry=none",
+        "algo.method=tb algo.regression=linex algo.sampling_tau=0.9 algo.sampling_temperature=2 local_search.num=4",
+        "algo.method=max_likelihood algo.backward_policy=tlm",
+        "algo.backward_policy=pessimistic replay.resample=false",
+        "algo.backward_policy=pessimistic algo.teacher.share=0.5",
+    ],
+)
+def test_what_means_something_is_not(overrides: str) -> None:
+    validate(load_config(None, overrides.split()))
+
+
 def test_a_run_cannot_be_both_resumed_and_overwritten() -> None:
     with pytest.raises(UserError, match="resume: expected false beside overwrite_existing_exp=true"):
         validate(load_config(None, ["resume=true", "overwrite_existing_exp=true"]))

@@ -1,7 +1,8 @@
 """How a balance that is off by t = log (forward / backward) is penalised: functions with their minimum, 0, at t = 0.
 
 Squared: Malkin et al. 2022. Half, linex and shifted cosh: Hu et al. 2025 (Beyond squared error: exploring loss design,
-table 1). The last two penalise exponentially what is too likely, shifted cosh also what is too unlikely.
+table 2), whose t is the negative of this one. Linex penalises exponentially what is too unlikely, as KL(p_B || p_F)
+does, whose gradient it has on the policy's own samples; shifted cosh also what is too likely.
 """
 
 from __future__ import annotations
@@ -38,8 +39,8 @@ def shifted_cosh(t: Tensor) -> Tensor:
 
 
 def linex(t: Tensor) -> Tensor:
-    """Return e^t - t - 1."""
-    return _exp(t) - t - 1
+    """Return e^-t + t - 1."""
+    return _exp(-t) + t - 1
 
 
 def _exp(t: Tensor) -> Tensor:

@@ -8,6 +8,7 @@ import torch
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OBJECTIVES, AlgoConfig, BackwardName, SymmetryName
+from gflownet.objectives.relative import RelativeTrajectoryBalance
 from gflownet.plugins import load_class
 from tests.objectives.spaces import log_symmetries, make_batch, rewards_of
 from tests.oracles.tabular import (
@@ -86,3 +87,25 @@ def set_up(
     if config.method == "tb":
         torch.nn.init.constant_(objective.log_z.base, flows.log_flow[0])
     return objective, policy, make_batch(context, policy, space, log_reward), flows
+
+
+def set_up_relative(space: Classes) -> tuple[RelativeTrajectoryBalance, TabularPolicy, TrajectoryBatch]:
+    """Relative balance with a uniform prior, at P(t | s) ~ P_prior(t | s) V(t), V the expected reward under the prior.
+
+    That balances whatever the symmetries.
+    """
+    log_reward = rewards_of(space)
+    value: dict[int, float] = {}
+    log_forward = {}
+    for s in space.by_level:
+        parts = {(s, s, True): math.exp(float(log_reward[s]))} if s in space.may_stop else {}
+        parts |= {(s, after, False): value[after] for after in space.children(s)}
+        count = {key: 1 if key[2] else space.num_forward[key[:2]] for key in parts}
+        num_actions = sum(count.values())
+        value[s] = sum(count[key] * v for key, v in parts.items()) / num_actions
+        log_forward |= {key: math.log(v / num_actions / value[s]) for key, v in parts.items()}
+    flows = Flows({s: math.log(v) for s, v in value.items()}, log_forward, uniform_backward(space))
+    context, policy = tabular(space, flows, backward=False)
+    objective = RelativeTrajectoryBalance(context, AlgoConfig(method="relative_tb"))
+    torch.nn.init.constant_(objective.log_z.base, flows.log_flow[0])
+    return objective, policy, make_batch(context, policy, space, log_reward)

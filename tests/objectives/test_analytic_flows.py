@@ -1,16 +1,13 @@
 """Flows computed class by class have no loss under any objective, scheme of symmetries or backward policy."""
 
-import math
-
 import pytest
 import torch
 
 from gflownet.errors import UserError
 from gflownet.objectives.config import AlgoConfig
-from gflownet.objectives.relative import RelativeTrajectoryBalance
-from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, SCHEMES, set_up
-from tests.objectives.spaces import make_batch, make_space, rewards_of
-from tests.oracles.tabular import Classes, Flows, tabular, uniform_backward
+from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, SCHEMES, set_up, set_up_relative
+from tests.objectives.spaces import make_space
+from tests.oracles.tabular import Classes
 
 
 @pytest.fixture(scope="module", params=["two_coloured_3", "from_one_node_4"])
@@ -81,22 +78,7 @@ def test_the_learned_partition_is_that_of_the_flows(space, method):
 
 
 def test_relative_balance_tilts_the_prior_by_the_reward(space):
-    """P(t | s) ~ P_prior(t | s) V(t) with V the expected reward under the prior: no loss, whatever the symmetries."""
-    log_reward = rewards_of(space)
-    value: dict[int, float] = {}
-    log_forward = {}
-    for s in space.by_level:
-        parts = {(s, s, True): math.exp(float(log_reward[s]))} if s in space.may_stop else {}
-        parts |= {(s, after, False): value[after] for after in space.children(s)}
-        count = {key: 1 if key[2] else space.num_forward[key[:2]] for key in parts}
-        num_actions = sum(count.values())
-        value[s] = sum(count[key] * v for key, v in parts.items()) / num_actions
-        log_forward |= {key: math.log(v / num_actions / value[s]) for key, v in parts.items()}
-    flows = Flows({s: math.log(v) for s, v in value.items()}, log_forward, uniform_backward(space))
-    context, policy = tabular(space, flows, backward=False)
-    objective = RelativeTrajectoryBalance(context, AlgoConfig(method="relative_tb"))
-    torch.nn.init.constant_(objective.log_z.base, flows.log_flow[0])
-    batch = make_batch(context, policy, space, log_reward)
+    objective, policy, batch = set_up_relative(space)
     assert float(objective.loss(policy, batch).value.detach()) < 1e-9
     other = batch.with_rewards(batch.log_reward + torch.randn(len(batch)))
     assert float(objective.loss(policy, other).value.detach()) > 1e-2

@@ -1,0 +1,104 @@
+"""How an imbalance is penalised: values, slopes, what they are near 0 and far off, and what linex is for."""
+
+import math
+
+import pytest
+import torch
+
+from gflownet.objectives.config import AlgoConfig
+from gflownet.objectives.regression import REGRESSIONS
+from tests.objectives.balanced import FLOW_OBJECTIVES, set_up
+from tests.objectives.spaces import make_space
+
+E5 = math.exp(5)
+# t = log (forward / backward): the penalty and its derivative, in closed form; exponentials are tangents beyond 5.
+EXPECTED = {
+    "squared": {t: (t * t, 2 * t) for t in (-8, -1, 0, 0.5, 8)},
+    "half": {t: (t * t / 2, t) for t in (-8, -1, 0, 0.5, 8)},
+    "huber": {-8: (7.5, -1), -1: (0.5, -1), 0: (0, 0), 0.5: (0.125, 0.5), 8: (7.5, 1)},
+    "shifted_cosh": {
+        -8: (math.exp(-8) + 4 * E5 - 2, -E5 + math.exp(-8)),
+        -1: (2 * math.cosh(1) - 2, -2 * math.sinh(1)),
+        0: (0, 0),
+        0.5: (2 * math.cosh(0.5) - 2, 2 * math.sinh(0.5)),
+        8: (math.exp(-8) + 4 * E5 - 2, E5 - math.exp(-8)),
+    },
+    "linex": {
+        -8: (4 * E5 - 9, 1 - E5),
+        -1: (math.e - 2, 1 - math.e),
+        0: (0, 0),
+        0.5: (math.exp(-0.5) - 0.5, 1 - math.exp(-0.5)),
+        8: (math.exp(-8) + 7, 1 - math.exp(-8)),
+    },
+}
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_penalties_and_slopes_are_those_of_their_formulas(name):
+    t = torch.tensor(list(EXPECTED[name]), dtype=torch.float64, requires_grad=True)
+    penalty = REGRESSIONS[name](t)
+    (slope,) = torch.autograd.grad(penalty.sum(), t)
+    assert penalty.tolist() == pytest.approx([value for value, _ in EXPECTED[name].values()], rel=1e-12, abs=1e-12)
+    assert slope.tolist() == pytest.approx([value for _, value in EXPECTED[name].values()], rel=1e-12, abs=1e-12)
+
+
+@pytest.mark.parametrize("name", REGRESSIONS)
+def test_an_imbalance_without_bounds_has_a_finite_slope(name):
+    t = torch.tensor([-1e4, 1e4], requires_grad=True)
+    (slope,) = torch.autograd.grad(REGRESSIONS[name](t).sum(), t)
+    assert bool(slope.isfinite().all())
+
+
+def on_policy_gradient(name: str, logits: torch.Tensor, log_target: torch.Tensor) -> torch.Tensor:
+    """The expected gradient of a penalty of t = log p_F - log p_B under samples of p_F, which carry none themselves."""
+    log_policy = logits.log_softmax(0)
+    penalty = REGRESSIONS[name](log_policy - log_target)
+    (gradient,) = torch.autograd.grad((log_policy.detach().exp() * penalty).sum(), logits)
+    return gradient
+
+
+def test_the_gradients_on_the_policys_own_samples_are_those_of_divergences():
+    """Hu et al. 2025, table 2: half is the reverse, linex the forward Kullback-Leibler divergence."""
+    generator = torch.Generator().manual_seed(0)
+    log_target = torch.randn(6, dtype=torch.float64, generator=generator).log_softmax(0)
+    logits = torch.randn(6, dtype=torch.float64, generator=generator).requires_grad_()
+    log_policy = logits.log_softmax(0)
+    (reverse,) = torch.autograd.grad((log_policy.exp() * (log_policy - log_target)).sum(), logits, retain_graph=True)
+    (forward,) = torch.autograd.grad((log_target.exp() * (log_target - log_policy)).sum(), logits)
+    assert torch.allclose(on_policy_gradient("half", logits, log_target), reverse, atol=1e-12)
+    assert torch.allclose(on_policy_gradient("linex", logits, log_target), forward, atol=1e-12)
+    assert not torch.allclose(forward, reverse, atol=1e-2)
+
+
+@pytest.mark.parametrize("regression", [name for name in REGRESSIONS if name != "squared"])
+@pytest.mark.parametrize("method", [*FLOW_OBJECTIVES, "fm", "modified_db"])
+def test_every_balance_is_penalised_as_asked(method, regression):
+    """The loss of flows that are off is the mean penalty of the imbalances that the squared one is the mean square of.
+
+    Small penalties are t^2 / 2, whoever averages them: half of the squared loss; large ones are not.
+    """
+    losses = {}
+    for name in ("squared", regression):
+        for noise in (1e-3, 2.0):
+            options = AlgoConfig(method=method, regression=name)
+            objective, policy, batch, _ = set_up(make_space("from_one_node_4"), options)
+            generator = torch.Generator().manual_seed(3)
+            with torch.no_grad():
+                shift = torch.randn(policy.forward_logits.shape, dtype=torch.float64, generator=generator)
+                policy.forward_logits.add_(noise * shift)
+            losses[name, noise] = objective.loss(policy, batch).metrics["loss"]
+    curvature = 1.0 if regression == "shifted_cosh" else 0.5
+    assert losses[regression, 1e-3] == pytest.approx(curvature * losses["squared", 1e-3], rel=1e-2)
+    if regression != "half":
+        assert losses[regression, 2.0] != pytest.approx(curvature * losses["squared", 2.0], rel=5e-2)
+
+
+def test_linex_fears_what_is_too_unlikely():
+    """Of two batches that are off by as much, the one whose objects come too rarely has the larger loss."""
+    penalties = []
+    for sign in (1, -1):
+        objective, policy, batch, _ = set_up(make_space("from_one_node_4"), AlgoConfig(method="tb", regression="linex"))
+        batch = batch.with_rewards(batch.log_reward + sign * 2.0)
+        penalties.append(objective.loss(policy, batch).metrics["loss"])
+    rare, frequent = penalties
+    assert rare > 1.5 * frequent
