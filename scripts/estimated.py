@@ -30,7 +30,7 @@ from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.certificate import SUBSET_SIZE, CheckedStates, certify_by_estimates
+from gflownet.metrics.certificate import SUBSET_SIZE, CheckedStates, EstimatedCertificate, certify_by_estimates
 from gflownet.metrics.consistency import disjoint_subsets, flow_consistency, restricted_distances
 from gflownet.metrics.correlation import pearson, spearman
 from gflownet.metrics.estimates import (
@@ -170,7 +170,7 @@ def exact_figures(space: EnumeratedSpace, trained: Trained) -> Exact:
 
 @torch.no_grad()
 def draw(space: EnumeratedSpace, trained: Trained, num: int, *, generator: torch.Generator) -> Drawn:
-    """Return `num` trajectories of the policy, and those that lead into their ends, into states drawn evenly, and R."""
+    """Return `num` trajectories of the policy, and ways back from their ends, from `num` even states and from R / Z."""
     graph, env, context = space.graph, space.env, trained.context
     policy = PolicyOnDevice(trained.policy, device=torch.device("cpu"), precision="float32")
     nothing = Conditioning(torch.zeros(1, 1), torch.ones(1))
@@ -219,9 +219,13 @@ class Comparison:
         return Row(f"{label}: {self.name}", self.found.value, self.unit, goal, self.is_near != wrong)
 
 
-def of_trajectories(drawn: Drawn, exact: Exact, *, seed: int) -> list[Comparison]:
-    """Return the bounds on log Z, and log Z, beside those of all trajectories there are."""
-    certificate = certify_by_estimates(drawn.samples, drawn.log_ratio, drawn.checked, learned_log_z=None, seed=seed)
+def certificate_of(drawn: Drawn, *, seed: int) -> EstimatedCertificate:
+    """Return the certificate of what was drawn."""
+    return certify_by_estimates(drawn.samples, drawn.log_ratio, drawn.checked, learned_log_z=None, seed=seed)
+
+
+def of_trajectories(drawn: Drawn, certificate: EstimatedCertificate, exact: Exact, *, seed: int) -> list[Comparison]:
+    """Return log Z and its bounds, beside those of all trajectories there are."""
     into = drawn.target
     upper = log_weights(into.log_ratio, into.log_reward[:, None], into.log_symmetry[:, None]).mean(1)
     return [
@@ -231,21 +235,20 @@ def of_trajectories(drawn: Drawn, exact: Exact, *, seed: int) -> list[Comparison
     ]
 
 
-def of_checked_states(drawn: Drawn, exact: Exact, *, seed: int) -> list[Comparison]:
+def of_checked_states(drawn: Drawn, certificate: EstimatedCertificate, exact: Exact, *, seed: int) -> list[Comparison]:
     """Return what the certificate says from its checked states, beside what exact p says of the same states."""
     checked, log_prob = drawn.checked, exact.log_prob[drawn.state]
-    found = certify_by_estimates(drawn.samples, drawn.log_ratio, checked, learned_log_z=None, seed=seed)
     slope = symmetry_slope(log_prob, checked.log_reward, checked.log_symmetry, seed=seed)
     assert slope is not None, "there are states with symmetries"
-    assert found.symmetry_slope is not None, "there are states with symmetries"
+    assert certificate.symmetry_slope is not None, "there are states with symmetries"
     order = float(spearman(log_prob.numpy(), checked.log_reward.numpy()))
     apart = mean_consistency(log_prob, checked.log_reward, seed=seed)
     return [
-        Comparison("EUBO, reweighted", found.eubo, exact.eubo, "nats"),
-        Comparison("mean log p(x), same states", found.log_prob, float(log_prob.mean()), "nats"),
-        Comparison("FCS, same states", found.flow_consistency, apart),
-        Comparison("Spearman(log p, log R), same states", found.spearman, order),
-        Comparison("slope in log |Aut|, same states", found.symmetry_slope, slope.value),
+        Comparison("EUBO, reweighted", certificate.eubo, exact.eubo, "nats"),
+        Comparison("mean log p(x), same states", certificate.log_prob, float(log_prob.mean()), "nats"),
+        Comparison("FCS, same states", certificate.flow_consistency, apart),
+        Comparison("Spearman(log p, log R), same states", certificate.spearman, order),
+        Comparison("slope in log |Aut|, same states", certificate.symmetry_slope, slope.value),
     ]
 
 
@@ -277,13 +280,11 @@ def mean_consistency(log_prob: Tensor, log_reward: Tensor, *, seed: int) -> floa
 
 def ignoring_symmetries(drawn: Drawn) -> Drawn:
     """Return the same trajectories with |Aut| left out of every estimate: the control."""
-    nothing = torch.zeros_like(drawn.checked.log_symmetry)
-    return replace(
-        drawn,
-        samples=replace(drawn.samples, log_symmetry=torch.zeros_like(drawn.samples.log_symmetry)),
-        checked=replace(drawn.checked, log_symmetry=nothing),
-        target=replace(drawn.target, log_symmetry=torch.zeros_like(drawn.target.log_symmetry)),
+    samples, checked, target = (
+        replace(part, log_symmetry=torch.zeros_like(part.log_symmetry))
+        for part in (drawn.samples, drawn.checked, drawn.target)
     )
+    return replace(drawn, samples=samples, checked=checked, target=target)
 
 
 def state_rows(label: str, drawn: Drawn, exact: Exact) -> list[Row]:
@@ -315,11 +316,11 @@ def policy_rows(
     """Return the rows of one policy, and which intervals hold what is exact of the whole space."""
     exact = exact_figures(space, trained)
     drawn = draw(space, trained, num_samples, generator=torch.Generator().manual_seed(seed + 2_000))
-    of_space, control = (
-        of_trajectories(used, exact, seed=seed) + of_even_states(space, used, exact, seed=seed)
-        for used in (drawn, ignoring_symmetries(drawn))
-    )
-    of_states = of_checked_states(drawn, exact, seed=seed)
+    certificate, wrong = certificate_of(drawn, seed=seed), ignoring_symmetries(drawn)
+    of_space = of_trajectories(drawn, certificate, exact, seed=seed) + of_even_states(space, drawn, exact, seed=seed)
+    of_states = of_checked_states(drawn, certificate, exact, seed=seed)
+    control = of_trajectories(wrong, certificate_of(wrong, seed=seed), exact, seed=seed)
+    control += of_even_states(space, wrong, exact, seed=seed)
     rows = [comparison.row(label) for comparison in of_space + of_states] + state_rows(label, drawn, exact)
     rows += [found.row(f"{label}, without |Aut|", wrong=True) for found in control if found.name in CONTROLS]
     return rows, [comparison.exact in comparison.found for comparison in of_space]
