@@ -317,13 +317,13 @@ def test_asked_in_parts_it_says_the_same_both_ways(make_policy, name):
     states = visited(env, num=6, seed=9)
     batch, conditioning = context.to_batch(states), conditioning_for(len(states))
     in_parts = PolicyInParts(policy, context, num_parts=4)
-    for whole, parted in zip(policy.both(batch, conditioning), in_parts.both(batch, conditioning), strict=True):
-        if isinstance(whole, torch.Tensor):
-            assert torch.allclose(parted, whole, atol=1e-5)
-        else:
-            (graphs, values), (same_graphs, same_values) = whole.log_probs(), parted.log_probs()
-            assert torch.equal(graphs, same_graphs)
-            assert torch.allclose(values, same_values, atol=1e-5)
+    *distributions, numbers = policy.both(batch, conditioning)
+    *from_parts, same_numbers = in_parts.both(batch, conditioning)
+    assert torch.allclose(numbers, same_numbers, atol=1e-5)
+    for whole, parted in zip(distributions, from_parts, strict=True):
+        (graphs, values), (same_graphs, same_values) = whole.log_probs(), parted.log_probs()
+        assert torch.equal(graphs, same_graphs)
+        assert torch.allclose(values, same_values, atol=1e-5)
     shown = in_parts(batch, conditioning)[0].log_probs()[1]
     assert torch.allclose(shown, policy(batch, conditioning)[0].log_probs()[1], atol=1e-5)
 
