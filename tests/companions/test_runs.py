@@ -132,7 +132,7 @@ def test_the_teacher_does_not_begin_as_the_policy(tmp_path):
     plain = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}"]))
     teacher, own = trainer.companions.teacher, dict(trainer.policy.named_parameters())
     assert teacher is not None
-    for name, parameter in teacher.policy.policy.named_parameters():
+    for name, parameter in teacher.state_dict()["network"].items():
         assert not torch.equal(parameter, own[name]) or "norm" in name or name.endswith("bias"), name
     assert all(torch.equal(p, own[name]) for name, p in plain.policy.named_parameters())
 
