@@ -85,7 +85,7 @@ LARGE = Space(
     model=ModelConfig(num_layers=3, num_emb=64, num_heads=4, compile=True),
     precision="bfloat16",
     symmetry="flows",
-    more_steps={"subtb": 1.15, "maxent": 1.1, "tlm": 1.5, "pessimistic": 1.1},
+    more_steps={"subtb": 1.15, "db": 1.15, "maxent": 1.1, "tlm": 1.5, "pessimistic": 1.1},
 )
 METHODS = ("tb", "subtb", "db")
 QUICK_TRAJECTORIES = 1_280
