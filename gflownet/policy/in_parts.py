@@ -30,6 +30,8 @@ class PolicyInParts(TwoWayPolicy):
 
     def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
         """Return what the policy says, see `Policy.forward`."""
+        if self._is_whole:
+            return self.policy(batch, conditioning)
 
         def ask(part: Batch, shown: Tensor) -> Flat:
             categorical, numbers = self.policy(part, shown)
@@ -41,6 +43,8 @@ class PolicyInParts(TwoWayPolicy):
     def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
         """Return what a two-way policy says, see `TwoWayPolicy.both`."""
         policy = cast(TwoWayPolicy, self.policy)
+        if self._is_whole:
+            return policy.both(batch, conditioning)
 
         def ask(part: Batch, shown: Tensor) -> Flat:
             forward, backward, numbers = policy.both(part, shown)
@@ -51,11 +55,14 @@ class PolicyInParts(TwoWayPolicy):
         forward = self.context.categorical(batch, logits[:num])
         return forward, self.context.backward_categorical(batch, logits[num:]), numbers
 
+    @property
+    def _is_whole(self) -> bool:
+        """Return whether one part will do: without gradients there is nothing to keep."""
+        return self.num_parts == 1 or not torch.is_grad_enabled()
+
     def _joined(self, ask: Callable[[Batch, Tensor], Flat], batch: Batch, conditioning: Tensor) -> list[Tensor]:
-        """Return what all parts are answered; without gradients there is nothing to keep, and one part will do."""
-        num_parts = min(self.num_parts, len(conditioning)) if torch.is_grad_enabled() else 1
-        if num_parts == 1:
-            return list(ask(batch, conditioning))
+        """Return what all parts are answered."""
+        num_parts = min(self.num_parts, len(conditioning))
         bounds = [len(conditioning) * part // num_parts for part in range(num_parts + 1)]
         answers = [
             checkpoint(ask, self.context.layout.part(batch, start, stop), conditioning[start:stop], use_reentrant=False)
