@@ -1,18 +1,22 @@
 # make run   creates .venv, installs what is needed, runs the default search:  make run ARGS="seed=1 num_training_steps=50"
 # make test  the same for the tests:  make test ARGS="-x tests/graphs"; what they cover, half as slow again:  ARGS="--cov"
+# make test-all  the tests and those marked slow: exhaustive versions and full sizes;  only these:  make test ARGS="-m slow"
 PYTHON ?= python3
 VENV := .venv
 # Older versions of pip read the first for what builds the package too, newer ones the second.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(VENV)/bin/python -m pip install --quiet
 
-.PHONY: run test install install-test clean
+.PHONY: run test test-all install install-test clean
 
 run: install
 	$(VENV)/bin/python -m gflownet.train $(ARGS)
 
 test: install-test
 	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+
+test-all: install-test
+	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "" $(ARGS)
 
 install: $(VENV)/installed
 install-test: $(VENV)/installed-test
