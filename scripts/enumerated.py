@@ -68,14 +68,12 @@ class EnumeratedSpace:
             actions=actions,
             backward=backward,
             log_backward=log_uniform,
-            log_forward=torch.full((len(states),), torch.nan),
-            state_log_reward=torch.full((len(states),), torch.nan),
             terminal=graph.states[terminal],
             origin=torch.full((num,), int(Origin.RESAMPLED), dtype=torch.int8),
             conditioning=torch.zeros(num, 1),
             beta=torch.ones(num),
             log_symmetry=symmetry.float(),
-            log_reward=self.log_reward[terminal],
+            optional_log_reward=self.log_reward[terminal],
         )
 
     def _ways_back(

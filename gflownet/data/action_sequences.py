@@ -52,7 +52,7 @@ class ActionSequences:
         return ActionSequences(torch.cat([part.num_actions for part in parts]), actions)
 
     def walk(self, env: Environment, *, conditioning: Conditioning, origin: Origin) -> TrajectoryBatch:
-        """Return the trajectories from the initial state; rewards are NaN."""
+        """Return the trajectories from the initial state, without rewards."""
         starts, num_taken = self._starts, 0
 
         def choose(states: GraphStates, alive: Tensor) -> ActionBatch:

@@ -91,7 +91,7 @@ class LocalSearch:
     def _rebuilt(
         self, way: TrajectoryBatch, num_back: Tensor, policy: PolicyFunction, generator: torch.Generator
     ) -> TrajectoryBatch:
-        """Return trajectories that begin as these do, and end as the policy likes; rewards are NaN."""
+        """Return trajectories, without rewards, that share the first steps of these; the policy draws the rest."""
         env, position = self.context.env, _positions(way)
         turn = (_num_steps(way) - num_back)[way.trajectory]
         kept, turns = (position < turn).nonzero().squeeze(1), (position == turn).nonzero().squeeze(1)

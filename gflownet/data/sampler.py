@@ -62,7 +62,7 @@ def sample_forward(
     random_action_prob: float = 0.0,
     temperature: float = 1.0,
 ) -> TrajectoryBatch:
-    """Return one trajectory per conditioning, drawn from the policy with exploration; rewards are NaN.
+    """Return one trajectory per conditioning, drawn from the policy with exploration, without rewards.
 
     Trajectories that have stopped leave the batch, so that the policy reads unfinished graphs only.
     """
@@ -81,7 +81,7 @@ def sample_backward(
     generator: torch.Generator,
     policy: PolicyFunction | None = None,
 ) -> TrajectoryBatch:
-    """Return one trajectory into each terminal state, drawn from the backward policy; rewards are NaN.
+    """Return one trajectory into each terminal state, drawn from the backward policy, without rewards.
 
     Args:
         context: of the environment; one that shows backward actions where a policy is asked about them.
@@ -163,7 +163,7 @@ def _roll_back(
 
 
 def assembled(env: Environment, steps: Sequence[Step], conditioning: Conditioning, origin: Origin) -> TrajectoryBatch:
-    """Return the trajectories whose steps these are, earlier ones first; rewards are NaN."""
+    """Return the trajectories whose steps these are, earlier ones first, without rewards."""
     states, actions = GraphStates.cat([s.states for s in steps]), ActionBatch.cat([s.actions for s in steps])
     trajectory = torch.cat([s.trajectory for s in steps])
     undone = [s.backward for s in steps if s.backward is not None]
@@ -176,12 +176,9 @@ def assembled(env: Environment, steps: Sequence[Step], conditioning: Conditionin
         actions=actions,
         backward=ActionBatch.cat(undone) if len(undone) == len(steps) else env.reverse(states, actions),
         log_backward=torch.cat([s.log_backward for s in steps]),
-        log_forward=torch.full((len(states),), torch.nan),
-        state_log_reward=torch.full((len(states),), torch.nan),
         terminal=terminal,
         origin=torch.full((len(terminal),), int(origin), dtype=torch.int8),
         conditioning=conditioning.encoding,
         beta=conditioning.beta,
         log_symmetry=(counts.log() - math.log(env.num_initial_automorphisms)).float(),
-        log_reward=torch.full((len(terminal),), torch.nan),
     )

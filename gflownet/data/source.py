@@ -124,7 +124,7 @@ class TrajectorySource:
         return Rollout(batches[0], num_fresh, fresh_ones, others, batches[1:], metrics)
 
     def sample_on_policy(self, step: int, *, policy: PolicyFunction) -> TrajectoryBatch:
-        """Return trajectories without exploration, from randomness of their own; their rewards are NaN."""
+        """Return trajectories without exploration, from a random stream of their own, without rewards."""
         return self._sample(step, _VALIDATION, policy, Exploration(), self.options.num_trajectories)
 
     def evaluated(
@@ -224,7 +224,7 @@ class TrajectorySource:
         scores = scorer.scores(states[steps[first]])[twin]
         conditioning = Conditioning(trajectories.conditioning[owner[steps]], trajectories.beta[owner[steps]])
         log_reward = torch.zeros(len(states)).index_put((steps,), self._log_reward(scores, conditioning))
-        return replace(trajectories, state_log_reward=log_reward)
+        return trajectories.with_state_rewards(log_reward)
 
     def _rewarded(self, trajectories: TrajectoryBatch, scores: Tensor) -> TrajectoryBatch:
         conditioning = Conditioning(trajectories.conditioning, trajectories.beta)

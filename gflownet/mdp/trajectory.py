@@ -34,26 +34,45 @@ class Trajectory:
     log_backward: Tensor  # [T] log P_B(states[t] | state after action t)
     terminal: GraphStates  # 1 state
     log_symmetry: float  # log |Aut(x)| - log |Aut(s0)|
-    log_reward: float
+    log_reward: float | None  # None: not evaluated yet
 
 
 @dataclass(frozen=True)
 class TrajectoryBatch:
-    """B trajectories, their steps flattened; what is not known yet, or not asked for, is NaN."""
+    """B trajectories, their steps flattened.
+
+    The optional fields are None until they are computed; the properties `log_reward`, `state_log_reward` and
+    `log_forward` return them and raise where they are missing.
+    """
 
     states: GraphStates  # S states, each before its action; the steps of one trajectory in order
     trajectory: Tensor  # [S] int64, which trajectory a step belongs to
     actions: ActionBatch  # S forward actions
     backward: ActionBatch  # S actions that undo them, taken in the state after; of Stop, Stop
     log_backward: Tensor  # [S] log of the uniform P_B of undoing the action
-    log_forward: Tensor  # [S] log P_F of the action when the objective first saw it; of objectives that ask for it
-    state_log_reward: Tensor  # [S] log-reward of a state that may stop, 0 of others; of objectives that ask for it
     terminal: GraphStates  # B states
     origin: Tensor  # [B] int8, an Origin
     conditioning: Tensor  # [B, C] float32
     beta: Tensor  # [B] float32, inverse temperature of the reward
     log_symmetry: Tensor  # [B] log |Aut(x)| - log |Aut(s0)|
-    log_reward: Tensor  # [B]
+    optional_log_reward: Tensor | None = None  # [B]
+    optional_state_log_reward: Tensor | None = None  # [S] log-reward of a state that may stop, 0 of others
+    optional_log_forward: Tensor | None = None  # [S] log P_F of the action when the objective first read the batch
+
+    @property
+    def log_reward(self) -> Tensor:
+        """Return the log-reward of each trajectory, [B]; ValueError before `with_rewards`."""
+        return self._present(self.optional_log_reward, "log_reward", "with_rewards")
+
+    @property
+    def state_log_reward(self) -> Tensor:
+        """Return the log-reward of the state before each step, [S]; ValueError before `with_state_rewards`."""
+        return self._present(self.optional_state_log_reward, "state_log_reward", "with_state_rewards")
+
+    @property
+    def log_forward(self) -> Tensor:
+        """Return the log P_F of each step at sampling time, [S]; ValueError before `with_log_forward`."""
+        return self._present(self.optional_log_forward, "log_forward", "with_log_forward")
 
     def __len__(self) -> int:
         """Return the number of trajectories."""
@@ -70,7 +89,7 @@ class TrajectoryBatch:
             log_backward=self.log_backward[steps],
             terminal=self.terminal[torch.tensor([index])],
             log_symmetry=float(self.log_symmetry[index]),
-            log_reward=float(self.log_reward[index]),
+            log_reward=None if self.optional_log_reward is None else float(self.optional_log_reward[index]),
         )
 
     def successors(self) -> tuple[Tensor, Tensor]:
@@ -87,20 +106,41 @@ class TrajectoryBatch:
     def _part(self, start: int, stop: int) -> TrajectoryBatch:
         steps = ((self.trajectory >= start) & (self.trajectory < stop)).nonzero().squeeze(1)
         index = {f.name: steps if f.name in _PER_STEP else slice(start, stop) for f in fields(TrajectoryBatch)}
-        part = TrajectoryBatch(**{name: getattr(self, name)[at] for name, at in index.items()})
+        present = {name: value for name in index if (value := getattr(self, name)) is not None}
+        part = TrajectoryBatch(**{name: value[index[name]] for name, value in present.items()})
         return replace(part, trajectory=part.trajectory - start)
 
     def with_rewards(self, log_reward: Tensor) -> TrajectoryBatch:
         """Return the same trajectories with their log-rewards, [B]."""
-        return replace(self, log_reward=log_reward)
+        return replace(self, optional_log_reward=log_reward)
+
+    def with_state_rewards(self, log_reward: Tensor) -> TrajectoryBatch:
+        """Return the same trajectories with the log-rewards of the states before their steps, [S]."""
+        return replace(self, optional_state_log_reward=log_reward)
+
+    def with_log_forward(self, log_forward: Tensor) -> TrajectoryBatch:
+        """Return the same trajectories with the log P_F of their steps, [S]."""
+        return replace(self, optional_log_forward=log_forward)
 
     @staticmethod
     def cat(batches: Sequence[TrajectoryBatch]) -> TrajectoryBatch:
-        """Return the trajectories of all batches one after another."""
+        """Return the trajectories of all batches one after another.
+
+        Raises:
+            ValueError: some of the batches have an optional field that others lack.
+        """
         starts = torch.tensor([0, *(len(b) for b in batches)]).cumsum(0)
         parts = {}
         for field in fields(TrajectoryBatch):
             values = [getattr(b, field.name) for b in batches]
+            num_missing = sum(value is None for value in values)
+            if num_missing == len(batches):
+                continue
+            if num_missing:
+                name = field.name.removeprefix("optional_")
+                raise ValueError(
+                    f"{name}: expected it in all {len(batches)} batches or in none, {num_missing} are without"
+                )
             if field.name == "trajectory":
                 parts[field.name] = torch.cat([v + s for v, s in zip(values, starts, strict=False)])
             elif isinstance(values[0], Tensor):
@@ -109,7 +149,15 @@ class TrajectoryBatch:
                 parts[field.name] = type(values[0]).cat(values)
         return TrajectoryBatch(**parts)
 
+    def _present(self, value: Tensor | None, name: str, setter: str) -> Tensor:
+        if value is None:
+            raise ValueError(f"{name}: expected a batch with it (`{setter}`), got {len(self)} trajectories without")
+        return value
+
 
 _PER_STEP = frozenset(
-    {"states", "trajectory", "actions", "backward", "log_backward", "log_forward", "state_log_reward"}
+    {
+        *("states", "trajectory", "actions", "backward", "log_backward"),
+        *("optional_state_log_reward", "optional_log_forward"),
+    }
 )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from dataclasses import replace
 
 import torch
 from torch import Tensor
@@ -70,7 +69,7 @@ class ProximalPolicyOptimization(ActorCritic):
     def annotated(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> TrajectoryBatch:
         """Return the trajectories with the log-probabilities of their actions before the first of the epochs."""
         log_forward = self.reader.read(policy, trajectories).log_forward
-        return replace(trajectories, log_forward=log_forward.to(trajectories.log_forward))
+        return trajectories.with_log_forward(log_forward.to(trajectories.log_backward))
 
     def actor_loss(self, steps: Steps, trajectories: TrajectoryBatch, advantage: Tensor, counts: Tensor) -> Tensor:
         """Return the clipped surrogate loss, of advantages scaled to a deviation of one."""

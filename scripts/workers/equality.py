@@ -39,10 +39,16 @@ def is_same(ours: Rollout, theirs: Rollout) -> bool:
     """Return whether two rollouts have the same scores and, bit for bit, the same trajectories."""
     scores = [[evaluation.score for evaluation in rollout.evaluations] for rollout in (ours, theirs)]
     pairs = zip(_tensors(ours.trajectories), _tensors(theirs.trajectories), strict=True)
-    return scores[0] == scores[1] and all(a.dtype == b.dtype and torch.equal(a, b) for a, b in pairs)
+    return scores[0] == scores[1] and all(_is_same_tensor(a, b) for a, b in pairs)
 
 
-def _tensors(value: Any) -> list[Tensor]:
+def _is_same_tensor(ours: Tensor | None, theirs: Tensor | None) -> bool:
+    if ours is None or theirs is None:
+        return ours is theirs
+    return ours.dtype == theirs.dtype and torch.equal(ours, theirs)
+
+
+def _tensors(value: Any) -> list[Tensor | None]:
     if is_dataclass(value):
         return [tensor for field in fields(value) for tensor in _tensors(getattr(value, field.name))]
     return [value]

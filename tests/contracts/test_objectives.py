@@ -1,7 +1,6 @@
 """What every objective promises to the trainer, with the default network and through a whole run."""
 
 import json
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -55,7 +54,7 @@ def trajectories(context: GraphBuildingEnvContext, policy: DenseTransformerPolic
     again = sample_backward(context, fresh.terminal, conditioning=conditioning, generator=generator)
     batch = TrajectoryBatch.cat([fresh, again])
     rewards = torch.randn(len(batch.actions), generator=generator)
-    return replace(batch, state_log_reward=rewards).with_rewards(torch.randn(2 * num, generator=generator))
+    return batch.with_state_rewards(rewards).with_rewards(torch.randn(2 * num, generator=generator))
 
 
 def test_a_loss_is_a_finite_number_whose_gradient_reaches_everything_that_learns(method):
@@ -83,7 +82,7 @@ def test_a_reward_that_is_not_known_spoils_the_loss(method):
     rewards = batch.log_reward.clone()
     rewards[0] = torch.nan
     batch = objective.annotated(policy, batch.with_rewards(rewards))
-    batch = replace(batch, state_log_reward=torch.full_like(batch.state_log_reward, torch.nan))
+    batch = batch.with_state_rewards(torch.full_like(batch.state_log_reward, torch.nan))
     value = float(objective.loss(policy, batch).value.detach())
     assert (value == value) == (method == "max_likelihood")
 
@@ -136,7 +135,7 @@ def test_trajectories_that_stop_at_once_have_a_loss(method, backward_policy):
     generator = torch.Generator().manual_seed(2)
     initial = context.env.initial_states(3)
     batch = sample_backward(context, initial, conditioning=conditioning, generator=generator)
-    batch = replace(batch, state_log_reward=torch.zeros(3)).with_rewards(torch.tensor([0.0, 0.5, 1.0]))
+    batch = batch.with_state_rewards(torch.zeros(3)).with_rewards(torch.tensor([0.0, 0.5, 1.0]))
     objective.prepare(policy, batch)
     assert bool(objective.loss(policy, objective.annotated(policy, batch)).value.isfinite())
 

@@ -1,3 +1,5 @@
+import dataclasses
+
 import pytest
 import torch
 
@@ -67,3 +69,40 @@ def test_parts_together_are_the_whole(batch, num_parts):
         assert torch.equal(ours.log_backward, batch[i].log_backward)
         assert bool(ours.terminal.equals(batch[i].terminal).all())
         assert ours.log_reward == batch[i].log_reward
+
+
+def test_optional_fields_are_none_until_set(batch):
+    bare = dataclasses.replace(batch, optional_log_reward=None)
+    assert bare[0].log_reward is None
+    steps = torch.arange(float(len(batch.actions)))
+    full = bare.with_rewards(batch.log_reward).with_state_rewards(steps).with_log_forward(-steps)
+    assert torch.equal(full.log_reward, batch.log_reward)
+    assert torch.equal(full.state_log_reward, steps)
+    assert torch.equal(full.log_forward, -steps)
+
+
+@pytest.mark.parametrize("name", ["log_reward", "state_log_reward", "log_forward"])
+def test_missing_optional_field_raises(batch, name):
+    bare = dataclasses.replace(batch, optional_log_reward=None)
+    with pytest.raises(ValueError, match=rf"^{name}: expected a batch with it .*, got 6 trajectories without"):
+        getattr(bare, name)
+
+
+def test_optional_fields_survive_joining_and_splitting(batch):
+    bare = dataclasses.replace(batch, optional_log_reward=None)
+    joined = TrajectoryBatch.cat([bare, bare])
+    assert joined.optional_log_reward is joined.optional_state_log_reward is joined.optional_log_forward is None
+    assert [part.optional_log_reward for part in joined.split(3)] == [None] * 3
+    steps = torch.arange(float(len(batch.actions)))
+    joined = TrajectoryBatch.cat([batch.with_log_forward(steps), batch.with_log_forward(steps + 0.5)])
+    assert torch.equal(joined.log_forward, torch.cat([steps, steps + 0.5]))
+    for start, part in zip((0, 4, 8), joined.split(3), strict=True):
+        mine = (joined.trajectory >= start) & (joined.trajectory < start + 4)
+        assert torch.equal(part.log_forward, joined.log_forward[mine])
+        assert torch.equal(part.log_reward, joined.log_reward[start : start + 4])
+
+
+def test_joining_batches_with_and_without_rewards_raises(batch):
+    bare = dataclasses.replace(batch, optional_log_reward=None)
+    with pytest.raises(ValueError, match=r"^log_reward: expected it in all 2 batches or in none, 1 are without$"):
+        TrajectoryBatch.cat([batch, bare])

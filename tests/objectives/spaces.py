@@ -1,7 +1,5 @@
 """Small spaces with symmetries, and batches of trajectories on them whose rewards are looked up."""
 
-from dataclasses import replace
-
 import torch
 from torch import Tensor
 
@@ -69,5 +67,5 @@ def make_batch(
     batch = TrajectoryBatch.cat([forward, backward])
     on_the_way = torch.tensor(space.position_of(batch.states))
     may_stop = torch.tensor([s in space.may_stop for s in on_the_way.tolist()])
-    batch = replace(batch, state_log_reward=torch.where(may_stop, log_reward[on_the_way], 0.0).float())
+    batch = batch.with_state_rewards(torch.where(may_stop, log_reward[on_the_way], 0.0).float())
     return batch.with_rewards(log_reward[space.position_of(batch.terminal)].float())

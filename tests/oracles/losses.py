@@ -63,6 +63,7 @@ def listen(context, policy, batch: TrajectoryBatch, beside: nn.Module | None = N
         forward.logsumexp(),
         backward.logsumexp(),
     )
+    state_rewards = batch.optional_state_log_reward
     heard = []
     for i in range(len(batch)):
         steps = (batch.trajectory == i).nonzero().squeeze(1).tolist()
@@ -83,7 +84,7 @@ def listen(context, policy, batch: TrajectoryBatch, beside: nn.Module | None = N
                     log_stop=float(log_stop[step]),
                     entropy=float(entropy[step]),
                     log_ways=float(log_ways[step]) if t else 0.0,
-                    state_log_reward=float(batch.state_log_reward[step]),
+                    state_log_reward=0.0 if state_rewards is None else float(state_rewards[step]),
                     offset=offsets[i],
                 )
             )
