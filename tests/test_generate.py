@@ -83,10 +83,10 @@ def test_a_file_of_prompts_is_answered_as_offline(folder: Path, tmp_path: Path) 
     assert [answer["finish_reason"] for answer in answers] == [one.finish_reason for one in expected]
     assert [answer["num_tokens"] for answer in answers] == [len(one.tokens) for one in expected]
     assert "logprobs" not in answers[0]
-    told = [
-        (one["token"], one["logprob"], [tuple(pair) for pair in one["likeliest"]]) for one in answers[1]["logprobs"]
-    ]
-    assert told == [(one.token, one.log_probability, list(one.likeliest)) for one in expected[1].sampled]
+    for said, one in zip(answers[1]["logprobs"], expected[1].sampled, strict=True):
+        assert (said["token"], [token for token, _ in said["likeliest"]]) == (one.token, [t for t, _ in one.likeliest])
+        assert said["logprob"] == pytest.approx(one.log_probability, abs=1e-9)
+        assert [value for _, value in said["likeliest"]] == pytest.approx([v for _, v in one.likeliest], abs=1e-9)
 
 
 def test_a_second_run_asks_only_what_has_no_answer(folder: Path, tmp_path: Path) -> None:

@@ -5,20 +5,13 @@ R is the number of rows (sequences), W the width of the layers, S that of a stat
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from gflownet.rhn.cell import cell
-from gflownet.rhn.decoding import with_independent_rows
 from gflownet.rhn.fold import fold, sizes_of
 from gflownet.rhn.stack_model import RecurrentLayer, RecurrentStack
-
-# Products of one to three rows are other kernels of a BLAS, and what is left over at the end of a tensor after whole
-# vectors is computed one by one: both with other last bits.
-ROW_GRAIN = 8
 
 
 class StackDecoder:
@@ -27,7 +20,6 @@ class StackDecoder:
     def __init__(self, model: RecurrentStack) -> None:
         """Fold the weights of the RHN layers."""
         self._model = model
-        self._grain = 1
         self.refresh()
 
     @torch.no_grad()
@@ -70,28 +62,13 @@ class StackDecoder:
     @torch.no_grad()
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what `LanguageModel` says: a first token meets a zero state, in an RHN layer no adapter at all."""
-        rows = len(tokens)
-        missing = -rows % self._grain
-        if missing:
-            tokens, state = F.pad(tokens, (0, missing)), F.pad(state, (0, 0, 0, missing))
-            starts = None if starts is None else F.pad(starts, (0, missing))
         if starts is not None:
             state = state.masked_fill(starts.view(1, -1, 1), 0)
         x, new_states = F.embedding(tokens, self._model.embedding), []
         for place, given in enumerate(state.unbind(0)):
             x, last = self._layer_step(place, x, given, starts)
             new_states.append(F.pad(last, (0, state.shape[-1] - last.shape[-1])))
-        return self._model.logits(x)[:rows], torch.stack(new_states)[:, :rows]
-
-    def for_rows(self, rows: int) -> StackDecoder:
-        """Return a decoder of the same model that fills up its rows, with which a row's bits are always the same."""
-
-        def filled_up(grain: int) -> StackDecoder:
-            fixed = copy.copy(self)
-            fixed._grain = grain
-            return fixed
-
-        return with_independent_rows(filled_up, rows, ROW_GRAIN)
+        return self._model.logits(x), torch.stack(new_states)
 
     def _layer_step(self, place: int, x: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return what a layer makes of x [R, W], and its new state [R, width of its own]."""

@@ -56,7 +56,7 @@ class Ideal:
     def __init__(self, model: LanguageModel, rows: int) -> None:
         """Take any tokens and states."""
         generator = torch.Generator().manual_seed(0)
-        self._model, (layers, width) = model.for_rows(rows), model.state_shape
+        self._model, (layers, width) = model, model.state_shape
         self._tokens = torch.randint(VOCABULARY, (rows,), generator=generator)
         self._state = torch.randn(layers, rows, width, generator=generator)
 

@@ -1,4 +1,4 @@
-"""Compiled steps say what the others say, and are computed with one number of rows."""
+"""Compiled steps return what eager ones return, and are padded to a power of two rows."""
 
 from __future__ import annotations
 
@@ -18,12 +18,13 @@ def test_compiled_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> N
     # Without the C++ compiler, which takes half a minute: scripts/bench_serving.py runs it.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     network = random_network(CONFIG, 0)
-    plain, compiled = RHNDecoder(network), RHNDecoder(network, compiled=True).for_rows(4)
+    plain, compiled = RHNDecoder(network), RHNDecoder(network, compiled=True)
     torch.manual_seed(0)
     tokens, states = torch.randint(5, (4,)), torch.randn(1, 4, 8, dtype=torch.float64)
+    starts = torch.tensor([True, False, False, True])
     with torch._dynamo.config.patch(error_on_recompile=True):
         for rows in (4, 3):
-            wanted = plain.step(tokens[:rows], states[:, :rows], None)
-            got = compiled.step(tokens[:rows], states[:, :rows], None)
+            wanted = plain.step(tokens[:rows], states[:, :rows], starts[:rows])
+            got = compiled.step(tokens[:rows], states[:, :rows], starts[:rows])
             for one, other in zip(got, wanted, strict=True):
                 torch.testing.assert_close(one, other, rtol=1e-10, atol=1e-10)

@@ -1,7 +1,7 @@
 """Continuous batching: one token of every running request per step, those that come and go sharing the batch.
 
-Tokens of a prompt are rows like any other, so that reading a long prompt never holds up the answers beside it. The
-arithmetic of a row is the same whatever the others are, and so are its tokens.
+Tokens of a prompt are rows like any other, so that reading a long prompt never delays the other answers. The logits of
+a row are a function of its own tokens, up to rounding; each row has its own random generator.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class Engine:
         """Allocate the slots; `clock` returns seconds."""
         self._config = config or EngineConfig()
         max_slots = self._config.scheduler.max_slots
-        self._model = model.for_rows(max_slots)
+        self._model = model
         self._clock = clock
         self._cache = CacheManager(self._model, max_slots)
         self._sampler = Sampler(max_slots, model.vocabulary_size, model.device)

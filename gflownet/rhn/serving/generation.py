@@ -110,7 +110,9 @@ def generate_batch(
 ) -> list[Generation]:
     """Return the answers to prompts of any lengths, `max_slots` at a time as an `Engine` answers them.
 
-    The answers are those of a server with as many slots, to the bit, and those of `generate` up to rounding.
+    Logits agree with those of `generate` and of a server up to rounding, so greedy tokens agree unless two tokens are
+    as likely as each other up to rounding, and sampled tokens with a seed unless the draw falls within rounding of a
+    boundary between two tokens.
 
     Args:
         model: what answers.

@@ -1,7 +1,7 @@
 """Draws the next tokens of a whole batch, each row as its own request asks.
 
-A row is drawn by a generator of its own and in float64, so that its token is a matter of its logits, its parameters and
-its seed alone. R is the number of rows, V of the vocabulary.
+Each row has its own generator and is drawn in float64: its token is a function of its logits, parameters and seed.
+R is the number of rows, V of the vocabulary.
 """
 
 from __future__ import annotations

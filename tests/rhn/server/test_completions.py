@@ -83,6 +83,7 @@ def test_a_stream_says_what_a_whole_answer_says(params: dict[str, Any], client: 
     assert "".join(choice.text for choice in choices) == expected.text
     assert [choice.finish_reason for choice in choices] == [None] * (len(parts) - 1) + [expected.finish_reason]
     assert expected.logprobs is not None
+    # One row alone at every step of both: the same operations on the same operands.
     for name in ("tokens", "token_logprobs", "top_logprobs", "text_offset"):
         joined = [value for choice in choices for value in getattr(choice.logprobs, name)]
         assert joined == getattr(expected.logprobs, name)
@@ -94,11 +95,10 @@ def test_logprobs_are_those_of_offline_generation(client: openai.OpenAI, folder:
     said = client.completions.create(model="tiny", prompt="a", logprobs=2, seed=5, max_tokens=9).choices[0].logprobs
     expected = offline(folder, "a", MAX_SLOTS, seed=5, max_tokens=9, logprobs=2).sampled
     assert said is not None
-    assert said.token_logprobs == [one.log_probability for one in expected]
+    assert said.token_logprobs == pytest.approx([one.log_probability for one in expected], abs=1e-9)
     assert said.top_logprobs is not None
-    assert [list(top.values()) for top in said.top_logprobs] == [
-        [value for _, value in one.likeliest] for one in expected
-    ]
+    for top, one in zip(said.top_logprobs, expected, strict=True):
+        assert list(top.values()) == pytest.approx([value for _, value in one.likeliest], abs=1e-9)
 
 
 def test_each_prompt_of_a_list_has_a_choice_and_a_seed_of_its_own(client: openai.OpenAI, folder: Path) -> None:

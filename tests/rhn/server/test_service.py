@@ -39,9 +39,6 @@ class Watched:
         self.dtype, self.device = model.dtype, model.device
         self.rows: list[int] = []
 
-    def for_rows(self, rows: int) -> LanguageModel:
-        return self
-
     def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         return self._model.prefill(tokens, state)
 
