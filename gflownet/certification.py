@@ -11,7 +11,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.evaluation.conditioning import Conditioning
@@ -21,6 +20,7 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.candidate import Candidate
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch

@@ -2,10 +2,10 @@
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import Policy
 
 
@@ -18,4 +18,4 @@ class UniformPolicy(Policy):
 
     def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
         logits = [torch.zeros(mask.shape) for mask in self.context.masks(batch)]
-        return self.context.categorical(batch, logits), torch.zeros(batch.num_graphs)
+        return self.context.categorical(batch, logits), torch.zeros(len(conditioning))

@@ -8,10 +8,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.layout import BatchLayout, Kinds
+from gflownet.mdp.layout import Batch, BatchLayout, Kinds
 from gflownet.policy.on_device import PolicyOnDevice
 
 _NUM_KEPT = 2  # a rollout begins after its predecessor was taken: it may want the weights before the last ones

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from gflownet.optimisers import Adam
+
 UNIFORM_BITS = 8.0  # per byte, of a model that knows nothing: what a diverged one is counted as
 # Nothing that learns is as far off as a thousand nats per byte.
 _DIVERGED_LOSS = 1_000.0
@@ -68,7 +70,7 @@ def training_steps(
     Raises:
         LanguageDivergedError: a loss is not finite or absurdly large.
     """
-    optimiser = torch.optim.Adam(model.parameters(), lr=options.learning_rate, fused=True)
+    optimiser = Adam(model.parameters(), lr=options.learning_rate, fused=True)
     model.train()
     step, seconds, done = 0, 0.0, 0.0
     while done < 1:

@@ -14,6 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.evaluation.config import EvaluationConfig
+from gflownet.optimisers import Adam
 from gflownet.translation import DirectTraining, TranslatedModel
 
 # No classifier that still learns has a cross-entropy of 1,000 nats: its logits would be off by 1,000.
@@ -42,7 +43,7 @@ def train_classifier(model: nn.Module, data: Split, *, config: EvaluationConfig,
         CandidateDivergedError: the mean loss of an epoch is not finite or above DIVERGED_LOSS.
     """
     parameters = _flattened(list(model.parameters()))
-    optimiser = torch.optim.Adam([parameters], lr=config.learning_rate, fused=True)
+    optimiser = Adam([parameters], lr=config.learning_rate, fused=True)
     model.train()
     mean_loss = math.nan
     for epoch in range(config.num_epochs):
@@ -60,7 +61,7 @@ def train_classifiers(
     and order, and those of train_classifier up to rounding. Holds K copies of the examples at a time.
     """
     training = DirectTraining(models)
-    optimiser = torch.optim.Adam([training.parameter], lr=config.learning_rate, fused=True)
+    optimiser = Adam([training.parameter], lr=config.learning_rate, fused=True)
     batch_size = config.batch_size
     outcomes: list[float | CandidateDivergedError] = [math.nan] * len(models)
     for epoch in range(config.num_epochs):

@@ -29,7 +29,7 @@ class GraphActionType(IntEnum):
 
     @property
     def field_name(self) -> str:
-        """Return the prefix of this type's tensors in a torch_geometric batch: `add_node`, `set_edge_attr`, ..."""
+        """Return the prefix of this type's tensors in a batch: `add_node`, `set_edge_attr`, ..."""
         return _FIELD_NAMES[self]
 
 

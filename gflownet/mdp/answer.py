@@ -11,11 +11,11 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 

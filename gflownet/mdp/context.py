@@ -1,21 +1,23 @@
-"""What a policy sees and says: states as torch_geometric batches, actions as (type, row, column) indices."""
+"""What a policy sees and says: states as batches of tensors, actions as (type, row, column) indices."""
 
 from __future__ import annotations
 
 import copy
 from collections.abc import Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch, Data
 
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.environment import Environment, IllegalAction
-from gflownet.mdp.layout import BatchLayout, masks_of
+from gflownet.mdp.layout import Batch, BatchLayout, masks_of
 from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import Attribute, GraphStates
+
+if TYPE_CHECKING:
+    from torch_geometric.data import Data
 
 NUM_GRAPH_FEATURES = 2
 NUM_PAIR_FEATURES = 5
@@ -88,11 +90,13 @@ class GraphBuildingEnvContext:
         return masks
 
     def to_batch(self, states: GraphStates) -> Batch:
-        """Return all states as one torch_geometric batch, in this context's layout."""
+        """Return all states as one batch, in this context's layout."""
         return self.layout.encode(states)
 
     def to_data(self, states: GraphStates, index: int) -> Data:
         """Return one state as torch_geometric `Data`: what `Batch.from_data_list` collates into a sparse batch."""
+        from torch_geometric.data import Data
+
         batch: Any = SparseLayout(self).encode(states[index : index + 1])
         return Data(**{key: batch[key] for key in batch.keys() if key not in ("batch", "ptr")})  # noqa: SIM118
 

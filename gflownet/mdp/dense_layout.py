@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.layout import BatchLayout, Kinds, keys_of, make_batch, masks_of
+from gflownet.mdp.layout import Batch, BatchLayout, Kinds, masks_of
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates
 
 if TYPE_CHECKING:
@@ -32,14 +31,14 @@ class DenseLayout(BatchLayout):
         super().__init__(context)
         self._known_tables: dict[tuple[int, tuple[GraphActionType, ...]], tuple[Tensor, Tensor]] = {}
 
-    def encode(self, states: GraphStates) -> Batch:
+    def encode(self, states: GraphStates) -> dict[str, Tensor]:
         """Return the arrays that a dense policy embeds; small graphs take little room."""
         context, masks = self.context, self.context.shown_masks(states)
         vocabulary = context.env.vocabulary
         most, n = vocabulary.max_nodes, max(1, int(states.num_nodes.max()))
         shown = states.truncated(n) if n < most else states
         fields: dict[str, Tensor] = {
-            "num_nodes_of": shown.num_nodes,  # a Batch counts `num_nodes` itself
+            "num_nodes_of": shown.num_nodes,
             "node_type": shown.node_type,
             "edge_type": shown.edge_type,
             "reach": shown.reach,
@@ -54,7 +53,7 @@ class DenseLayout(BatchLayout):
             fields["extra"] = context.extra_node_features(states)[:, :n]
         for kind, mask in masks.items():
             fields[f"{kind.field_name}_mask"] = self._cut(kind, mask, most, n)
-        return make_batch(fields)
+        return fields
 
     def categorical(self, batch: Batch, logits: Sequence[Tensor], kinds: Kinds) -> GraphActionCategorical:
         """Return the distributions that logits [B, R, C] mean."""
@@ -86,15 +85,15 @@ class DenseLayout(BatchLayout):
         kind = known[position]
         return ActionBatch(kind, _renumbered(kind, row, n, most), column)
 
-    def part(self, batch: Batch, start: int, stop: int) -> Batch:
+    def part(self, batch: Batch, start: int, stop: int) -> dict[str, Tensor]:
         """Return consecutive graphs, with room for the largest of all."""
-        return make_batch({key: batch[key][start:stop] for key in keys_of(batch)})
+        return {key: batch[key][start:stop] for key in batch.keys()}  # noqa: SIM118
 
-    def merge(self, batches: Sequence[Batch]) -> Batch:
+    def merge(self, batches: Sequence[Batch]) -> dict[str, Tensor]:
         """Return the graphs of all batches one after another, with room for the largest."""
         n = max(batch["node_type"].shape[1] for batch in batches)
-        keys = keys_of(batches[0])
-        return make_batch({key: torch.cat([self._widened(b, key, n) for b in batches]) for key in keys})
+        keys = batches[0].keys()
+        return {key: torch.cat([self._widened(batch, key, n) for batch in batches]) for key in keys}
 
     def split(
         self, categorical: GraphActionCategorical, batches: Sequence[Batch], kinds: Kinds

@@ -1,13 +1,14 @@
-"""How a batch of states lies in a torch_geometric `Batch`: the contract of the sparse and of the dense layout."""
+"""The tensors of a batch of states, and the contract of the sparse and of the dense layout."""
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
 
+import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
@@ -18,6 +19,22 @@ if TYPE_CHECKING:
 
 
 Kinds = Sequence[GraphActionType]
+
+
+class Batch(Protocol):
+    """Named tensors of a batch of states: a dict in the dense layout, a torch_geometric `Batch` in the sparse one."""
+
+    def __getitem__(self, key: str, /) -> Any:
+        """Return the tensor of this name."""
+        ...
+
+    def __contains__(self, key: str, /) -> bool:
+        """Return whether there is a tensor of this name."""
+        ...
+
+    def keys(self) -> Iterable[str]:
+        """Return all names."""
+        ...
 
 
 class BatchLayout(ABC):
@@ -57,21 +74,14 @@ class BatchLayout(ABC):
         """Return each batch's distributions over actions of these types out of those of the merged batch."""
 
 
-_BATCH = type(Batch())
-
-
-def keys_of(batch: Any) -> list[str]:
-    """Return the names of a batch's fields; type checkers do not know the class that Batch() makes."""
-    return batch.keys()
-
-
 def masks_of(batch: Batch, kinds: Kinds) -> list[Tensor]:
     """Return the masks of the batch's rows, one per action type."""
     return [batch[f"{kind.field_name}_mask"] for kind in kinds]
 
 
-def make_batch(fields: dict[str, Tensor]) -> Batch:
-    """Return a Batch of the fields; calling `Batch` itself inspects signatures, which takes longer than encoding."""
-    batch = type.__call__(_BATCH)
-    batch.update(fields)
-    return batch
+def moved(batch: Batch, device: torch.device) -> Batch:
+    """Return a copy of the batch on a device; `Batch.to` of torch_geometric moves the batch itself."""
+    if isinstance(batch, dict):
+        return {key: value.to(device) for key, value in batch.items()}
+    twin: Any = copy.copy(batch)
+    return twin.to(device)

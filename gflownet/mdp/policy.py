@@ -7,10 +7,9 @@ from collections.abc import Callable
 from typing import ClassVar
 
 from torch import Tensor, nn
-from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.layout import BatchLayout
+from gflownet.mdp.layout import Batch, BatchLayout
 from gflownet.mdp.sparse_layout import SparseLayout
 
 # A policy, or whatever answers for it: a worker's proxy, a policy on another device.

@@ -6,14 +6,15 @@ Letters: B graphs, N the most nodes of the environment, M rows, C columns.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from functools import cache
+from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.layout import BatchLayout, Kinds, keys_of, make_batch, masks_of
+from gflownet.mdp.layout import Batch, BatchLayout, Kinds, masks_of
 from gflownet.mdp.states import GraphStates
 
 
@@ -24,8 +25,8 @@ class SparseLayout(BatchLayout):
     [M, C], and `add_node_row` [M] (the environment's row).
     """
 
-    def encode(self, states: GraphStates) -> Batch:
-        """Return all states as one batch; an empty graph is shown as a single blank node."""
+    def encode(self, states: GraphStates) -> Any:
+        """Return all states as one torch_geometric `Batch`; an empty graph is shown as a single blank node."""
         context = self.context
         blank = (states.num_nodes == 0)[:, None] & (torch.arange(context.env.vocabulary.max_nodes) == 0)
         graph, node = (states.exists | blank).nonzero(as_tuple=True)
@@ -40,7 +41,7 @@ class SparseLayout(BatchLayout):
             **self._edges(states, node_id),
             **self._actions(states, node_id),
         }
-        return make_batch(fields)
+        return _make_batch(fields)
 
     def row_graphs(self, batch: Batch, kinds: Kinds | None = None) -> list[Tensor]:
         """Return the graph of every row, one [M] int64 per (forward) action type, ascending."""
@@ -50,7 +51,9 @@ class SparseLayout(BatchLayout):
         """Return the distributions that logits [M, C] mean."""
         masks, rows = masks_of(batch, kinds), self.row_graphs(batch, kinds)
         partial = kinds == self.context.backward_types
-        return GraphActionCategorical(logits, masks, row_graphs=rows, num_graphs=batch.num_graphs, may_be_empty=partial)
+        return GraphActionCategorical(
+            logits, masks, row_graphs=rows, num_graphs=_num_graphs(batch), may_be_empty=partial
+        )
 
     def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None, kinds: Kinds) -> Tensor:
         """Return the (type, row, column) of legal actions for these graphs, [A, 3] int64; rows count within a graph."""
@@ -95,20 +98,20 @@ class SparseLayout(BatchLayout):
             "ptr": batch["ptr"][start : stop + 1] - first,
             "graph_attr": batch["graph_attr"][start:stop],
         }
-        for key in keys_of(batch):
+        for key in batch.keys():  # noqa: SIM118
             if key not in fields:
                 anchor = batch[f"{key.rpartition('_')[0]}_index"]
                 anchor = anchor[0] if anchor.ndim == 2 else anchor
                 inside = (anchor >= first) & (anchor < last)
                 fields[key] = batch[key][..., inside] - first if key.endswith("_index") else batch[key][inside]
-        return make_batch(fields)
+        return _make_batch(fields)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
         """Return the graphs of all batches one after another; indices of nodes and graphs move up."""
         nodes = _starts([len(batch["x"]) for batch in batches])
-        graphs = _starts([batch.num_graphs for batch in batches])
+        graphs = _starts([_num_graphs(batch) for batch in batches])
         fields: dict[str, Tensor] = {}
-        for key in keys_of(batches[0]):
+        for key in batches[0].keys():  # noqa: SIM118
             parts = [batch[key] for batch in batches]
             if key == "ptr":
                 parts = [parts[0], *(part[1:] + start for part, start in zip(parts[1:], nodes[1:], strict=True))]
@@ -117,14 +120,14 @@ class SparseLayout(BatchLayout):
             elif key.endswith("_index"):
                 parts = [part + start for part, start in zip(parts, nodes, strict=True)]
             fields[key] = torch.cat(parts, -1 if key.endswith("_index") else 0)
-        return make_batch(fields)
+        return _make_batch(fields)
 
     def split(
         self, categorical: GraphActionCategorical, batches: Sequence[Batch], kinds: Kinds
     ) -> list[GraphActionCategorical]:
         """Return each batch's distributions out of those of the merged batch; of whichever types, they lie alike."""
-        starts = _starts([batch.num_graphs for batch in batches])
-        return [categorical[a : a + batch.num_graphs] for a, batch in zip(starts, batches, strict=True)]
+        starts = _starts([_num_graphs(batch) for batch in batches])
+        return [categorical[a : a + _num_graphs(batch)] for a, batch in zip(starts, batches, strict=True)]
 
     def _anchor(self, batch: Batch, kind: GraphActionType) -> Tensor:
         index = batch[f"{kind.field_name}_index"]
@@ -164,3 +167,21 @@ class SparseLayout(BatchLayout):
 
 def _starts(sizes: Sequence[int]) -> list[int]:
     return [sum(sizes[:i]) for i in range(len(sizes))]
+
+
+def _num_graphs(batch: Batch) -> int:
+    return len(batch["ptr"]) - 1
+
+
+def _make_batch(fields: dict[str, Tensor]) -> Any:
+    """Return a Batch of the fields; calling `Batch` itself inspects signatures, which takes longer than encoding."""
+    batch = type.__call__(_batch_class())
+    batch.update(fields)
+    return batch
+
+
+@cache
+def _batch_class() -> type:
+    from torch_geometric.data import Batch  # two CPU seconds, which runs with a dense policy save
+
+    return type(Batch())

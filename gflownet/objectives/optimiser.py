@@ -11,6 +11,7 @@ from torch import Tensor
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import OptimizerConfig
 from gflownet.objectives.muon import MuonWithAdam
+from gflownet.optimisers import SGD, Adam, AdamW
 
 _ADAM_BETA2 = 0.999  # Kingma and Ba 2015, algorithm 1
 
@@ -19,13 +20,13 @@ def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.O
     """Return the optimiser over parameter groups; a group's own settings win."""
     shared = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": True}
     if config.opt == "sgd":
-        return torch.optim.SGD(groups, momentum=config.momentum, **shared)
+        return SGD(groups, momentum=config.momentum, **shared)
     betas = config.momentum, _ADAM_BETA2
     if config.opt == "muon":
         return MuonWithAdam(
             groups, lr=config.learning_rate, weight_decay=config.weight_decay, betas=betas, eps=config.adam_eps
         )
-    kind = {"adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.opt]
+    kind = {"adam": Adam, "adamw": AdamW}[config.opt]
     return kind(groups, betas=betas, eps=config.adam_eps, **shared)
 
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any
-
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.mdp.answer import ask
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import Batch, moved
 from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
@@ -75,7 +72,6 @@ class RelativeTrajectoryBalance(Objective):
         prior = self.prior
 
         def ask_prior(batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-            moved: Any = copy.copy(batch)  # `to` moves a batch itself
-            return prior(moved.to(device), conditioning.to(device))
+            return prior(moved(batch, device), conditioning.to(device))
 
         return ask(self.context, ask_prior, trajectories.states, shown).log_prob(trajectories.actions)

@@ -9,9 +9,9 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import Batch
 
 _MOST_PATHS = 2  # more paths of length two than these look alike
 

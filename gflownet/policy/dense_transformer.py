@@ -10,12 +10,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch
 
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
+from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.policy.attention import AttentionLayer, two_layers
 from gflownet.policy.codes import NodeCodes, PairCodes

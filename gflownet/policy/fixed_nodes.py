@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch
 
 from gflownet.errors import UserError
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import Batch
 
 
 class PlaceCodes(nn.Module):

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch
 from torch_geometric.nn import GINEConv, TransformerConv
 
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.policy.attention import two_layers

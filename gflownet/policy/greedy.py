@@ -11,9 +11,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 from torch.nn.functional import softplus
-from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import PolicyFunction
 
 # Maps the logits of P_F [B, A], action values [B, A] and p to the logits [B, A] of the greedier policy.

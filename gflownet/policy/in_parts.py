@@ -9,10 +9,10 @@ from typing import cast
 import torch
 from torch import Tensor
 from torch.utils.checkpoint import checkpoint
-from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import Policy, TwoWayPolicy
 
 Flat = tuple[Tensor, ...]  # logits of every action type, forward ones first, and the numbers

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import copy
-from typing import Any, cast
+from typing import cast
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.layout import Batch, moved
 from gflownet.mdp.policy import Policy, TwoWayPolicy
 
 
@@ -38,8 +37,4 @@ class PolicyOnDevice:
         return forward, backward, numbers.float()
 
     def _moved(self, batch: Batch) -> Batch:
-        """Return the batch on the device; `to` moves a batch itself, and whoever asked goes on to use it."""
-        if self.device.type == "cpu":
-            return batch
-        twin: Any = copy.copy(batch)
-        return twin.to(self.device)
+        return batch if self.device.type == "cpu" else moved(batch, self.device)

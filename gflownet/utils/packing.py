@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import pickle
+import sys
 import weakref
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -13,8 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
-from torch_geometric.data.storage import GlobalStorage
 
 ALIGNMENT = 64  # bytes: a cache line, and a multiple of the size of every number
 # Types by their place in this list: pickled as a small integer. Tensors of another type stay in the pickle.
@@ -96,7 +95,7 @@ class _Packer(pickle.Pickler):
         if isinstance(obj, Tensor):
             refuse_grad(obj)
             return self._reduce_tensor(obj)
-        if isinstance(obj, Batch):
+        if _is_batch(obj):
             return _reduce_batch(obj)
         return NotImplemented
 
@@ -121,13 +120,23 @@ def _read(read: Reader, code: int, shape: tuple[int, ...], stride: tuple[int, ..
     return read(code, shape, stride, offset)
 
 
+def _is_batch(obj: Any) -> bool:
+    """Return whether this is a torch_geometric Batch; the import of two seconds is left to those who make one."""
+    module = sys.modules.get("torch_geometric.data.batch")
+    return module is not None and isinstance(obj, module.Batch)
+
+
 @lru_cache
 def _empty_batch(base: type) -> Any:
+    from torch_geometric.data import Batch
+
     return Batch(_base_cls=base)  # pyright: ignore[reportCallIssue]
 
 
 def _reduce_batch(batch: Any) -> Any:
     """Return a batch as its base class and its fields; one that carries more is left to its own way."""
+    from torch_geometric.data.storage import GlobalStorage
+
     base, store = type(batch).__bases__[-1], batch.__dict__.get("_store")
     if type(store) is not GlobalStorage or batch.__dict__.keys() != _empty_batch(base).__dict__.keys():
         return NotImplemented
@@ -135,6 +144,8 @@ def _reduce_batch(batch: Any) -> Any:
 
 
 def _rebuild_batch(base: type, fields: dict[str, Any]) -> Any:
+    from torch_geometric.data.storage import GlobalStorage
+
     empty = _empty_batch(base)
     batch, store = object.__new__(type(empty)), object.__new__(GlobalStorage)
     store.__dict__.update(fields, _parent=weakref.ref(batch))
@@ -170,7 +181,7 @@ def _parts(message: Any) -> Iterator[tuple[str, Any]]:
         yield from ((f".{name}", getattr(message, name)) for name in message._fields)
     elif isinstance(message, tuple | list):
         yield from ((f"[{index}]", value) for index, value in enumerate(message))
-    elif isinstance(message, Batch):
-        yield from ((f".{name}", value) for name, value in message.to_dict().items())  # pyright: ignore
+    elif _is_batch(message):
+        yield from ((f".{name}", value) for name, value in message.to_dict().items())
     elif not isinstance(message, Tensor | type):
         yield from ((f".{name}", value) for name, value in getattr(message, "__dict__", {}).items())

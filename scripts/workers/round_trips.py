@@ -10,10 +10,10 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch_geometric.data import Batch
 
 from gflownet.data.served_policy import MergedPolicyCalls
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.utils.memory import keep_freed_memory
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served

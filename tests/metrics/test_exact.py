@@ -84,7 +84,7 @@ class TabularPolicy(Policy):
             filled[mask] = torch.tensor(values[start : start + num], dtype=torch.float64)
             logits.append(filled)
             start += num
-        return self.context.categorical(batch, logits), torch.zeros(batch.num_graphs)
+        return self.context.categorical(batch, logits), torch.zeros(len(conditioning))
 
 
 class RememberingContext(GraphBuildingEnvContext):

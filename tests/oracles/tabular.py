@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch_geometric.data import Batch
 
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.mdp.states import GraphStates
 from gflownet.metrics.exact import StateGraph

@@ -2,10 +2,8 @@
 
 import pytest
 import torch
-from torch_geometric.data import Batch
 
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.layout import make_batch
 from gflownet.mdp.states import MOST_VALUES, GraphVocabulary
 from gflownet.policy.codes import PairCodes
 from tests.contracts.environments import ENVIRONMENTS
@@ -21,7 +19,7 @@ def codes(*, num_edge_types: int, directed: bool) -> tuple[PairCodes, torch.Tens
     edge_type[:, 0, 1] = kinds
     reach = torch.zeros_like(edge_type, dtype=torch.bool)
     reach[num_edge_types + 1 :] = True
-    batch: Batch = make_batch({"edge_type": edge_type, "reach": reach})
+    batch = {"edge_type": edge_type, "reach": reach}
     table = PairCodes(context)
     return table, table(batch)[:, 0, 1, 0]
 

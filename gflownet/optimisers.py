@@ -1,0 +1,22 @@
+"""The optimisers of torch, run without torch.compile's tracer, whose import takes as long as that of torch itself."""
+
+from __future__ import annotations
+
+import inspect
+
+import torch
+
+# Each method is wrapped by torch in one that imports torch._dynamo, to keep it out of compiled graphs.
+_METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
+
+
+def _eager(kind: type[torch.optim.Optimizer]) -> type:
+    """Return a subclass with the same methods, unwrapped; its steps are never differentiable nor compiled."""
+    methods = {name: inspect.unwrap(getattr(kind, name)) for name in _METHODS}
+    step = torch.no_grad()(inspect.unwrap(kind.step))
+    return type(kind.__name__, (kind,), {**methods, "step": step, "__module__": __name__, "__doc__": kind.__doc__})
+
+
+Adam = _eager(torch.optim.Adam)
+AdamW = _eager(torch.optim.AdamW)
+SGD = _eager(torch.optim.SGD)
