@@ -2,25 +2,27 @@
 
     python scripts/bench_autodiff.py [--quick] [--json FILE]
 
-float64, one thread, CPU time; within a case all sides take turns, round after round, and a figure is the median of the
-rounds' ratios. JAX runs in a process of its own, told to time one case at a time, in the same turns; it is no
-dependency: the environment variable JAX_PYTHON names an interpreter that has it, and without one those rows are
-missing and a line says why. The derivation is timed anew in every round, with nothing kept from the one before.
+float64, one thread, CPU time; within a case all sides take turns, first and last alternating, and a figure is the
+median of the rounds' ratios. Before they are timed, ours and torch's have to agree. JAX runs in another process, which
+times one case at a time in the same turns; it is no dependency: the environment variable JAX_PYTHON names an
+interpreter that has it, and without one those rows are missing. A derivation is timed with an empty cache.
 """
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
+from torch import Tensor
 
 from gflownet.autodiff.compile import clear_cache, compile_gradient, compile_hessian
-from scripts.bench import Row, finish, parse_arguments
+from scripts.bench import Row, at_least, at_most, figure, finish, median_ratio, parse_arguments, skip
 from scripts.derivatives.problems import PROBLEMS
 from scripts.derivatives.sides import Call, JaxSide, gradients, graph_of, hessians, products, seconds_per_call
 
@@ -48,6 +50,7 @@ GRADIENTS = {
 }
 PRODUCTS = ("logistic regression n=300", "logistic regression n=1000", "MLP 2xtanh h=16", "MLP 10xReLU h=16")
 DEEP = "MLP 10xtanh h=16"
+SAME = 1e-9  # largest difference of two derivatives in float64, relative to the largest entry
 
 
 def main() -> int:
@@ -58,6 +61,7 @@ def main() -> int:
     jax_side = _jax_side()
     bench = Bench(rounds, seconds, jax_side)
     rows = [*bench.hessian_rows(), *bench.gradient_rows(), *bench.product_rows(), *derivation_rows(rounds)]
+    rows.append(at_most("largest relative difference of ours and torch's", bench.largest_error, "", SAME))
     if jax_side is not None:
         jax_side.close()
     return finish(rows, json_path=options.json)
@@ -67,9 +71,9 @@ def _jax_side() -> JaxSide | None:
     try:
         side = JaxSide.started()
     except (RuntimeError, OSError) as error:
-        print(f"no rows of JAX: {error}; JAX_PYTHON names an interpreter that has it")
+        skip("rows of JAX", f"{error}; set JAX_PYTHON to an interpreter with JAX")
         return None
-    print(f"JAX {side.version} in a process of its own")
+    print(f"JAX {side.version} in another process")
     return side
 
 
@@ -79,6 +83,7 @@ class Bench:
     def __init__(self, rounds: int, seconds: float, jax_side: JaxSide | None) -> None:
         """Take how many rounds there are, how long a side is called in each, and the process with JAX, if any."""
         self.rounds, self.seconds, self.jax_side = rounds, seconds, jax_side
+        self.largest_error = 0.0
 
     def hessian_rows(self) -> list[Row]:
         """Return ours beside torch.func.hessian, and beside jitted JAX."""
@@ -122,13 +127,23 @@ class Bench:
 
     def times(self, case: str, kind: str, sides: Sequence[Call]) -> list[list[float]]:
         """Return the seconds per call of each side, and of JAX last, round by round; a first round does not count."""
-        found: list[list[float]] = []
-        for _ in range(self.rounds + 1):
-            row = [seconds_per_call(side, self.seconds) for side in sides]
-            if self.jax_side is not None:
-                row.append(self.jax_side.seconds_per_call(case, kind, self.seconds))
-            found.append(row)
-        return [list(side) for side in zip(*found[1:], strict=True)]
+        ours, *others = (side() for side in sides)
+        self.largest_error = max(self.largest_error, *(relative_difference(ours, other) for other in others))
+        timed: list[Callable[[], float]] = [partial(seconds_per_call, side, self.seconds) for side in sides]
+        if self.jax_side is not None:
+            timed.append(partial(self.jax_side.seconds_per_call, case, kind, self.seconds))
+        seconds: list[list[float]] = [[] for _ in timed]
+        for number in range(self.rounds + 1):
+            places = range(len(timed))
+            for place in places if number % 2 else reversed(places):
+                seconds[place].append(timed[place]())
+        return [of_side[1:] for of_side in seconds]
+
+
+def relative_difference(first: Tensor | Sequence[Tensor], second: Tensor | Sequence[Tensor]) -> float:
+    """Return the largest difference of two derivatives, over the largest entry."""
+    pairs = list(zip(*(([x] if isinstance(x, Tensor) else x) for x in (first, second)), strict=True))
+    return float(max((a - b).abs().max() for a, b in pairs) / max(b.abs().max() for _, b in pairs))
 
 
 def derivation_rows(rounds: int) -> list[Row]:
@@ -152,8 +167,8 @@ def derivation_rows(rounds: int) -> list[Row]:
             cold.append(1000 * _once(derive))
             graph = graph_of(problem)
             warm.append(1000 * _once(derive))
-        rows += [_limit(f"{name}, {DEEP}: derivation and compilation", cold, limit)]
-        rows += [_limit(f"{name}, {DEEP}: the same structure again", warm, 0.5)]
+        rows += [at_most(f"{name}, {DEEP}: derivation and compilation", median(cold), "ms", limit)]
+        rows += [at_most(f"{name}, {DEEP}: the same structure again", median(warm), "ms", 0.5)]
     return rows
 
 
@@ -162,17 +177,11 @@ def _once(call: Callable[[], None]) -> float:
 
 
 def _microseconds(name: str, times: Sequence[float]) -> Row:
-    return Row(name, 1e6 * median(times), "us", "", True)
+    return figure(name, 1e6 * median(times), "us")
 
 
 def _ratio(name: str, theirs: Sequence[float], ours: Sequence[float], factor: float | None) -> Row:
-    value = median(slow / fast for slow, fast in zip(theirs, ours, strict=True))
-    return Row(name, value, "x", "" if factor is None else f">= {factor:g}", factor is None or value >= factor)
-
-
-def _limit(name: str, milliseconds: Sequence[float], limit: float) -> Row:
-    value = median(milliseconds)
-    return Row(name, value, "ms", f"<= {limit:g}", value <= limit)
+    return at_least(name, median_ratio(theirs, ours), "x", factor)
 
 
 if __name__ == "__main__":

@@ -20,7 +20,6 @@ from time import process_time
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
-from bench import Row, finish, parse_arguments
 
 from gflownet.config import load_config
 from gflownet.data.sampler import sample_forward
@@ -28,6 +27,7 @@ from gflownet.evaluation.supervised import SupervisedTask
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.trainer import GFNTrainer
 from gflownet.translation import clear_translation_cache
+from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments
 from tests.oracles.training import score_one_by_one
 
 BATCH_SIZE = 16  # candidates that one side evaluates before it is the other's turn
@@ -105,17 +105,16 @@ def main() -> int:
 def rows(sides: Sides) -> list[Row]:
     """Return speeds, their ratio, and how far the scores agree."""
     slow, fast = sides.seconds["one by one"], sides.seconds["at once"]
-    ratio = median(one / other for one, other in zip(slow, fast, strict=True))
     pairs = list(zip(sides.accuracies["one by one"], sides.accuracies["at once"], strict=True))
     same = sum(one == other for one, other in pairs) / len(pairs)
     largest = max(abs(one - other) for one, other in pairs)
     label = f"digits, {len(pairs)} random architectures in batches of {BATCH_SIZE}"
     return [
-        Row(f"{label}: one by one", BATCH_SIZE / median(slow), "candidates/s", "", True),
-        Row(f"{label}: at once", BATCH_SIZE / median(fast), "candidates/s", "", True),
-        Row(f"{label}: ratio", ratio, "x", f">= {GOAL:g}", ratio >= GOAL),
-        Row(f"{label}: same accuracy", same, "share", f">= {MIN_SAME_SHARE:g}", same >= MIN_SAME_SHARE),
-        Row(f"{label}: largest difference of accuracy", largest, "", "", True),
+        figure(f"{label}: one by one", BATCH_SIZE / median(slow), "candidates/s"),
+        figure(f"{label}: at once", BATCH_SIZE / median(fast), "candidates/s"),
+        at_least(f"{label}: ratio", median_ratio(slow, fast), "x", GOAL),
+        at_least(f"{label}: same accuracy", same, "share", MIN_SAME_SHARE),
+        figure(f"{label}: largest difference of accuracy", largest),
     ]
 
 

@@ -3,7 +3,7 @@
     python scripts/bench_rhn.py [--quick] [--json FILE]
 
 float32, one thread, CPU time of the blocks alone (no embedding, no unembedding); within a case all sides take turns,
-round after round, and a ratio is the median of the rounds' ratios. The sides are in scripts/rhn/sides.py:
+first and last alternating, and a ratio is the median of the rounds' ratios. The sides are in scripts/rhn/sides.py:
 
 - wavefront: `Wavefront()`, all that a caller has to say; its backward pass makes every diagonal again from the states;
 - naive: the folded cell of gflownet/rhn/cell.py, layer after layer, token after token, under torch.autograd;
@@ -18,6 +18,7 @@ made again not counted) against a product of two 2048 x 2048 matrices that takes
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import time
@@ -31,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from gflownet.rhn.network import RHN, Stack
-from scripts.bench import Row, finish, parse_arguments
+from scripts.bench import Row, at_least, at_most, figure, finish, median_ratio, parse_arguments, skip
 from scripts.rhn.cases import CASES, Case
 from scripts.rhn.sides import STACKS
 
@@ -68,8 +69,11 @@ def main() -> int:
     torch.set_num_threads(1)
     rounds, cases, memory = (1, ("S", "D12"), MEMORY[:1]) if options.quick else (3, CASES, MEMORY)
     rows = [row for name in cases for row in speed_rows(name, rounds)]
-    for name, tokens, factor in memory:
-        rows += memory_rows(name, tokens, factor)
+    if os.access("/proc/self/clear_refs", os.W_OK):
+        for name, tokens, factor in memory:
+            rows += memory_rows(name, tokens, factor)
+    else:
+        skip("rows of peak memory", "/proc/self/clear_refs, by which Linux resets it, cannot be written")
     return finish(rows, json_path=options.json)
 
 
@@ -82,20 +86,20 @@ def speed_rows(name: str, rounds: int) -> list[Row]:
         times = {side: [] for side in (*sides, "matmul")}
         for side in sides:
             run(network, replace(case, tokens=4), STACKS[side])
-        for _ in range(rounds):
-            for side in sides:
+        for number in range(rounds):
+            for side in sides if number % 2 else reversed(sides):
                 times[side].append(run(network, case, STACKS[side]))
             times["matmul"].append(_matmul())
         print(f"{name}, {passes}: timed", flush=True)
-        rows.append(Row(f"{name}, {passes}: wavefront", 1e3 * median(times["wavefront"]), "ms", "", True))
+        rows.append(figure(f"{name}, {passes}: wavefront", 1e3 * median(times["wavefront"]), "ms"))
         for side, goal in goals[name].items():
             rows.append(_ratio(f"{name}, {passes}: {side} / wavefront", times[side], times["wavefront"], goal))
         rates = [cost * case.multiply_adds / MATRIX**3 * seconds for seconds in times["matmul"]]
         goal = PEAK_SHARES.get((name, passes))
         rows.append(_ratio(f"{name}, {passes}: share of the matmul peak", rates, times["wavefront"], goal))
         if passes == "forward+backward" and name == "M":
-            slower = [a / b for a, b in zip(times["layer by layer"], times["autograd wavefront"], strict=True)]
-            rows.append(_at_most("M, forward+backward: least memory / autograd wavefront", median(slower), MOST_TIME))
+            slower = median_ratio(times["layer by layer"], times["autograd wavefront"])
+            rows.append(at_most("M, forward+backward: least memory / autograd wavefront", slower, "x", MOST_TIME))
     return rows
 
 
@@ -110,8 +114,8 @@ def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
         )
         peaks[stack] = float(answer.stdout)
     gradients = sum(parameter.nbytes for parameter in CASES[name].network().blocks.parameters()) / 2**20
-    rows = [Row(f"{where}: {stack}", value, "MB", "", True) for stack, value in peaks.items()]
-    rows.append(Row(f"{where}: of which gradients of the parameters", gradients, "MB", "", True))
+    rows = [figure(f"{where}: {stack}", value, "MB") for stack, value in peaks.items()]
+    rows.append(figure(f"{where}: of which gradients of the parameters", gradients, "MB"))
     return [
         *rows,
         _ratio(f"{where}: autograd / least", [peaks["autograd wavefront"]], [peaks["layer by layer"]], factor),
@@ -142,12 +146,7 @@ def _seconds(call: Callable[[], object]) -> float:
 
 
 def _ratio(name: str, theirs: Sequence[float], ours: Sequence[float], factor: float | None) -> Row:
-    value = median(slow / fast for slow, fast in zip(theirs, ours, strict=True))
-    return Row(name, value, "x", "" if factor is None else f">= {factor:g}", factor is None or value >= factor)
-
-
-def _at_most(name: str, value: float, limit: float) -> Row:
-    return Row(name, value, "x", f"<= {limit:g}", value <= limit)
+    return at_least(name, median_ratio(theirs, ours), "x", factor)
 
 
 if __name__ == "__main__":

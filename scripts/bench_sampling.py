@@ -1,4 +1,4 @@
-"""Trajectories sampled and training steps taken per CPU second: at the settings of the closest peer, and beside others.
+"""Trajectories sampled and training steps taken per CPU second, in turn with a plain sampler and with torchgfn.
 
     python scripts/bench_sampling.py [--quick] [--profile] [--json FILE]
 
@@ -8,8 +8,8 @@ Python's collector frozen after a first round that does not count. Policies are 
 step is what the trainer does with one batch: sample, trajectory balance, backward, Adam. Memory that is freed stays
 with the process, as in the trainer.
 
-torchgfn runs in an environment and a process of its own (scripts/peers), once as it comes and once with freed memory
-kept; where its environment cannot be made, its rows are missing and a line says why.
+torchgfn runs in its own environment and process, once as it comes and once with freed memory kept; without that
+environment (python scripts/peers/environment.py installs it) its rows are missing.
 """
 
 from __future__ import annotations
@@ -38,7 +38,6 @@ def main() -> int:
     rows = shares.measure(num_rounds=num_rounds)
     if not arguments.profile:
         rows += quick() if arguments.quick else full()
-        print(f"\n{peer_settings.SPEED_OF_THE_PEER}\n")
     return finish(rows, json_path=arguments.json)
 
 
@@ -54,7 +53,7 @@ def full() -> list[Row]:
 
 def quick() -> list[Row]:
     """Return fewer figures of fewer rounds."""
-    beside = [replace(s, trained=None) for s in peer_settings.SETTINGS_BESIDE if s.env.vocabulary.max_nodes <= 12]
+    beside = [replace(s, is_trained=False) for s in peer_settings.SETTINGS_BESIDE if s.env.vocabulary.max_nodes <= 12]
     return [
         *peer_settings.measure(peer_settings.SETTINGS, num_rounds=3),
         *peer_settings.measure(beside, num_rounds=1),

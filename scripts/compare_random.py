@@ -13,8 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import torch
-from bench import Row, finish, parse_arguments
 
 from gflownet.config import Config, load_config
 from gflownet.data.sampler import sample_forward
@@ -24,6 +25,7 @@ from gflownet.logging import METRICS_NAME
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run_folder import STORE_NAME
 from gflownet.trainer import GFNTrainer
+from scripts.bench import Row, figure, finish, parse_arguments
 
 NUM_SEEDS = 3
 QUICK = ("num_training_steps=30", "algo.num_from_policy=8", "env.max_hidden_nodes=3", "env.max_edges=6")
@@ -78,11 +80,11 @@ def main() -> int:
         random = float(scores.mean())
         label = f"seed {seed}, {num} architectures: mean validation score"
         rows += [
-            Row(f"{label}, first tenth of the run", first, "", "", True),
+            figure(f"{label}, first tenth of the run", first),
             Row(f"{label}, last tenth of the run", last, "", "> first tenth and > random", last > max(first, random)),
-            Row(f"{label}, uniform random actions", random, "", "", True),
-            Row(f"{label}, uniform over architectures (reweighted)", uniform, "", "", True),
-            Row(f"{label}, effective sample size of the line above", effective, "", "", True),
+            figure(f"{label}, uniform random actions", random),
+            figure(f"{label}, uniform over architectures (reweighted)", uniform),
+            figure(f"{label}, effective sample size of the line above", effective),
             Row(f"seed {seed}: gain over random", last - random, "", "> 0", last > random),
             Row(f"seed {seed}: gain over the first tenth", last - first, "", "> 0", last > first),
         ]

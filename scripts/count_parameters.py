@@ -1,9 +1,9 @@
 """Counts the parameters of published cells by building them as computation graphs, and compares with the logged counts.
 
-    python scripts/count_parameters.py [--data DIR]
+    python scripts/count_parameters.py [--quick] [--json FILE] [--data DIR]
 
-Two files of the data folder are read (by default ../shared/data, seen from the repository); where one is absent, that
-check is skipped with a word. Wherever a cell has a linear layer, a node of the graph stands for it, and the size of its
+Two files of the data folder are read (by default ../shared/data, seen from the repository); a check without its file is
+skipped. Wherever a cell has a linear layer, a node of the graph stands for it, and the size of its
 matrices is what gflownet.translation.summary says. What the graph does not have comes from the benchmark's skeleton:
 
 - NAS-Bench-NLP (Klyuchnikov et al. 2020): nodes for all of a cell's operations, recurrent edges for h_prev. From
@@ -20,14 +20,13 @@ they compute has no bearing on the count, nor have our own scalars, one per node
 
 from __future__ import annotations
 
-import argparse
 import csv
 import gzip
 import json
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +34,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import summary
+from scripts.bench import Row, equals, finish, make_parser, skip
 
 DATA = Path(__file__).resolve().parent.parent / ".." / "shared" / "data"
 NLP_FILE, NB101_FILE = "nb_nlp_wikitext2.jsonl.gz", "nb101_ec_4epochs.csv.gz"
+NUM_RUNS_QUICK = 100
 
 # NAS-Bench-NLP on WikiText-2: vocabulary, then the widths between the layers.
 VOCABULARY = 33_278
@@ -200,20 +201,19 @@ CHECKS: dict[str, tuple[str, Callable[[Path], Iterable[tuple[int, int]]]]] = {
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Print "N of M" for each benchmark and return 0 iff every count that could be checked is right."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    """Count the runs whose logged number is not ours, and return the exit status."""
+    parser = make_parser(__doc__)
     parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="folder of the benchmarks' files")
-    folder: Path = parser.parse_args(arguments).data
-    is_right = True
+    options = parser.parse_args(arguments)
+    rows: list[Row] = []
     for name, (file, counts) in CHECKS.items():
-        if not (folder / file).is_file():
-            print(f"{name}: skipped, there is no {file} in {folder}")
+        path: Path = options.data / file
+        if not path.is_file():
+            skip(name, f"no such file: {path}")
             continue
-        pairs = list(counts(folder / file))
-        num_right = sum(ours == logged for ours, logged in pairs)
-        print(f"{name}: {num_right} of {len(pairs)}")
-        is_right &= num_right == len(pairs)
-    return 0 if is_right else 1
+        pairs = list(islice(counts(path), NUM_RUNS_QUICK if options.quick else None))
+        rows.append(equals(f"{name}, {len(pairs)} runs: wrong counts", sum(a != b for a, b in pairs), 0))
+    return finish(rows, json_path=options.json)
 
 
 if __name__ == "__main__":

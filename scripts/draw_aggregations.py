@@ -1,6 +1,8 @@
-"""Draws docs/images/aggregations.svg: what every aggregation makes of the same three inputs, with true numbers.
+"""Draw docs/images/aggregations.svg: every aggregation of the same three inputs, with the translator's results.
 
-    python scripts/draw_aggregations.py docs/images/aggregations.svg
+    python scripts/draw_aggregations.py [--quick] [--json FILE] [SVG]
+
+Without SVG nothing is written, and the drawing is compared with the one in docs/.
 
 Every result is the output of a translated graph of three INPUT nodes and one OUTPUT node (edge weights 1, biases 0).
 The mixing weights are not computed here but solved for in that result: three inputs that are linearly independent
@@ -13,6 +15,7 @@ import re
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 
 import torch
@@ -23,7 +26,10 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import to_pytorch_model
+from scripts.bench import equals, figure, finish, make_parser
 
+ROOT = Path(__file__).resolve().parent.parent
+FIGURE = ROOT / "docs" / "images" / "aggregations.svg"
 INPUTS = torch.tensor([[1.0, -0.3, 0.6, 1.5], [-0.8, 1.2, 0.3, 0.5], [0.2, 0.7, -1.3, 1.0]], dtype=torch.float64)
 NUM_INPUTS, WIDTH = INPUTS.shape
 
@@ -175,5 +181,22 @@ def draw() -> str:
     return "\n".join([head, "<title>Every aggregation on the same three inputs</title>", back, *panels, "</svg>\n"])
 
 
+def main() -> int:
+    """Write or compare the figure and return the exit status."""
+    parser = make_parser(__doc__)
+    parser.add_argument("svg", type=Path, nargs="?", metavar="SVG", help="write the figure to this file")
+    options = parser.parse_args()
+    drawn = draw()
+    if options.svg is not None:
+        options.svg.write_text(drawn, encoding="utf-8")
+    pairs = zip_longest(FIGURE.read_text(encoding="utf-8").splitlines(), drawn.splitlines())
+    num_different = sum(committed != line for committed, line in pairs)
+    rows = [
+        figure("panels", len(EXAMPLES)),
+        equals(f"lines that differ from {FIGURE.relative_to(ROOT)}", num_different, 0),
+    ]
+    return finish(rows, json_path=options.json)
+
+
 if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(draw(), encoding="utf-8")
+    sys.exit(main())

@@ -14,7 +14,6 @@ many CPU seconds.
 
 from __future__ import annotations
 
-import argparse
 import statistics
 import sys
 import tempfile
@@ -32,7 +31,7 @@ from gflownet.evaluation.byte_text import read_bytes
 from gflownet.evaluation.language_training import LanguageTraining
 from gflownet.rhn.checkpoint import save_language_model
 from gflownet.rhn.stack_model import RecurrentStack
-from scripts.bench import Row, finish
+from scripts.bench import Row, at_most, figure, finish, make_parser
 from scripts.language.figure import draw, panels
 from scripts.language.models import NUM_PLAIN_LAYERS, Make, plain, rhn, size_of, transformer
 from scripts.language.search import Found, outcome, search
@@ -86,8 +85,8 @@ def searched(plan: Plan, run: Path | None) -> tuple[list[Found], list[Row]]:
     for each in result.found:
         print(f"found: {each.bits:.3f} bits per byte after a short training: {each}", flush=True)
     return result.found, [
-        Row("search: time of all trainings", result.seconds, "s", "<= 1800", result.seconds <= 1800),
-        Row("search: stacks trained", result.num_stacks, "", "", True),
+        at_most("search: time of all trainings", result.seconds, "s", 1800),
+        figure("search: stacks trained", result.num_stacks),
     ]
 
 
@@ -128,7 +127,7 @@ def _rows_of(name: str, make: Make, trials: Sequence[Trial], *, others: Mapping[
     spread = statistics.stdev(validation)
     is_ours = name == "found stack"
     return [
-        Row(f"{name}: parameters", size_of(make), "", "", True),
+        figure(f"{name}: parameters", size_of(make)),
         Row(
             f"{name}: validation bits per byte",
             mean,
@@ -136,8 +135,8 @@ def _rows_of(name: str, make: Make, trials: Sequence[Trial], *, others: Mapping[
             "" if is_ours else f"> {ours:.3f}, the found stack's",
             is_ours or mean > ours,
         ),
-        Row(f"{name}: test bits per byte", statistics.mean(test), "", "", True),
-        Row(f"{name}: CPU seconds of a training", statistics.mean(t.last.seconds for t in trials), "s", "", True),
+        figure(f"{name}: test bits per byte", statistics.mean(test)),
+        figure(f"{name}: CPU seconds of a training", statistics.mean(t.last.seconds for t in trials), "s"),
     ]
 
 
@@ -171,13 +170,7 @@ def curves(plan: Plan, bench: Bench, path: Path) -> list[Row]:
     title = f"Validation bits per byte, {plan.num_parameters:,} parameters, source of Python's standard library"
     path.write_text(draw(both, title=title), encoding="utf-8")
     return [
-        Row(
-            f"{name}, equal {budget}: validation bits per byte",
-            trial.validation,
-            f"({trial.last.step} steps)",
-            "",
-            True,
-        )
+        figure(f"{name}, equal {budget}: validation bits per byte", trial.validation, f"({trial.last.step} steps)")
         for budget, trials in (("steps", {n: t for n, (_, t) in by_steps.items()}), ("CPU seconds", by_seconds))
         for name, trial in trials.items()
     ]
@@ -185,9 +178,7 @@ def curves(plan: Plan, bench: Bench, path: Path) -> list[Row]:
 
 def main() -> int:
     """Run what was asked for and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--quick", action="store_true", help="a smaller run of under 60 seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
+    parser = make_parser(__doc__)
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="do not search, take what this run has found")
     parser.add_argument("--save", type=Path, metavar="FOLDER", help="train the best stack longer and save it there")
     parser.add_argument("--figure", type=Path, metavar="FILE", help="instead draw learning curves as SVG")
@@ -206,8 +197,7 @@ def main() -> int:
         longer = replace(bench, training=replace(training, num_steps=plan.save_steps))
         trial = longer.train(make, learning_rate=rate, seed=0)
         save_language_model(arguments.save, trial.model)
-        name = "found stack, trained longer: test bits per byte"
-        rows.append(Row(name, trial.test, f"({plan.save_steps} steps)", "", True))
+        rows.append(figure("found stack, trained longer: test bits per byte", trial.test, f"({plan.save_steps} steps)"))
     return finish(rows, json_path=arguments.json)
 
 

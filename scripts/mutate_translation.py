@@ -1,18 +1,22 @@
 """Plants bugs in gflownet/translation, one at a time, and tells which the tests do not notice.
 
-    python scripts/mutate_translation.py [--only WORD]
+    python scripts/mutate_translation.py [--quick] [--json FILE] [--only WORD]
 
-Works on a copy in a temporary folder. Exit status 1 when a bug survives.
+Works on a copy in a temporary folder. A quick run plants few bugs and runs the oracle's tests only.
 """
 
-import argparse
 import os
 import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.bench import equals, figure, finish, make_parser
 
 ROOT = Path(__file__).resolve().parent.parent
 COPIED = ("gflownet", "tests/__init__.py", "tests/translation", "tests/oracles", "pyproject.toml")
@@ -40,6 +44,8 @@ class Mutant:
     old: str
     new: str
 
+
+QUICK = ("sigmoid for tanh", "wrong mean", "max is min")
 
 MUTANTS = (
     Mutant("leaky slope 0.2", "emit", 'F.leaky_relu({z})"', 'F.leaky_relu({z}, 0.2)"'),
@@ -161,17 +167,20 @@ MUTANTS = (
 
 def main() -> int:
     """Runs the mutants and returns the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = make_parser(__doc__)
     parser.add_argument("--only", default="", help="run the mutants whose name contains this")
-    chosen = [mutant for mutant in MUTANTS if parser.parse_args().only in mutant.name]
+    options = parser.parse_args()
+    tests = TESTS[:1] if options.quick else TESTS
+    chosen = [mutant for mutant in MUTANTS if options.only in mutant.name]
+    if options.quick:
+        chosen = [mutant for mutant in chosen if mutant.name in QUICK]
     with tempfile.TemporaryDirectory() as folder:
         _copy_project(Path(folder))
-        if _tests_fail(Path(folder)):
-            print("the tests fail without any mutant")
-            return 1
-        survivors = [mutant.name for mutant in chosen if not _is_killed(mutant, Path(folder))]
-    print(f"{len(chosen) - len(survivors)} of {len(chosen)} killed" + "".join(f"\nsurvived: {n}" for n in survivors))
-    return int(bool(survivors))
+        if _tests_fail(Path(folder), tests):
+            raise RuntimeError("the tests fail without any mutant")
+        survivors = [mutant.name for mutant in chosen if not _is_killed(mutant, Path(folder), tests)]
+    rows = [figure("planted bugs", len(chosen)), equals("planted bugs that survive", len(survivors), 0)]
+    return finish(rows, json_path=options.json)
 
 
 def _copy_project(folder: Path) -> None:
@@ -184,7 +193,7 @@ def _copy_project(folder: Path) -> None:
             shutil.copy(source, target)
 
 
-def _is_killed(mutant: Mutant, folder: Path) -> bool:
+def _is_killed(mutant: Mutant, folder: Path, tests: Sequence[str]) -> bool:
     path = folder / "gflownet" / "translation" / f"{mutant.file}.py"
     text = path.read_text()
     assert text.count(mutant.old) == 1, (
@@ -192,15 +201,15 @@ def _is_killed(mutant: Mutant, folder: Path) -> bool:
     )
     path.write_text(text.replace(mutant.old, mutant.new))
     try:
-        killed = _tests_fail(folder)
+        killed = _tests_fail(folder, tests)
     finally:
         path.write_text(text)
     print(f"{'killed  ' if killed else 'SURVIVED'}  {mutant.file:14} {mutant.name}", flush=True)
     return killed
 
 
-def _tests_fail(folder: Path) -> bool:
-    files = [f"tests/translation/test_{name}.py" for name in TESTS]
+def _tests_fail(folder: Path, tests: Sequence[str]) -> bool:
+    files = [f"tests/translation/test_{name}.py" for name in tests]
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
     environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "GFLOWNET_ORACLE_GRAPHS": "40"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True).returncode != 0

@@ -19,7 +19,7 @@ torchgfn keeps the log-probabilities found while sampling where it can, remember
 sampled (train_hypergrid_buffer.py), and draws all it trains on from its buffer of trajectories where that is used
 (train_hypergrid.py). Neither has an option for several updates of this kind per step: it is a loop here, on both sides.
 
-torchgfn runs in an environment of its own (scripts/peers); where that cannot be made there is no race.
+torchgfn runs in its own environment, which `python scripts/peers/environment.py` installs; there is no race without it.
 """
 
 from __future__ import annotations
@@ -32,8 +32,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from gflownet.utils.memory import keep_freed_memory
-from scripts.bench import Row, finish, parse_arguments
-from scripts.peers.environment import PeerError, make_environment
+from scripts.bench import Row, finish, parse_arguments, skip
+from scripts.peers.environment import PeerError, find_environment
 from scripts.peers.process import KEEPS_FREED_MEMORY, PeerProcess
 from scripts.race.contest import Entry, Way, compete
 from scripts.race.spaces import bit_sequences, hypergrid
@@ -69,11 +69,13 @@ def main() -> int:
     entries, seeds = (QUICK, SEEDS_QUICK) if arguments.quick else (FULL, SEEDS)
     rows: list[Row] = []
     try:
-        with PeerProcess(make_environment(), PEER_SCRIPT, variables=KEEPS_FREED_MEMORY) as peer:
-            for entry in entries:
-                rows += compete(entry, peer, seeds=seeds)
+        python = find_environment()
     except PeerError as problem:
-        sys.exit(f"race_torchgfn.py: {problem}")
+        skip("race_torchgfn.py", str(problem))
+        return finish([], json_path=arguments.json)
+    with PeerProcess(python, PEER_SCRIPT, variables=KEEPS_FREED_MEMORY) as peer:
+        for entry in entries:
+            rows += compete(entry, peer, seeds=seeds)
     print()
     return finish(rows, json_path=arguments.json)
 

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import torch
-from bench import Row, finish, parse_arguments
 
 from gflownet.config import Config, load_config
 from gflownet.data.workers import rollouts_here
@@ -29,6 +30,7 @@ from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.mdp.action import GraphActionType
 from gflownet.trainer import GFNTrainer
+from scripts.bench import Row, figure, finish, parse_arguments
 
 NUM_SEEDS = 5
 MOST_STEPS, MOST_STEPS_QUICK = 250, 15
@@ -155,7 +157,7 @@ def rows_of(name: str, hidden: Hidden, *, quick: bool) -> list[Row]:
         label = f"{name}, seed {seed}: evaluations"
         rows += [
             Row(f"{label}, search{_verdict(found)}", found.num_scored, "", goal, quick or found.found is not None),
-            Row(f"{label}, random{_verdict(drawn)}", drawn.num_scored, "", "", True),
+            figure(f"{label}, random{_verdict(drawn)}", drawn.num_scored),
         ]
         counts = f"{found.num_scored}{_verdict(found)}, random {drawn.num_scored}{_verdict(drawn)}"
         print(f"{name}, seed {seed}: search {counts}: {found.found or 'nothing'}", flush=True)
@@ -165,12 +167,12 @@ def rows_of(name: str, hidden: Hidden, *, quick: bool) -> list[Row]:
     label = f"{name}, {len(ours)} seeds"
     for side, *figures in zip(("search", "random"), medians, num_found, seconds, strict=True):
         rows += [
-            Row(f"{label}, {side}: {figure}", value, unit, "", True)
-            for figure, value, unit in zip(
+            figure(f"{label}, {side}: {name}", value, unit)
+            for name, value, unit in zip(
                 ("median evaluations", "found", "CPU time"), figures, ("", "", "s"), strict=True
             )
         ]
-    return [*rows, Row(f"{label}: random / search, medians", medians[1] / medians[0], "", "", True)]
+    return [*rows, figure(f"{label}: random / search, medians", medians[1] / medians[0])]
 
 
 def _verdict(recovery: Recovery) -> str:

@@ -17,10 +17,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TYPE_CHECKING
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import openai
 import torch
 
 from gflownet.rhn.bytes_text import decode, encode
@@ -29,8 +29,11 @@ from gflownet.rhn.config import CONFIGS
 from gflownet.rhn.network import RHN
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
-from scripts.bench import Row, finish, parse_arguments
+from scripts.bench import Row, equals, figure, finish, parse_arguments, require
 from scripts.serving.running_server import RunningServer, running_server
+
+if TYPE_CHECKING:
+    import openai
 
 NUM_CLIENTS, NUM_CLIENTS_QUICK = 200, 40
 NUM_HANGING_UP = 50
@@ -97,6 +100,8 @@ async def hang_up(client: openai.AsyncOpenAI, num_parts: int) -> None:
 
 def client_of(server: RunningServer) -> openai.AsyncOpenAI:
     """Return OpenAI's client, which neither tries again nor limits how many connections there are."""
+    import openai  # not one of the package's own dependencies
+
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
 
@@ -177,24 +182,25 @@ def soak(folder: Path, num_clients: int) -> list[Row]:
     wrong = num_different(after, expected[:20])
     firsts = [reply.first_after for reply in replies if isinstance(reply, Reply)]
     return [
-        Row("streaming clients at once", num_clients, "", "", True),
-        Row("answers lost", lost, "", "0", lost == 0),
-        Row("answers that differ from offline", different, "", "0", different == 0),
-        Row("clients that hung up, cancelled", cancelled, "", str(NUM_HANGING_UP), cancelled == NUM_HANGING_UP),
-        Row("slots and queue places held afterwards", still_held, "", "0", still_held == 0),
-        Row("cut off by SIGKILL", num_lost(killed), "of 20", "", True),
-        Row("after the restart, answers that differ", wrong, "of 20", "0", wrong == 0),
-        Row("exit status after SIGTERM", status, "", "0", status == 0),
-        Row("time for all", seconds, "s", "", True),
-        Row("tokens of answers", found["gflownet_tokens_total"] / seconds, "/s", "", True),
-        Row("median time to the first token", median(firsts), "s", "", True),
-        Row("mean rows of a step", found["gflownet_step_rows_total"] / found["gflownet_steps_total"], "", "", True),
+        figure("streaming clients at once", num_clients),
+        equals("answers lost", lost, 0),
+        equals("answers that differ from offline", different, 0),
+        equals("clients that hung up, cancelled", cancelled, NUM_HANGING_UP),
+        equals("slots and queue places held afterwards", still_held, 0),
+        figure("cut off by SIGKILL", num_lost(killed), "of 20"),
+        equals("after the restart, answers that differ", wrong, 0, "of 20"),
+        equals("exit status after SIGTERM", status, 0),
+        figure("time for all", seconds, "s"),
+        figure("tokens of answers", found["gflownet_tokens_total"] / seconds, "/s"),
+        figure("median time to the first token", median(firsts), "s"),
+        figure("mean rows of a step", found["gflownet_step_rows_total"] / found["gflownet_steps_total"]),
     ]
 
 
 def main() -> int:
     """Run it and print the figures."""
     arguments = parse_arguments(__doc__)
+    require("openai", "prometheus_client", "fastapi", "uvicorn", extra="test")
     with tempfile.TemporaryDirectory() as folder:
         save_random_model(Path(folder) / "model")
         rows = soak(Path(folder) / "model", NUM_CLIENTS_QUICK if arguments.quick else NUM_CLIENTS)

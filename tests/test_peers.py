@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from scripts.peers import environment
-from scripts.peers.environment import PeerError, make_environment
+from scripts.peers.environment import PeerError, find_environment, make_environment
 from scripts.peers.process import AS_IT_COMES, KEEPS_FREED_MEMORY, Cost, PeerProcess
 
 ANSWER = '{"cpu_seconds": 0.5, "system_seconds": 0.1, "num_trajectories": 4, "num_states": 9, "num_policy_calls": 3}'
@@ -68,6 +68,16 @@ def test_a_failed_installation_says_why_in_one_line_and_is_begun_anew(tmp_path, 
     monkeypatch.setattr(subprocess, "run", lambda c, **_: run.append(c) or subprocess.CompletedProcess(c, 0, "", ""))
     make_environment(tmp_path)
     assert len(run) == 2
+
+
+def test_benchmarks_install_nothing(tmp_path, commands, monkeypatch):
+    with pytest.raises(PeerError, match=r"^torchgfn is not installed in .*: python scripts/peers/environment\.py$"):
+        find_environment(tmp_path / "torchgfn")
+    assert not list(tmp_path.iterdir())
+    assert make_environment(tmp_path) == find_environment(tmp_path)
+    monkeypatch.setattr(environment, "REQUIREMENTS", ("torchgfn==9",))
+    with pytest.raises(PeerError, match="torchgfn is not installed"):
+        find_environment(tmp_path)
 
 
 def test_a_folder_with_something_else_in_it_is_left_alone(tmp_path, commands):

@@ -1,4 +1,4 @@
-"""The environment that torchgfn needs for itself (numpy < 2), made once and found again.
+"""The virtual environment of torchgfn (it needs numpy < 2), installed once on request and used by the benchmarks.
 
 python scripts/peers/environment.py [FOLDER]
 """
@@ -23,7 +23,7 @@ _STAMP = "gflownet-bench.txt"  # what is installed; it also says that the folder
 
 
 class PeerError(RuntimeError):
-    """A peer of the benchmarks cannot be had or failed; the message is one line."""
+    """A peer of the benchmarks is not installed or failed; the message is one line."""
 
 
 def default_folder() -> Path:
@@ -32,24 +32,44 @@ def default_folder() -> Path:
     return Path(cache) / "gflownet-bench" / "torchgfn"
 
 
+def find_environment(folder: Path | None = None) -> Path:
+    """Return the python of the environment in `folder`; install nothing.
+
+    Raises:
+        PeerError: it is not there, or has other versions.
+    """
+    folder = folder or default_folder()
+    if not _is_complete(folder):
+        raise PeerError(f"torchgfn is not installed in {folder}: python scripts/peers/environment.py")
+    return folder / "bin" / "python"
+
+
 def make_environment(folder: Path | None = None) -> Path:
-    """Return the python of the environment in `folder`; where it is not there yet, make it first: about a minute.
+    """Return the python of the environment in `folder`; where it is not there yet, install it first: about a minute.
 
     Raises:
         PeerError: the folder holds something else, or an installation failed.
     """
     folder = folder or default_folder()
     python, stamp = folder / "bin" / "python", folder / _STAMP
-    wanted = "".join(f"{requirement}\n" for requirement in REQUIREMENTS)
-    if stamp.exists() and stamp.read_text(encoding="utf-8") == wanted:
+    if _is_complete(folder):
         return python
     _empty(folder, stamp)
     print(f"torchgfn: making its environment in {folder}", file=sys.stderr)
     _run(sys.executable, "-m", "venv", str(folder))
     print(f"torchgfn: installing {', '.join(REQUIREMENTS)}", file=sys.stderr)
     _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS)
-    stamp.write_text(wanted, encoding="utf-8")
+    stamp.write_text(_required(), encoding="utf-8")
     return python
+
+
+def _required() -> str:
+    return "".join(f"{requirement}\n" for requirement in REQUIREMENTS)
+
+
+def _is_complete(folder: Path) -> bool:
+    stamp = folder / _STAMP
+    return stamp.exists() and stamp.read_text(encoding="utf-8") == _required()
 
 
 def _empty(folder: Path, stamp: Path) -> None:

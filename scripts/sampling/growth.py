@@ -13,7 +13,7 @@ from gflownet.envs.config import EnvConfig
 from gflownet.mdp.policy import Policy
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
-from scripts.bench import Row
+from scripts.bench import Row, figure
 from scripts.sampling.sides import Ours, Turn
 
 POLICIES: Mapping[str, type[Policy]] = {"dense": DenseTransformerPolicy, "message passing": GraphTransformerPolicy}
@@ -61,7 +61,7 @@ def measure(plan: Plan) -> list[Row]:
     _print_table(turns, plan)
     for cell, seconds in skipped.items():
         print(f"  skipped: {_label(cell)}, a pass would take about {seconds:.2g} CPU seconds")
-    return [Row(_label(cell), _per_thousand(of_cell), "CPU-s per 1,000", "", True) for cell, of_cell in turns.items()]
+    return [figure(_label(cell), _per_thousand(of_cell), "CPU-s per 1,000") for cell, of_cell in turns.items()]
 
 
 def _cells(plan: Plan) -> Iterator[Cell]:

@@ -17,7 +17,7 @@ from gflownet.data.sampler import sample_forward
 from gflownet.mdp import answer
 from gflownet.mdp.action import ActionMasks
 from gflownet.mdp.categorical import GraphActionCategorical
-from scripts.bench import Row
+from scripts.bench import Row, at_most, figure
 from scripts.sampling.peer_settings import fixed_length
 from scripts.sampling.sides import Ours
 
@@ -95,7 +95,7 @@ def _watched(ours: Ours, watch: Stopwatch) -> Iterator[None]:
         (env, "backward_masks", "backward counts"),
         (ActionMasks, "num_actions", "backward counts"),
         (env, "num_automorphisms", "automorphisms"),
-        (sampler, "_unrewarded", "joining the steps"),
+        (sampler, "assembled", "joining the steps"),
     ]
     with ExitStack() as stack:
         for owner, name, label in parts:
@@ -117,6 +117,6 @@ def _rows(batch: int, profiles: list[Profile]) -> list[Row]:
     outside = median(100 * (1 - (p[NETWORK] + p[DISTRIBUTIONS]) / sum(p.values())) for p in profiles)
     network = median(100 * (1 - p[NETWORK] / sum(p.values())) for p in profiles)
     return [
-        Row(f"{label}: outside policy(...)", outside, "%", f"<= {MOST_OUTSIDE:g}", outside <= MOST_OUTSIDE),
-        Row(f"{label}: the same with the distributions that policy(...) returns", network, "%", "", True),
+        at_most(f"{label}: outside policy(...)", outside, "%", MOST_OUTSIDE),
+        figure(f"{label}: the same with the distributions that policy(...) returns", network, "%"),
     ]

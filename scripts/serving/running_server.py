@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-from prometheus_client.parser import text_string_to_metric_families
-
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
 _SERVING = re.compile(r"serving (\S+) at (http://\S+)/v1\n")
 
@@ -34,6 +32,8 @@ class RunningServer:
 
     def metrics(self) -> dict[str, float]:
         """Return the figures of /metrics by name, and by the value of their label where they have one."""
+        from prometheus_client.parser import text_string_to_metric_families  # of the extra [serve]
+
         with urlopen(f"{self.url}/metrics", timeout=60) as response:
             families = list(text_string_to_metric_families(response.read().decode()))
         samples = [sample for family in families for sample in family.samples]

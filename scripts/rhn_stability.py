@@ -1,9 +1,9 @@
-"""Trains a small RHN on the bytes of the Python standard library and prints bits per byte and gradient norms.
+"""Train a small RHN on the bytes of the Python standard library: bits per byte and unclipped gradient norms.
 
-    python scripts/rhn/stability.py [STEPS]
+    python scripts/rhn_stability.py [--quick] [--json FILE]
 
-With the norm of DoRA, without a norm, and with adapters held at nothing; no gradient is clipped. Files are split into
-those that are trained on and those that are not; tests of the library are left out.
+With the norm of DoRA, without a norm, and with adapters held at zero. Files are split into training and held-out ones;
+the library's own tests are left out.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import sysconfig
 from dataclasses import replace
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 from torch import Tensor
@@ -23,25 +23,29 @@ from torch.nn import functional as F
 
 from gflownet.rhn.config import CONFIGS, Norm
 from gflownet.rhn.network import RHN
+from scripts.bench import Row, figure, finish, parse_arguments
 
+NUM_STEPS, NUM_STEPS_QUICK = 300, 20
 ROWS, TOKENS, RATE, WARM_UP = 8, 64, 3e-3, 20
 HELD_OUT_FILES, HELD_OUT_BYTES, BYTES = 40, 2**16, 2**21
 VARIANTS: dict[str, tuple[Norm, bool]] = {
     "dora": ("dora", True),
     "none": ("none", True),
-    "adapters held at nothing": ("dora", False),
+    "adapters held at zero": ("dora", False),
 }
 
 
-def main() -> None:
-    """Train each variant."""
-    num_steps = int(sys.argv[1]) if len(sys.argv) > 1 else 300
+def main() -> int:
+    """Train each variant and return the exit status."""
+    arguments = parse_arguments(__doc__)
+    num_steps = NUM_STEPS_QUICK if arguments.quick else NUM_STEPS
     torch.set_num_threads(1)
     root = Path(sysconfig.get_paths()["stdlib"])
     files = [file for file in sorted(root.rglob("*.py")) if not {"site-packages", "test"} & set(file.parts)]
     random.Random(0).shuffle(files)
     held_out = _read(files[:HELD_OUT_FILES], HELD_OUT_BYTES)[: 64 * 257].view(64, 257)
     text = _read(files[HELD_OUT_FILES:], BYTES)
+    rows: list[Row] = []
     for name, (norm, is_adapted) in VARIANTS.items():
         torch.manual_seed(0)
         network = RHN(replace(CONFIGS["small"], norm=norm))
@@ -50,8 +54,13 @@ def main() -> None:
         norms = train(network, text, num_steps)
         with torch.no_grad():
             bits = _loss(network, held_out).item() / math.log(2)
-        late = max(norms[50:], default=math.nan)
-        print(f"{name}: {bits:.3f} bits per byte, gradient norm at most {max(norms):.2f}, after 50 steps {late:.2f}")
+        early = num_steps // 6
+        rows += [
+            figure(f"{name}: held-out text after {num_steps} steps", bits, "bits per byte"),
+            figure(f"{name}: largest gradient norm", max(norms)),
+            figure(f"{name}: largest gradient norm after {early} steps", max(norms[early:])),
+        ]
+    return finish(rows, json_path=arguments.json)
 
 
 def train(network: RHN, text: Tensor, num_steps: int) -> list[float]:
@@ -86,4 +95,4 @@ def _read(files: list[Path], limit: int) -> Tensor:
 
 
 if __name__ == "__main__":
-    main()
+    sys.exit(main())
