@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
-import os
 import pickle
 import re
 from collections.abc import Mapping
@@ -18,17 +17,18 @@ import torch
 from filelock import FileLock, Timeout
 
 from gflownet.errors import UserError
+from gflownet.files import TEMPORARY_SUFFIX, make_folder, write_whole
 
-FORMAT_VERSION = 2
+# Raised whenever the content of a trainer's state changes: tests/checkpoints/ holds one file of each format.
+FORMAT_VERSION = 3
 NUM_KEPT = 2
 LOCK_NAME = ".lock"
 
-# The first line of a file; torch's payload, whose sha256 it names, is all that follows.
-_HEADER = re.compile(rb"gflownet checkpoint, format (\d+), sha256 ([0-9a-f]{64})\n")
-_MAX_HEADER_BYTES = 128
-_FILE_NAME = re.compile(r"step_(\d+)\.pt")
+# The first line of a file; torch's payload is all that follows. The sha256 is of the run id and the payload.
+_HEADER = re.compile(rb"gflownet checkpoint, format (\d+), (?:run ([0-9a-f]{32}), )?sha256 ([0-9a-f]{64})\n")
+_MAX_HEADER_BYTES = 256
+_FILE_NAME = re.compile(r"step_(\d{1,18})\.pt")
 _REFUSED_NAME = re.compile(r"GLOBAL ([\w.]+)")
-_TEMPORARY_SUFFIX = ".tmp"
 _log = logging.getLogger(__name__)
 
 
@@ -45,11 +45,12 @@ class Checkpoint:
     path: Path
 
 
-def save(path: Path, state: Mapping[str, Any]) -> None:
-    """Write `state` to `path` at once or not at all, also when the process is killed or the machine loses power.
+def save(path: Path, state: Mapping[str, Any], *, run: str) -> None:
+    """Write the state of a run to `path` at once or not at all, also when the process is killed or power fails.
 
     Raises:
         TypeError: `state` holds something that `load` would refuse; nothing was written.
+        UserError: the file cannot be written, for example on a full disk; an earlier one at `path` stands.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
@@ -58,15 +59,9 @@ def save(path: Path, state: Mapping[str, Any]) -> None:
         _read_payload(payload)  # now, not when a run of days is to be resumed
     except pickle.UnpicklingError as error:
         raise TypeError(f"state: expected tensors and plain containers, got {_refused_part(error)}") from error
-    digest = hashlib.sha256(payload).hexdigest()
-    temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
-    with temporary.open("wb") as file:
-        file.write(f"gflownet checkpoint, format {FORMAT_VERSION}, sha256 {digest}\n".encode())
-        file.write(payload)
-        file.flush()
-        os.fsync(file.fileno())
-    temporary.replace(path)
-    _sync_folder(path.parent)
+    digest = hashlib.sha256(run.encode() + payload).hexdigest()
+    header = f"gflownet checkpoint, format {FORMAT_VERSION}, run {run}, sha256 {digest}\n"
+    write_whole(path, header.encode() + payload)
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -74,16 +69,19 @@ def load(path: Path) -> dict[str, Any]:
 
     Raises:
         DamagedCheckpointError: the file is truncated, altered or no checkpoint at all.
-        UserError: it is of another format version, or holds more than tensors and plain containers.
+        UserError: the file is of another format version, or holds more than tensors and plain containers.
     """
     data = path.read_bytes()
     header = _HEADER.match(data[:_MAX_HEADER_BYTES])
     if header is None:
         raise DamagedCheckpointError(f"{path}: expected a checkpoint of gflownet, got a file without its first line")
     if int(header[1]) != FORMAT_VERSION:
-        raise UserError(f"{path}: expected a checkpoint of format {FORMAT_VERSION}, got format {int(header[1])}")
+        raise UserError(
+            f"{path}: expected a checkpoint of format {FORMAT_VERSION}, got format {int(header[1])}, which the version "
+            "of gflownet that wrote it reads; start a new run with another log_dir"
+        )
     payload = data[header.end() :]
-    if hashlib.sha256(payload).hexdigest() != header[2].decode():
+    if hashlib.sha256((header[2] or b"") + payload).hexdigest() != header[3].decode():
         raise DamagedCheckpointError(f"{path}: expected the bytes that were written, got others (sha256 differs)")
     try:
         return _read_payload(payload)
@@ -92,20 +90,27 @@ def load(path: Path) -> dict[str, Any]:
 
 
 class CheckpointFolder:
-    """The last checkpoints of a run, one file each; older ones are deleted when a new one is safe."""
+    """The last checkpoints of a run, one file each; older ones are deleted when a new one is safe.
 
-    def __init__(self, folder: Path) -> None:
-        """Creates the folder, and removes what a killed process left half written."""
+    The first line of a file names its run. Files of other runs are neither read nor counted nor deleted.
+    """
+
+    def __init__(self, folder: Path, *, run: str) -> None:
         self.folder = folder
-        folder.mkdir(parents=True, exist_ok=True)
-        for leftover in folder.glob(f"*{_TEMPORARY_SUFFIX}"):
-            leftover.unlink()
+        self.run = run
 
     def save(self, step: int, state: Mapping[str, Any]) -> Path:
-        """Save the state after `step` and return its path."""
+        """Save the state after `step` and return its path.
+
+        Raises:
+            UserError: the file cannot be written, or its name is taken by a file of another run.
+        """
         path = self.folder / f"step_{step:08d}.pt"
-        save(path, state)
-        for old in self._paths()[NUM_KEPT:]:
+        if (path.is_symlink() or path.exists()) and self._run_of(path) != self.run:
+            raise UserError(f"{path}: expected a free name for a checkpoint, got a file of another run")
+        make_folder(self.folder)
+        save(path, state, run=self.run)
+        for old in self.own()[NUM_KEPT:]:
             old.unlink()
         return path
 
@@ -115,7 +120,7 @@ class CheckpointFolder:
         Raises:
             UserError: every checkpoint is damaged, or the newest whole one cannot be read by this version.
         """
-        paths = self._paths()
+        paths = [path for path in self.files() if self._run_of(path) in (self.run, None)]
         for path in paths:
             try:
                 return Checkpoint(step=_step_of(path), state=load(path), path=path)
@@ -125,10 +130,34 @@ class CheckpointFolder:
             raise UserError(f"{self.folder}: expected a whole checkpoint, got {len(paths)} damaged ones")
         return None
 
-    def _paths(self) -> list[Path]:
-        """The checkpoints, newest first."""
-        found = [path for path in self.folder.iterdir() if _FILE_NAME.fullmatch(path.name)]
-        return sorted(found, key=_step_of, reverse=True)
+    def own(self) -> list[Path]:
+        """Return the checkpoints of this run, newest first."""
+        return [path for path in self.files() if self._run_of(path) == self.run]
+
+    def damaged(self) -> list[Path]:
+        """Return the files whose first line is not that of a checkpoint, so that nothing tells their run."""
+        return [path for path in self.files() if self._run_of(path) is None]
+
+    def files(self) -> list[Path]:
+        """Return all files with the name of a checkpoint, newest first."""
+        if not self.folder.is_dir():
+            return []
+        paths = [path for path in self.folder.iterdir() if _FILE_NAME.fullmatch(path.name)]
+        return sorted(paths, key=_step_of, reverse=True)
+
+    def remove_temporaries(self) -> None:
+        """Delete what a killed process of this run left half written."""
+        for path in self.folder.glob(f"step_*.pt{TEMPORARY_SUFFIX}"):
+            if self._run_of(path) == self.run or not path.stat().st_size:
+                path.unlink()
+
+    def _run_of(self, path: Path) -> str | None:
+        """Return the run id in the first line of a file, empty without one and of links, None in a damaged file."""
+        if path.is_symlink():
+            return ""
+        with path.open("rb") as file:
+            header = _HEADER.match(file.read(_MAX_HEADER_BYTES))
+        return None if header is None else (header[2] or b"").decode()
 
 
 class RunLock:
@@ -158,15 +187,6 @@ class RunLock:
 
 def _read_payload(payload: bytes) -> dict[str, Any]:
     return torch.load(io.BytesIO(payload), weights_only=True, map_location="cpu")
-
-
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _step_of(path: Path) -> int:

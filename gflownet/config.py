@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import difflib
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,11 +22,13 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.policy.config import ModelConfig
+from gflownet.run_marker import MARKER_NAME, read_marker
 
 # The one group whose keys belong to somebody else: the task's own dataclass (with_task_options).
 TASK_OPTIONS = "task_options"
 # The file of a run folder that holds the run's config.
 CONFIG_NAME = "config.yaml"
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -59,8 +62,15 @@ class Config:
     print_every: int = field(default=10, metadata={"help": "steps between two lines where the output is no terminal"})
     validate_every: int = field(default=0, metadata={"help": "steps between two validations; 0 never validates"})
     checkpoint_every: int = field(default=50, metadata={"help": "steps between two checkpoints"})
-    overwrite_existing_exp: bool = field(default=False, metadata={"help": "delete the run that log_dir holds"})
-    resume: bool = field(default=False, metadata={"help": "go on from the last checkpoint in log_dir"})
+    overwrite_existing_exp: bool = field(
+        default=False, metadata={"help": "delete the run in log_dir, and nothing else"}
+    )
+    resume: Literal[False, True, "auto"] = field(
+        default=False,
+        metadata={
+            "help": "true: continue the run in log_dir; auto: continue it, or start a new one where there is none"
+        },
+    )
     certify: bool = field(default=False, metadata={"help": "certify the sampled distribution at the end"})
     certify_max_states: int = field(
         default=20_000, metadata={"help": "states up to which a certificate is exact; above, it is made of estimates"}
@@ -166,10 +176,36 @@ def command_config(source: str | None, overrides: Sequence[str]) -> Config:
         UserError: as `load_config`.
     """
     config = load_config(source or config_of_task(overrides), overrides)
-    stored = Path(config.log_dir) / CONFIG_NAME
-    if source is None and config.resume and stored.is_file():
-        return load_config(str(stored), ["overwrite_existing_exp=false", *overrides])
-    return config
+    stored = None
+    if source is None and config.resume:
+        stored = stored_config(Path(config.log_dir), ["overwrite_existing_exp=false", *overrides])
+    return stored or config
+
+
+def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
+    """Return the config of the run in a folder, None without a run.
+
+    Where config.yaml is damaged, that is the copy in run.json, and a warning is logged.
+
+    Raises:
+        UserError: the folder's marker is damaged, or an override is not valid.
+    """
+    path, marker = folder / CONFIG_NAME, read_marker(folder)
+    if marker is None:
+        return load_config(str(path), overrides) if path.is_file() else None
+    config = OmegaConf.structured(Config)
+    try:
+        tree = _read_yaml(path)
+        if not tree:
+            raise UserError(f"{path}: expected the options of the run, got an empty file")
+        _merge(config, tree, where=f"{path}: ")
+    except UserError as error:
+        _log.warning("%s; the copy in %s is used", error, MARKER_NAME)
+        config = OmegaConf.structured(Config)
+        _merge(config, marker.config, where=f"{folder / MARKER_NAME}: ")
+    for override in overrides:
+        _merge(config, _parse_override(override))
+    return cast(Config, config)
 
 
 def find_config(source: str) -> Path:

@@ -256,7 +256,8 @@ def _check_combinations(config: Config) -> None:
     if not _DEVICE.fullmatch(config.device):
         raise UserError(f"device: expected cpu, cuda or cuda:N, got {config.device!r}")
     if config.resume and config.overwrite_existing_exp:
-        raise UserError("resume: expected false beside overwrite_existing_exp=true, got true")
+        got = str(config.resume).lower()
+        raise UserError(f"resume: expected false with overwrite_existing_exp=true, got {got}")
     if config.model.num_emb % config.model.num_heads:
         raise UserError(
             f"model.num_emb: expected a multiple of model.num_heads={config.model.num_heads}, "

@@ -84,7 +84,7 @@ def _type_name(hint: Any) -> str:
     if hint is Any:
         return "group"
     if get_origin(hint) is Literal:
-        name = "|".join(map(str, get_args(hint)))
+        name = "|".join(map(_literal, get_args(hint)))
     elif get_origin(hint) is list:
         name = f"list[{_type_name(get_args(hint)[0])}]"
     else:
@@ -95,7 +95,7 @@ def _type_name(hint: Any) -> str:
 def _expectation(hint: Any) -> str:
     hint, optional = _without_none(hint)
     if get_origin(hint) is Literal:
-        words = f"one of {', '.join(map(str, get_args(hint)))}"
+        words = f"one of {', '.join(map(_literal, get_args(hint)))}"
     elif get_origin(hint) is list:
         words = f"a list of {_plural(get_args(hint)[0])}"
     else:
@@ -105,3 +105,8 @@ def _expectation(hint: Any) -> str:
 
 def _plural(hint: Any) -> str:
     return f"lists of {_plural(get_args(hint)[0])}" if get_origin(hint) is list else _PLURALS.get(hint, "values")
+
+
+def _literal(value: object) -> str:
+    """Return the value as YAML spells it."""
+    return str(value).lower() if isinstance(value, bool) else str(value)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import logging
 import math
 import netrc
 import os
@@ -15,19 +17,22 @@ from typing import TYPE_CHECKING, Any, Self
 from rich.console import Console
 
 from gflownet.console import make_console, make_view
+from gflownet.files import cannot_write, write_whole
 
 if TYPE_CHECKING:
     from gflownet.config import WandbConfig
 
 METRICS_NAME = "metrics.jsonl"
-# Metrics that differ between two runs of one seed.
-TIME_KEYS = frozenset({"evaluations_per_second", "seconds"})
+WANDB_NAME = "wandb"
+WANDB_ID_NAME = "run_id"  # in the folder of wandb
+# What differs between the rows of two runs of one seed.
+TIME_KEYS = frozenset({"evaluations_per_second", "seconds", "run"})
 
 # How long a run waits for a wandb server that does not answer, seconds: at its start, and at its end.
 INIT_TIMEOUT = 15.0
 FINISH_TIMEOUT = 30.0
 WANDB_SERVER = "https://api.wandb.ai"
-_RUN_ID_NAME = "run_id"
+_log = logging.getLogger(__name__)
 
 
 class MetricLogger:
@@ -41,17 +46,18 @@ class MetricLogger:
         print_every: int,
         wandb: WandbConfig,
         config: Mapping[str, Any],
+        run: str = "",
         resume_step: int | None = None,
         console: Console | None = None,
     ) -> None:
         """Opens the logs in the run folder.
 
-        `config` is the unresolved config that wandb shows. `resume_step` is the step of the checkpoint that the run
-        goes on from: later rows of metrics.jsonl are cut away; None starts a new file.
+        `config` is the unresolved config that wandb shows, `run` the id of the run. `resume_step` is the step of the
+        checkpoint that the run goes on from: later rows of metrics.jsonl are cut away; None starts a new file.
         """
         self.console = console or make_console()
         log_dir.mkdir(parents=True, exist_ok=True)
-        self._file = MetricsFile(log_dir / METRICS_NAME, resume_step=resume_step)
+        self._file = MetricsFile(log_dir / METRICS_NAME, run=run, resume_step=resume_step)
         self._wandb = WandbLog(log_dir, wandb, config=config, say=self.say)
         self._view = make_view(
             self.console,
@@ -92,18 +98,34 @@ class MetricLogger:
 class MetricsFile:
     """metrics.jsonl: one JSON object per step and line, in the file as soon as `write` returns."""
 
-    def __init__(self, path: Path, *, resume_step: int | None = None) -> None:
-        kept = [] if resume_step is None or not path.exists() else _rows_until(path, resume_step)
-        temporary = path.with_name(f"{path.name}.tmp")
-        temporary.write_text("".join(kept), encoding="utf-8")
-        temporary.replace(path)
-        self._file = path.open("a", encoding="utf-8")
+    def __init__(self, path: Path, *, run: str = "", resume_step: int | None = None) -> None:
+        """Open the file: empty, or with the rows of the run up to `resume_step`.
+
+        Raises:
+            UserError: the file cannot be written.
+        """
+        self.path = path
+        self._run = run
+        write_whole(path, b"" if resume_step is None else _rows_until(path, resume_step, run=run))
+        self._file = path.open("ab", buffering=0)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the row of a step; NaN and infinity, which JSON has not, become null."""
+        """Append the row of a step; NaN and infinity, which JSON has not, become null.
+
+        Raises:
+            UserError: the row cannot be written, for example on a full disk; the file is as it was before.
+        """
         row = {"step": step, **{key: _number(value) for key, value in values.items()}}
-        self._file.write(json.dumps(row, allow_nan=False) + "\n")
-        self._file.flush()
+        if self._run:
+            row["run"] = self._run
+        line = json.dumps(row, allow_nan=False).encode() + b"\n"
+        size = self._file.seek(0, os.SEEK_END)
+        try:
+            if self._file.write(line) != len(line):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        except OSError as error:
+            self._file.truncate(size)
+            raise cannot_write(self.path, error) from error
 
     def close(self) -> None:
         """Close the file."""
@@ -202,17 +224,39 @@ def has_wandb_key() -> bool:
 
 def _run_id(folder: Path) -> str:
     """Return the id of the wandb run of a run folder, the same when the run is resumed."""
-    path = folder / "wandb" / _RUN_ID_NAME
+    path = folder / WANDB_NAME / WANDB_ID_NAME
     if not path.exists():
         path.parent.mkdir(exist_ok=True)
-        path.write_text(uuid.uuid4().hex[:8], encoding="utf-8")
+        write_whole(path, uuid.uuid4().hex[:8])
     return path.read_text(encoding="utf-8")
 
 
-def _rows_until(path: Path, step: int) -> list[str]:
-    """Return the whole lines of steps up to `step`; a killed process may have left half a line at the end."""
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    return [line for line in lines if line.endswith("\n") and json.loads(line)["step"] <= step]
+def _rows_until(path: Path, step: int, *, run: str) -> bytes:
+    """Return the rows of the run up to `step`, and log a warning where some are missing or damaged.
+
+    A killed process may have left half a line at the end, and rows after `step`.
+    """
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    steps = [_step_of(line, run=run) for line in whole]
+    rows = [line for line, found in zip(whole, steps, strict=True) if found is not None and found <= step]
+    if len(rows) != step:
+        damaged = next((f", line {number} is damaged" for number, found in enumerate(steps, 1) if found is None), "")
+        _log.warning(
+            "%s: expected a row of each of %d steps, got %d%s; going on without", path, step, len(rows), damaged
+        )
+    return b"".join(rows)
+
+
+def _step_of(line: bytes, *, run: str) -> int | None:
+    """Return the step of a row, None where the line is damaged or of another run."""
+    try:
+        row = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(row, dict) or row.get("run", "") != run or not isinstance(row.get("step"), int):
+        return None
+    return row["step"]
 
 
 def _number(value: float) -> float | int | None:

@@ -1,29 +1,39 @@
-"""The folder of a run: who may use it, what lies where, and what a new run may replace."""
+"""The folder of a run: which files are the run's, who may use it, and what a new run may replace."""
 
 from __future__ import annotations
 
+import re
 import shutil
-from collections.abc import Iterator, Mapping
+import uuid
+from collections.abc import Collection, Iterator, Mapping
+from itertools import chain
 from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Literal, Self
 
-from gflownet.checkpoint import Checkpoint, CheckpointFolder, RunLock
-from gflownet.config import CONFIG_NAME, Config, load_config, to_mapping, to_yaml
+from gflownet.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
+from gflownet.config import CONFIG_NAME, Config, to_mapping, to_yaml
 from gflownet.errors import UserError
-from gflownet.logging import METRICS_NAME
+from gflownet.files import cannot_write, make_folder, temporary_of, write_whole
+from gflownet.logging import METRICS_NAME, WANDB_ID_NAME, WANDB_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
+from gflownet.run_marker import MARKER_NAME, RunMarker, read_marker, write_marker
 
 STORE_NAME = "evaluations.sqlite"
 CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
 CERTIFICATE_STORE_NAME = "certificate.sqlite"
-_REPORT = (TOP_NAME, PICTURES_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME)
-_STORES = tuple(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in ("", "-wal", "-shm"))
-# What a run writes, and so what overwriting one deletes; anything else in the folder is the user's.
-_CONTENTS = (METRICS_NAME, *_REPORT, *_STORES, "wandb")
 
+# Everything that a run may write, but for its checkpoints, whose first line names their run.
+_SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
+_STORES = tuple(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS)
+_REPORT = (TOP_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME)
+_FILES = (CONFIG_NAME, METRICS_NAME, *_REPORT, *_STORES)
+_PICTURE = re.compile(rf"{PICTURES_NAME}/rank_\d+\.svg")
+_WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
+_WANDB_FOLDER = f"{WANDB_NAME}/"
+_FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME)
 
 # What changes how long or where a run goes, not what it computes.
 _MAY_CHANGE = {
@@ -48,46 +58,66 @@ _MAY_CHANGE = {
 
 
 class RunFolder:
-    """A run's folder, held for one process while the context is open."""
+    """A run's folder, held for one process while the context is open.
 
-    def __init__(self, path: Path, *, resume: bool, overwrite: bool) -> None:
+    run.json lists the files that the run wrote. Only those are replaced or deleted; any other file in the place of one
+    of them, a link or a checkpoint of another run is refused before anything is changed.
+    """
+
+    def __init__(self, path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> None:
         """Take the folder.
 
         Raises:
-            UserError: it cannot be written, another run uses it, it holds a run that is to stay, or none to resume.
+            UserError: it cannot be written, another run uses it, it holds a run that is to stay, none to resume, or
+                files of somebody else in the places of the run's.
         """
         self.path = path
-        if resume and not (path / CONFIG_NAME).exists():
-            raise UserError(f"resume: expected a run in {path}, got none; without resume a run starts there anew")
         try:
+            self._check(resume=resume, overwrite=overwrite)  # before the lock, which is a file in a folder
             self._lock = RunLock(path)
         except OSError as error:
             raise UserError(f"log_dir: expected a folder to write in, got {path} ({error.strerror})") from None
-        if not resume and (path / CONFIG_NAME).exists():
-            if not overwrite:
-                self._lock.release()
-                raise UserError(
-                    f"log_dir: expected a folder without a run, got {path}; resume=true goes on with the run there, "
-                    "overwrite_existing_exp=true replaces it, log_dir=OTHER starts one beside it"
-                )
-            self._clear()
-        self.checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME)
+        try:
+            marker = self._check(resume=resume, overwrite=overwrite)
+            if marker is not None and not resume:
+                self._clear(marker)
+                marker = None
+        except BaseException:
+            self._lock.release()
+            raise
+        self.resumed = marker is not None
+        self._marker = marker or RunMarker(uuid.uuid4().hex, (), {})
+        self.checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run=self.run_id)
+        if self.resumed:
+            self.checkpoints.remove_temporaries()
+
+    @property
+    def run_id(self) -> str:
+        """Return the id of the run, the same when it is resumed."""
+        return self._marker.run
 
     @property
     def store(self) -> Path:
         """Return where the evaluations are kept, unless the config names a database."""
         return self.path / STORE_NAME
 
-    def last_checkpoint(self) -> Checkpoint:
-        """Return the checkpoint to go on from. Raises UserError when there is none."""
+    def last_checkpoint(self) -> Checkpoint | None:
+        """Return the checkpoint to resume from, None where the run died before it wrote one.
+
+        Raises:
+            UserError: the run got past its first checkpoint, but all are gone or damaged.
+        """
         checkpoint = self.checkpoints.latest()
-        if checkpoint is None:
-            raise UserError(f"resume: expected a checkpoint in {self.path}, got none; without resume a run starts anew")
+        if checkpoint is None and (self.path / METRICS_NAME).exists():  # opened after the first checkpoint
+            raise UserError(
+                f"resume: expected a checkpoint in {self.checkpoints.folder}, got none; restore one, or start a new "
+                "run with another log_dir"
+            )
         return checkpoint
 
     def check_unchanged(self, config: Config) -> None:
         """Raise UserError naming the first option that a resumed run may not change."""
-        started = dict(_leaves(to_mapping(load_config(str(self.path / CONFIG_NAME)))))
+        started = dict(_leaves(self._marker.config))
         for key, value in _leaves(to_mapping(config)):
             if key.partition(".")[0] not in _MAY_CHANGE and started.get(key) != value:
                 raise UserError(
@@ -96,17 +126,89 @@ class RunFolder:
                 )
 
     def write_config(self, config: Config) -> None:
-        """Keep the config that the run goes by."""
-        (self.path / CONFIG_NAME).write_text(to_yaml(config), encoding="utf-8")
+        """Keep the config that the run goes by, and list the files that every run writes."""
+        names = [CONFIG_NAME, METRICS_NAME]
+        if not config.evaluation.store_url:
+            names += [name for name in _STORES if name.startswith(STORE_NAME)]
+        if config.wandb.mode != "disabled":
+            names.append(_WANDB_FOLDER)
+        self._marker = RunMarker(self.run_id, self._marker.files, to_mapping(config))
+        self.claim(*names)
+        write_whole(self.path / CONFIG_NAME, to_yaml(config))
 
-    def _clear(self) -> None:
-        # The config goes last: as long as it is there, the folder holds a run.
-        for name in (*_CONTENTS, CHECKPOINTS_NAME, CONFIG_NAME):
-            target = self.path / name
-            if target.is_dir():
-                shutil.rmtree(target)
-            else:
-                target.unlink(missing_ok=True)
+    def claim(self, *names: str) -> None:
+        """List files as this run's, before they are written.
+
+        Raises:
+            UserError: a file that this run did not write has the name of one of them; nothing was listed.
+        """
+        new = [name for name in names if name not in self._marker.files]
+        for name in new:
+            assert _may_be_listed(name), f"a file that overwriting would not find: {name}"
+            if name != _WANDB_FOLDER and _is_taken(self.path / name):
+                raise _foreign_file(self.path / name)
+        make_folder(self.path)
+        self._marker = RunMarker(self.run_id, (*self._marker.files, *new), self._marker.config)
+        write_marker(self.path, self._marker)
+
+    def claim_certificate(self) -> None:
+        """List the files of the certificate as this run's. Raises UserError like `claim`."""
+        self.claim(CERTIFICATE_NAME, *(name for name in _STORES if name.startswith(CERTIFICATE_STORE_NAME)))
+
+    def claim_report(self, num_architectures: int, *, front: bool) -> None:
+        """List the files of the report as this run's. Raises UserError like `claim`."""
+        pictures = [f"{PICTURES_NAME}/rank_{rank}.svg" for rank in range(num_architectures)]
+        self.claim(TOP_NAME, *pictures, *((FRONT_NAME, FRONT_PICTURE_NAME) if front else ()))
+
+    def _check(self, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:
+        """Return the marker of the run in the folder, None without one; raise UserError where it is not to be used."""
+        path = self.path
+        if path.is_symlink():
+            raise UserError(f"log_dir: expected a folder, got {path}, a link to {path.resolve()}; give that path")
+        marker = read_marker(path)
+        if marker is None and (path / CONFIG_NAME).exists():
+            raise UserError(
+                f"log_dir: expected a folder of this version, got {path}, whose {CONFIG_NAME} no {MARKER_NAME} lists: "
+                "written by an earlier version or by hand; choose another log_dir"
+            )
+        if marker is None and resume is True:
+            raise UserError(
+                f"resume: expected a run in {path}, got none; omit resume to start a new run, or give resume=auto"
+            )
+        if marker is not None and not resume and not overwrite:
+            raise UserError(
+                f"log_dir: expected a folder without a run, got {path}; resume=true continues the run there, "
+                "overwrite_existing_exp=true replaces it, log_dir=OTHER starts one in another folder"
+            )
+        checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run="" if marker is None else marker.run)
+        # A damaged file may be one of this run's, which going on from an earlier one may leave; nothing else may.
+        known = {*checkpoints.own(), *(checkpoints.damaged() if resume else ())} if marker is not None else set()
+        others = (file for file in checkpoints.files() if file not in known)
+        for file in chain(_foreign_files(path, () if marker is None else marker.files), others):
+            raise _foreign_file(file)
+        return marker
+
+    def _clear(self, marker: RunMarker) -> None:
+        """Delete the run; the marker goes last: as long as it is there, the folder holds a run."""
+        try:
+            checkpoints = CheckpointFolder(self.path / CHECKPOINTS_NAME, run=marker.run)
+            checkpoints.remove_temporaries()
+            for checkpoint in checkpoints.own():
+                checkpoint.unlink()
+            for name in marker.files:
+                if name == _WANDB_FOLDER:
+                    for path in _made_by_wandb(self.path / name):
+                        path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
+                else:
+                    (self.path / name).unlink(missing_ok=True)
+                    temporary_of(self.path / name).unlink(missing_ok=True)
+            for name in _FOLDERS:
+                folder = self.path / name
+                if folder.is_dir() and not any(folder.iterdir()):
+                    folder.rmdir()
+            (self.path / MARKER_NAME).unlink()
+        except OSError as error:
+            raise cannot_write(self.path, error) from error
 
     def __enter__(self) -> Self:
         return self
@@ -117,16 +219,67 @@ class RunFolder:
         self._lock.release()
 
 
-def policy_weights(path: Path, *, option: str) -> Mapping[str, Any]:
-    """Return the policy's weights out of the last checkpoint of the run in `path`.
+def last_checkpoint(path: Path, *, option: str) -> Checkpoint:
+    """Return the last checkpoint of the run in `path`.
 
     Raises:
         UserError: there is no run, or no checkpoint of it; the message names the option.
     """
-    checkpoint = CheckpointFolder(path / CHECKPOINTS_NAME).latest() if path.is_dir() else None
+    marker = read_marker(path)
+    checkpoint = None if marker is None else CheckpointFolder(path / CHECKPOINTS_NAME, run=marker.run).latest()
     if checkpoint is None:
         raise UserError(f"{option}: expected the log_dir of a run with a checkpoint, got {path}")
-    return checkpoint.state["policy"]
+    return checkpoint
+
+
+def policy_weights(path: Path, *, option: str) -> Mapping[str, Any]:
+    """Return the policy's weights of the last checkpoint of the run in `path`. Raises UserError where there is none."""
+    return last_checkpoint(path, option=option).state["policy"]
+
+
+def _may_be_listed(name: str) -> bool:
+    return name in (*_FILES, _WANDB_FOLDER) or _PICTURE.fullmatch(name) is not None
+
+
+def _is_taken(path: Path) -> bool:
+    """Tell whether there is something, even a link that leads nowhere."""
+    return path.is_symlink() or path.exists() or temporary_of(path).is_symlink() or temporary_of(path).exists()
+
+
+def _foreign_file(path: Path) -> UserError:
+    return UserError(
+        f"log_dir: expected no file of somebody else in the place of a run's, got {path}; move it or choose another "
+        "log_dir"
+    )
+
+
+def _foreign_files(folder: Path, listed: Collection[str]) -> Iterator[Path]:
+    """Yield what is in the place of a run's files without being listed, and links; checkpoints aside."""
+    for name in (MARKER_NAME, LOCK_NAME):
+        if (folder / name).is_symlink():
+            yield folder / name
+    lock = folder / LOCK_NAME
+    if lock.exists() and (not lock.is_file() or lock.stat().st_size):  # ours is empty
+        yield lock
+    for name in _FOLDERS:
+        if (folder / name).is_symlink() or ((folder / name).exists() and not (folder / name).is_dir()):
+            yield folder / name
+    for name in listed:
+        if not _may_be_listed(name) or (folder / name).is_symlink():
+            yield folder / name
+    pictures = (f"{PICTURES_NAME}/{path.name}" for path in (folder / PICTURES_NAME).glob("rank_*.svg"))
+    for name in (*_FILES, *pictures):
+        if name not in listed and _is_taken(folder / name):
+            yield folder / name
+    if _WANDB_FOLDER not in listed:
+        yield from _made_by_wandb(folder / WANDB_NAME)
+
+
+def _made_by_wandb(folder: Path) -> Iterator[Path]:
+    """Yield what wandb made in its folder: runs, links into the last one, and our note of the id."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_symlink() or path.name == WANDB_ID_NAME or _WANDB_RUN.fullmatch(path.name):
+            yield path
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -8,12 +8,12 @@ from typing import Any
 
 import torch
 
-from gflownet.checkpoint import CheckpointFolder, RunLock
-from gflownet.config import CONFIG_NAME, load_config
+from gflownet.checkpoint import RunLock
+from gflownet.config import stored_config
 from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.mdp.policy import PolicyFunction
-from gflownet.run_folder import CHECKPOINTS_NAME
+from gflownet.run_folder import last_checkpoint
 from gflownet.trainer import GFNTrainer
 from gflownet.utils.random_state import get_random_state, set_random_state
 
@@ -67,15 +67,14 @@ def sample(
 
 def _restored(folder: Path, *, device: str) -> GFNTrainer:
     """Return the trainer of a run as its last checkpoint left it; this process's random numbers stay what they are."""
-    if not ((folder / CONFIG_NAME).is_file() and (folder / CHECKPOINTS_NAME).is_dir()):
+    config = stored_config(folder, [f"device={device}"])
+    if config is None:
         raise UserError(f"run_folder: expected the log_dir of a run with a checkpoint, got {folder}")
-    with RunLock(folder):  # reading checkpoints clears away what looks half written
-        checkpoint = CheckpointFolder(folder / CHECKPOINTS_NAME).latest()
-    if checkpoint is None:
-        raise UserError(f"run_folder: expected a run with a checkpoint, got {folder}, which has none")
+    with RunLock(folder):  # a run deletes checkpoints while it goes
+        checkpoint = last_checkpoint(folder, option="run_folder")
     random_state, num_threads = get_random_state(), torch.get_num_threads()
     try:
-        trainer = GFNTrainer(load_config(str(folder / CONFIG_NAME), [f"device={device}"]))
+        trainer = GFNTrainer(config)
         trainer.load_state_dict(checkpoint.state)
     finally:
         set_random_state(random_state)

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import math
 import time
-import uuid
 from collections.abc import Generator
-from contextlib import ExitStack, closing
+from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -80,7 +79,7 @@ class GFNTrainer:
         self.companions = self.build_companions()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
-        self.run_id = uuid.uuid4().hex  # tells this run's rows from others' in a shared store
+        self.run_id = ""  # of the run folder: tells this run's rows from others' in a shared store
         self.step = 0
         self.progress = Progress()
 
@@ -167,17 +166,15 @@ class GFNTrainer:
         """Run to the last step, write the report, and return the number of the signal that ended it, if one did.
 
         Raises:
-            UserError: the run folder is in use, holds another run, or has nothing to resume from.
+            UserError: the run folder is in use, holds another run, or has nothing to resume from; or a file cannot be
+                written, for example on a full disk.
         """
         config = self.config
         with ExitStack() as stack:
             folder = stack.enter_context(
                 RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
             )
-            if config.resume:
-                folder.check_unchanged(config)
-                self.load_state_dict(folder.last_checkpoint().state)
-            folder.write_config(config)
+            self._start(folder)
             location = config.evaluation.store_url or folder.store
             store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
             stop = stack.enter_context(stop_signals())
@@ -188,7 +185,8 @@ class GFNTrainer:
                     certificate = self._certify(folder, store, logger, stop)
             except Exception as error:
                 if self.progress.score_means:  # what was found until then is worth seeing
-                    self._report(folder, store, logger)
+                    with suppress(UserError):  # the first error is the one to mend
+                        self._report(folder, store, logger)
                 if isinstance(error, FloatingPointError):
                     raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
                 raise
@@ -235,6 +233,25 @@ class GFNTrainer:
         self.replay.load_state_dict(state["replay"])
         set_random_state(state["random_state"])
 
+    def _start(self, folder: RunFolder) -> None:
+        """Restore the state of a resumed run, and leave what the run can be resumed from if it dies at any moment."""
+        self.run_id = folder.run_id
+        checkpoint = None
+        if folder.resumed:
+            folder.check_unchanged(self.config)
+            checkpoint = folder.last_checkpoint()
+        if checkpoint is not None:
+            try:
+                self.load_state_dict(checkpoint.state)
+            except (KeyError, TypeError, ValueError, RuntimeError) as error:
+                raise UserError(
+                    f"{checkpoint.path}: expected a state as this version writes it, got another "
+                    f"({type(error).__name__}); start a new run with another log_dir"
+                ) from error
+        folder.write_config(self.config)
+        if checkpoint is None:
+            folder.checkpoints.save(self.step, self.state_dict())
+
     def _open_logger(self, folder: RunFolder) -> MetricLogger:
         config = self.config
         return MetricLogger(
@@ -243,7 +260,8 @@ class GFNTrainer:
             print_every=config.print_every,
             wandb=config.wandb,
             config=to_mapping(config),
-            resume_step=self.step if config.resume else None,
+            run=self.run_id,
+            resume_step=self.step if folder.resumed else None,
         )
 
     def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Evaluator, stop: StopRequest) -> None:
@@ -313,6 +331,7 @@ class GFNTrainer:
         config = self.config
         if not config.certify or stop.signal is not None:
             return None
+        folder.claim_certificate()
         # Here and not above: the statistics take a second to import, which other runs save.
         from gflownet.certification import CertificateStore, Subject, certify
         from gflownet.report.certificate import certificate_metrics, write_certificate
@@ -341,14 +360,15 @@ class GFNTrainer:
                 stopped=lambda: stop.signal is not None,
             )
         if certificate is not None:
-            run = {"method": config.algo.method, "symmetry": config.algo.symmetry, "seed": config.seed}
-            paid = {"step": self.step, "num_distinct": self.progress.num_distinct}
+            run = {"run": self.run_id, "method": config.algo.method, "symmetry": config.algo.symmetry}
+            paid = {"seed": config.seed, "step": self.step, "num_distinct": self.progress.num_distinct}
             write_certificate(folder.path / CERTIFICATE_NAME, certificate, run={**run, **paid})
             logger.summarise(certificate_metrics(certificate))
         return certificate
 
     def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> None:
         best = store.top(NUM_REPORTED)
+        folder.claim_report(len(best), front=bool(self.task.chosen_objectives))
         report_run(
             folder.path,
             best,

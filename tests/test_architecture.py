@@ -18,20 +18,28 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 # A line imports only lines above it, and of those only what the second column names where there is one.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"errors": None, "plugins": None, "optimisers": None},
+    {"files": {"errors"}},
     {"graphs": set(), "autodiff": set(), "rhn": set(), "utils": set()},
     {"translation": {"graphs", "rhn"}, "mdp": {"graphs"}},
     {"envs": {"mdp", "graphs", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp", "graphs"}},
     {"evaluation": {"graphs", "translation", "autodiff", "rhn"}},
     {"data": {"mdp", "policy", "evaluation", "utils"}},
-    {"checkpoint": set(), "console": set(), "config_options": set(), "interrupts": set(), "certification": None},
+    {
+        "checkpoint": set(),
+        "console": set(),
+        "config_options": set(),
+        "run_marker": set(),
+        "interrupts": set(),
+        "certification": None,
+    },
     {"companions": {"mdp", "objectives", "policy"}, "learner": {"data", "mdp", "objectives", "policy"}},
     {"config": None, "logging": {"console"}, "report": None},
     {"config_checks": None, "progress": {"evaluation", "metrics"}, "run_folder": None},
     {"cli": None, "trainer": None},
     {"train": None, "sampling": None, "generate": {"rhn", "interrupts"}},
 )
-# Whatever errors are called and however parts are found by name, every package may use.
-EVERYWHERE = set(LAYERS[0])
+# Errors, plugins by name and atomic writes may be used by every package.
+EVERYWHERE = {*LAYERS[0], *LAYERS[1]}
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 NAMED = {name: named for layer in LAYERS for name, named in layer.items()}
 LOWEST_ABOVE_TASKS = DEPTH["data"]

@@ -15,8 +15,13 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.checkpoint import CheckpointFolder, DamagedCheckpointError, RunLock, load, save
+from gflownet.checkpoint import FORMAT_VERSION, CheckpointFolder, DamagedCheckpointError, RunLock, load, save
+from gflownet.config import command_config
 from gflownet.errors import UserError
+from gflownet.trainer import GFNTrainer
+from tests.checkpoint_assets import ASSET_RUN, asset
+
+RUN, OTHER_RUN = "0123456789abcdef" * 2, "f" * 32
 
 
 def make_state(seed: int = 0) -> dict[str, Any]:
@@ -52,15 +57,15 @@ def same(left: Any, right: Any) -> bool:
 
 def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
     state = make_state(3)
-    save(tmp_path / "state.pt", state)
+    save(tmp_path / "state.pt", state, run=RUN)
     assert same(load(tmp_path / "state.pt"), state)
     assert [path.name for path in tmp_path.iterdir()] == ["state.pt"]
 
 
-@pytest.mark.parametrize("where", [0, 25, 60, 97, 150, 1000, -1])
+@pytest.mark.parametrize("where", [0, 25, 60, 97, 140, 150, 1000, -1])
 def test_one_flipped_bit_is_noticed(where: int, tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
-    save(path, make_state())
+    save(path, make_state(), run=RUN)
     data = bytearray(path.read_bytes())
     data[where] ^= 1
     path.write_bytes(data)
@@ -71,20 +76,41 @@ def test_one_flipped_bit_is_noticed(where: int, tmp_path: Path) -> None:
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
 def test_a_truncated_file_is_noticed(share: float, tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
-    save(path, make_state())
+    save(path, make_state(), run=RUN)
     data = path.read_bytes()
     path.write_bytes(data[: int(share * len(data))])
     with pytest.raises(DamagedCheckpointError):
         load(path)
 
 
-def test_another_format_version_is_refused_in_one_line(tmp_path: Path) -> None:
-    path = tmp_path / "state.pt"
-    save(path, make_state())
-    path.write_bytes(path.read_bytes().replace(b"format 2,", b"format 3,", 1))
-    with pytest.raises(UserError, match=r"state.pt: expected a checkpoint of format 2, got format 3$") as caught:
+@pytest.mark.parametrize("version", range(1, FORMAT_VERSION))
+def test_load_refuses_earlier_formats_in_one_line(version: int, tmp_path: Path) -> None:
+    path = tmp_path / "step_00000001.pt"
+    path.write_bytes(asset(version))
+    with pytest.raises(
+        UserError, match=rf"expected a checkpoint of format {FORMAT_VERSION}, got format {version}, "
+    ) as e:
         load(path)
-    assert not isinstance(caught.value, DamagedCheckpointError)
+    assert not isinstance(e.value, DamagedCheckpointError)
+    assert "\n" not in str(e.value)
+
+
+def test_state_content_is_that_of_the_format(tmp_path: Path) -> None:
+    """A state with other content needs a higher FORMAT_VERSION, and its file by `python -m tests.checkpoint_assets`."""
+    path = tmp_path / "step_00000001.pt"
+    path.write_bytes(asset(FORMAT_VERSION))
+    trainer = GFNTrainer(command_config(None, [*ASSET_RUN, f"log_dir={tmp_path}"]))
+    trainer.load_state_dict(load(path))
+    assert trainer.step == 1
+    trainer.progress.errors.clear()
+    assert layout_of(trainer.state_dict()) == layout_of(load(path))
+
+
+def layout_of(tree: Any) -> Any:
+    """Return the keys of nested dicts, and the types and shapes of their leaves."""
+    if isinstance(tree, dict):
+        return {key: layout_of(value) for key, value in tree.items()}
+    return tuple(tree.shape) if isinstance(tree, torch.Tensor) else type(tree).__name__
 
 
 class Exploit:
@@ -105,7 +131,7 @@ def test_a_malicious_file_is_refused_and_runs_nothing(tmp_path: Path, monkeypatc
         load(path)
     # The same with a first line and a digest that are right, as an attacker would write them.
     monkeypatch.setattr("gflownet.checkpoint._read_payload", lambda payload: {})
-    save(path, exploit)
+    save(path, exploit, run=RUN)
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"expected tensors and plain containers, got posix.system$"):
         load(path)
@@ -117,12 +143,12 @@ def test_a_malicious_file_is_refused_and_runs_nothing(tmp_path: Path, monkeypatc
 @pytest.mark.parametrize("value", [np.float64(1.0), Path("x"), np.arange(3)])
 def test_what_could_not_be_loaded_is_refused_when_it_is_saved(value: object, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"state: expected tensors and plain containers, got (numpy|pathlib)"):
-        save(tmp_path / "state.pt", {"value": value})
+        save(tmp_path / "state.pt", {"value": value}, run=RUN)
     assert list(tmp_path.iterdir()) == []
 
 
 def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path / "checkpoints")
+    folder = CheckpointFolder(tmp_path / "checkpoints", run=RUN)
     assert folder.latest() is None
     for step in (5, 10, 100, 1_000_000_000):
         folder.save(step, {"step": step})
@@ -133,7 +159,7 @@ def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
 
 
 def test_a_damaged_newest_checkpoint_means_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    folder = CheckpointFolder(tmp_path)
+    folder = CheckpointFolder(tmp_path, run=RUN)
     folder.save(1, {"step": 1})
     newest = folder.save(2, {"step": 2})
     newest.write_bytes(newest.read_bytes()[:-1])
@@ -146,19 +172,49 @@ def test_a_damaged_newest_checkpoint_means_the_one_before(tmp_path: Path, caplog
 
 
 def test_only_damaged_checkpoints_are_an_error_not_a_new_start(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
+    folder = CheckpointFolder(tmp_path, run=RUN)
     folder.save(1, {"step": 1}).write_bytes(b"")
     with pytest.raises(UserError, match="expected a whole checkpoint, got 1 damaged"):
         folder.latest()
 
 
 def test_a_checkpoint_of_another_version_is_no_reason_to_go_back(tmp_path: Path) -> None:
-    folder = CheckpointFolder(tmp_path)
+    folder = CheckpointFolder(tmp_path, run=RUN)
     folder.save(1, {"step": 1})
     newest = folder.save(2, {"step": 2})
-    newest.write_bytes(newest.read_bytes().replace(b"format 2,", b"format 9,", 1))
+    newest.write_bytes(newest.read_bytes().replace(b"format 3,", b"format 9,", 1))
     with pytest.raises(UserError, match="got format 9"):
         folder.latest()
+
+
+def test_checkpoints_of_another_run_are_neither_read_nor_counted_nor_deleted(tmp_path: Path) -> None:
+    other = CheckpointFolder(tmp_path, run=OTHER_RUN)
+    foreign = [other.save(step, {"step": step}) for step in (3, 900)]
+    (tmp_path / "step_00000950.pt").symlink_to(foreign[1])
+    folder = CheckpointFolder(tmp_path, run=RUN)
+    assert folder.latest() is None
+    for step in (1, 2, 4):
+        folder.save(step, {"step": step})
+    found = folder.latest()
+    assert found is not None
+    assert found.step == 4
+    assert [path.name for path in folder.own()] == ["step_00000004.pt", "step_00000002.pt"]
+    assert all(load(path) for path in foreign)
+    for step in (900, 950):
+        with pytest.raises(
+            UserError, match=r"step_00000\d+.pt: expected a free name for a checkpoint, got a file of another"
+        ):
+            folder.save(step, {"step": step})
+
+
+def test_only_this_runs_temporary_files_are_removed(tmp_path: Path) -> None:
+    for run, name in ((RUN, "step_00000001.pt"), (OTHER_RUN, "step_00000002.pt")):
+        path = CheckpointFolder(tmp_path, run=run).save(int(name[5:13]), {})
+        path.with_name(f"{name}.tmp").write_bytes(path.read_bytes()[:200])
+    (tmp_path / "step_00000003.pt.tmp").write_bytes(b"")
+    (tmp_path / "notes.tmp").write_text("mine")
+    CheckpointFolder(tmp_path, run=RUN).remove_temporaries()
+    assert sorted(path.name for path in tmp_path.glob("*.tmp")) == ["notes.tmp", "step_00000002.pt.tmp"]
 
 
 # Saves step 1, then dies by signal 9 at one moment after the other of saving step 2; prints how each child ended.
@@ -179,11 +235,11 @@ moments = {
     "write": lambda: setattr(pathlib.Path, "open", lambda path, mode: HalfWritten(usual_open(path, mode))),
     "fsync": lambda: setattr(os, "fsync", die),
     "replace": lambda: setattr(pathlib.Path, "replace", die),
-    "unlink": lambda: setattr(pathlib.Path, "unlink", die),
+    "unlink": lambda: setattr(pathlib.Path, "unlink", lambda path, missing_ok=False: missing_ok or die()),
 }
 state = {"step": 2, "payload": torch.full((100_000,), 2)}
 for moment, arm in moments.items():
-    folder = CheckpointFolder(pathlib.Path(sys.argv[1]) / moment)
+    folder = CheckpointFolder(pathlib.Path(sys.argv[1]) / moment, run=sys.argv[2])
     folder.save(0, state)
     folder.save(1, state)
     child = os.fork()
@@ -196,15 +252,16 @@ for moment, arm in moments.items():
 
 
 def test_a_process_killed_at_any_moment_of_saving_leaves_whole_checkpoints_only(tmp_path: Path, checkout: Path) -> None:
-    command = [sys.executable, "-c", DYING, str(tmp_path)]
+    command = [sys.executable, "-c", DYING, str(tmp_path), RUN]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split("\n") == ["write 9", "fsync 9", "replace 9", "unlink 9", ""]
     for moment, newest in (("write", 1), ("fsync", 1), ("replace", 1), ("unlink", 2)):
         for path in (tmp_path / moment).glob("*.pt"):
             load(path)
-        found = CheckpointFolder(tmp_path / moment).latest()
+        found = CheckpointFolder(tmp_path / moment, run=RUN).latest()
         assert found is not None
         assert found.step == newest
+        CheckpointFolder(tmp_path / moment, run=RUN).remove_temporaries()
         assert list((tmp_path / moment).glob("*.tmp")) == []
 
 

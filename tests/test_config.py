@@ -241,9 +241,10 @@ def test_what_means_something_is_not(overrides: str) -> None:
     validate(load_config(None, overrides.split()))
 
 
-def test_a_run_cannot_be_both_resumed_and_overwritten() -> None:
-    with pytest.raises(UserError, match="resume: expected false beside overwrite_existing_exp=true"):
-        validate(load_config(None, ["resume=true", "overwrite_existing_exp=true"]))
+@pytest.mark.parametrize("resume", ["true", "auto"])
+def test_a_run_cannot_be_both_resumed_and_overwritten(resume: str) -> None:
+    with pytest.raises(UserError, match="resume: expected false with overwrite_existing_exp=true"):
+        validate(load_config(None, [f"resume={resume}", "overwrite_existing_exp=true"]))
 
 
 def test_every_numeric_option_has_bounds() -> None:

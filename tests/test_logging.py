@@ -7,6 +7,7 @@ import json
 import math
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -57,9 +58,31 @@ def test_a_resumed_file_equals_that_of_an_uninterrupted_run(torn: str, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["resumed.jsonl", "whole.jsonl"]
 
 
-def test_resuming_without_a_file_writes_one(tmp_path: Path) -> None:
-    write_steps(tmp_path / METRICS_NAME, range(5, 7), resume_step=4)
-    assert [row["step"] for row in rows_of(tmp_path / METRICS_NAME)] == [5, 6]
+def test_missing_and_damaged_rows_are_named_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / METRICS_NAME
+    write_steps(path, range(5, 7), resume_step=4)
+    assert [row["step"] for row in rows_of(path)] == [5, 6]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: expected a row of each of 4 steps, got 0; going on without"
+    ]
+    lines = path.read_bytes().splitlines(keepends=True)
+    for damaged in (b"\xff\n", b"[5]\n", b'{"step": "5"}\n', b'{"step": 5, "run": "other"}\n', b"[" * 10_000 + b"\n"):
+        caplog.clear()
+        path.write_bytes(damaged + lines[1])
+        write_steps(path, range(7, 8), resume_step=6)
+        assert [row["step"] for row in rows_of(path)] == [6, 7]
+        assert [record.getMessage() for record in caplog.records] == [
+            f"{path}: expected a row of each of 6 steps, got 1, line 1 is damaged; going on without"
+        ]
+
+
+def test_rows_name_their_run(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_NAME
+    with closing(MetricsFile(path, run="a" * 32)) as file:
+        file.write(1, {"loss": 0.5})
+    with closing(MetricsFile(path, run="a" * 32, resume_step=1)) as file:
+        file.write(2, {"loss": 0.5})
+    assert rows_of(path) == [{"step": step, "loss": 0.5, "run": "a" * 32} for step in (1, 2)]
 
 
 class FakeWandb(ModuleType):
@@ -225,4 +248,4 @@ def test_the_logger_writes_everywhere_and_closes(tmp_path: Path) -> None:
 
 
 def test_times_are_the_only_metrics_that_may_differ() -> None:
-    assert {"evaluations_per_second", "seconds"} == TIME_KEYS
+    assert {"evaluations_per_second", "seconds", "run"} == TIME_KEYS

@@ -12,6 +12,7 @@ from gflownet.data.workers import rollouts_here
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.logging import TIME_KEYS
 from gflownet.mdp.trajectory import Origin
 from gflownet.trainer import GFNTrainer
 
@@ -110,8 +111,7 @@ def test_a_run_with_everything_is_resumed_bit_for_bit(tmp_path):
 
 def metrics_of(folder: Path) -> list[dict]:
     rows = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
-    timed = {"seconds", "evaluations_per_second", "time"}
-    return [{name: value for name, value in row.items() if name not in timed} for row in rows]
+    return [{name: value for name, value in row.items() if name not in TIME_KEYS} for row in rows]
 
 
 def test_a_policy_learns_to_build_the_graphs_that_it_is_given(tmp_path):

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import gflownet
-from gflownet.checkpoint import CheckpointFolder
 from gflownet.config import load_config
 from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
+from gflownet.run_folder import last_checkpoint
 from gflownet.train import main
 from gflownet.trainer import GFNTrainer
 from tests.tiny_run import TINY_RUN
@@ -77,8 +77,7 @@ def test_what_is_not_asked_for_is_drawn_as_in_training(several, asked, given):
 
 def test_the_moving_average_samples(several, asked):
     gflownet.sample(several, 1)
-    checkpoint = CheckpointFolder(several / "checkpoints").latest()
-    assert checkpoint is not None
+    checkpoint = last_checkpoint(several, option="run")
     found, stored = asked[0]["policy"].policy.state_dict(), checkpoint.state
     assert all(torch.equal(value, stored["sampling_policy"][name]) for name, value in found.items())
     assert any(not torch.equal(value, stored["policy"][name]) for name, value in found.items())

@@ -1,5 +1,6 @@
 """Whole runs: what they write, that a seed decides them, that they stop and go on."""
 
+import itertools
 import json
 import os
 import signal
@@ -15,15 +16,19 @@ import pytest
 import torch
 import yaml
 
-from gflownet.checkpoint import RunLock
-from gflownet.config import load_config
+from gflownet.checkpoint import RunLock, load, save
+from gflownet.config import CONFIG_NAME, load_config
 from gflownet.errors import UserError
+from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.run_folder import last_checkpoint
+from gflownet.run_marker import read_marker
 from gflownet.train import main
 from gflownet.trainer import GFNTrainer
 from gflownet.utils.worker_processes import WorkerError
 from tests.tiny_run import metric_rows
+from tests.toy_tasks import RewardsHiddenNodes
 
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",
@@ -95,7 +100,13 @@ def test_a_resumed_run_equals_an_uninterrupted_one(finished, tmp_path):
     assert run(folder, "num_training_steps=4") == 0
     assert run(folder, "resume=true") == 0
     assert metric_rows(folder) == metric_rows(finished)
-    assert (folder / "top_architectures.json").read_text() == (finished / "top_architectures.json").read_text()
+    assert reported(folder) == reported(finished)
+
+
+def reported(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of the report but for the id of the run."""
+    entries = json.loads((folder / "top_architectures.json").read_text())
+    return [{name: value for name, value in entry.items() if name != "run"} for entry in entries]
 
 
 def test_a_run_that_died_between_checkpoints_is_resumed_as_if_it_had_not(finished, tmp_path):
@@ -104,6 +115,51 @@ def test_a_run_that_died_between_checkpoints_is_resumed_as_if_it_had_not(finishe
     (folder / "checkpoints" / "step_00000005.pt").unlink()  # as after a kill: metrics and store are ahead of step 3
     assert run(folder, "resume=true") == 0
     assert metric_rows(folder) == metric_rows(finished)
+
+
+def test_a_run_that_died_before_its_first_checkpoint_is_resumed_from_step_0(finished, tmp_path, monkeypatch):
+    calls, evaluate = itertools.count(1), RewardsHiddenNodes.evaluate
+
+    def dies(self, graph, *, seed):
+        if next(calls) == 7:
+            raise SystemExit
+        return evaluate(self, graph, seed=seed)
+
+    monkeypatch.setattr(RewardsHiddenNodes, "evaluate", dies)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", "checkpoint_every=100", "resume=auto")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000000.pt"]
+    assert run(tmp_path / "run", "checkpoint_every=100") == 2
+    assert run(tmp_path / "run", "resume=auto") == 0
+    assert metric_rows(tmp_path / "run") == metric_rows(finished)
+    fresh, (num_distinct,) = next(calls) - 8, {row["num_distinct"] for row in metric_rows(finished)[-1:]}
+    assert fresh < num_distinct, "what was evaluated before is known"
+
+
+def test_every_artefact_names_its_run(finished):
+    marker = read_marker(finished)
+    assert marker is not None
+    lines = (finished / "metrics.jsonl").read_text().splitlines()
+    assert {json.loads(line)["run"] for line in lines} == {marker.run}
+    assert {entry["run"] for entry in json.loads((finished / "top_architectures.json").read_text())} == {marker.run}
+    assert {load(path)["run_id"] for path in (finished / "checkpoints").iterdir()} == {marker.run}
+    with EvaluationStore(
+        finished / "evaluations.sqlite", context=scoring_context(load_config(str(finished / CONFIG_NAME)))
+    ) as store:
+        assert {record.run for record in store.top(100)} == {marker.run}
+
+
+def test_a_state_with_other_content_is_refused_in_one_line(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert run(folder, "num_training_steps=2") == 0
+    checkpoint = last_checkpoint(folder, option="run")
+    for state in (checkpoint.state | {"policy": {}}, {}, checkpoint.state | {"replay": None, "random_state": 3}):
+        save(checkpoint.path, state, run=checkpoint.state["run_id"])
+        capsys.readouterr()
+        assert run(folder, "resume=true") == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {checkpoint.path}: expected a state as this version writes it, got another (")
+        assert error.count("\n") == 1
 
 
 def test_an_average_of_the_policy_samples_and_is_resumed(tmp_path):

@@ -62,6 +62,7 @@ def write_top_architectures(
         entries.append(
             {
                 "rank": rank,
+                "run": record.run,
                 "validation_score": record.score,
                 "test_score": test,
                 "num_parameters": record.num_parameters,

@@ -46,6 +46,7 @@ def write_pareto_front(folder: Path, records: Sequence[EvaluationRecord], *, tas
     entries = [
         {
             "rank": rank,
+            "run": records[i].run,
             "utilities": dict(zip(objectives, utilities[i].tolist(), strict=True)),
             "validation_score": records[i].score,
             "num_parameters": records[i].num_parameters,

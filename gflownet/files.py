@@ -1,0 +1,60 @@
+"""Atomic file writes: a file is whole or unchanged, also when the disk is full or the process is killed."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from pathlib import Path
+
+from gflownet.errors import UserError
+
+TEMPORARY_SUFFIX = ".tmp"
+
+
+def write_whole(path: Path, content: bytes | str) -> None:
+    """Replace the content of a file at once, durably; a link at `path` is replaced, not followed.
+
+    Raises:
+        UserError: the file cannot be written, for example on a full disk; the old one stands, no temporary is left.
+    """
+    data = content.encode() if isinstance(content, str) else content
+    temporary = temporary_of(path)
+    try:
+        temporary.unlink(missing_ok=True)
+        with temporary.open("xb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        temporary.replace(path)
+        _sync_folder(path.parent)
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise cannot_write(path, error) from error
+
+
+def make_folder(path: Path) -> None:
+    """Create a folder and its parents where they are missing. Raises UserError where the system refuses."""
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+
+
+def temporary_of(path: Path) -> Path:
+    """Return the name under which a file is written before it takes its place."""
+    return path.with_name(path.name + TEMPORARY_SUFFIX)
+
+
+def cannot_write(path: Path, error: OSError) -> UserError:
+    """Return the one-line error for a file that the system refused to write."""
+    return UserError(f"{path}: cannot be written ({error.strerror or error})")
+
+
+def _sync_folder(folder: Path) -> None:
+    """Make the new name itself durable."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,59 @@
+"""run.json, the marker of a run folder: the run's id, the files that the run wrote, and a copy of its config."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gflownet.errors import UserError
+from gflownet.files import write_whole
+
+MARKER_NAME = "run.json"
+MARKER_FORMAT = 1
+_RUN_ID = re.compile(r"[0-9a-f]{32}")
+
+
+@dataclass(frozen=True)
+class RunMarker:
+    """What a folder says about the run that it holds."""
+
+    run: str  # id of the run, 32 hexadecimal digits
+    files: tuple[str, ...]  # names relative to the folder
+    config: Mapping[str, Any]  # nested, unresolved
+
+
+def read_marker(folder: Path) -> RunMarker | None:
+    """Return the marker of a run folder, None where there is none.
+
+    Raises:
+        UserError: the marker is damaged, a link, or of another format.
+    """
+    path = folder / MARKER_NAME
+    if path.is_symlink():
+        raise UserError(f"{path}: expected a file, got a link, which is not followed")
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+    except (ValueError, RecursionError):
+        content = None
+    if isinstance(content, dict) and content.get("format", MARKER_FORMAT) != MARKER_FORMAT:
+        raise UserError(f"{path}: expected the marker of a run in format {MARKER_FORMAT}, got {content['format']!r}")
+    match content:
+        case {"run": str(run), "files": [*files], "config": {**config}} if _RUN_ID.fullmatch(run) and all(
+            isinstance(name, str) for name in files
+        ):
+            return RunMarker(run, tuple(files), config)
+    raise UserError(f"{path}: expected the marker of a run, got a damaged file; restore it or choose another log_dir")
+
+
+def write_marker(folder: Path, marker: RunMarker) -> None:
+    """Write the marker. Raises UserError where the file cannot be written."""
+    content = {"format": MARKER_FORMAT, **asdict(marker)}
+    write_whole(folder / MARKER_NAME, json.dumps(content, indent=1) + "\n")

@@ -1,0 +1,241 @@
+"""A run's folder: what is the run's, what is somebody else's, and what happens to either."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gflownet.config import command_config, load_config
+from gflownet.errors import UserError
+from gflownet.run_folder import RunFolder, last_checkpoint
+from gflownet.run_marker import read_marker
+
+MINE = "the user's own"
+
+
+def start(path: Path, *overrides: str, resume: Any = False, overwrite: bool = False, step: int = 3) -> str:
+    """Hold the folder for a run that writes some of its files, and return its id."""
+    with RunFolder(path, resume=resume, overwrite=overwrite) as folder:
+        folder.write_config(load_config(None, [f"log_dir={path}", *overrides]))
+        folder.checkpoints.save(step, {"step": step, "policy": {}})
+        (path / "metrics.jsonl").write_text('{"step": 1}\n')
+        folder.claim_report(2, front=True)
+        (path / "architectures").mkdir(exist_ok=True)
+        for name in ("top_architectures.json", "pareto_front.json", "architectures/rank_0.svg"):
+            (path / name).write_text("[]")
+        return folder.run_id
+
+
+def content(path: Path) -> dict[str, bytes | str]:
+    """Return every file below a path with its content, links with their target."""
+    return {
+        str(file.relative_to(path)): os.readlink(file) if file.is_symlink() else file.read_bytes()
+        for file in sorted(path.rglob("*"))
+        if file.is_symlink() or file.is_file()
+    }
+
+
+def refused(path: Path, **options: Any) -> str:
+    """Return the one line that refuses a folder, which stays as it was."""
+    before = content(path)
+    with pytest.raises(UserError) as caught:
+        start(path, **{"resume": False, "overwrite": False, **options})
+    assert content(path) == before
+    assert "\n" not in str(caught.value)
+    return str(caught.value)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run"
+
+
+def test_overwriting_deletes_the_files_of_the_run_and_no_others(path):
+    first = start(path, "wandb.mode=offline")
+    made_by_wandb = path / "wandb" / "offline-run-20260101_000000-abcd1234" / "files"
+    made_by_wandb.mkdir(parents=True)
+    (path / "wandb" / "run_id").write_text("abcd1234")
+    (path / "wandb" / "latest-run").symlink_to(made_by_wandb.parent.name)
+    own = [
+        "notes.txt",
+        "x.tmp",
+        "checkpoints/best.pt",
+        "architectures/sketch.svg",
+        "wandb/notes.txt",
+        "certificate.txt",
+    ]
+    for name in own:
+        (path / name).write_text(MINE)
+    assert "overwrite_existing_exp=true replaces it" in refused(path)
+    with RunFolder(path, resume=False, overwrite=True) as folder:
+        assert folder.run_id != first
+        assert sorted(content(path)) == sorted([*own, ".lock"])
+        assert {(path / name).read_text() for name in own} == {MINE}
+    assert start(path, step=9) != first
+    assert last_checkpoint(path, option="x").step == 9
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "config.yaml",
+        "metrics.jsonl",
+        "metrics.jsonl.tmp",
+        "evaluations.sqlite",
+        "evaluations.sqlite-wal",
+        "top_architectures.json",
+        "architectures/rank_7.svg",
+        "certificate.json",
+        "checkpoints/step_00000042.pt",
+        "wandb/run_id",
+        ".lock",
+        "checkpoints",
+    ],
+)
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": "auto"}])
+def test_files_of_somebody_else_are_refused(path, name, options):
+    (path / name).parent.mkdir(parents=True, exist_ok=True)
+    (path / name).write_text(MINE)
+    assert refused(path, **options).startswith("log_dir: expected ")
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["certificate.json", "architectures/rank_7.svg", "certificate.sqlite", "wandb/run_id", "checkpoints/step_9.pt"],
+)
+def test_overwriting_a_run_refuses_files_that_the_run_did_not_write(path, name):
+    start(path, "wandb.mode=disabled")
+    (path / name).parent.mkdir(exist_ok=True)
+    (path / name).write_text(MINE)
+    assert str(path / name) in refused(path, overwrite=True)
+
+
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}, {"resume": "auto"}])
+def test_checkpoints_of_another_run_are_refused(path, tmp_path, options):
+    start(tmp_path / "other", step=90)
+    newer = tmp_path / "other" / "checkpoints" / "step_00000090.pt"
+    if options:
+        start(path)
+    (path / "checkpoints").mkdir(parents=True, exist_ok=True)
+    (path / "checkpoints" / newer.name).write_bytes(newer.read_bytes())
+    assert newer.name in refused(path, **options)
+    if options:
+        assert last_checkpoint(path, option="x").step == 3
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "",
+        "run.json",
+        ".lock",
+        "config.yaml",
+        "metrics.jsonl",
+        "checkpoints",
+        "architectures",
+        "checkpoints/step_00000003.pt",
+    ],
+)
+@pytest.mark.parametrize("options", [{"overwrite": True}, {"resume": True}])
+def test_links_are_not_followed(path, tmp_path, name, options):
+    start(path)
+    (tmp_path / "elsewhere").mkdir()
+    moved = tmp_path / "elsewhere" / "moved"
+    (path / name).rename(moved)
+    (path / name).symlink_to(moved)
+    before = content(moved) if moved.is_dir() else moved.read_bytes()
+    assert "expected" in refused(path, **options)
+    assert (content(moved) if moved.is_dir() else moved.read_bytes()) == before
+
+
+def test_a_list_of_files_from_a_stranger_deletes_nothing_else(path, tmp_path):
+    start(path)
+    (tmp_path / "precious").write_text(MINE)
+    for name in ("../precious", str(tmp_path / "precious"), "notes.txt", "wandb/../../precious"):
+        marker = json.loads((path / "run.json").read_text())
+        (path / "run.json").write_text(json.dumps({**marker, "files": [*marker["files"], name]}))
+        refused(path, overwrite=True)
+        (path / "run.json").write_text(json.dumps(marker))
+
+
+def test_auto_starts_a_run_or_continues_it(path):
+    assert "got none; omit resume" in refused(path, resume=True)
+    first = start(path, resume="auto")
+    assert start(path, resume="auto") == start(path, resume=True) == first
+
+
+def test_a_run_that_died_before_its_first_checkpoint_is_continued(path):
+    with RunFolder(path, resume="auto", overwrite=False) as folder:
+        folder.write_config(load_config())
+        run = folder.run_id
+    with RunFolder(path, resume=True, overwrite=False) as folder:
+        assert folder.last_checkpoint() is None
+        assert (folder.run_id, folder.resumed) == (run, True)
+
+
+def test_a_run_whose_checkpoints_are_gone_is_not_started_from_step_0(path):
+    start(path)
+    (path / "checkpoints" / "step_00000003.pt").unlink()
+    message = r"resume: expected a checkpoint in .*checkpoints, got none; restore one"
+    with RunFolder(path, resume=True, overwrite=False) as folder, pytest.raises(UserError, match=message):
+        folder.last_checkpoint()
+
+
+def test_a_folder_of_an_earlier_version_is_refused_in_one_line(path):
+    start(path)
+    (path / "run.json").unlink()
+    for options in ({}, {"overwrite": True}, {"resume": True}, {"resume": "auto"}):
+        line = refused(path, **options)
+        assert "whose config.yaml no run.json lists: written by an earlier version or by hand; choose another" in line
+
+
+@pytest.mark.parametrize("damaged", [b"", b"[]", b"{", b'{"run": "x"}', b"\xff", b'{"format": 2}'])
+def test_a_damaged_marker_is_refused_in_one_line(path, damaged):
+    start(path)
+    (path / "run.json").write_bytes(damaged)
+    for options in ({}, {"overwrite": True}, {"resume": True}, {"resume": "auto"}):
+        assert "run.json: expected the marker of a run" in refused(path, **options)
+
+
+@pytest.mark.parametrize("damaged", [b"", b"\xff", b"seed: [", b"seeed: 1\n", None])
+def test_a_damaged_config_is_named_and_replaced_by_its_copy(path, damaged, caplog):
+    start(path, "seed=7", "task=hypergrid")
+    before = (path / "config.yaml").read_bytes()
+    (path / "config.yaml").unlink()
+    if damaged is not None:
+        (path / "config.yaml").write_bytes(damaged)
+    config = command_config(None, [f"log_dir={path}", "resume=true"])
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert str(path / "config.yaml") in line
+    assert line.endswith("; the copy in run.json is used")
+    assert (config.seed, config.task) == (7, "hypergrid")
+    with RunFolder(path, resume=True, overwrite=False) as folder:
+        folder.check_unchanged(config)
+        folder.write_config(load_config(None, [f"log_dir={path}", "seed=7", "task=hypergrid"]))
+    assert (path / "config.yaml").read_bytes() == before
+
+
+def test_a_value_that_changed_in_the_config_file_is_named(path):
+    start(path, "seed=7")
+    text = (path / "config.yaml").read_text()
+    (path / "config.yaml").write_text(text.replace("seed: 7", "seed: 3"))
+    with (
+        RunFolder(path, resume=True, overwrite=False) as folder,
+        pytest.raises(UserError, match=r"^seed: expected 7, as"),
+    ):
+        folder.check_unchanged(command_config(None, [f"log_dir={path}", "resume=true"]))
+
+
+def test_a_file_that_appears_during_the_run_is_not_replaced(path):
+    with RunFolder(path, resume=False, overwrite=False) as folder:
+        folder.write_config(load_config())
+        (path / "certificate.json").write_text(MINE)
+        with pytest.raises(UserError, match=r"log_dir: expected no file of somebody else .*certificate.json; move it"):
+            folder.claim_certificate()
+    marker = read_marker(path)
+    assert marker is not None
+    assert "certificate.json" not in marker.files
