@@ -147,12 +147,12 @@ def resolved(config: Config, option: Option) -> Any:
     Raises:
         UserError: an interpolation leads nowhere or to a wrong type; the text shows what was written, not the value.
     """
-    written = OmegaConf.to_container(cast(Any, config), resolve=False)
-    for part in option.key.split("."):
-        written = cast(Any, written)[part]
     try:
         return OmegaConf.select(cast(Any, config), option.key, throw_on_missing=True)
     except OmegaConfBaseException as error:
+        written: Any = OmegaConf.to_container(cast(Any, config), resolve=False)
+        for part in option.key.split("."):
+            written = written[part]
         # A wrong type is reported with the resolved value, which may be a secret of ${oc.env:...}.
         reason = "" if isinstance(error, InterpolationValidationError) else f" ({_first_line(error)})"
         raise UserError(f"{option.key}: expected {option.expected}, got {_shown(written)}{reason}") from None

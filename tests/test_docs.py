@@ -1,15 +1,22 @@
-"""Every example of the documentation is run, as it stands there, and the messages it explains are those of the code."""
+"""Every example of the documentation is run, as it stands there, and the messages it explains are those of the code.
+
+Commands and Python blocks run in this process; the slow tests start a process for each, as a reader does.
+"""
 
 import ast
+import io
 import os
 import re
 import shlex
 import subprocess
 import sys
+import warnings
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
+from gflownet import generate, train
 from gflownet.rhn.server.command import parse as parse_server
 from scripts.serving.running_server import running_server
 
@@ -33,18 +40,61 @@ _SHORT = ("num_training_steps=3", "algo.num_from_policy=4", "evaluation.num_epoc
 _ALWAYS = ("wandb.mode=disabled",)
 
 
+MAINS = {"gflownet.train": train.main, "gflownet.generate": generate.main}
+
+# (words after `python`, text on standard input) of a command: run it.
+Python = Callable[[list[str], str], None]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Python:
+    """Run commands in this process, in an empty folder from which modules are imported."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    before = set(sys.modules)
+
+    def python(words: list[str], given: str = "") -> None:
+        if words[0] == "-c":
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore", ResourceWarning)  # examples leave files open
+                exec(compile(words[1], "example", "exec"), {"__name__": "__main__"})
+            return
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+        assert words[0] == "-m"
+        try:
+            code = MAINS[words[1]](words[2:])
+        except SystemExit as end:  # as --help of argparse does
+            code = end.code
+        assert code == 0, shlex.join(words)
+
+    yield python
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+@pytest.fixture
+def processes(tmp_path, checkout) -> Python:
+    """Run every command in a process of its own, in an empty folder."""
+
+    def python(words: list[str], given: str = "") -> None:
+        if words[0] == "-c":
+            words = ["-W", "ignore::ResourceWarning", *words]
+        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
+        command = [sys.executable, *words]
+        done = subprocess.run(
+            command, cwd=tmp_path, env=environment, input=given, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+
+    return python
+
+
 def blocks(text: str) -> list[tuple[str, str]]:
     return _BLOCK.findall(text)
 
 
-def run(command: list[str], folder: Path, checkout: Path) -> str:
-    environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, f"{shlex.join(command)}\n{done.stdout}\n{done.stderr}"
-    return done.stdout
-
-
-def run_shell(text: str, folder: Path, checkout: Path) -> int:
+def run_shell(text: str, python: Python) -> int:
     """Run the lines that call the program; return how many those were."""
     num_run = 0
     for line in text.splitlines():
@@ -54,24 +104,35 @@ def run_shell(text: str, folder: Path, checkout: Path) -> int:
         given = {word.partition("=")[0] for word in words}
         if "--help" not in words:
             words += [option for option in (*_SHORT, *_ALWAYS) if option.partition("=")[0] not in given]
-        run([sys.executable, *words[1:]], folder, checkout)
+        python(words[1:], "")
         num_run += 1
     return num_run
 
 
-@pytest.mark.parametrize("name", DOCS)
-def test_examples_run(name, tmp_path, checkout):
+def run_page(page: Path, folder: Path, python: Python) -> int:
+    """Write the files and run the examples of a page in their order; return how many examples there were."""
     num_run = 0
-    for language, text in blocks((checkout / "docs" / name).read_text()):
+    for language, text in blocks(page.read_text()):
         file = _FILE.match(text)
         if file:
-            (tmp_path / file[1]).write_text(text)
+            (folder / file[1]).write_text(text)
         elif language == "bash":
-            num_run += run_shell(text, tmp_path, checkout)
+            num_run += run_shell(text, python)
         else:
-            run([sys.executable, "-W", "ignore::ResourceWarning", "-c", text], tmp_path, checkout)
+            python(["-c", text], "")
             num_run += 1
-    assert num_run >= 2
+    return num_run
+
+
+@pytest.mark.parametrize("name", DOCS)
+def test_examples_run(name, tmp_path, checkout, here):
+    assert run_page(checkout / "docs" / name, tmp_path, here) >= 2
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", DOCS)
+def test_examples_run_as_processes(name, tmp_path, checkout, processes):
+    assert run_page(checkout / "docs" / name, tmp_path, processes) >= 2
 
 
 def texts_of(path: Path) -> list[str]:
@@ -89,7 +150,7 @@ def test_the_messages_that_are_explained_are_those_of_the_code(checkout):
     assert [part for part in parts if not any(part in text for text in texts)] == []
 
 
-def test_the_task_of_the_readme_runs(tmp_path, checkout):
+def test_the_task_of_the_readme_runs(tmp_path, checkout, here):
     found = [text for language, text in blocks((checkout / "README.md").read_text()) if language == "python"]
     tasks = [(file[1], text) for text in found if (file := _FILE.match(text))]
     assert len(tasks) == 1
@@ -98,7 +159,7 @@ def test_the_task_of_the_readme_runs(tmp_path, checkout):
     (tmp_path / name).write_text(text)
     command = re.search(r"^python -m gflownet\.train task=.*$", (checkout / "README.md").read_text(), re.MULTILINE)
     assert command is not None
-    assert run_shell(command[0], tmp_path, checkout) == 1
+    assert run_shell(command[0], here) == 1
 
 
 def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(checkout):
@@ -111,28 +172,51 @@ def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(checkout):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_examples_of_serving_run(tmp_path, checkout):
+def test_the_examples_of_serving_run(tmp_path, checkout, here):
+    run_serving(tmp_path, checkout, here)
+
+
+@pytest.mark.slow
+def test_the_examples_of_serving_run_as_processes(tmp_path, checkout, processes):
+    run_serving(tmp_path, checkout, processes)
+
+
+def run_serving(folder: Path, checkout: Path, python: Python) -> None:
+    """Run docs/serving.md: what comes before the server, the server in a process, what asks it."""
     text = (checkout / "docs" / "serving.md").read_text()
     command = re.search(r"python -m gflownet\.rhn\.server (.*)", text)
     assert command is not None
     asked = parse_server(shlex.split(command[1]))
     before, after = text.split(command[0])
-    run_blocks(before, tmp_path, checkout)
-    answers = (tmp_path / "answers.jsonl").read_text().splitlines()
+    run_blocks(before, folder, python)
+    answers = (folder / "answers.jsonl").read_text().splitlines()
     assert len(answers) == 2
-    with running_server(tmp_path / asked.folder) as server:
-        assert run_blocks(after.replace(f"http://127.0.0.1:{asked.port}", server.url), tmp_path, checkout) == 2
+    with running_server(folder / asked.folder) as server:
+        assert run_blocks(after.replace(f"http://127.0.0.1:{asked.port}", server.url), folder, python) == 2
         assert server.metrics()["gflownet_http_responses_total 200"] >= 4
 
 
-def run_blocks(text: str, folder: Path, checkout: Path) -> int:
+def run_blocks(text: str, folder: Path, python: Python) -> int:
     """Run every block as it stands there, but for installing; return how many there were."""
     found = blocks(text)
     for language, block in found:
         if language == "python":
-            run([sys.executable, "-c", block], folder, checkout)
+            python(["-c", block], "")
         else:
-            assert not [line for line in block.splitlines() if "pip install" in line]
-            path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
-            run(["env", f"PATH={path}", "bash", "-ec", block], folder, checkout)
+            for line in block.replace("\\\n", "").splitlines():
+                run_line(line, folder, python)
     return len(found)
+
+
+def run_line(line: str, folder: Path, python: Python) -> None:
+    """Run a line of a shell; `... | python -m ...` gives the command what the part before it prints."""
+    assert "pip install" not in line
+    before, is_ours, after = line.partition("python -m ")
+    given = ""
+    if before.strip(" |") or not is_ours:
+        shell = subprocess.run(
+            ["bash", "-ec", before.strip(" |")], cwd=folder, capture_output=True, text=True, check=True
+        )
+        given = shell.stdout
+    if is_ours:
+        python(["-m", *shlex.split(after)], given)

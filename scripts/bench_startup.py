@@ -1,0 +1,111 @@
+"""CPU seconds of starting: of an import, of --help, and of the default run to the end of its first training step.
+
+    python scripts/bench_startup.py [--quick] [--json FILE]
+
+Every command runs in turn with the others, several times; a figure is the median of the user and system time of the
+process and of the children that it has waited for.
+
+"To the end of the first step" is what the process itself has used when the metrics of step 1 are there: interpreter,
+imports, config, data, task, policy, wandb (offline, as without an API key), sampling, the training of the step's
+candidates, and the update. The process that wandb starts for itself is in the row of the whole run only, which has the
+report, too.
+"""
+
+from __future__ import annotations
+
+import os
+import resource
+import statistics
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+from scripts.bench import Row, finish, parse_arguments
+
+ROOT = Path(__file__).resolve().parent.parent
+NUM_ROUNDS, NUM_ROUNDS_QUICK = 7, 3
+GOAL_FIRST_STEP = 4.0  # CPU seconds
+GOAL_HELP = 0.5
+
+# Runs the command line and writes to descriptor `sys.argv[1]` what the process has used after its first step.
+_RUN = """
+import os, resource, sys
+from gflownet.train import main
+from gflownet.trainer import GFNTrainer
+
+train_step = GFNTrainer.train_step
+
+def first_step(self, rollout):
+    metrics = train_step(self, rollout)
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    os.write(int(sys.argv[1]), str(usage.ru_utime + usage.ru_stime).encode())
+    return metrics
+
+GFNTrainer.train_step = first_step
+sys.exit(main(sys.argv[2:]))
+"""
+COMMANDS = {
+    "import torch": ["-c", "import torch"],
+    "import gflownet": ["-c", "import gflownet"],
+    "import gflownet.trainer": ["-c", "import gflownet.trainer"],
+    "python -m gflownet.train --help": ["-m", "gflownet.train", "--help"],
+}
+
+
+def main() -> int:
+    """Measure, print the rows, and return whether they hold."""
+    arguments = parse_arguments(__doc__)
+    seconds: dict[str, list[float]] = {}
+    for _ in range(NUM_ROUNDS_QUICK if arguments.quick else NUM_ROUNDS):
+        for name, command in COMMANDS.items():
+            seconds.setdefault(name, []).append(cpu_seconds(command))
+        for mode in ("offline", "disabled"):
+            first, whole = run_seconds(mode)
+            seconds.setdefault(f"default run to the end of its first step, wandb {mode}", []).append(first)
+            seconds.setdefault(f"default run of one step with its report, wandb {mode}", []).append(whole)
+    rows = [row(name, statistics.median(values)) for name, values in seconds.items()]
+    return finish(rows, json_path=arguments.json)
+
+
+def row(name: str, value: float) -> Row:
+    """Return a figure with its goal, where it has one."""
+    limit = GOAL_FIRST_STEP if "first step" in name else GOAL_HELP if "--help" in name else None
+    if limit is None:
+        return Row(name, value, "CPU s", "", True)
+    return Row(name, value, "CPU s", f"<= {limit:g}", value <= limit)
+
+
+def cpu_seconds(arguments: list[str], *, pass_fds: tuple[int, ...] = ()) -> float:
+    """Return the CPU seconds of a Python process and of its children."""
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run(
+        [sys.executable, *arguments],
+        check=True,
+        cwd=ROOT,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        pass_fds=pass_fds,
+    )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+
+
+def run_seconds(wandb_mode: str) -> tuple[float, float]:
+    """Return the CPU seconds of the default run to the end of its first step, and of one that ends there."""
+    reader, writer = os.pipe()
+    try:
+        with tempfile.TemporaryDirectory() as folder:
+            options = [f"log_dir={Path(folder) / 'run'}", "num_training_steps=1", f"wandb.mode={wandb_mode}"]
+            whole = cpu_seconds(["-c", _RUN, str(writer), *options], pass_fds=(writer,))
+        return float(os.read(reader, 100)), whole
+    finally:
+        os.close(reader)
+        os.close(writer)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
