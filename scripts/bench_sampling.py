@@ -26,7 +26,7 @@ from gflownet.utils.memory import keep_freed_memory
 from scripts.bench import Row, finish, parse_arguments
 from scripts.sampling import growth, peer_settings, shares, side_by_side
 
-PROFILE_ROUNDS, PROFILE_ROUNDS_QUICK = 21, 7
+PROFILE_ROUNDS, PROFILE_ROUNDS_QUICK = 21, 5
 
 
 def main() -> int:
@@ -55,7 +55,7 @@ def quick() -> list[Row]:
     """Return fewer figures of fewer rounds."""
     beside = [replace(s, is_trained=False) for s in peer_settings.SETTINGS_BESIDE if s.env.vocabulary.max_nodes <= 12]
     return [
-        *peer_settings.measure(peer_settings.SETTINGS, num_rounds=3),
+        *peer_settings.measure(peer_settings.SETTINGS, num_rounds=2),
         *peer_settings.measure(beside, num_rounds=1),
         *side_by_side.measure(num_rounds=2),
         *growth.measure(growth.QUICK),

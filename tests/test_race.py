@@ -157,6 +157,7 @@ def test_a_bar_that_was_not_reached_is_said_and_lost(monkeypatch, capsys):
     assert "TV 0.02, ours: 512+ (32.00 s)" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_torchgfn_learns_the_same_target():
     folder = default_folder()
     stamp = folder / "gflownet-bench.txt"

@@ -63,7 +63,7 @@ def test_quick_run_of_script(name: str, tmp_path: Path, record_property: Callabl
         assert math.isfinite(row["value"]), row
         assert row["goal"] or row["holds"], row
         assert row["name"] in done.stdout
-    names = [row["name"] for row in rows]
+    names = [(row["name"], row["unit"]) for row in rows]
     assert len(set(names)) == len(names)
     assert (done.returncode == SKIPPED) == (not rows)
     assert (done.returncode == FALLS_SHORT) == (not all(row["holds"] for row in rows))

@@ -5,6 +5,7 @@ R is the number of rows, T of tokens, W the width.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import partial
 
@@ -106,4 +107,5 @@ def size_of(make: Make) -> int:
 
 def _wide_enough(make: Callable[[int], nn.Module], widths: range, num_parameters: int) -> Make:
     """Return what makes the narrowest network of at least so many parameters: none is compared with too few."""
-    return next(made for width in widths if size_of(made := partial(make, width)) >= num_parameters)
+    place = bisect_left(widths, num_parameters, key=lambda width: size_of(partial(make, width)))
+    return partial(make, widths[place])
