@@ -6,17 +6,19 @@ import asyncio
 import json
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from http import HTTPStatus
 from typing import Any
 
 from fastapi import FastAPI, Request
+from fastapi.middleware.cors import CORSMiddleware
 from fastapi.responses import JSONResponse, PlainTextResponse, Response, StreamingResponse
 from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from gflownet.rhn.server.answers import Envelope, joined, usage
+from gflownet.rhn.server.origins import OriginCheck, Origins
 from gflownet.rhn.server.schema import CompletionRequest, RequestError, bad_request, parse_request
 from gflownet.rhn.server.service import Answer, Service
 
@@ -33,6 +35,7 @@ class Limits:
     max_prompt: int  # tokens
     max_prompts: int  # in one request
     seconds: float  # until its last token
+    origins: Origins = field(default_factory=Origins)  # which Host and Origin headers are answered
 
 
 class Session:
@@ -79,8 +82,13 @@ def create_app(service: Service, limits: Limits, *, on_start: Callable[[], None]
 
     app = FastAPI(title="gflownet language model", lifespan=lifespan, docs_url=None, redoc_url=None)
     seconds = BODY_SECONDS + limits.seconds + STALLED_SECONDS
+    # The last one added is the outermost.
+    origins = sorted(limits.origins.allowed_origins)
+    app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
+    app.add_middleware(OriginCheck, origins=limits.origins)
     app.add_middleware(Session, service=service, seconds=seconds)
     app.add_exception_handler(RequestError, _say_request_error)
+    app.add_exception_handler(Exception, _say_failure)
     app.add_exception_handler(HTTPException, _say_http_error)
     _add_state(app, service)
 
@@ -132,6 +140,12 @@ async def _say_request_error(_: Request, error: Exception) -> Response:
     return JSONResponse(error.body(), error.status, headers=error.headers)
 
 
+async def _say_failure(_: Request, error: Exception) -> Response:
+    """Answer a defect of the server, whose traceback is logged by the framework."""
+    failure = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the server failed: {type(error).__name__}")
+    return JSONResponse(failure.body(), failure.status)
+
+
 async def _say_http_error(request: Request, error: Exception) -> Response:
     """Answer what the framework refuses: an unknown path or method."""
     assert isinstance(error, HTTPException)
@@ -176,7 +190,7 @@ def _submit(service: Service, asked: CompletionRequest, limits: Limits) -> Answe
     params = asked.params()
     if params.seed is None:
         return service.submit(prompts, [params] * len(prompts), echo=bool(asked.echo))
-    seeded = [replace(params, seed=params.seed + index) for index in range(len(prompts))]
+    seeded = [replace(params, seed=(params.seed + index) % 2**64) for index in range(len(prompts))]
     return service.submit(prompts, seeded, echo=bool(asked.echo))
 
 

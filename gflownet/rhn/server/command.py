@@ -27,7 +27,7 @@ SEND_SECONDS = 5  # at the end, for what is still being sent
 
 # name: type, default, help; every number is at least 1, but port
 OPTIONS: dict[str, tuple[type, Any, str]] = {
-    "host": (str, "127.0.0.1", "address to listen on; 0.0.0.0: every one, and whoever reaches it may ask"),
+    "host": (str, "127.0.0.1", "address to listen on; 0.0.0.0: every one; no key is asked for"),
     "port": (int, 8000, "0: one that is free"),
     "max_slots": (int, 32, "prompts answered at a time"),
     "max_queue": (int, 256, "prompts that may wait; beyond, 429"),
@@ -54,6 +54,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     for name, (kind, default, text) in OPTIONS.items():
         flag = f"--{name.replace('_', '-')}"
         parser.add_argument(flag, type=kind, default=default, metavar="X", help=f"{text} (default: {default})")
+    parser.add_argument(
+        "--allow-host",
+        action="append",
+        default=[],
+        metavar="NAME",
+        help="answer requests to this name of the server too; may be repeated "
+        "(default: the address in --host and the loopback names; others get 403)",
+    )
+    parser.add_argument(
+        "--allow-origin",
+        action="append",
+        default=[],
+        metavar="ORIGIN",
+        help="answer requests from web pages of this origin, e.g. https://example.com; may be repeated "
+        "(default: none but the server's own; others get 403)",
+    )
     found = parser.parse_args(arguments)
     for name, (kind, _, _) in OPTIONS.items():
         value, least = getattr(found, name), 0 if name in ("port", "grace") else 1
@@ -83,16 +99,21 @@ def serve(asked: argparse.Namespace) -> int:
         import uvicorn
 
         from gflownet.rhn.server.app import Limits, create_app
+        from gflownet.rhn.server.origins import Origins
         from gflownet.rhn.server.service import Service
     except ModuleNotFoundError as error:
         raise UserError(f"expected what serving needs, got no {error.name}: pip install 'gflownet[serve]'") from None
+    try:
+        origins = Origins(frozenset({asked.host, *asked.allow_host}), frozenset(asked.allow_origin))
+    except ValueError as error:
+        raise UserError(f"--host, --allow-host, --allow-origin: {error}") from None
     model = load_byte_decoder(asked.folder)
     # What a state takes does not grow with its tokens: what bounds a request is its time, waiting included.
     scheduler = SchedulerConfig(asked.max_slots, asked.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
     engine = Engine(model, EngineConfig(scheduler))
     listening = _listen(asked.host, asked.port)
     service = Service(engine, asked.folder.resolve().name, on_failure=lambda: _end(server))
-    limits = Limits(asked.max_body, asked.max_prompt, asked.max_queue, asked.timeout)
+    limits = Limits(asked.max_body, asked.max_prompt, asked.max_queue, asked.timeout, origins)
     app = create_app(service, limits, on_start=lambda: _begin(service, server, listening, asked.grace))
     server = uvicorn.Server(
         uvicorn.Config(

@@ -14,10 +14,16 @@ from gflownet.rhn.serving.sampling import SamplingParams
 
 MAX_TOP_LOGPROBS = 5  # as OpenAI
 MAX_STOPS = 4  # as OpenAI
+MAX_STOP_BYTES = 128  # of one stop string: every token of an answer is compared with each
 DEFAULT_MAX_TOKENS = 16  # as OpenAI
+MAX_KEY_DIGITS = 9  # of a token in logit_bias, leading zeros included
 
 _Number = Annotated[float, Field(allow_inf_nan=False)]
 _Token = Annotated[int, Field(ge=0, lt=NUM_TOKENS)]
+# A million mistakes in one list are one message and take no time.
+_Texts = Annotated[list[str], Field(fail_fast=True)]
+_Tokens = Annotated[list[_Token], Field(fail_fast=True)]
+_TokenLists = Annotated[list[_Tokens], Field(fail_fast=True)]
 
 
 class RequestError(Exception):
@@ -60,7 +66,7 @@ class CompletionRequest(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     model: str
-    prompt: str | list[str] | list[_Token] | list[list[_Token]]
+    prompt: str | _Texts | _Tokens | _TokenLists
     max_tokens: int | None = Field(None, ge=1)
     temperature: _Number | None = None
     top_p: _Number | None = None
@@ -71,7 +77,7 @@ class CompletionRequest(BaseModel):
     frequency_penalty: _Number | None = None
     logit_bias: dict[str, _Number] | None = None
     seed: int | None = None
-    stop: str | list[str] | None = None
+    stop: str | _Texts | None = None
     logprobs: int | None = Field(None, ge=0, le=MAX_TOP_LOGPROBS)
     echo: bool | None = None
     stream: bool | None = None
@@ -113,8 +119,9 @@ class CompletionRequest(BaseModel):
         asked = [self.stop] if isinstance(self.stop, str) else self.stop or []
         if len(asked) > MAX_STOPS or not all(asked):
             raise bad_request("stop", f"expected at most {MAX_STOPS} strings, none empty, got {asked!r:.80}")
-        for one in asked:
-            _tokens_of("stop", one)
+        longest = max((len(_tokens_of("stop", one)) for one in asked), default=0)
+        if longest > MAX_STOP_BYTES:
+            raise bad_request("stop", f"expected at most {MAX_STOP_BYTES} bytes in each string, got {longest}")
         return tuple(asked)
 
 
@@ -141,12 +148,14 @@ def bad_request(param: str, message: str) -> RequestError:
 
 
 def from_value_error(error: ValueError) -> RequestError:
-    """Return what the library says of a parameter, whose name its message begins with."""
-    return RequestError(HTTPStatus.BAD_REQUEST, str(error), param=str(error).partition(":")[0])
+    """Return the error of a parameter; the message of the library begins with its name where there is one."""
+    name = str(error).partition(":")[0]
+    param = name if name in CompletionRequest.model_fields else None
+    return RequestError(HTTPStatus.BAD_REQUEST, str(error), param=param)
 
 
 def _token_of(key: str) -> int:
-    if not key.isascii() or not key.isdecimal():
+    if not key.isascii() or not key.isdecimal() or len(key) > MAX_KEY_DIGITS:
         raise bad_request("logit_bias", f"expected numbers by token, got the key {key!r:.80}")
     return int(key)
 

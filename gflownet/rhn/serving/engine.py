@@ -6,6 +6,7 @@ a row are a function of its own tokens, up to rounding; each row has its own ran
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
 from bisect import insort
@@ -21,10 +22,12 @@ from gflownet.rhn.serving.cache import CacheManager
 from gflownet.rhn.serving.metrics import EngineMetrics, Tally
 from gflownet.rhn.serving.prefixes import PrefixCache
 from gflownet.rhn.serving.requests import ActiveRequest, Event, FinishEvent, Request
-from gflownet.rhn.serving.sampler import Sampler
-from gflownet.rhn.serving.sampling import Sampled
+from gflownet.rhn.serving.sampler import Draw, Sampler
+from gflownet.rhn.serving.sampling import SamplingError
 from gflownet.rhn.serving.scheduler import Phase, Scheduler, SchedulerConfig
 from gflownet.rhn.serving.stopping import FinishReason
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class EngineConfig:
 
 def process_batch_step(
     active_requests: Sequence[ActiveRequest], cache_manager: CacheManager, *, model: LanguageModel, sampler: Sampler
-) -> list[Sampled | None]:
+) -> list[Draw]:
     """Read the next token of each request and draw the one after it where the prompt is at its end.
 
     Args:
@@ -59,7 +62,7 @@ def process_batch_step(
         sampler: with the requests in the slots that they have in the cache.
 
     Returns:
-        what was drawn for each request; None where its prompt goes on, and where the logits were not finite.
+        what was drawn for each request; None where its prompt goes on, an error where no token can be drawn.
     """
     device = model.device
     tokens = [request.tokens[request.num_read] for request in active_requests]
@@ -176,8 +179,8 @@ class Engine:
             num_events = len(events)
             ended = self._take(drawn, now, events)
             tally.num_tokens += len(events) - num_events
-            for request, reason in ended:
-                self._end(request, reason, now, events)
+            for request, reason, error in ended:
+                self._end(request, reason, now, events, error)
         return events
 
     def _end_cancelled(self, now: float, events: list[Event]) -> None:
@@ -206,27 +209,31 @@ class Engine:
                     self._tally.prefix_tokens += hit.num_tokens
             self._plan_prefix(request)
             request.slot = self._cache.allocate(request_id, state)
-            self._sampler.place(request.slot, request.request.params, request.tokens)
             request.admitted = now
             self._tally.num_admitted += 1
             self._tally.waited_seconds += now - request.submitted
             insort(self._running, request, key=_slot)
+            try:
+                self._sampler.place(request.slot, request.request.params, request.tokens)
+            except Exception as error:
+                _log.exception("request %d cannot be sampled", request_id)
+                message = f"sampling failed: {type(error).__name__}: {error}"
+                self._end(request, FinishReason.ERROR, now, events, message)
 
     def _take(
-        self, drawn: Sequence[Sampled | None], now: float, events: list[Event]
-    ) -> list[tuple[ActiveRequest, FinishReason]]:
-        """Take what was drawn for each running request; return those that end, and why."""
+        self, drawn: Sequence[Draw], now: float, events: list[Event]
+    ) -> list[tuple[ActiveRequest, FinishReason, str]]:
+        """Take what was drawn for each running request; return those that end, why, and the error if it is one."""
         ended = []
         for request, sampled in zip(self._running, drawn, strict=True):
             if request.num_read == request.next_kept:
                 self._keep_prefix(request)
-            if sampled is None:
-                if request.num_read == len(request.tokens):
-                    ended.append((request, FinishReason.ERROR))
-            elif not request.cancelled:
+            if isinstance(sampled, SamplingError):
+                ended.append((request, FinishReason.ERROR, str(sampled)))
+            elif sampled is not None and not request.cancelled:
                 reason = request.take(sampled, now, events)
                 if reason is not None:
-                    ended.append((request, reason))
+                    ended.append((request, reason, ""))
         return ended
 
     def _keep_prefix(self, request: ActiveRequest) -> None:
@@ -253,8 +260,6 @@ class Engine:
                     self._prefixes.put(request.tokens[: request.num_read], state)
             self._cache.free(request_id)
             self._running.remove(request)
-        if reason is FinishReason.ERROR and not error:
-            error = "the model's logits are not finite"
         self._scheduler.finish(request_id)
         del self._requests[request_id]
         self._tally.finished[reason] += 1

@@ -12,7 +12,7 @@ from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.requests import Request, TokenEvent
 from gflownet.rhn.serving.sampler import Sampler
-from gflownet.rhn.serving.sampling import Sampled, SamplingParams
+from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
 from gflownet.rhn.serving.scheduler import SchedulerConfig
 from gflownet.rhn.serving.stopping import FinishReason
 
@@ -61,7 +61,7 @@ class Stream:
         """Return what yields the tokens of the answer, those that may begin a stop string as soon as they cannot.
 
         Raises:
-            ValueError: the model's logits are not finite.
+            ValueError: no token can be drawn, as `SamplingError` says.
         """
         return self._tokens
 
@@ -73,8 +73,9 @@ class Stream:
         logits, self.state = model.prefill(torch.tensor([list(self.prompt)], device=device), self.state)
         while self.finish_reason is None:
             (sampled,) = sampler.sample([0], logits, [True])
-            if sampled is None:
-                raise ValueError("the model's logits are not finite")
+            if isinstance(sampled, SamplingError):
+                raise ValueError(str(sampled))
+            assert sampled is not None
             self.unread = (sampled.token,)
             self.finish_reason = answer.add(sampled.token)
             waiting.append(sampled)

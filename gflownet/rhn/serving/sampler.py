@@ -6,6 +6,7 @@ R is the number of rows, V of the vocabulary.
 
 from __future__ import annotations
 
+import logging
 import math
 import random
 from collections.abc import Sequence
@@ -27,7 +28,9 @@ from gflownet.rhn.serving.logits_processors import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
-from gflownet.rhn.serving.sampling import Sampled, SamplingParams
+from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
+
+_log = logging.getLogger(__name__)
 
 # What a request asks for, as bits: an `enum.Flag` takes longer to look at than a row to draw.
 _REPETITION, _FREQUENCY, _BIAS, _MIN_TOKENS, _DRAW, _TOP_K, _TOP_P, _MIN_P, _LOGPROBS = (1 << bit for bit in range(9))
@@ -53,6 +56,10 @@ def _uses(params: SamplingParams) -> int:
         _LOGPROBS: params.logprobs is not None,
     }
     return sum(flag for flag, is_asked in asked.items() if is_asked)
+
+
+# None where no token was asked for.
+Draw = Sampled | SamplingError | None
 
 
 @dataclass(frozen=True)
@@ -134,50 +141,80 @@ class Sampler:
                 self._tables = _Tables(*self._shape, self._device)
             self._tables.place(slot, params, prompt)
 
-    def sample(self, slots: Sequence[int], logits: Tensor, asking: Sequence[bool]) -> list[Sampled | None]:
-        """Return the next token of each slot that asks for one, from its row of logits [R, V].
+    def sample(self, slots: Sequence[int], logits: Tensor, asking: Sequence[bool]) -> list[Draw]:
+        """Return the next token of each slot that asks for one, from its row of logits [R, V]; None for the others.
 
-        None stands where none was asked for, and where the logits hold NaN or infinity, so that there is none.
+        A row whose logits or processed scores are not finite, or whose parameters make a processor raise, gets a
+        `SamplingError`; the other rows are drawn as without it.
         """
-        key = tuple(slots)
-        batch = self._batches.get(key)
-        if batch is None:
-            batch = self._batches[key] = self._new_batch(key)
         largest, tokens = logits.max(-1)
-        largest = largest.tolist()
-        if not math.isfinite(sum(largest)):
-            asking = [asks and math.isfinite(value) for asks, value in zip(asking, largest, strict=True)]
+        errors = _errors(largest, asking, "the model's logits are not finite")
+        if errors:
+            asking = [asks and row not in errors for row, asks in enumerate(asking)]
             logits = torch.where(torch.tensor(asking, device=self._device).unsqueeze(-1), logits, 0)
-        if batch.uses & _PROCESSED:
-            tokens = self._draw(batch, logits.double(), asking)
+        try:
+            batch = self._batch(tuple(slots))
+            scores = self._scores(batch, logits) if batch.uses & _PROCESSED else None
+        except Exception as error:
+            if len(slots) == 1:
+                _log.exception("sampling failed")
+                return [SamplingError(f"sampling failed: {type(error).__name__}: {error}")]
+            rows = [([slot], logits[row : row + 1], [asking[row]]) for row, slot in enumerate(slots)]
+            return [errors[row] if row in errors else self.sample(*each)[0] for row, each in enumerate(rows)]
+        if scores is not None:
+            certainty, tokens = self._draw(batch, scores, asking)
+            errors |= _errors(certainty, asking, "its parameters leave no token with a finite score")
         if batch.uses & _HISTORY:
             assert self._tables is not None
-            rows = torch.tensor([row for row, asks in enumerate(asking) if asks], dtype=torch.long, device=self._device)
+            drawn = [row for row, asks in enumerate(asking) if asks and row not in errors]
+            rows = torch.tensor(drawn, dtype=torch.long, device=self._device)
             self._tables.add(batch.slots[rows], tokens[rows])
-        if batch.uses & _LOGPROBS:
-            return _with_logprobs(tokens.tolist(), logits, batch.seats, asking)
-        plain = self._plain
-        return [plain[token] if asks else None for token, asks in zip(tokens.tolist(), asking, strict=True)]
+        found = self._sampled(batch, tokens.tolist(), logits, asking)
+        return [errors.get(row, sampled) for row, sampled in enumerate(found)] if errors else found
 
-    def _draw(self, batch: _Batch, scores: Tensor, asking: Sequence[bool]) -> Tensor:
-        """Return tokens [R] from float64 logits [R, V]; a row that asks for none gets any."""
-        history = _NO_HISTORY
+    def _batch(self, slots: tuple[int, ...]) -> _Batch:
+        batch = self._batches.get(slots)
+        if batch is None:
+            batch = self._batches[slots] = self._new_batch(slots)
+        return batch
+
+    def _scores(self, batch: _Batch, logits: Tensor) -> Tensor:
+        """Return what tokens are drawn from, float64 [R, V]."""
+        history, scores = _NO_HISTORY, logits.double()
         if batch.uses & _HISTORY:
             assert self._tables is not None
             history = self._tables.history(batch.slots)
         for processor in batch.processors:
             scores = processor(history, scores)
+        return scores
+
+    def _draw(self, batch: _Batch, scores: Tensor, asking: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        """Return tokens [R] from scores [R, V], after numbers [R] that are finite where there is a token to draw.
+
+        A row that asks for none, or has none, gets any token.
+        """
         if not batch.uses & _DRAW:
-            return scores.max(-1).indices
-        # One draw per token of a request, whatever it is for: the next does not depend on what happens beside it.
+            largest, tokens = scores.max(-1)
+            return largest, tokens
+        # One draw per token of a request, whatever it is for: the next does not depend on the other rows.
         draws = [
             [seat.generator.random() * _BELOW_ONE if asks else 0.0]
             for seat, asks in zip(batch.seats, asking, strict=True)
         ]
         cumulative = scores.softmax(-1).cumsum(-1)
-        points = torch.tensor(draws, dtype=torch.float64, device=self._device) * cumulative[:, -1:]
-        drawn = torch.searchsorted(cumulative, points, right=True).squeeze(-1)
-        return drawn if batch.greedy is None else torch.where(batch.greedy, scores.max(-1).indices, drawn)
+        totals = cumulative[:, -1:]
+        points = torch.tensor(draws, dtype=torch.float64, device=self._device) * totals
+        # Of a total of NaN the position is V, which is no token.
+        tokens = torch.searchsorted(cumulative, points, right=True).squeeze(-1).clamp_(max=scores.shape[-1] - 1)
+        if batch.greedy is not None:
+            tokens = torch.where(batch.greedy, scores.max(-1).indices, tokens)
+        return totals.squeeze(-1), tokens
+
+    def _sampled(self, batch: _Batch, tokens: list[int], logits: Tensor, asking: Sequence[bool]) -> list[Draw]:
+        if batch.uses & _LOGPROBS:
+            return _with_logprobs(tokens, logits, batch.seats, asking)
+        plain = self._plain
+        return [plain[token] if asks else None for token, asks in zip(tokens, asking, strict=True)]
 
     def _new_batch(self, slots: tuple[int, ...]) -> _Batch:
         seats = tuple(self._seats[slot] for slot in slots)
@@ -227,12 +264,19 @@ class Sampler:
         return found
 
 
-def _with_logprobs(
-    chosen: list[int], logits: Tensor, seats: Sequence[_Seat], asking: Sequence[bool]
-) -> list[Sampled | None]:
+def _errors(certainty: Tensor, asking: Sequence[bool], message: str) -> dict[int, SamplingError]:
+    """Return an error by row [R] that asks for a token where a number is not finite."""
+    values = certainty.tolist()
+    if math.isfinite(sum(values)):
+        return {}
+    pairs = zip(values, asking, strict=True)
+    return {row: SamplingError(message) for row, (value, asks) in enumerate(pairs) if asks and not math.isfinite(value)}
+
+
+def _with_logprobs(chosen: list[int], logits: Tensor, seats: Sequence[_Seat], asking: Sequence[bool]) -> list[Draw]:
     """Return what was drawn with the log-probabilities that each request asks for."""
     log_probabilities = logits.double().log_softmax(-1)
-    found: list[Sampled | None] = []
+    found: list[Draw] = []
     for row, (token, seat) in enumerate(zip(chosen, seats, strict=True)):
         count = seat.params.logprobs
         if not asking[row]:

@@ -1,8 +1,7 @@
-"""What a request may ask of its answer, and what a token of one says."""
+"""Parameters of sampling with their bounds, and the results of a draw."""
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -12,6 +11,10 @@ from gflownet.rhn.serving.stopping import Answer, EosTokenCriteria, MaxLengthCri
 MAX_LOGPROBS = 20  # alternatives reported with a token, as OpenAI limits them
 MAX_BIAS = 100.0  # likewise
 MAX_PENALTY = 2.0  # likewise
+MAX_REPETITION_PENALTY = 100.0  # and at least its inverse: scores of any float32 model stay finite in float64
+MAX_TEMPERATURE = 1e6  # above, a draw is uniform to six digits
+MAX_INT = 2**31 - 1  # of counts
+SEEDS = -(2**63), 2**64 - 1  # those of any 64-bit integer, signed or not
 
 
 @dataclass(frozen=True)
@@ -22,11 +25,11 @@ class SamplingParams:
         ValueError: a value out of its bounds, which the message names.
     """
 
-    temperature: float = 1.0  # 0: the likeliest token, always
+    temperature: float = 1.0  # 0: the likeliest token, always; at most 1e6
     top_k: int = 0  # 0: all
     top_p: float = 1.0
     min_p: float = 0.0
-    repetition_penalty: float = 1.0  # of tokens of prompt and answer; 1: none
+    repetition_penalty: float = 1.0  # of tokens of prompt and answer; 1: none; 0.01 to 100
     presence_penalty: float = 0.0  # of tokens of the answer
     frequency_penalty: float = 0.0  # likewise, per occurrence
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token
@@ -68,7 +71,7 @@ class SamplingParams:
         )
 
 
-def _is_int(value: object, low: int, high: float = math.inf) -> bool:
+def _is_int(value: object, low: int, high: int = MAX_INT) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and low <= value <= high
 
 
@@ -78,11 +81,15 @@ def _is_number(value: object, low: float, high: float) -> bool:
 
 # name, what is expected, whether a value is that
 _BOUNDS: tuple[tuple[str, str, Callable[..., bool]], ...] = (
-    ("temperature", "a finite number >= 0", lambda value: _is_number(value, 0, 1e308)),
-    ("top_k", "a whole number >= 0", lambda value: _is_int(value, 0)),
+    ("temperature", "a number from 0 to 1e6", lambda value: _is_number(value, 0, MAX_TEMPERATURE)),
+    ("top_k", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("top_p", "a number > 0 and <= 1", lambda value: _is_number(value, 0, 1) and value > 0),
     ("min_p", "a number from 0 to 1", lambda value: _is_number(value, 0, 1)),
-    ("repetition_penalty", "a finite number > 0", lambda value: _is_number(value, 0, 1e308) and value > 0),
+    (
+        "repetition_penalty",
+        "a number from 0.01 to 100",
+        lambda value: _is_number(value, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
+    ),
     ("presence_penalty", "a number from -2 to 2", lambda value: _is_number(value, -MAX_PENALTY, MAX_PENALTY)),
     ("frequency_penalty", "a number from -2 to 2", lambda value: _is_number(value, -MAX_PENALTY, MAX_PENALTY)),
     (
@@ -90,12 +97,16 @@ _BOUNDS: tuple[tuple[str, str, Callable[..., bool]], ...] = (
         "numbers from -100 to 100 by token",
         lambda value: all(_is_int(key, 0) and _is_number(bias, -MAX_BIAS, MAX_BIAS) for key, bias in value.items()),
     ),
-    ("seed", "a whole number or None", lambda value: value is None or _is_int(value, -(2**63), 2**64)),
-    ("max_tokens", "a whole number >= 1", lambda value: _is_int(value, 1)),
-    ("min_tokens", "a whole number >= 0", lambda value: _is_int(value, 0)),
+    ("seed", "a whole number of 64 bits or None", lambda value: value is None or _is_int(value, *SEEDS)),
+    ("max_tokens", f"a whole number from 1 to {MAX_INT}", lambda value: _is_int(value, 1)),
+    ("min_tokens", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("stop_token_ids", "a tuple of tokens", lambda value: all(_is_int(token, 0) for token in value)),
     ("logprobs", "a whole number from 0 to 20 or None", lambda v: v is None or _is_int(v, 0, MAX_LOGPROBS)),
 )
+
+
+class SamplingError(Exception):
+    """No token can be drawn for a request; the requests that share its batch are not affected."""
 
 
 class Sampled(NamedTuple):

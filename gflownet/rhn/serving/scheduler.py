@@ -115,7 +115,8 @@ class Scheduler:
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
             raise ValueError(f"priority: expected -{MAX_PRIORITY} .. {MAX_PRIORITY}, got {priority}")
         if num_tokens > config.token_budget:
-            raise ValueError(f"expected at most {config.token_budget} tokens of prompt and answer, got {num_tokens}")
+            message = f"expected at most {config.token_budget} tokens of prompt and answer, got {num_tokens}"
+            raise ValueError(f"max_tokens: {message}")
         # A free slot is taken at the next step: what waits for that does not count as a queue.
         if self._num_waiting >= config.max_queue + config.max_slots - self.num_running:
             raise QueueFullError(f"{self._num_waiting} requests wait, at most {config.max_queue} may")

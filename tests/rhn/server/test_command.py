@@ -40,6 +40,8 @@ def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["m", "--max-slots", "0"], "error: --max-slots: expected at least 1, got 0"),
         (["m", "--timeout", "nan"], "error: --timeout: expected at least 1, got nan"),
         (["m", "--grace", "-1"], "error: --grace: expected at least 0, got -1.0"),
+        (["m", "--allow-host", "http://a"], "error: --host, --allow-host, --allow-origin: expected a host name or"),
+        (["m", "--allow-origin", "a"], "error: --host, --allow-host, --allow-origin: expected an origin like https"),
         (["none"], "error: none: expected a folder with model.json and model.safetensors, got a name that does not"),
     ],
 )
@@ -78,4 +80,6 @@ def test_help_says_every_option(capsys: pytest.CaptureFixture[str]) -> None:
         main(["--help"])
     assert caught.value.code == 0
     said = capsys.readouterr().out
-    assert all(f"--{name}" in said for name in ("host", "port", "max-slots", "max-queue", "timeout", "grace"))
+    assert all(
+        f"--{name}" in said for name in ("host", "port", "max-slots", "timeout", "grace", "allow-host", "allow-origin")
+    )

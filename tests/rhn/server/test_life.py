@@ -73,7 +73,7 @@ def test_a_full_queue_is_told_and_those_who_hang_up_make_room(narrow: RunningSer
 
 def test_a_client_that_hangs_up_before_a_whole_answer_frees_its_slot(narrow: RunningServer) -> None:
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": NEVER_ENDS})
-    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Length: {len(body)}\r\n\r\n"
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
     cancelled = narrow.metrics()["gflownet_requests_finished_total cancelled"]
     with closing(socket.create_connection(("127.0.0.1", narrow.port))) as connection:
         connection.sendall((head + body).encode())

@@ -7,6 +7,7 @@ import random
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import pytest
@@ -17,8 +18,11 @@ from hypothesis import strategies as st
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.network import RHN
+from gflownet.rhn.serving import sampler as sampler_module
 from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.logits_processors import History, RepetitionPenaltyLogitsProcessor
 from gflownet.rhn.serving.requests import Event, FinishEvent, Request, TokenEvent
+from gflownet.rhn.serving.sampler import Sampler
 from gflownet.rhn.serving.sampling import Sampled, SamplingParams
 from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
 from gflownet.rhn.serving.stopping import FinishReason
@@ -351,6 +355,57 @@ def test_logits_that_are_not_finite_end_a_request_and_no_other() -> None:
     ends = ends_of(drain(engine))
     assert ends[good].finish_reason is FinishReason.LENGTH
     assert (ends[bad].finish_reason, ends[bad].error) == (FinishReason.ERROR, "the model's logits are not finite")
+
+
+@pytest.mark.parametrize("is_early", [False, True])
+def test_a_processor_that_raises_ends_one_request_and_frees_its_slot(
+    is_early: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    class Raises(RepetitionPenaltyLogitsProcessor):
+        def __init__(self, penalty: torch.Tensor) -> None:
+            super().__init__(penalty)
+            if is_early:
+                self.check()
+
+        def __call__(self, history: History, scores: torch.Tensor) -> torch.Tensor:
+            self.check()
+            return super().__call__(history, scores)
+
+        def check(self) -> None:
+            if (self.penalty == 3).any():
+                raise RuntimeError("out of range")
+
+    params = SamplingParams(max_tokens=8, seed=0, repetition_penalty=2)
+    alone, engine = engine_of(max_slots=3), engine_of(max_slots=3)
+    alone.submit(Request([1, 2], params))
+    expected = tokens_of(drain(alone))[0]
+    monkeypatch.setattr(sampler_module, "RepetitionPenaltyLogitsProcessor", Raises)
+    ids = [engine.submit(Request([1, 2], replace(params, repetition_penalty=penalty))) for penalty in (2, 3, 2, 3, 2)]
+    events = drain(engine)
+    for request_id, penalty in zip(ids, (2, 3, 2, 3, 2), strict=True):
+        end = ends_of(events)[request_id]
+        if penalty == 2:
+            assert (end.finish_reason, tokens_of(events)[request_id]) == (FinishReason.LENGTH, expected)
+        else:
+            assert end.finish_reason is FinishReason.ERROR
+            assert end.error == "sampling failed: RuntimeError: out of range"
+    assert engine.metrics().num_running == engine.metrics().num_waiting == 0
+
+
+def test_a_request_that_cannot_be_placed_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    place = Sampler.place
+
+    def place_or_raise(self: Sampler, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
+        if params.seed == 1:
+            raise MemoryError("tables")
+        place(self, slot, params, prompt)
+
+    monkeypatch.setattr(Sampler, "place", place_or_raise)
+    engine = engine_of(max_slots=2)
+    ids = [engine.submit(Request([1, 2], SamplingParams(max_tokens=3, seed=seed))) for seed in (0, 1, 0, 1)]
+    ends = ends_of(drain(engine))
+    assert [ends[request_id].error for request_id in ids] == ["", "sampling failed: MemoryError: tables"] * 2
+    assert engine.metrics().num_running == 0
 
 
 @settings(max_examples=30, deadline=None)

@@ -5,13 +5,17 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Sequence
+from dataclasses import replace
+from typing import ClassVar
 
 import pytest
 import torch
 from torch import Tensor
 
-from gflownet.rhn.serving.sampler import Sampler
-from gflownet.rhn.serving.sampling import Sampled, SamplingParams
+from gflownet.rhn.serving import sampler as sampler_module
+from gflownet.rhn.serving.logits_processors import History, RepetitionPenaltyLogitsProcessor
+from gflownet.rhn.serving.sampler import Draw, Sampler
+from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
 
 CPU = torch.device("cpu")
 
@@ -109,7 +113,7 @@ def test_every_row_of_a_batch_is_drawn_as_the_loops_say(seed: int) -> None:
                 if not asks:
                     assert sampled is None
                     continue
-                assert sampled is not None
+                assert isinstance(sampled, Sampled)
                 wanted = oracle_probabilities(row.tolist(), params[slot], prompts[slot], generated[slot])
                 draw = draws[slot].random() if params[slot].temperature > 0 else 0.0
                 assert sampled.token == chosen_by_oracle(wanted, draw)
@@ -151,7 +155,7 @@ def test_top_p_keeps_the_token_that_crosses_and_those_as_likely() -> None:
             sampler = Sampler(1, 5, CPU)
             sampler.place(0, SamplingParams(top_p=top_p, seed=seed), [0])
             (sampled,) = sampler.sample([0], logits, [True])
-            assert sampled is not None
+            assert isinstance(sampled, Sampled)
             tokens.add(sampled.token)
         seen[top_p] = tokens
     assert seen == {0.3: {0}, 0.41: {0, 1, 2}, 0.85: {0, 1, 2, 3, 4}, 1.0: {0, 1, 2, 3, 4}}
@@ -165,7 +169,7 @@ def test_frequencies_are_the_probabilities() -> None:
     counts = torch.zeros(4, dtype=torch.float64)
     for _ in range(4000):
         (sampled,) = sampler.sample([0], logits, [True])
-        assert sampled is not None
+        assert isinstance(sampled, Sampled)
         counts[sampled.token] += 1
     chi_squared = ((counts - 4000 * wanted) ** 2 / (4000 * wanted)).sum()
     assert chi_squared < 16.3  # 3 degrees of freedom, one in a thousand
@@ -178,8 +182,46 @@ def test_logits_that_are_not_finite_cost_their_own_row_only() -> None:
             sampler.place(slot, params, [0])
         logits = torch.tensor([[0.0, 9.0, 0, 0], [0, math.nan, 0, 0], [0, 0, math.inf, 0]])
         first, second, third = sampler.sample([0, 1, 2], logits, [True] * 3)
-        assert first is not None
-        assert second is third is None
+        assert isinstance(first, Sampled)
+        assert str(second) == str(third) == "the model's logits are not finite"
+
+
+class Faulty(RepetitionPenaltyLogitsProcessor):
+    """Spoils the rows whose penalty is 3: by NaN, by minus infinity, or by an error."""
+
+    kind: ClassVar[str] = ""
+
+    def __call__(self, history: History, scores: torch.Tensor) -> torch.Tensor:
+        faulty = self.penalty == 3
+        if self.kind == "raises" and faulty.any():
+            raise IndexError("token 256")
+        return torch.where(faulty, math.nan if self.kind == "nan" else -math.inf, scores)
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("kind", ["nan", "empty", "raises"])
+def test_a_faulty_processor_fails_its_own_row_only(
+    kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sampler_module, "RepetitionPenaltyLogitsProcessor", Faulty)
+    monkeypatch.setattr(Faulty, "kind", kind)
+    logits = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+
+    def draw(rows: list[int]) -> dict[int, list[Draw]]:
+        sampler = Sampler(5, 4, CPU)
+        for row in rows:
+            params = SamplingParams(temperature, seed=row, logprobs=1 if row == 4 else None)
+            sampler.place(row, replace(params, repetition_penalty=3 if row == 2 else 2), [0])
+        steps = [sampler.sample(rows, logits[rows], [row != 3 for row in rows]) for _ in range(3)]
+        return {row: [step[place] for step in steps] for place, row in enumerate(rows)}
+
+    healthy, every = draw([0, 1, 3, 4]), draw([0, 1, 2, 3, 4])
+    message = {"raises": "sampling failed: IndexError: token 256"}.get(kind, "its parameters leave no token")
+    for failed in every.pop(2):
+        assert isinstance(failed, SamplingError)
+        assert str(failed).startswith(message)
+    assert every == healthy
+    assert every[3] == [None] * 3
 
 
 def test_a_temperature_next_to_zero_does_not_overflow() -> None:
@@ -192,16 +234,21 @@ def test_a_temperature_next_to_zero_does_not_overflow() -> None:
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"temperature": -1}, "temperature: expected a finite number >= 0, got -1"),
-        ({"temperature": math.nan}, "temperature: expected a finite number >= 0, got nan"),
-        ({"top_k": 1.5}, "top_k: expected a whole number >= 0, got 1.5"),
+        ({"temperature": -1}, "temperature: expected a number from 0 to 1e6, got -1"),
+        ({"temperature": math.nan}, "temperature: expected a number from 0 to 1e6, got nan"),
+        ({"temperature": 1e7}, "temperature: expected a number from 0 to 1e6, got 10000000.0"),
+        ({"top_k": 1.5}, "top_k: expected a whole number from 0 to 2147483647, got 1.5"),
+        ({"top_k": 2**31}, "top_k: expected a whole number from 0 to 2147483647, got 2147483648"),
         ({"top_p": 0}, "top_p: expected a number > 0 and <= 1, got 0"),
         ({"min_p": 2}, "min_p: expected a number from 0 to 1, got 2"),
-        ({"repetition_penalty": 0}, "repetition_penalty: expected a finite number > 0, got 0"),
+        ({"repetition_penalty": 0}, "repetition_penalty: expected a number from 0.01 to 100, got 0"),
+        ({"repetition_penalty": 1e-308}, "repetition_penalty: expected a number from 0.01 to 100, got 1e-308"),
+        ({"repetition_penalty": 101}, "repetition_penalty: expected a number from 0.01 to 100, got 101"),
         ({"presence_penalty": 3}, "presence_penalty: expected a number from -2 to 2, got 3"),
         ({"logit_bias": {3: 101}}, "logit_bias: expected numbers from -100 to 100 by token, got {3: 101}"),
-        ({"seed": "1"}, "seed: expected a whole number or None, got '1'"),
-        ({"max_tokens": 0}, "max_tokens: expected a whole number >= 1, got 0"),
+        ({"seed": "1"}, "seed: expected a whole number of 64 bits or None, got '1'"),
+        ({"seed": 2**64}, "seed: expected a whole number of 64 bits or None, got 18446744073709551616"),
+        ({"max_tokens": 0}, "max_tokens: expected a whole number from 1 to 2147483647, got 0"),
         ({"max_tokens": 2, "min_tokens": 3}, "min_tokens: expected at most max_tokens = 2, got 3"),
         ({"stop": "abc"}, "stop: expected a tuple of strings that are not empty, got 'abc'"),
         ({"stop": ("a", "")}, r"stop: expected a tuple of strings that are not empty, got \('a', ''\)"),

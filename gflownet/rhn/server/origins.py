@@ -1,0 +1,91 @@
+"""Refuse requests that a foreign web page makes a browser send: Host and Origin headers by name.
+
+Without this any page that a user of the machine opens could use a server on 127.0.0.1: directly (Origin is that page),
+or through a name that the page's owner lets resolve to 127.0.0.1 (DNS rebinding: Host is that name).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from http import HTTPStatus
+from ipaddress import ip_address
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from gflownet.rhn.server.schema import RequestError
+
+LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
+
+
+@dataclass(frozen=True)
+class Origins:
+    """The Host and Origin headers that are answered.
+
+    Raises:
+        ValueError: a host that is no name or address, an origin that is no scheme://host or scheme://host:port.
+    """
+
+    allowed_hosts: frozenset[str] = frozenset()  # besides the loopback names; without port
+    allowed_origins: frozenset[str] = frozenset()  # besides the server itself
+
+    def __post_init__(self) -> None:
+        """Check every name, and keep it in the form that headers are compared in."""
+        for host in self.allowed_hosts:
+            if not host or (host_name(host) != host.lower() and not _is_ipv6(host)):
+                raise ValueError(f"expected a host name or address without port, got {host!r}")
+        for origin in self.allowed_origins:
+            scheme, _, host = origin.partition("://")
+            if not scheme.isalpha() or not host_name(host):
+                raise ValueError(f"expected an origin like https://example.com, got {origin!r}")
+        object.__setattr__(self, "allowed_hosts", frozenset(host.lower() for host in self.allowed_hosts) | LOOPBACK)
+        object.__setattr__(self, "allowed_origins", frozenset(origin.lower() for origin in self.allowed_origins))
+
+    def check(self, host: str | None, origin: str | None) -> None:
+        """Raise RequestError for headers of a foreign page; None stands for a header that is missing."""
+        if host is None or host_name(host) not in self.allowed_hosts:
+            message = f"Host: expected a name of this server (option --allow-host), got {host!r:.80}"
+            raise RequestError(HTTPStatus.FORBIDDEN, message)
+        if origin is None or origin.lower() in self.allowed_origins:
+            return
+        if origin.partition("://")[2].lower() != host.lower():
+            message = f"Origin: expected this server or a page named by --allow-origin, got {origin!r:.80}"
+            raise RequestError(HTTPStatus.FORBIDDEN, message)
+
+
+def host_name(host: str) -> str:
+    """Return the name or address in a Host header, lower case, without port and brackets; "" where there is none."""
+    try:
+        parts = urlsplit(f"//{host}")
+        _ = parts.port  # raises where it is no number
+    except ValueError:
+        return ""
+    is_plain = parts.netloc == host and "@" not in host
+    return (parts.hostname or "").lower() if is_plain else ""
+
+
+def _is_ipv6(host: str) -> bool:
+    try:
+        return ip_address(host).version == 6
+    except ValueError:
+        return False
+
+
+class OriginCheck:
+    """Answer 403 to requests with a foreign Host or Origin."""
+
+    def __init__(self, app: ASGIApp, *, origins: Origins) -> None:
+        """Wrap an application."""
+        self._app, self._origins = app, origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Run the application for one request, or refuse it."""
+        if scope["type"] in ("http", "websocket"):
+            headers = Headers(scope=scope)
+            try:
+                self._origins.check(headers.get("host"), headers.get("origin"))
+            except RequestError as error:
+                return await JSONResponse(error.body(), error.status)(scope, receive, send)
+        return await self._app(scope, receive, send)
