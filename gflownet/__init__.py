@@ -15,6 +15,7 @@ _HOMES = {
     "GFNTask": "gflownet.evaluation.task",
     "GFNTrainer": "gflownet.trainer",
     "load": "gflownet.translation",
+    "load_graph": "gflownet.translation",
     "sample": "gflownet.sampling",
     "Score": "gflownet.evaluation.task",
     "to_pytorch_model": "gflownet.translation",

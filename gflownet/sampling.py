@@ -12,6 +12,7 @@ from gflownet.checkpoint import RunLock
 from gflownet.config import stored_config
 from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
+from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.run_folder import last_checkpoint
 from gflownet.trainer import GFNTrainer
@@ -33,6 +34,8 @@ def sample(
     device: str = "cpu",
 ) -> list[Any]:
     """Return `num` terminal graphs sampled from the policy in the last checkpoint of a run, without exploration.
+
+    Computation graphs carry the settings that the run's task translates them with.
 
     Args:
         run_folder: the run's log_dir.
@@ -62,7 +65,8 @@ def sample(
         asked = trainer.task.asked(drawn, beta=beta, preferences=preferences, focus=focus)
         sampled = sample_forward(context, policy, conditioning=asked, generator=generator)
         graphs += [context.env.terminal(sampled.terminal, i) for i in range(len(sampled))]
-    return graphs
+    settings = trainer.task.translation_settings
+    return [graph.with_translation(settings) if isinstance(graph, ComputationGraph) else graph for graph in graphs]
 
 
 def _restored(folder: Path, *, device: str) -> GFNTrainer:

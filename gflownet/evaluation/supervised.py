@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields
+from typing import Any
 
 import torch
 
@@ -82,6 +83,12 @@ class SupervisedTask(GFNTask):
             raise trained
         return accuracy(trained.model, self._test)
 
+    @property
+    def translation_settings(self) -> Mapping[str, Any]:
+        """Settings of every translation: the projection of the config and the dtype of the examples."""
+        dtype = str(self._train.inputs.dtype).removeprefix("torch.")
+        return {"projection": self._evaluation.projection, "dtype": dtype}
+
     def utility(self, objective: str, value: float) -> float:
         """Returns the accuracy as it is, and 1 / (1 + cost / target) of a cost: 1 at no cost, 1/2 at its target."""
         if objective == "accuracy":
@@ -148,10 +155,10 @@ class SupervisedTask(GFNTask):
     def _prepared(self, graph: ComputationGraph, *, seed: int) -> TranslatedModel | TrainedCandidate | Exception:
         """Returns the model to be trained, the trained one where only autograd can do it, or what went wrong."""
         evaluation = self._evaluation
-        device, dtype = self._train.inputs.device, self._train.inputs.dtype
+        options = {**self.translation_settings, "device": self._train.inputs.device}
         with seeded(seed):
             try:
-                model = to_pytorch_model(graph, {"projection": evaluation.projection, "device": device, "dtype": dtype})
+                model = to_pytorch_model(graph, options)
                 self._check_sizes(model)
                 if is_direct(model.plan):
                     return model

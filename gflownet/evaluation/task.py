@@ -83,6 +83,14 @@ class GFNTask(ABC):
         return None
 
     @property
+    def translation_settings(self) -> Mapping[str, Any]:
+        """Settings (projection, dtype) that `evaluate` translates computation graphs with, written into reported ones.
+
+        A task that translates with others overrides it.
+        """
+        return {"projection": self.config.evaluation.projection}
+
+    @property
     def num_cond_dim(self) -> int:
         """Number of conditioning features C that the policy is given."""
         return self._conditional.num_cond_dim

@@ -8,6 +8,9 @@ from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 
+from gflownet.graphs.elements import checked_int
+from gflownet.graphs.node_link import objects_under
+
 # Part of every hash: change it whenever the text of a key changes, so that stored hashes are never mixed.
 HASH_VERSION = "a1"
 
@@ -47,6 +50,7 @@ class Assignment:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Assignment:
-        """Return the assignment that `to_dict` described."""
-        nodes = sorted(data["nodes"], key=lambda node: node["id"])
+        """Return the assignment that `to_dict` described. Raises ValueError for data of another form."""
+        nodes = objects_under(data, "nodes", ("id", "name", "value"))
+        nodes.sort(key=lambda node: checked_int(node["id"], "nodes", "id"))
         return cls(tuple(node["name"] for node in nodes), tuple(node["value"] for node in nodes))

@@ -15,6 +15,8 @@ from hashlib import sha256
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
+from gflownet.graphs.elements import checked_int, shown
+from gflownet.graphs.node_link import objects_under
 from gflownet.graphs.partition import Adjacency, canonical_labelling
 
 if TYPE_CHECKING:
@@ -100,12 +102,21 @@ class ColouredGraph:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ColouredGraph:
-        """The graph that to_dict described; nodes may come in any order. Raises ValueError for gaps in the ids."""
-        colours = {node["id"]: node["colour"] for node in data["nodes"]}
-        if sorted(colours) != list(range(len(data["nodes"]))):
-            raise ValueError(f"expected node ids 0 .. {len(data['nodes']) - 1}, got {sorted(colours)}")
-        edges = {(edge["source"], edge["target"]): edge["colour"] for edge in data["edges"]}
-        return cls(tuple(colours[node] for node in range(len(colours))), edges, data["directed"])
+        """The graph that to_dict described; nodes may come in any order. Raises ValueError for data of another form."""
+        nodes = objects_under(data, "nodes", ("id", "colour"))
+        colours = {checked_int(node["id"], "nodes", "id"): node["colour"] for node in nodes}
+        if sorted(colours) != list(range(len(nodes))):
+            raise ValueError(f"expected node ids 0 .. {len(nodes) - 1}, got {shown(sorted(colours))}")
+        edges = {
+            (checked_int(edge["source"], "edges", "source"), checked_int(edge["target"], "edges", "target")): edge[
+                "colour"
+            ]
+            for edge in objects_under(data, "edges", ("source", "target", "colour"))
+        }
+        for colour in (*colours.values(), *edges.values()):
+            if not isinstance(colour, str):
+                raise ValueError(f"expected colours of type str, got {shown(colour)}")
+        return cls(tuple(colours[node] for node in range(len(colours))), edges, bool(data.get("directed", True)))
 
     def to_networkx(self) -> networkx.Graph | networkx.DiGraph:
         """The graph as networkx's class, with "colour" as node and edge data."""

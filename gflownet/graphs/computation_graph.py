@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gflownet.graphs import identity, node_link, ordering
 from gflownet.graphs.canonical import CanonicalForm
-from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, frozen_attributes, thawed
+from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, frozen_attributes, shown, thawed
 from gflownet.graphs.validation import GraphProblem, graph_problems
 
 if TYPE_CHECKING:
@@ -32,7 +32,7 @@ class ComputationGraph:
         """Make an empty graph; config["multigraph"] allows parallel edges, other entries are kept as they are."""
         self.config = frozen_attributes({"multigraph": False, **(config or {})}, "graph")
         if not isinstance(self.config["multigraph"], bool):
-            raise ValueError(f"graph: expected a bool multigraph, got {self.config['multigraph']!r}")
+            raise ValueError(f"graph: expected a bool multigraph, got {shown(self.config['multigraph'])}")
         self._nodes: dict[int, Node] = {}
         self._edges: dict[int, Edge] = {}
         self._in_edges: dict[int, list[Edge]] = {}
@@ -154,6 +154,13 @@ class ComputationGraph:
         """A graph of its own with the same ids, attributes and config."""
         return _rebuilt(self.config, self._nodes.values(), self._edges.values())
 
+    def with_translation(self, settings: Mapping[str, Any]) -> ComputationGraph:
+        """A copy that is translated with these settings (projection, dtype) unless a translation says otherwise.
+
+        They travel with the graph under config["translation"] and do not count for equality.
+        """
+        return _rebuilt({**self.config, "translation": settings}, self._nodes.values(), self._edges.values())
+
     def to_dict(self) -> dict[str, Any]:
         """The graph in networkx's node-link form, as plain JSON values."""
         return node_link.node_link_dict(self)
@@ -170,7 +177,11 @@ class ComputationGraph:
     @classmethod
     def from_json(cls, text: str) -> ComputationGraph:
         """The graph that a node-link text describes. Raises ValueError for text that is no JSON, too."""
-        return cls.from_dict(json.loads(text))
+        try:
+            data = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"graph: expected JSON text, got {type(error).__name__}: {error}") from None
+        return cls.from_dict(data)
 
     def to_networkx(self) -> networkx.DiGraph | networkx.MultiDiGraph:
         """The graph as networkx's class; the fields of to_dict are its node and edge data."""
@@ -205,7 +216,7 @@ class ComputationGraph:
 
     def _checked_id(self, node_id: int) -> int:
         if node_id not in self._nodes:
-            raise ValueError(f"expected the id of a node of this graph, got {node_id!r}")
+            raise ValueError(f"expected the id of a node of this graph, got {shown(node_id)}")
         return node_id
 
     def _identified(self) -> tuple[CanonicalForm, tuple[int, ...]]:

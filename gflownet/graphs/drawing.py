@@ -114,8 +114,13 @@ def _labels(node: Node) -> tuple[str, str]:
 
 
 def _xml_text(text: str) -> str:
-    """The text as XML shows it: markup escaped, and a mark for characters that XML does not admit."""
-    return escape("".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text))
+    """The text with markup escaped."""
+    return escape(_visible(text))
+
+
+def _visible(text: str) -> str:
+    """The text with a mark for control characters, lone surrogates and the like, which XML and files do not admit."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def _shortened(text: str) -> str:
@@ -123,7 +128,7 @@ def _shortened(text: str) -> str:
 
 
 def _dot_escape(text: str) -> str:
-    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", " ")
+    return _visible(text.replace("\n", " ")).replace("\\", "\\\\").replace('"', '\\"')
 
 
 def _edge_styles(graph: ComputationGraph) -> dict[int, EdgeStyle]:

@@ -5,12 +5,34 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
 from numbers import Integral, Real
+from reprlib import Repr
 from types import MappingProxyType
 from typing import Any, TypeGuard
 
 DEFAULT_AGGREGATION = "sum"
 # Not smaller: behind five edges of weight 0.1 the logits of a chain deviate by 1e-7, and training stands still.
 DEFAULT_WEIGHT = 1.0
+# Python converts integers of more than 4,300 digits neither to text nor from it.
+MAX_INT_BITS = 2**13
+_SMALL_INT = 2**62
+# Lists and objects within an attribute; far below Python's recursion limit.
+MAX_NESTING = 32
+
+
+class _ShortText(Repr):
+    """repr() that cuts long and deeply nested values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.maxlevel, self.maxlong = 3, 40
+        self.maxstring = self.maxother = 120
+
+    def repr_int(self, x: int, level: int) -> str:
+        """The digits, or the size of an int that has too many."""
+        return super().repr_int(x, level) if x.bit_length() <= MAX_INT_BITS else f"an int of {x.bit_length()} bits"
+
+
+_SHORT = _ShortText()
 
 
 class NodeType(StrEnum):
@@ -19,6 +41,9 @@ class NodeType(StrEnum):
     INPUT = "input"
     HIDDEN = "hidden"
     OUTPUT = "output"
+
+
+_NODE_TYPES = frozenset(NodeType)
 
 
 @dataclass(frozen=True)
@@ -40,7 +65,7 @@ class Node:
         if self.output_size is not None:
             object.__setattr__(self, "output_size", checked_int(self.output_size, name, "output_size"))
         if not isinstance(self.activation_function, str):
-            raise ValueError(f"{name}: expected a str activation_function, got {self.activation_function!r}")
+            raise ValueError(f"{name}: expected a str activation_function, got {shown(self.activation_function)}")
         object.__setattr__(self, "bias", checked_float(self.bias, name, "bias"))
         object.__setattr__(self, "attributes", frozen_attributes(self.attributes, name))
 
@@ -72,7 +97,7 @@ class Edge:
         object.__setattr__(self, "target", checked_int(self.target, name, "target"))
         object.__setattr__(self, "weight", checked_float(self.weight, name, "weight"))
         if not isinstance(self.enabled, bool):
-            raise ValueError(f"{name}: expected a bool enabled, got {self.enabled!r}")
+            raise ValueError(f"{name}: expected a bool enabled, got {shown(self.enabled)}")
         object.__setattr__(self, "attributes", frozen_attributes(self.attributes, name))
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -93,11 +118,13 @@ class Edge:
 
 def checked_int(value: Any, owner: str, name: str) -> int:
     """`value` as an int. Raises ValueError naming the owner and the field for anything else, bool included."""
-    if type(value) is int:
+    if type(value) is int and -_SMALL_INT < value < _SMALL_INT:
         return value
     if isinstance(value, Integral) and not isinstance(value, bool):
-        return int(value)
-    raise ValueError(f"{owner}: expected an int {name}, got {value!r}")
+        number = int(value)
+        if number.bit_length() <= MAX_INT_BITS:
+            return number
+    raise ValueError(f"{owner}: expected an int {name}, got {shown(value)}")
 
 
 def checked_float(value: Any, owner: str, name: str) -> float:
@@ -109,16 +136,14 @@ def checked_float(value: Any, owner: str, name: str) -> float:
             return float(value)
         except OverflowError:
             pass
-    raise ValueError(f"{owner}: expected a float {name}, got {value!r}")
+    raise ValueError(f"{owner}: expected a float {name}, got {shown(value)}")
 
 
 def checked_node_type(value: Any, owner: str) -> NodeType:
     """`value` as a NodeType. Raises ValueError listing the known types."""
-    try:
+    if isinstance(value, str) and value in _NODE_TYPES:
         return NodeType(value)
-    except ValueError:
-        known = ", ".join(NodeType)
-        raise ValueError(f"{owner}: expected a node_type out of {known}, got {value!r}") from None
+    raise ValueError(f"{owner}: expected a node_type out of {', '.join(NodeType)}, got {shown(value)}")
 
 
 def is_number(value: Any) -> TypeGuard[float]:
@@ -134,24 +159,40 @@ def is_finite(value: Any) -> TypeGuard[float]:
 def frozen_attributes(attributes: Mapping[str, Any], owner: str) -> Mapping[str, Any]:
     """A read-only deep copy of JSON attributes. Raises ValueError naming the owner and the key."""
     if not isinstance(attributes, Mapping):
-        raise ValueError(f"{owner}: expected a mapping attributes, got {attributes!r}")
-    return MappingProxyType({key: _frozen(value, owner, key) for key, value in attributes.items()})
+        raise ValueError(f"{owner}: expected a mapping attributes, got {shown(attributes)}")
+    return _frozen_mapping(attributes, owner, MAX_NESTING) if attributes else _NO_ATTRIBUTES
 
 
-def _frozen(value: Any, owner: str, key: Any) -> Any:
+_NO_ATTRIBUTES: Mapping[str, Any] = MappingProxyType({})
+
+
+def _frozen_mapping(attributes: Mapping[str, Any], owner: str, levels: int) -> Mapping[str, Any]:
+    return MappingProxyType({key: _frozen(value, owner, key, levels - 1) for key, value in attributes.items()})
+
+
+def _frozen(value: Any, owner: str, key: Any, levels: int) -> Any:
     if not isinstance(key, str):
-        raise ValueError(f"{owner}: expected str attribute names, got {key!r}")
+        raise ValueError(f"{owner}: expected str attribute names, got {shown(key)}")
+    if levels < 0:
+        raise ValueError(f"{owner}: expected attributes of at most {MAX_NESTING} levels, got more under {shown(key)}")
     if value is None or isinstance(value, str | bool):
         return value
     if isinstance(value, Integral):
-        return int(value)
+        return checked_int(value, owner, key)
     if isinstance(value, Real):
-        return float(value)
+        return checked_float(value, owner, key)
     if isinstance(value, list | tuple):
-        return tuple(_frozen(item, owner, key) for item in value)
+        return tuple(_frozen(item, owner, key, levels - 1) for item in value)
     if isinstance(value, Mapping):
-        return frozen_attributes(value, owner)
-    raise ValueError(f"{owner}: expected a JSON value for attribute {key}, got {value!r}")
+        return _frozen_mapping(value, owner, levels)
+    raise ValueError(f"{owner}: expected a JSON value for attribute {shown(key)[1:-1]}, got {shown(value)}")
+
+
+def shown(value: Any) -> str:
+    """A value in one short line for an error message: long and deeply nested ones are cut."""
+    if isinstance(value, Mapping):
+        value = dict(value)  # a read-only view is cut as a dict is
+    return _SHORT.repr(value)
 
 
 def thawed(value: Any) -> Any:

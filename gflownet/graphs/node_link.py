@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, checked_int, thawed
+from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, checked_int, shown, thawed
 
 if TYPE_CHECKING:
     from gflownet.graphs.computation_graph import ComputationGraph
@@ -63,10 +63,10 @@ def read_node_link(graph_class: type[ComputationGraph], data: Any) -> Computatio
     """
     _check_fields(data, _GRAPH_FIELDS, "graph")
     if data.get("directed", True) is not True:
-        raise ValueError(f"graph: expected directed true, got {data['directed']!r}")
+        raise ValueError(f"graph: expected directed true, got {shown(data['directed'])}")
     config = data.get("graph", {})
     if not isinstance(config, Mapping):
-        raise ValueError(f"graph: expected an object under graph, got {config!r}")
+        raise ValueError(f"graph: expected an object under graph, got {shown(config)}")
     graph = graph_class(config={**config, "multigraph": data.get("multigraph", False)})
     for position, entry in enumerate(_entries(data, "nodes")):
         _read_node(graph, entry, f"nodes[{position}]")
@@ -75,6 +75,17 @@ def read_node_link(graph_class: type[ComputationGraph], data: Any) -> Computatio
     for position, entry in sorted(entries, key=lambda item: isinstance(item[1], Mapping) and "edge_id" not in item[1]):
         _read_edge(graph, entry, f"edges[{position}]")
     return graph
+
+
+def objects_under(data: Any, name: str, fields: Sequence[str]) -> list[Mapping[str, Any]]:
+    """A new list of the objects under data[name]. Raises ValueError where one of them lacks one of the fields."""
+    if not isinstance(data, Mapping) or not isinstance(data.get(name), list | tuple):
+        raise ValueError(f"graph: expected an object with a list of {name}, got {shown(data)}")
+    for position, entry in enumerate(data[name]):
+        if not isinstance(entry, Mapping) or any(field not in entry for field in fields):
+            expected = ", ".join(fields)
+            raise ValueError(f"{name}[{position}]: expected an object with {expected}, got {shown(entry)}")
+    return list(data[name])
 
 
 def _read_node(graph: ComputationGraph, entry: Any, name: str) -> None:
@@ -106,7 +117,7 @@ def _read_edge(graph: ComputationGraph, entry: Any, name: str) -> None:
 def _entries(data: Mapping[str, Any], name: str) -> Sequence[Any]:
     entries = data.get(name, [])
     if not isinstance(entries, list | tuple):
-        raise ValueError(f"graph: expected a list of {name}, got {entries!r}")
+        raise ValueError(f"graph: expected a list of {name}, got {shown(entries)}")
     return entries
 
 
@@ -118,9 +129,9 @@ def _required(entry: Mapping[str, Any], name: str, owner: str) -> Any:
 
 def _check_fields(entry: Any, known: Sequence[str], owner: str) -> None:
     if not isinstance(entry, Mapping):
-        raise ValueError(f"{owner}: expected an object, got {entry!r}")
+        raise ValueError(f"{owner}: expected an object, got {shown(entry)}")
     for name, value in entry.items():
         if name not in known:
-            raise ValueError(f"{owner}: expected fields out of {', '.join(known)}, got {name!r}")
+            raise ValueError(f"{owner}: expected fields out of {', '.join(known)}, got {shown(name)}")
         if value is None and name != "output_size":
             raise ValueError(f"{owner}: expected a value for {name}, got null")

@@ -67,8 +67,7 @@ def write_top_architectures(
                 "test_score": test,
                 "num_parameters": record.num_parameters,
                 "metrics": dict(record.metrics),
-                "projection": task.config.evaluation.projection,
-                "graph": graph.to_dict(),
+                "graph": with_translation(graph.to_dict(), task),
             }
         )
     write_json(folder / TOP_NAME, entries)
@@ -76,6 +75,13 @@ def write_top_architectures(
         others = f" (and of {len(complaints) - 1} more)" if len(complaints) > 1 else ""
         say(f"{complaints[0]}{others}")
     return rows
+
+
+def with_translation(data: dict[str, Any], task: GFNTask) -> dict[str, Any]:
+    """Return node-link data of a computation graph with the settings that the task translates it with, others as is."""
+    if not all("node_type" in node for node in data["nodes"]):
+        return data
+    return data | {"graph": {**data.get("graph", {}), "translation": dict(task.translation_settings)}}
 
 
 def write_json(path: Path, entries: Sequence[Any]) -> None:

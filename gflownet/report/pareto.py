@@ -13,7 +13,7 @@ from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.metrics.pareto import hypervolume, non_dominated
-from gflownet.report.architectures import write_json
+from gflownet.report.architectures import with_translation, write_json
 from gflownet.report.scatter import Axis, scatter_svg
 
 FRONT_NAME = "pareto_front.json"
@@ -51,8 +51,7 @@ def write_pareto_front(folder: Path, records: Sequence[EvaluationRecord], *, tas
             "validation_score": records[i].score,
             "num_parameters": records[i].num_parameters,
             "metrics": dict(records[i].metrics),
-            "projection": task.config.evaluation.projection,
-            "graph": json.loads(records[i].graph),
+            "graph": with_translation(json.loads(records[i].graph), task),
         }
         for rank, i in enumerate(order)
     ]

@@ -7,6 +7,7 @@ _HOMES = {
     "TranslatedModel": "model",
     "to_pytorch_model": "model",
     "load": "architectures",
+    "load_graph": "architectures",
     "repair": "repairs",
     "summary": "graph_summary",
     "to_source": "source",

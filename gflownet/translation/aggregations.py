@@ -28,9 +28,12 @@ def _mean(emitter: NodeEmitter) -> Emitted:
 def _extremum(function: str) -> Callable[[NodeEmitter], Emitted]:
     def emit(emitter: NodeEmitter) -> Emitted:
         total, *rest = emitter.messages()
+        lines, best = [], emitter.name("best")
+        # One statement per message: Python parses no more than some hundred nested calls.
         for message in rest:
-            total = f"{function}({total}, {message})"
-        return [], total, False
+            lines.append(f"{best} = {function}({total}, {message})")
+            total = best
+        return lines, total, False
 
     return emit
 

@@ -8,8 +8,9 @@ and dL/dw of such edges undone, which direct.py turns into dL/dP and dL/dw, agai
 import re
 from dataclasses import dataclass, field
 
+from gflownet.graphs.vocabulary import CONCATENATIONS
 from gflownet.translation.emit import identifier
-from gflownet.translation.plan import CONCATENATIONS, EdgePlan, ModelPlan, NodePlan
+from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
 
 # the operation, and the difference that says how much of the gradient belongs to a: 1, 0, or 1/2 where they tie
 EXTREMA = {"max": ("torch.maximum", "{a} - {b}"), "min": ("torch.minimum", "{b} - {a}")}

@@ -4,15 +4,9 @@ from dataclasses import dataclass
 from math import prod
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.translation.config import TranslationConfig
-from gflownet.translation.plan import (
-    ATTENTION_AGGREGATIONS,
-    CELLS,
-    CONCATENATIONS,
-    ModelPlan,
-    NodePlan,
-)
-from gflownet.translation.planning import build_plan, check_translatable, structural_key
+from gflownet.graphs.vocabulary import ATTENTION_AGGREGATIONS, CONCATENATIONS
+from gflownet.translation.plan import CELLS, ModelPlan, NodePlan
+from gflownet.translation.planning import checked_plan
 from gflownet.translation.rhn_plan import rhn_elementwise, rhn_matrix_multiply_adds
 
 
@@ -68,11 +62,12 @@ class GraphSummary:
         return "\n".join(line.rstrip() for line in lines)
 
 
-def summary(graph: ComputationGraph, *, projection: str = "auto") -> GraphSummary:
-    """What to_pytorch_model would build. Raises ValueError for a graph that it would refuse."""
-    projection = TranslationConfig(projection=projection).projection
-    check_translatable(graph)
-    return summarise_plan(build_plan(graph, projection, structural_key(graph, projection)))
+def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphSummary:
+    """What to_pytorch_model would build; `projection` overrides the graph's own settings, as there.
+
+    Raises: ValueError for a graph that it would refuse.
+    """
+    return summarise_plan(checked_plan(graph, {"projection": projection}))
 
 
 def summarise_plan(plan: ModelPlan) -> GraphSummary:

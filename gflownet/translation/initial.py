@@ -28,8 +28,8 @@ def add_parameters(
             data = torch.scalar_tensor(next(remaining), dtype=dtype, device=device)
         else:
             data = random_values(parameter, torch.empty(shape, dtype=dtype, device=device))
-        holder = model._parameters if not parameter.module else _layer(model, parameter)._parameters
-        holder[parameter.name.rpartition(".")[2]] = _parameter(data)
+        holder = _layer(model, parameter)._parameters if parameter.module else model._parameters
+        holder[parameter.leaf] = _parameter(data)
 
 
 def random_values(parameter: ParameterPlan, data: Tensor, generator: torch.Generator | None = None) -> Tensor:
@@ -80,7 +80,8 @@ def _cell(cell_class: type[nn.RNNCellBase]) -> Callable[[ParameterPlan], nn.Modu
 
 
 def _rhn(parameter: ParameterPlan) -> nn.Module:
-    with torch.device("meta"):
+    # Not on the meta device: first values there would import torch._dynamo, which takes seconds.
+    with torch.random.fork_rng(devices=[]):
         return RHNBlock(rhn_config(parameter.shape[0]))  # of its norm, the first parameter
 
 

@@ -4,7 +4,6 @@ import linecache
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from math import isfinite
 from typing import Any, ClassVar
 
 import torch
@@ -12,12 +11,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.vocabulary import DTYPES
 from gflownet.translation.cache import CACHE
-from gflownet.translation.config import TranslationConfig, read_config
+from gflownet.translation.config import TranslationConfig
 from gflownet.translation.emit import FAST, slot_name
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.plan import Initial, ModelPlan
-from gflownet.translation.planning import build_plan, check_translatable, structural_key
+from gflownet.translation.planning import build_plan, checked_options, structural_key
 from gflownet.translation.rhn_cell import Links, rhn_chain, rhn_step
 from gflownet.translation.sequences import gru_sequence, lstm_sequence
 from gflownet.translation.state import StateManager
@@ -110,30 +110,32 @@ def to_pytorch_model(
 ) -> TranslatedModel:
     """The graph as an nn.Module; random first values come from torch's global generator.
 
+    `config` (see TranslationConfig) overrides the graph's own settings, graph.config["translation"].
+
     Raises: ValueError that lists every problem of an invalid graph.
     """
-    options = read_config(config)
+    options = checked_options(graph, config)
     model_class = translated_class(graph, options)
     values = parameter_values(graph, model_class.plan)
     return model_class(values, device=torch.device(options.device), dtype=checked_dtype(options.dtype))
 
 
 def translated_class(graph: ComputationGraph, options: TranslationConfig) -> type[TranslatedModel]:
-    """The class that graphs of this structure share, from the cache where that is on."""
-    key = structural_key(graph, options.projection)
+    """The class that graphs of this structure share, from the cache where that is on; for checked_options only."""
+    projection = options.projection or "auto"
+    key = structural_key(graph, projection)
 
     def translate() -> type[TranslatedModel]:
-        check_translatable(graph)
-        return generate_class(build_plan(graph, options.projection, key))
+        return generate_class(build_plan(graph, projection, key))
 
     enabled = CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
     return CACHE.get(key, translate) if enabled else translate()
 
 
 def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:
-    """The first values of plan.scalars. Raises ValueError for a bias or weight that is not finite."""
+    """The first values of plan.scalars."""
     nodes, edges = graph.nodes, graph.edges
-    values = [
+    return [
         nodes[parameter.owner].bias
         if parameter.initial is Initial.BIAS
         else edges[parameter.owner].weight
@@ -141,9 +143,6 @@ def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:
         else 0.0
         for parameter in plan.scalars
     ]
-    if not all(map(isfinite, values)):
-        check_translatable(graph)
-    return values
 
 
 def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
@@ -197,10 +196,12 @@ def _function(signature: str, lines: list[str]) -> str:
     return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def checked_dtype(dtype: torch.dtype | None) -> torch.dtype:
+def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
     """The dtype of the parameters, torch.float32 for None. Raises ValueError for one that is not floating."""
     if dtype is None:
         return torch.float32
+    if isinstance(dtype, str) and dtype in DTYPES:
+        return getattr(torch, dtype)
     if not isinstance(dtype, torch.dtype) or not dtype.is_floating_point:
         raise ValueError(f"dtype: expected a floating torch dtype, got {dtype!r}")
     return dtype

@@ -1,17 +1,17 @@
 """The immutable plan of a model: what is computed in which order, and which parameters that takes."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
 from math import sqrt
 from typing import Any
 
+from gflownet.graphs.limits import message_size
+from gflownet.graphs.vocabulary import ATTENTION_AGGREGATIONS, CONCATENATIONS, RECURRENT_CELLS
 from gflownet.translation.rhn_plan import projections, rhn_config
 
-ATTENTION_AGGREGATIONS = ("attention", "multi_head_attention", "attn_pool")
-CONCATENATIONS = ("concat", "matrix_product")
-CELLS = ("lstm", "gru", "rhn")
+CELLS = RECURRENT_CELLS
 STATELESS_ACTIVATIONS = (
     "relu",
     "sigmoid",
@@ -48,10 +48,15 @@ class ParameterPlan:
     bound: float = 0.0
     owner: int = 0  # the node of a BIAS, the edge of a WEIGHT
 
-    @property
+    @cached_property
     def module(self) -> str:
         """The name of the submodule that holds the parameter, empty for the model itself."""
         return self.name.rpartition(".")[0]
+
+    @cached_property
+    def leaf(self) -> str:
+        """The name of the parameter in its submodule."""
+        return self.name.rpartition(".")[2]
 
 
 @dataclass(frozen=True)
@@ -204,11 +209,6 @@ class ModelPlan:
         """Whether sequences are run node by node: there are rhn nodes, and nothing is read one step late."""
         has_rhn = any(node.activation == "rhn" for node in self.live_nodes)
         return has_rhn and not any(slot.kind == "output" for slot in self.slots)
-
-
-def message_size(aggregation: str, attributes: Mapping[str, Any], output_size: int) -> int:
-    """d(t): head_dim for the attention kinds, otherwise the node's own width."""
-    return attributes.get("head_dim", output_size) if aggregation in ATTENTION_AGGREGATIONS else output_size
 
 
 def _linear(name: str, in_features: int, out_features: int) -> ParameterPlan:

@@ -4,11 +4,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
+from gflownet.graphs.limits import is_projected, message_size
+from gflownet.graphs.validation import blocking_problems
 from gflownet.graphs.vocabulary import AGGREGATION_PARAMETERS
-from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan, message_size
-
-# An output that no input reaches is still defined: it is a function of biases alone.
-HARMLESS_PROBLEMS = ("unreachable_output",)
+from gflownet.translation.config import TranslationConfig, read_config
+from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
 
 
 def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
@@ -25,11 +25,27 @@ def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
     return projection, bool(graph.config.get("multigraph")), nodes, edges
 
 
-def check_translatable(graph: ComputationGraph) -> None:
-    """Raises ValueError that lists every problem of the graph that keeps it from being a model."""
-    problems = [problem.message for problem in graph.validate() if problem.code not in HARMLESS_PROBLEMS]
+def checked_options(
+    graph: ComputationGraph, config: Mapping[str, Any] | TranslationConfig | None = None
+) -> TranslationConfig:
+    """The options of a graph's translation: those of `config`, else the graph's own, else the defaults.
+
+    Every translation comes through here first, whether its class is cached or not.
+
+    Raises: ValueError that lists every problem of the graph that keeps it from being a model.
+    """
+    options = read_config(config)
+    problems = blocking_problems(graph, options.projection)
     if problems:
-        raise ValueError("the graph cannot be translated:\n" + "\n".join(f"- {problem}" for problem in problems))
+        listed = "\n".join(f"- {problem.message}" for problem in problems)
+        raise ValueError(f"the graph cannot be translated:\n{listed}")
+    return options.completed(graph.config.get("translation", {}))
+
+
+def checked_plan(graph: ComputationGraph, config: Mapping[str, Any] | None = None) -> ModelPlan:
+    """The plan of a graph, built without the cache. Raises ValueError as checked_options."""
+    projection = checked_options(graph, config).projection or "auto"
+    return build_plan(graph, projection, structural_key(graph, projection))
 
 
 def build_plan(graph: ComputationGraph, projection: str, key: tuple[Any, ...]) -> ModelPlan:
@@ -60,16 +76,11 @@ def _plan_node(
 
 def _plan_edge(graph: ComputationGraph, edge: Edge, width: int, projection: str, recurrent: frozenset[int]) -> EdgePlan:
     source_size = _size(graph.nodes[edge.source])
-    if projection == "never" and source_size != width:
-        raise ValueError(
-            f"edge {edge.edge_id}: expected equal widths with projection=never, "
-            f"got {source_size} from node {edge.source} and {width} at node {edge.target}"
-        )
     label = f"{edge.edge_id}" if graph.config.get("multigraph") else f"{edge.source}_{edge.target}"
     reads_input = graph.nodes[edge.source].node_type is NodeType.INPUT
     is_recurrent = edge.is_recurrent or edge.edge_id in recurrent
-    is_projected = projection == "always" or source_size != width
-    return EdgePlan(edge.edge_id, edge.source, label, source_size, reads_input, is_recurrent, is_projected)
+    has_matrix = is_projected(source_size, width, projection)
+    return EdgePlan(edge.edge_id, edge.source, label, source_size, reads_input, is_recurrent, has_matrix)
 
 
 def _evaluation_order(graph: ComputationGraph, recurrent: frozenset[int]) -> list[int]:

@@ -4,15 +4,21 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from math import isfinite
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
-from gflownet.graphs.elements import DEFAULT_AGGREGATION, DEFAULT_WEIGHT
+from gflownet.graphs.elements import DEFAULT_AGGREGATION, DEFAULT_WEIGHT, shown, thawed
+from gflownet.graphs.limits import MAX_MAGNITUDE
 from gflownet.graphs.ordering import reachable
-from gflownet.graphs.vocabulary import AGGREGATIONS, EDGE_ATTRIBUTES, NODE_ATTRIBUTES
+from gflownet.graphs.vocabulary import (
+    AGGREGATIONS,
+    EDGE_ATTRIBUTES,
+    MAX_WIDTH,
+    NODE_ATTRIBUTES,
+    TRANSLATION_SETTINGS,
+)
 from gflownet.translation.plan import CELLS, STATELESS_ACTIVATIONS
-from gflownet.translation.planning import check_translatable
+from gflownet.translation.planning import checked_options
 
 STRATEGIES = ("minimal", "disable")
 
@@ -42,7 +48,7 @@ def repair(graph: ComputationGraph, *, strategy: str = "minimal") -> RepairedGra
     every hidden node and every edge that had a wrong value is cut off as well, by disabling edges. An output that
     no input reaches gets the fewest disabled edges on the way enabled, or one new edge from the first input.
 
-    Raises: ValueError for a graph without inputs or outputs, or an unknown strategy.
+    Raises: ValueError for a graph without inputs or outputs, one too large, or an unknown strategy.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
@@ -54,20 +60,36 @@ def repair(graph: ComputationGraph, *, strategy: str = "minimal") -> RepairedGra
     if strategy == "disable":
         _disable(graph, edges, changes)
     _connect_outputs(nodes, edges, changes)
-    repaired = _assembled(graph.config, nodes, edges)
-    check_translatable(repaired)
+    repaired = _assembled(_repaired_config(graph, changes), nodes, edges)
+    if any(problem.code == "unequal_widths" for problem in repaired.validate()):
+        changes.append(Change("graph: projection 'never' -> 'auto'"))
+        settings = {**repaired.config["translation"], "projection": "auto"}
+        repaired = _assembled({**repaired.config, "translation": settings}, nodes, edges)
+    checked_options(repaired)
     assert not repaired.validate(), "repair left a problem"
     return RepairedGraph(repaired, tuple(changes))
+
+
+def _repaired_config(graph: ComputationGraph, changes: list[Change]) -> Mapping[str, Any]:
+    """The config with those of the translation settings that are valid."""
+    if "translation" not in graph.config:
+        return graph.config
+    settings = graph.config["translation"]
+    before = settings if isinstance(settings, Mapping) else {}
+    valid = {k: v for k, v in before.items() if k in TRANSLATION_SETTINGS and TRANSLATION_SETTINGS[k].accepts(v)}
+    if valid != settings:
+        changes.append(Change(f"graph: translation {shown(thawed(settings))} -> {valid}"))
+    return {**graph.config, "translation": valid}
 
 
 def _repaired_node(graph: ComputationGraph, node: Node, changes: list[Change]) -> Node:
     is_input = node.node_type is NodeType.INPUT
     activations = ("linear", "identity") if is_input else (*STATELESS_ACTIVATIONS, *CELLS)
-    size = node.output_size if node.output_size is not None and node.output_size >= 1 else _likely_size(graph, node)
+    size = node.output_size if _is_width(node.output_size) else _likely_size(graph, node)
     fields: dict[str, Any] = {
         "output_size": size,
         "activation_function": _nearest(node.activation_function, activations, "linear"),
-        "bias": 0.0 if is_input or not isfinite(node.bias) else node.bias,
+        "bias": 0.0 if is_input or not abs(node.bias) <= MAX_MAGNITUDE else node.bias,
         "attributes": _repaired_attributes(node),
     }
     for field, value in fields.items():
@@ -75,10 +97,14 @@ def _repaired_node(graph: ComputationGraph, node: Node, changes: list[Change]) -
         if field == "attributes":
             for key in before.keys() | value.keys():
                 if before.get(key) != value.get(key):
-                    text = f"{key} {before.get(key)!r} -> {value[key]!r}" if key in value else f"{key} removed"
+                    text = (
+                        f"{key} {shown(before.get(key))} -> {shown(value[key])}" if key in value else f"{key} removed"
+                    )
                     changes.append(Change(f"node {node.node_id}: {text}", node_id=node.node_id))
         elif before != value:
-            changes.append(Change(f"node {node.node_id}: {field} {before!r} -> {value!r}", node_id=node.node_id))
+            changes.append(
+                Change(f"node {node.node_id}: {field} {shown(before)} -> {shown(value)}", node_id=node.node_id)
+            )
     return replace(node, **fields)
 
 
@@ -101,7 +127,7 @@ def _repaired_edges(graph: ComputationGraph, changes: list[Change]) -> dict[int,
             changes.append(Change(f"edge {edge_id}: removed, {reason}", edge_id=edge_id))
             continue
         taken.add((edge.source, edge.target))
-        weight = edge.weight if isfinite(edge.weight) else DEFAULT_WEIGHT
+        weight = edge.weight if abs(edge.weight) <= MAX_MAGNITUDE else DEFAULT_WEIGHT
         attributes = {
             k: v for k, v in edge.attributes.items() if k in EDGE_ATTRIBUTES and EDGE_ATTRIBUTES[k].accepts(v)
         }
@@ -198,6 +224,10 @@ def _nearest(name: str, known: tuple[str, ...], default: str) -> str:
     return (get_close_matches(name, known, n=1) or [default])[0]
 
 
+def _is_width(size: int | None) -> bool:
+    return size is not None and 1 <= size <= MAX_WIDTH
+
+
 def _likely_size(graph: ComputationGraph, node: Node) -> int:
     """The commonest width among the neighbours, which spares projections; 1 where there is none."""
     ends = [(edge.source, edge.target) for edge in graph.edges.values() if node.node_id in (edge.source, edge.target)]
@@ -207,7 +237,7 @@ def _likely_size(graph: ComputationGraph, node: Node) -> int:
         for other in pair
         if other != node.node_id and other in graph.nodes
     )
-    usable = [(count, size) for size, count in sizes.items() if size is not None and size >= 1]
+    usable = [(count, size) for size, count in sizes.items() if _is_width(size)]
     return max(usable)[1] if usable else 1
 
 

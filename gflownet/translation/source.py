@@ -1,7 +1,8 @@
 """to_source: the model as a readable Python file that needs nothing but torch."""
 
+from keyword import iskeyword
+
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.translation.config import TranslationConfig
 from gflownet.translation.emit import PLAIN, identifier, slot_name
 from gflownet.translation.initial import QUERY_STD
 from gflownet.translation.model import parameter_values
@@ -11,9 +12,10 @@ from gflownet.translation.plan import (
     ModelPlan,
     ParameterPlan,
 )
-from gflownet.translation.planning import build_plan, check_translatable, structural_key
+from gflownet.translation.planning import checked_options, checked_plan
 from gflownet.translation.step_code import step_lines
 
+_USED_NAMES = ("torch", "F", "nn", "super", "tuple", "tensor")
 _HEADER = '''"""A network of {nodes} nodes: [B, {inputs}] to [B, {outputs}]. Written by gflownet; needs only torch."""
 
 import torch
@@ -34,22 +36,24 @@ _STATEFUL_FORWARD = '''
 '''
 
 
-def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str = "auto") -> str:
+def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str | None = None) -> str:
     """The text of a module with one class `name`: the same parameters, first values and numbers as the model.
 
-    Its state_dict has the names of the translated model (a minus sign in a node id becomes m).
+    `projection` overrides the graph's own settings, as in to_pytorch_model. The state_dict has the names of the
+    translated model (a minus sign in a node id becomes m).
 
-    Raises: ValueError for an invalid graph, one with an rhn node, or a name that is no identifier.
+    Raises: ValueError for an invalid graph, one with an rhn node, or a name that a class cannot have.
     """
     if not name.isidentifier():
         raise ValueError(f"name: expected a Python identifier, got {name!r}")
-    projection = TranslationConfig(projection=projection).projection
-    check_translatable(graph)
+    if iskeyword(name) or name in _USED_NAMES:
+        raise ValueError(f"name: expected one that the source does not use itself, got {name!r}")
+    config = {"projection": projection}
+    plan, dtype = checked_plan(graph, config), checked_options(graph, config).dtype
     _check_torch_is_enough(graph)
-    plan = build_plan(graph, projection, structural_key(graph, projection))
     values = dict(zip((p.name for p in plan.scalars), parameter_values(graph, plan), strict=True))
     header = _HEADER.format(nodes=len(plan.nodes), inputs=plan.input_size, outputs=plan.output_size, name=name)
-    return header + _method("__init__(self)", _initial_lines(plan, values)) + "\n" + _methods(plan)
+    return header + _method("__init__(self)", _initial_lines(plan, values, dtype)) + "\n" + _methods(plan)
 
 
 def _check_torch_is_enough(graph: ComputationGraph) -> None:
@@ -68,27 +72,28 @@ def _methods(plan: ModelPlan) -> str:
     return step + _STATEFUL_FORWARD.format(sizes=", ".join(str(slot.size) for slot in plan.slots))
 
 
-def _initial_lines(plan: ModelPlan, values: dict[str, float]) -> list[str]:
+def _initial_lines(plan: ModelPlan, values: dict[str, float], dtype: str | None) -> list[str]:
+    option = f", dtype=torch.{dtype}" if dtype not in (None, "float32") else ""
     lines = ["super().__init__()"]
     if plan.slots:
         lines.append("self.state = None")
     for parameter in plan.parameters:
         if parameter.name.endswith("weight_hh"):
             continue  # made by the cell that weight_ih announces
-        lines.append(f"self.{identifier(parameter.module or parameter.name)} = {_made(parameter, values)}")
+        lines.append(f"self.{identifier(parameter.module or parameter.name)} = {_made(parameter, values, option)}")
     return lines
 
 
-def _made(parameter: ParameterPlan, values: dict[str, float]) -> str:
+def _made(parameter: ParameterPlan, values: dict[str, float], option: str) -> str:
     if parameter.initial is Initial.QUERY:
-        return f"nn.Parameter({QUERY_STD} * torch.randn({', '.join(map(str, parameter.shape))}))"
+        return f"nn.Parameter({QUERY_STD} * torch.randn({', '.join(map(str, parameter.shape))}{option}))"
     if not parameter.module:
-        return f"nn.Parameter(torch.tensor({values[parameter.name]!r}))"
+        return f"nn.Parameter(torch.tensor({values[parameter.name]!r}{option}))"
     rows, columns = parameter.shape
     kind = parameter.module.partition("_")[0]
     if kind in CELLS:
-        return f"nn.{kind.upper()}Cell({columns}, {columns}, bias=False)"
-    return f"nn.Linear({columns}, {rows}, bias=False)"
+        return f"nn.{kind.upper()}Cell({columns}, {columns}, bias=False{option})"
+    return f"nn.Linear({columns}, {rows}, bias=False{option})"
 
 
 def _method(signature: str, lines: list[str]) -> str:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation.cache import TranslationCache
-from gflownet.translation.config import TranslationConfig, read_config
+from gflownet.translation.config import TranslationConfig
 from gflownet.translation.emit import STACKED
 from gflownet.translation.initial import random_values
 from gflownet.translation.model import (
@@ -23,7 +23,7 @@ from gflownet.translation.model import (
     translated_class,
 )
 from gflownet.translation.plan import ModelPlan, ParameterPlan
-from gflownet.translation.planning import structural_key
+from gflownet.translation.planning import checked_options, structural_key
 from gflownet.translation.step_code import step_lines
 
 # What a batched matrix product and elementwise operations cover; other structures are trained one by one.
@@ -40,11 +40,15 @@ def is_stackable(plan: ModelPlan) -> bool:
 def group_by_structure(
     graphs: Sequence[ComputationGraph], config: Mapping[str, Any] | TranslationConfig | None = None
 ) -> list[list[int]]:
-    """The positions of the graphs, those of one structure together, in order of first appearance."""
-    projection = read_config(config).projection
+    """The positions of the graphs, those of one structure and dtype together, in order of first appearance.
+
+    Raises: ValueError for an invalid graph.
+    """
     groups: dict[Any, list[int]] = {}
     for position, graph in enumerate(graphs):
-        groups.setdefault(structural_key(graph, projection), []).append(position)
+        options = checked_options(graph, config)
+        key = checked_dtype(options.dtype), structural_key(graph, options.projection or "auto")
+        groups.setdefault(key, []).append(position)
     return list(groups.values())
 
 
@@ -69,7 +73,7 @@ class StackedModel(nn.Module):
             raise ValueError(f"expected one seed per graph, got {len(graphs)} graphs and {len(seeds)} seeds")
         if len(group_by_structure(graphs, config)) != 1:
             raise ValueError("expected graphs of one structure; group_by_structure sorts them")
-        self.config = read_config(config)
+        self.config = checked_options(graphs[0], config)
         self.graphs = tuple(graphs)
         self.plan = translated_class(graphs[0], self.config).plan
         if not is_stackable(self.plan):

@@ -142,6 +142,14 @@ def test_dot_labels_are_quoted():
     assert r'label="a\"b\\c d\nsum · 1"' in to_dot(graph)
 
 
+def test_dot_text_can_be_written():
+    graph = ComputationGraph()
+    graph.add_node(0, "hidden", output_size=1, activation_function="\ud800\x1b[31m\u202e<b>\\N")
+    text = to_dot(graph)
+    mark = "\N{REPLACEMENT CHARACTER}"
+    assert f'label="{mark}{mark}[31m{mark}<b>\\\\N\\nsum' in text.encode().decode()
+
+
 def test_colours_have_six_digits():
     graph = oracle.random_computation_graph(Random(3))
     for text in (to_svg(graph), to_dot(graph)):

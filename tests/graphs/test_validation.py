@@ -48,15 +48,15 @@ GOOD = {
     "post_projection": [True, False],
 }
 BAD = {
-    "head_dim": [0, -1, 1.0, "8", True, None, [8]],
-    "num_heads": [0, 2.0, "2", True],
+    "head_dim": [0, -1, 1.0, "8", True, None, [8], 2**20 + 1],
+    "num_heads": [0, 2.0, "2", True, 10**30],
     "pool_heads": [0, None],
-    "temperature": [0.0, -1.0, nan, inf, "1", True, None],
-    "top_k": [0, 1.5, True, "1"],
+    "temperature": [0.0, -1.0, nan, inf, "1", True, None, 1e-310, 1e-39, 9e-7, 1.1e9, 10**400],
+    "top_k": [0, 1.5, True, "1", 10**400],
     "router_type": ["soft", None, 1, ["topk"], {"a": 1}],
-    "router_temperature": [0, nan],
+    "router_temperature": [0, nan, 1e-310],
     "dropout_p": [1.0, -0.1, nan, True, None, 10**400],
-    "attn_eps": [-1e-6, inf, None],
+    "attn_eps": [-1e-6, inf, None, 1.5, 10**400],
     "normalize": [1, "true", None],
     "post_projection": [0, None],
 }
@@ -83,7 +83,7 @@ def test_messages_say_what_was_expected_and_got():
     messages = [problem.message for problem in graph.validate()]
     accepted = "attn_eps, dropout_p, head_dim, post_projection, temperature"
     assert messages == [
-        "node 1: expected a finite float > 0 for temperature, got -1.0",
+        "node 1: expected a float in [1e-06, 1e+09] for temperature, got -1.0",
         f"node 1: expected attention parameters out of {accepted}, got 'num_heads'",
     ]
 
@@ -94,10 +94,15 @@ def test_messages_say_what_was_expected_and_got():
         ({"output_size": None}, ["missing_output_size"]),
         ({"output_size": 0}, ["invalid_output_size"]),
         ({"output_size": -3}, ["invalid_output_size"]),
+        ({"output_size": 2**20}, []),
+        ({"output_size": 2**20 + 1}, ["invalid_output_size"]),
+        ({"output_size": 10**30}, ["invalid_output_size"]),
         ({"activation_function": "Relu"}, ["invalid_activation"]),
         ({"activation_function": ""}, ["invalid_activation"]),
         ({"bias": nan}, ["non_finite_bias"]),
         ({"bias": -inf}, ["non_finite_bias"]),
+        ({"bias": -3.4028234e38}, []),
+        ({"bias": 3.41e38}, ["non_finite_bias"]),
         ({"attributes": {"aggregation": "avg"}}, ["invalid_aggregation"]),
         ({"attributes": {"aggregation": None}}, ["invalid_aggregation"]),
         ({"attributes": {"aggregation": ["sum"]}}, ["invalid_aggregation"]),
@@ -118,6 +123,7 @@ def test_problems_of_a_node(hidden, codes):
     [
         ({"weight": nan}, ["non_finite_weight"]),
         ({"weight": inf}, ["non_finite_weight"]),
+        ({"weight": -1e39}, ["non_finite_weight"]),
         ({"attributes": {"is_recurrent": True}}, []),
         ({"attributes": {"is_recurrent": 1}}, ["invalid_attribute"]),
         ({"attributes": {"is_recurrent": "yes"}}, ["invalid_attribute"]),
@@ -216,3 +222,33 @@ def test_every_problem_is_reported_at_once():
         "invalid_attribute",
         "duplicate_edge",
     ]
+
+
+@pytest.mark.parametrize(
+    ("hidden", "projection", "is_too_large"),
+    [
+        # 4 -> 2^15 -> 4 with a matrix on both edges; an lstm has 8 D^2 weights, a post layer heads * D^2.
+        ({"output_size": 2**15}, "always", False),
+        ({"output_size": 2**15, "activation_function": "lstm"}, "always", True),
+        ({"output_size": 2**13, "activation_function": "lstm"}, "always", False),
+        ({"output_size": 2**14, "attributes": {"aggregation": "attn_pool", "pool_heads": 2**6}}, "auto", True),
+        ({"output_size": 2**14, "attributes": {"aggregation": "attn_pool", "head_dim": 2**17}}, "auto", True),
+        ({"output_size": 2**15, "attributes": {"post_projection": True}}, "auto", True),
+        ({"output_size": 2**14, "attributes": {"post_projection": True}}, "auto", False),
+        ({"output_size": 4, "attributes": {"aggregation": "multi_head_attention", "num_heads": 2**20}}, "auto", False),
+    ],
+)
+def test_number_of_parameters_is_limited(hidden, projection, is_too_large):
+    graph = line(hidden=hidden).with_translation({"projection": projection})
+    expected = [("too_many_parameters", None, None)] if is_too_large else []
+    assert problems(graph) == expected
+    # Two edges between wide nodes are scalars or matrices of 2^34 weights.
+    graph = ComputationGraph()
+    for node_id, kind in enumerate(("input", "output")):
+        graph.add_node(node_id, kind, output_size=2**17)
+    graph.add_edge(0, 1, edge_id=2)
+    assert problems(graph) == []
+    assert problems(graph.with_translation({"projection": "always"})) == [("too_many_parameters", None, None)]
+    graph = ComputationGraph.from_dict(graph.to_dict() | {"graph": {"translation": {"projection": "always"}}})
+    graph.add_edge(1, 0)
+    assert [code for code, _, _ in problems(graph)] == ["edge_into_input"]

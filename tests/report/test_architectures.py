@@ -8,11 +8,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+import gflownet
 from gflownet.console import ReportRow
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.report.architectures import TOP_NAME, write_top_architectures
+from gflownet.report.architectures import TOP_NAME, with_translation, write_top_architectures
+from gflownet.translation import summary, to_pytorch_model, to_source
 from tests.evaluation.candidates import StubTask, classifier_graph
+from tests.translation.test_source import run_source
 
 
 class TestedTask(StubTask):
@@ -28,7 +32,9 @@ class TestedTask(StubTask):
         return self.score(graph)
 
 
-def written(folder: Path, score: Callable[[ComputationGraph], Any]) -> tuple[list[ReportRow], list[Any], list[str]]:
+def written(
+    folder: Path, score: Callable[[ComputationGraph], Any], **options: Any
+) -> tuple[list[ReportRow], list[Any], list[str]]:
     """Return the rows, the entries of the file, and what was said, of chains with no, one and two hidden nodes."""
     graphs = [classifier_graph(*[(4, "relu")] * num) for num in range(3)]
     records = [
@@ -44,8 +50,11 @@ def written(folder: Path, score: Callable[[ComputationGraph], Any]) -> tuple[lis
         for graph in graphs
     ]
     said: list[str] = []
+    task = TestedTask(score)
+    for name, value in options.items():
+        setattr(task.config.evaluation, name, value)
     rows = write_top_architectures(
-        folder, records, task=TestedTask(score), seed=0, from_dict=ComputationGraph.from_dict, say=said.append
+        folder, records, task=task, seed=0, from_dict=ComputationGraph.from_dict, say=said.append
     )
     return rows, json.loads((folder / TOP_NAME).read_text()), said
 
@@ -90,3 +99,24 @@ def test_a_failing_test_score_costs_nothing_else_and_is_said_once(tmp_path, scor
     assert line.startswith(f"no test score of rank 1: {why}")
     assert line.endswith("(and of 1 more)")
     assert "\n" not in line
+
+
+@pytest.mark.parametrize("projection", ["always", "auto"])
+def test_reported_graph_keeps_translation_settings(tmp_path, projection):
+    _, entries, _ = written(tmp_path, lambda graph: None, projection=projection)
+    scored = classifier_graph((4, "relu"), (4, "relu"))
+    graph = ComputationGraph.from_dict(entries[2]["graph"])
+    expected = to_pytorch_model(scored, {"projection": projection}).state_dict()
+    assert ("proj_2_3.weight" in expected) == (projection == "always")
+    path = tmp_path / TOP_NAME
+    for model in (to_pytorch_model(graph), gflownet.load(path, 2), run_source(to_source(graph))):
+        assert model.state_dict().keys() == expected.keys()
+    assert summary(graph).num_parameters == sum(value.numel() for value in expected.values())
+    # The stored graph, the reported one and the loaded one are one architecture.
+    assert graph == scored == gflownet.load_graph(path, 2)
+    assert graph.canonical_hash() == scored.canonical_hash()
+
+
+def test_terminal_objects_of_other_kinds_are_reported_without_settings():
+    assignment = Assignment(("a",), (1,)).to_dict()
+    assert with_translation(assignment, TestedTask(lambda graph: None)) == assignment

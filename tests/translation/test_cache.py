@@ -7,6 +7,7 @@ import torch
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import (
+    StackedModel,
     clear_translation_cache,
     get_translation_cache_metrics,
     set_translation_cache_enabled,
@@ -81,3 +82,54 @@ def test_the_oldest_structure_leaves_a_full_cache():
     assert cache.metrics() == {"hits": 1, "misses": 3, "entries": 2}
     assert cache.get("a", lambda: "built again") == "A"
     assert cache.get("b", lambda: "built again") == "built again"
+
+
+def chain_with(*, node=None, edge=None, **new_edge):
+    """A chain 2-3-2 with fields of its hidden node or first edge replaced, or with one more edge."""
+    data = chain(2, 3, 2)
+    data["nodes"][1] |= node or {}
+    data["edges"][0] |= edge or {}
+    data["edges"] += [{"enabled": False, "edge_id": 9, **new_edge}] if new_edge else []
+    return data
+
+
+# What the class does not depend on: a translation that looks for it there before it validates accepts these.
+HIDDEN_FLAWS = {
+    "dangling": chain_with(source=0, target=77),
+    "not finite": chain_with(source=0, target=2, weight=float("nan")),
+    "duplicate": chain_with(source=0, target=1),
+    "into an input": chain_with(source=1, target=0),
+    "unknown attribute": chain_with(source=0, target=2, attributes={"colour": 1}),
+    "wrong type of uuid": chain_with(node={"attributes": {"derivation_uuid": 3}}),
+    "int for bool": chain_with(edge={"attributes": {"is_recurrent": 0}}),
+    "bool for int": chain_with(node={"attributes": {"aggregation": "multi_head_attention", "num_heads": True}}),
+}
+TWINS = {
+    "int for bool": chain_with(edge={"attributes": {"is_recurrent": False}}),
+    "bool for int": chain_with(node={"attributes": {"aggregation": "multi_head_attention", "num_heads": 1}}),
+}
+
+
+@pytest.mark.parametrize("flaw", HIDDEN_FLAWS)
+def test_a_cached_twin_changes_no_verdict(flaw):
+    build(TWINS.get(flaw, chain(2, 3, 2)))
+    with pytest.raises(ValueError, match="the graph cannot be translated") as warm:
+        build(HIDDEN_FLAWS[flaw])
+    clear_translation_cache()
+    with pytest.raises(ValueError, match="the graph cannot be translated") as cold:
+        build(HIDDEN_FLAWS[flaw])
+    assert str(warm.value) == str(cold.value)
+
+
+def test_bias_of_an_input_is_refused_from_the_cache_as_well():
+    data = chain(2, 3, 2)
+    build(data)
+    data["nodes"][0]["bias"] = 1.0
+    with pytest.raises(ValueError, match=r"expected an input to have bias 0\.0"):
+        build(data)
+
+
+def test_every_graph_of_a_stack_is_validated():
+    graphs = [ComputationGraph.from_dict(data) for data in (chain(2, 3, 2), HIDDEN_FLAWS["dangling"])]
+    with pytest.raises(ValueError, match="edge 9: expected a target among the nodes, got 77"):
+        StackedModel(graphs, [0, 1])
