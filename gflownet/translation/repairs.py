@@ -4,7 +4,7 @@ from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
-from typing import Any
+from typing import Any, TypeGuard
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, DEFAULT_WEIGHT, shown, thawed
@@ -224,7 +224,7 @@ def _nearest(name: str, known: tuple[str, ...], default: str) -> str:
     return (get_close_matches(name, known, n=1) or [default])[0]
 
 
-def _is_width(size: int | None) -> bool:
+def _is_width(size: int | None) -> TypeGuard[int]:
     return size is not None and 1 <= size <= MAX_WIDTH
 
 
