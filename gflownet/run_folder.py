@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import shutil
 import uuid
@@ -14,6 +15,7 @@ from typing import Any, Literal, Self
 from gflownet.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
 from gflownet.config import CONFIG_NAME, Config, to_mapping, to_yaml
 from gflownet.errors import UserError
+from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
 from gflownet.files import cannot_write, make_folder, temporary_of, write_whole
 from gflownet.logging import METRICS_NAME, WANDB_ID_NAME, WANDB_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
@@ -27,13 +29,16 @@ CERTIFICATE_STORE_NAME = "certificate.sqlite"
 
 # Everything that a run may write, but for its checkpoints, whose first line names their run.
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
-_STORES = tuple(f"{name}{end}" for name in (STORE_NAME, CERTIFICATE_STORE_NAME) for end in _SQLITE_ENDS)
+_DAMAGED_STORE_NAME = f"{STORE_NAME}{DAMAGED_SUFFIX}"
+_DATABASES = (STORE_NAME, CERTIFICATE_STORE_NAME, _DAMAGED_STORE_NAME)
+_STORES = tuple(f"{name}{end}" for name in _DATABASES for end in _SQLITE_ENDS)
 _REPORT = (TOP_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME)
 _FILES = (CONFIG_NAME, METRICS_NAME, *_REPORT, *_STORES)
 _PICTURE = re.compile(rf"{PICTURES_NAME}/rank_\d+\.svg")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
 _WANDB_FOLDER = f"{WANDB_NAME}/"
 _FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME)
+_log = logging.getLogger(__name__)
 
 # What changes how long or where a run goes, not what it computes.
 _MAY_CHANGE = {
@@ -135,6 +140,22 @@ class RunFolder:
         self._marker = RunMarker(self.run_id, self._marker.files, to_mapping(config))
         self.claim(*names)
         write_whole(self.path / CONFIG_NAME, to_yaml(config))
+
+    def repair_store(self) -> None:
+        """Log a warning where the store of a resumed run is missing or damaged, and keep what can be read of it."""
+        if not self.store.exists():
+            _log.warning("%s: expected the evaluations of the run, got no file; they are made again", self.store)
+            return
+        damage = damage_of(self.store)
+        if damage is not None:
+            num_rows = recover(self.store)
+            _log.warning(
+                "%s: expected an intact database, got a damaged one (%s); %d readable rows are used; the file is now %s",
+                self.store,
+                damage,
+                num_rows,
+                _DAMAGED_STORE_NAME,
+            )
 
     def claim(self, *names: str) -> None:
         """List files as this run's, before they are written.

@@ -175,6 +175,8 @@ class GFNTrainer:
                 RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
             )
             self._start(folder)
+            if self.step and not config.evaluation.store_url:
+                folder.repair_store()
             location = config.evaluation.store_url or folder.store
             store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
             stop = stack.enter_context(stop_signals())

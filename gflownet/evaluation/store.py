@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from enum import StrEnum
@@ -17,16 +19,17 @@ from typing import Any, NamedTuple, Self
 import sqlalchemy as sql
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DatabaseError
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, ProgrammingError
 
 from gflownet.errors import UserError
 from gflownet.graphs.candidate import Candidate
 
-SCHEMA_VERSION = 2
+SCHEMA_VERSION = 3
 # How long a writer waits for the others before it gives up, seconds.
 BUSY_TIMEOUT = 60.0
 # Hashes per SELECT; SQLite's smallest limit on bound values is 999.
 _CHUNK = 500
+_log = logging.getLogger(__name__)
 
 
 class EvaluationStatus(StrEnum):
@@ -91,8 +94,10 @@ _evaluations = sql.Table(
     sql.Column("num_parameters", sql.BigInteger),
     sql.Column("metrics", sql.Text, nullable=False),
     sql.Column("created", sql.Text, nullable=False),
+    sql.Column("checksum", sql.Text),  # of the other columns; NULL in rows of schema version 2
     sql.Index("evaluations_by_hash", "hash"),
 )
+_CHECKED = [column.name for column in _evaluations.columns if column.name not in ("id", "checksum")]
 _INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
 
 
@@ -135,6 +140,7 @@ class EvaluationStore:
 
         Raises:
             ValueError: a score is not finite (SQLite would store a NaN as NULL).
+            UserError: the database cannot be written, for example on a full disk; what it holds is unchanged.
         """
         rows = [self._row(record) for record in records]
         if not rows:
@@ -173,12 +179,39 @@ class EvaluationStore:
         return sql.select(_evaluations).where(_evaluations.c.context == self._context)
 
     def _select(self, query: sql.Select[Any]) -> list[EvaluationRecord]:
-        with self._connect() as connection:
-            return [_record(row) for row in connection.execute(query).mappings()]
+        """Return the records of the rows, without damaged ones."""
+        while True:
+            with self._connect() as connection:
+                rows = list(connection.execute(query).mappings())
+            damaged = [row["id"] for row in rows if row["checksum"] not in (None, _checksum(row))]
+            if not damaged:
+                return [_record(row) for row in rows]
+            self._set_aside(damaged)
 
-    def _connect(self) -> sql.Connection:
+    def _set_aside(self, ids: Sequence[int]) -> None:
+        """Hide damaged rows, so that their graphs are evaluated again; they stay in the table."""
+        _log.warning(
+            "%s: expected the row %d as it was written, got another (%d of them); set aside, to be evaluated again",
+            self.location,
+            ids[0],
+            len(ids),
+        )
+        with self._connect() as connection, connection.begin():
+            for number in ids:
+                hidden = {"context": "damaged", "identity_digest": f"damaged {number}"}
+                connection.execute(sql.update(_evaluations).where(_evaluations.c.id == number).values(hidden))
+
+    @contextmanager
+    def _connect(self) -> Iterator[sql.Connection]:
+        """Lend a connection. Raises UserError in one line where the database cannot be read or written."""
         assert os.getpid() == self._pid, "an evaluation store must not be used across a fork: open one per process"
-        return self._engine.connect()
+        try:
+            with self._engine.connect() as connection:
+                yield connection
+        except DatabaseError as error:
+            if isinstance(error, IntegrityError | ProgrammingError):
+                raise
+            raise UserError(f"{self.location}: cannot be used as an evaluation store ({error.orig})") from error
 
     def _row(self, record: EvaluationRecord) -> dict[str, Any]:
         if not math.isfinite(record.score):
@@ -186,23 +219,30 @@ class EvaluationStore:
         identity = hashlib.sha256(f"{self._context}\0{record.key}".encode()).hexdigest()
         row = {name: getattr(record, name) for name in record.__dataclass_fields__}
         metrics = {name: value if math.isfinite(value) else None for name, value in record.metrics.items()}
-        return row | {
+        row |= {
             "context": self._context,
             "identity_digest": identity,
+            "score": float(record.score),
+            "seconds": float(record.seconds),
             "status": record.status.value,
             "metrics": json.dumps(metrics),
         }
+        return row | {"checksum": _checksum(row)}
 
     def _check_schema(self) -> None:
         insert = _INSERTS[self._engine.dialect.name](_schema).on_conflict_do_nothing()
         try:
-            with self._connect() as connection, connection.begin():
+            with self._engine.connect() as connection, connection.begin():
                 for table in _metadata.sorted_tables:
                     connection.execute(sql.schema.CreateTable(table, if_not_exists=True))
                     for index in table.indexes:
                         connection.execute(sql.schema.CreateIndex(index, if_not_exists=True))
                 connection.execute(insert, {"id": 1, "version": SCHEMA_VERSION})
                 version = connection.execute(sql.select(_schema.c.version)).scalar_one()
+                if version == 2:  # without checksums
+                    connection.execute(sql.text("ALTER TABLE evaluations ADD COLUMN checksum TEXT"))
+                    connection.execute(sql.update(_schema).values(version=SCHEMA_VERSION))
+                    version = SCHEMA_VERSION
         except DatabaseError as error:
             self.close()
             raise UserError(f"{self.location}: cannot be opened as an evaluation store ({error.orig})") from error
@@ -234,9 +274,16 @@ def _create_engine(location: str) -> sql.Engine:
 
     @event.listens_for(engine, "connect")
     def use_write_ahead_log(connection: Any, _: Any) -> None:
+        connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text fails by its checksum
         connection.execute("PRAGMA journal_mode=WAL")
 
     return engine
+
+
+def _checksum(row: Mapping[Any, Any]) -> str:
+    """Return a digest of the columns of a row, but for its id."""
+    values = {name: row[name] for name in _CHECKED}
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
 
 def _record(row: Mapping[Any, Any]) -> EvaluationRecord:

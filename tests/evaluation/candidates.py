@@ -29,10 +29,8 @@ class StubCandidate:
 def record(key: str, *, score: float = 0.5, step: int = 1, **fields: Any) -> EvaluationRecord:
     """Returns the row of a stub candidate."""
     candidate = StubCandidate(key, fields.pop("hash", ""))
-    status = fields.pop("status", EvaluationStatus.OK)
-    return EvaluationRecord(
-        candidate.canonical_hash(), key, "{}", score=score, status=status, seconds=0.1, step=step, **fields
-    )
+    values = {"graph": "{}", "status": EvaluationStatus.OK, **fields}
+    return EvaluationRecord(candidate.canonical_hash(), key, score=score, seconds=0.1, step=step, **values)
 
 
 def config_with(*overrides: str) -> Config:

@@ -1,9 +1,12 @@
 """The store: exact identity, durability, several writers, files that are not its own."""
 
+import json
 import math
+import random
 import sqlite3
 import subprocess
 import sys
+from collections import deque
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -12,6 +15,8 @@ import pytest
 
 from gflownet.errors import UserError
 from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, EvaluationStore, Identity
+from gflownet.evaluation.store_recovery import damage_of, recover
+from tests.disk_limits import file_size_limit
 from tests.evaluation.candidates import StubCandidate, record
 
 NUM_WRITERS, NUM_ROWS = 4, 300
@@ -148,6 +153,111 @@ def test_other_databases_are_refused():
     for url, complaint in [("oracle://host/x", "one of sqlite, postgresql, got oracle"), ("://", "a database URL")]:
         with pytest.raises(UserError, match=rf"^evaluation\.store_url: expected {complaint}"):
             EvaluationStore(url)
+
+
+def test_schema_version_2_is_migrated(path):
+    with EvaluationStore(path) as store:
+        store.add([record("a", score=0.25)])
+    query(path, "ALTER TABLE evaluations DROP COLUMN checksum")
+    query(path, "UPDATE evaluation_schema SET version = 2")
+    for _ in range(2):
+        with EvaluationStore(path) as store:
+            store.add([record("b")])
+            assert [row.key for row in store.top(3)] == ["b", "a"]
+    assert query(path, "SELECT version FROM evaluation_schema") == (SCHEMA_VERSION,)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        "score = 0.9",
+        "status = 'o'",
+        "graph = '{'",
+        "metrics = 'x'",
+        "key = 'other'",
+        "error = CAST(x'ff' AS TEXT)",
+        "score = 'x'",
+        "num_parameters = 7",
+    ],
+)
+def test_damaged_row_is_named_and_evaluated_again(path, change, caplog):
+    with EvaluationStore(path) as store:
+        store.add([record("a", score=0.3), record("b", score=0.2), record("c", score=0.1)])
+        query(path, f"UPDATE evaluations SET {change} WHERE id = 2")
+        assert [row.key for row in store.top(2)] == ["a", "c"]
+        assert store.find(StubCandidate("b")) is None
+        store.add([record("b", score=0.25)])
+        assert [row.score for row in store.top(3)] == [0.3, 0.25, 0.1]
+        (line,) = [entry.getMessage() for entry in caplog.records]
+    assert line.endswith(
+        "expected the row 2 as it was written, got another (1 of them); set aside, to be evaluated again"
+    )
+    assert query(path, "SELECT count(*) FROM evaluations") == (4,)
+
+
+@pytest.mark.parametrize("where", ["first page", "leaf page", "index page"])
+def test_readable_rows_of_a_damaged_store_are_recovered(path, where):
+    with EvaluationStore(path) as store:
+        store.add([record(f"{i:03}", score=0.5, graph="x" * 300) for i in range(100)])
+    assert damage_of(path) is None
+    (page_size,) = query(path, "PRAGMA page_size")
+    names = {"leaf page": "evaluations", "index page": "evaluations_by_hash"}
+    page = 0
+    if where != "first page":
+        (page,) = query(path, f"SELECT rootpage FROM sqlite_master WHERE name = '{names[where]}'")
+    data = bytearray(path.read_bytes())
+    if where == "leaf page":  # the child of the root's first cell, a number of 4 bytes
+        root = (page - 1) * page_size
+        cell = root + int.from_bytes(data[root + 12 : root + 14])
+        page = int.from_bytes(data[cell : cell + 4])
+    start = max(page - 1, 0) * page_size
+    data[start : start + 200] = b"\xff" * 200
+    path.write_bytes(data)
+    assert damage_of(path) is not None
+    num_rows = recover(path)
+    assert damage_of(path) is None
+    with EvaluationStore(path) as store:
+        assert num_rows == store.count()
+        assert {"first page": num_rows == 0, "leaf page": 80 < num_rows < 100, "index page": num_rows == 100}[where]
+    assert path.with_name("evaluations.sqlite.damaged").exists()
+
+
+def test_one_flipped_bit_never_changes_a_score(path, tmp_path):
+    """Of random bits all over the file: every record that is read is one that was written."""
+    records = [record(f"{i:02}", score=i / 100, graph=json.dumps({"nodes": [i] * 40})) for i in range(60)]
+    with EvaluationStore(path) as store:
+        store.add(records)
+    intact, draw, num_read = path.read_bytes(), random.Random(0), 0
+    for trial in range(25):
+        copy = tmp_path / f"{trial}.sqlite"
+        data = bytearray(intact)
+        data[draw.randrange(len(data))] ^= 1 << draw.randrange(8)
+        copy.write_bytes(data)
+        if damage_of(copy) is not None:
+            recover(copy)
+        try:
+            with EvaluationStore(copy) as store:
+                rows = store.top(100)
+        except UserError:  # nothing can be read
+            continue
+        assert set(map(repr, rows)) <= set(map(repr, records))
+        num_read += len(rows)
+    assert num_read > 23 * len(records)
+
+
+@pytest.mark.parametrize("limit", [40_000, 70_000])
+def test_full_disk_is_one_line_and_keeps_what_was_stored(path, limit):
+    with EvaluationStore(path) as store:
+        store.add([record("first", score=0.9)])
+        rows = [record(str(i), graph="x" * 2_000) for i in range(100)]
+        message = r"^sqlite:.*cannot be used as an evaluation store \(.*\)$"
+        with file_size_limit(limit), pytest.raises(UserError, match=message):
+            deque(map(store.add, ([row] for row in rows)))
+        assert store.top(1)[0].key == "first"
+        num_rows = store.count()
+        store.add([record("last", score=0.95)])
+        assert (store.top(1)[0].key, store.count()) == ("last", num_rows + 1)
+    assert query(path, "PRAGMA integrity_check") == ("ok",)
 
 
 def test_several_processes_write_one_store(path):
