@@ -17,7 +17,7 @@ import torch
 from filelock import FileLock, Timeout
 
 from gflownet.errors import UserError
-from gflownet.files import TEMPORARY_SUFFIX, make_folder, write_whole
+from gflownet.files import TEMPORARY_SUFFIX, write_whole
 
 # Raised whenever the content of a trainer's state changes: tests/checkpoints/ holds one file of each format.
 FORMAT_VERSION = 3
@@ -108,7 +108,6 @@ class CheckpointFolder:
         path = self.folder / f"step_{step:08d}.pt"
         if (path.is_symlink() or path.exists()) and self._run_of(path) != self.run:
             raise UserError(f"{path}: expected a free name for a checkpoint, got a file of another run")
-        make_folder(self.folder)
         save(path, state, run=self.run)
         for old in self.own()[NUM_KEPT:]:
             old.unlink()

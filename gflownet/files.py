@@ -14,12 +14,15 @@ TEMPORARY_SUFFIX = ".tmp"
 def write_whole(path: Path, content: bytes | str) -> None:
     """Replace the content of a file at once, durably; a link at `path` is replaced, not followed.
 
+    Folders that are missing are made.
+
     Raises:
         UserError: the file cannot be written, for example on a full disk; the old one stands, no temporary is left.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = temporary_of(path)
     try:
+        path.parent.mkdir(parents=True, exist_ok=True)
         temporary.unlink(missing_ok=True)
         with temporary.open("xb") as file:
             file.write(data)
@@ -30,14 +33,6 @@ def write_whole(path: Path, content: bytes | str) -> None:
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
-        raise cannot_write(path, error) from error
-
-
-def make_folder(path: Path) -> None:
-    """Create a folder and its parents where they are missing. Raises UserError where the system refuses."""
-    try:
-        path.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
         raise cannot_write(path, error) from error
 
 

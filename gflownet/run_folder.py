@@ -16,7 +16,7 @@ from gflownet.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
 from gflownet.config import CONFIG_NAME, Config, to_mapping, to_yaml
 from gflownet.errors import UserError
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
-from gflownet.files import cannot_write, make_folder, temporary_of, write_whole
+from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.logging import METRICS_NAME, WANDB_ID_NAME, WANDB_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
@@ -137,7 +137,7 @@ class RunFolder:
             names += [name for name in _STORES if name.startswith(STORE_NAME)]
         if config.wandb.mode != "disabled":
             names.append(_WANDB_FOLDER)
-        self._marker = RunMarker(self.run_id, self._marker.files, to_mapping(config))
+        self._write_marker(RunMarker(self.run_id, self._marker.files, to_mapping(config)))
         self.claim(*names)
         write_whole(self.path / CONFIG_NAME, to_yaml(config))
 
@@ -150,7 +150,7 @@ class RunFolder:
         if damage is not None:
             num_rows = recover(self.store)
             _log.warning(
-                "%s: expected an intact database, got a damaged one (%s); %d readable rows are used; the file is now %s",
+                "%s: expected an intact database, got a damaged one (%s); %d rows are readable; the file is now %s",
                 self.store,
                 damage,
                 num_rows,
@@ -168,18 +168,25 @@ class RunFolder:
             assert _may_be_listed(name), f"a file that overwriting would not find: {name}"
             if name != _WANDB_FOLDER and _is_taken(self.path / name):
                 raise _foreign_file(self.path / name)
-        make_folder(self.path)
-        self._marker = RunMarker(self.run_id, (*self._marker.files, *new), self._marker.config)
-        write_marker(self.path, self._marker)
+        self._write_marker(RunMarker(self.run_id, (*self._marker.files, *new), self._marker.config))
 
     def claim_certificate(self) -> None:
         """List the files of the certificate as this run's. Raises UserError like `claim`."""
         self.claim(CERTIFICATE_NAME, *(name for name in _STORES if name.startswith(CERTIFICATE_STORE_NAME)))
 
-    def claim_report(self, num_architectures: int, *, front: bool) -> None:
-        """List the files of the report as this run's. Raises UserError like `claim`."""
-        pictures = [f"{PICTURES_NAME}/rank_{rank}.svg" for rank in range(num_architectures)]
-        self.claim(TOP_NAME, *pictures, *((FRONT_NAME, FRONT_PICTURE_NAME) if front else ()))
+    def _write_marker(self, marker: RunMarker) -> None:
+        if marker != self._marker:
+            write_marker(self.path, marker)
+            self._marker = marker
+
+    def write(self, path: Path, content: str) -> None:
+        """List a file in the folder as this run's and write it.
+
+        Raises:
+            UserError: a file that this run did not write has its name, or it cannot be written.
+        """
+        self.claim(path.relative_to(self.path).as_posix())
+        write_whole(path, content)
 
     def _check(self, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:
         """Return the marker of the run in the folder, None without one; raise UserError where it is not to be used."""

@@ -192,11 +192,13 @@ class GFNTrainer:
                 if isinstance(error, FloatingPointError):
                     raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
                 raise
-            self._report(folder, store, logger)
+            write_errors = self._report(folder, store, logger)
             if certificate is not None:
                 from gflownet.report.certificate import print_certificate
 
                 print_certificate(certificate, path=folder.path / CERTIFICATE_NAME, console=logger.console)
+            if write_errors:
+                raise write_errors[0]
         return stop.signal
 
     def train_step(self, rollout: Rollout) -> dict[str, float]:
@@ -368,10 +370,10 @@ class GFNTrainer:
             logger.summarise(certificate_metrics(certificate))
         return certificate
 
-    def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> None:
+    def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> list[UserError]:
+        """Write and show the best, and return the error of each file that could not be written."""
         best = store.top(NUM_REPORTED)
-        folder.claim_report(len(best), front=bool(self.task.chosen_objectives))
-        report_run(
+        write_errors = report_run(
             folder.path,
             best,
             task=self.task,
@@ -381,9 +383,11 @@ class GFNTrainer:
             errors=self.progress.errors,
             console=logger.console,
             evaluated=store.top(store.count()) if self.task.chosen_objectives else (),
+            write=folder.write,
         )
         if not best:
             raise UserError("every evaluation failed; the task, the environment and evaluation.* have to fit together")
+        return write_errors
 
 
 def _device(name: str) -> torch.device:

@@ -23,10 +23,8 @@ def start(path: Path, *overrides: str, resume: Any = False, overwrite: bool = Fa
         folder.write_config(load_config(None, [f"log_dir={path}", *overrides]))
         folder.checkpoints.save(step, {"step": step, "policy": {}})
         (path / "metrics.jsonl").write_text('{"step": 1}\n')
-        folder.claim_report(2, front=True)
-        (path / "architectures").mkdir(exist_ok=True)
         for name in ("top_architectures.json", "pareto_front.json", "architectures/rank_0.svg"):
-            (path / name).write_text("[]")
+            folder.write(path / name, "[]")
         return folder.run_id
 
 

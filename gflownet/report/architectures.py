@@ -12,6 +12,7 @@ from gflownet.console import ReportRow
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
+from gflownet.files import write_whole
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
 
@@ -27,6 +28,7 @@ def write_top_architectures(
     seed: int,
     from_dict: Callable[[dict[str, Any]], Any],
     say: Callable[[str], None],
+    write: Callable[[Path, str], None] = write_whole,
 ) -> list[ReportRow]:
     """Write the best architectures with validation and test score, draw them, and return the rows of the table.
 
@@ -39,6 +41,7 @@ def write_top_architectures(
         seed: the run's seed.
         from_dict: makes a terminal object of its node-link form.
         say: is told in one line why the first missing test score is missing.
+        write: writes a file; one that it leaves out has no picture in its row.
     """
     entries, rows, complaints = [], [], []
     for rank, record in enumerate(records):
@@ -46,7 +49,7 @@ def write_top_architectures(
         test, complaint = _test_score(task, graph, seed=candidate_seed(seed, record.hash))
         if complaint is not None:
             complaints.append(f"no test score of rank {rank}: {complaint}")
-        picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", graph)
+        picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", graph, write)
         num_hidden, num_edges = _sizes(graph)
         rows.append(
             ReportRow(
@@ -70,7 +73,7 @@ def write_top_architectures(
                 "graph": with_translation(graph.to_dict(), task),
             }
         )
-    write_json(folder / TOP_NAME, entries)
+    write(folder / TOP_NAME, as_json(entries))
     if complaints:
         others = f" (and of {len(complaints) - 1} more)" if len(complaints) > 1 else ""
         say(f"{complaints[0]}{others}")
@@ -84,11 +87,9 @@ def with_translation(data: dict[str, Any], task: GFNTask) -> dict[str, Any]:
     return data | {"graph": {**data.get("graph", {}), "translation": dict(task.translation_settings)}}
 
 
-def write_json(path: Path, entries: Sequence[Any]) -> None:
-    """Write the entries at once or not at all."""
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(entries, indent=1) + "\n", encoding="utf-8")
-    temporary.replace(path)
+def as_json(entries: Sequence[Any]) -> str:
+    """Return the entries as the text of a JSON file."""
+    return json.dumps(entries, indent=1) + "\n"
 
 
 def _test_score(task: GFNTask, graph: Any, *, seed: int) -> tuple[float | None, str | None]:
@@ -103,13 +104,12 @@ def _test_score(task: GFNTask, graph: Any, *, seed: int) -> tuple[float | None, 
     return test, None
 
 
-def _draw(path: Path, graph: Any) -> Path | None:
+def _draw(path: Path, graph: Any, write: Callable[[Path, str], None]) -> Path | None:
     """Draw a computation graph; other objects have no picture."""
     if not isinstance(graph, ComputationGraph):
         return None
-    path.parent.mkdir(exist_ok=True)
-    path.write_text(to_svg(graph), encoding="utf-8")
-    return path
+    write(path, to_svg(graph))
+    return path if path.exists() else None
 
 
 def _sizes(graph: Any) -> tuple[int, int]:

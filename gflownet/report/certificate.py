@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gflownet.certification import Certified, RunCertificate
+from gflownet.files import write_whole
 from gflownet.metrics.certificate import NO_DISTANCE, SUBSET_SIZE, Certificate, EstimatedCertificate, ExactCertificate
 from gflownet.metrics.intervals import Interval
 
@@ -51,9 +52,7 @@ def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[s
         "num_failed": certificate.num_failed,
         "certificates": parts,
     }
-    temporary = path.with_name(f"{path.name}.tmp")
-    temporary.write_text(json.dumps(content, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    temporary.replace(path)
+    write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
 def print_certificate(certificate: RunCertificate, *, path: Path, console: Console) -> None:

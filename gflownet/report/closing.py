@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rich.console import Console
 
 from gflownet.console import print_front, print_report
+from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
+from gflownet.files import write_whole
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
-from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
+from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, ParetoFront, write_pareto_front
 
 NUM_WRITTEN = 3  # programs that are written out, those of the first ranks
 
@@ -31,8 +34,11 @@ def report_run(
     errors: Counter[str],
     console: Console,
     evaluated: Sequence[EvaluationRecord] = (),
-) -> None:
+    write: Callable[[Path, str], None] = write_whole,
+) -> list[UserError]:
     """Measure the best architectures on test data, write and show them, and with them the front of several objectives.
+
+    Return the error of each file that could not be written; the others are written, and everything is shown.
 
     Args:
         folder: the run folder.
@@ -44,32 +50,51 @@ def report_run(
         errors: how often evaluations failed for which reason.
         console: where to show it.
         evaluated: with several objectives, all successful evaluations.
+        write: writes a file, or raises UserError.
     """
+    write_errors: list[UserError] = []
+    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
 
-    def say(text: str) -> None:
-        console.print(text, markup=False, highlight=False, soft_wrap=True)
+    def attempt(path: Path, content: str) -> None:
+        try:
+            write(path, content)
+        except UserError as error:
+            write_errors.append(error)
 
     tenth = max(1, len(score_means) // 10)
     first, last = sum(score_means[:tenth]) / tenth, sum(score_means[-tenth:]) / tenth
     say(f"mean score of sampled architectures: {first:.3f} in the first {tenth} steps, {last:.3f} in the last {tenth}")
-    rows = write_top_architectures(folder, records, task=task, seed=seed, from_dict=terminal_type.from_dict, say=say)
+    rows = write_top_architectures(
+        folder, records, task=task, seed=seed, from_dict=terminal_type.from_dict, say=say, write=attempt
+    )
     load_line, pictures = None, ""
     if terminal_type is ComputationGraph:
         load_line = f'import gflownet; model = gflownet.load("{folder / TOP_NAME}", rank=0)'
         pictures = str(folder / PICTURES_NAME)
     print_report(rows, load_line=load_line, pictures=pictures, console=console)
-    for rank, record in enumerate(records[:NUM_WRITTEN]):
-        program = json.loads(record.graph)["graph"].get("program")
-        if program is not None:
-            say(f"rank {rank}: {program}")
+    for line in _program_lines(records[:NUM_WRITTEN]):
+        say(line)
     if evaluated:
-        front = write_pareto_front(folder, evaluated, task=task)
+        front = write_pareto_front(folder, evaluated, task=task, write=attempt)
         print_front(front.objectives, front.values, console=console)
-        say(
-            f"{len(front.values)} of {front.num_evaluated} are on the front, hypervolume {front.hypervolume:.4f}: "
-            f"{folder / FRONT_NAME}, picture {folder / FRONT_PICTURE_NAME}"
-        )
+        say(_front_line(front, folder))
     say(f"everything about this run: {folder}")
     if errors:
         reason, times = errors.most_common(1)[0]
         say(f"failed evaluations: {errors.total()}; most often ({times}): {reason}")
+    return write_errors
+
+
+def _program_lines(records: Sequence[EvaluationRecord]) -> Iterator[str]:
+    """Yield the programs of the graphs that are programs."""
+    for rank, record in enumerate(records):
+        program = json.loads(record.graph)["graph"].get("program")
+        if program is not None:
+            yield f"rank {rank}: {program}"
+
+
+def _front_line(front: ParetoFront, folder: Path) -> str:
+    return (
+        f"{len(front.values)} of {front.num_evaluated} are on the front, hypervolume {front.hypervolume:.4f}: "
+        f"{folder / FRONT_NAME}, picture {folder / FRONT_PICTURE_NAME}"
+    )

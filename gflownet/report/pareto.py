@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,8 +12,9 @@ import numpy as np
 from gflownet.evaluation.evaluator import utilities_of
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
+from gflownet.files import write_whole
 from gflownet.metrics.pareto import hypervolume, non_dominated
-from gflownet.report.architectures import with_translation, write_json
+from gflownet.report.architectures import as_json, with_translation
 from gflownet.report.scatter import Axis, scatter_svg
 
 FRONT_NAME = "pareto_front.json"
@@ -30,13 +31,20 @@ class ParetoFront:
     num_evaluated: int
 
 
-def write_pareto_front(folder: Path, records: Sequence[EvaluationRecord], *, task: GFNTask) -> ParetoFront:
+def write_pareto_front(
+    folder: Path,
+    records: Sequence[EvaluationRecord],
+    *,
+    task: GFNTask,
+    write: Callable[[Path, str], None] = write_whole,
+) -> ParetoFront:
     """Write the front as data that gflownet.load reads and as a picture, and return it.
 
     Args:
         folder: the run folder.
         records: every successful evaluation, at least one.
         task: says what the objectives are.
+        write: writes a file.
     """
     objectives = task.chosen_objectives
     utilities = np.array([utilities_of(record, task=task) for record in records])
@@ -55,22 +63,21 @@ def write_pareto_front(folder: Path, records: Sequence[EvaluationRecord], *, tas
         }
         for rank, i in enumerate(order)
     ]
-    write_json(folder / FRONT_NAME, entries)
+    write(folder / FRONT_NAME, as_json(entries))
     values = np.array([[record.metrics[name] for name in objectives] for record in records])
-    _draw(folder / FRONT_PICTURE_NAME, objectives, values, order)
+    write(folder / FRONT_PICTURE_NAME, _drawn(objectives, values, order))
     return ParetoFront(objectives, values[order].tolist(), hypervolume(utilities[is_on_front]), len(records))
 
 
-def _draw(path: Path, objectives: Sequence[str], values: np.ndarray, order: Sequence[int]) -> None:
-    """Draw the second objective to the right and the first upwards, as they were measured."""
+def _drawn(objectives: Sequence[str], values: np.ndarray, order: Sequence[int]) -> str:
+    """Return a picture with the second objective to the right and the first upwards, as they were measured."""
     tooltips = {}
     for rank, i in enumerate(order):
         measured = [f"{name} {value:.6g}" for name, value in zip(objectives, values[i], strict=True)]
         tooltips[i] = f"rank {rank}: {', '.join(measured)}"
-    picture = scatter_svg(
+    return scatter_svg(
         Axis(objectives[1], values[:, 1].tolist()),
         Axis(objectives[0], values[:, 0].tolist()),
         highlighted=tooltips,
         title=f"Pareto front: {len(order)} of {len(values)} architectures",
     )
-    path.write_text(picture, encoding="utf-8")
