@@ -8,6 +8,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -52,13 +53,41 @@ def tensors_of(problem: Problem) -> list[Tensor]:
     return [torch.from_numpy(array) for array in problem.arrays()]
 
 
-def hessians(problem: Problem) -> tuple[Call, Call]:
-    """Return our Hessian and torch.func.hessian."""
+def quadratic_hessian(a: Tensor, x: Tensor) -> Tensor:
+    """Return A + A^T."""
+    return a + a.T
+
+
+def logistic_hessian(points: Tensor, sides: Tensor, weights: Tensor) -> Tensor:
+    """Return X^T diag(s^2 p (1 - p)) X with p = sigmoid(s X w)."""
+    chance = torch.sigmoid((points @ weights) * sides)
+    return points.T @ (points * (sides * sides * chance * (1 - chance))[:, None])
+
+
+def factorisation_hessian(target: Tensor, u: Tensor, v: Tensor) -> Tensor:
+    """Return 2 V^T V at each row of U, zero elsewhere: (n, k, n, k)."""
+    rows, rank = u.shape
+    hessian = u.new_zeros(rows, rank, rows, rank)
+    hessian.diagonal(dim1=0, dim2=2).copy_((2 * v.T @ v)[..., None])
+    return hessian
+
+
+# By the name of the problem, without its sizes: the closed form that an expert would write.
+BY_HAND = {
+    "quadratic form": quadratic_hessian,
+    "logistic regression": logistic_hessian,
+    "matrix factorisation": factorisation_hessian,
+}
+
+
+def hessians(problem: Problem, by_hand: Callable[..., Tensor] | None) -> list[Call]:
+    """Return our Hessian, torch.func.hessian and, where there is one, the closed form written by hand."""
     loss, leaves = graph_of(problem)
     program = compile_hessian(loss, leaves[problem.position], leaves=leaves)
     tensors = tensors_of(problem)
     theirs = torch.func.hessian(lambda *values: problem.formula(TORCH, *values), argnums=problem.position)
-    return lambda: program(*tensors), lambda: theirs(*tensors)
+    sides = [program, theirs] if by_hand is None else [program, theirs, by_hand]
+    return [partial(side, *tensors) for side in sides]
 
 
 def gradients(problem: Problem) -> tuple[Call, Call]:
