@@ -10,6 +10,7 @@ first and last alternating, and a ratio is the median of the rounds' ratios. The
 - layer by layer: our buffered steps in that order, `Wavefront(layers=1)`: what the order alone is worth, and the way to
   train with least memory;
 - autograd wavefront: the folded cell along the wavefront, all layers in one group, under torch.autograd;
+- checkpointed (memory only): naive, each layer run again in the backward pass (torch.utils.checkpoint);
 - materialised: the seed as it is written, W + B A for every token, under torch.autograd.
 
 The share of the matmul peak counts the multiply-adds of the cell (three times those forward for both passes, what is
@@ -108,7 +109,7 @@ def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
     where = f"{name}, {tokens} tokens, peak memory"
     script = Path(__file__).resolve().parent / "rhn" / "memory.py"
     peaks = {}
-    for stack in ("layer by layer", "wavefront", "autograd wavefront"):
+    for stack in ("layer by layer", "wavefront", "autograd wavefront", "checkpointed"):
         answer = subprocess.run(
             [sys.executable, script, name, stack, str(tokens)], check=True, capture_output=True, text=True
         )
@@ -119,6 +120,7 @@ def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
     return [
         *rows,
         _ratio(f"{where}: autograd / least", [peaks["autograd wavefront"]], [peaks["layer by layer"]], factor),
+        _ratio(f"{where}: checkpointed / least", [peaks["checkpointed"]], [peaks["layer by layer"]], None),
     ]
 
 

@@ -6,10 +6,12 @@ R is the number of rows, T of tokens, H the hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 from gflownet.rhn.cell import cell
 from gflownet.rhn.fold import fold, sizes_of
@@ -22,17 +24,30 @@ def naive(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[
     """Run the folded cell layer after layer, token after token, under torch.autograd."""
     last_states = []
     for n, block in enumerate(blocks):
-        weights, sizes = fold([block]), sizes_of(block)
-        previous = None if state is None else state[n : n + 1]
-        made = []
-        for token in x.unbind(1):
-            mask = x.new_zeros(1, 1, 1) if previous is None else None
-            given = torch.zeros_like(token).unsqueeze(0) if previous is None else previous
-            previous = cell(token.unsqueeze(0), given, mask, sizes, weights)
-            made.append(previous[0])
-        x = torch.stack(made, 1)
-        last_states.append(made[-1])
+        x = _naive_layer(block, x, None if state is None else state[n : n + 1])
+        last_states.append(x[:, -1])
     return x, torch.stack(last_states)
+
+
+def checkpointed(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Run as `naive` does, and each layer again in the backward pass: torch's way to train with less memory."""
+    last_states = []
+    for n, block in enumerate(blocks):
+        previous = None if state is None else state[n : n + 1]
+        x = cast(Tensor, checkpoint(_naive_layer, block, x, previous, use_reentrant=False))
+        last_states.append(x[:, -1])
+    return x, torch.stack(last_states)
+
+
+def _naive_layer(block: RHNBlock, x: Tensor, previous: Tensor | None) -> Tensor:
+    """Return the outputs [R, T, H] of one layer; `previous` is its state [1, R, H]."""
+    weights, sizes, outputs = fold([block]), sizes_of(block), []
+    for token in x.unbind(1):
+        mask = x.new_zeros(1, 1, 1) if previous is None else None
+        before = torch.zeros_like(token).unsqueeze(0) if previous is None else previous
+        previous = cell(token.unsqueeze(0), before, mask, sizes, weights)
+        outputs.append(previous[0])
+    return torch.stack(outputs, 1)
 
 
 def autograd_wavefront(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -92,6 +107,7 @@ STACKS: dict[str, Stack] = {
     "one group": Wavefront(layers=1000),
     "layer by layer": Wavefront(layers=1),
     "naive": naive,
+    "checkpointed": checkpointed,
     "autograd wavefront": autograd_wavefront,
     "materialised": materialised,
 }
