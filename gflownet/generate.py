@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
@@ -12,7 +11,7 @@ from signal import SIGINT, SIGPIPE, SIGTERM
 from typing import TYPE_CHECKING, Any
 
 from gflownet.errors import CommandLine, UserError
-from gflownet.interrupts import StopRequest, stop_signals
+from gflownet.interrupts import StopRequest, discard_output_without_reader, stop_signals
 from gflownet.rhn.bytes_text import StreamDecoder, decode, encode
 from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
 
@@ -95,8 +94,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_SIGNAL + SIGINT
-    except BrokenPipeError:  # whoever read our output has seen enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        if not discard_output_without_reader():
+            raise
         return EXIT_SIGNAL + SIGPIPE
 
 

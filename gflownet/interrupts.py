@@ -1,7 +1,9 @@
-"""Ctrl-C and SIGTERM as a request to stop after the current step."""
+"""Signals and closed pipes: Ctrl-C and SIGTERM ask a run to stop, and stdout may lose its reader."""
 
 from __future__ import annotations
 
+import os
+import select
 import signal
 import sys
 from collections.abc import Iterator
@@ -15,6 +17,23 @@ class StopRequest:
     """The signal that asked the run to stop, once there was one."""
 
     signal: int | None = None
+
+
+def discard_output_without_reader() -> bool:
+    """Return whether stdout is a pipe whose reader has left, as in `--help | head`; what is left to write is discarded.
+
+    A BrokenPipeError does not say which pipe it is about: it may also be one of a worker that died.
+    """
+    try:
+        descriptor = sys.stdout.fileno()
+    except (AttributeError, OSError, ValueError):  # stdout is not a file
+        return False
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        return False
+    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    return True
 
 
 @contextmanager

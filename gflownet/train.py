@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import traceback
@@ -15,6 +14,7 @@ from gflownet.cli import Command, help_text, parse
 from gflownet.config import command_config, to_yaml
 from gflownet.config_checks import validate
 from gflownet.errors import UserError
+from gflownet.interrupts import discard_output_without_reader
 
 if TYPE_CHECKING:
     from gflownet.trainer import GFNTrainer
@@ -35,8 +35,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_SIGNAL + signal.SIGINT
-    except BrokenPipeError:  # whoever read our output has seen enough, as in `--help | head`
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except BrokenPipeError:
+        if not discard_output_without_reader():
+            raise
         return EXIT_SIGNAL + signal.SIGPIPE
     return 0 if stopped_by is None else EXIT_SIGNAL + stopped_by
 

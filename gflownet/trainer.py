@@ -40,7 +40,7 @@ from gflownet.progress import Progress, mean
 from gflownet.report.closing import report_run
 from gflownet.run_folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder, policy_weights
 from gflownet.utils.memory import keep_freed_memory
-from gflownet.utils.multiprocessing_proxy import set_main_device
+from gflownet.utils.multiprocessing_proxy import set_main_process_device
 from gflownet.utils.random_state import get_random_state, seed_all, set_random_state, stream_seed
 from gflownet.utils.transport import make_transport
 
@@ -66,7 +66,7 @@ class GFNTrainer:
         keep_freed_memory()
         torch.set_num_threads(config.num_threads)
         self.device = _device(config.device)
-        set_main_device(self.device)
+        set_main_process_device(self.device)
         self.task = self.build_task()
         self.context = self.build_context()
         self.env = self.context.env

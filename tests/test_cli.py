@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -170,6 +172,30 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(StoppedTrainer, "outcome", ValueError("in a run"))
     with pytest.raises(ValueError, match="in a run"):
         train.main([])
+
+
+class LosesAPipe:
+    def __init__(self, config: Any) -> None:
+        pass
+
+    def run(self) -> None:
+        raise BrokenPipeError(32, "Broken pipe")
+
+
+def test_a_broken_pipe_other_than_stdout_is_no_reader_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    import gflownet.trainer
+
+    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", LosesAPipe)
+    with pytest.raises(BrokenPipeError):
+        train.main([])
+    reading, writing = os.pipe()
+    with os.fdopen(writing, "w") as stdout:
+        monkeypatch.setattr(sys, "stdout", stdout)
+        with pytest.raises(BrokenPipeError):
+            train.main([])
+        os.close(reading)
+        assert train.main([]) == 141
+        stdout.write("discarded")
 
 
 def test_help_survives_a_reader_that_leaves() -> None:

@@ -330,10 +330,14 @@ class _OneScore(Evaluator):
         return [Evaluation(0.5, EvaluationStatus.OK, 0.0, None, 1, {}, False) for _ in candidates]
 
 
-def test_one_worker_and_one_seed_give_one_run_by_every_transport(tmp_path):
-    """Two transports, so that the same test shows both: the seed decides, and the way of the messages does not."""
-    for name, transport in (("first", "mp_buffer_size=1000000"), ("second", "pickle_mp_messages=true")):
-        assert run(tmp_path / name, "num_workers=1", transport) == 0
+def test_one_worker_and_one_seed_give_one_run_by_every_transport_and_backend(tmp_path):
+    """Two transports and backends in two runs: the seed decides, the way of the messages does not."""
+    ways = {
+        "first": ("mp_buffer_size=1000000", "workers.backend=processes"),
+        "second": ("pickle_mp_messages=true", "workers.backend=dataloader"),
+    }
+    for name, way in ways.items():
+        assert run(tmp_path / name, "num_workers=1", *way) == 0
     assert metric_rows(tmp_path / "first") == metric_rows(tmp_path / "second")
     assert len(metric_rows(tmp_path / "first")) == 8
 
@@ -400,7 +404,20 @@ def test_a_users_mistake_is_one_line(tmp_path, capsys, override, message):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        (["task=tests.toy_tasks:Hangs", "workers.deadline=2"], "expected a message within 2.0 s, got none"),
+        (
+            ["task=tests.toy_tasks:Hangs", "workers.deadline=1", "workers.max_restarts=0"],
+            "expected a message within 1.0 s, got none; it was killed (if it was only slow, set a longer deadline), "
+            "after 0 restarts; more are not allowed (workers.deadline, workers.max_restarts)",
+        ),
+        (
+            ["task=tests.toy_tasks:Hangs", "workers.deadline=1", "workers.backend=dataloader"],
+            "expected a message within 1.0 s, got none; it was killed (if it was only slow, set a longer deadline) "
+            "(workers.deadline)",
+        ),
+        (
+            ["task=tests.toy_tasks:Dies", "workers.backend=dataloader"],
+            "was killed by SIGKILL (was memory short?); workers.backend=dataloader restarts none",
+        ),
         (["task=tests.toy_tasks:CannotBePickled"], "expected something that can be pickled"),
         (["num_threads=2", "workers.start_method=fork"], "workers.start_method=fork: "),
     ],

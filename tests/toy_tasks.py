@@ -94,6 +94,13 @@ class Hangs(RewardsHiddenNodes):
         threading.Event().wait()
 
 
+class Dies(RewardsHiddenNodes):
+    """Kills its process at every evaluation."""
+
+    def evaluate(self, graph, *, seed):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
 class CannotBePickled(RewardsHiddenNodes):
     """Holds a function without a name."""
 

@@ -72,10 +72,17 @@ class OfflineConfig:
 class WorkersConfig:
     """How worker processes are started, and what becomes of those that die or hang."""
 
+    backend: Literal["processes", "dataloader"] = field(
+        default="processes",
+        metadata={"help": "processes (dead workers are replaced) or dataloader (torch's; a dead worker ends the run)"},
+    )
     start_method: Literal["auto", "fork", "forkserver", "spawn"] = field(
         default="auto", metadata={"help": "auto (forkserver), fork (refused where it is not safe), forkserver or spawn"}
     )
     deadline: float | None = field(
-        default=None, metadata={"help": "seconds a worker may take for one step's rollout; null waits for ever"}
+        default=None,
+        metadata={"help": "seconds a worker may take for one step's rollout before it is replaced; null: no limit"},
     )
-    max_restarts: int = field(default=3, metadata={"help": "dead workers that a run replaces before it gives up"})
+    max_restarts: int = field(
+        default=3, metadata={"help": "dead and hanging workers that a run replaces before it gives up"}
+    )

@@ -15,12 +15,14 @@ from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluator, InlineEvaluator
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.policy.on_device import PolicyOnDevice
+from gflownet.utils.loader_workers import LoaderPool
 from gflownet.utils.memory import keep_freed_memory
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
 from gflownet.utils.packing import MessageError
 from gflownet.utils.random_state import seed_all, stream_seed
 from gflownet.utils.transport import Transport
-from gflownet.utils.worker_processes import WorkerError, WorkerInfo, WorkerPool
+from gflownet.utils.worker_context import WorkerInfo
+from gflownet.utils.worker_processes import WorkerError, WorkerPool
 
 
 def rollouts_here(
@@ -70,7 +72,7 @@ def rollouts_of_workers(
     }
     work = _Work(source, evaluator.with_store(None), first_step)
     with (
-        _failures_as_user_errors(num_workers),
+        _failures_as_user_errors(num_workers, config),
         ProxyServer(objects, transport=transport, device=policy.device) as server,
         _pool(work, server, num_workers=num_workers, config=config) as pool,
     ):
@@ -84,16 +86,17 @@ def _publish(served: Mapping[str, ServedPolicy]) -> None:
         policy.publish()
 
 
-def _pool(work: _Work, server: ProxyServer, *, num_workers: int, config: WorkersConfig) -> WorkerPool:
+def _pool(work: _Work, server: ProxyServer, *, num_workers: int, config: WorkersConfig) -> WorkerPool | LoaderPool:
+    options: Any = {
+        "num_workers": num_workers,
+        "start_method": config.start_method,
+        "deadline_s": config.deadline,
+        "seed": work.seed,
+    }
     try:
-        return WorkerPool(
-            work,
-            server,
-            num_workers=num_workers,
-            start_method=config.start_method,
-            deadline_s=config.deadline,
-            max_restarts=config.max_restarts,
-        )
+        if config.backend == "dataloader":
+            return LoaderPool(work, server, **options)
+        return WorkerPool(work, server, **options, max_restarts=config.max_restarts)
     except MessageError:
         raise
     except ValueError as error:
@@ -101,14 +104,15 @@ def _pool(work: _Work, server: ProxyServer, *, num_workers: int, config: Workers
 
 
 @contextmanager
-def _failures_as_user_errors(num_workers: int) -> Iterator[None]:
+def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterator[None]:
     """Put the failures of workers that are no exception of the user's code into one line with the options to turn."""
+    options = "workers.deadline" if config.backend == "dataloader" else "workers.deadline, workers.max_restarts"
     try:
         yield
     except WorkerError as error:
         if error.__cause__ is not None:
             raise
-        raise UserError(f"num_workers={num_workers}: {error} (workers.deadline, workers.max_restarts)") from None
+        raise UserError(f"num_workers={num_workers}: {error} ({options})") from None
     except MessageError as error:
         raise UserError(f"num_workers={num_workers}: {error}") from error
 
@@ -118,6 +122,7 @@ class _Work:
 
     def __init__(self, source: TrajectorySource, evaluator: InlineEvaluator, first_step: int) -> None:
         self._source, self._evaluator, self._first_step = source, evaluator, first_step
+        self.seed = source.seed
 
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Rollout]:
         keep_freed_memory()

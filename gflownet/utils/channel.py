@@ -73,20 +73,28 @@ class Channel:
 
         Raises:
             MessageError: it cannot be pickled, or requires a gradient; nothing was sent.
-            OSError: nobody is at the other end.
+            OSError: the peer closed the connection.
+        """
+        self.connection.send_bytes(self.encode(message))
+
+    def encode(self, message: Any) -> bytes:
+        """Return a message as the frame that `send` would write.
+
+        Raises:
+            MessageError: it cannot be pickled, or requires a gradient.
         """
         try:
-            frame = _NATIVE + self._codec.encode(message)
+            return _NATIVE + self._codec.encode(message)
         except Fallback as reason:
             frame = _PICKLED + dumps((str(reason), message))
             self._tell(str(reason))
-        self.connection.send_bytes(frame)
+            return frame
 
     def receive(self) -> Any:
         """Return the next message; its tensors are its own.
 
         Raises:
-            EOFError, OSError: nobody is at the other end.
+            EOFError, OSError: the peer closed the connection.
             MessageError: what came cannot be read.
         """
         return self._read(self._codec.decode)
@@ -95,7 +103,7 @@ class Channel:
         """Return the next message; its tensors may lie in the sender's memory and hold until it is answered.
 
         Raises:
-            EOFError, OSError: nobody is at the other end.
+            EOFError, OSError: the peer closed the connection.
             MessageError: what came cannot be read.
         """
         return self._read(self._codec.view)

@@ -10,7 +10,7 @@ from gflownet.utils.channel import Channel
 from gflownet.utils.failures import Failure
 from gflownet.utils.packing import MessageError
 
-CALL = "__call__"
+CALL, LENGTH = "__call__", "__len__"
 
 
 class Call(NamedTuple):
@@ -68,6 +68,16 @@ class Proxy:
         if CALL not in self._methods:
             raise TypeError(f"{self._name}: expected a call of one of its methods {sorted(self._methods)}")
         return self._ask(Call(self._name, CALL, arguments, options))
+
+    def __len__(self) -> int:
+        """Return the length of the object."""
+        if LENGTH not in self._methods:
+            raise TypeError(f"{self._name}: expected an object with a length, got one without")
+        return self._ask(Call(self._name, LENGTH, (), {}))
+
+    def __bool__(self) -> bool:
+        """Return the truth of the object: whether its length is not 0, where it has one."""
+        return LENGTH not in self._methods or len(self) > 0
 
     def __getattr__(self, method: str) -> Callable[..., Any]:
         if method.startswith("_"):

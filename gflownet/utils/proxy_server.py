@@ -16,7 +16,7 @@ import torch
 from gflownet.utils.channel import Channel
 from gflownet.utils.failures import Failure
 from gflownet.utils.packing import MessageError, map_tensors
-from gflownet.utils.proxy import CALL, Call, Endpoint
+from gflownet.utils.proxy import CALL, LENGTH, Call, Endpoint
 from gflownet.utils.transport import CPU, Transport
 
 _PATIENCE_S = 1.0  # for a call that is under way when the server closes
@@ -40,7 +40,7 @@ class Merger(Protocol):
 
 
 class Served:
-    """An object of which workers may call the public methods; of a torch module those that `nn.Module` has not.
+    """An object whose public methods and length workers may use; of a torch module, methods that `nn.Module` lacks.
 
     Args:
         target: the object.
@@ -210,7 +210,8 @@ def _methods(target: Any) -> frozenset[str]:
     kind = type(target)
     inherited = set(dir(torch.nn.Module)) - {"forward"} if isinstance(target, torch.nn.Module) else set()
     public = {name for name in dir(kind) if not name.startswith("_") and callable(getattr(kind, name))}
-    return frozenset((public - inherited) | ({CALL} if callable(target) else set()))
+    special = {name for name, has in ((CALL, callable(target)), (LENGTH, hasattr(kind, LENGTH))) if has}
+    return frozenset((public - inherited) | special)
 
 
 def _reply(channel: Channel, result: Any) -> None:

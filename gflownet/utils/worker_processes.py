@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import pickle
 import signal
 import threading
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
 from typing import Any, Literal
 
@@ -18,29 +17,24 @@ import torch
 
 from gflownet.utils.channel import Channel
 from gflownet.utils.failures import Failure
-from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, set_main_device
 from gflownet.utils.packing import MessageError
-from gflownet.utils.transport import CPU, remove_remains
+from gflownet.utils.proxy import Endpoint
+from gflownet.utils.proxy_server import ProxyServer
+from gflownet.utils.random_state import seed_all, stream_seed
+from gflownet.utils.transport import remove_remains
+from gflownet.utils.worker import Produce, become_worker, frames
+from gflownet.utils.worker_context import WorkerInfo
 
 StartMethod = Literal["auto", "fork", "forkserver", "spawn"]
+DEATH_S = 1.0  # between the moment a dying process closes its pipes and the moment it is gone
 
 
 class WorkerError(RuntimeError):
     """A worker failed for good."""
 
 
-@dataclass(frozen=True)
-class WorkerInfo:
-    """Which worker this is."""
-
-    id: int
-    num_workers: int
-    generation: int  # how often it was restarted
-    num_taken: int = 0  # messages that its predecessors have given: a restarted worker goes on from there
-
-
-_DEATH_S = 1.0  # between the moment a dying process closes its pipes and the moment it is gone
-Produce = Callable[[WorkerInfo, Endpoint], Iterator[Any]]
+class _LostError(Exception):
+    """A worker died, or was killed at its deadline; the text says how."""
 
 
 @dataclass(frozen=True)
@@ -53,7 +47,7 @@ class _Worker:
         return f"worker {self.info.id} (pid {self.process.pid})"
 
     def bury(self) -> None:
-        """Wait for the end of a process that was killed, and tidy up after it."""
+        """Wait for the end of a process that was killed, and release its resources."""
         self.process.join()
         remove_remains(self.process.pid)
         self.process.close()
@@ -68,12 +62,14 @@ class WorkerPool:
         server: whom workers call, by the transport that messages take, too; it must outlive the pool.
         num_workers: how many, at least 1.
         start_method: fork (refused where it is not safe), forkserver or spawn; auto is forkserver.
-        deadline_s: how long to wait for one message at most; None: for ever.
+        deadline_s: a worker that takes longer for one message, its start included, is killed; None: no deadline.
         max_restarts: how many dead workers are replaced in the life of the pool.
+        seed: the global generators of each worker are seeded from it and the worker's id.
 
     Raises:
         MessageError: `produce` cannot be pickled.
         ValueError: forking is not safe here, or there is no worker.
+        WorkerError: a worker could not be started.
     """
 
     def __init__(
@@ -85,21 +81,18 @@ class WorkerPool:
         start_method: StartMethod = "auto",
         deadline_s: float | None = None,
         max_restarts: int = 0,
+        seed: int = 0,
     ) -> None:
-        if num_workers < 1:
-            raise ValueError(f"num_workers: expected at least 1, got {num_workers}")
-        self._method = "forkserver" if start_method == "auto" else start_method
-        if self._method == "fork":
-            _refuse_unsafe_fork(server)
-        self._context: Any = multiprocessing.get_context(self._method)
-        self._context.set_forkserver_preload(["__main__", __name__, produce.__module__])
+        self._context = start_context(server, produce, num_workers=num_workers, start_method=start_method)
         self._server, self._deadline_s, self._max_restarts = server, deadline_s, max_restarts
-        self._payload = _pickled(produce)
+        self._seed, self._payload = seed, pickled(produce)
         self._num_restarts = self._num_taken = 0
         self._workers: list[_Worker] = []
         try:
             for worker_id in range(num_workers):
-                self._workers.append(self._start(WorkerInfo(worker_id, num_workers, generation=0)))
+                self._workers.append(self._started(WorkerInfo(worker_id, num_workers)))
+            for worker in self._workers:
+                self._instruct(worker)
         except BaseException:
             self.close()
             raise
@@ -108,7 +101,7 @@ class WorkerPool:
         """Return the next message; its worker begins another.
 
         Raises:
-            WorkerError: the worker failed, died too often, or kept silent for too long.
+            WorkerError: the worker failed, or workers died or exceeded their deadline too often.
         """
         message = self._message_of(self._num_taken % len(self._workers))
         self._num_taken += 1
@@ -127,26 +120,50 @@ class WorkerPool:
     def __exit__(self, *_: object) -> None:
         self.close()
 
+    def _started(self, info: WorkerInfo) -> _Worker:
+        """Return a new worker; one that dies while it starts is replaced.
+
+        Raises:
+            WorkerError: that happened too often, or the system has no resources for a process.
+        """
+        while True:
+            try:
+                return self._start(info)
+            except (EOFError, ConnectionError) as error:  # it died before it had read its arguments
+                reason = f"worker {info.id} died while it was started: {error!r}"
+            except OSError as error:
+                raise WorkerError(f"worker {info.id} cannot be started: {error}") from error
+            info = self._successor_of(info, reason)
+
     def _start(self, info: WorkerInfo) -> _Worker:
         endpoint, (near, far) = self._server.connect(), self._server.transport.pair()
-        process = self._context.Process(
-            target=_work, args=(self._payload, info, endpoint, far), name=f"worker {info.id}", daemon=True
-        )
+        info = replace(info, seed=stream_seed(self._seed, info.id, info.generation))
+        process = self._context.Process(target=_work, args=(info, endpoint, far), name=f"worker {info.id}", daemon=True)
         try:
-            with _one_thread_only(self._server) if self._method == "fork" else nullcontext():
+            with forking(self._server) if self._context.get_start_method() == "fork" else nullcontext():
                 process.start()
+        except BaseException:
+            near.close()
+            raise
         finally:
             endpoint.detach()
             far.detach()
         return _Worker(info, process, near)
+
+    def _instruct(self, worker: _Worker) -> None:
+        """Send what the worker does; one that has died by now is replaced when it is its turn."""
+        with suppress(OSError):
+            worker.channel.connection.send_bytes(self._payload)
 
     def _message_of(self, position: int) -> Any:
         while True:
             worker = self._workers[position]
             try:
                 message = self._received(worker)
-            except (EOFError, OSError):
-                self._workers[position] = self._successor(worker)
+            except _LostError as loss:
+                self._workers[position] = self._started(self._successor_of(worker.info, str(loss)))
+                worker.bury()
+                self._instruct(self._workers[position])
                 continue
             with suppress(OSError):  # it may have died since
                 worker.channel.connection.send_bytes(b"")  # begin the next one
@@ -155,57 +172,75 @@ class WorkerPool:
             return message
 
     def _received(self, worker: _Worker) -> Any:
-        """Return what the worker has to say.
+        """Return the next message of the worker.
 
         Raises:
-            EOFError, OSError: it died.
-            WorkerError: it says nothing, or what nobody can read.
+            _LostError: it died, or was killed at its deadline; it is dead.
+            WorkerError: its message cannot be read.
         """
         if not wait([worker.channel.connection, worker.process.sentinel], self._deadline_s):
-            worker.process.kill()
-            raise WorkerError(
-                f"{worker}: expected a message within {self._deadline_s} s, got none; it was killed; if it was only "
-                "slow, set a longer deadline"
-            )
-        if not worker.channel.connection.poll():
-            raise EOFError
+            _end(worker.process)
+            raise _LostError(f"{worker}: {missed(self._deadline_s)}")
         try:
-            return worker.channel.receive()
+            if worker.channel.connection.poll():
+                return worker.channel.receive()
+        except (EOFError, OSError):
+            pass
         except MessageError as error:
-            worker.process.join(_DEATH_S)
-            if worker.process.exitcode is not None:  # it died before its tensors could be fetched
-                raise EOFError from error
-            raise WorkerError(f"{worker}: {error}") from error
+            worker.process.join(DEATH_S)
+            if worker.process.exitcode is None:
+                raise WorkerError(f"{worker}: {error}") from error
+            # It died before its tensors could be fetched.
+        worker.process.join(DEATH_S)
+        _end(worker.process)  # if it only hung up
+        raise _LostError(f"{worker} {cause_of_death(worker.process.exitcode)}")
 
-    def _successor(self, dead: _Worker) -> _Worker:
-        """Return a new worker in the place of a dead one.
+    def _successor_of(self, info: WorkerInfo, loss: str) -> WorkerInfo:
+        """Return the identity of the worker that takes the place of a lost one.
 
         Raises:
-            WorkerError: that was done too often.
+            WorkerError: there were too many losses.
         """
-        dead.process.join(_DEATH_S)
-        dead.process.kill()  # if it only hung up
-        dead.process.join()
-        how = f"{dead} {_cause_of_death(dead.process.exitcode)}"
         if self._num_restarts == self._max_restarts:
-            raise WorkerError(f"{how}, after {self._num_restarts} restarts; more are not allowed")
+            raise WorkerError(f"{loss}, after {self._num_restarts} restarts; more are not allowed")
         self._num_restarts += 1
-        warnings.warn(f"{how}; it is restarted, {self._num_restarts} of {self._max_restarts} times", stacklevel=4)
-        info = dead.info  # it was its turn: it has given one message in each full round
-        num_taken = self._num_taken // info.num_workers
-        successor = self._start(WorkerInfo(info.id, info.num_workers, info.generation + 1, num_taken))
-        dead.bury()
-        return successor
+        warnings.warn(f"{loss}; it is restarted, {self._num_restarts} of {self._max_restarts} times", stacklevel=4)
+        # It was its turn: it has given one message in each full round.
+        return replace(info, generation=info.generation + 1, num_taken=self._num_taken // info.num_workers)
 
 
-def _cause_of_death(exit_code: int) -> str:
+def start_context(server: ProxyServer, produce: Produce, *, num_workers: int, start_method: StartMethod) -> Any:
+    """Return the multiprocessing context for workers that run `produce`.
+
+    Raises:
+        ValueError: forking is not safe here, or there is no worker.
+    """
+    if num_workers < 1:
+        raise ValueError(f"num_workers: expected at least 1, got {num_workers}")
+    method = "forkserver" if start_method == "auto" else start_method
+    if method == "fork":
+        _refuse_unsafe_fork(server)
+    context: Any = multiprocessing.get_context(method)
+    context.set_forkserver_preload(["__main__", __name__, produce.__module__])
+    return context
+
+
+def missed(deadline_s: float | None) -> str:
+    """Return the reason why a worker was killed at its deadline."""
+    how = f"expected a message within {deadline_s} s, got none"
+    return f"{how}; it was killed (if it was only slow, set a longer deadline)"
+
+
+def cause_of_death(exit_code: int) -> str:
+    """Return how a process ended."""
     if exit_code >= 0:
         return f"exited with status {exit_code}"
     killer = signal.Signals(-exit_code).name
     return f"was killed by {killer}" + (" (was memory short?)" if killer == "SIGKILL" else "")
 
 
-def _pickled(produce: Produce) -> bytes:
+def pickled(produce: Produce) -> bytes:
+    """Return what workers do, for the way to them; MessageError where it cannot be pickled."""
     try:
         return pickle.dumps(produce)
     except Exception as error:
@@ -232,38 +267,24 @@ def _refuse_unsafe_fork(server: ProxyServer) -> None:
 
 
 @contextmanager
-def _one_thread_only(server: ProxyServer) -> Iterator[None]:
+def forking(server: ProxyServer) -> Iterator[None]:
     """Let a process fork beside the server's thread, which sleeps as long; the interpreter cannot know and warns."""
     with server.between_calls(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield
 
 
-def _work(payload: bytes, info: WorkerInfo, endpoint: Endpoint, channel: Channel) -> None:
+def _end(process: Any) -> None:
+    process.kill()
+    process.join()
+
+
+def _work(info: WorkerInfo, endpoint: Endpoint, channel: Channel) -> None:
     """Be a worker."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the main process ends us
-    signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has inherited the main process's way of stopping
-    threading.Thread(target=_die_with_main, daemon=True).start()
-    torch.set_num_threads(1)
-    set_main_device(CPU)
+    become_worker(info)
+    seed_all(info.seed)
     try:
-        _produce(payload, info, endpoint, channel)
+        for frame in frames(info, endpoint, channel):
+            channel.connection.send_bytes(frame)
     except (EOFError, BrokenPipeError, ConnectionResetError):
         return  # the main process hung up
-
-
-def _produce(payload: bytes, info: WorkerInfo, endpoint: Endpoint, channel: Channel) -> None:
-    try:
-        for message in pickle.loads(payload)(info, endpoint):
-            channel.send(message)
-            channel.connection.recv_bytes()  # until the main process has taken it
-        raise RuntimeError("expected messages for ever, got the end of the stream")
-    except Exception as error:
-        channel.send(Failure.of(error))
-
-
-def _die_with_main() -> None:
-    main = multiprocessing.parent_process()
-    assert main is not None, "called in a worker"
-    main.join()
-    os._exit(1)

@@ -17,7 +17,8 @@ from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.utils.memory import keep_freed_memory
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
-from gflownet.utils.worker_processes import WorkerInfo, WorkerPool
+from gflownet.utils.worker_context import WorkerInfo
+from gflownet.utils.worker_processes import WorkerPool
 from scripts.bench import Row
 from scripts.workers.parts import BATCH_SIZE, BUFFERS, NUM_ACTIONS, PICKLES, POLICIES, TRANSPORTS, made_parts
 

@@ -11,8 +11,10 @@ import pytest
 import torch
 
 from gflownet.data import workers
+from gflownet.data.config import WorkersConfig
 from gflownet.data.sampler import Exploration
 from gflownet.data.served_policy import MergedPolicyCalls
+from gflownet.errors import UserError
 from gflownet.evaluation.task import Score
 from gflownet.mdp.states import GraphStates
 from gflownet.utils.worker_processes import WorkerError
@@ -24,6 +26,8 @@ from tests.data.rollouts import (
     parts,
     write_stop,
 )
+
+BACKENDS = ("processes", "dataloader")
 
 
 class DiesOnce(CountsNodes):
@@ -81,13 +85,18 @@ def test_validation_draws_from_a_stream_of_its_own_without_exploration(tmp_path)
         assert max(num_nodes(next(made.here(first_step=5)))) > 1
 
 
-@pytest.mark.parametrize("dense", [True, False])
-@pytest.mark.parametrize("transport", TRANSPORTS)
+WAYS = [
+    *((transport, True, "processes") for transport in TRANSPORTS),
+    *(("buffer", False, "processes"), ("buffer", True, "dataloader"), ("queue", False, "dataloader")),
+]
+
+
+@pytest.mark.parametrize(("transport", "dense", "backend"), WAYS)
 @pytest.mark.filterwarnings("ignore:mp_buffer_size")
-def test_one_worker_makes_the_same_rollouts_bit_for_bit(tmp_path, transport, dense):
+def test_one_worker_makes_the_same_rollouts_bit_for_bit(tmp_path, transport, dense, backend):
     with parts(tmp_path / "here", dense=dense) as here, parts(tmp_path / "there", dense=dense) as there:
         expected = list(islice(here.here(), 5))
-        with closing(there.of_workers(transport)) as stream:
+        with closing(there.of_workers(transport, config=WorkersConfig(backend=backend))) as stream:
             for rollout in expected:
                 ours = next(stream)
                 assert_same(ours, rollout)
@@ -97,17 +106,20 @@ def test_one_worker_makes_the_same_rollouts_bit_for_bit(tmp_path, transport, den
         assert there.replay.state_dict()["keys"][: len(here.replay)] == here.replay.state_dict()["keys"]
 
 
-def test_two_workers_take_turns_and_each_step_is_its_own(tmp_path):
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_two_workers_take_turns_and_each_step_is_its_own(tmp_path, backend):
     with parts(tmp_path / "here") as here, parts(tmp_path / "there") as there:
         expected = list(islice(here.here(), 6))
-        with closing(there.of_workers("buffer", num_workers=2)) as stream:
+        with closing(there.of_workers("buffer", num_workers=2, config=WorkersConfig(backend=backend))) as stream:
             ours = list(islice(stream, 6))
         assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
         assert len({pid for r in ours for pid in (e.metrics["pid"] for e in r.evaluations)}) == 2
 
 
-def test_a_worker_samples_from_the_weights_published_before_its_rollout_began(tmp_path):
-    with parts(tmp_path, epsilon=0.0) as made, closing(made.of_workers("buffer")) as stream:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_worker_samples_from_the_weights_published_before_its_rollout_began(tmp_path, backend):
+    config = WorkersConfig(backend=backend)
+    with parts(tmp_path, epsilon=0.0) as made, closing(made.of_workers("buffer", config=config)) as stream:
         first = next(stream)
         assert max(num_nodes(first)) > 1
         write_stop(made.policy, bias=1e4)  # while the second one, which began with the first weights, is prepared
@@ -144,10 +156,22 @@ def test_a_killed_worker_is_replaced_and_no_step_is_lost(tmp_path):
         assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
 
 
-def test_a_worker_that_raises_says_so_with_its_traceback(tmp_path):
+def test_a_killed_worker_of_a_dataloader_ends_the_stream_in_one_line(tmp_path):
+    sign = tmp_path / "sign"
+    sign.touch()
+    with (
+        parts(tmp_path / "there", task=DiesOnce, sign=sign) as made,
+        closing(made.of_workers("buffer", config=WorkersConfig(backend="dataloader"))) as stream,
+        pytest.raises(UserError, match=r"^num_workers=1: worker 0 .* was killed by SIGKILL .*dataloader restarts"),
+    ):
+        next(stream)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_worker_that_raises_says_so_with_its_traceback(tmp_path, backend):
     with (
         parts(tmp_path, task=Raises) as made,
-        closing(made.of_workers("pickle")) as stream,
+        closing(made.of_workers("pickle", config=WorkersConfig(backend=backend))) as stream,
         pytest.raises(WorkerError, match="no reward today") as caught,
     ):
         next(stream)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import random
 import signal
 import threading
 from collections.abc import Iterator
@@ -11,12 +12,22 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.utils.multiprocessing_proxy import Endpoint, get_worker_device
-from gflownet.utils.worker_processes import WorkerInfo
+from gflownet.utils.multiprocessing_proxy import (
+    Endpoint,
+    WorkerInfo,
+    get_worker_device,
+    get_worker_info,
+    get_worker_rng,
+)
 from tests.utils.messages import TwoArgumentError, cases
+
+# Not used here: the fork server, which the first test that has workers starts with this module, imports it once, not
+# every worker of later tests.
+import gflownet.data.workers  # noqa: F401  isort: skip
 
 
 class Desk:
@@ -80,6 +91,23 @@ def surroundings(info: WorkerInfo, endpoint: Endpoint) -> Iterator[dict[str, Any
             "interrupt": signal.getsignal(signal.SIGINT) == signal.SIG_IGN,
             "terminate": signal.getsignal(signal.SIGTERM) == signal.SIG_DFL,
         }
+
+
+@dataclass(frozen=True)
+class Draw:
+    """Values from the global generators of a worker."""
+
+    worker: int
+    num_workers: int
+    values: tuple[float, ...]
+
+
+def draws(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Draw]:
+    while True:
+        own = get_worker_info()
+        assert own == info
+        values = (random.random(), float(torch.rand(())), float(np.random.rand()), float(get_worker_rng().rand()))
+        yield Draw(own.id, own.num_workers, values)
 
 
 def starts_a_child(info: WorkerInfo, endpoint: Endpoint) -> Iterator[None]:
@@ -159,6 +187,10 @@ def die_sharing_memory(endpoint: Endpoint) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+def leave(_: Any) -> None:
+    os._exit(7)
+
+
 def die_between_messages(endpoint: Endpoint) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
@@ -174,6 +206,30 @@ class Dies:
         for note in sample(info, endpoint):
             if note.turn == 2 and info.id == 0 and info.generation < self.times:
                 self.how(endpoint)
+            yield note
+
+
+@dataclass(frozen=True)
+class DiesAtOnce:
+    """The first worker 0 dies before its first message."""
+
+    def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
+        if info.id == info.generation == 0:
+            die_between_messages(endpoint)
+        yield from sample(info, endpoint)
+
+
+@dataclass(frozen=True)
+class HangsOnce:
+    """The first worker 0 samples once and hangs."""
+
+    in_a_call: bool
+
+    def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
+        for note in sample(info, endpoint):
+            if note.turn == 1 and info.id == info.generation == 0:
+                waits: Any = endpoint.proxy("stuck") if self.in_a_call else threading.Event()
+                waits.wait()
             yield note
 
 

@@ -16,7 +16,8 @@ import torch
 
 from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
 from gflownet.utils.transport import BufferTransport, PickleTransport, QueueTransport, Transport
-from gflownet.utils.worker_processes import WorkerInfo, WorkerPool
+from gflownet.utils.worker_context import WorkerInfo
+from gflownet.utils.worker_processes import WorkerPool
 from tests.utils.producers import Busy, Desk, double, sample
 
 TRANSPORTS = {"buffer": lambda: BufferTransport(1 << 26), "pickle": PickleTransport, "queue": QueueTransport}

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from gflownet.utils.failures import RemoteTraceback
-from gflownet.utils.multiprocessing_proxy import Proxy, ProxyServer, Served, get_worker_device, set_main_device
+from gflownet.utils.multiprocessing_proxy import Proxy, ProxyServer, Served, get_worker_device, set_main_process_device
 from gflownet.utils.packing import MessageError
 from gflownet.utils.proxy import CALL
 from tests.utils.messages import TRANSPORTS, TwoArgumentError, assert_same, built_batch
@@ -50,7 +50,7 @@ def test_unknown_methods_and_attributes_fail_at_once_and_name_the_methods(endpoi
         endpoint.proxy("policy").train()  # it would switch the mode of the model in the main process
     with pytest.raises(AttributeError):
         plain.num_layers = 4
-    with pytest.raises(TypeError, match=r"numbers: expected a call of one of its methods \['append'"):
+    with pytest.raises(TypeError, match=r"numbers: expected a call of one of its methods \['__len__', 'append'"):
         endpoint.proxy("numbers")()
     with pytest.raises(KeyError, match="polcy: expected the name of an object that is served, one of"):
         endpoint.proxy("polcy")
@@ -146,6 +146,6 @@ def test_results_are_the_same_by_every_transport(model):
 
 def test_the_device_to_build_tensors_on():
     assert get_worker_device() == torch.device("cpu")
-    set_main_device(torch.device("meta"))
+    set_main_process_device(torch.device("meta"))
     assert get_worker_device() == torch.device("meta")
-    set_main_device(torch.device("cpu"))
+    set_main_process_device(torch.device("cpu"))

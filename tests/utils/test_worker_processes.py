@@ -1,4 +1,4 @@
-"""Life and death of workers, in processes: rows 8, 11, 12, 13, 15 and 16 of the list of faults, and a clean end."""
+"""Restarts of workers in processes: rows 11, 12, 13 and 43 of the list of faults; tests/contracts has the rest."""
 
 from __future__ import annotations
 
@@ -7,128 +7,25 @@ import re
 import signal
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from gflownet.utils.failures import RemoteTraceback
+from gflownet.utils import worker_processes
 from gflownet.utils.multiprocessing_proxy import ProxyServer, Served
-from gflownet.utils.packing import MessageError
 from gflownet.utils.transport import PickleTransport
 from gflownet.utils.worker_processes import WorkerError, WorkerPool
 from tests.utils import producers
-from tests.utils.messages import TRANSPORTS, assert_same, cases, named_memory
+from tests.utils.messages import named_memory
+from tests.utils.pools import SOON_S, next_of, workers
 from tests.utils.producers import Desk, double
-
-SOON_S = 20.0  # longer than anything here takes; reached only by a test that fails
 
 
 @pytest.fixture
 def desk() -> Desk:
     return Desk()
-
-
-@contextmanager
-def workers(transport, produce: Any, desk: Desk | None = None, **options: Any) -> Iterator[WorkerPool]:
-    stuck = threading.Event()
-    served = {"double": Served(double), "desk": Served(desk or Desk()), "stuck": Served(stuck, is_slow=True)}
-    options = {"num_workers": 1, "deadline_s": SOON_S, **options}
-    with ProxyServer(served, transport=transport) as server, WorkerPool(produce, server, **options) as pool:
-        yield pool
-    stuck.set()
-
-
-def next_of(pool: WorkerPool, count: int) -> list[Any]:
-    return [pool.next() for _ in range(count)]
-
-
-def test_messages_come_in_turn_from_workers_that_call_the_main_process(transport):
-    with workers(transport, producers.sample, num_workers=3) as pool:
-        notes = next_of(pool, 7)
-    assert [(note.worker, note.turn) for note in notes] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2)]
-    assert len({note.pid for note in notes} | {os.getpid()}) == 4
-
-
-def test_every_transport_delivers_the_same_bits():
-    streams = []
-    for make in TRANSPORTS.values():
-        with workers(make(), producers.sample) as pool:
-            streams.append([note.answer for note in next_of(pool, 3)])
-    assert_same(streams[0], streams[1])
-    assert_same(streams[0], streams[2])
-
-
-def test_any_message_arrives_as_it_was(transport):
-    with workers(transport, producers.every_case) as pool:
-        for name, message in cases().items():
-            assert_same(next_case(pool, name), message, name)
-
-
-def next_case(pool: WorkerPool, wanted: str) -> Any:
-    name, message = pool.next()
-    return message if name == wanted else next_case(pool, wanted)
-
-
-def test_one_message_is_prepared_ahead_and_no_more(desk):
-    with workers(PickleTransport(), producers.reports_each, desk) as pool:
-        assert next_of(pool, 2) == [0, 1]
-        pool.next()
-        assert desk.notes in ([0, 1, 2], [0, 1, 2, 3])
-
-
-def test_a_worker_is_a_daemon_that_computes_on_one_thread_and_whose_calls_run_in_the_main_process(transport, desk):
-    with workers(transport, producers.surroundings, desk) as pool:
-        seen = pool.next()
-    assert desk.notes[0] == "hello"
-    assert seen.pop("pid") != os.getpid()
-    assert seen == {
-        "called in": os.getpid(),
-        "buffers held open": 0,
-        "daemon": True,
-        "threads": 1,
-        "device": torch.device("cpu"),
-        "interrupt": True,
-        "terminate": True,
-    }
-
-
-def test_a_worker_cannot_start_processes():
-    with (
-        workers(PickleTransport(), producers.starts_a_child) as pool,
-        pytest.raises(WorkerError, match="daemonic processes are not allowed to have children"),
-    ):
-        pool.next()
-
-
-def test_an_exception_of_a_worker_arrives_at_once_with_its_traceback(transport):
-    with workers(transport, producers.fails) as pool:
-        assert pool.next() == 0
-        with pytest.raises(
-            WorkerError, match=r"worker 0 \(pid \d+\) failed: .*TwoArgumentError: node 3: bad"
-        ) as caught:
-            pool.next()
-    assert caught.value.__cause__ is not None
-    remote = caught.value.__cause__.__cause__
-    assert isinstance(remote, RemoteTraceback)
-    assert "in fails\n    raise TwoArgumentError(3" in remote.text
-
-
-def test_what_cannot_travel_is_the_workers_failure(transport):
-    with (
-        workers(transport, producers.sends_what_cannot_travel) as pool,
-        pytest.raises(WorkerError, match=r"\['a'\]\[1\]: expected a tensor without a gradient"),
-    ):
-        pool.next()
-
-
-def test_a_stream_that_ends_is_a_failure():
-    with workers(PickleTransport(), producers.ends) as pool:
-        assert pool.next() == 0
-        with pytest.raises(WorkerError, match="expected messages for ever, got the end of the stream"):
-            pool.next()
 
 
 WAYS_TO_DIE = (
@@ -183,7 +80,7 @@ def test_a_worker_that_dies_too_often_is_an_error_that_says_so():
 
 
 def test_a_worker_that_leaves_is_replaced_too():
-    with workers(PickleTransport(), producers.Dies(leave), max_restarts=1) as pool:
+    with workers(PickleTransport(), producers.Dies(producers.leave), max_restarts=1) as pool:
         next_of(pool, 2)
         with pytest.warns(UserWarning, match="exited with status 7"):
             assert pool.next().generation == 1
@@ -193,33 +90,106 @@ def die_now(_: Any) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def leave(_: Any) -> None:
-    os._exit(7)
+class DiesReading:
+    """Kills the process that unpickles it, once: as long as a file is there."""
+
+    def __init__(self, sign: Path) -> None:
+        self.sign = sign
+
+    def __reduce__(self):
+        return _die_once, (str(self.sign),)
 
 
-@pytest.mark.parametrize("produce", [producers.hangs, producers.hangs_in_a_call])
-def test_a_worker_that_hangs_is_killed_at_its_deadline(produce):
+def _die_once(sign: str) -> None:
+    if os.path.exists(sign):
+        os.unlink(sign)
+        os.kill(os.getpid(), signal.SIGKILL)
+
+
+class DeadlySeed:
+    """An argument of a process: its first reader dies, later ones get a seed."""
+
+    def __init__(self, sign: Path, padding: int) -> None:
+        self.sign, self.padding = sign, bytes(padding)
+
+    def __reduce__(self):
+        return _last, (DiesReading(self.sign), self.padding, 0)
+
+
+def _last(*values: Any) -> Any:
+    return values[-1]
+
+
+MORE_THAN_A_PIPE_HOLDS = 1 << 20  # so that the main process is still writing when the reader dies
+
+
+@pytest.mark.parametrize(
+    ("start_method", "padding", "loss"),
+    [
+        ("forkserver", MORE_THAN_A_PIPE_HOLDS, "worker 0 died while it was started: BrokenPipeError"),
+        ("forkserver", 0, "worker 0 .* was killed by SIGKILL"),
+        pytest.param("spawn", 0, "worker 0 .* was killed by SIGKILL", marks=pytest.mark.slow),
+    ],
+)
+def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path, monkeypatch, start_method, padding, loss):
+    sign = tmp_path / "sign"
+    sign.touch()
+    monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, padding))
+    with (
+        pytest.warns(UserWarning, match=rf"{loss}.*; it is restarted, 1 of 1 times"),
+        workers(PickleTransport(), producers.sample, max_restarts=1, start_method=start_method) as pool,
+    ):
+        note = pool.next()
+    assert (note.worker, note.generation, note.turn) == (0, 1, 0)
+
+
+def test_a_successor_that_dies_while_it_starts_is_replaced(tmp_path, monkeypatch):
+    sign = tmp_path / "sign"
+    with workers(PickleTransport(), producers.Dies(die_now), max_restarts=2) as pool:
+        next_of(pool, 2)
+        monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, MORE_THAN_A_PIPE_HOLDS))
+        sign.touch()
+        with (
+            pytest.warns(UserWarning, match=r"was killed by SIGKILL .*; it is restarted, 1 of 2 times"),
+            pytest.warns(UserWarning, match=r"worker 0 died while it was started: .*; it is restarted, 2 of 2 times"),
+        ):
+            note = pool.next()
+    assert (note.generation, note.turn) == (2, 0)
+
+
+def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch):
+    sign = tmp_path / "sign"
+    sign.touch()
+    monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, MORE_THAN_A_PIPE_HOLDS))
+    with (
+        pytest.raises(WorkerError, match=r"worker 0 died while it was started: .*, after 0 restarts; more are not"),
+        workers(PickleTransport(), producers.sample),
+    ):
+        pass
+
+
+def test_a_worker_that_dies_before_its_first_message_is_replaced():
+    with (
+        workers(PickleTransport(), producers.DiesAtOnce(), num_workers=2, max_restarts=1) as pool,
+        pytest.warns(UserWarning, match=r"was killed by SIGKILL .*it is restarted, 1 of 1 times"),
+    ):
+        notes = next_of(pool, 2)
+    assert [(note.worker, note.generation, note.turn) for note in notes] == [(0, 1, 0), (1, 0, 0)]
+
+
+@pytest.mark.parametrize("produce", [producers.HangsOnce(in_a_call=False), producers.HangsOnce(in_a_call=True)])
+def test_a_worker_that_hangs_is_replaced_at_its_deadline(produce):
     with workers(PickleTransport(), producers.sample) as warm:  # the fork server is up
         warm.next()
-    with workers(PickleTransport(), produce, deadline_s=1.5) as pool:
-        start = time.monotonic()
-        with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\): expected a message within 1.5 s, got none"):
-            next_of(pool, 2)
-        assert time.monotonic() - start < 5
-        pool._workers[0].process.join(SOON_S)
-        assert pool._workers[0].process.exitcode == -signal.SIGKILL
-
-
-@pytest.mark.parametrize("holds_interpreter", [False, True])
-def test_closing_ends_busy_workers_within_two_seconds(transport, desk, holds_interpreter):
-    with workers(transport, producers.Busy(holds_interpreter), desk) as pool:
-        assert desk.reported.wait(SOON_S)
-        start = time.monotonic()
-        pool.close()
-        assert time.monotonic() - start < 2
-    (pid,) = desk.notes
-    with pytest.raises(ProcessLookupError):
-        os.kill(pid, 0)
+    with workers(PickleTransport(), produce, num_workers=2, deadline_s=1.0, max_restarts=1) as pool:
+        before = next_of(pool, 2)
+        with pytest.warns(
+            UserWarning, match=r"worker 0 \(pid \d+\): expected a message within 1.0 s, got none; it was kil"
+        ):
+            after = next_of(pool, 4)
+        with pytest.raises(ProcessLookupError):
+            os.kill(before[0].pid, 0)
+    assert [(note.worker, note.generation, note.turn) for note in after] == [(0, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 2)]
 
 
 def test_closing_ends_a_worker_that_waits_for_an_answer(transport):
@@ -247,22 +217,6 @@ def test_nothing_is_left_behind(transport):
     use()
     assert len(os.listdir("/proc/self/fd")) == before
     assert threading.active_count() == threads
-
-
-def test_what_workers_do_must_be_picklable():
-    with (
-        pytest.raises(MessageError, match="what workers do: expected something that can be pickled"),
-        workers(PickleTransport(), lambda *_: iter(())),
-    ):
-        pass
-
-
-def test_there_must_be_a_worker():
-    with (
-        pytest.raises(ValueError, match="num_workers: expected at least 1, got 0"),
-        workers(PickleTransport(), producers.sample, num_workers=0),
-    ):
-        pass
 
 
 def refusal(served: Served) -> str:

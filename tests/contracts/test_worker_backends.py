@@ -1,0 +1,225 @@
+"""One contract for the backends of workers: our own processes and torch's DataLoader."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import threading
+import time
+import warnings
+from multiprocessing import active_children
+from typing import Any
+
+import pytest
+import torch
+
+from gflownet.utils.failures import RemoteTraceback
+from gflownet.utils.multiprocessing_proxy import ProxyServer
+from gflownet.utils.packing import MessageError
+from gflownet.utils.transport import PickleTransport
+from gflownet.utils.worker_processes import WorkerError
+from tests.utils import producers
+from tests.utils.conftest import transport  # noqa: F401
+from tests.utils.messages import TRANSPORTS, assert_same, cases, named_memory
+from tests.utils.pools import BACKENDS, SOON_S, next_of, workers
+from tests.utils.producers import Desk
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> str:
+    return request.param
+
+
+@pytest.fixture
+def desk() -> Desk:
+    return Desk()
+
+
+def test_messages_come_in_turn_from_workers_that_call_the_main_process(backend, transport):  # noqa: F811
+    with workers(transport, producers.sample, backend=backend, num_workers=3) as pool:
+        notes = next_of(pool, 7)
+    assert [(note.worker, note.turn) for note in notes] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2)]
+    assert len({note.pid for note in notes} | {os.getpid()}) == 4
+
+
+def test_backends_and_transports_deliver_the_same_bits():
+    streams = []
+    for backend in BACKENDS:
+        for make in TRANSPORTS.values():
+            with workers(make(), producers.sample, backend=backend) as pool:
+                streams.append([note.answer for note in next_of(pool, 3)])
+    for stream in streams[1:]:
+        assert_same(stream, streams[0])
+
+
+def test_any_message_arrives_as_it_was(backend, transport):  # noqa: F811
+    with workers(transport, producers.every_case, backend=backend) as pool:
+        for name, message in cases().items():
+            assert_same(next_case(pool, name), message, name)
+
+
+def next_case(pool: Any, wanted: str) -> Any:
+    name, message = pool.next()
+    return message if name == wanted else next_case(pool, wanted)
+
+
+def test_one_message_is_prepared_ahead_and_no_more(backend, desk):
+    with workers(PickleTransport(), producers.reports_each, desk, backend=backend) as pool:
+        assert next_of(pool, 2) == [0, 1]
+        pool.next()
+        assert desk.notes in ([0, 1, 2], [0, 1, 2, 3])
+
+
+def test_surroundings_of_a_worker(backend, transport, desk):  # noqa: F811
+    with workers(transport, producers.surroundings, desk, backend=backend) as pool:
+        seen = pool.next()
+    assert desk.notes[0] == "hello"
+    assert seen.pop("pid") != os.getpid()
+    assert seen == {
+        "called in": os.getpid(),
+        "buffers held open": 0,
+        "daemon": True,
+        "threads": 1,
+        "device": torch.device("cpu"),
+        "interrupt": True,
+        "terminate": True,
+    }
+
+
+def test_worker_info_and_generators_of_each_worker(backend):
+    """As in any DataLoader: a worker finds its number, and its global generators differ from those of others."""
+    streams = []
+    for _ in range(2):
+        with workers(PickleTransport(), producers.draws, backend=backend, num_workers=2, seed=5) as pool:
+            streams.append(next_of(pool, 4))
+    with workers(PickleTransport(), producers.draws, backend=backend, num_workers=2, seed=6) as pool:
+        streams.append(next_of(pool, 4))
+    assert [(draw.worker, draw.num_workers) for draw in streams[0]] == [(0, 2), (1, 2), (0, 2), (1, 2)]
+    values = [[draw.values for draw in stream] for stream in streams]
+    assert values[0] == values[1]
+    flat = [value for stream in (values[0], values[2]) for draws in stream for value in draws]
+    assert len(set(flat)) == len(flat) == 32
+
+
+def test_a_worker_cannot_start_processes(backend):
+    with (
+        workers(PickleTransport(), producers.starts_a_child, backend=backend) as pool,
+        pytest.raises(WorkerError, match="daemonic processes are not allowed to have children"),
+    ):
+        pool.next()
+
+
+def test_an_exception_of_a_worker_arrives_at_once_with_its_traceback(backend, transport):  # noqa: F811
+    with workers(transport, producers.fails, backend=backend) as pool:
+        assert pool.next() == 0
+        with pytest.raises(WorkerError, match=r"worker 0 .*failed: .*TwoArgumentError: node 3: bad") as caught:
+            pool.next()
+    assert caught.value.__cause__ is not None
+    remote = caught.value.__cause__.__cause__
+    assert isinstance(remote, RemoteTraceback)
+    assert "in fails\n    raise TwoArgumentError(3" in remote.text
+
+
+def test_a_message_that_cannot_travel_is_the_workers_failure(backend, transport):  # noqa: F811
+    with (
+        workers(transport, producers.sends_what_cannot_travel, backend=backend) as pool,
+        pytest.raises(WorkerError, match=r"\['a'\]\[1\]: expected a tensor without a gradient"),
+    ):
+        pool.next()
+
+
+def test_a_stream_that_ends_is_a_failure(backend):
+    with workers(PickleTransport(), producers.ends, backend=backend) as pool:
+        assert pool.next() == 0
+        with pytest.raises(WorkerError, match="expected messages for ever, got the end of the stream"):
+            pool.next()
+
+
+@pytest.mark.parametrize("how", [producers.die_between_messages, producers.die_waiting_for_an_answer])
+def test_a_killed_worker_without_restarts_is_one_error(backend, transport, how):  # noqa: F811
+    with workers(transport, producers.Dies(how), backend=backend, num_workers=2) as pool:
+        next_of(pool, 4)
+        with pytest.raises(WorkerError, match=r"^worker 0 \(pid \d+\) was killed by SIGKILL \(was memory short\?\)"):
+            next_of(pool, 2)
+
+
+def test_a_worker_that_leaves_is_one_error(backend):
+    with workers(PickleTransport(), producers.Dies(producers.leave), backend=backend) as pool:
+        next_of(pool, 2)
+        with pytest.raises(WorkerError, match=r"^worker 0 \(pid \d+\) exited with status 7"):
+            pool.next()
+
+
+@pytest.mark.parametrize("produce", [producers.hangs, producers.hangs_in_a_call])
+def test_a_worker_that_hangs_without_restarts_is_killed_at_its_deadline(backend, produce):
+    with workers(PickleTransport(), producers.sample) as warm:  # the fork server is up
+        warm.next()
+    with workers(PickleTransport(), produce, backend=backend, deadline_s=1.0) as pool:
+        with pytest.raises(WorkerError, match=r"worker 0.*: expected a message within 1.0 s, got none; it was killed"):
+            next_of(pool, 2)
+        assert active_children() == []
+
+
+@pytest.mark.parametrize("holds_interpreter", [False, True])
+def test_closing_ends_busy_workers_at_once(backend, transport, desk, holds_interpreter):  # noqa: F811
+    with workers(transport, producers.Busy(holds_interpreter), desk, backend=backend) as pool:
+        assert desk.reported.wait(SOON_S)
+        start = time.monotonic()
+        pool.close()
+        assert time.monotonic() - start < 4  # DataLoader's own way takes 5 s
+    (pid,) = desk.notes
+    with pytest.raises(ProcessLookupError):
+        os.kill(pid, 0)
+
+
+def test_nothing_is_left_of_a_closed_pool(backend, transport):  # noqa: F811
+    def use() -> None:
+        with workers(transport, producers.sample, backend=backend, num_workers=2) as pool:
+            pids = {note.pid for note in next_of(pool, 4)}
+        assert named_memory(os.getpid(), *pids) == []
+        for thread in threading.enumerate():
+            if thread.name.startswith("QueueFeederThread"):  # of torch, told to end, takes its pipe with it
+                thread.join(SOON_S)
+
+    use()
+    gc.collect()  # what earlier tests have left
+    before, threads, handler = len(os.listdir("/proc/self/fd")), threading.active_count(), on_child()
+    use()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert threading.active_count() == threads
+    assert on_child() == handler
+
+
+def on_child() -> Any:
+    return signal.getsignal(signal.SIGCHLD)
+
+
+def test_more_workers_than_processors_are_not_worth_a_warning(backend):
+    with warnings.catch_warnings(), workers(PickleTransport(), producers.sample, backend=backend, num_workers=3):
+        warnings.simplefilter("error")
+
+
+def test_the_work_must_be_picklable(backend):
+    with (
+        pytest.raises(MessageError, match="what workers do: expected something that can be pickled"),
+        workers(PickleTransport(), lambda *_: iter(()), backend=backend),
+    ):
+        pass
+
+
+def test_there_must_be_a_worker(backend):
+    with (
+        pytest.raises(ValueError, match="num_workers: expected at least 1, got 0"),
+        workers(PickleTransport(), producers.sample, backend=backend, num_workers=0),
+    ):
+        pass
+
+
+def test_unsafe_fork_is_refused(backend, monkeypatch):
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
+    with (
+        ProxyServer({}, transport=PickleTransport()) as server,
+        pytest.raises(ValueError, match="got fork, which is unsafe: torch computes in 2 threads"),
+    ):
+        BACKENDS[backend](producers.sample, server, num_workers=1, start_method="fork")

@@ -1,0 +1,32 @@
+"""Pools of both backends with the objects that the workers of the tests call."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from gflownet.utils.loader_workers import LoaderPool
+from gflownet.utils.multiprocessing_proxy import ProxyServer, Served
+from gflownet.utils.worker_processes import WorkerPool
+from tests.utils.producers import Desk, double
+
+BACKENDS: dict[str, Any] = {"processes": WorkerPool, "dataloader": LoaderPool}
+SOON_S = 20.0  # longer than anything here takes; reached only by a test that fails
+
+
+@contextmanager
+def workers(
+    transport: Any, produce: Any, desk: Desk | None = None, *, backend: str = "processes", **options: Any
+) -> Iterator[Any]:
+    stuck = threading.Event()
+    served = {"double": Served(double), "desk": Served(desk or Desk()), "stuck": Served(stuck, is_slow=True)}
+    options = {"num_workers": 1, "deadline_s": SOON_S, **options}
+    with ProxyServer(served, transport=transport) as server, BACKENDS[backend](produce, server, **options) as pool:
+        yield pool
+    stuck.set()
+
+
+def next_of(pool: Any, count: int) -> list[Any]:
+    return [pool.next() for _ in range(count)]

@@ -1,0 +1,204 @@
+"""Limits of the DataLoader backend, and names of older code in DataLoaders of the user's own."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader, IterableDataset
+
+from gflownet.utils import loader_workers
+from gflownet.utils.multiprocessing_proxy import (
+    get_worker_device,
+    get_worker_info,
+    get_worker_rng,
+    mp_object_wrapper,
+    set_main_process_device,
+    set_worker_rng_seed,
+)
+from gflownet.utils.random_state import get_random_state, seed_all, set_random_state
+from gflownet.utils.transport import PickleTransport
+from gflownet.utils.worker_processes import WorkerError
+from tests.utils import producers
+from tests.utils.messages import TwoArgumentError
+from tests.utils.pools import workers
+
+
+def test_a_killed_worker_names_the_backend_that_restarts():
+    with workers(PickleTransport(), producers.DiesAtOnce(), backend="dataloader", num_workers=2) as pool:
+        with pytest.raises(WorkerError) as caught:
+            pool.next()
+        assert str(caught.value).endswith("; workers.backend=dataloader restarts none, workers.backend=processes does")
+        assert caught.value.__suppress_context__
+
+
+def test_a_worker_that_dies_while_the_main_process_computes_does_not_interrupt_it():
+    """Torch's own handler of SIGCHLD would raise here; it is the next message that fails."""
+    with workers(PickleTransport(), producers.sample, backend="dataloader", start_method="forkserver") as pool:
+        note = pool.next()
+        os.kill(note.pid, signal.SIGKILL)
+        signal.raise_signal(signal.SIGCHLD)
+        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+            [pool.next() for _ in range(2)]
+
+
+def test_a_worker_that_dies_while_it_starts_is_one_error(monkeypatch, capfd):
+    def broken(loader: DataLoader) -> Any:
+        raise BrokenPipeError(32, "Broken pipe")
+
+    monkeypatch.setattr(loader_workers.DataLoader, "_get_iterator", broken)
+    with (
+        pytest.raises(WorkerError, match=r"a worker died while it was started: BrokenPipeError.*workers.backend=proc"),
+        workers(PickleTransport(), producers.sample, backend="dataloader"),
+    ):
+        pass
+    assert capfd.readouterr().err == ""
+
+
+class Buffer:
+    """A replay buffer as ported code has them."""
+
+    def __init__(self) -> None:
+        self.items: list[Any] = []
+
+    def push(self, *items: Any) -> None:
+        self.items += items
+
+    def sample(self, count: int) -> list[Any]:
+        return self.items[:count]
+
+    def fail(self) -> None:
+        raise TwoArgumentError(1, "full")
+
+    def __len__(self) -> int:
+        return len(self.items)
+
+
+class Scale(torch.nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.factor = torch.nn.Parameter(torch.tensor(3.0))
+
+    def forward(self, rows: torch.Tensor, *, shift: float = 0.0) -> tuple[torch.Tensor, torch.Tensor]:
+        return rows * self.factor + shift, rows.sum()
+
+    def log_z(self, rows: torch.Tensor) -> torch.Tensor:
+        return rows.mean() * self.factor
+
+
+class Ported(IterableDataset):
+    """A sampling iterator as ported code has them: it holds placeholders and finds its worker by itself."""
+
+    def __init__(self, model: Any, replay: Any) -> None:
+        self.model, self.replay = model, replay
+
+    def __iter__(self) -> Iterator[dict[str, Any]]:
+        info = get_worker_info()
+        assert info is not None
+        rows = torch.full((2,), float(info.id), device=get_worker_device())
+        scaled, total = self.model(rows, shift=1.0)
+        self.replay.push(info.id)
+        try:
+            self.replay.fail()
+        except TwoArgumentError:
+            pass
+        except RuntimeError as error:
+            failure = str(error)
+        yield {
+            "worker": info.id,
+            "scaled": scaled.tolist(),
+            "total": float(total),
+            "log_z": float(self.model.log_z(rows + 1)),
+            "device": str(self.model.device),
+            "has_items": len(self.replay) > 0 and bool(self.replay),
+            "first": len(self.replay.sample(1)),
+            "failure": failure,
+            "draw": float(get_worker_rng().uniform()),
+        }
+
+
+@pytest.mark.parametrize("options", [{}, {"pickle_messages": True}, {"sb_size": 4096}], ids=str)
+def test_ported_code_in_a_dataloader_of_its_own(options):
+    replay = Buffer()
+    wrappers = [mp_object_wrapper(obj, 2, cast_types=(), **options) for obj in (Scale(), replay)]
+    model, items = (wrapper.placeholder for wrapper in wrappers)
+    loader = DataLoader(
+        Ported(model, items),
+        batch_size=None,
+        num_workers=2,
+        multiprocessing_context="forkserver",
+        generator=torch.Generator().manual_seed(1),
+    )
+    rows = list(loader)
+    draws = [row.pop("draw") for row in rows]
+    assert [row["failure"].split(":")[0] for row in rows] == ["tests.utils.messages.TwoArgumentError"] * 2
+    assert [{**row, "failure": ""} for row in rows] == [
+        {
+            "worker": worker,
+            "scaled": [3.0 * worker + 1] * 2,
+            "total": 2.0 * worker,
+            "log_z": 3.0 * worker + 3,
+            "device": "cpu",
+            "has_items": True,
+            "first": 1,
+            "failure": "",
+        }
+        for worker in range(2)
+    ]
+    assert len(set(draws)) == 2
+    assert sorted(replay.items) == [0, 1]
+    assert len(items) == 2  # in the main process, too
+    for wrapper in wrappers:
+        wrapper.terminate()
+        wrapper.terminate()
+    with pytest.raises(ConnectionError, match="the main process hung up"):
+        len(items)
+
+
+def test_an_object_without_a_length_is_true_and_has_none():
+    wrapper = mp_object_wrapper(Scale(), 1)
+    assert wrapper.placeholder
+    with pytest.raises(TypeError, match="expected an object with a length, got one without"):
+        len(wrapper.placeholder)
+    with pytest.raises(AttributeError, match="factor: expected one of the methods"):
+        _ = wrapper.placeholder.factor
+    wrapper.terminate()
+
+
+def test_the_device_is_the_runs_in_the_main_process_and_the_cpu_in_a_worker(monkeypatch):
+    set_main_process_device(torch.device("meta"))
+    try:
+        assert get_worker_device() == torch.device("meta")
+        monkeypatch.setattr("gflownet.utils.worker_context.get_loader_worker_info", lambda: _LoaderInfo)
+        assert get_worker_device() == torch.device("cpu")
+    finally:
+        set_main_process_device(torch.device("cpu"))
+
+
+class _LoaderInfo:
+    id, num_workers, seed = 3, 4, 17
+
+
+def test_the_generator_of_a_worker_is_part_of_the_random_state(monkeypatch):
+    state = get_random_state()
+    seed_all(4)
+    first = get_worker_rng().normal(size=3).tolist()
+    seed_all(4)
+    assert np.random.normal(size=3).tolist() == first
+    seed_all(4)
+    get_worker_rng().normal()  # a second value is kept for the next call
+    kept = get_random_state()
+    second = get_worker_rng().normal(size=3).tolist()
+    set_random_state(kept)
+    assert get_worker_rng().normal(size=3).tolist() == second
+    set_worker_rng_seed(7)
+    in_main = get_worker_rng().random_sample()
+    monkeypatch.setattr("gflownet.utils.worker_context.get_loader_worker_info", lambda: _LoaderInfo)
+    set_worker_rng_seed(7)
+    assert get_worker_rng().random_sample() == np.random.RandomState(10).random_sample() != in_main
+    set_random_state(state)
