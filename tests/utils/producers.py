@@ -105,6 +105,7 @@ class Draw:
 def draws(info: WorkerInfo, endpoint: Endpoint) -> Iterator[Draw]:
     while True:
         own = get_worker_info()
+        assert own is not None
         assert own == info
         values = (random.random(), float(torch.rand(())), float(np.random.rand()), float(get_worker_rng().rand()))
         yield Draw(own.id, own.num_workers, values)
