@@ -105,7 +105,10 @@ def test_a_second_run_asks_only_what_has_no_answer(folder: Path, tmp_path: Path)
     assert out.read_bytes() == before
 
 
-@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)])
+@pytest.mark.parametrize(
+    ("number", "status"),
+    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
+)
 def test_a_run_that_is_stopped_goes_on(
     number: signal.Signals, status: int, folder: Path, tmp_path: Path, started: Started
 ) -> None:

@@ -66,23 +66,43 @@ def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return built
 
 
-def check_runs(python: Path, *, cwd: Path, log_dir: Path, package: Path, tasks: Path) -> None:
-    """Import, print the help and run two steps in `cwd`, with the package and the tasks from where they should be."""
+def check_commands(python: Path, *, cwd: Path, package: Path, tasks: Path) -> None:
+    """Import, print the help and a config in `cwd`, with the package and the tasks from where they should be."""
     assert call(python, "-c", WHERE, cwd=cwd).split() == [str(package / "__init__.py"), str(tasks / "digits.py")]
     assert "model.num_layers" in call(python, "-m", "gflownet.train", "--help", cwd=cwd)
     assert "num_training_steps: 20\n" in call(
         python, "-m", "gflownet.train", "--config", "digits_small", "--print-config", cwd=cwd
     )
+
+
+def check_runs(python: Path, *, cwd: Path, log_dir: Path, package: Path, tasks: Path) -> None:
+    """Check the commands and run two steps."""
+    check_commands(python, cwd=cwd, package=package, tasks=tasks)
     call(python, "-m", "gflownet.train", f"log_dir={log_dir}", *TINY_RUN, cwd=cwd)
     rows = [json.loads(line) for line in (log_dir / "metrics.jsonl").read_text().splitlines()]
     assert [row["step"] for row in rows] == [1, 2]
 
 
+def test_a_checkout_is_found_without_being_installed(checkout: Path, tmp_path: Path) -> None:
+    python = make_python(tmp_path / "env")
+    check_commands(python, cwd=checkout, package=checkout / "gflownet", tasks=checkout / "tasks")
+
+
+@pytest.mark.slow
 def test_a_checkout_runs_without_being_installed(checkout: Path, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
     check_runs(python, cwd=checkout, log_dir=tmp_path / "run", package=checkout / "gflownet", tasks=checkout / "tasks")
 
 
+def test_an_editable_install_is_found_from_an_empty_folder(checkout: Path, tmp_path: Path) -> None:
+    python = make_python(tmp_path / "env")
+    install(python, "--editable", checkout, cwd=tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    check_commands(python, cwd=empty, package=checkout / "gflownet", tasks=checkout / "tasks")
+
+
+@pytest.mark.slow
 def test_an_editable_install_runs_from_an_empty_folder(checkout: Path, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
     install(python, "--editable", checkout, cwd=tmp_path)

@@ -10,8 +10,12 @@ from gflownet.autodiff.graph import Graph
 from tests.autodiff.random_graphs import RandomGraph, random_graph
 from tests.oracles import tensor_graphs as oracle
 
-NUM_CHUNKS, CHUNK = 24, 50
+NUM_CHUNKS, NUM_QUICK_CHUNKS, CHUNK = 24, 5, 50
 SEEDS = range(NUM_CHUNKS * CHUNK)
+of_every_chunk = pytest.mark.parametrize(
+    "chunk",
+    [*range(NUM_QUICK_CHUNKS), *(pytest.param(i, marks=pytest.mark.slow) for i in range(NUM_QUICK_CHUNKS, NUM_CHUNKS))],
+)
 
 
 def drawn(seed: int) -> RandomGraph:
@@ -30,7 +34,7 @@ def inner_node(found: RandomGraph) -> int:
     return inner[len(inner) // 2 - (len(inner) > 1)]
 
 
-@pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
+@of_every_chunk
 def test_values_and_jacobians(chunk):
     for seed in SEEDS[chunk * CHUNK : (chunk + 1) * CHUNK]:
         found = drawn(seed)
@@ -44,7 +48,7 @@ def test_values_and_jacobians(chunk):
                 assert_close(jacobian, expected, 1e-9, (seed, wrt, mode))
 
 
-@pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
+@of_every_chunk
 def test_hessians(chunk):
     for seed in SEEDS[chunk * CHUNK : (chunk + 1) * CHUNK]:
         found = drawn(seed)
@@ -57,7 +61,7 @@ def test_hessians(chunk):
             assert_close(hessian, expected, 1e-5, (seed, first, second))
 
 
-@pytest.mark.parametrize("chunk", range(NUM_CHUNKS))
+@of_every_chunk
 def test_gradients_of_the_running_graph(chunk):
     for seed in SEEDS[chunk * CHUNK : (chunk + 1) * CHUNK]:
         found = drawn(seed)
@@ -100,27 +104,30 @@ def features(found: RandomGraph) -> set:
     return seen
 
 
-def test_every_rule_is_put_to_use_often():
-    graphs = [drawn(seed) for seed in SEEDS]
+@pytest.mark.parametrize(
+    ("num_graphs", "num_uses"),
+    [(NUM_QUICK_CHUNKS * CHUNK, 6), pytest.param(NUM_CHUNKS * CHUNK, 40, marks=pytest.mark.slow)],
+)
+def test_every_rule_is_put_to_use_often(num_graphs, num_uses):
+    graphs = [drawn(seed) for seed in SEEDS[:num_graphs]]
     count = Counter(feature for found in graphs for feature in features(found))
     expected = {"leaf", "transform", "elementwise", "linear", "nonlinear", "signed", "positive", ("scalar", True)}
     expected |= {("elementwise", operation) for operation in "+-*"}
     expected |= {("one-sided", operation, side) for operation in (*"+-*", None) for side in (0, 1)}
     expected |= {(name, True) for name in ("new", "summed", "shared", "batch", "2 and -2")}
-    assert len(graphs) >= 1000
-    assert min(count[feature] for feature in expected) >= 40, {f: count[f] for f in expected if count[f] < 40}
+    assert [(feature, count[feature]) for feature in expected if count[feature] < num_uses] == []
 
 
 def test_most_jacobians_and_many_hessians_are_not_zero():
     num_jacobians = num_hessians = 0
-    for seed in SEEDS[:200]:
+    for seed in SEEDS[:100]:
         found = drawn(seed)
         jacobians = [oracle.jacobian(found.graph, found.output, leaf, found.leaves) for leaf in found.leaves]
         hessians = [oracle.hessian(found.graph, found.output, leaf, leaf, found.leaves) for leaf in found.leaves]
         num_jacobians += any(np.abs(jacobian).max() > 1e-6 for jacobian in jacobians)
         num_hessians += any(np.abs(hessian).max() > 1e-6 for hessian in hessians)
-    assert num_jacobians >= 150
-    assert num_hessians >= 80
+    assert num_jacobians >= 75
+    assert num_hessians >= 40
 
 
 def test_the_oracle_agrees_with_loops_over_single_numbers():

@@ -18,7 +18,7 @@ from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys, opinionated, unconditional
 from tests.oracles.chi_square import p_value
 
-NUM = 4_000
+NUM = 1_500
 
 
 @pytest.mark.parametrize(("temperature", "epsilon"), [(2.5, 0.0), (0.4, 0.0), (2.5, 0.3)])
