@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
 from pathlib import Path
@@ -28,7 +28,8 @@ from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.evaluation.tasks import load_task_class
 from gflownet.interrupts import StopRequest, stop_signals
-from gflownet.learner import Learner
+from gflownet.learning.fit import TrainingStep, fit
+from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction, TwoWayPolicy
@@ -50,7 +51,7 @@ if TYPE_CHECKING:
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json
 
 # Streams of randomness of one run; every part draws from its own, so that none shifts another.
-_POLICY_STREAM, _TRAJECTORY_STREAM, _CERTIFICATE_STREAM, _COMPANION_STREAM = range(4)
+_POLICY_STREAM, _TRAJECTORY_STREAM, _CERTIFICATE_STREAM, _COMPANION_STREAM, _MEMORY_STREAM = range(5)
 
 
 class GFNTrainer:
@@ -73,9 +74,7 @@ class GFNTrainer:
         seed_all(stream_seed(config.seed, _POLICY_STREAM))
         self.policy = self.build_policy().to(self.device)
         self.objective = self.build_objective().to(self.device)
-        tau = config.algo.sampling_tau
-        parts = self.policy, self.objective, self.context
-        self.learner = Learner(*parts, config=config.opt, sampling_tau=tau, device=self.device)
+        self.learner = self.build_learner()
         self.companions = self.build_companions()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
@@ -127,6 +126,22 @@ class GFNTrainer:
             ) from error
         return objective_class(self.context, algo, prior=prior)
 
+    def build_learner(self) -> Learner:
+        """Return the learner: optimiser, schedule and memory around policy and objective."""
+        config, algo, replay = self.config, self.config.algo, self.config.replay
+        options = LearnerOptions(
+            num_steps=config.num_training_steps,
+            num_updates=algo.num_updates,
+            merge_isomorphic=algo.merge_isomorphic,
+            num_remembered=replay.num_batches if replay.use else 0,
+            remembered_growth=replay.batch_growth,
+            memory_capacity=replay.batch_capacity,
+            sampling_tau=algo.sampling_tau,
+            seed=stream_seed(config.seed, _MEMORY_STREAM),
+        )
+        parts = self.policy, self.objective, self.context
+        return Learner(*parts, config=config.opt, options=options, device=self.device)
+
     def build_companions(self) -> Companions:
         """Return what learns beside the policy."""
         config = self.config
@@ -135,6 +150,7 @@ class GFNTrainer:
             self.context,
             algo=config.algo,
             opt=config.opt,
+            num_steps=config.num_training_steps,
             device=self.device,
             seed=lambda number: stream_seed(config.seed, _COMPANION_STREAM, number),
         )
@@ -201,19 +217,25 @@ class GFNTrainer:
                 raise write_errors[0]
         return stop.signal
 
-    def train_step(self, rollout: Rollout) -> dict[str, float]:
-        """Learn from the data of the step, and return the step's metrics."""
-        policy, batch, is_first = self.learner.trained, rollout.trajectories, self.step == 1
-        if is_first:
-            self.objective.prepare(policy, batch)
-        beside = self.companions.learn(policy, self.objective, batch, is_first=is_first)
-        try:
-            metrics = self.learner.learn(rollout)
-        except FloatingPointError as error:
-            raise FloatingPointError(f"step {self.step}: {error}") from error
-        log_reward_mean = float(batch.log_reward[: rollout.num_fresh].mean())
+    def fit(self, rollouts: Iterable[Rollout]) -> Iterator[dict[str, float]]:
+        """Train to the last step on these rollouts, and yield the metrics of each step after it was taken."""
+        steps = fit(
+            self.learner,
+            rollouts,
+            num_steps=self.config.num_training_steps,
+            first_step=self.step + 1,
+            auxiliary=self.companions,
+        )
+        for taken in steps:
+            self.step = taken.number
+            yield {**taken.metrics, **self._outcome(taken)}
+
+    def _outcome(self, taken: TrainingStep) -> dict[str, float]:
+        """Return what the rollout of a step found, as metrics."""
+        rollout = taken.rollout
+        log_reward_mean = float(rollout.trajectories.log_reward[: rollout.num_fresh].mean())
         progress = self.progress.add(rollout.evaluations, others=rollout.others)
-        return {**metrics, **beside, "log_reward_mean": log_reward_mean, **rollout.metrics, **progress}
+        return {"log_reward_mean": log_reward_mean, **rollout.metrics, **progress}
 
     def state_dict(self) -> dict[str, Any]:
         """Return everything that a resumed run needs to go on as if it had not stopped."""
@@ -272,17 +294,22 @@ class GFNTrainer:
         """Train until the last step or a signal; a checkpoint is written every so often and at the end."""
         config, progress = self.config, self.progress
         num_known, seconds_before, started = progress.num_distinct, progress.seconds, math.inf
+
+        def until_stopped(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
+            nonlocal started
+            while stop.signal is None:
+                rollout = next(rollouts)
+                started = min(started, time.monotonic())  # the start of the workers is no evaluation time
+                yield rollout
+
         if config.num_workers:
             logger.say(f"starting {config.num_workers} workers")
         with closing(self._rollouts(evaluator)) as rollouts:
-            while self.step < config.num_training_steps and stop.signal is None:
-                rollout = next(rollouts)
-                started = min(started, time.monotonic())  # the start of the workers is nobody's evaluation time
-                self.step += 1
-                num_failed = progress.errors.total()
-                metrics = self.train_step(rollout)
+            num_failed = progress.errors.total()
+            for metrics in self.fit(until_stopped(rollouts)):
                 if progress.errors and not num_failed:
                     logger.say(f"step {self.step}: an evaluation failed: {next(iter(progress.errors))}")
+                num_failed = progress.errors.total()
                 if config.validate_every and self.step % config.validate_every == 0:
                     metrics |= self._validate(evaluator)
                 here = time.monotonic() - started

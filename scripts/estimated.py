@@ -11,23 +11,20 @@ from __future__ import annotations
 
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from itertools import product
 
 import numpy as np
 import torch
 from bench import Row, finish, parse_arguments
-from enumerated import EnumeratedSpace
-from exact_training import Setting, Trained, learn
+from enumerated import EnumeratedSpace, Trained, train
 from scipy.stats import binom
 from torch import Tensor
 
 from gflownet.certification import NUM_ROLLOUTS, checked_states, draw_back, with_own_backward
 from gflownet.data.sampler import sample_forward
-from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.metrics.certificate import SUBSET_SIZE, CheckedStates, EstimatedCertificate, certify_by_estimates
@@ -45,7 +42,6 @@ from gflownet.metrics.exact import (
     StateGraph,
     analytic_flows,
     backward_scores,
-    enumerate_states,
     forward_scores,
     policy_log_backward,
     policy_log_prob,
@@ -54,7 +50,7 @@ from gflownet.metrics.exact import (
     total_variation,
 )
 from gflownet.metrics.intervals import LEVEL, Interval, bootstrap
-from gflownet.objectives.config import AlgoConfig, BackwardName
+from gflownet.objectives.config import BackwardName
 from gflownet.policy.on_device import PolicyOnDevice
 
 SEEDS = (0, 1, 2)
@@ -69,33 +65,30 @@ NUM_SUBSETS = 20_000  # that the exact flow consistency is a mean over
 
 @dataclass(frozen=True)
 class Space:
-    """An enumerable space, how policies are trained on it, and how many trajectories they are certified by."""
+    """An enumerable space of the config `exact`, how long policies are trained on it, and what certifies them."""
 
     name: str
-    make: Callable[[], Environment]
-    setting: Setting
+    max_nodes: int
+    num_steps: int
     num_samples: int = 1_024  # trajectories of the policy, and as many states beside those that they end in
+
+    def overrides(self, backward_policy: BackwardName, seed: int) -> list[str]:
+        """Return the options of one run."""
+        return [
+            f"env.coloured_graph.max_nodes={self.max_nodes}",
+            f"num_training_steps={self.num_steps}",
+            f"algo.backward_policy={backward_policy}",
+            f"seed={seed}",
+            f"task_options.reward_seed={seed}",
+        ]
 
 
 SPACES = (
-    Space(
-        "two-coloured graphs, up to 5 nodes (419)",
-        lambda: GraphBuildingEnv(["a", "b"], max_nodes=5),
-        Setting(AlgoConfig(method="tb"), num_steps=80),
-        num_samples=256,
-    ),
-    Space(
-        "two-coloured graphs, up to 6 nodes (4,302)",
-        lambda: GraphBuildingEnv(["a", "b"], max_nodes=6),
-        Setting(AlgoConfig(method="tb"), num_steps=40),
-    ),
-    Space(
-        "two-coloured graphs, up to 7 nodes (72,296)",
-        lambda: GraphBuildingEnv(["a", "b"], max_nodes=7),
-        Setting(AlgoConfig(method="tb"), num_steps=20),
-    ),
+    Space("two-coloured graphs, up to 5 nodes (419)", max_nodes=5, num_steps=80, num_samples=256),
+    Space("two-coloured graphs, up to 6 nodes (4,302)", max_nodes=6, num_steps=40),
+    Space("two-coloured graphs, up to 7 nodes (72,296)", max_nodes=7, num_steps=20),
 )
-QUICK = (replace(SPACES[0], setting=replace(SPACES[0].setting, num_steps=20)),)
+QUICK = (replace(SPACES[0], num_steps=20),)
 
 
 @dataclass(frozen=True)
@@ -148,9 +141,10 @@ def mean_log_weight(
 def exact_figures(space: EnumeratedSpace, trained: Trained) -> Exact:
     """Return what enumeration knows of a trained policy."""
     graph, log_reward, nothing = space.graph, space.log_reward, torch.zeros(1)
-    log_forward = policy_log_prob(graph, forward_scores(trained.context, trained.policy, nothing))
-    if isinstance(trained.policy, TwoWayPolicy) and trained.context.backward_types:
-        score = backward_scores(trained.context, trained.policy, nothing)
+    context, policy = trained.trainer.context, trained.trainer.policy
+    log_forward = policy_log_prob(graph, forward_scores(context, policy, nothing))
+    if isinstance(policy, TwoWayPolicy) and context.backward_types:
+        score = backward_scores(context, policy, nothing)
         log_backward = space.backward.per_forward(policy_log_backward(graph, space.backward, score))
     else:
         log_backward = torch.where(graph.stops, 0.0, -graph.num_backward[graph.child].double().log())
@@ -171,8 +165,8 @@ def exact_figures(space: EnumeratedSpace, trained: Trained) -> Exact:
 @torch.no_grad()
 def draw(space: EnumeratedSpace, trained: Trained, num: int, *, generator: torch.Generator) -> Drawn:
     """Return `num` trajectories of the policy, and ways back from their ends, from `num` even states and from R / Z."""
-    graph, env, context = space.graph, space.env, trained.context
-    policy = PolicyOnDevice(trained.policy, device=torch.device("cpu"), precision="float32")
+    graph, env, context = space.graph, space.env, trained.trainer.context
+    policy = PolicyOnDevice(trained.trainer.policy, device=torch.device("cpu"), precision="float32")
     nothing = Conditioning(torch.zeros(1, 1), torch.ones(1))
     given = Conditioning(torch.zeros(num, 1), torch.ones(num))
     samples = sample_forward(context, policy, conditioning=given, generator=generator)
@@ -330,15 +324,12 @@ def estimate_rows(*, quick: bool) -> Iterator[Row]:
     """Yield every estimate beside the exact figure, and those that leave |Aut| out; quick: of one short training."""
     held: list[bool] = []
     for space in QUICK if quick else SPACES:
-        env = space.make()
-        graph = enumerate_states(env)
-        known = EnumeratedSpace(env, graph, torch.zeros(len(graph)))  # one, since it remembers what it enumerates
-        runs = list(product(BACKWARD_POLICIES, SEEDS))
+        graph, runs = None, list(product(BACKWARD_POLICIES, SEEDS))
         for backward_policy, seed in runs[-1:] if quick else runs:
-            known.log_reward = torch.randn(len(graph), generator=torch.Generator().manual_seed(seed))
-            setting = replace(space.setting, algo=replace(space.setting.algo, backward_policy=backward_policy))
             label = f"{space.name}, P_B {backward_policy}, seed {seed}"
-            trained = learn(known, setting, seed=seed)
+            trained = train(space.overrides(backward_policy, seed))
+            known = EnumeratedSpace.of(trained.trainer, graph=graph)
+            graph = known.graph
             rows, holds = policy_rows(label, known, trained, space.num_samples, seed=seed)
             held += holds
             print(f"{label}: {sum(not row.holds for row in rows)} goals missed, {trained.seconds:.0f} s", flush=True)

@@ -2,31 +2,31 @@
 
     PYTHONPATH=. python scripts/exactness.py [--quick] [--json FILE] [--keep FOLDER]
 
-`--ladder`, `--objectives`, `--backward`, `--estimates`, `--trained`, `--large` and `--cells` run these parts only.
+`--ladder`, `--objectives`, `--backward`, `--estimates`, `--trained`, `--large` and `--cells` run these parts only. The
+trained networks are runs of `python -m gflownet.train` under `configs/exact.yaml` and `configs/cells_exact.yaml`.
 Every distance is that of the exact push-forward of a policy's terminating distribution; estimates are shown beside it,
-never in its place. In full this takes hours: every run of every seed is reported. With `--keep` a trained network is
-kept in a file of FOLDER when it is done: the same command goes on where it was stopped, and run twice at once the two
-processes share the work.
+never in its place. In full this takes hours: every run of every seed is reported. With `--keep FOLDER` the run folders
+stay there, and a run that has its certificate is read, not repeated.
 """
 
 from __future__ import annotations
 
+import json
+import re
 import sys
+import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass
 from itertools import pairwise, product
 from pathlib import Path
 
 import torch
-from bench import Row, finish, make_parser
-from cells import CELL_TARGETS, cell_space
-from enumerated import EnumeratedSpace
+from bench import Row, at_most, figure, finish, make_parser, skip
 from estimated import estimate_rows
-from exact_training import Setting, train
-from kept import kept
 from ladder import SPACES, ladder_rows, random_log_backward
 from torch import Tensor
 
+from gflownet.config import load_config
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.environment import Environment
 from gflownet.metrics.exact import (
@@ -37,15 +37,17 @@ from gflownet.metrics.exact import (
     l1_distance,
     terminating_distribution,
 )
-from gflownet.objectives.config import AlgoConfig, BackwardName, OptimizerConfig, SymmetryName
-from gflownet.policy.config import ModelConfig
+from gflownet.objectives.config import AlgoConfig, BackwardName
+from gflownet.run_folder import CERTIFICATE_NAME
+from gflownet.trainer import GFNTrainer
 from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up, set_up_relative
 from tests.objectives.spaces import FromOneNode
 from tests.oracles.tabular import classes_of
 
-BACKWARD_POLICIES: tuple[BackwardName, ...] = ("uniform", "learned", "maxent", "tlm", "pessimistic")
 SEEDS = (0, 1, 2)
-SMALL_TV, LARGE_TV, CELL_TV, CELL_LOG_Z = 0.01, 0.03, 0.05, 0.05
+TABLE = Path(__file__).resolve().parents[2] / "shared" / "data" / "nb201.csv.gz"
+CELL_TV, CELL_LOG_Z = 0.05, 0.05
+CELL_TARGETS = {32: 1.400, 128: -16.691}  # beta: log of the sum of (validation / 100)^beta over all cells
 EVERY_STATE_MAY_STOP = FromOneNode(["a"], max_nodes=4)  # as modified detailed balance asks
 QUICK_CLASSES = 6
 BALANCED = 1e-9  # a loss at exact flows, in float64 from rewards in float32
@@ -54,84 +56,76 @@ INDEPENDENT = 1e-6  # L1 between what different backward policies sample at exac
 
 @dataclass(frozen=True)
 class Space:
-    """An enumerable space, and how long a policy is trained on it."""
+    """An enumerable space, the options of `configs/exact.yaml` that describe it, and what is trained on it."""
 
     name: str
     make: Callable[[], Environment]
     goal: float  # total variation
-    num_steps: int
-    num_trajectories: int = 64
-    num_drawn_back: int = 0
-    learning_rate: float = 1e-2
-    model: ModelConfig = field(default_factory=lambda: ModelConfig(num_layers=3, num_emb=64))
-    precision: str = "float32"
-    symmetry: SymmetryName = "reward"
-    # Of some objectives and P_B, as a factor. A P_B with a loss of its own goes on moving for longer, and P_F with it.
-    more_steps: Mapping[str, float] = field(default_factory=lambda: {"maxent": 1.3, "tlm": 3.0, "pessimistic": 1.6})
+    overrides: tuple[str, ...] = ()
+    methods: tuple[str, ...] = ("tb", "db", "subtb")
+    backward_policies: tuple[BackwardName, ...] = ("uniform", "learned")
 
 
 SMALL = (
-    Space("two-coloured graphs, up to 4 nodes (65)", lambda: GraphBuildingEnv(["a", "b"], max_nodes=4), SMALL_TV, 300),
+    Space(
+        "two-coloured graphs, up to 4 nodes (65)",
+        lambda: GraphBuildingEnv(["a", "b"], max_nodes=4),
+        0.01,
+        ("env.coloured_graph.max_nodes=4", "num_training_steps=300"),
+    ),
     Space(
         "DAGs, 2 types, up to 4 nodes (260)",
         lambda: GraphBuildingEnv(["a", "b"], max_nodes=4, directed=True),
-        SMALL_TV,
-        160,
+        0.01,
+        ("env.coloured_graph.max_nodes=4", "env.coloured_graph.directed=true", "num_training_steps=160"),
     ),
-    Space("two-coloured graphs, up to 5 nodes (419)", lambda: GraphBuildingEnv(["a", "b"], max_nodes=5), SMALL_TV, 240),
+    Space("two-coloured graphs, up to 5 nodes (419)", lambda: GraphBuildingEnv(["a", "b"], max_nodes=5), 0.01),
 )
 LARGE = Space(
     "two-coloured graphs, up to 6 nodes (4,302)",
     lambda: GraphBuildingEnv(["a", "b"], max_nodes=6),
-    LARGE_TV,
-    320,
-    num_trajectories=128,
-    num_drawn_back=64,
-    learning_rate=2e-2,
-    model=ModelConfig(num_layers=3, num_emb=64, num_heads=4, compile=True),
-    precision="bfloat16",
-    symmetry="flows",
-    more_steps={"subtb": 1.15, "db": 1.15, "maxent": 1.1, "tlm": 1.5, "pessimistic": 1.1},
+    0.03,
+    (
+        "env.coloured_graph.max_nodes=6",
+        "num_training_steps=320",
+        "algo.num_from_policy=128",
+        "replay.num_batches=64",
+        "opt.learning_rate=0.02",
+        "model.num_heads=4",
+    ),
+    methods=("tb",),
+    backward_policies=("uniform",),
 )
-METHODS = ("tb", "subtb", "db")
-QUICK_TRAJECTORIES = 1_280
-# Squares are ruled by cells of next to no reward, whose log-rewards lie hundreds of nats below: Huber's loss is not.
-CELL_SETTING = Setting(
-    algo=AlgoConfig(method="tb", regression="huber"),
-    num_steps=440,
-    num_trajectories=256,
-    num_remembered=8,
-    num_drawn_back=8,
-    random_action_prob=0.05,
-    model=ModelConfig(name="sequence_transformer", num_layers=2, num_emb=64, num_heads=4, compile=True),
-    precision="bfloat16",
-)
-
-
-def rough_reward(graph: StateGraph, *, seed: int) -> Tensor:
-    """Return standard normal log-rewards [S]: nothing about the graph predicts them, so every class must be learned."""
-    return torch.randn(len(graph), generator=torch.Generator().manual_seed(seed))
 
 
 def trained_rows(spaces: Sequence[Space], *, quick: bool, keep: Path | None = None) -> Iterator[Row]:
-    """Yield the distances of networks trained by every objective with every backward policy; quick: one short one."""
-    made = [(space, space.make()) for space in spaces]
-    known = [(space, env, enumerate_states(env)) for space, env in made]
-    runs = list(product(SEEDS, known, BACKWARD_POLICIES, METHODS))
-    for seed, (space, env, graph), backward_policy, method in runs[: 1 if quick else None]:
-        more = space.more_steps.get(backward_policy, 1.0) * space.more_steps.get(method, 1.0)
-        setting = Setting(
-            algo=AlgoConfig(method=method, backward_policy=backward_policy, symmetry=space.symmetry),
-            num_steps=QUICK_TRAJECTORIES // space.num_trajectories if quick else round(space.num_steps * more),
-            num_trajectories=space.num_trajectories,
-            num_drawn_back=space.num_drawn_back,
-            model=replace(space.model, compile=space.model.compile and not quick),
-            precision=space.precision,
-            optimizer=OptimizerConfig(opt="muon", learning_rate=space.learning_rate),
+    """Yield the distances of trained networks; quick: of one short run."""
+    runs = [
+        (f"{space.name}, {method}, P_B {backward_policy}, seed {seed}", space, method, backward_policy, seed)
+        for seed, space in product(SEEDS, spaces)
+        for backward_policy, method in product(space.backward_policies, space.methods)
+    ]
+    for label, space, method, backward_policy, seed in runs[: 1 if quick else None]:
+        options = (
+            f"algo.method={method}",
+            f"algo.backward_policy={backward_policy}",
+            f"task_options.reward_seed={seed}",
         )
-        rewarded = EnumeratedSpace(env, graph, rough_reward(graph, seed=seed))
-        label = f"{space.name}, {method}, P_B {backward_policy}, seed {seed}"
-        yield from _learned_rows(label, rewarded, setting, seed=seed, goal=None if quick else space.goal, keep=keep)
+        short = ("num_training_steps=20",) if quick else ()
+        found = certified("exact", label, (*space.overrides, *options, f"seed={seed}", *short), keep=keep)
+        yield from _distances(label, found, goal=None if quick else space.goal)
+
+
+def certified(config: str, label: str, overrides: Sequence[str], *, keep: Path | None) -> dict[str, float]:
+    """Return the figures of the exact certificate of a run, which is read where its folder holds one already."""
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = (keep or Path(temporary)) / re.sub(r"[^a-z0-9]+", "_", label.lower())
+        path = folder / CERTIFICATE_NAME
+        if not path.is_file():
+            given = [*overrides, f"log_dir={folder}", "wandb.mode=disabled", "overwrite_existing_exp=true"]
+            GFNTrainer(load_config(config, given)).run()
+        (part,) = json.loads(path.read_text(encoding="utf-8"))["certificates"]
+    return {name: value for name, value in part.items() if isinstance(value, float)}
 
 
 def objective_rows(*, quick: bool) -> Iterator[Row]:
@@ -164,19 +158,19 @@ def _configs_of(method: str) -> Iterator[AlgoConfig]:
 
 def cell_rows(*, quick: bool, keep: Path | None = None) -> Iterator[Row]:
     """Yield the distances on the 15,625 cells of NAS-Bench-201 under two temperatures; none without its table."""
+    if not TABLE.exists():
+        skip("the cells of NAS-Bench-201", "no table ../shared/data/nb201.csv.gz")
+        return
     for beta, log_z in CELL_TARGETS.items():
-        space = cell_space(beta)
-        if space is None:
-            print("skipped: the cells, whose table ../shared/data/nb201.csv.gz is not there", flush=True)
-            return
-        found = float(space.log_reward[space.graph.terminal].double().logsumexp(0))
-        yield Row(f"NAS-Bench-201, beta {beta}: log Z", found, "", f"{log_z}", abs(found - log_z) < 5e-4)
         for seed in SEEDS[:1] if quick else SEEDS:
-            model = replace(CELL_SETTING.model, compile=not quick)
-            setting = replace(CELL_SETTING, model=model, num_steps=5 if quick else CELL_SETTING.num_steps)
             label = f"NAS-Bench-201, beta {beta}, tb, seed {seed}"
-            goals = (None, None) if quick else (CELL_TV, CELL_LOG_Z)
-            yield from _learned_rows(label, space, setting, seed=seed, goal=goals[0], log_z_goal=goals[1], keep=keep)
+            options = [f"task_options.table={TABLE}", f"cond.temperature.dist_params=[{beta}]", f"seed={seed}"]
+            options += ["num_training_steps=5", "model.compile=false"] if quick else []
+            found = certified("cells_exact", label, options, keep=keep)
+            yield Row(f"{label}: true log Z", found["log_z"], "", f"{log_z}", abs(found["log_z"] - log_z) < 5e-4)
+            yield from _distances(
+                label, found, goal=None if quick else CELL_TV, log_z_goal=None if quick else CELL_LOG_Z
+            )
         if quick:
             return
 
@@ -187,7 +181,7 @@ def backward_rows() -> Iterator[Row]:
         env = space.make()
         graph = enumerate_states(env)
         backward = enumerate_backward(env, graph)
-        log_reward = rough_reward(graph, seed=0) + graph.num_automorphisms.log()
+        log_reward = torch.randn(len(graph), generator=torch.Generator().manual_seed(0)) + graph.num_automorphisms.log()
         log_ways = _log_ways(graph, backward.child, backward.parent)
         by_policy = {
             "uniform": None,
@@ -213,32 +207,19 @@ def _log_ways(graph: StateGraph, child: Tensor, parent: Tensor) -> Tensor:
     return ways.log()
 
 
-def _learned_rows(
-    label: str,
-    space: EnumeratedSpace,
-    setting: Setting,
-    *,
-    seed: int,
-    goal: float | None,
-    log_z_goal: float | None = None,
-    keep: Path | None = None,
+def _distances(
+    label: str, found: Mapping[str, float], *, goal: float | None, log_z_goal: float | None = None
 ) -> list[Row]:
-    """Train and return what was found; what has no goal holds. Nothing of a run that another process is at."""
-    learned = kept(keep, label, f"seed {seed}, {setting}", lambda: train(space, setting, seed=seed))
-    if learned is None:
-        print(f"{label}: left to the process that is at it", flush=True)
-        return []
-    found, error = learned.total_variation, learned.log_z_error
-    bar, log_z_bar = ("" if g is None else f"<= {g}" for g in (goal, log_z_goal))
-    print(f"{label}: TV {found:.4f}, log Z off by {error:.4f}, {learned.seconds:.0f} s", flush=True)
-    return [
-        Row(f"{label}: total variation", found, "", bar, goal is None or found <= goal),
-        Row(f"{label}: error of log Z", error, "nats", log_z_bar, log_z_goal is None or error <= log_z_goal),
-        Row(f"{label}: Jensen-Shannon divergence", learned.jensen_shannon, "nats", "", True),
-        Row(f"{label}: Spearman(p, R)", learned.spearman, "", "", True),
-        Row(f"{label}: trajectories", learned.num_trajectories, "", "", True),
-        Row(f"{label}: training time", learned.seconds, "CPU s", "", True),
+    """Return the rows of one certificate; a figure without a goal holds."""
+    print(f"{label}: total variation {found['total_variation']:.4f}", flush=True)
+    rows = [
+        at_most(f"{label}: total variation", found["total_variation"], "", goal),
+        figure(f"{label}: Jensen-Shannon divergence", found["jensen_shannon"], "nats"),
+        figure(f"{label}: Spearman(p, R)", found["spearman"]),
     ]
+    if "log_z_error" in found:  # of objectives that learn log Z
+        rows.append(at_most(f"{label}: error of log Z", found["log_z_error"], "nats", log_z_goal))
+    return rows
 
 
 if __name__ == "__main__":
@@ -252,7 +233,7 @@ if __name__ == "__main__":
         "cells": lambda quick: cell_rows(quick=quick, keep=arguments.keep),
     }
     parser = make_parser(__doc__, **{name: f"only this part: {name}" for name in parts})
-    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep what was found there, and take what is there")
+    parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep run folders there, and read finished ones")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
     chosen = [name for name in parts if getattr(arguments, name)] or list(parts)

@@ -15,6 +15,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import islice
 from pathlib import Path
 from typing import Any, cast
 
@@ -102,14 +103,9 @@ def search(config: Config, folder: Path, *, num_steps: int) -> Recovery:
     with EvaluationStore(folder / "evaluations.sqlite", context=scoring_context(config)) as store:
         evaluator = trainer.build_evaluator(store)
         parts: Any = {"policy": trainer.learner.sampling, "evaluator": evaluator, "replay": trainer.replay}
-        # The range comes first, so that no step is sampled beyond the last.
-        for step, rollout in zip(
-            range(1, num_steps + 1), rollouts_here(trainer.source, **parts, first_step=1), strict=False
-        ):
+        for _ in trainer.fit(islice(rollouts_here(trainer.source, **parts, first_step=1), num_steps)):
             if counter.found is not None:
                 break
-            trainer.step = step
-            trainer.train_step(rollout)
     scored = counter.num_scored if counter.found is None else counter.num_until
     return Recovery(scored, counter.found, time.process_time() - start)
 

@@ -32,7 +32,10 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "interrupts": set(),
         "certification": None,
     },
-    {"companions": {"mdp", "objectives", "policy"}, "learner": {"data", "mdp", "objectives", "policy"}},
+    {
+        "companions": {"mdp", "objectives", "policy"},
+        "learning": {"data", "evaluation", "mdp", "objectives", "policy", "utils"},
+    },
     {"config": None, "logging": {"console"}, "report": None},
     {"config_checks": None, "progress": {"evaluation", "metrics"}, "run_folder": None},
     {"cli": None, "trainer": None},

@@ -7,10 +7,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.data.sampler import sample_backward, sample_forward
+from gflownet.data.sampler import Exploration, sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.learning.fit import fit, sampled_rollouts
+from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
@@ -24,7 +26,7 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.objectives.config import AlgoConfig, TrajectoryBalanceConfig
+from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TrajectoryBalanceConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
@@ -151,18 +153,18 @@ def test_a_trained_policy_samples_what_each_temperature_and_preference_asks_for(
     context = context.with_layout(DenseTransformerPolicy.layout)
     policy = DenseTransformerPolicy(context, ModelConfig(num_layers=2, num_emb=32, num_heads=2))
     objective = TrajectoryBalance(context, AlgoConfig(tb=TrajectoryBalanceConfig(Z_learning_rate=0.02)))
-    groups = [{"params": list(policy.parameters()), "lr": 5e-3}, *objective.parameter_groups()]
-    optimizer = torch.optim.Adam(groups, fused=True)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: min(1.0, 2 * (1 - step / NUM_STEPS)))
-    for _ in range(NUM_STEPS):
-        conditioning = space.task.sample_conditioning(64, generator=generator)
-        batch = space.rewarded(
-            sample_forward(context, policy, conditioning=conditioning, generator=generator, random_action_prob=0.1)
-        )
-        optimizer.zero_grad()
-        objective.loss(policy, batch).value.backward()
-        optimizer.step()
-        schedule.step()
+    config = OptimizerConfig(learning_rate=5e-3, clip_grad_type="none", schedule="linear", constant_share=0.5)
+    learner = Learner(policy, objective, context, config=config, options=LearnerOptions(num_steps=NUM_STEPS))
+    rollouts = sampled_rollouts(
+        context,
+        policy,
+        log_reward=lambda states, given: space.task.log_reward(space.task.utilities_of(states), given),
+        conditioning=lambda generator: space.task.sample_conditioning(64, generator=generator),
+        generator=generator,
+        exploration=Exploration(random_action_prob=0.1),
+    )
+    for _ in fit(learner, rollouts, num_steps=NUM_STEPS):
+        pass
     ones = [
         space.task.conditioning(1, beta=beta, preferences=preferences)
         for preferences in ([9, 1], [1, 9])

@@ -10,7 +10,7 @@ import torch
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.metrics import certificate, estimates
 from gflownet.metrics.exact import analytic_flows, enumerate_backward, enumerate_states
-from gflownet.objectives.config import AlgoConfig, BackwardName
+from gflownet.objectives.config import BackwardName
 
 NEAR, MEAN_LOG_P = "small: states with p(x) within a factor of 1.5", "small: mean log p(x), same states"
 
@@ -23,12 +23,9 @@ def estimated(monkeypatch, checkout) -> ModuleType:
 
 def rows_of(estimated, *, backward_policy: BackwardName = "uniform", seed: int = 0):
     """Return what is found of a policy that has been trained for a moment on 65 classes, and which intervals hold."""
-    env = GraphBuildingEnv(["a", "b"], max_nodes=4)
-    graph = enumerate_states(env)
-    log_reward = torch.randn(len(graph), generator=torch.Generator().manual_seed(seed))
-    space = estimated.EnumeratedSpace(env, graph, log_reward)
-    setting = estimated.Setting(algo=AlgoConfig(method="tb", backward_policy=backward_policy), num_steps=20)
-    return estimated.policy_rows("small", space, estimated.learn(space, setting, seed=seed), 256, seed=seed)
+    space = estimated.Space("small", max_nodes=4, num_steps=20)
+    trained = estimated.train(space.overrides(backward_policy, seed))
+    return estimated.policy_rows("small", estimated.EnumeratedSpace.of(trained.trainer), trained, 256, seed=seed)
 
 
 @pytest.mark.parametrize("backward_policy", ["uniform", "learned"])

@@ -5,6 +5,7 @@ from dataclasses import replace
 
 import pytest
 
+from gflownet.data.source import Rollout
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.trajectory import Origin
 from scripts.peers.environment import REQUIREMENTS, default_folder
@@ -62,7 +63,8 @@ def test_our_learner_gets_closer_and_counts_only_training():
 def test_backward_trajectories_end_in_all_places_seen_equally_often():
     learner = OurLearner(hypergrid(2, 4).build(), replace(SETTING, replay=40, updates=1, is_backward=True), seed=0)
     learner.train(3)
-    batch = learner.draw_backward(learner.remembered[-1])
+    fresh = learner.with_backward(next(learner._rollouts())).trajectories.part(0, 16)
+    batch = learner.with_backward(Rollout(fresh, 16, ())).trajectories
     again = batch.terminal[batch.origin == int(Origin.RESAMPLED)]
     counts = learner.space.env.identify(again).unique(return_counts=True)[1]
     assert len(again) == 640
@@ -118,9 +120,7 @@ def test_a_setting_is_given_up_with_the_most_of_its_seeds_not_with_one(monkeypat
 def test_a_temperature_softens_what_our_learner_samples_from():
     space = hypergrid(2, 8).build()
     learners = [OurLearner(space, replace(SETTING, updates=1, temperature=t), seed=0) for t in (1.0, 1e3)]
-    for learner in learners:
-        learner.train(1)
-    sampled = [learner.remembered[0] for learner in learners]
+    sampled = [next(learner._rollouts()).trajectories for learner in learners]
     numbers = [int((batch.actions.kind != int(GraphActionType.Stop)).sum()) for batch in sampled]
     assert numbers[0] != numbers[1]
     assert str(replace(SETTING, temperature=1.3)) == "16 + 32 x 2, 0.003, temperature 1.3"

@@ -1,5 +1,6 @@
 """Exploration and reuse of rewards in whole runs: their options do what they say, and a resumed run goes on exactly."""
 
+import itertools
 import json
 from pathlib import Path
 
@@ -64,9 +65,7 @@ def test_samples_are_drawn_from_the_moving_average_and_not_from_the_policy(tmp_p
     """A policy that would stop at once does not show in samples until the average has come near it."""
     trainer = made(tmp_path, "algo.sampling_tau=0.9", "algo.train_random_action_prob=0", "replay.use=false")
     before = {name: value.clone() for name, value in trainer.learner.sampling_policy.state_dict().items()}
-    rollout = next(rollouts_of(trainer))
-    trainer.step = 1
-    trainer.train_step(rollout)
+    next(trainer.fit(rollouts_of(trainer)))
     trained, average = trainer.policy.state_dict(), trainer.learner.sampling_policy.state_dict()
     for name, value in before.items():
         assert torch.allclose(average[name], 0.9 * value + 0.1 * trained[name], atol=1e-6), name
@@ -84,11 +83,11 @@ def test_further_updates_are_further_steps_on_replayed_states(tmp_path):
     trainer = made(tmp_path, "replay.num_updates=3", "opt.opt=sgd")
     rollouts, num_steps = rollouts_of(trainer), []
     trainer.learner.optimizer.register_step_post_hook(lambda *_: num_steps.append(trainer.step))
-    for _ in range(3):
-        rollout = next(rollouts)
-        trainer.step += 1
-        trainer.train_step(rollout)
-    assert [num_steps.count(i) for i in (1, 2, 3)][-1] == 4
+    learn, learned = trainer.learner.learn, []
+    trainer.learner.learn = lambda rollout: learned.append(rollout) or learn(rollout)
+    list(trainer.fit(itertools.islice(rollouts, 3)))
+    rollout = learned[-1]
+    assert num_steps.count(2) == 4  # counted by the steps before
     assert len(rollout.replays) == 3
     assert all(len(batch) == 3 for batch in rollout.replays)
     assert all(int(origin) == Origin.RESAMPLED for batch in rollout.replays for origin in batch.origin)
@@ -123,17 +122,14 @@ def test_a_policy_learns_to_build_the_graphs_that_it_is_given(tmp_path):
     (tmp_path / "found.jsonl").write_text("\n".join(lines))
     trainer = made(
         tmp_path,
+        "num_training_steps=45",
         "algo.method=max_likelihood",
         "opt.learning_rate=0.02",
         "replay.use=false",
         f"offline.path={tmp_path}/found.jsonl",
     )
     keys = {record.key for record in found}
-    rollouts = rollouts_of(trainer)
-    for _ in range(45):
-        rollout = next(rollouts)
-        trainer.step += 1
-        trainer.train_step(rollout)
+    list(trainer.fit(rollouts_of(trainer)))
     drawn = [trainer.source.sample_on_policy(step, policy=trainer.learner.trained) for step in range(10)]
     graphs = [trainer.env.terminal(batch.terminal, i).canonical_key() for batch in drawn for i in range(4)]
     assert sum(key in keys for key in graphs) > 10

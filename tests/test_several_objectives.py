@@ -52,23 +52,22 @@ def test_a_run_ends_with_the_front_of_all_that_it_evaluated(finished):
 
 
 def test_rewards_are_what_each_trajectory_was_asked_for(tmp_path, monkeypatch):
-    rollouts: list[tuple[GFNTrainer, Rollout]] = []
+    seen: list[tuple[GFNTrainer, Rollout]] = []
 
     class Watched(GFNTrainer):
-        def train_step(self, rollout):
-            rollouts.append((self, rollout))
-            return super().train_step(rollout)
+        def fit(self, rollouts):
+            return super().fit(seen.append((self, rollout)) or rollout for rollout in rollouts)
 
     monkeypatch.setattr("gflownet.trainer.GFNTrainer", Watched)
     assert main([*SETTINGS, f"log_dir={tmp_path}"]) == 0
-    for trainer, rollout in rollouts:
+    for trainer, rollout in seen:
         batch, task = rollout.trajectories, trainer.task
         graphs = [trainer.env.terminal(batch.terminal, i) for i in range(len(batch))]
         utilities = torch.tensor([task.utilities(task.evaluate(graph, seed=0)) for graph in graphs])
         expected = task.log_reward(utilities, Conditioning(batch.conditioning, batch.beta))
         assert torch.equal(batch.log_reward, expected)
         assert len(batch.log_reward.unique()) > 2
-    assert [len(rollout.trajectories) > rollout.num_fresh for _, rollout in rollouts][-1]  # replayed ones among them
+    assert [len(rollout.trajectories) > rollout.num_fresh for _, rollout in seen][-1]  # replayed ones among them
 
 
 def test_hypervolume_never_falls(finished):

@@ -315,10 +315,10 @@ def test_a_nan_loss_ends_the_run_with_its_step(tmp_path):
         "evaluator": _OneScore(),
         "replay": trainer.replay,
     }
-    trainer.step, rollout = 1, trainer.source.rollout(1, **parts)
+    rollout = trainer.source.rollout(1, **parts)
     torch.nn.init.constant_(next(trainer.policy.parameters()), torch.nan)
     with pytest.raises(FloatingPointError, match="step 1: expected a finite loss"):
-        trainer.train_step(rollout)
+        list(trainer.fit([rollout]))
     with pytest.raises(FloatingPointError, match="expected numbers as logits, got nan"):
         trainer.source.rollout(2, **parts)
 

@@ -28,6 +28,7 @@ class ActionValues:
         *,
         config: QGFNConfig,
         opt: OptimizerConfig,
+        num_steps: int,
         device: torch.device,
     ) -> None:
         """Make the optimiser and the average.
@@ -41,7 +42,9 @@ class ActionValues:
         """
         self._context, self._config = context, config
         rate = config.learning_rate
-        self._network = CompanionNetwork("action_value", network, context, device=device, opt=opt, learning_rate=rate)
+        self._network = CompanionNetwork(
+            "action_value", network, context, device=device, opt=opt, num_steps=num_steps, learning_rate=rate
+        )
         self._average = copy.deepcopy(network).requires_grad_(False)
         self._lagged = PolicyOnDevice(self._average, device=device, precision=opt.precision)
 

@@ -27,6 +27,7 @@ class Companions:
         *,
         algo: AlgoConfig,
         opt: OptimizerConfig,
+        num_steps: int,
         device: torch.device,
         seed: Callable[[int], int],
     ) -> None:
@@ -37,6 +38,7 @@ class Companions:
             context: the policy's.
             algo: options of teacher and action values, and of the policy's objective.
             opt: options of the policy's optimiser.
+            num_steps: training steps of the run, over which the learning rate is scheduled.
             device: where the networks live.
             seed: gives the seed of each companion's first weights, by its number.
         """
@@ -44,10 +46,12 @@ class Companions:
         self.action_values: ActionValues | None = None
         if algo.teacher.share:
             with _weights_from(seed(0)):
-                self.teacher = Teacher(build_policy(), context, algo=algo, opt=opt, device=device)
+                self.teacher = Teacher(build_policy(), context, algo=algo, opt=opt, num_steps=num_steps, device=device)
         if algo.qgfn.use:
             with _weights_from(seed(1)):
-                self.action_values = ActionValues(build_policy(), context, config=algo.qgfn, opt=opt, device=device)
+                self.action_values = ActionValues(
+                    build_policy(), context, config=algo.qgfn, opt=opt, num_steps=num_steps, device=device
+                )
 
     def learn(
         self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool

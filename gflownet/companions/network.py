@@ -11,7 +11,8 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer, make_schedule
+from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer
+from gflownet.objectives.schedules import make_schedule
 from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
 
@@ -27,6 +28,7 @@ class CompanionNetwork:
         *,
         device: torch.device,
         opt: OptimizerConfig,
+        num_steps: int,
         learning_rate: float | None = None,
         groups: Sequence[dict[str, Any]] = (),
     ) -> None:
@@ -38,13 +40,14 @@ class CompanionNetwork:
             context: the policy's.
             device: where it lives.
             opt: options of the policy's optimiser.
+            num_steps: training steps of the run, over which the learning rate is scheduled.
             learning_rate: of the network, that of the policy if not given.
             groups: optimiser groups of what is learned beside it.
         """
         self.name, self.network, self.opt = name, network.to(device), opt
         own = {} if learning_rate is None else {"lr": learning_rate}
         self._optimizer = make_optimizer([{"params": list(network.parameters()), **own}, *groups], opt)
-        self._schedule = make_schedule(self._optimizer, opt)
+        self._schedule = make_schedule(self._optimizer, opt, num_steps=num_steps)
         in_parts = PolicyInParts(network, context, num_parts=opt.num_micro_batches)
         self.function = PolicyOnDevice(in_parts, device=device, precision=opt.precision)
 

@@ -31,6 +31,7 @@ class Teacher:
         *,
         algo: AlgoConfig,
         opt: OptimizerConfig,
+        num_steps: int,
         device: torch.device,
     ) -> None:
         """Make its objective and optimiser, with the options of the student's.
@@ -51,7 +52,9 @@ class Teacher:
         self._options = algo.teacher
         self._student_reader = StepReader(context, algo)
         groups = self.objective.parameter_groups()
-        self._network = CompanionNetwork("teacher", policy, context, device=device, opt=opt, groups=groups)
+        self._network = CompanionNetwork(
+            "teacher", policy, context, device=device, opt=opt, num_steps=num_steps, groups=groups
+        )
 
     @property
     def policy(self) -> PolicyOnDevice:

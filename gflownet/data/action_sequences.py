@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gflownet.data.sampler import assembled, roll_out
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
+from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
@@ -81,23 +81,11 @@ def action_sequences(env: Environment, trajectories: TrajectoryBatch) -> ActionS
     for step in range(int(length.max())):
         alive = (length > step).nonzero().squeeze(1)
         at = start[alive] + step
-        row[at] = _renamed(env, kind[at], row[at], names[alive])
+        taken = ActionBatch(kind[at], row[at], column[at])
+        row[at] = taken.renamed(names[alive], directed=env.vocabulary.directed).row
         adds = (kind[at] == int(GraphActionType.AddNode)).nonzero().squeeze(1)
         names[alive[adds]] = _inserted(names[alive[adds]], position[at[adds]], num_nodes[at[adds]])
     return ActionSequences(length, ActionBatch(kind.to(_DTYPE), row.to(_DTYPE), column.to(_DTYPE)))
-
-
-def _renamed(env: Environment, kind: Tensor, row: Tensor, names: Tensor) -> Tensor:
-    """Return rows of actions [B] with the nodes that they speak of under their names [B, N]."""
-    n, here = env.vocabulary.max_nodes, torch.arange(len(kind))
-    on_pair = torch.isin(kind, torch.tensor(sorted(PAIR_TYPES)))
-    source = names[here, torch.where(on_pair, row // n, row)]
-    target = names[here, row % n]
-    if not env.vocabulary.directed:  # an undirected pair is written from the smaller to the larger node
-        source, target = torch.where(
-            on_pair & (target < source), torch.stack([target, source]), torch.stack([source, target])
-        )
-    return torch.where(kind == int(GraphActionType.Stop), row, torch.where(on_pair, source * n + target, source))
 
 
 def _inserted(names: Tensor, position: Tensor, new: Tensor) -> Tensor:

@@ -20,6 +20,14 @@ class ReplayConfig:
     num_updates: int = field(
         default=0, metadata={"help": "more optimiser steps per training step, each on so many replayed states again"}
     )
+    num_batches: int = field(
+        default=0, metadata={"help": "earlier batches of sampled trajectories that every update sees as well"}
+    )
+    batch_growth: Literal["linear", "constant"] = field(
+        default="linear",
+        metadata={"help": "replay.num_batches grows linearly from 0 at the first training step, or is constant"},
+    )
+    batch_capacity: int = field(default=1_000, metadata={"help": "earlier batches kept for replay.num_batches"})
     priority: Literal["mixed", "rank", "uniform"] = field(
         default="mixed",
         metadata={

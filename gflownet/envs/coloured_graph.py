@@ -1,4 +1,4 @@
-"""Connected undirected graphs whose nodes have colours: the environment is GraphBuildingEnv, its options are here."""
+"""Connected graphs whose nodes have colours: the environment is GraphBuildingEnv, its options are here."""
 
 from __future__ import annotations
 
@@ -30,5 +30,7 @@ class ColouredGraphContext(GraphBuildingEnvContext):
             raise ValueError(
                 f"env.coloured_graph.min_nodes: expected at most max_nodes={options.max_nodes}, got {options.min_nodes}"
             )
-        env = GraphBuildingEnv(colours, max_nodes=options.max_nodes, min_nodes=options.min_nodes)
+        env = GraphBuildingEnv(
+            colours, max_nodes=options.max_nodes, min_nodes=options.min_nodes, directed=options.directed
+        )
         return cls(env, num_cond_dim=num_cond_dim)

@@ -8,13 +8,14 @@ from typing import Literal
 
 @dataclass
 class ColouredGraphConfig:
-    """Connected undirected graphs with coloured nodes (env.name=coloured_graph)."""
+    """Connected graphs with coloured nodes (env.name=coloured_graph)."""
 
     colours: list[str] = field(
         default_factory=lambda: ["red", "blue"], metadata={"help": "colours a node may have, by name"}
     )
     max_nodes: int = field(default=6, metadata={"help": "most nodes of a graph"})
     min_nodes: int = field(default=1, metadata={"help": "fewest nodes of a finished graph"})
+    directed: bool = field(default=False, metadata={"help": "directed acyclic graphs with a single source"})
 
 
 @dataclass

@@ -14,6 +14,7 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.description import GraphDescription, position_of
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.identifier import CanonicalForms
 from gflownet.mdp.states import Attribute, GraphStates, GraphVocabulary
 from gflownet.mdp.symmetry import combine_codes
 
@@ -71,6 +72,11 @@ class SlotEnv(Environment):
             weights = torch.tensor([base**i for i in range(part.shape[1])], dtype=torch.int64)
             codes.append((part * weights).sum(1))
         return combine_codes(*codes)
+
+    def canonical_forms(self, states: GraphStates) -> CanonicalForms:
+        """Return the identities of the states and their places in order."""
+        known = torch.ones(len(states), dtype=torch.bool)
+        return CanonicalForms(self.identify(states), known, torch.arange(states.exists.shape[1]).repeat(len(states), 1))
 
     def num_automorphisms(self, states: GraphStates) -> list[int]:
         """Return ones: no two places are of one type."""

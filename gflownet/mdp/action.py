@@ -96,6 +96,24 @@ class ActionBatch:
         """Return kind, row and column."""
         return self.kind, self.row, self.column
 
+    def renamed(self, names: Tensor, *, directed: bool) -> ActionBatch:
+        """Return the same actions on graphs whose nodes have other positions.
+
+        Args:
+            names: [B, N] int64, the new position of each node.
+            directed: whether a pair is ordered; an undirected one is written from the smaller to the larger node.
+        """
+        n, here = names.shape[1], torch.arange(len(self))
+        on_pair = torch.isin(self.kind, torch.tensor(sorted(PAIR_TYPES)))
+        source = names[here, torch.where(on_pair, self.row // n, self.row)]
+        target = names[here, self.row % n]
+        if not directed:
+            swapped = on_pair & (target < source)
+            source, target = torch.where(swapped, target, source), torch.where(swapped, source, target)
+        row = torch.where(on_pair, source * n + target, source)
+        row = torch.where(self.kind == int(GraphActionType.Stop), self.row, row)
+        return ActionBatch(self.kind, row, self.column)
+
     @staticmethod
     def cat(batches: Sequence[ActionBatch]) -> ActionBatch:
         """Return the batches one after another."""

@@ -27,7 +27,7 @@ from gflownet.mdp.action import (
     GraphActionType,
 )
 from gflownet.mdp.description import GraphDescription, described_states, position_of
-from gflownet.mdp.identifier import Identifier
+from gflownet.mdp.identifier import CanonicalForms, Identifier
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary
 from gflownet.mdp.stepping import GraphEditor
 
@@ -174,6 +174,14 @@ class Environment(ABC):
         Two others may share it by a collision of 63 bits: of a million states two do with a chance of 5e-8.
         """
         return self._identifier.identify(states)
+
+    def canonical_forms(self, states: GraphStates) -> CanonicalForms:
+        """Return isomorphism codes of the states and a canonical order of their nodes, where a short search finds one.
+
+        Nodes at the same place of two isomorphic states correspond, so that an action on one state translates to the
+        other (`ActionBatch.renamed`).
+        """
+        return self._identifier.canonical_forms(states)
 
     def identify_actions(self, states: GraphStates, actions: ActionBatch) -> Tensor:
         """Return a number for each state with an action, [B] int64, that two share iff they are isomorphic.

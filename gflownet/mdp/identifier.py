@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, fields, replace
 from hashlib import sha256
 
 import torch
@@ -15,6 +15,39 @@ from gflownet.mdp.states import GraphStates, GraphVocabulary
 from gflownet.mdp.symmetry import UNKNOWN, combine_codes, identify_states
 
 _MOST_SEARCHED = 20_000  # states that are remembered
+
+
+@dataclass(frozen=True)
+class CanonicalForms:
+    """Isomorphism codes of B states and a canonical order of their nodes, where a short search finds one.
+
+    Two states of one code are isomorphic: nodes at the same place of the order correspond.
+    """
+
+    code: Tensor  # [B] int64
+    known: Tensor  # [B] bool, whether code and order are canonical
+    order: Tensor  # [B, N] int64, the node at each place; absent nodes keep their places at the end
+
+    def __getitem__(self, index: Tensor) -> CanonicalForms:
+        """Return the forms chosen by an index."""
+        return CanonicalForms(self.code[index], self.known[index], self.order[index])
+
+    @staticmethod
+    def cat(parts: Sequence[CanonicalForms]) -> CanonicalForms:
+        """Return the forms of all parts one after another."""
+        return CanonicalForms(*(torch.cat([getattr(p, f.name) for p in parts]) for f in fields(CanonicalForms)))
+
+    def representatives(self) -> Tensor:
+        """Return for each state the first isomorphic one, [B] int64; the state itself where its form is not known."""
+        position = torch.arange(len(self.code))
+        _, owner = self.code.unique(return_inverse=True)
+        first = torch.full_like(position, len(position))
+        first = first.scatter_reduce(0, owner[self.known], position[self.known], "amin")
+        return torch.where(self.known, first[owner], position)
+
+    def isomorphism(self, target: Tensor) -> Tensor:
+        """Return for each node of each state the corresponding node of the isomorphic state `target` [B], [B, N]."""
+        return self.order[target].gather(1, self.order.argsort(1))
 
 
 class Identifier:
@@ -30,6 +63,12 @@ class Identifier:
         """Return the number of automorphisms of each state."""
         counts = identify_states(states).num_automorphisms.tolist()
         return [count or self._search(states, i)[1] for i, count in enumerate(counts)]
+
+    def canonical_forms(self, states: GraphStates) -> CanonicalForms:
+        """Return codes and node orders of the states; symmetric states that need a long search have none."""
+        found = identify_states(states)
+        colour = found.colour.masked_fill(~states.exists, torch.iinfo(torch.int64).max)
+        return CanonicalForms(found.code, found.known, colour.argsort(dim=1, stable=True))
 
     def identify(self, states: GraphStates) -> Tensor:
         """Return a number for each state, [B] int64, that isomorphic states alone share."""

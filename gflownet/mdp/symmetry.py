@@ -9,7 +9,7 @@ Letters: B graphs, N the most nodes, L nodes of the search trees of all graphs.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
 import torch
 from torch import Tensor
@@ -34,11 +34,15 @@ class Identities:
 
     code: Tensor  # [B] int64, even; equal iff isomorphic (but for collisions of 63 bits) where it is known
     num_automorphisms: Tensor  # [B] int64, UNKNOWN where a short search does not tell it, nor the code
+    colour: Tensor  # [B, N] int64, distinct within a known graph; equal colours correspond under an isomorphism
 
     @property
     def known(self) -> Tensor:
         """Return which codes and counts mean something, [B] bool: the same for isomorphic graphs."""
         return self.num_automorphisms != UNKNOWN
+
+
+_FIELDS = tuple(field.name for field in fields(Identities))
 
 
 @dataclass(frozen=True)
@@ -87,10 +91,10 @@ def identify_states(states: GraphStates, marks: Tensor | None = None) -> Identit
     marks = torch.zeros_like(states.node_type, dtype=torch.int64) if marks is None else marks
     size = max(1, _ENTRIES // max(1, n * n))
     if max(states.node_attr.shape[-1], states.edge_attr.shape[-1]) > _MOST_ATTRIBUTES:
-        return Identities(torch.zeros_like(states.num_nodes), torch.full_like(states.num_nodes, UNKNOWN))
+        return Identities(torch.zeros_like(states.num_nodes), torch.full_like(states.num_nodes, UNKNOWN), marks)
     starts = range(0, max(num, 1), size)
     parts = [_identify(states[first : first + size], marks[first : first + size]) for first in starts]
-    return Identities(torch.cat([p.code for p in parts]), torch.cat([p.num_automorphisms for p in parts]))
+    return Identities(*(torch.cat([getattr(p, name) for p in parts]) for name in _FIELDS))
 
 
 def combine_codes(*codes: Tensor) -> Tensor:
@@ -104,12 +108,13 @@ def combine_codes(*codes: Tensor) -> Tensor:
 def _identify(states: GraphStates, marks: Tensor) -> Identities:
     graphs = _coloured(states, marks).refined(_NUM_ROUNDS)
     # An automorphism keeps colours: where all differ, it can only be the identity.
-    counts, codes = graphs.is_discrete().long(), graphs.codes()
+    counts, codes, colour = graphs.is_discrete().long(), graphs.codes(), graphs.colour
     left = (counts == UNKNOWN).nonzero().squeeze(1)
     if len(left):
         found = _identify_symmetric(states[left], marks[left])
         codes[left], counts[left] = found.code, found.num_automorphisms
-    return Identities(codes.masked_fill_(counts == UNKNOWN, 0), counts)
+        colour[left, : found.colour.shape[1]] = found.colour
+    return Identities(codes.masked_fill_(counts == UNKNOWN, 0), counts, colour)
 
 
 def _identify_symmetric(states: GraphStates, marks: Tensor) -> Identities:
@@ -123,27 +128,31 @@ def _identify_symmetric(states: GraphStates, marks: Tensor) -> Identities:
     rank = _twins(states, marks).tril(-1).sum(2)  # [B, N] twins before this node
     orders = (rank + 1).double().prod(1)
     graphs = _coloured(states, marks * _BYTE + rank).refined(_NUM_ROUNDS)
-    codes, counts = graphs.codes(), graphs.is_discrete().long()
+    codes, counts, colour = graphs.codes(), graphs.is_discrete().long(), graphs.colour
     left = (counts == UNKNOWN).nonzero().squeeze(1)
     for part in left.split(max(1, _ENTRIES // (_MOST_LEAVES * states.node_type.shape[1] ** 2))):
-        codes[part], counts[part] = _search(graphs[part])
+        codes[part], counts[part], colour[part] = _search(graphs[part])
     total = counts * orders
-    return Identities(codes, torch.where(total < _EXACT, total, UNKNOWN).long())
+    return Identities(codes, torch.where(total < _EXACT, total, UNKNOWN).long(), colour)
 
 
-def _search(graphs: _Coloured) -> tuple[Tensor, Tensor]:
+def _search(graphs: _Coloured) -> tuple[Tensor, Tensor, Tensor]:
     """Return codes [B] and numbers of automorphisms [B] by telling like nodes apart in all ways; UNKNOWN if too many.
+
+    The third result are the colours [B, N] of the first way that ends in that code.
 
     Each way ends in a graph without like nodes. The least code of these stands for the graph. Two ways end in one code
     iff an automorphism leads from one to the other, so that the ways to the least code are as many as these.
     """
-    num = len(graphs.colour)
+    num, colour = graphs.colour.shape[0], graphs.colour
     owner = torch.arange(num)
     owners, codes, num_leaves = [owner[:0]], [owner[:0]], torch.zeros(num, dtype=torch.int64)
+    colours = [colour[:0]]
     while len(owner):
         done = graphs.is_discrete()
         owners.append(owner[done])
         codes.append(graphs[done].codes())
+        colours.append(graphs.colour[done])
         num_leaves += owner[done].bincount(minlength=num)
         graphs, owner = graphs[~done], owner[~done]
         row, graphs = _branches(graphs)
@@ -153,8 +162,13 @@ def _search(graphs: _Coloured) -> tuple[Tensor, Tensor]:
         graphs, owner = graphs[small[owner]].refined(_NUM_ROUNDS), owner[small[owner]]
     leaf_owner, leaf_code = torch.cat(owners), torch.cat(codes)
     least = torch.zeros(num, dtype=torch.int64).scatter_reduce(0, leaf_owner, leaf_code, "amin", include_self=False)
-    counts = leaf_owner[leaf_code == least[leaf_owner]].bincount(minlength=num)
-    return least, torch.where(num_leaves <= _MOST_LEAVES, counts, UNKNOWN)
+    chosen = (leaf_code == least[leaf_owner]).nonzero().squeeze(1)
+    counts = leaf_owner[chosen].bincount(minlength=num)
+    first = torch.full((num,), len(leaf_code)).scatter_reduce(0, leaf_owner[chosen], chosen, "amin")
+    complete = first < len(leaf_code)
+    colour = colour.clone()
+    colour[complete] = torch.cat(colours)[first[complete]]
+    return least, torch.where(num_leaves <= _MOST_LEAVES, counts, UNKNOWN), colour
 
 
 def _branches(graphs: _Coloured) -> tuple[Tensor, _Coloured]:

@@ -101,9 +101,10 @@ class TrajectoryBatch:
     def split(self, num_parts: int) -> list[TrajectoryBatch]:
         """Return the trajectories in at most `num_parts` batches of about one size, in order."""
         size = math.ceil(len(self) / num_parts)
-        return [self._part(start, min(start + size, len(self))) for start in range(0, len(self), size)]
+        return [self.part(start, min(start + size, len(self))) for start in range(0, len(self), size)]
 
-    def _part(self, start: int, stop: int) -> TrajectoryBatch:
+    def part(self, start: int, stop: int) -> TrajectoryBatch:
+        """Return trajectories `start` to `stop`, without the last."""
         steps = ((self.trajectory >= start) & (self.trajectory < stop)).nonzero().squeeze(1)
         index = {f.name: steps if f.name in _PER_STEP else slice(start, stop) for f in fields(TrajectoryBatch)}
         present = {name: value for name in index if (value := getattr(self, name)) is not None}

@@ -109,6 +109,20 @@ class AlgoConfig:
         },
     )
     num_from_policy: int = field(default=16, metadata={"help": "trajectories sampled per training step"})
+    num_updates: int = field(
+        default=1,
+        metadata={
+            "help": "optimiser steps per training step, each on the step's trajectories and its own draw of remembered "
+            "batches (replay.num_batches)"
+        },
+    )
+    merge_isomorphic: bool = field(
+        default=False,
+        metadata={
+            "help": "evaluate the policy once per isomorphism class of the states of an update; same loss, less time "
+            "where many trajectories meet in few classes"
+        },
+    )
     train_random_action_prob: float = field(
         default=0.01, metadata={"help": "epsilon: probability that a training action is drawn uniformly"}
     )
@@ -155,7 +169,18 @@ class OptimizerConfig:
     weight_decay: float = field(default=0.0, metadata={"help": "weight decay of the policy network"})
     momentum: float = field(default=0.9, metadata={"help": "momentum of sgd and muon, beta1 of adam and adamw"})
     adam_eps: float = field(default=1e-8, metadata={"help": "epsilon of adam and adamw"})
-    lr_decay: float = field(default=20_000, metadata={"help": "steps after which the learning rate has halved"})
+    schedule: Literal["halving", "linear", "cosine", "constant"] = field(
+        default="halving",
+        metadata={
+            "help": "learning-rate schedule: halving (every opt.lr_decay steps), constant, or constant for "
+            "opt.constant_share of the run and then down to 0 at num_training_steps: linear, cosine"
+        },
+    )
+    lr_decay: float = field(default=20_000, metadata={"help": "halving: steps in which the learning rate halves"})
+    constant_share: float = field(
+        default=1 / 3, metadata={"help": "linear, cosine: share of the training steps before the rate falls"}
+    )
+    warmup: int = field(default=0, metadata={"help": "steps in which the learning rate rises linearly from 0"})
     clip_grad_type: Literal["norm", "value", "none"] = field(
         default="norm", metadata={"help": "clip the gradient's global norm, its values, or not at all"}
     )

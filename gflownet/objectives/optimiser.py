@@ -30,11 +30,6 @@ def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.O
     return kind(groups, betas=betas, eps=config.adam_eps, **shared)
 
 
-def make_schedule(optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> torch.optim.lr_scheduler.LambdaLR:
-    """Return the schedule that halves every learning rate each `lr_decay` steps."""
-    return torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 2 ** (-step / config.lr_decay))
-
-
 def differentiate(loss: Loss) -> dict[str, float]:
     """Add the gradient of a loss to what its parameters have, and return its metrics.
 

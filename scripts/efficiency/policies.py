@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import Sequence
+from contextlib import suppress
+from itertools import chain, islice, repeat
 from pathlib import Path
 from typing import Any, cast
 
@@ -73,12 +75,8 @@ def run(overrides: Sequence[str], budget: Budget, *, table: Path, seed: int) -> 
     policy = trainer.learner.sampling
     rollouts = rollouts_here(trainer.source, policy=policy, evaluator=evaluator, replay=trainer.replay, first_step=1)
     num_repeats = 1 if config.replay.use else 1 + NUM_UPDATES
-    try:
-        for _ in range(MOST_ROUNDS):
-            rollout = next(rollouts)
-            for _ in range(num_repeats):
-                trainer.step += 1
-                trainer.train_step(rollout)
-    except BudgetSpentError:
-        pass
+    repeated = chain.from_iterable(repeat(rollout, num_repeats) for rollout in islice(rollouts, MOST_ROUNDS))
+    with suppress(BudgetSpentError):
+        for _ in trainer.fit(repeated):
+            pass
     return trainer.step // num_repeats

@@ -5,15 +5,18 @@ from __future__ import annotations
 import gc
 import time
 from abc import ABC, abstractmethod
-from collections import deque
-from dataclasses import asdict, dataclass
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 import torch
 
 from gflownet.data.replay import draw
-from gflownet.data.sampler import sample_backward, sample_forward
+from gflownet.data.sampler import Exploration, sample_backward
+from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning import learner as learning
+from gflownet.learning.fit import fit, sampled_rollouts
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
@@ -25,7 +28,7 @@ from gflownet.metrics.exact import (
     total_variation,
 )
 from gflownet.objectives.base import Objective
-from gflownet.objectives.config import OBJECTIVES, AlgoConfig
+from gflownet.objectives.config import OBJECTIVES, AlgoConfig, OptimizerConfig
 from gflownet.plugins import load_class
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.mlp import MLPPolicy
@@ -37,6 +40,7 @@ from scripts.race.spaces import RaceSpace, lexicographic_target
 WIDTH, NUM_LAYERS = 256, 2  # torchgfn's MLP as it comes
 LEARNING_RATE_LOG_Z = 0.1  # of torchgfn's scripts; our default, too
 BUFFER = 2_048  # trajectories; torchgfn's train_hypergrid.py
+MAX_STEPS = 10**9  # of a learner, which ends when a bar is reached
 CLIP = 1.0  # of the gradient's norm; torchgfn's train_hypergrid_simple.py
 
 
@@ -82,7 +86,7 @@ class Learner(ABC):
 
 
 class OurLearner(Learner):
-    """This project's sampler, objective and MLP policy; each distinct state of a batch is read once.
+    """This project's learner with its MLP policy; each distinct state of a batch is read once.
 
     Remembered terminal states are distinct and drawn evenly, as with `replay.priority=uniform`.
     """
@@ -92,56 +96,53 @@ class OurLearner(Learner):
         self.generator = torch.Generator().manual_seed(seed + 1_000)
         self.space, self.setting = space, setting
         self.context = GraphBuildingEnvContext(space.env).with_layout(MLPPolicy.layout)
-        self.policy = MLPPolicy(self.context, ModelConfig(name="mlp", num_layers=NUM_LAYERS, num_emb=WIDTH))
-        algo = AlgoConfig(method=setting.objective)
-        learns_flows = setting.objective != "tb"  # as the policy's numbers and one offset, all at one rate like theirs
-        algo.tb.Z_learning_rate = setting.learning_rate if learns_flows else LEARNING_RATE_LOG_Z
-        objective: Any = load_class("algo.method", setting.objective, OBJECTIVES, contract=Objective)
-        self.objective = objective(self.context, algo)
-        self.parameters = list(self.policy.parameters())
-        groups = [{"params": self.parameters, "lr": setting.learning_rate}, *self.objective.parameter_groups()]
-        self.optimiser = torch.optim.Adam(groups, fused=True)
-        self.conditioning = Conditioning(torch.zeros(setting.batch, 1), torch.ones(setting.batch))
-        self.remembered: deque[TrajectoryBatch] = deque(maxlen=BUFFER // setting.batch)
+        policy = MLPPolicy(self.context, ModelConfig(name="mlp", num_layers=NUM_LAYERS, num_emb=WIDTH))
+        self.learner = learning.Learner(
+            policy,
+            _objective(self.context, setting),
+            self.context,
+            config=OptimizerConfig(learning_rate=setting.learning_rate, schedule="constant", clip_grad_param=CLIP),
+            options=learning.LearnerOptions(
+                num_steps=MAX_STEPS,
+                num_updates=setting.updates,
+                num_remembered=0 if setting.is_backward else setting.replay,
+                remembered_growth="constant",
+                memory_capacity=BUFFER // setting.batch,
+                seed=seed,
+            ),
+        )
         self.terminal = space.env.initial_states(0)
         self.target = target_distribution(space.graph, space.log_reward)
+        self._steps = fit(self.learner, self._rollouts(), num_steps=MAX_STEPS)
         gc.collect()
-        gc.freeze()  # what stays for ever is not looked through again and again
+        gc.freeze()  # long-lived objects are not scanned again and again
 
     def train(self, steps: int) -> Progress:
         """Take training steps as the trainer does."""
         start = time.process_time()
         for _ in range(steps):
-            self._step()
+            next(self._steps)
         return Progress(time.process_time() - start, self._distance())
 
     def close(self) -> None:
-        """Do nothing; there is nothing outside this object."""
+        """End the training loop."""
+        self._steps.close()
 
-    def _step(self) -> None:
-        fresh = sample_forward(
+    def _rollouts(self) -> Iterator[Rollout]:
+        ones = Conditioning(torch.zeros(self.setting.batch, 1), torch.ones(self.setting.batch))
+        sampled = sampled_rollouts(
             self.context,
-            self.policy,
-            conditioning=self.conditioning,
+            self.learner.policy,
+            log_reward=lambda states, conditioning: self.space.rewards_of(states),
+            conditioning=lambda generator: ones,
             generator=self.generator,
-            temperature=self.setting.temperature,
+            exploration=Exploration(temperature=self.setting.temperature),
         )
-        fresh = fresh.with_rewards(self.space.rewards_of(fresh.terminal))
-        if not self.remembered:
-            self.objective.prepare(self.policy, fresh)
-        self.remembered.append(fresh)
-        backward = self.draw_backward(fresh) if self.setting.is_backward else None
-        for _ in range(self.setting.updates):
-            self._update(self._with_remembered(fresh) if backward is None else backward)
+        return map(self.with_backward, sampled) if self.setting.is_backward else sampled
 
-    def _with_remembered(self, fresh: TrajectoryBatch) -> TrajectoryBatch:
-        if not self.setting.replay:
-            return fresh
-        drawn = torch.randint(len(self.remembered), (self.setting.replay,), generator=self.generator).tolist()
-        return TrajectoryBatch.cat([fresh, *(self.remembered[i] for i in drawn)])
-
-    def draw_backward(self, fresh: TrajectoryBatch) -> TrajectoryBatch:
-        """Return the new trajectories with others into terminal states that were seen, all of those equally often."""
+    def with_backward(self, rollout: Rollout) -> Rollout:
+        """Return a rollout with trajectories into terminal states that were seen, all of those equally often."""
+        fresh = rollout.trajectories
         seen = GraphStates.cat([self.terminal, fresh.terminal])
         codes, owner = self.space.env.identify(seen).unique(return_inverse=True)
         first = torch.empty_like(codes).scatter_(0, owner, torch.arange(len(owner)))
@@ -150,18 +151,21 @@ class OurLearner(Learner):
         drawn = self.terminal[draw(torch.ones(len(first)), num, self.generator)]
         conditioning = Conditioning(torch.zeros(num, 1), torch.ones(num))
         again = sample_backward(self.context, drawn, conditioning=conditioning, generator=self.generator)
-        return TrajectoryBatch.cat([fresh, again.with_rewards(self.space.rewards_of(drawn))])
-
-    def _update(self, batch: TrajectoryBatch) -> None:
-        self.optimiser.zero_grad()
-        self.objective.loss(self.policy, batch).value.backward()
-        torch.nn.utils.clip_grad_norm_(self.parameters, CLIP)
-        self.optimiser.step()
+        again = again.with_rewards(self.space.rewards_of(drawn))
+        return replace(rollout, trajectories=TrajectoryBatch.cat([fresh, again]))
 
     def _distance(self) -> float:
         graph = self.space.graph
-        scores = forward_scores(self.context, self.policy, torch.zeros(1, 1))
+        scores = forward_scores(self.context, self.learner.policy, torch.zeros(1, 1))
         return total_variation(terminating_distribution(graph, policy_log_prob(graph, scores, chunk=4096)), self.target)
+
+
+def _objective(context: GraphBuildingEnvContext, setting: Setting) -> Objective:
+    """Return the objective; flows are learned as the policy's numbers and one offset, all at one rate like torchgfn's."""
+    algo = AlgoConfig(method=setting.objective)
+    algo.tb.Z_learning_rate = LEARNING_RATE_LOG_Z if setting.objective == "tb" else setting.learning_rate
+    objective: Any = load_class("algo.method", setting.objective, OBJECTIVES, contract=Objective)
+    return objective(context, algo)
 
 
 class PeerLearner(Learner):

@@ -44,7 +44,7 @@ class Lesson:
         """Return a teacher whose flows balance a log-reward [S]."""
         flows = labelled_flows(self.space, log_reward + self.scale, uniform_backward(self.space))
         _, policy = tabular(self.space, flows, backward=False)
-        teacher = Teacher(policy, self.context, algo=self.algo, opt=self.opt, device=torch.device("cpu"))
+        teacher = Teacher(policy, self.context, algo=self.algo, opt=self.opt, num_steps=1, device=torch.device("cpu"))
         torch.nn.init.constant_(teacher.objective.log_z.base, flows.log_flow[0])
         return teacher
 

@@ -7,7 +7,8 @@ from torch import nn
 
 from gflownet.objectives.config import OptimizerConfig
 from gflownet.objectives.muon import MuonWithAdam
-from gflownet.objectives.optimiser import make_optimizer, make_schedule
+from gflownet.objectives.optimiser import make_optimizer
+from gflownet.objectives.schedules import make_schedule
 
 CONFIG = OptimizerConfig(opt="muon", learning_rate=0.02, weight_decay=0.1, lr_decay=3)
 
@@ -29,14 +30,14 @@ def test_matrices_take_the_steps_of_muon_and_the_rest_those_of_adam():
     ours, theirs = network(), network()
     optimizer = make_optimizer([{"params": list(ours.parameters())}], CONFIG)
     assert isinstance(optimizer, MuonWithAdam)
-    take_steps(ours, [optimizer], [make_schedule(optimizer, CONFIG)], 5)
+    take_steps(ours, [optimizer], [make_schedule(optimizer, CONFIG, num_steps=9)], 5)
     matrix = theirs.get_parameter("1.weight")
     others = [p for p in theirs.parameters() if p is not matrix]
     expected = [
         torch.optim.Muon([matrix], lr=0.02, weight_decay=0.1, momentum=0.9, adjust_lr_fn="match_rms_adamw"),
         torch.optim.Adam(others, lr=0.02, weight_decay=0.1),
     ]
-    take_steps(theirs, expected, [make_schedule(one, CONFIG) for one in expected], 5)
+    take_steps(theirs, expected, [make_schedule(one, CONFIG, num_steps=9) for one in expected], 5)
     before = network()
     for (name, value), other, start in zip(
         ours.named_parameters(), theirs.parameters(), before.parameters(), strict=True
@@ -57,13 +58,13 @@ def test_a_groups_own_learning_rate_wins():
 def test_what_was_saved_is_gone_on_with_bit_for_bit():
     whole, parts = network(), network()
     optimizer = make_optimizer([{"params": list(whole.parameters())}], CONFIG)
-    take_steps(whole, [optimizer], [make_schedule(optimizer, CONFIG)], 6)
+    take_steps(whole, [optimizer], [make_schedule(optimizer, CONFIG, num_steps=9)], 6)
     first = make_optimizer([{"params": list(parts.parameters())}], CONFIG)
-    schedule = make_schedule(first, CONFIG)
+    schedule = make_schedule(first, CONFIG, num_steps=9)
     take_steps(parts, [first], [schedule], 3)
     saved = copy.deepcopy((first.state_dict(), schedule.state_dict()))
     rest = make_optimizer([{"params": list(parts.parameters())}], CONFIG)
-    schedule = make_schedule(rest, CONFIG)
+    schedule = make_schedule(rest, CONFIG, num_steps=9)
     rest.load_state_dict(saved[0])
     schedule.load_state_dict(saved[1])
     take_steps(parts, [rest], [schedule], 3)

@@ -4,9 +4,11 @@ from dataclasses import replace
 import pytest
 import torch
 
-from gflownet.data.sampler import sample_backward, sample_forward
+from gflownet.data.sampler import Exploration, sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.fit import fit, sampled_rollouts
+from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import TrajectoryBatch
@@ -17,7 +19,7 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.objectives.config import AlgoConfig, TrajectoryBalanceConfig
+from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TrajectoryBalanceConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
@@ -221,24 +223,22 @@ def test_training_finds_the_reward_whatever_the_backward_policy(backward_policy)
     context = context.with_backward() if backward_policy == "learned" else context
     graph = enumerate_states(env)
     log_reward = torch.randn(len(graph), generator=torch.Generator().manual_seed(5))
-    index = {env.coloured_graph(graph.states, i).canonical_key(): i for i in range(len(graph))}
     with torch.random.fork_rng():
         torch.manual_seed(6)
         policy = DenseTransformerPolicy(context, ModelConfig(num_layers=2, num_emb=32))
         objective = TrajectoryBalance(context, AlgoConfig(backward_policy=backward_policy))
-    optimizer = torch.optim.Adam([{"params": policy.parameters(), "lr": 3e-3}, *objective.parameter_groups()])
-    schedule = torch.optim.lr_scheduler.LinearLR(optimizer, 1.0, 0.02, total_iters=250)
-    conditioning, generator = Conditioning(torch.zeros(32, 1), torch.ones(32)), torch.Generator().manual_seed(7)
-    for step in range(250):
-        batch = sample_forward(context, policy, conditioning=conditioning, generator=generator, random_action_prob=0.1)
-        ends = [index[env.coloured_graph(batch.terminal, i).canonical_key()] for i in range(len(batch))]
-        batch = batch.with_rewards(log_reward[ends])
-        if step == 0:
-            objective.prepare(policy, batch)
-        optimizer.zero_grad()
-        objective.loss(policy, batch).value.backward()
-        optimizer.step()
-        schedule.step()
+    config = OptimizerConfig(learning_rate=3e-3, clip_grad_type="none", schedule="linear", constant_share=0.0)
+    options = LearnerOptions(num_steps=250)
+    rollouts = sampled_rollouts(
+        context,
+        policy,
+        log_reward=lambda states, _: log_reward[graph.locate(env.identify(states))],
+        conditioning=lambda _: Conditioning(torch.zeros(32, 1), torch.ones(32)),
+        generator=torch.Generator().manual_seed(7),
+        exploration=Exploration(random_action_prob=0.1),
+    )
+    for _ in fit(Learner(policy, objective, context, config=config, options=options), rollouts, num_steps=250):
+        pass
 
     def score(states):
         with torch.no_grad():

@@ -1,0 +1,1 @@
+"""The learning loop: gradient steps on rollouts, learning-rate schedules, remembered batches, merging of states."""

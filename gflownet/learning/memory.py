@@ -1,0 +1,83 @@
+"""Earlier batches of sampled trajectories, seen again by later updates."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+
+from gflownet.data.action_sequences import ActionSequences, action_sequences
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.mdp.action import ActionBatch
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.identifier import CanonicalForms
+from gflownet.mdp.trajectory import Origin, TrajectoryBatch
+
+
+@dataclass(frozen=True)
+class FormedBatch:
+    """Trajectories and the canonical forms of their states, where isomorphic states are merged."""
+
+    trajectories: TrajectoryBatch
+    forms: CanonicalForms | None
+
+
+class TrajectoryMemory:
+    """The last `capacity` batches of trajectories that a policy has sampled."""
+
+    def __init__(self, env: Environment, *, capacity: int, merges: bool) -> None:
+        self._env, self._merges = env, merges
+        self._batches: deque[FormedBatch] = deque(maxlen=capacity)
+
+    def __len__(self) -> int:
+        """Return the number of batches."""
+        return len(self._batches)
+
+    def add(self, batch: FormedBatch) -> None:
+        """Keep a batch; the oldest leaves a full memory."""
+        trajectories = batch.trajectories
+        origin = torch.full_like(trajectories.origin, int(Origin.REMEMBERED))
+        self._batches.append(replace(batch, trajectories=replace(trajectories, origin=origin)))
+
+    def sample(self, num: int, *, generator: torch.Generator) -> list[FormedBatch]:
+        """Return `num` batches drawn uniformly with replacement, none from an empty memory."""
+        drawn = torch.randint(max(len(self), 1), (num,), generator=generator).tolist()
+        return [self._batches[i] for i in drawn if self._batches]
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the batches as action sequences, safe to load with `weights_only=True`."""
+        return {"batches": [_packed(self._env, batch.trajectories) for batch in self._batches]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore what `state_dict` returned."""
+        self._batches.clear()
+        for packed in state["batches"]:
+            trajectories = _unpacked(self._env, packed)
+            self._batches.append(formed(self._env, trajectories, merges=self._merges))
+
+
+def formed(env: Environment, trajectories: TrajectoryBatch, *, merges: bool) -> FormedBatch:
+    """Return the trajectories with the canonical forms of their states if `merges`."""
+    return FormedBatch(trajectories, env.canonical_forms(trajectories.states) if merges else None)
+
+
+def _packed(env: Environment, batch: TrajectoryBatch) -> dict[str, Any]:
+    sequences = action_sequences(env, batch)
+    return {
+        "num_actions": sequences.num_actions,
+        "actions": list(sequences.actions.parts),
+        "conditioning": batch.conditioning,
+        "beta": batch.beta,
+        "log_reward": batch.log_reward,
+        "state_log_reward": batch.optional_state_log_reward,
+    }
+
+
+def _unpacked(env: Environment, packed: dict[str, Any]) -> TrajectoryBatch:
+    sequences = ActionSequences(packed["num_actions"], ActionBatch(*packed["actions"]))
+    conditioning = Conditioning(packed["conditioning"], packed["beta"])
+    batch = sequences.walk(env, conditioning=conditioning, origin=Origin.REMEMBERED)
+    batch = batch.with_rewards(packed["log_reward"])
+    return batch if packed["state_log_reward"] is None else batch.with_state_rewards(packed["state_log_reward"])

@@ -1,0 +1,214 @@
+"""The learner: how many optimiser steps on what, clipped how, and the same after a restart."""
+
+import io
+import itertools
+from dataclasses import replace
+
+import pytest
+import torch
+
+from gflownet.data.source import Rollout
+from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.fit import fit, sampled_rollouts
+from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.mdp.trajectory import Origin, TrajectoryBatch
+from gflownet.objectives.base import Loss
+from gflownet.objectives.config import AlgoConfig, OptimizerConfig
+from gflownet.objectives.trajectory_balance import TrajectoryBalance
+from tests.data.policies import opinionated, unconditional
+
+SGD = OptimizerConfig(opt="sgd", learning_rate=1.0, momentum=0.0, schedule="constant")
+ENV = GraphBuildingEnv(["a", "b"], max_nodes=3)
+
+
+class Recorded(TrajectoryBalance):
+    """Trajectory balance that keeps the batches it was given."""
+
+    def loss(self, policy, trajectories):
+        self.__dict__.setdefault("batches", []).append(trajectories)
+        return super().loss(policy, trajectories)
+
+
+def make_learner(*, opt: OptimizerConfig = SGD, num_steps: int = 4, **options) -> Learner:
+    context, policy = opinionated(ENV)
+    objective = Recorded(context, AlgoConfig())
+    return Learner(policy, objective, context, config=opt, options=LearnerOptions(num_steps=num_steps, **options))
+
+
+def rollouts_of(learner: Learner, *, num: int = 8, seed: int = 0):
+    def log_reward(states, conditioning: Conditioning) -> torch.Tensor:
+        return -states.num_nodes.float()
+
+    context, _ = opinionated(ENV)
+    return sampled_rollouts(
+        context,
+        learner.sampling,
+        log_reward=log_reward,
+        conditioning=lambda generator: unconditional(num),
+        generator=torch.Generator().manual_seed(seed),
+    )
+
+
+def parameters_of(learner: Learner) -> torch.Tensor:
+    return torch.cat([p.detach().flatten() for p in learner.policy.parameters()])
+
+
+def step_of(learner: Learner) -> torch.Tensor:
+    """Return how far one training step moves the policy."""
+    before = parameters_of(learner).clone()
+    learner.learn(next(rollouts_of(learner)))
+    return parameters_of(learner) - before
+
+
+def test_gradients_are_clipped_by_norm_by_value_or_not_at_all():
+    free = step_of(make_learner(opt=replace(SGD, clip_grad_type="none")))
+    assert float(free.norm()) > 0.1
+    by_norm = step_of(make_learner(opt=replace(SGD, clip_grad_type="norm", clip_grad_param=0.05)))
+    assert float(by_norm.norm()) == pytest.approx(0.05, rel=1e-3)
+    assert torch.allclose(by_norm / by_norm.norm(), free / free.norm(), atol=1e-3)
+    by_value = step_of(make_learner(opt=replace(SGD, clip_grad_type="value", clip_grad_param=0.01)))
+    assert float(by_value.abs().max()) == pytest.approx(0.01, rel=1e-3)
+
+
+def test_a_training_step_takes_num_updates_optimiser_steps():
+    learner, steps = make_learner(num_updates=3), []
+    learner.optimizer.register_step_post_hook(lambda *_: steps.append(learner.num_steps_done))
+    assert [one.number for one in fit(learner, rollouts_of(learner), num_steps=2)] == [1, 2]
+    assert steps == [0] * 3 + [1] * 3
+    assert learner.num_steps_done == 2
+
+
+def test_remembered_batches_grow_linearly_and_are_drawn_anew_for_each_update():
+    learner = make_learner(num_steps=8, num_updates=2, num_remembered=8)
+    for _ in fit(learner, rollouts_of(learner), num_steps=8):
+        pass
+    batches: list[TrajectoryBatch] = learner.objective.__dict__["batches"]
+    assert [len(batch) for batch in batches] == [8 * (1 + step) for step in range(8) for _ in range(2)]
+    last, second_last = batches[-1], batches[-2]
+    assert set(last.origin[:8].tolist()) == {int(Origin.SAMPLED)}
+    assert set(last.origin[8:].tolist()) == {int(Origin.REMEMBERED)}
+    ends = [batch.terminal.node_type[8:].flatten().tolist() for batch in (last, second_last)]
+    assert ends[0] != ends[1]
+
+
+def test_constant_growth_sees_all_remembered_batches_from_the_second_step_on():
+    learner = make_learner(num_steps=3, num_remembered=2, remembered_growth="constant")
+    for _ in fit(learner, rollouts_of(learner), num_steps=3):
+        pass
+    assert [len(batch) for batch in learner.objective.__dict__["batches"]] == [8, 24, 24]
+
+
+def test_only_fresh_trajectories_are_remembered():
+    learner = make_learner(num_steps=1, num_remembered=1)
+    rollout = next(rollouts_of(learner))
+    learner.learn(replace(rollout, num_fresh=3))
+    (kept,) = learner.memory.sample(1, generator=torch.Generator())
+    assert len(kept.trajectories) == 3
+    assert torch.equal(kept.trajectories.log_reward, rollout.trajectories.log_reward[:3])
+
+
+def test_the_oldest_batch_leaves_a_full_memory():
+    learner = make_learner(num_steps=4, num_remembered=1, memory_capacity=2)
+    batches = list(itertools.islice(rollouts_of(learner), 3))
+    for rollout in batches:
+        learner.learn(rollout)
+    assert len(learner.memory) == 2
+    drawn = learner.memory.sample(30, generator=torch.Generator().manual_seed(0))
+    ends = {str(batch.trajectories.terminal.node_type.tolist()) for batch in drawn}
+    assert ends == {str(rollout.trajectories.terminal.node_type.tolist()) for rollout in batches[1:]}
+
+
+@pytest.mark.parametrize("merge_isomorphic", [False, True])
+def test_a_restored_learner_continues_bit_for_bit(merge_isomorphic):
+    """Four steps, a restart from a file, and three more, against seven without the restart."""
+    opt = OptimizerConfig(opt="adam", schedule="linear", warmup=2)
+    options = {"num_steps": 7, "num_updates": 2, "num_remembered": 3, "merge_isomorphic": merge_isomorphic}
+    first, rest = (make_learner(opt=opt, **options, sampling_tau=0.5) for _ in range(2))
+    for _ in fit(first, rollouts_of(first), num_steps=4):
+        pass
+    file = io.BytesIO()
+    torch.save(first.state_dict(), file)
+    file.seek(0)
+    rest.load_state_dict(torch.load(file, weights_only=True))
+    for learner in (rest, first):
+        for _ in fit(learner, rollouts_of(learner, seed=1), num_steps=7, first_step=5):
+            pass
+    assert torch.equal(parameters_of(rest), parameters_of(first))
+    averages = [torch.cat([p.flatten() for p in each.sampling_policy.parameters()]) for each in (rest, first)]
+    assert torch.equal(*averages)
+
+
+def test_the_sampling_policy_is_a_moving_average():
+    learner = make_learner(sampling_tau=0.9)
+    before = [p.detach().clone() for p in learner.sampling_policy.parameters()]
+    learner.learn(next(rollouts_of(learner)))
+    pairs = zip(before, learner.sampling_policy.parameters(), learner.policy.parameters(), strict=True)
+    for old, average, current in pairs:
+        assert torch.allclose(average, 0.9 * old + 0.1 * current, atol=1e-6)
+
+
+def test_replays_are_further_updates_on_their_own_trajectories():
+    learner = make_learner()
+    fresh, replayed = itertools.islice(rollouts_of(learner, num=4), 2)
+    learner.learn(replace(fresh, replays=[replayed.trajectories, replayed.trajectories.part(0, 2)]))
+    assert [len(batch) for batch in learner.objective.__dict__["batches"]] == [4, 4, 2]
+
+
+def test_merging_and_memory_change_no_update_without_isomorphic_states_or_batches():
+    """A first step has nothing to remember, and merged states give the same gradient up to rounding."""
+    plain, merging = step_of(make_learner()), step_of(make_learner(merge_isomorphic=True, num_remembered=4))
+    assert torch.allclose(plain, merging, atol=1e-4 * float(plain.abs().max()))
+
+
+class Broken(TrajectoryBalance):
+    """A loss without a number from the third batch on."""
+
+    num_losses = 0
+
+    def loss(self, policy, trajectories):
+        self.num_losses += 1
+        found = super().loss(policy, trajectories)
+        return Loss(found.value * torch.nan, found.metrics) if self.num_losses > 2 else found
+
+
+def test_fit_names_the_step_of_a_loss_that_is_not_finite():
+    context, policy = opinionated(ENV)
+    learner = Learner(policy, Broken(context, AlgoConfig()), context, config=SGD, options=LearnerOptions(num_steps=5))
+    steps = fit(learner, rollouts_of(learner), num_steps=5)
+    assert [next(steps).number, next(steps).number] == [1, 2]
+    with pytest.raises(FloatingPointError, match="step 3: expected a finite loss, got nan"):
+        next(steps)
+
+
+def test_fit_asks_for_a_rollout_only_when_the_step_before_was_consumed():
+    learner = make_learner(num_steps=9)
+    asked = []
+
+    def counted():
+        for rollout in rollouts_of(learner):
+            asked.append(rollout)
+            yield rollout
+
+    steps = fit(learner, counted(), num_steps=9)
+    next(steps)
+    next(steps)
+    steps.close()
+    assert len(asked) == 2
+    assert sum(1 for _ in fit(learner, counted(), num_steps=9, first_step=8)) == 2
+    assert len(asked) == 4
+
+
+def test_fit_prepares_the_objective_once_and_trains_auxiliary_networks_first():
+    learner, events = make_learner(), []
+    learner.objective.prepare = lambda policy, batch: events.append("prepare")
+
+    class Auxiliary:
+        def learn(self, policy, objective, batch, *, is_first):
+            events.append(f"auxiliary {is_first} {learner.num_steps_done}")
+            return {"extra": 1.0}
+
+    steps = list(fit(learner, rollouts_of(learner), num_steps=2, auxiliary=Auxiliary()))
+    assert events == ["prepare", "auxiliary True 0", "auxiliary False 1"]
+    assert all(one.metrics["extra"] == 1.0 and "loss" in one.metrics for one in steps)
+    assert isinstance(steps[0].rollout, Rollout)
