@@ -61,6 +61,32 @@ def test_fresh_ways_into_the_same_states_are_drawn_otherwise(tmp_path):
         assert max(len(found) for found in ways.values()) > 3
 
 
+def test_further_updates_draw_states_and_trajectories_from_their_own_streams(tmp_path):
+    """Every further update asks for states with its own seed, and walks back from equal states on its own ways."""
+    options = ReplayConfig(warmup=6, num_from_replay=12, num_updates=4)
+    with parts(tmp_path, replay=options) as made:
+        list(islice(made.here(), 3))
+        seen, seeds = made.replay.sample(12, seed=0), []
+
+        class SameStates:
+            """A replay buffer that returns the same states for every seed."""
+
+            def add(self, seen, *, keys):
+                return len(seen)
+
+            def sample(self, num, *, seed):
+                seeds.append(seed)
+                return seen
+
+        made.replay = SameStates()
+        rollouts = list(islice(made.here(first_step=4), 2))
+        assert len(seeds) == len(set(seeds)) == 2 * (1 + 4)
+        ways = [str([part.tolist() for part in batch.actions.parts]) for r in rollouts for batch in r.replays]
+        assert len(ways) == len(set(ways)) == 2 * 4
+        ends = {str(keys(made.source.context.env, batch.terminal)) for r in rollouts for batch in r.replays}
+        assert len(ends) == 1
+
+
 def test_what_local_search_finds_is_evaluated_counted_and_replayed(tmp_path):
     with parts(tmp_path, options=SEARCHES) as made:
         env, known, num_scored = made.source.context.env, set(), 0
