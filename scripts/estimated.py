@@ -80,6 +80,7 @@ class Space:
             f"algo.backward_policy={backward_policy}",
             f"seed={seed}",
             f"task_options.reward_seed={seed}",
+            "cond.temperature.num_thermometer_dim=1",  # the policy reads one zero
         ]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -33,7 +33,7 @@ class Auxiliary(Protocol):
     """Networks trained with the policy on the same trajectories."""
 
     def learn(
-        self, policy: PolicyFunction, objective: Objective, batch: TrajectoryBatch, *, is_first: bool
+        self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool
     ) -> dict[str, float]:
         """Take their optimiser steps on a batch, and return their metrics."""
         ...
@@ -46,7 +46,7 @@ def fit(
     num_steps: int,
     first_step: int = 1,
     auxiliary: Auxiliary | None = None,
-) -> Iterator[TrainingStep]:
+) -> Generator[TrainingStep]:
     """Yield each training step from `first_step` to `num_steps` after it was taken.
 
     A rollout is asked for when the step before it was consumed, so that a caller may stop between two steps.

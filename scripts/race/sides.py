@@ -161,7 +161,7 @@ class OurLearner(Learner):
 
 
 def _objective(context: GraphBuildingEnvContext, setting: Setting) -> Objective:
-    """Return the objective; flows are learned as the policy's numbers and one offset, all at one rate like torchgfn's."""
+    """Return the objective; flows have one learning rate, like those of torchgfn."""
     algo = AlgoConfig(method=setting.objective)
     algo.tb.Z_learning_rate = LEARNING_RATE_LOG_Z if setting.objective == "tb" else setting.learning_rate
     objective: Any = load_class("algo.method", setting.objective, OBJECTIVES, contract=Objective)

@@ -25,8 +25,12 @@ ENV = GraphBuildingEnv(["a", "b"], max_nodes=3)
 class Recorded(TrajectoryBalance):
     """Trajectory balance that keeps the batches it was given."""
 
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.batches: list[TrajectoryBatch] = []
+
     def loss(self, policy, trajectories):
-        self.__dict__.setdefault("batches", []).append(trajectories)
+        self.batches.append(trajectories)
         return super().loss(policy, trajectories)
 
 
@@ -48,6 +52,11 @@ def rollouts_of(learner: Learner, *, num: int = 8, seed: int = 0):
         conditioning=lambda generator: unconditional(num),
         generator=torch.Generator().manual_seed(seed),
     )
+
+
+def batches_of(learner: Learner) -> list[TrajectoryBatch]:
+    assert isinstance(learner.objective, Recorded)
+    return learner.objective.batches
 
 
 def parameters_of(learner: Learner) -> torch.Tensor:
@@ -83,7 +92,7 @@ def test_remembered_batches_grow_linearly_and_are_drawn_anew_for_each_update():
     learner = make_learner(num_steps=8, num_updates=2, num_remembered=8)
     for _ in fit(learner, rollouts_of(learner), num_steps=8):
         pass
-    batches: list[TrajectoryBatch] = learner.objective.__dict__["batches"]
+    batches = batches_of(learner)
     assert [len(batch) for batch in batches] == [8 * (1 + step) for step in range(8) for _ in range(2)]
     last, second_last = batches[-1], batches[-2]
     assert set(last.origin[:8].tolist()) == {int(Origin.SAMPLED)}
@@ -96,7 +105,7 @@ def test_constant_growth_sees_all_remembered_batches_from_the_second_step_on():
     learner = make_learner(num_steps=3, num_remembered=2, remembered_growth="constant")
     for _ in fit(learner, rollouts_of(learner), num_steps=3):
         pass
-    assert [len(batch) for batch in learner.objective.__dict__["batches"]] == [8, 24, 24]
+    assert [len(batch) for batch in batches_of(learner)] == [8, 24, 24]
 
 
 def test_only_fresh_trajectories_are_remembered():
@@ -152,7 +161,7 @@ def test_replays_are_further_updates_on_their_own_trajectories():
     learner = make_learner()
     fresh, replayed = itertools.islice(rollouts_of(learner, num=4), 2)
     learner.learn(replace(fresh, replays=[replayed.trajectories, replayed.trajectories.part(0, 2)]))
-    assert [len(batch) for batch in learner.objective.__dict__["batches"]] == [4, 4, 2]
+    assert [len(batch) for batch in batches_of(learner)] == [4, 4, 2]
 
 
 def test_merging_and_memory_change_no_update_without_isomorphic_states_or_batches():
@@ -201,7 +210,7 @@ def test_fit_asks_for_a_rollout_only_when_the_step_before_was_consumed():
 
 def test_fit_prepares_the_objective_once_and_trains_auxiliary_networks_first():
     learner, events = make_learner(), []
-    learner.objective.prepare = lambda policy, batch: events.append("prepare")
+    learner.objective.prepare = lambda policy, trajectories: events.append("prepare")
 
     class Auxiliary:
         def learn(self, policy, objective, batch, *, is_first):
