@@ -1,4 +1,4 @@
-"""Does anything grow? Two workers, for a while, with training steps and with a worker killed now and then.
+"""Measure what grows while two workers run with training steps and one of them is killed again and again.
 
     python scripts/soak_workers.py [--minutes 60] [--transport buffers] [--quick] [--json FILE]
 
@@ -9,7 +9,6 @@ with the middle one, by medians: open files, threads and processes must be as ma
 
 from __future__ import annotations
 
-import argparse
 import os
 import signal
 import sys
@@ -18,6 +17,7 @@ import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -32,13 +32,14 @@ from gflownet.objectives.optimiser import make_optimizer
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.utils.memory import keep_freed_memory
-from scripts.bench import Row, finish
+from scripts.bench import Row, at_most, equals, figure, finish, make_parser
 from scripts.workers.parts import BUFFERS, TRANSPORTS, Parts, made_parts
 from scripts.workers.processes import num_descriptors, num_threads, private_bytes, shared_bytes, workers
 
 NUM_WORKERS = 2
 MINUTES, MINUTES_QUICK = 60.0, 0.15
 MIN_MINUTES = 2.0  # of a run whose slopes say something
+MIN_SAMPLES = 6  # two in each third of the run
 NUM_TABLE_LINES = 12
 TRAIN_EVERY = 10  # rollouts
 SAMPLE_EVERY_S, KILL_EVERY_S = 5.0, 20.0
@@ -96,21 +97,24 @@ class Clock:
 
 
 def soak(parts: Parts, *, transport: str, minutes: float, pace: float) -> Iterator[Sample]:
-    """Yield what there is, every few seconds."""
-    trainer, sampling, killing = Trainer(parts), Clock(SAMPLE_EVERY_S * pace), Clock(KILL_EVERY_S * pace)
-    config, num_trained, num_kills, start = WorkersConfig(max_restarts=10**6), 0, 0, time.monotonic()
+    """Yield a sample every few seconds, from the first rollout on, for so long and until there are MIN_SAMPLES."""
+    trainer, config = Trainer(parts), WorkersConfig(max_restarts=10**6)
+    num_trained = num_kills = num_samples = 0
     with closing(parts.of_workers(transport, num_workers=NUM_WORKERS, config=config)) as stream:
-        for num_rollouts, rollout in enumerate(stream, start=1):
+        trainer.step(next(stream))  # workers that start take seconds
+        sampling, killing, start = Clock(SAMPLE_EVERY_S * pace), Clock(KILL_EVERY_S * pace), time.monotonic()
+        for num_rollouts, rollout in enumerate(stream, start=2):
             if num_rollouts % TRAIN_EVERY == 0:
                 trainer.step(rollout)
                 num_trained += 1
             spent = (time.monotonic() - start) / 60
             if sampling.is_due():
                 yield observed(minutes=spent, num_rollouts=num_rollouts, num_trained=num_trained, num_kills=num_kills)
+                num_samples += 1
             if killing.is_due():
                 os.kill(workers()["worker 0"], signal.SIGKILL)
                 num_kills += 1
-            if spent >= minutes:
+            if spent >= minutes and num_samples >= MIN_SAMPLES:
                 return
 
 
@@ -142,7 +146,7 @@ def show(samples: Sequence[Sample]) -> None:
 
 
 def rows(samples: Sequence[Sample], *, minutes: float) -> list[Row]:
-    """Return how much the last third of the run has more than the middle one; a short run has no goals for memory."""
+    """Return how much the last third of the run has more than the middle one; a short run has no goals."""
     third = len(samples) // 3
     middle, last = samples[third : 2 * third], samples[2 * third :]
 
@@ -151,9 +155,9 @@ def rows(samples: Sequence[Sample], *, minutes: float) -> list[Row]:
 
     hours, is_long = change(lambda s: s.minutes) / 60, minutes >= MIN_MINUTES
     counts = {
-        "open files of the main process": (change(lambda s: s.files), ""),
-        "threads of the main process": (change(lambda s: s.threads), ""),
-        "worker processes": (change(lambda s: s.processes), ""),
+        "open files of the main process": change(lambda s: s.files),
+        "threads of the main process": change(lambda s: s.threads),
+        "worker processes": change(lambda s: s.processes),
     }
     memory = {
         "shared memory": change(lambda s: s.shared),
@@ -161,20 +165,14 @@ def rows(samples: Sequence[Sample], *, minutes: float) -> list[Row]:
         "memory of the main process": change(lambda s: s.main),
         "memory of the worker that lives on": change(lambda s: s.worker),
     }
-    end = samples[-1]
+    end, count_row = samples[-1], partial(equals, goal=0) if is_long else figure
     return [
-        Row("rollouts", end.num_rollouts, "", "", True),
-        Row("training steps", end.num_trained, "", "", True),
-        Row("kills", end.num_kills, "", "", True),
-        *(Row(f"change of {name}", value, unit, "= 0", value == 0) for name, (value, unit) in counts.items()),
+        figure("rollouts", end.num_rollouts),
+        figure("training steps", end.num_trained),
+        figure("kills", end.num_kills),
+        *(count_row(f"change of {name}", value) for name, value in counts.items()),
         *(
-            Row(
-                f"growth of {name}",
-                value / hours,
-                "MiB/h",
-                f"<= {MAX_SLOPE:g}" if is_long else "",
-                value / hours <= MAX_SLOPE or not is_long,
-            )
+            at_most(f"growth of {name}", value / hours, "MiB/h", MAX_SLOPE if is_long else None)
             for name, value in memory.items()
         ),
     ]
@@ -182,11 +180,9 @@ def rows(samples: Sequence[Sample], *, minutes: float) -> list[Row]:
 
 def main() -> int:
     """Run everything and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = make_parser(__doc__)
     parser.add_argument("--minutes", type=float, default=MINUTES, help="how long")
     parser.add_argument("--transport", choices=list(TRANSPORTS), default=BUFFERS, help="how messages travel")
-    parser.add_argument("--quick", action="store_true", help="a few seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     arguments = parser.parse_args()
     minutes, pace = (MINUTES_QUICK, 1 / QUICKER) if arguments.quick else (arguments.minutes, 1.0)
     keep_freed_memory()

@@ -22,13 +22,13 @@ def cpu_seconds(pid: int) -> float:
 
 
 def private_bytes(pid: int) -> int:
-    """Return how much of a process is in memory, without files and without what it may share."""
-    return _status(pid)["RssAnon"] * 1024
+    """Return how much of a process is in memory, without files and shared memory; 0 of one that has ended."""
+    return _status(pid).get("RssAnon", 0) * 1024
 
 
 def shared_bytes(pid: int) -> int:
-    """Return how much shared memory a process has mapped and used."""
-    return _status(pid)["RssShmem"] * 1024
+    """Return how much shared memory a process has mapped and used; 0 of one that has ended."""
+    return _status(pid).get("RssShmem", 0) * 1024
 
 
 def num_descriptors(pid: int) -> int:
@@ -42,7 +42,10 @@ def num_threads(pid: int) -> int:
 
 
 def _status(pid: int) -> dict[str, int]:
-    """Return the fields of a process's status that are given in kB."""
-    lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    """Return the fields of a process's status that are given in kB: none of a process that is ending or gone."""
+    try:
+        lines = Path(f"/proc/{pid}/status").read_text(encoding="utf-8").splitlines()
+    except (FileNotFoundError, ProcessLookupError):
+        return {}
     pairs = (line.split(":", 1) for line in lines if line.endswith(" kB"))
     return {name: int(value.split()[0]) for name, value in pairs}
