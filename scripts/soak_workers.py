@@ -26,9 +26,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from gflownet.data.config import ReplayConfig, WorkersConfig
-from gflownet.data.source import Rollout
+from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
-from gflownet.objectives.optimiser import make_optimizer
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.utils.memory import keep_freed_memory
@@ -67,21 +66,6 @@ class Sample:
     worker: float  # the same of the worker that is never killed
 
 
-class Trainer:
-    """Takes training steps."""
-
-    def __init__(self, parts: Parts) -> None:
-        self._policy, self._objective = parts.policy, TrajectoryBalance(parts.context, AlgoConfig())
-        groups = [{"params": list(parts.policy.parameters())}, *self._objective.parameter_groups()]
-        self._optimizer = make_optimizer(groups, OptimizerConfig())
-
-    def step(self, rollout: Rollout) -> None:
-        """Learn from a rollout."""
-        self._optimizer.zero_grad()
-        self._objective.loss(self._policy, rollout.trajectories).value.backward()
-        self._optimizer.step()
-
-
 class Clock:
     """Says when it is time again."""
 
@@ -98,14 +82,16 @@ class Clock:
 
 def soak(parts: Parts, *, transport: str, minutes: float, pace: float) -> Iterator[Sample]:
     """Yield a sample every few seconds, from the first rollout on, for so long and until there are MIN_SAMPLES."""
-    trainer, config = Trainer(parts), WorkersConfig(max_restarts=10**6)
+    options, config = LearnerOptions(num_steps=10**9), WorkersConfig(max_restarts=10**6)
+    objective = TrajectoryBalance(parts.context, AlgoConfig())
+    learner = Learner(parts.policy, objective, parts.context, config=OptimizerConfig(), options=options)
     num_trained = num_kills = num_samples = 0
     with closing(parts.of_workers(transport, num_workers=NUM_WORKERS, config=config)) as stream:
-        trainer.step(next(stream))  # workers that start take seconds
+        learner.learn(next(stream))  # workers that start take seconds
         sampling, killing, start = Clock(SAMPLE_EVERY_S * pace), Clock(KILL_EVERY_S * pace), time.monotonic()
         for num_rollouts, rollout in enumerate(stream, start=2):
             if num_rollouts % TRAIN_EVERY == 0:
-                trainer.step(rollout)
+                learner.learn(rollout)
                 num_trained += 1
             spent = (time.monotonic() - start) / 60
             if sampling.is_due():

@@ -6,11 +6,13 @@ import gc
 from collections.abc import Iterator
 
 import pytest
+import torch
 
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from scripts.peers.environment import PeerError
 from scripts.sampling import growth, peer_settings, shares, side_by_side
 from scripts.sampling.peer_settings import Setting, fixed_length
+from scripts.sampling.sides import Ours
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +40,19 @@ def test_speeds_at_a_setting() -> None:
     rows = peer_settings.measure(settings, num_rounds=1)
     assert [row.unit for row in rows] == ["trajectories/CPU-s", "steps/CPU-s", "trajectories/CPU-s"]
     assert all(row.value > 0 and not row.goal for row in rows)
+
+
+def test_training_side_trains_and_sampling_side_does_not() -> None:
+    ours = Ours(fixed_length(3, 4), batch=2)
+
+    def weights() -> list[torch.Tensor]:
+        return [parameter.detach().clone() for parameter in ours.policy.parameters()]
+
+    before = weights()
+    assert ours.sample().num_trajectories == 2
+    assert all(map(torch.equal, before, weights()))
+    assert ours.train().num_states == 10  # 4 actions and Stop
+    assert not all(map(torch.equal, before, weights()))
 
 
 def test_ratios_are_against_what_ran_beside(

@@ -12,18 +12,20 @@ import torch
 
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.fit import fit, sampled_rollouts
+from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
-from gflownet.objectives.optimiser import make_optimizer
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 
 SEED = 0
 NUM_LAYERS = 3
+ENDLESS = 10**9  # training steps; a side takes one per turn
 K = TypeVar("K", bound=Hashable)
 
 
@@ -52,7 +54,7 @@ Side = Callable[[], Turn]
 
 
 class Ours:
-    """An untrained policy on an environment, and what trains it; rewards are 1."""
+    """An untrained policy on an environment, and the training loop of the product; rewards are 1."""
 
     def __init__(
         self,
@@ -67,9 +69,17 @@ class Ours:
         self.policy = policy_class(self.context, ModelConfig(num_layers=NUM_LAYERS, num_emb=width))
         self.conditioning = Conditioning(torch.zeros(batch, self.context.num_cond_dim), torch.ones(batch))
         self.generator = torch.Generator().manual_seed(SEED)
-        self._objective = TrajectoryBalance(self.context, AlgoConfig())
-        groups = [{"params": list(self.policy.parameters())}, *self._objective.parameter_groups()]
-        self._optimizer = make_optimizer(groups, OptimizerConfig())
+        objective = TrajectoryBalance(self.context, AlgoConfig())
+        options = LearnerOptions(num_steps=ENDLESS)
+        learner = Learner(self.policy, objective, self.context, config=OptimizerConfig(), options=options)
+        rollouts = sampled_rollouts(
+            self.context,
+            self.policy,
+            log_reward=lambda terminal, _: torch.zeros(len(terminal)),
+            conditioning=lambda _: self.conditioning,
+            generator=self.generator,
+        )
+        self._steps = fit(learner, rollouts, num_steps=ENDLESS)
 
     def sample(self) -> Turn:
         """Sample a batch of trajectories."""
@@ -86,11 +96,7 @@ class Ours:
         ).with_rewards(torch.zeros(len(self.conditioning.beta)))
 
     def _trained(self) -> TrajectoryBatch:
-        trajectories = self.sampled()
-        self._optimizer.zero_grad()
-        self._objective.loss(self.policy, trajectories).value.backward()
-        self._optimizer.step()
-        return trajectories
+        return next(self._steps).rollout.trajectories
 
 
 def take_turns(sides: Mapping[K, Side], *, num_rounds: int) -> dict[K, list[Turn]]:
