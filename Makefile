@@ -13,10 +13,10 @@ run: install
 	$(VENV)/bin/python -m gflownet.train $(ARGS)
 
 test: install-test
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 
 test-all: install-test
-	$(VENV)/bin/python -m pytest -n 2 --dist loadfile -m "" $(ARGS)
+	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "" $(ARGS)
 
 install: $(VENV)/installed
 install-test: $(VENV)/installed-test

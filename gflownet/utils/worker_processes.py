@@ -5,6 +5,7 @@ from __future__ import annotations
 import multiprocessing
 import pickle
 import signal
+import sys
 import threading
 import warnings
 from collections.abc import Iterator
@@ -221,8 +222,13 @@ def start_context(server: ProxyServer, produce: Produce, *, num_workers: int, st
     if method == "fork":
         _refuse_unsafe_fork(server)
     context: Any = multiprocessing.get_context(method)
-    context.set_forkserver_preload(["__main__", __name__, produce.__module__])
+    context.set_forkserver_preload(["__main__", __name__, produce.__module__, *_loaded_modules()])
     return context
+
+
+def _loaded_modules() -> list[str]:
+    """Return what this process has imported and most workers need; the forkserver imports it once for all of them."""
+    return [name for name in sys.modules if name == "torch_geometric" or name.startswith("gflownet.")]
 
 
 def missed(deadline_s: float | None) -> str:

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import re
 import signal
+import sys
 import threading
 import time
+from multiprocessing.context import BaseContext
 from pathlib import Path
 from typing import Any
 
@@ -244,3 +246,13 @@ def test_fork_is_refused_where_it_is_not_safe(monkeypatch):
     assert re.fullmatch(r"other threads run \(.*something else.*\)", refusal(plain))
     stop.set()
     thread.join()
+
+
+def test_forkserver_imports_the_loaded_modules_once(monkeypatch):
+    preloaded: list[str] = []
+    monkeypatch.setattr(BaseContext, "set_forkserver_preload", lambda _, names: preloaded.extend(names))
+    monkeypatch.setitem(sys.modules, "torch_geometric", sys)
+    server: Any = None  # read by the start method fork only
+    worker_processes.start_context(server, producers.sample, num_workers=1, start_method="auto")
+    assert {"__main__", "tests.utils.producers", "gflownet.utils.transport", "torch_geometric"} <= set(preloaded)
+    assert not [name for name in preloaded if name.startswith("torch.")]
