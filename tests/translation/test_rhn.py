@@ -50,12 +50,13 @@ def chained(model: TranslatedModel) -> list[list[int]]:
 
 
 def branched() -> Data:
-    """rhn nodes 1 - 2 - 3 in a row; 4 reads 2 as well, 5 reads 3 and the input, 6 is wider; beside them a gru."""
+    """rhn nodes 1 - 2 - 3 in a row; 14 reads 2 as well, 15 reads 3 and the input, 16 is wider; a gru and an lstm."""
     data = chain(4, 5, 5, 5, 2, activation="rhn")
     hidden = {"node_type": "hidden", "output_size": 5, "activation_function": "rhn"}
     data["nodes"] += [{"id": 14, **hidden}, {"id": 15, **hidden}, {"id": 16, **hidden, "output_size": 6}]
     data["nodes"].append({**hidden, "id": 17, "activation_function": "gru"})
-    pairs = [(2, 14), (3, 15), (0, 15), (15, 16), (16, 4), (14, 4), (3, 17), (17, 4)]
+    data["nodes"].append({**hidden, "id": 18, "activation_function": "lstm"})
+    pairs = [(2, 14), (3, 15), (0, 15), (15, 16), (16, 4), (14, 4), (3, 17), (17, 4), (1, 18), (18, 4)]
     data["edges"] += [{"source": s, "target": t, "edge_id": 20 + i, "weight": 0.5} for i, (s, t) in enumerate(pairs)]
     return data
 
