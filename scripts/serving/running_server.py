@@ -14,7 +14,7 @@ from pathlib import Path
 from urllib.request import urlopen
 
 CHECKOUT = Path(__file__).resolve().parent.parent.parent
-_SERVING = re.compile(r"serving (\S+) at (http://\S+)/v1\n")
+_SERVING = re.compile(r"serving (\S+) at (http://\S+)/v1")
 
 
 @dataclass(frozen=True)
@@ -32,17 +32,34 @@ class RunningServer:
 
     def metrics(self) -> dict[str, float]:
         """Return the figures of /metrics by name, and by the value of their label where they have one."""
-        from prometheus_client.parser import text_string_to_metric_families  # of the extra [serve]
-
-        with urlopen(f"{self.url}/metrics", timeout=60) as response:
-            families = list(text_string_to_metric_families(response.read().decode()))
-        samples = [sample for family in families for sample in family.samples]
-        return {" ".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
+        return metrics_of(self.url)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
         """Send a signal, and return the exit status."""
         self.process.send_signal(number)
         return self.process.wait(timeout=60)
+
+
+def metrics_of(url: str) -> dict[str, float]:
+    """Return the figures of a server's /metrics by name, and by the value of their label where they have one."""
+    from prometheus_client.parser import text_string_to_metric_families  # of the extra [serve]
+
+    with urlopen(f"{url}/metrics", timeout=60) as response:
+        families = list(text_string_to_metric_families(response.read().decode()))
+    samples = [sample for family in families for sample in family.samples]
+    return {" ".join([sample.name, *sample.labels.values()]): sample.value for sample in samples}
+
+
+def serving_at(line: str) -> tuple[str, str]:
+    """Return the model and the URL, without /v1, that a server prints when it listens.
+
+    Raises:
+        RuntimeError: another line.
+    """
+    found = _SERVING.fullmatch(line.rstrip("\n"))
+    if found is None:
+        raise RuntimeError(f"expected a server that says where it is, got {line!r}")
+    return found[1], found[2]
 
 
 @contextmanager
@@ -64,9 +81,6 @@ def running_server(folder: Path, *, port: int = 0, **options: object) -> Iterato
     with subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            found = _SERVING.fullmatch(line := process.stdout.readline())
-            if found is None:
-                raise RuntimeError(f"expected a server that says where it is, got {line!r} and {process.wait(60)}")
-            yield RunningServer(process, found[1], found[2])
+            yield RunningServer(process, *serving_at(process.stdout.readline()))
         finally:
             process.kill()

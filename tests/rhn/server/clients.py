@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import openai
 import torch
@@ -14,7 +14,6 @@ from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.serving.generation import Generation, generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
-from scripts.serving.running_server import RunningServer
 from tests.rhn.random_networks import random_network
 
 CONFIG = RHNConfig(hidden_size=8, intermediate_size=12, depth=2, rank=2)
@@ -30,12 +29,25 @@ def save_tiny(path: Path) -> Path:
     return path
 
 
-def client_of(server: RunningServer) -> openai.OpenAI:
+class Listening(Protocol):
+    """A server in this or another process."""
+
+    @property
+    def url(self) -> str:
+        """Where it listens, without /v1."""
+        ...
+
+    def metrics(self) -> dict[str, float]:
+        """Return the figures of /metrics."""
+        ...
+
+
+def client_of(server: Listening) -> openai.OpenAI:
     """Return OpenAI's client, which is not to try again by itself."""
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
 
-def wait_until(server: RunningServer, **expected: float) -> dict[str, float]:
+def wait_until(server: Listening, **expected: float) -> dict[str, float]:
     """Ask for the metrics until they are as expected, and return them."""
     deadline = time.monotonic() + PATIENCE
     while True:

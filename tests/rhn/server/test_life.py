@@ -6,7 +6,6 @@ import asyncio
 import json
 import signal
 import socket
-from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -24,9 +23,10 @@ from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
-from scripts.serving.running_server import RunningServer, running_server
+from scripts.serving.running_server import running_server
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE, client_of, offline, save_tiny, wait_until
+from tests.rhn.server.in_process import LocalServer, converse
 
 
 @pytest.fixture(scope="module")
@@ -34,80 +34,86 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
 
 
-@pytest.fixture(scope="module")
-def narrow(folder: Path) -> Iterator[RunningServer]:
-    """A server of one slot, in whose queue there is room for one more."""
-    with running_server(folder, max_slots=1, max_queue=1) as running:
-        yield running
-        assert running.stop() == 0
-
-
 def endless(client: openai.OpenAI) -> Any:
     """Return a stream that runs until it is closed."""
     return client.completions.create(model="tiny", prompt="a", max_tokens=NEVER_ENDS, stream=True)
 
 
-def test_a_full_queue_is_told_and_those_who_hang_up_make_room(narrow: RunningServer, folder: Path) -> None:
-    with client_of(narrow) as client:
-        running = endless(client)
-        next(running)
-        waiting = endless(client)
-        wait_until(narrow, requests_running=1, requests_waiting=1)
-        with pytest.raises(openai.RateLimitError) as caught:
-            client.completions.create(model="tiny", prompt="a")
-        assert caught.value.response.headers["retry-after"] == "1"
-        assert caught.value.type == "rate_limit_error"
-        waiting.close()  # out of the queue, though it never had a slot
-        wait_until(narrow, requests_running=1, requests_waiting=0)
-        with pytest.raises(openai.BadRequestError):
-            client.completions.create(model="tiny", prompt=["a", "b"])
-        waiting = endless(client)
-        wait_until(narrow, requests_running=1, requests_waiting=1)
-        running.close()  # out of its slot, which the other one gets
-        next(waiting)
-        waiting.close()
-        wait_until(narrow, requests_running=0, requests_waiting=0)
-        said = client.completions.create(model="tiny", prompt="é", seed=3).choices[0].text
-    assert said == decode(offline(folder, "é", 1, seed=3, max_tokens=16).tokens)
+def test_a_full_queue_is_told_and_those_who_hang_up_make_room(folder: Path) -> None:
+    said = []
+
+    def talk(server: LocalServer) -> None:
+        with client_of(server) as client:
+            running = endless(client)
+            next(running)
+            waiting = endless(client)
+            wait_until(server, requests_running=1, requests_waiting=1)
+            with pytest.raises(openai.RateLimitError) as caught:
+                client.completions.create(model="tiny", prompt="a")
+            assert caught.value.response.headers["retry-after"] == "1"
+            assert caught.value.type == "rate_limit_error"
+            waiting.close()  # out of the queue, though it never had a slot
+            wait_until(server, requests_running=1, requests_waiting=0)
+            with pytest.raises(openai.BadRequestError):
+                client.completions.create(model="tiny", prompt=["a", "b"])
+            waiting = endless(client)
+            wait_until(server, requests_running=1, requests_waiting=1)
+            running.close()  # out of its slot, which the other one gets
+            next(waiting)
+            waiting.close()
+            wait_until(server, requests_running=0, requests_waiting=0)
+            said.append(client.completions.create(model="tiny", prompt="é", seed=3).choices[0].text)
+
+    assert converse(folder, talk, max_slots=1, max_queue=1) == 0
+    assert said == [decode(offline(folder, "é", 1, seed=3, max_tokens=16).tokens)]
 
 
-def test_a_client_that_hangs_up_before_a_whole_answer_frees_its_slot(narrow: RunningServer) -> None:
+def test_a_client_that_hangs_up_before_a_whole_answer_frees_its_slot(folder: Path) -> None:
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": NEVER_ENDS})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
-    cancelled = narrow.metrics()["gflownet_requests_finished_total cancelled"]
-    with closing(socket.create_connection(("127.0.0.1", narrow.port))) as connection:
-        connection.sendall((head + body).encode())
-        wait_until(narrow, requests_running=1)
-    after = wait_until(narrow, requests_running=0)
-    assert after["gflownet_requests_finished_total cancelled"] == cancelled + 1
-    wait_until(narrow, **{"http_responses_total 499": 1})
+
+    def talk(server: LocalServer) -> None:
+        with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
+            connection.sendall((head + body).encode())
+            wait_until(server, requests_running=1)
+        after = wait_until(server, requests_running=0)
+        assert after["gflownet_requests_finished_total cancelled"] == 1
+        wait_until(server, **{"http_responses_total 499": 1})
+
+    assert converse(folder, talk, max_slots=1) == 0
 
 
 def test_an_answer_that_takes_too_long_is_ended(folder: Path) -> None:
-    with running_server(folder, max_slots=2, timeout=1) as server, client_of(server) as client:
-        with pytest.raises(openai.InternalServerError) as caught:
-            client.completions.create(model="tiny", prompt="a", max_tokens=NEVER_ENDS)
-        assert caught.value.status_code == 504
-        with pytest.raises(openai.APIError, match="the answer took longer than the server allows"):
-            assert len(list(endless(client))) > 1
-        wait_until(server, requests_running=0)
-        assert client.completions.create(model="tiny", prompt="a").choices
+    def talk(server: LocalServer) -> None:
+        with client_of(server) as client:
+            with pytest.raises(openai.InternalServerError) as caught:
+                client.completions.create(model="tiny", prompt="a", max_tokens=NEVER_ENDS)
+            assert caught.value.status_code == 504
+            with pytest.raises(openai.APIError, match="the answer took longer than the server allows"):
+                assert len(list(endless(client))) > 1
+            wait_until(server, requests_running=0)
+            assert client.completions.create(model="tiny", prompt="a", max_tokens=1).choices
+
+    assert converse(folder, talk, max_slots=2, timeout=1) == 0
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
 def test_told_to_stop_it_finishes_what_runs_and_takes_nothing_new(number: signal.Signals, folder: Path) -> None:
-    with running_server(folder, max_slots=3) as server, client_of(server) as client:
-        held = endless(client)
-        next(held)
-        stream = client.completions.create(model="tiny", prompt="é", seed=1, max_tokens=400, stream=True)
-        server.process.send_signal(number)
-        refused = first_refusal(client)
-        assert (refused.status_code, refused.response.headers["retry-after"]) == (503, "1")
-        said = "".join(part.choices[0].text for part in stream)
-        assert server.process.poll() is None
-        held.close()
-        assert server.process.wait(PATIENCE) == 0
-    assert said == decode(offline(folder, "é", 3, seed=1, max_tokens=400).tokens)
+    said = []
+
+    def talk(server: LocalServer) -> None:
+        with client_of(server) as client:
+            held = endless(client)
+            next(held)
+            stream = client.completions.create(model="tiny", prompt="é", seed=1, max_tokens=400, stream=True)
+            server.signal(number)
+            refused = first_refusal(client)
+            assert (refused.status_code, refused.response.headers["retry-after"]) == (503, "1")
+            said.append("".join(part.choices[0].text for part in stream))
+            held.close()
+
+    assert converse(folder, talk, max_slots=3) == 0
+    assert said == [decode(offline(folder, "é", 3, seed=1, max_tokens=400).tokens)]
 
 
 def first_refusal(client: openai.OpenAI) -> openai.InternalServerError:
@@ -121,18 +127,21 @@ def first_refusal(client: openai.OpenAI) -> openai.InternalServerError:
 
 @pytest.mark.parametrize("is_told_twice", [False, True])
 def test_what_runs_too_long_after_the_signal_is_told_so(is_told_twice: bool, folder: Path) -> None:
-    with running_server(folder, grace=3600 if is_told_twice else 0) as server, client_of(server) as client:
-        stream = endless(client)
-        next(stream)
-        server.process.send_signal(signal.SIGTERM)
-        if is_told_twice:
-            first_refusal(client)
-            server.process.send_signal(signal.SIGTERM)
-        with pytest.raises(openai.APIError, match="the server is being stopped"):
-            list(stream)
-        assert server.process.wait(PATIENCE) == 0
+    def talk(server: LocalServer) -> None:
+        with client_of(server) as client:
+            stream = endless(client)
+            next(stream)
+            server.signal(signal.SIGTERM)
+            if is_told_twice:
+                first_refusal(client)
+                server.signal(signal.SIGTERM)
+            with pytest.raises(openai.APIError, match="the server is being stopped"):
+                list(stream)
+
+    assert converse(folder, talk, grace=3600 if is_told_twice else 0) == 0
 
 
+@pytest.mark.slow
 def test_killed_and_started_again_it_says_the_same(folder: Path) -> None:
     asked = {"model": "tiny", "prompt": "def", "seed": 5, "max_tokens": 40}
     with running_server(folder) as server, client_of(server) as client:
@@ -150,23 +159,24 @@ def test_killed_and_started_again_it_says_the_same(folder: Path) -> None:
 
 
 def test_many_clients_at_once_are_all_answered_as_offline(folder: Path) -> None:
-    params = [SamplingParams(seed=i, max_tokens=10 + i, temperature=0.5 + i / 40) for i in range(32)]
-    prompts = [f"prompt {i} " * (1 + i % 3) for i in range(32)]
+    params = [SamplingParams(seed=i, max_tokens=10 + i, temperature=0.5 + i / 40) for i in range(16)]
+    prompts = [f"prompt {i} " * (1 + i % 3) for i in range(16)]
+    said: list[str] = []
 
     async def ask(client: openai.AsyncOpenAI, prompt: str, of_answer: SamplingParams) -> str:
         options = {name: getattr(of_answer, name) for name in ("seed", "max_tokens", "temperature")}
         stream = await client.completions.create(model="tiny", prompt=prompt, stream=True, **options)
         return "".join([part.choices[0].text async for part in stream])
 
-    async def ask_all(server: RunningServer) -> list[str]:
-        url = f"{server.url}/v1"
+    async def ask_all(url: str) -> list[str]:
         async with openai.AsyncOpenAI(base_url=url, api_key="none", max_retries=0, timeout=PATIENCE) as client:
             return await asyncio.gather(*(ask(client, *one) for one in zip(prompts, params, strict=True)))
 
-    with running_server(folder, max_slots=8) as server:
-        said = asyncio.run(ask_all(server))
-        assert server.stop() == 0
-    expected = generate_batch(load_byte_decoder(folder), list(map(encode, prompts)), params, max_slots=8)
+    def talk(server: LocalServer) -> None:
+        said.extend(asyncio.run(ask_all(f"{server.url}/v1")))
+
+    assert converse(folder, talk, max_slots=5) == 0
+    expected = generate_batch(load_byte_decoder(folder), list(map(encode, prompts)), params, max_slots=5)
     assert said == [decode(answer.tokens) for answer in expected]
 
 
@@ -175,11 +185,14 @@ def test_a_model_that_says_nothing_finite_is_an_error_and_not_the_end(tmp_path: 
     with torch.no_grad():
         network.embedding.weight[ord("x")] = torch.nan
     save_language_model(tmp_path / "tiny", network)
-    with running_server(tmp_path / "tiny") as server, client_of(server) as client:
-        asked = {"model": "tiny", "seed": 1, "max_tokens": 5, "logit_bias": {str(ord("x")): -100}}
-        with pytest.raises(openai.InternalServerError, match="the model's logits are not finite"):
-            client.completions.create(prompt="x", **asked)
-        with pytest.raises(openai.APIError, match="the model's logits are not finite"):
-            list(client.completions.create(prompt="x", stream=True, **asked))
-        wait_until(server, requests_running=0)
-        assert server.stop() == 0
+
+    def talk(server: LocalServer) -> None:
+        with client_of(server) as client:
+            asked = {"model": "tiny", "seed": 1, "max_tokens": 5, "logit_bias": {str(ord("x")): -100}}
+            with pytest.raises(openai.InternalServerError, match="the model's logits are not finite"):
+                client.completions.create(prompt="x", **asked)
+            with pytest.raises(openai.APIError, match="the model's logits are not finite"):
+                list(client.completions.create(prompt="x", stream=True, **asked))
+            wait_until(server, requests_running=0)
+
+    assert converse(tmp_path / "tiny", talk) == 0
