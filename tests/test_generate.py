@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import pty
@@ -9,7 +10,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Any
@@ -21,6 +22,7 @@ from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.serving.generation import generate_batch
+from gflownet.rhn.serving.prompt_file import AnswerFile
 from gflownet.rhn.serving.sampling import SamplingParams
 from tests.rhn.random_networks import random_network
 
@@ -105,27 +107,33 @@ def test_a_second_run_asks_only_what_has_no_answer(folder: Path, tmp_path: Path)
     assert out.read_bytes() == before
 
 
-@pytest.mark.parametrize(
-    ("number", "status"),
-    [pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow), (signal.SIGTERM, 143), (signal.SIGKILL, -9)],
-)
-def test_a_run_that_is_stopped_goes_on(
-    number: signal.Signals, status: int, folder: Path, tmp_path: Path, started: Started
-) -> None:
-    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+class Lines(io.StringIO):
+    """A terminal or a pipe that calls a function when a text has been written to it."""
+
+    def __init__(self, watched: str, act: Callable[[], None], *, is_terminal: bool = True) -> None:
+        super().__init__()
+        self._watched, self._act, self._is_terminal = watched, act, is_terminal
+
+    def isatty(self) -> bool:
+        return self._is_terminal
+
+    def write(self, text: str) -> int:
+        written = super().write(text)
+        if self._watched and self._watched in self.getvalue():
+            self._watched = ""
+            self._act()
+        return written
+
+
+def endless_fourth() -> list[dict[str, Any]]:
     asked: list[dict[str, Any]] = [{"prompt": f"prompt {number}", "max_tokens": 5} for number in range(6)]
     asked[3]["max_tokens"] = NEVER_ENDS
-    prompts.write_text("".join(json.dumps(one) + "\n" for one in asked))
-    with started(folder, "--prompts", prompts, "--out", out, stderr=subprocess.PIPE) as process:
-        while not (out.exists() and len(out.read_bytes().splitlines()) == 5):
-            with pytest.raises(subprocess.TimeoutExpired):  # it runs on
-                process.wait(0.02)
-        process.send_signal(number)
-        _, errors = process.communicate()
-    assert process.returncode == status
-    assert "Traceback" not in errors
-    assert ("stopped; the same command goes on" in errors) == (status > 0)
-    done = out.read_text()
+    return asked
+
+
+def finish(folder: Path, prompts: Path, out: Path) -> None:
+    """Run the same prompts again, the endless one with an end, and check that what was answered is left as it is."""
+    done, asked = out.read_text(), endless_fourth()
     asked[3]["max_tokens"] = 5
     prompts.write_text("".join(json.dumps(one) + "\n" for one in asked))
     assert main([str(folder), "--prompts", str(prompts), "--out", str(out)]) == 0
@@ -133,21 +141,74 @@ def test_a_run_that_is_stopped_goes_on(
     assert [answer["line"] for answer in lines_of(out)] == [1, 2, 3, 4, 5, 6]
 
 
-def test_prompts_from_a_pipe_are_answered_line_by_line(folder: Path, started: Started) -> None:
-    pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
-    with started(folder, "--max-tokens", 12, "--seed", 4, **pipes) as process:
-        said, errors = process.communicate("def f(\n\nclass A\n")
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_run_that_is_stopped_goes_on(
+    number: signal.Signals,
+    status: int,
+    folder: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text("".join(json.dumps(one) + "\n" for one in endless_fourth()))
+    write = AnswerFile.write
+
+    def write_and_stop(self: AnswerFile, answer: Mapping[str, Any]) -> None:
+        write(self, answer)
+        if len(out.read_bytes().splitlines()) == 5:
+            os.kill(os.getpid(), number)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(AnswerFile, "write", write_and_stop)
+        assert main([str(folder), "--prompts", str(prompts), "--out", str(out)]) == status
+    assert "stopped; the same command goes on" in capsys.readouterr().err
+    assert [answer["line"] for answer in lines_of(out)] == [1, 2, 3, 5, 6]
+    finish(folder, prompts, out)
+
+
+@pytest.mark.slow
+def test_a_run_that_is_killed_goes_on(folder: Path, tmp_path: Path, started: Started) -> None:
+    prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
+    prompts.write_text("".join(json.dumps(one) + "\n" for one in endless_fourth()))
+    with started(folder, "--prompts", prompts, "--out", out, stderr=subprocess.PIPE) as process:
+        while not (out.exists() and len(out.read_bytes().splitlines()) == 5):
+            with pytest.raises(subprocess.TimeoutExpired):  # it runs on
+                process.wait(0.02)
+        process.kill()
+        _, errors = process.communicate()
+    assert "Traceback" not in errors
+    finish(folder, prompts, out)
+
+
+def test_prompts_from_a_pipe_are_answered_line_by_line(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.StringIO("def f(\n\nclass A\n"))
+    assert main([str(folder), "--max-tokens", "12", "--seed", "4"]) == 0
     params = [SamplingParams(max_tokens=12, seed=seed) for seed in (5, 6)]
     prompts = [encode("def f("), encode("class A")]
     expected = [
         generate_batch(load_byte_decoder(folder), [p], [q], max_slots=1)[0]
         for p, q in zip(prompts, params, strict=True)
     ]
-    assert (process.returncode, errors) == (0, "")
-    assert said == "".join(decode(one.tokens) + "\n" for one in expected)
+    assert capsys.readouterr() == ("".join(decode(one.tokens) + "\n" for one in expected), "")
 
 
-def test_whoever_has_read_enough_may_close_the_pipe(folder: Path, started: Started) -> None:
+def test_whoever_has_read_enough_may_close_the_pipe(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    monkeypatch.setattr(sys, "stdin", io.StringIO("a\n"))
+    with os.fdopen(writer, "w") as pipe:
+        monkeypatch.setattr(sys, "stdout", pipe)
+        assert main([str(folder), "--max-tokens", str(NEVER_ENDS)]) == 128 + signal.SIGPIPE
+    assert capsys.readouterr().err == ""
+
+
+@pytest.mark.slow
+def test_a_pipe_closed_in_mid_answer_ends_the_process_quietly(folder: Path, started: Started) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(folder, "--max-tokens", NEVER_ENDS, **pipes) as process:
         assert process.stdin is not None
@@ -161,7 +222,41 @@ def test_whoever_has_read_enough_may_close_the_pipe(folder: Path, started: Start
         assert process.wait() == 128 + signal.SIGPIPE
 
 
-def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_ends(folder: Path, started: Started) -> None:
+def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """At a terminal of this process: an answer, Ctrl-C while it comes, Ctrl-C at the prompt, another answer, Ctrl-D."""
+    keys, lengths = iter(["def f(\n", KeyboardInterrupt, "class A\n", ""]), []
+
+    def interrupt() -> None:
+        lengths.append(len(screen.getvalue()))
+        os.kill(os.getpid(), signal.SIGINT)
+
+    def readline(_: int = -1) -> str:
+        lengths.append(len(screen.getvalue()))
+        key = next(keys)
+        if not isinstance(key, str):
+            raise key
+        return key
+
+    # What a terminal would obey is spelled out.
+    screen = Lines(r"\x", interrupt)
+    keyboard = Lines("", lambda: None)
+    monkeypatch.setattr(keyboard, "readline", readline)
+    monkeypatch.setattr(sys, "stdin", keyboard)
+    monkeypatch.setattr(sys, "stdout", screen)
+    assert main([str(folder), "--max-tokens", "1000"]) == 0
+    _, interrupted, stopped, _, answered = lengths
+    assert stopped - interrupted < 20 < 500 < answered - stopped
+    said = screen.getvalue()
+    assert all(character >= " " or character in "\n\t" for character in said)
+    assert said.count("> ") >= 4
+    assert said.endswith("\n> ")
+    assert capsys.readouterr().err == "Ctrl-C stops an answer, Ctrl-D ends.\n"
+
+
+@pytest.mark.slow
+def test_a_pseudo_terminal_with_readline_takes_ctrl_c_and_ctrl_d(folder: Path, started: Started) -> None:
     mine, theirs = pty.openpty()
     everything, unread = b"", b""
 

@@ -6,13 +6,22 @@ import io
 import os
 import queue
 import signal
-from collections.abc import Callable
+import socket
+import threading
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import redirect_stdout
+from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
+import uvicorn
+
+from gflownet.rhn.checkpoint import load_byte_decoder
+from gflownet.rhn.server.app import Limits, create_app
 from gflownet.rhn.server.command import main
+from gflownet.rhn.server.service import Service
+from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.scheduler import SchedulerConfig
 from scripts.serving.running_server import metrics_of, serving_at
 from tests.rhn.server.clients import PATIENCE
 
@@ -49,6 +58,26 @@ class _Lines(io.StringIO):
     def write(self, text: str) -> int:
         self.lines.put(text)
         return len(text)
+
+
+@contextmanager
+def serving(folder: Path, *, max_slots: int, limits: Limits) -> Iterator[LocalServer]:
+    """Serve a model in another thread; without the command, whose signals are for the main thread."""
+    url: queue.Queue[str] = queue.Queue()
+    engine = Engine(load_byte_decoder(folder), EngineConfig(SchedulerConfig(max_slots)))
+    service = Service(engine, folder.name, on_failure=lambda: None)
+    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+        port = listening.getsockname()[1]
+        app = create_app(service, limits, on_start=lambda: url.put(f"http://127.0.0.1:{port}"))
+        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        thread = threading.Thread(target=server.run, args=([listening],))
+        thread.start()
+        try:
+            yield LocalServer(url.get(timeout=PATIENCE))
+        finally:
+            server.should_exit = True
+            thread.join(PATIENCE)
+    assert not service.failed
 
 
 def converse(folder: Path, talk: Callable[[LocalServer], None], **options: object) -> int:

@@ -1,4 +1,4 @@
-"""The server as its clients see it: another process, asked by OpenAI's client, or by bytes where that is too polite."""
+"""The server as its clients see it: over a socket, asked by OpenAI's client, or by bytes where that is too polite."""
 
 from __future__ import annotations
 
@@ -18,8 +18,9 @@ except ModuleNotFoundError as error:
     pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
 
 from gflownet.rhn.bytes_text import decode, encode
-from scripts.serving.running_server import RunningServer, running_server
-from tests.rhn.server.clients import client_of, offline, save_tiny, wait_until
+from gflownet.rhn.server.app import Limits
+from tests.rhn.server.clients import PATIENCE, client_of, offline, save_tiny, wait_until
+from tests.rhn.server.in_process import LocalServer, serving
 
 MAX_SLOTS, MAX_PROMPT, MAX_BODY = 8, 64, 4096
 
@@ -30,14 +31,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def server(folder: Path) -> Iterator[RunningServer]:
-    with running_server(folder, max_slots=MAX_SLOTS, max_prompt=MAX_PROMPT, max_body=MAX_BODY) as running:
+def server(folder: Path) -> Iterator[LocalServer]:
+    with serving(folder, max_slots=MAX_SLOTS, limits=Limits(MAX_BODY, MAX_PROMPT, 256, PATIENCE)) as running:
         yield running
-        assert running.stop() == 0
 
 
 @pytest.fixture(scope="module")
-def client(server: RunningServer) -> Iterator[openai.OpenAI]:
+def client(server: LocalServer) -> Iterator[openai.OpenAI]:
     with client_of(server) as found:
         yield found
 
@@ -128,7 +128,7 @@ def test_without_a_seed_answers_differ(client: openai.OpenAI) -> None:
     assert len({choice.text for choice in said.choices}) == 4
 
 
-def test_the_model_is_listed(client: openai.OpenAI, server: RunningServer) -> None:
+def test_the_model_is_listed(client: openai.OpenAI, server: LocalServer) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "gflownet"
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
@@ -164,14 +164,14 @@ def test_what_makes_no_sense_is_refused_with_its_name(asked: dict[str, Any], par
     "body",
     [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model":"tiny"}', b"[" * 4000, b'{"model":"tiny","prompt":1e999}'],
 )
-def test_what_is_no_request_is_refused(body: bytes, server: RunningServer) -> None:
+def test_what_is_no_request_is_refused(body: bytes, server: LocalServer) -> None:
     said = httpx.post(f"{server.url}/v1/completions", content=body)
     assert said.status_code == 400
     assert set(said.json()["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-def test_a_body_that_is_too_large_is_refused_before_it_is_read(has_length: bool, server: RunningServer) -> None:
+def test_a_body_that_is_too_large_is_refused_before_it_is_read(has_length: bool, server: LocalServer) -> None:
     def parts() -> Iterator[bytes]:
         yield from [b" " * 1000] * 5
 
@@ -182,7 +182,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(has_length: bool,
     assert httpx.post(f"{server.url}/v1/completions", content=b" " * MAX_BODY).status_code == 400
 
 
-def test_other_paths_and_methods_are_refused_in_the_same_shape(server: RunningServer) -> None:
+def test_other_paths_and_methods_are_refused_in_the_same_shape(server: LocalServer) -> None:
     for said, status in (
         (httpx.get(f"{server.url}/v1/completions"), 405),
         (httpx.post(f"{server.url}/v1/chat/completions", json={}), 404),
@@ -192,14 +192,14 @@ def test_other_paths_and_methods_are_refused_in_the_same_shape(server: RunningSe
         assert said.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_what_is_not_http_hurts_nobody(server: RunningServer, client: openai.OpenAI) -> None:
+def test_what_is_not_http_hurts_nobody(server: LocalServer, client: openai.OpenAI) -> None:
     with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")
     assert client.completions.create(model="tiny", prompt="a").choices
 
 
-def test_responses_are_counted(server: RunningServer, client: openai.OpenAI) -> None:
+def test_responses_are_counted(server: LocalServer, client: openai.OpenAI) -> None:
     before = server.metrics()
     client.completions.create(model="tiny", prompt="a", max_tokens=5)
     httpx.get(f"{server.url}/nothing")

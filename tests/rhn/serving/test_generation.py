@@ -22,30 +22,28 @@ from tests.rhn.random_networks import random_case, random_network
 GREEDY = SamplingParams(temperature=0, max_tokens=6, logprobs=20)
 
 
-def oracle_logits(network: RHN, tokens: Sequence[int]) -> Tensor:
-    """Return [V], of the token after the last one."""
+def oracle_log_probabilities(network: RHN, tokens: Sequence[int]) -> Tensor:
+    """Return [T, V], of the tokens after each."""
     config = network.config
     parameters = {name: parameter.detach() for name, parameter in network.named_parameters()}
     logits, _ = oracle.forward(
         parameters, torch.tensor([list(tokens)]), depth=config.depth, epsilon=config.epsilon, norm=config.norm
     )
-    return logits[0, -1]
+    return logits[0].log_softmax(-1)
 
 
-def assert_is_greedy_oracle(network: RHN, prompt: Sequence[int], answer: Generation, num_tokens: int) -> None:
+def assert_is_greedy_oracle(network: RHN, prompt: Sequence[int], *answers: Generation) -> None:
     """Compare tokens, and the log-probabilities of the whole vocabulary to 1e-10."""
-    assert len(answer.tokens) == num_tokens
-    assert answer.finish_reason is FinishReason.LENGTH
-    tokens = list(prompt)
-    for sampled in answer.sampled:
-        wanted = oracle_logits(network, tokens).log_softmax(-1)
-        assert sampled.token == wanted.argmax()
-        got = dict(sampled.likeliest)
-        assert len(got) == len(wanted)
-        for token, value in enumerate(wanted.tolist()):
-            assert math.isclose(got[token], value, rel_tol=1e-10, abs_tol=1e-10)
-        assert sampled.log_probability == got[sampled.token]
-        tokens.append(sampled.token)
+    tokens = answers[0].tokens
+    assert len(tokens) == GREEDY.max_tokens
+    wanted = oracle_log_probabilities(network, [*prompt, *tokens])[len(prompt) - 1 : -1]
+    for answer in answers:
+        assert answer.finish_reason is FinishReason.LENGTH
+        assert answer.tokens == wanted.argmax(-1).tolist()
+        for sampled, row in zip(answer.sampled, wanted.tolist(), strict=True):
+            got = dict(sampled.likeliest)
+            assert [got[token] for token in range(len(row))] == pytest.approx(row, rel=1e-10, abs=1e-10)
+            assert sampled.log_probability == got[sampled.token]
 
 
 def random_prompts(seed: int, vocabulary_size: int, count: int) -> list[list[int]]:
@@ -61,8 +59,7 @@ def test_generation_and_ragged_batches_are_the_oracle(seed: int) -> None:
     before = [list(prompt) for prompt in prompts]
     answers = generate_batch(decoder, prompts, [GREEDY] * 5, max_slots=1 + seed % 5)
     for prompt, answer in zip(prompts, answers, strict=True):
-        assert_is_greedy_oracle(network, prompt, answer, 6)
-        assert_is_greedy_oracle(network, prompt, generate(decoder, prompt, GREEDY), 6)
+        assert_is_greedy_oracle(network, prompt, answer, generate(decoder, prompt, GREEDY))
     assert prompts == before
 
 
