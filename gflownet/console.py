@@ -17,6 +17,8 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from gflownet.errors import printable
+
 # A terminal shows no more pictures per second than this to somebody who reads them.
 MAX_REFRESHES_PER_SECOND = 8
 # Below this width the figures stand in one column instead of two.
@@ -115,7 +117,7 @@ class PlainLines:
             return
         figures = [f"{figure.short} {_shown(figure, values)}" for figure in FIGURES]
         line = " | ".join([f"step {step}/{self._clock.num_steps}", *figures, f"left {self._clock.time_left(step)}"])
-        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
+        print_line(self._console, line)
 
     def close(self) -> None:
         """Nothing to put back."""
@@ -211,13 +213,13 @@ def print_report(
         test = "-" if row.test is None else f"{row.test:.4f}"
         size = "-" if row.num_parameters is None else f"{row.num_parameters:,}"
         counts = (str(row.num_hidden), str(row.num_edges))
-        table.add_row(str(row.rank), f"{row.validation:.4f}", test, size, *counts, Text(row.picture))
+        table.add_row(str(row.rank), f"{row.validation:.4f}", test, size, *counts, Text(printable(row.picture)))
     console.print(table)
     if pictures:
-        console.print(f"pictures: {pictures}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"pictures: {pictures}")
     if load_line is not None:
         console.print("Load one as an nn.Module in Python:")
-        console.print(f"  {load_line}", markup=False, highlight=False, soft_wrap=True)
+        print_line(console, f"  {load_line}")
 
 
 def print_front(
@@ -234,8 +236,8 @@ def print_front(
     ranks = [round(i * (len(values) - 1) / max(num_rows - 1, 1)) for i in range(num_rows)]
     title = "Pareto front" if num_rows == len(values) else f"Pareto front, {num_rows} of {len(values)}"
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("rank", *objectives):
-        table.add_column(header, justify="right", no_wrap=True)
+    for header in ("rank", *map(printable, objectives)):
+        table.add_column(Text(header), justify="right", no_wrap=True)
     for rank in ranks:
         table.add_row(str(rank), *(_measured(value) for value in values[rank]))
     (console or make_console()).print(table)
@@ -243,6 +245,11 @@ def print_front(
 
 def _measured(value: float) -> str:
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
+
+
+def print_line(console: Console, text: str) -> None:
+    """Print a text as it is, without markup, and with control characters escaped."""
+    console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def make_console() -> Console:

@@ -10,7 +10,7 @@ from pathlib import Path
 from signal import SIGINT, SIGPIPE, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from gflownet.errors import CommandLine, UserError
+from gflownet.errors import CommandLine, UserError, error_line
 from gflownet.interrupts import StopRequest, discard_output_without_reader, stop_signals
 from gflownet.rhn.bytes_text import StreamDecoder, decode, encode
 from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
@@ -90,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = parse(sys.argv[1:] if argv is None else argv)
         return converse(asked) if asked.prompts is None else answer_file(asked)
     except UserError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_SIGNAL + SIGINT
@@ -155,7 +155,7 @@ def _answer(engine: Engine, text: str, params: SamplingParams) -> None:
     try:
         request_id = engine.submit(Request(encode(text), params))
     except ValueError as error:
-        print("error:", error, file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return
     decoder = StreamDecoder()
     with stop_signals(SIGINT, message="") as stop:

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, Self
 
 from rich.console import Console
 
-from gflownet.console import make_console, make_view
+from gflownet.console import make_console, make_view, print_line
 from gflownet.files import cannot_write, write_whole
 
 if TYPE_CHECKING:
@@ -78,7 +78,7 @@ class MetricLogger:
 
     def say(self, text: str) -> None:
         """Print a line, above the panel where there is one."""
-        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        print_line(self.console, text)
 
     def close(self) -> None:
         """Close everything; the console first, so that the terminal is whole whatever the others do."""

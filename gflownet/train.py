@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import sys
 import traceback
@@ -13,7 +14,7 @@ from typing import TYPE_CHECKING
 from gflownet.cli import Command, help_text, parse
 from gflownet.config import command_config, to_yaml
 from gflownet.config_checks import validate
-from gflownet.errors import UserError
+from gflownet.errors import UserError, error_line, printable
 from gflownet.interrupts import discard_output_without_reader
 
 if TYPE_CHECKING:
@@ -31,7 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             trainer = _build(parse(sys.argv[1:] if argv is None else argv))
         stopped_by = None if trainer is None else trainer.run()
     except UserError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return EXIT_USER_ERROR
     except KeyboardInterrupt:
         return EXIT_SIGNAL + signal.SIGINT
@@ -70,10 +71,21 @@ def _refused_values_as_user_errors() -> Iterator[None]:
         raise UserError(str(error)) from None
 
 
-def _in_one_line(message: Warning | str, *_: object) -> str:
-    return f"warning: {message}\n"
+class OneLineFormatter(logging.Formatter):
+    """Formats a log record as one line that is safe on a terminal."""
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the line."""
+        return _line(record.getMessage())
+
+
+def _line(message: Warning | str) -> str:
+    return f"warning: {printable(' '.join(str(message).split()))}"
 
 
 if __name__ == "__main__":
-    warnings.formatwarning = _in_one_line
+    warnings.formatwarning = lambda message, *_: f"{_line(message)}\n"
+    handler = logging.StreamHandler()
+    handler.setFormatter(OneLineFormatter())
+    logging.basicConfig(level=logging.WARNING, handlers=[handler])
     sys.exit(main())

@@ -240,3 +240,14 @@ def test_a_real_terminal_gets_the_panel_and_what_a_task_prints(tmp_path: Path, c
     assert "\x1b[1A" in text, "redrawn in place"
     assert text.count("printed by a task") == 3
     assert text.rstrip().endswith("\x1b[?25h"), "the cursor is back"
+
+
+def test_escapes_in_names_are_shown_and_not_obeyed() -> None:
+    output = io.StringIO()
+    console = Console(file=output, force_terminal=False, width=120)
+    row = ReportRow(0, 0.5, None, None, 1, 2, picture="\x1b[31m.svg")
+    print_report([row], load_line='load("\x1b[2J")', pictures="\u202e", console=console)
+    print_front(["\x1b]0;x\x07", "[red]"], [[0.5, 1.0]], console=console)
+    assert output.getvalue().replace("\n", "").isprintable()
+    for text in (r"\x1b[31m.svg", r'load("\x1b[2J")', r"\u202e", r"\x1b]0;x\x07", "[red]"):
+        assert text in output.getvalue()

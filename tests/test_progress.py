@@ -41,3 +41,15 @@ def test_a_resumed_run_goes_on_from_its_front():
 
 def test_one_objective_has_no_front():
     assert not {"hypervolume", "front_size"} & Progress().add([evaluation()]).keys()
+
+
+def test_only_fresh_failures_are_errors():
+    def failed(reason: str, *, cached: bool) -> Evaluation:
+        return Evaluation(0.05, EvaluationStatus.FAILED, 0.1, reason, None, {}, cached=cached)
+
+    progress = Progress()
+    metrics = progress.add(
+        [failed("new", cached=False), failed("known", cached=True)], others=[failed("x", cached=True)]
+    )
+    assert progress.errors == {"new": 1}
+    assert (metrics["failed_share"], metrics["num_distinct"]) == (1.0, 1)

@@ -2,7 +2,6 @@
 
 import itertools
 import json
-import os
 import signal
 import sqlite3
 import subprocess
@@ -235,15 +234,23 @@ def test_a_search_in_which_all_fails_says_why(tmp_path, capsys):
     assert "gflownet.load" not in shown.out
 
 
-def test_sigterm_saves_and_reports(tmp_path):
-    command = [sys.executable, "-m", "gflownet.train", *SMALL, "task=tests.toy_tasks:Terminates", f"log_dir={tmp_path}"]
-    done = subprocess.run(
-        command, capture_output=True, text=True, check=False, env={**os.environ, "OMP_NUM_THREADS": "1"}
-    )
-    assert done.returncode == 143, done.stderr
-    assert "stopping after this step" in done.stderr
-    assert "best architectures" in done.stdout
-    assert list((tmp_path / "checkpoints").iterdir())
+def test_escapes_in_errors_and_paths_do_not_reach_the_terminal(tmp_path, capsys):
+    folder = tmp_path / "run\u202e[b]"
+    assert run(folder, "task=tests.toy_tasks:FailsWithEscapes", "num_training_steps=2") == 0
+    assert run(folder) == 2
+    shown = capsys.readouterr()
+    for text in (shown.out, shown.err):
+        assert text.replace("\n", "").isprintable()
+    assert "an evaluation failed: RuntimeError: \\x1b]0;owned\\x07 \\u202e <script>" in shown.out
+    assert "no test score of rank 0: RuntimeError: \\x1b[31m" in shown.out
+    assert r"run\u202e[b]" in shown.err
+
+
+def test_the_report_tests_with_the_seed_of_the_evaluation(tmp_path):
+    assert run(tmp_path / "run", "task=tests.toy_tasks:ScoresTheSeed", "num_training_steps=2", "seed=5") == 0
+    entries = json.loads((tmp_path / "run" / "top_architectures.json").read_text())
+    assert len({entry["validation_score"] for entry in entries}) > 1
+    assert [entry["test_score"] for entry in entries] == [entry["validation_score"] for entry in entries]
 
 
 def test_no_process_outlives_a_killed_run(tmp_path):

@@ -4,6 +4,7 @@ import os
 import random
 import signal
 import threading
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -61,6 +62,28 @@ class AlwaysFails(RewardsHiddenNodes):
         raise RuntimeError("nothing works")
 
 
+class FailsWithEscapes(RewardsHiddenNodes):
+    """Half of the graphs fail with an error that would change a terminal's title and colours."""
+
+    def evaluate(self, graph, *, seed):
+        if seed % 2:
+            raise RuntimeError("\x1b]0;owned\x07 \u202e <script>")
+        return super().evaluate(graph, seed=seed)
+
+    def test(self, graph, *, seed):
+        raise RuntimeError("\x1b[31m")
+
+
+class ScoresTheSeed(RewardsHiddenNodes):
+    """The score of a graph is a function of its seed alone, in validation as in test."""
+
+    def evaluate(self, graph, *, seed):
+        return Score(self.test(graph, seed=seed))
+
+    def test(self, graph, *, seed):
+        return 0.1 + seed % 1_009 / 10_000
+
+
 class DrawsFromEveryGenerator(RewardsHiddenNodes):
     """Rewards wobble by numbers out of torch's, numpy's and Python's global generators."""
 
@@ -85,6 +108,20 @@ class Terminates(Interrupts):
     """Sends a SIGTERM instead."""
 
     signal = signal.SIGTERM
+
+
+class Dies(RewardsHiddenNodes):
+    """Kills the process during the seventh evaluation of a run, once."""
+
+    num_calls = 0
+
+    def evaluate(self, graph, *, seed):
+        self.num_calls += 1
+        note = Path(self.config.log_dir, "died")
+        if self.num_calls == 7 and not note.exists():
+            note.touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().evaluate(graph, seed=seed)
 
 
 class Hangs(RewardsHiddenNodes):

@@ -13,6 +13,7 @@ from rich.console import Console
 from rich.table import Table
 
 from gflownet.certification import Certified, RunCertificate
+from gflownet.console import print_line
 from gflownet.files import write_whole
 from gflownet.metrics.certificate import NO_DISTANCE, SUBSET_SIZE, Certificate, EstimatedCertificate, ExactCertificate
 from gflownet.metrics.intervals import Interval
@@ -71,7 +72,7 @@ def print_certificate(certificate: RunCertificate, *, path: Path, console: Conso
         console.print(table)
     paid = f"rewards: {certificate.num_rewards} terminal states, {certificate.num_evaluated} evaluated for this alone"
     failed = f", {certificate.num_failed} failed" if certificate.num_failed else ""
-    console.print(f"{paid}{failed}; all figures: {path}", markup=False, highlight=False, soft_wrap=True)
+    print_line(console, f"{paid}{failed}; all figures: {path}")
 
 
 class _Line(NamedTuple):

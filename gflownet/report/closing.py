@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gflownet.console import print_front, print_report
+from gflownet.console import print_front, print_line, print_report
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
@@ -53,7 +53,7 @@ def report_run(
         write: writes a file, or raises UserError.
     """
     write_errors: list[UserError] = []
-    say = partial(console.print, markup=False, highlight=False, soft_wrap=True)
+    say = partial(print_line, console)
 
     def attempt(path: Path, content: str) -> None:
         try:

@@ -7,6 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from gflownet.errors import printable
+
 # Pixels.
 WIDTH, HEIGHT = 640.0, 440.0
 LEFT, RIGHT, TOP, BOTTOM = 78.0, 24.0, 44.0, 60.0
@@ -72,7 +74,7 @@ def scatter_svg(x: Axis, y: Axis, *, highlighted: Mapping[int, str], title: str)
     points = [f'<circle cx="{a}" cy="{b}" r="2.5" fill="{POINT_COLOUR}" fill-opacity="0.55"/>' for a, b in others]
     points += [
         f'<circle cx="{places[i][0]:.1f}" cy="{places[i][1]:.1f}" r="4.5" fill="{HIGHLIGHT_COLOUR}">'
-        f"<title>{escape(text)}</title></circle>"
+        f"<title>{_text(text)}</title></circle>"
         for i, text in highlighted.items()
     ]
     return "\n".join(
@@ -80,9 +82,9 @@ def scatter_svg(x: Axis, y: Axis, *, highlighted: Mapping[int, str], title: str)
             f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH:.0f}" height="{HEIGHT:.0f}" '
             f'viewBox="0 0 {WIDTH:.0f} {HEIGHT:.0f}" role="img" font-family="Helvetica, Arial, sans-serif" '
             f'font-size="{FONT_SIZE}" fill="{TEXT_COLOUR}">',
-            f"<title>{escape(title)}</title>",
+            f"<title>{_text(title)}</title>",
             '<rect width="100%" height="100%" rx="10" fill="#ffffff"/>',
-            f'<text x="{LEFT}" y="26" font-size="14" font-weight="bold">{escape(title)}</text>',
+            f'<text x="{LEFT}" y="26" font-size="14" font-weight="bold">{_text(title)}</text>',
             *_frame(x, y),
             *points,
             "</svg>\n",
@@ -105,12 +107,17 @@ def _frame(x: Axis, y: Axis) -> list[str]:
     parts.append(f'<path d="M{LEFT:.0f} {TOP:.0f}V{bottom:.0f}H{right:.0f}" fill="none" stroke="{TEXT_COLOUR}"/>')
     middle = (TOP + bottom) / 2
     parts.append(
-        f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 16:.0f}" text-anchor="middle">{escape(x.label)}</text>'
+        f'<text x="{(LEFT + right) / 2:.0f}" y="{HEIGHT - 16:.0f}" text-anchor="middle">{_text(x.label)}</text>'
     )
     parts.append(
-        f'<text transform="translate(20 {middle:.0f}) rotate(-90)" text-anchor="middle">{escape(y.label)}</text>'
+        f'<text transform="translate(20 {middle:.0f}) rotate(-90)" text-anchor="middle">{_text(y.label)}</text>'
     )
     return parts
+
+
+def _text(text: str) -> str:
+    """Return the text with markup and control characters escaped, which XML does not admit."""
+    return escape(printable(text))
 
 
 def _number(value: float) -> str:

@@ -104,3 +104,10 @@ def test_labels_are_escaped_and_a_point_that_covers_another_is_drawn_once():
     text = scatter_svg(axis, axis, highlighted={2: "<&>"}, title='"x"')
     assert len(circles(text, "2.5")) == 1
     assert circles(text, "4.5")[0].findtext(f"{SVG}title") == "<&>"
+
+
+def test_escapes_in_labels_leave_the_picture_well_formed():
+    axis = Axis("\x1b[31m<b>", [1.0, 2.0])
+    picture = scatter_svg(axis, axis, highlighted={0: "\u202e\x00"}, title="\x07&")
+    texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
+    assert {r"\x1b[31m<b>", r"\u202e\x00", r"\x07&"} <= set(texts)

@@ -12,7 +12,7 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from gflownet.errors import CommandLine, UserError
+from gflownet.errors import CommandLine, UserError, error_line
 
 if TYPE_CHECKING:
     import uvicorn
@@ -84,7 +84,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         asked = parse(sys.argv[1:] if argv is None else argv)
         return serve(asked)
     except UserError as error:
-        print("error:", " ".join(str(error).split()), file=sys.stderr)
+        print(error_line(error), file=sys.stderr)
         return EXIT_USER_ERROR
 
 
