@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 from pathlib import Path
@@ -17,10 +18,13 @@ from gflownet.run_marker import read_marker
 MINE = "the user's own"
 
 
+config_with = functools.cache(lambda *overrides: load_config(None, overrides))
+
+
 def start(path: Path, *overrides: str, resume: Any = False, overwrite: bool = False, step: int = 3) -> str:
     """Hold the folder for a run that writes some of its files, and return its id."""
     with RunFolder(path, resume=resume, overwrite=overwrite) as folder:
-        folder.write_config(load_config(None, [f"log_dir={path}", *overrides]))
+        folder.write_config(config_with(*overrides))
         folder.checkpoints.save(step, {"step": step, "policy": {}})
         (path / "metrics.jsonl").write_text('{"step": 1}\n')
         for name in ("top_architectures.json", "pareto_front.json", "architectures/rank_0.svg"):
@@ -168,7 +172,7 @@ def test_auto_starts_a_run_or_continues_it(path):
 
 def test_a_run_that_died_before_its_first_checkpoint_is_continued(path):
     with RunFolder(path, resume="auto", overwrite=False) as folder:
-        folder.write_config(load_config())
+        folder.write_config(config_with())
         run = folder.run_id
     with RunFolder(path, resume=True, overwrite=False) as folder:
         assert folder.last_checkpoint() is None
@@ -213,7 +217,7 @@ def test_a_damaged_config_is_named_and_replaced_by_its_copy(path, damaged, caplo
     assert (config.seed, config.task) == (7, "hypergrid")
     with RunFolder(path, resume=True, overwrite=False) as folder:
         folder.check_unchanged(config)
-        folder.write_config(load_config(None, [f"log_dir={path}", "seed=7", "task=hypergrid"]))
+        folder.write_config(config_with("seed=7", "task=hypergrid"))
     assert (path / "config.yaml").read_bytes() == before
 
 
@@ -230,7 +234,7 @@ def test_a_value_that_changed_in_the_config_file_is_named(path):
 
 def test_a_file_that_appears_during_the_run_is_not_replaced(path):
     with RunFolder(path, resume=False, overwrite=False) as folder:
-        folder.write_config(load_config())
+        folder.write_config(config_with())
         (path / "certificate.json").write_text(MINE)
         with pytest.raises(UserError, match=r"log_dir: expected no file of somebody else .*certificate.json; move it"):
             folder.claim_certificate()
