@@ -42,7 +42,7 @@ for name, arguments in json.loads(sys.argv[1]):
         os._exit(status)
     print(name, os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
 """
-ENDINGS = {"Dies": -9, "Terminates": 143, "Interrupts": 130}
+ENDINGS = {"DiesOnce": -9, "Terminates": 143, "Interrupts": 130}
 
 
 @pytest.fixture(scope="module")

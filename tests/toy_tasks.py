@@ -110,7 +110,7 @@ class Terminates(Interrupts):
     signal = signal.SIGTERM
 
 
-class Dies(RewardsHiddenNodes):
+class DiesOnce(RewardsHiddenNodes):
     """Kills the process during the seventh evaluation of a run, once."""
 
     num_calls = 0
