@@ -212,7 +212,7 @@ def _check_objective(config: Config) -> None:
         _check_imitation(config, beside)
     if algo.backward_policy == "learned" and algo.method in ("relative_tb", "max_likelihood"):
         raise UserError(f"algo.backward_policy: expected another {beside}, which teaches none, got learned")
-    remembers = (replay.use and not replay.resample) or algo.teacher.share > 0
+    remembers = (replay.use and (not replay.resample or replay.num_batches > 0)) or algo.teacher.share > 0
     if algo.backward_policy == "pessimistic" and not remembers:
         raise UserError(
             "replay.resample: expected false, and replay.use=true, with algo.backward_policy=pessimistic, which else "
@@ -244,11 +244,9 @@ def _check_own_samples(config: Config, beside: str) -> None:
 def _check_imitation(config: Config, beside: str) -> None:
     """Raise where an objective that imitates given graphs is given none, or all that was tried."""
     replay, offline = config.replay, config.offline
-    if config.local_search.num:
-        raise UserError(
-            f"local_search.num: expected 0 {beside}, which would imitate all that was tried, "
-            f"got {config.local_search.num}"
-        )
+    for key, value in (("local_search.num", config.local_search.num), ("replay.num_batches", replay.num_batches)):
+        if value:
+            raise UserError(f"{key}: expected 0 {beside}, which would imitate all that was tried, got {value}")
     if not (replay.use and replay.num_from_replay) and not (offline.path and offline.num):
         raise UserError(
             f"replay.use: expected true, or offline.path, {beside}, which learns from replayed or given graphs alone, "

@@ -205,6 +205,9 @@ def test_a_value_that_makes_no_sense_is_refused(override: str, message: str) -> 
         ),
         ("algo.method=max_likelihood local_search.num=4", "local_search.num: expected 0 with .*got 4"),
         ("algo.method=a2c replay.num_updates=2", "replay.num_updates: expected 0 with algo.method=a2c, .*got 2"),
+        ("algo.method=a2c algo.num_updates=2", "algo.num_updates: expected 1 with algo.method=a2c, .*got 2"),
+        ("algo.method=ppo replay.num_batches=3", "replay.num_batches: expected 0 with algo.method=ppo, .*got 3"),
+        ("algo.method=max_likelihood replay.num_batches=3", "replay.num_batches: expected 0 with .*got 3"),
         ("algo.method=ppo replay.num_updates=1", "replay.num_updates: expected 0 with algo.method=ppo, .*got 1"),
         ("algo.method=ppo offline.path=a.jsonl", "offline.path: expected '' with algo.method=ppo, .*got 'a.jsonl'"),
         ("algo.method=a2c local_search.num=4", "local_search.num: expected 0 with algo.method=a2c, .*got 4"),
@@ -235,6 +238,7 @@ def test_what_an_objective_would_pass_over_in_silence_is_refused(overrides: str,
         "algo.method=max_likelihood algo.backward_policy=tlm",
         "algo.backward_policy=pessimistic replay.resample=false",
         "algo.backward_policy=pessimistic algo.teacher.share=0.5",
+        "algo.backward_policy=pessimistic replay.num_batches=4",
     ],
 )
 def test_what_means_something_is_not(overrides: str) -> None:
