@@ -42,11 +42,11 @@ def generator() -> torch.Generator:
 def test_a_stack_learns_what_the_byte_before_does_not_tell() -> None:
     """After 65 comes 66 or 67, in turn: half a bit per byte is left to whoever sees one byte."""
     model = small_stack()
-    options = LanguageTraining(num_steps=60, rows=4, sequence_length=16, learning_rate=0.02)
+    options = LanguageTraining(num_steps=25, rows=4, sequence_length=16, learning_rate=0.05)
     before = bits_per_byte(model, CYCLE, sequence_length=16, num_bytes=256)
     last = train_language_model(model, CYCLE, options=options, generator=generator())
     assert before == pytest.approx(8, abs=1.5)
-    assert last.step == 60
+    assert last.step == 25
     assert bits_per_byte(model, CYCLE, sequence_length=16, num_bytes=256) < 0.3
 
 
