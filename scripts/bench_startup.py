@@ -34,17 +34,17 @@ GOAL_HELP = 0.5
 _RUN = """
 import os, resource, sys
 from gflownet.train import main
-from gflownet.trainer import GFNTrainer
+from gflownet.learning.learner import Learner
 
-train_step = GFNTrainer.train_step
+learn = Learner.learn
 
 def first_step(self, rollout):
-    metrics = train_step(self, rollout)
+    metrics = learn(self, rollout)
     usage = resource.getrusage(resource.RUSAGE_SELF)
     os.write(int(sys.argv[1]), str(usage.ru_utime + usage.ru_stime).encode())
     return metrics
 
-GFNTrainer.train_step = first_step
+Learner.learn = first_step
 sys.exit(main(sys.argv[2:]))
 """
 COMMANDS = {
