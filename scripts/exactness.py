@@ -236,6 +236,8 @@ if __name__ == "__main__":
     parser.add_argument("--keep", type=Path, metavar="FOLDER", help="keep run folders there, and read finished ones")
     arguments = parser.parse_args()
     torch.set_num_threads(1)
-    chosen = [name for name in parts if getattr(arguments, name)] or list(parts)
+    # scripts/ladder.py and scripts/estimated.py have their own quick runs
+    default = [name for name in parts if not arguments.quick or name not in ("ladder", "estimates")]
+    chosen = [name for name in parts if getattr(arguments, name)] or default
     rows = [row for name in chosen for row in parts[name](arguments.quick)]
     sys.exit(finish(rows, json_path=arguments.json))
