@@ -1,4 +1,4 @@
-"""The config `exact` by the product alone: what a trained policy samples is R(x) / Z, and R(x) / |Aut(x)| uncorrected."""
+"""The config `exact` by the product alone: a policy samples R(x) / Z, and R(x) / |Aut(x)| without the correction."""
 
 import json
 from pathlib import Path
