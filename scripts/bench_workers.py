@@ -30,24 +30,26 @@ def main() -> int:
     arguments = parse_arguments(__doc__)
     keep_freed_memory()
     torch.set_num_threads(1)
-    return finish([*equality.measure(), *(quick() if arguments.quick else full())], json_path=arguments.json)
+    return finish(quick() if arguments.quick else full(), json_path=arguments.json)
 
 
 def full() -> list[Row]:
     """Return the figures."""
     return [
-        *round_trips.measure(num_sessions=5, num_turns=10),
+        *equality.measure(num_rollouts=4),
+        *round_trips.measure(num_sessions=5, num_turns=10, num_warm_up_calls=40),
         *speeds.measure_cheap(num_rounds=7, num_rollouts=30),
         *speeds.measure_dear(num_rounds=3, num_rollouts=4, num_trajectories=64),
     ]
 
 
 def quick() -> list[Row]:
-    """Return the same figures of fewer rounds."""
+    """Return the same figures of fewer and shorter rounds."""
     return [
-        *round_trips.measure(num_sessions=1, num_turns=2),
-        *speeds.measure_cheap(num_rounds=2, num_rollouts=6),
-        *speeds.measure_dear(num_rounds=1, num_rollouts=4, num_trajectories=16),
+        *equality.measure(num_rollouts=2),
+        *round_trips.measure(num_sessions=1, num_turns=1, num_warm_up_calls=5),
+        *speeds.measure_cheap(num_rounds=1, num_rollouts=2, num_trajectories=16),
+        *speeds.measure_dear(num_rounds=1, num_rollouts=2, num_trajectories=8),
     ]
 
 

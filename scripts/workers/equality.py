@@ -10,27 +10,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from gflownet.data.config import ReplayConfig
+from gflownet.data.config import ReplayConfig, WorkersConfig
 from gflownet.data.source import Rollout
 from scripts.bench import Row
-from scripts.workers.parts import BATCH_SIZE, POLICIES, TRANSPORTS, made_parts
+from scripts.workers.parts import BATCH_SIZE, BUFFERS, POLICIES, TRANSPORTS, made_parts
 
-NUM_ROLLOUTS = 4
+DATALOADER = WorkersConfig(backend="dataloader")
+WAYS = {**dict.fromkeys(TRANSPORTS, WorkersConfig()), f"{BUFFERS} with a DataLoader": DATALOADER}
 REPLAY = ReplayConfig(warmup=BATCH_SIZE, num_from_replay=16)
 
 
-def measure() -> list[Row]:
-    """Return which share of the rollouts is the same, bit for bit, by each transport."""
+def measure(*, num_rollouts: int) -> list[Row]:
+    """Return which share of the rollouts is the same, bit for bit, by each transport and backend."""
     rows = []
     for name, policy in POLICIES.items():
         with made_parts(policy, replay=REPLAY) as parts:
-            expected = list(islice(parts.here(), NUM_ROLLOUTS))
-        for transport in TRANSPORTS:
+            expected = list(islice(parts.here(), num_rollouts))
+        for transport, config in WAYS.items():
             with (
                 made_parts(policy, replay=REPLAY) as parts,
-                closing(parts.of_workers(transport, num_workers=1)) as stream,
+                closing(parts.of_workers(transport.split()[0], num_workers=1, config=config)) as stream,
             ):
-                same = sum(is_same(ours, next(stream)) for ours in expected) / NUM_ROLLOUTS
+                same = sum(is_same(ours, next(stream)) for ours in expected) / num_rollouts
             rows.append(Row(f"{name}, {transport}: rollouts of one worker as made here", same, "", "= 1", same == 1))
     return rows
 

@@ -23,7 +23,6 @@ from scripts.bench import Row
 from scripts.workers.parts import BATCH_SIZE, BUFFERS, NUM_ACTIONS, PICKLES, POLICIES, TRANSPORTS, made_parts
 
 NUM_CALLS = 20  # of a turn
-NUM_WARM_UP_CALLS = 40
 MAX_RATIO, MIN_OVERHEAD_RATIO = 1.15, 3.0
 
 
@@ -62,15 +61,15 @@ class Session:
     once many calls in a row, as a loop around either would see them.
     """
 
-    def __init__(self, call: tuple[Batch, Tensor], *, num_turns: int) -> None:
-        self._call, self._num_turns = call, num_turns
+    def __init__(self, call: tuple[Batch, Tensor], *, num_turns: int, num_warm_up_calls: int) -> None:
+        self._call, self._num_turns, self._num_warm_up_calls = call, num_turns, num_warm_up_calls
 
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[list[Turn]]:
         """Yield the turns of a session."""
         keep_freed_memory()
         policy: Any = endpoint.proxy("policy")
         stopwatch: Any = endpoint.proxy("stopwatch")
-        for _ in range(NUM_WARM_UP_CALLS):
+        for _ in range(self._num_warm_up_calls):
             policy(*self._call)
             stopwatch.bare()
         while True:
@@ -107,12 +106,13 @@ class HasItReady:
         return self._answer
 
 
-def measure(*, num_sessions: int, num_turns: int) -> list[Row]:
+def measure(*, num_sessions: int, num_turns: int, num_warm_up_calls: int) -> list[Row]:
     """Return the rows of both policies: every transport in turn, each session in a new process."""
     rows = []
     for name, policy_class in POLICIES.items():
         with made_parts(policy_class) as parts:
             call = half_way(parts.context)
+            session = Session(call, num_turns=num_turns, num_warm_up_calls=num_warm_up_calls)
             with torch.inference_mode():
                 ready = HasItReady(parts.policy(*call))
             turns: dict[tuple[str, bool], list[Turn]] = {(t, null): [] for t in TRANSPORTS for null in (False, True)}
@@ -123,7 +123,7 @@ def measure(*, num_sessions: int, num_turns: int) -> list[Row]:
                         "policy": Served(served, {"__call__": MergedPolicyCalls(parts.context.layout)}),
                         "stopwatch": Served(Stopwatch(parts.policy, call)),
                     }
-                    found += _session(transport, objects, Session(call, num_turns=num_turns))
+                    found += _session(transport, objects, session)
         rows += _rows(name, turns)
     return rows
 

@@ -41,11 +41,11 @@ class Drained:
     cpu_workers: float
 
 
-def measure_cheap(*, num_rounds: int, num_rollouts: int) -> list[Row]:
+def measure_cheap(*, num_rounds: int, num_rollouts: int, num_trajectories: int = BATCH_SIZE) -> list[Row]:
     """Return the rows of a reward that costs nothing."""
     rows = []
     for name, policy in POLICIES.items():
-        rounds = _rounds(Load(policy, num_rollouts), (HERE, *TRANSPORTS), num_rounds=num_rounds)
+        rounds = _rounds(Load(policy, num_rollouts, num_trajectories), (HERE, *TRANSPORTS), num_rounds=num_rounds)
         rows += _rows(f"{name}, cheap reward", rounds, goal=MIN_RATIO_CHEAP)
     return rows
 
