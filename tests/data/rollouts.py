@@ -27,7 +27,7 @@ from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.policy.on_device import PolicyOnDevice
-from gflownet.utils.transport import make_transport
+from gflownet.utils.transport import CPU, make_transport
 from tests.contracts.environments import ENVIRONMENTS
 
 TRANSPORTS = {
@@ -73,11 +73,16 @@ class Parts:
         return rollouts_here(self.source, **parts, first_step=first_step)
 
     def of_workers(
-        self, transport: str, *, num_workers: int = 1, config: WorkersConfig | None = None
+        self,
+        transport: str,
+        *,
+        num_workers: int = 1,
+        config: WorkersConfig | None = None,
+        device: torch.device = CPU,
     ) -> Generator[Rollout]:
         return rollouts_of_workers(
             self.source,
-            policy=PolicyOnDevice(self.policy, device=torch.device("cpu"), precision="float32"),
+            policy=PolicyOnDevice(self.policy, device=device, precision="float32"),
             evaluator=self.evaluator,
             replay=self.replay,
             first_step=1,

@@ -106,6 +106,18 @@ def test_one_worker_makes_the_same_rollouts_bit_for_bit(tmp_path, transport, den
         assert there.replay.state_dict()["keys"][: len(here.replay)] == here.replay.state_dict()["keys"]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_policy_on_a_cuda_device_answers_workers(tmp_path, backend):
+    with parts(tmp_path) as made:
+        made.policy.cuda()
+        config = WorkersConfig(backend=backend)
+        with closing(made.of_workers("buffer", num_workers=2, config=config, device=torch.device("cuda"))) as stream:
+            for rollout in islice(stream, 4):
+                assert rollout.trajectories.log_reward.device.type == "cpu"
+                assert bool(rollout.trajectories.log_reward.isfinite().all())
+
+
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_two_workers_take_turns_and_each_step_is_its_own(tmp_path, backend):
     with parts(tmp_path / "here") as here, parts(tmp_path / "there") as there:

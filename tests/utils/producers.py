@@ -25,10 +25,6 @@ from gflownet.utils.multiprocessing_proxy import (
 )
 from tests.utils.messages import TwoArgumentError, cases
 
-# Not used here: the fork server, which the first test that has workers starts with this module, imports it once, not
-# every worker of later tests.
-import gflownet.data.workers  # noqa: F401  isort: skip
-
 
 class Desk:
     """Lives in the main process: notes what workers report."""

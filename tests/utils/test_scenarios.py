@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import multiprocessing
 import os
 import select
 import shutil
@@ -13,21 +14,36 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-LIMIT_S = 60.0  # reached only by a test that fails
-START_METHODS = ("fork", "forkserver", "spawn")
+from gflownet.utils.worker_processes import start_context
+from tests.utils import producers, scenarios
+
+LIMIT_S = 300.0  # reached only by a test that fails
 
 
 def command(scenario: str, transport: str = "pickle", start_method: str = "fork") -> list[str]:
     return [sys.executable, "-m", "tests.utils.scenarios", scenario, transport, start_method]
 
 
-def output_of(arguments: list[str], checkout: Path) -> str:
-    done = subprocess.run(arguments, cwd=checkout, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
+@contextmanager
+def child(scenario: str, errors: Path, *, transport: str = "pickle") -> Iterator[tuple[Any, Any]]:
+    """A main program that forks its workers, started by the fork server; the process and what it says first."""
+    server: Any = None  # read by the start method fork only
+    context = start_context(server, producers.sample, num_workers=1, start_method="forkserver")
+    near, far = multiprocessing.Pipe(duplex=False)
+    process = context.Process(target=scenarios.in_child, args=(scenario, transport, "fork", far, str(errors)))
+    process.start()
+    far.close()
+    try:
+        assert near.poll(LIMIT_S)
+        yield process, near.recv()
+    finally:
+        process.kill()
+        process.join()
+        near.close()
 
 
 def members(session: int) -> list[int]:
@@ -44,9 +60,9 @@ def members(session: int) -> list[int]:
 
 
 @contextmanager
-def end_of_all(main: subprocess.Popen) -> Iterator[None]:
+def end_of_all(session: int) -> Iterator[None]:
     """Check that the processes of a session are gone within 5 s of what is done here, and that there were some."""
-    descriptors = [os.pidfd_open(pid) for pid in members(main.pid) if pid != main.pid]
+    descriptors = [os.pidfd_open(pid) for pid in members(session) if pid != session]
     assert len(descriptors) >= 2
     yield
     left, deadline = list(descriptors), time.monotonic() + 5
@@ -55,83 +71,76 @@ def end_of_all(main: subprocess.Popen) -> Iterator[None]:
     for descriptor in descriptors:
         os.close(descriptor)
     assert left == []
-    main.communicate()
-    assert members(main.pid) == []
 
 
-@pytest.mark.parametrize("start_method", START_METHODS)
-def test_nothing_is_left_when_the_main_process_is_killed(checkout, start_method):
+def test_nothing_is_left_when_the_main_process_is_killed(tmp_path):
+    with child("waits_busily", tmp_path / "errors", transport="queue") as (main, said):
+        assert said == "ready"
+        with end_of_all(main.pid):
+            main.kill()
+        main.join()
+        assert members(main.pid) == []
+
+
+def test_ctrl_c_reaches_the_main_process_alone(tmp_path):
+    """A terminal sends it to all of them."""
+    with child("waits_busily", tmp_path / "errors", transport="buffer") as (main, said):
+        assert said == "ready"
+        with end_of_all(main.pid):
+            os.killpg(main.pid, signal.SIGINT)
+        main.join()
+    errors = (tmp_path / "errors").read_text()
+    assert errors.count("Traceback") == 1
+    assert errors.rstrip().endswith("KeyboardInterrupt")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
+def test_nothing_is_left_when_a_main_program_with_other_start_methods_is_killed(checkout, start_method):
     main = subprocess.Popen(
         command("waits_busily", "queue", start_method),
         cwd=checkout,
-        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         text=True,
         start_new_session=True,
     )
     assert main.stdout is not None
-    assert main.stdout.readline() == "ready\n"
-    with end_of_all(main):
+    assert main.stdout.readline() == '"ready"\n'
+    with end_of_all(main.pid):
         main.kill()
+    main.communicate()
+    assert members(main.pid) == []
 
 
-def test_nothing_is_left_when_the_main_process_fails(checkout):
+@pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+def test_openmp_hangs_no_worker_and_nothing_is_left_when_the_main_process_fails(checkout, start_method):
+    """Forking is refused as long as torch computes on several threads."""
     done = subprocess.run(
-        command("leaves_without_closing", "buffer"),
+        command("leaves_without_closing", "buffer", start_method),
         cwd=checkout,
         capture_output=True,
         text=True,
         timeout=LIMIT_S,
     )
-    end = time.monotonic()
-    worker, start = done.stdout.split()
-    assert "KeyError: 'unhandled'" in done.stderr
-    assert end - float(start) < 4
-    with pytest.raises(ProcessLookupError):
-        os.kill(int(worker), 0)
-    assert "leaked" not in done.stderr
-
-
-def test_ctrl_c_reaches_the_main_process_alone(checkout):
-    """A terminal sends it to all of them."""
-    main = subprocess.Popen(
-        command("waits_busily", "buffer", "forkserver"),
-        cwd=checkout,
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert main.stdout is not None
-    assert main.stdout.readline() == "ready\n"
-    assert main.stderr is not None
-    with end_of_all(main):
-        os.killpg(main.pid, signal.SIGINT)
-        errors = main.stderr.read()
-    assert errors.count("Traceback") == 1
-    assert errors.rstrip().endswith("KeyboardInterrupt")
-
-
-@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
-def test_openmp_in_the_main_process_hangs_no_worker(checkout, start_method):
-    """Forking is refused as long as torch computes on several threads."""
-    first, *refusal, last = output_of(command("forks_after_openmp", "pickle", start_method), checkout).splitlines()
-    assert first == last == str(600.0**3)
+    first, *refusal, (worker, last) = map(json.loads, done.stdout.splitlines())
+    assert first == last == 600.0**3
     assert [text.rpartition(": ")[2] for text in refusal] == (
         ["torch computes in 2 threads"] if start_method == "fork" else []
     )
+    assert "KeyError: 'unhandled'" in done.stderr
+    assert "leaked" not in done.stderr
+    with pytest.raises(ProcessLookupError):
+        os.kill(worker, 0)
 
 
-def assert_only_the_queue_warns(output: str, warning: str) -> None:
-    texts = json.loads(output)
+def assert_only_the_queue_warns(texts: dict[str, list[str]], warning: str) -> None:
     assert (texts["buffer"], texts["pickle"], len(texts["queue"])) == ([], [], 1)
     assert texts["queue"][0].startswith(warning)
 
 
-def test_few_open_files_are_enough(checkout):
-    limited = ["sh", "-c", 'ulimit -n 128; exec "$@"', "sh", *command("in_a_small_world")]
-    assert_only_the_queue_warns(output_of(limited, checkout), "open files: expected a limit of at least")
+def test_few_open_files_are_enough(tmp_path):
+    with child("may_open_few_files", tmp_path / "errors") as (_, texts):
+        assert_only_the_queue_warns(texts, "open files: expected a limit of at least")
 
 
 def can_mount() -> bool:
@@ -140,9 +149,13 @@ def can_mount() -> bool:
     return subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=False).returncode == 0
 
 
-@pytest.mark.skipif(not can_mount(), reason="needs user namespaces: unshare -rm mount")
+@pytest.mark.slow  # tests/utils/test_transport.py has a full /dev/shm in this process
 def test_a_small_shared_memory_is_enough(checkout):
-    """Messages of 16 MB beside a /dev/shm of 8 MB: buffers do not need it, torch's sharing would be killed."""
+    """Messages of 10 MB with a /dev/shm of 8 MB: buffers do not need it, torch's sharing would be killed."""
+    if not can_mount():
+        pytest.skip("needs user namespaces: unshare -rm mount")
     mount = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"'
-    limited = ["unshare", "-rm", "sh", "-c", mount, "sh", *command("in_a_small_world")]
-    assert_only_the_queue_warns(output_of(limited, checkout), "/dev/shm: expected")
+    limited = ["unshare", "-rm", "sh", "-c", mount, "sh", *command("has_little_shared_memory")]
+    done = subprocess.run(limited, cwd=checkout, capture_output=True, text=True, timeout=LIMIT_S)
+    assert done.returncode == 0, done.stderr
+    assert_only_the_queue_warns(json.loads(done.stdout), "/dev/shm: expected")

@@ -136,3 +136,27 @@ def test_for_cuda_the_memory_is_pinned_and_it_says_whether_that_was_done(monkeyp
 
 def test_for_the_cpu_nothing_is_pinned(buffer):
     assert not buffer.is_pinned
+
+
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: pins real memory")
+
+
+@needs_cuda
+def test_on_a_cuda_device_the_memory_is_pinned_until_it_is_closed():
+    buffer = SharedPinnedBuffer(1 << 20, CUDA)
+    view = buffer.view(buffer.write(torch.arange(5.0)))
+    assert buffer.is_pinned
+    assert view.is_pinned()
+    buffer.close()
+    assert not buffer.is_pinned
+    assert view.tolist() == [0, 1, 2, 3, 4]
+    assert not view.is_pinned()
+
+
+@needs_cuda
+@pytest.mark.parametrize("name", cases())
+def test_on_a_cuda_device_messages_arrive_and_go_back(name):
+    message, buffer = cases()[name], SharedPinnedBuffer(1 << 16, CUDA)
+    there = buffer.transfer(buffer.write(message), CUDA)
+    assert_same(buffer.read(buffer.write(there)), message)
+    buffer.close()

@@ -226,3 +226,21 @@ def test_tensors_arrive_on_the_device_of_the_main_process(make):
     near.close()
     far.close()
     transport.close()
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@pytest.mark.parametrize("make", TRANSPORTS.values())
+def test_tensors_move_to_a_cuda_device_and_back(make):
+    transport, cuda = make(), torch.device("cuda")
+    near, far = transport.pair(cuda)
+    for read in (near.receive, near.view):
+        far.send((built_batch(), torch.arange(6.0).view(2, 3)))
+        batch, tensor = read()
+        assert batch.x.device.type == tensor.device.type == "cuda"
+        near.send((batch, tensor * 2))
+        back, doubled = far.receive()
+        assert_same(back, built_batch())
+        assert doubled.tolist() == [[0, 2, 4], [6, 8, 10]]
+    near.close()
+    far.close()
+    transport.close()
