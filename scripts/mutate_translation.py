@@ -31,6 +31,7 @@ TESTS = (
     "architectures",
     "graph_summary",
     "source",
+    "hostile_graphs",
     "export",
 )
 
@@ -40,7 +41,7 @@ class Mutant:
     """One planted bug: `old`, which stands exactly once in the file, becomes `new`."""
 
     name: str
-    file: str
+    file: str  # relative to gflownet/translation, without .py
     old: str
     new: str
 
@@ -161,7 +162,22 @@ MUTANTS = (
     Mutant("dead nodes cost flops", "graph_summary", "if self.is_live else 0", "if True else 0"),
     Mutant("flops of one head", "graph_summary", "2 * node.num_heads * count * d", "2 * count * d"),
     Mutant("repair keeps dangling edges", "repairs", "        if node_id not in graph.nodes:", "        if False:"),
-    Mutant("rank ignored", "architectures", "by_rank[rank]", "entries[0]"),
+    Mutant("rank ignored", "architectures", "entries[ranks.index(rank)]", "entries[0]"),
+    Mutant("entry of an older version: projection ignored", "architectures", "if is_old else graph", "if False else graph"),
+    Mutant("settings of the graph ignored", "config", 'or settings.get("projection")', ""),
+    Mutant("settings of the graph win over arguments", "config", 'self.projection or settings.get("projection")',
+           'settings.get("projection") or self.projection'),
+    Mutant("structural key without node types", "planning", "(node.node_id, node.node_type.value, node.output_size",
+           "(node.node_id, node.output_size"),
+    Mutant("structural key without the multigraph flag", "planning",
+           'return projection, bool(graph.config.get("multigraph")), ', "return projection, False, "),
+    Mutant("disabled edges not validated", "../graphs/validation", "dict(graph.nodes), graph.edges.values()",
+           "dict(graph.nodes), [edge for edge in graph.edges.values() if edge.enabled]"),
+    Mutant("temperatures down to 1e-40", "../graphs/vocabulary", "MAX_TEMPERATURE = 1e-6", "MAX_TEMPERATURE = 1e-40"),
+    Mutant("nesting not limited", "../graphs/elements", "MAX_NESTING = 32", "MAX_NESTING = 100_000"),
+    Mutant("export in train mode", "export", "    model.eval()\n", ""),
+    Mutant("export leaves eval mode", "export", "model.train(was_training)", "pass"),
+    Mutant("to_source ignores reset_states", "source", "if reset_states or self.state is None", "if self.state is None"),
 )  # fmt: skip
 
 

@@ -40,8 +40,14 @@ class PlaceCodes(nn.Module):
 
 
 def check_fixed_nodes(context: GraphBuildingEnvContext, *, name: str, places_only: bool) -> None:
-    """Raise UserError unless every state has all the nodes there are and, with `places_only`, no edges."""
+    """Raise UserError unless every state has all the nodes there are and, with `places_only`, no edges.
+
+    Extra node features are refused as well: PlaceCodes would leave them out.
+    """
     env = context.env
+    if context.num_extra_node_features:
+        got = context.num_extra_node_features
+        raise UserError(f"model.name={name}: expected a context without extra node features, got {got}")
     every = int(env.initial_states(1).num_nodes[0]) == env.vocabulary.max_nodes
     kinds = {GraphActionType.AddNode} | ({GraphActionType.AddEdge} if places_only else set())
     if not every or kinds & set(env.forward_types):

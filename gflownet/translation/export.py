@@ -35,8 +35,8 @@ def export_program(model: TranslatedModel, *, batch_size: int = 2) -> ExportedPr
     A feed-forward model maps x to y. A recurrent one is exported as StepModule: its state, in the order of
     model.plan.slots, goes in after x and comes out after y. `batch_size` (at least 2) is that of the traced example.
     """
-    module, example = _traceable(model, batch_size)
-    with _evaluating(module):
+    with _evaluating(model):
+        module, example = _traceable(model, batch_size)
         return torch.export.export(module, example, dynamic_shapes=_free_batch(module, example))
 
 
@@ -50,9 +50,9 @@ def to_onnx(model: TranslatedModel, path: str | Path, *, batch_size: int = 2) ->
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
         raise ImportError(f"expected the packages of gflownet[onnx] for an ONNX export, missing {', '.join(missing)}")
-    module, example = _traceable(model, batch_size)
     states = [slot_name(slot.kind, slot.node_id) for slot in model.plan.slots]
-    with _evaluating(module):
+    with _evaluating(model):
+        module, example = _traceable(model, batch_size)
         torch.onnx.export(
             module,
             example,
@@ -82,7 +82,8 @@ def _onnx_stable_sort() -> Callable[..., Any]:
 
 
 @contextmanager
-def _evaluating(model: nn.Module) -> Iterator[None]:
+def _evaluating(model: TranslatedModel) -> Iterator[None]:
+    """Put the model into eval mode, and back into the mode it was in, whatever happens."""
     was_training = model.training
     model.eval()
     try:
@@ -97,7 +98,7 @@ def _traceable(model: TranslatedModel, batch_size: int) -> tuple[nn.Module, tupl
     parameter = next(model.parameters())
     widths = (model.plan.input_size, *(slot.size for slot in model.plan.slots))
     example = tuple(parameter.new_zeros(batch_size, width) for width in widths)
-    module = StepModule(model) if model.plan.slots else model
+    module = StepModule(model).eval() if model.plan.slots else model
     return module, example
 
 

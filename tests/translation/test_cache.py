@@ -65,14 +65,16 @@ def test_switching_the_cache_changes_no_output_and_no_later_draw(switch):
 
 def test_every_structural_detail_separates_classes():
     data = mixed()
-    variants = [copy.deepcopy(data) for _ in range(6)]
+    variants = [copy.deepcopy(data) for _ in range(8)]
     variants[1]["nodes"][8]["attributes"]["temperature"] = 0.5
     variants[2]["edges"][0]["enabled"] = False
     variants[3]["edges"][0]["attributes"] = {"is_recurrent": True}
     variants[4]["nodes"][2]["activation_function"] = "tanh"
     variants[5]["edges"][3]["attributes"] = {"order": -1}
+    variants[6]["nodes"][2]["node_type"] = "output"
+    variants[7]["multigraph"] = True
     classes = {type(build(variant)) for variant in variants} | {type(build(data, projection="always"))}
-    assert len(classes) == 7
+    assert len(classes) == 9
 
 
 def test_the_oldest_structure_leaves_a_full_cache():

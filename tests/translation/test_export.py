@@ -34,6 +34,26 @@ def test_an_exported_program_takes_any_batch(data):
         assert torch.allclose(one, other, atol=1e-6)
 
 
+@pytest.mark.parametrize("activation", ["relu", "gru"])
+@pytest.mark.parametrize("training", [True, False])
+def test_export_is_in_eval_mode_and_keeps_the_mode(activation, training):
+    data = chain(2, 3, activation=activation)
+    data["nodes"].append({"id": 2, "node_type": "output", "output_size": 2})
+    data["nodes"][1] |= {"node_type": "hidden", "attributes": {"aggregation": "attention", "dropout_p": 0.9}}
+    data["edges"].append({"source": 1, "target": 2})
+    model = build(data).train(training)
+    x, *state = example(model)[0]
+    program = export_program(model)
+    assert model.training == training
+    outputs = program.module()(x, *state)
+    y, _ = model.eval().step(x, tuple(state))
+    assert torch.allclose(outputs[0] if state else outputs, y)
+    model.train(training)
+    with pytest.raises(ValueError, match="batch_size"):
+        export_program(model, batch_size=1)
+    assert model.training == training
+
+
 def test_an_example_batch_of_one_is_refused():
     with pytest.raises(ValueError, match="batch_size: expected >= 2"):
         export_program(build(chain(2, 2)), batch_size=1)

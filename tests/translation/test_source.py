@@ -33,6 +33,8 @@ def assert_same(data, projection="auto"):
     x = torch.randn(3, 2, model.plan.input_size)
     for row in (*x, *x):
         assert torch.equal(model(row), other(row))
+    if model.plan.slots:
+        assert torch.equal(model(x[0], reset_states=True), other(x[0], reset_states=True))
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -63,6 +65,12 @@ def test_it_runs_where_there_is_no_gflownet(tmp_path):
     code += "import torch, found; print(tuple(found.Found()(torch.zeros(2, 4)).shape))"
     done = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "(2, 3)"
+
+
+@pytest.mark.parametrize("name", ["class", "nn", "torch"])
+def test_names_that_the_source_uses_are_refused(name):
+    with pytest.raises(ValueError, match=f"expected one that the source does not use itself, got '{name}'"):
+        to_source(ComputationGraph.from_dict(chain(2, 2)), name=name)
 
 
 def test_a_name_must_be_an_identifier():
