@@ -233,6 +233,7 @@ class HandWrittenDag(nn.Module):
                     model.get_parameter(f"proj_{edge.label}.weight") * model.get_parameter(f"weight_{edge.label}")
                     for edge in sorted(node.edges, key=lambda edge: -edge.source)
                 ]
+                assert isinstance(layer, nn.Linear)
                 layer.weight.copy_(torch.cat(matrices, 1))
                 layer.bias.fill_(model.get_parameter(f"bias_{node.node_id}").item())
 

@@ -227,7 +227,7 @@ def _is_killed(mutant: Mutant, folder: Path, tests: Sequence[str]) -> bool:
 def _tests_fail(folder: Path, tests: Sequence[str]) -> bool:
     files = [f"tests/translation/test_{name}.py" for name in tests]
     command = [sys.executable, "-B", "-m", "pytest", "-x", "-q", "-p", "no:cacheprovider", *files]
-    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "GFLOWNET_ORACLE_GRAPHS": "40"}
+    environment = {**os.environ, "PYTHONPATH": str(folder), "OMP_NUM_THREADS": "1", "GFLOWNET_ORACLE_GRAPHS": "160"}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True).returncode != 0
 
 

@@ -1,4 +1,4 @@
-"""Translated random graphs against the numpy oracle; GFLOWNET_ORACLE_GRAPHS=1000 runs the full families."""
+"""Translated random graphs against the numpy oracle; GFLOWNET_ORACLE_GRAPHS=1000 and -m "" run the full families."""
 
 import os
 
@@ -21,7 +21,7 @@ def _one_thread():
     torch.set_num_threads(threads)
 
 
-@pytest.mark.parametrize("part", range(PARTS))
+@pytest.mark.parametrize("part", [0, *(pytest.param(part, marks=pytest.mark.slow) for part in range(1, PARTS))])
 @pytest.mark.parametrize("family", [*FAMILIES, *RHN_FAMILIES])
 def test_random_graphs(family, part):
     num_graphs = NUM_GRAPHS // 4 if family in RHN_FAMILIES else NUM_GRAPHS  # the oracle makes matrices row by row

@@ -9,7 +9,23 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import export_program, measure_latency, to_onnx, to_pytorch_model
 from tests.translation.graphs import chain, mixed, recurrent
 
-GRAPHS = pytest.mark.parametrize("data", [mixed(), recurrent()], ids=["mixed", "recurrent"])
+
+def small():
+    """A gru and a stable sort: a state and an operation without an ONNX form of its own."""
+    data = chain(3, 3, 2, activation="gru")
+    data["nodes"][2]["attributes"] = {"aggregation": "topk_weighted_sum", "top_k": 1}
+    data["edges"].append({"source": 0, "target": 2})
+    return data
+
+
+GRAPHS = pytest.mark.parametrize(
+    "data",
+    [
+        pytest.param(small(), id="small"),
+        pytest.param(mixed(), id="mixed", marks=pytest.mark.slow),
+        pytest.param(recurrent(), id="recurrent", marks=pytest.mark.slow),
+    ],
+)
 
 
 def build(data):

@@ -221,6 +221,7 @@ def test_an_exported_step_says_the_same() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
+@pytest.mark.slow
 def test_onnx_says_the_same(tmp_path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
