@@ -245,6 +245,14 @@ def test_what_means_something_is_not(overrides: str) -> None:
     validate(load_config(None, overrides.split()))
 
 
+def test_resume_is_true_false_or_auto() -> None:
+    values = [load_config(None, [f"resume={text}"]).resume for text in ("true", "false", "auto")]
+    assert values == [True, False, "auto"]
+    with pytest.raises(UserError, match=r"^resume: expected one of false, true, auto, got 'maybe'$"):
+        load_config(None, ["resume=maybe"])
+    assert OPTIONS["resume"].type_name == "false|true|auto"
+
+
 @pytest.mark.parametrize("resume", ["true", "auto"])
 def test_a_run_cannot_be_both_resumed_and_overwritten(resume: str) -> None:
     with pytest.raises(UserError, match="resume: expected false with overwrite_existing_exp=true"):

@@ -12,8 +12,10 @@ import pytest
 
 from gflownet.config import command_config, load_config
 from gflownet.errors import UserError
+from gflownet.evaluation.store import EvaluationStore
 from gflownet.run_folder import RunFolder, last_checkpoint
 from gflownet.run_marker import read_marker
+from tests.evaluation.candidates import record
 
 MINE = "the user's own"
 
@@ -241,3 +243,33 @@ def test_a_file_that_appears_during_the_run_is_not_replaced(path):
     marker = read_marker(path)
     assert marker is not None
     assert "certificate.json" not in marker.files
+
+
+def test_a_missing_store_of_a_resumed_run_is_named(path, caplog):
+    start(path)
+    with RunFolder(path, resume=True, overwrite=False) as folder:
+        folder.repair_store()
+    assert [entry.getMessage() for entry in caplog.records] == [
+        f"{path}/evaluations.sqlite: expected the evaluations of the run, got no file; they are made again"
+    ]
+
+
+def test_a_damaged_store_of_a_resumed_run_is_named_and_its_rows_are_used(path, caplog):
+    start(path)
+    with EvaluationStore(path / "evaluations.sqlite") as store:
+        store.add([record(str(i)) for i in range(50)])
+    data = bytearray((path / "evaluations.sqlite").read_bytes())
+    data[-200:] = b"\xff" * 200
+    (path / "evaluations.sqlite").write_bytes(data)
+    with RunFolder(path, resume=True, overwrite=False) as folder:
+        folder.repair_store()
+        (line,) = [entry.getMessage() for entry in caplog.records]
+        assert line.startswith(f"{path}/evaluations.sqlite: expected an intact database, got a damaged one (")
+        assert "; the file is now evaluations.sqlite.damaged" in line
+        with EvaluationStore(folder.store) as store:
+            assert f"{store.count()} rows are readable" in line
+            assert store.count() > 25
+        folder.repair_store()
+    assert len(caplog.records) == 1
+    with RunFolder(path, resume=False, overwrite=True):
+        assert sorted(content(path)) == [".lock"]

@@ -148,6 +148,14 @@ def test_every_artefact_names_its_run(finished):
         assert {record.run for record in store.top(100)} == {marker.run}
 
 
+def test_a_run_without_its_store_is_continued_after_one_line(tmp_path, caplog):
+    assert run(tmp_path / "run", "num_training_steps=2") == 0
+    (tmp_path / "run" / "evaluations.sqlite").unlink()
+    assert run(tmp_path / "run", "num_training_steps=3", "resume=true") == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "evaluations.sqlite: expected the evaluations of the run, got no file" in line
+
+
 def test_a_state_with_other_content_is_refused_in_one_line(tmp_path, capsys):
     folder = tmp_path / "run"
     assert run(folder, "num_training_steps=2") == 0

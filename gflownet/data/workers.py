@@ -110,6 +110,8 @@ def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterato
     try:
         yield
     except WorkerError as error:
+        if isinstance(error.__cause__, UserError):  # of an object that the main process serves, such as the store
+            raise UserError(str(error.__cause__)) from error
         if error.__cause__ is not None:
             raise
         raise UserError(f"num_workers={num_workers}: {error} ({options})") from None

@@ -1,0 +1,26 @@
+"""Failures of workers as the user sees them."""
+
+import pytest
+
+from gflownet.data.config import WorkersConfig
+from gflownet.data.workers import _failures_as_user_errors
+from gflownet.errors import UserError
+from gflownet.utils.worker_processes import WorkerError
+
+
+def fail(cause: BaseException | None) -> None:
+    with _failures_as_user_errors(2, WorkersConfig()):
+        raise WorkerError("worker 0 failed") from cause
+
+
+def test_user_errors_of_the_main_process_stay_user_errors():
+    """A full disk under the store that a worker writes to is one line, as without workers."""
+    with pytest.raises(UserError, match=r"^store: cannot be written$"):
+        fail(UserError("store: cannot be written"))
+
+
+def test_other_failures_keep_their_cause_or_name_the_options():
+    with pytest.raises(WorkerError):
+        fail(RuntimeError("the user's own"))
+    with pytest.raises(UserError, match=r"^num_workers=2: worker 0 failed \(workers.deadline, workers.max_restarts\)$"):
+        fail(None)
