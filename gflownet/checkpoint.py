@@ -1,4 +1,4 @@
-"""What a run leaves on disk to go on from: checkpoints that are whole or not there, and the lock of the run folder."""
+"""Checkpoints of a run, each whole or absent, and the lock of the run folder."""
 
 from __future__ import annotations
 
@@ -134,7 +134,7 @@ class CheckpointFolder:
         return [path for path in self.files() if self._run_of(path) == self.run]
 
     def damaged(self) -> list[Path]:
-        """Return the files whose first line is not that of a checkpoint, so that nothing tells their run."""
+        """Return the files whose first line is not that of a checkpoint, so that their run is unknown."""
         return [path for path in self.files() if self._run_of(path) is None]
 
     def files(self) -> list[Path]:
@@ -145,7 +145,7 @@ class CheckpointFolder:
         return sorted(paths, key=_step_of, reverse=True)
 
     def remove_temporaries(self) -> None:
-        """Delete what a killed process of this run left half written."""
+        """Delete half-written checkpoints of this run, left by a killed process."""
         for path in self.folder.glob(f"step_*.pt{TEMPORARY_SUFFIX}"):
             if self._run_of(path) == self.run or not path.stat().st_size:
                 path.unlink()
@@ -195,6 +195,6 @@ def _step_of(path: Path) -> int:
 
 
 def _refused_part(error: Exception) -> str:
-    """The name of what torch refused, out of its page of advice."""
+    """Return the name of the type that torch refused, read from its page of advice."""
     found = _REFUSED_NAME.search(str(error))
     return found[1] if found else "something else"

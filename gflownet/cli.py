@@ -1,4 +1,4 @@
-"""The command line: what was asked for, and the text of --help."""
+"""Parsing of the command line, and the text of --help."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _KEY_WIDTH = 39
 
 @dataclass(frozen=True)
 class Command:
-    """What the user asked for."""
+    """The parsed command line."""
 
     config: str | None = None
     overrides: tuple[str, ...] = ()

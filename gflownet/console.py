@@ -1,4 +1,4 @@
-"""What a person sees of a run: a panel that refreshes in place on a terminal, plain lines elsewhere; then a table."""
+"""Progress of a run on a terminal (a panel redrawn in place) or a pipe (plain lines), and the closing tables."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from rich.text import Text
 
 from gflownet.errors import printable
 
-# A terminal shows no more pictures per second than this to somebody who reads them.
+# Redrawing more often than this is not readable.
 MAX_REFRESHES_PER_SECOND = 8
 # Below this width the figures stand in one column instead of two.
 _TWO_COLUMN_WIDTH = 64
-# A table of the report needs about this much; a pipe has no width of its own.
+# A table of the report needs about this much; a pipe has no width.
 _PIPE_WIDTH = 120
 _CURVE_WIDTH = 32
 # The table of a front shows as many of its architectures, evenly spread.
@@ -80,7 +80,7 @@ class ProgressView(Protocol):
 
 
 def make_view(console: Console, *, num_training_steps: int, print_every: int, first_step: int = 0) -> ProgressView:
-    """Return the panel for a terminal, the lines for a pipe or a file. `first_step`: what a resumed run had done."""
+    """Return the panel for a terminal, the lines for a pipe or a file. `first_step`: steps done before a resume."""
     clock = Clock(num_training_steps, first_step=first_step)
     return LivePanel(console, clock) if console.is_terminal else PlainLines(console, clock, print_every=print_every)
 
@@ -124,7 +124,7 @@ class PlainLines:
 
 
 class LivePanel:
-    """All figures in a panel redrawn in place; by no thread of its own, so that workers can be forked at any time."""
+    """All figures in a panel redrawn in place; without a thread, so that workers can be forked at any time."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console = console
@@ -196,10 +196,10 @@ def print_report(
     """Print the table of the best architectures, and the line of Python that loads one as an nn.Module.
 
     Args:
-        rows: best first; with none, a line that says so is all there is.
+        rows: best first; if empty, one line is printed instead.
         load_line: the line of Python; None where the objects are no computation graphs.
         pictures: the folder that the pictures lie in.
-        console: where to print; standard output unless told otherwise.
+        console: where to print; default: standard output.
     """
     console = console or make_console()
     if not rows:
@@ -230,7 +230,7 @@ def print_front(
     Args:
         objectives: the names of the columns.
         values: of each architecture of the front, in order of rank.
-        console: where to print; standard output unless told otherwise.
+        console: where to print; default: standard output.
     """
     num_rows = min(len(values), _MAX_FRONT_ROWS)
     ranks = [round(i * (len(values) - 1) / max(num_rows - 1, 1)) for i in range(num_rows)]

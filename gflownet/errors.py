@@ -9,7 +9,7 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 
 class UserError(ValueError):
-    """A mistake in what the user gave: shown as one line without a traceback, exit status 2."""
+    """An error of the user's input: shown as one line without a traceback, exit status 2."""
 
 
 class CommandLine(argparse.ArgumentParser):
@@ -17,7 +17,7 @@ class CommandLine(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError."""
-        raise UserError(f"{message}; --help says more")
+        raise UserError(f"{message}; see --help")
 
 
 def printable(text: str) -> str:

@@ -14,7 +14,7 @@ from types import FrameType
 
 @dataclass
 class StopRequest:
-    """The signal that asked the run to stop, once there was one."""
+    """The signal that requested the stop, once received."""
 
     signal: int | None = None
 
@@ -44,7 +44,7 @@ def stop_signals(
 
     Args:
         kinds: of signals; SIGINT and SIGTERM if none is given.
-        message: what the first one writes to stderr.
+        message: written to stderr on the first signal.
     """
     request, kinds = StopRequest(), kinds or (signal.SIGINT, signal.SIGTERM)
     usual = {kind: signal.getsignal(kind) for kind in kinds}

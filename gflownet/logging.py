@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 METRICS_NAME = "metrics.jsonl"
 WANDB_NAME = "wandb"
 WANDB_ID_NAME = "run_id"  # in the folder of wandb
-# What differs between the rows of two runs of one seed.
+# Keys that differ between the rows of two runs with one seed.
 TIME_KEYS = frozenset({"evaluations_per_second", "seconds", "run"})
 
 # How long a run waits for a wandb server that does not answer, seconds: at its start, and at its end.
@@ -81,7 +81,7 @@ class MetricLogger:
         print_line(self.console, text)
 
     def close(self) -> None:
-        """Close everything; the console first, so that the terminal is whole whatever the others do."""
+        """Close everything; the console first, so that the terminal is restored even if the others fail."""
         self._view.close()
         self._file.close()
         self._wandb.close()
@@ -133,7 +133,7 @@ class MetricsFile:
 
 
 class WandbLog:
-    """The metrics on Weights & Biases. Whatever goes wrong there is said in one line and never ends the run."""
+    """The metrics on Weights & Biases. A failure there is reported in one line and never ends the run."""
 
     def __init__(
         self, log_dir: Path, options: WandbConfig, *, config: Mapping[str, Any], say: Callable[[str], None]
@@ -144,7 +144,10 @@ class WandbLog:
         if mode == "disabled":
             return
         if mode == "online" and not has_wandb_key():
-            say("wandb: no API key, so metrics are kept offline in the run folder (wandb.mode=disabled: not at all)")
+            say(
+                "wandb: no API key, so metrics are saved offline in the run folder; set wandb.mode=disabled to turn "
+                "wandb off"
+            )
             mode = "offline"
         self._run = self._start(log_dir, options, mode=mode, config=config)
         if self._run is None and mode == "online":
@@ -211,7 +214,7 @@ class WandbLog:
 
 
 def has_wandb_key() -> bool:
-    """Tell whether wandb would find credentials: in the environment, or in the netrc file of `wandb login`."""
+    """Return whether wandb would find credentials: in the environment, or in the netrc file of `wandb login`."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = os.environ.get("WANDB_BASE_URL", WANDB_SERVER).partition("://")[2].partition("/")[0].partition(":")[0]
@@ -240,7 +243,7 @@ def _rows_until(path: Path, step: int, *, run: str) -> bytes:
     whole = [line for line in lines if line.endswith(b"\n")]
     steps = [_step_of(line, run=run) for line in whole]
     rows = [line for line, found in zip(whole, steps, strict=True) if found is not None and found <= step]
-    if len(rows) != step:
+    if len(rows) != step or None in steps:
         damaged = next((f", line {number} is damaged" for number, found in enumerate(steps, 1) if found is None), "")
         _log.warning(
             "%s: expected a row of each of %d steps, got %d%s; going on without", path, step, len(rows), damaged

@@ -1,4 +1,4 @@
-"""What a run has found so far, and the metrics that tell of it."""
+"""Counts, best score and Pareto front of a run so far, as metrics."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Progress:
 
         Args:
             evaluations: of the step's fresh samples.
-            others: of whatever else it scored; they count where it says what was evaluated and found.
+            others: of the other graphs it scored; they count in best score, distinct graphs, errors and front.
         """
         scores, num, every = [evaluation.score for evaluation in evaluations], len(evaluations), [*evaluations, *others]
         self.errors.update(e.error for e in every if e.error is not None and not e.cached)
@@ -62,7 +62,7 @@ class Progress:
         return {"hypervolume": self.hypervolume, "front_size": len(self.front)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run goes on from; the errors of one process stay with it."""
+        """Return the state for a checkpoint; errors are counted per process and left out."""
         return {name: value for name, value in asdict(self).items() if name != "errors"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:

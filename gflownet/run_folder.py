@@ -1,4 +1,4 @@
-"""The folder of a run: which files are the run's, who may use it, and what a new run may replace."""
+"""The folder of a run: its list of files, its lock, and the deletion of an earlier run."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _WANDB_FOLDER = f"{WANDB_NAME}/"
 _FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME)
 _log = logging.getLogger(__name__)
 
-# What changes how long or where a run goes, not what it computes.
+# Options that change the length or the place of a run and not its results.
 _MAY_CHANGE = {
     "log_dir",
     "resume",
@@ -73,8 +73,8 @@ class RunFolder:
         """Take the folder.
 
         Raises:
-            UserError: it cannot be written, another run uses it, it holds a run that is to stay, none to resume, or
-                files of somebody else in the places of the run's.
+            UserError: the folder cannot be written or is in use, holds a run and neither option allows it, holds none to
+                resume, or has foreign files in the places of the run's.
         """
         self.path = path
         try:
@@ -142,7 +142,7 @@ class RunFolder:
         write_whole(self.path / CONFIG_NAME, to_yaml(config))
 
     def repair_store(self) -> None:
-        """Log a warning where the store of a resumed run is missing or damaged, and keep what can be read of it."""
+        """Log a warning where the store of a resumed run is missing or damaged, and keep its readable rows."""
         if not self.store.exists():
             _log.warning("%s: expected the evaluations of the run, got no file; they are made again", self.store)
             return
@@ -270,19 +270,18 @@ def _may_be_listed(name: str) -> bool:
 
 
 def _is_taken(path: Path) -> bool:
-    """Tell whether there is something, even a link that leads nowhere."""
+    """Return whether a file, a folder or a link has that name or its temporary one."""
     return path.is_symlink() or path.exists() or temporary_of(path).is_symlink() or temporary_of(path).exists()
 
 
 def _foreign_file(path: Path) -> UserError:
     return UserError(
-        f"log_dir: expected no file of somebody else in the place of a run's, got {path}; move it or choose another "
-        "log_dir"
+        f"log_dir: expected no file or link that the run did not write, got {path}; move it or choose another log_dir"
     )
 
 
 def _foreign_files(folder: Path, listed: Collection[str]) -> Iterator[Path]:
-    """Yield what is in the place of a run's files without being listed, and links; checkpoints aside."""
+    """Yield unlisted files with the names of a run's files, and links; checkpoints are checked by their run id."""
     for name in (MARKER_NAME, LOCK_NAME):
         if (folder / name).is_symlink():
             yield folder / name
@@ -304,7 +303,7 @@ def _foreign_files(folder: Path, listed: Collection[str]) -> Iterator[Path]:
 
 
 def _made_by_wandb(folder: Path) -> Iterator[Path]:
-    """Yield what wandb made in its folder: runs, links into the last one, and our note of the id."""
+    """Yield the files of wandb in its folder: runs, links into the last one, and our note of the id."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_symlink() or path.name == WANDB_ID_NAME or _WANDB_RUN.fullmatch(path.name):
             yield path

@@ -19,7 +19,7 @@ _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 @dataclass(frozen=True)
 class RunMarker:
-    """What a folder says about the run that it holds."""
+    """Id, files and config of the run in a folder."""
 
     run: str  # id of the run, 32 hexadecimal digits
     files: tuple[str, ...]  # names relative to the folder

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from gflownet.trainer import GFNTrainer
 
 EXIT_USER_ERROR = 2
-# What a shell reports for a process that signal N ended is 128 + N.
+# A shell reports 128 + N for a process that signal N ended.
 EXIT_SIGNAL = 128
 
 
@@ -44,7 +44,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build(command: Command) -> GFNTrainer | None:
-    """Return the trainer, or None where printing was all that was asked for."""
+    """Return the trainer, or None after --help and --print-config."""
     if command.help:
         print(help_text(), flush=True)
         return None

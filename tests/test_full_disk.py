@@ -112,6 +112,6 @@ def test_a_report_that_cannot_be_written_is_shown(tmp_path, capsys):
     assert run(tmp_path / "run", "task=tests.test_full_disk:WritesTheReport", "num_training_steps=1") == 2
     shown = capsys.readouterr()
     assert "best architectures" in shown.out
-    assert shown.err.startswith("error: log_dir: expected no file of somebody else in the place of a run's, got ")
+    assert shown.err.startswith("error: log_dir: expected no file or link that the run did not write, got ")
     assert (tmp_path / "run" / "top_architectures.json").read_text() == "mine"
     assert (tmp_path / "run" / "pareto_front.json").exists()

@@ -76,6 +76,17 @@ def test_missing_and_damaged_rows_are_named_in_one_line(tmp_path: Path, caplog: 
         ]
 
 
+def test_a_damaged_line_among_all_rows_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / METRICS_NAME
+    write_steps(path, range(1, 3))
+    path.write_bytes(b"{damaged\n" + path.read_bytes())
+    write_steps(path, range(3, 4), resume_step=2)
+    assert [row["step"] for row in rows_of(path)] == [1, 2, 3]
+    assert [record.getMessage() for record in caplog.records] == [
+        f"{path}: expected a row of each of 2 steps, got 2, line 1 is damaged; going on without"
+    ]
+
+
 def test_rows_name_their_run(tmp_path: Path) -> None:
     path = tmp_path / METRICS_NAME
     with closing(MetricsFile(path, run="a" * 32)) as file:

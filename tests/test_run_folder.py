@@ -1,4 +1,4 @@
-"""A run's folder: what is the run's, what is somebody else's, and what happens to either."""
+"""A run's folder: what is the run's, what is foreign, and what happens to either."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def test_overwriting_deletes_the_files_of_the_run_and_no_others(path):
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": "auto"}])
-def test_files_of_somebody_else_are_refused(path, name, options):
+def test_foreign_files_are_refused(path, name, options):
     (path / name).parent.mkdir(parents=True, exist_ok=True)
     (path / name).write_text(MINE)
     assert refused(path, **options).startswith("log_dir: expected ")
@@ -238,7 +238,10 @@ def test_a_file_that_appears_during_the_run_is_not_replaced(path):
     with RunFolder(path, resume=False, overwrite=False) as folder:
         folder.write_config(config_with())
         (path / "certificate.json").write_text(MINE)
-        with pytest.raises(UserError, match=r"log_dir: expected no file of somebody else .*certificate.json; move it"):
+        with pytest.raises(
+            UserError,
+            match=r"log_dir: expected no file or link that the run did not write, got .*certificate.json; move it",
+        ):
             folder.claim_certificate()
     marker = read_marker(path)
     assert marker is not None

@@ -49,8 +49,8 @@ class EvaluationRecord:
     score: float  # finite; the floor when the evaluation failed
     status: EvaluationStatus
     seconds: float
-    step: int  # training step that asked for it
-    run: str = ""  # id of the run that asked for it
+    step: int  # training step that requested it
+    run: str = ""  # id of the run that requested it
     error: str | None = None
     num_parameters: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
@@ -58,7 +58,7 @@ class EvaluationRecord:
 
 
 class Identity(NamedTuple):
-    """Which graph it is: all that a store has to be told to find its row."""
+    """Hash and key of a graph, which find its row."""
 
     hash: str  # canonical hash, a bucket
     key: str  # canonical key
@@ -111,7 +111,7 @@ class EvaluationStore:
     def __init__(self, location: str | Path, *, context: str = "") -> None:
         """Opens or creates the store at a path (SQLite) or a database URL.
 
-        `context` is whatever a score depends on besides the graph (`scoring_context`).
+        `context` contains everything except the graph that a score depends on (`scoring_context`).
 
         Raises:
             UserError: the location is no evaluation store, or one of another schema version.
@@ -140,7 +140,7 @@ class EvaluationStore:
 
         Raises:
             ValueError: a score is not finite (SQLite would store a NaN as NULL).
-            UserError: the database cannot be written, for example on a full disk; what it holds is unchanged.
+            UserError: the database cannot be written, for example on a full disk; its rows are unchanged.
         """
         rows = [self._row(record) for record in records]
         if not rows:

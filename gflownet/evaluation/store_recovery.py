@@ -1,4 +1,4 @@
-"""What can be read of a damaged evaluation store, copied into a new one."""
+"""Recovery of the readable rows of a damaged evaluation store."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _MIN_ROW_BYTES = 200
 
 
 def damage_of(path: Path) -> str | None:
-    """Return in one line what is wrong with a SQLite file, None where it is intact or not there.
+    """Return the first problem of a SQLite file in one line, None where it is intact or absent.
 
     The full check and not `quick_check`: a row that its index does not find can be neither replaced nor hidden.
     """

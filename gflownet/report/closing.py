@@ -1,4 +1,4 @@
-"""What a run says when it ends: how sampling changed, the best architectures, and why evaluations failed."""
+"""Closing report of a run: change of the mean score, best architectures, reasons of failed evaluations."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, ParetoFront, write_pareto_front
 
-NUM_WRITTEN = 3  # programs that are written out, those of the first ranks
+NUM_WRITTEN = 3  # programs printed, of the first ranks
 
 
 def report_run(
@@ -45,7 +45,7 @@ def report_run(
         records: the best evaluations, best first.
         task: measures the test scores.
         seed: the run's seed.
-        terminal_type: the class of what was sampled.
+        terminal_type: the class of the terminal objects.
         score_means: mean score of each training step.
         errors: how often evaluations failed for which reason.
         console: where to show it.

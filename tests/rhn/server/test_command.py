@@ -34,7 +34,7 @@ def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "error: the following arguments are required: FOLDER; --help says more"),
+        ([], "error: the following arguments are required: FOLDER; see --help"),
         (["m", "--prot", "1"], "error: unrecognized arguments: --prot 1"),
         (["m", "--port", "x"], "error: argument --port: invalid int value: 'x'"),
         (["m", "--max-slots", "0"], "error: --max-slots: expected at least 1, got 0"),
