@@ -73,7 +73,7 @@ class RunFolder:
         """Take the folder.
 
         Raises:
-            UserError: the folder cannot be written or is in use, holds a run and neither option allows it, holds none to
+            UserError: the folder cannot be written, is in use, holds a run and neither option allows it, holds none to
                 resume, or has foreign files in the places of the run's.
         """
         self.path = path
