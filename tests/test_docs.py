@@ -47,19 +47,19 @@ Python = Callable[[list[str], str], None]
 
 
 @pytest.fixture
-def here(tmp_path, monkeypatch) -> Python:
+def in_process(tmp_path, monkeypatch) -> Python:
     """Run commands in this process, in an empty folder from which modules are imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
 
-    def python(words: list[str], given: str = "") -> None:
+    def python(words: list[str], stdin: str = "") -> None:
         if words[0] == "-c":
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", ResourceWarning)  # examples leave files open
                 exec(compile(words[1], "example", "exec"), {"__name__": "__main__"})
             return
-        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
         assert words[0] == "-m"
         try:
             code = MAINS[words[1]](words[2:])
@@ -74,16 +74,16 @@ def here(tmp_path, monkeypatch) -> Python:
 
 
 @pytest.fixture
-def processes(tmp_path, checkout) -> Python:
+def in_subprocesses(tmp_path, checkout) -> Python:
     """Run every command in a process of its own, in an empty folder."""
 
-    def python(words: list[str], given: str = "") -> None:
+    def python(words: list[str], stdin: str = "") -> None:
         if words[0] == "-c":
             words = ["-W", "ignore::ResourceWarning", *words]
         environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
         command = [sys.executable, *words]
         done = subprocess.run(
-            command, cwd=tmp_path, env=environment, input=given, capture_output=True, text=True, check=False
+            command, cwd=tmp_path, env=environment, input=stdin, capture_output=True, text=True, check=False
         )
         assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
 
@@ -95,22 +95,22 @@ def blocks(text: str) -> list[tuple[str, str]]:
 
 
 def run_shell(text: str, python: Python) -> int:
-    """Run the lines that call the program; return how many those were."""
+    """Run the lines that call the program; return their number."""
     num_run = 0
     for line in text.splitlines():
         words = shlex.split(line)
         if words[:3] != ["python", "-m", "gflownet.train"]:
             continue
-        given = {word.partition("=")[0] for word in words}
+        options = {word.partition("=")[0] for word in words}
         if "--help" not in words:
-            words += [option for option in (*_SHORT, *_ALWAYS) if option.partition("=")[0] not in given]
+            words += [option for option in (*_SHORT, *_ALWAYS) if option.partition("=")[0] not in options]
         python(words[1:], "")
         num_run += 1
     return num_run
 
 
 def run_page(page: Path, folder: Path, python: Python) -> int:
-    """Write the files and run the examples of a page in their order; return how many examples there were."""
+    """Write the files and run the examples of a page in their order; return the number of examples."""
     num_run = 0
     for language, text in blocks(page.read_text()):
         file = _FILE.match(text)
@@ -125,14 +125,14 @@ def run_page(page: Path, folder: Path, python: Python) -> int:
 
 
 @pytest.mark.parametrize("name", DOCS)
-def test_examples_run(name, tmp_path, checkout, here):
-    assert run_page(checkout / "docs" / name, tmp_path, here) >= 2
+def test_examples_run(name, tmp_path, checkout, in_process):
+    assert run_page(checkout / "docs" / name, tmp_path, in_process) >= 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DOCS)
-def test_examples_run_as_processes(name, tmp_path, checkout, processes):
-    assert run_page(checkout / "docs" / name, tmp_path, processes) >= 2
+def test_examples_run_as_processes(name, tmp_path, checkout, in_subprocesses):
+    assert run_page(checkout / "docs" / name, tmp_path, in_subprocesses) >= 2
 
 
 def texts_of(path: Path) -> list[str]:
@@ -151,7 +151,7 @@ def test_the_messages_that_are_explained_are_those_of_the_code(checkout):
     assert [part for part in parts if not any(part in text for text in texts)] == []
 
 
-def test_the_task_of_the_readme_runs(tmp_path, checkout, here):
+def test_the_task_of_the_readme_runs(tmp_path, checkout, in_process):
     found = [text for language, text in blocks((checkout / "README.md").read_text()) if language == "python"]
     tasks = [(file[1], text) for text in found if (file := _FILE.match(text))]
     assert len(tasks) == 1
@@ -160,7 +160,7 @@ def test_the_task_of_the_readme_runs(tmp_path, checkout, here):
     (tmp_path / name).write_text(text)
     command = re.search(r"^python -m gflownet\.train task=.*$", (checkout / "README.md").read_text(), re.MULTILINE)
     assert command is not None
-    assert run_shell(command[0], here) == 1
+    assert run_shell(command[0], in_process) == 1
 
 
 def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(checkout):
@@ -173,17 +173,17 @@ def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(checkout):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_examples_of_serving_run(tmp_path, checkout, here):
-    run_serving(tmp_path, checkout, here)
+def test_the_examples_of_serving_run(tmp_path, checkout, in_process):
+    run_serving(tmp_path, checkout, in_process)
 
 
 @pytest.mark.slow
-def test_the_examples_of_serving_run_as_processes(tmp_path, checkout, processes):
-    run_serving(tmp_path, checkout, processes)
+def test_the_examples_of_serving_run_as_processes(tmp_path, checkout, in_subprocesses):
+    run_serving(tmp_path, checkout, in_subprocesses)
 
 
 def run_serving(folder: Path, checkout: Path, python: Python) -> None:
-    """Run docs/serving.md: what comes before the server, the server in a process, what asks it."""
+    """Run docs/serving.md: the examples before the server, the server as a process, and its clients."""
     text = (checkout / "docs" / "serving.md").read_text()
     command = re.search(r"python -m gflownet\.rhn\.server (.*)", text)
     assert command is not None
@@ -198,7 +198,7 @@ def run_serving(folder: Path, checkout: Path, python: Python) -> None:
 
 
 def run_blocks(text: str, folder: Path, python: Python) -> int:
-    """Run every block as it stands there, but for installing; return how many there were."""
+    """Run every block but `pip install`; return the number of blocks."""
     found = blocks(text)
     for language, block in found:
         if language == "python":
@@ -210,14 +210,14 @@ def run_blocks(text: str, folder: Path, python: Python) -> int:
 
 
 def run_line(line: str, folder: Path, python: Python) -> None:
-    """Run a line of a shell; `... | python -m ...` gives the command what the part before it prints."""
+    """Run a line of a shell; in `... | python -m ...` a shell runs the part before the pipe."""
     assert "pip install" not in line
     before, is_ours, after = line.partition("python -m ")
-    given = ""
+    stdin = ""
     if before.strip(" |") or not is_ours:
         shell = subprocess.run(
             ["bash", "-ec", before.strip(" |")], cwd=folder, capture_output=True, text=True, check=True
         )
-        given = shell.stdout
+        stdin = shell.stdout
     if is_ours:
-        python(["-m", *shlex.split(after)], given)
+        python(["-m", *shlex.split(after)], stdin)
