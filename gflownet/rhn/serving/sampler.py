@@ -166,8 +166,7 @@ class Sampler:
             errors |= _errors(certainty, asking, "its parameters leave no token with a finite score")
         if batch.uses & _HISTORY:
             assert self._tables is not None
-            drawn = [row for row, asks in enumerate(asking) if asks and row not in errors]
-            rows = torch.tensor(drawn, dtype=torch.long, device=self._device)
+            rows = torch.tensor([row for row, asks in enumerate(asking) if asks], dtype=torch.long, device=self._device)
             self._tables.add(batch.slots[rows], tokens[rows])
         found = self._sampled(batch, tokens.tolist(), logits, asking)
         return [errors.get(row, sampled) for row, sampled in enumerate(found)] if errors else found

@@ -108,6 +108,8 @@ def test_each_prompt_of_a_list_has_a_choice_and_a_seed_of_its_own(client: openai
     assert [choice.index for choice in said.choices] == [0, 1, 2]
     assert [choice.text for choice in said.choices] == expected
     assert expected[0] != expected[1]
+    largest = client.completions.create(model="tiny", prompt=prompts[:2], seed=2**64 - 1, max_tokens=12)
+    assert largest.choices[1].text == decode(offline(folder, "same", MAX_SLOTS, seed=0, max_tokens=12).tokens)
     streamed = ["", "", ""]
     for part in client.completions.create(model="tiny", prompt=prompts, seed=7, max_tokens=12, stream=True):
         streamed[part.choices[0].index] += part.choices[0].text

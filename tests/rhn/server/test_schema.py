@@ -12,7 +12,9 @@ try:
 except ModuleNotFoundError:
     pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
 
-from gflownet.rhn.server.schema import RequestError, parse_request
+from pydantic import ValidationError
+
+from gflownet.rhn.server.schema import CompletionRequest, RequestError, parse_request
 from gflownet.rhn.serving.sampling import SamplingParams
 
 
@@ -107,6 +109,14 @@ def test_a_body_that_is_no_request_is_refused_in_one_line(data: bytes, param: st
     assert caught.value.body()["error"]["type"] == "invalid_request_error"
     assert "\n" not in str(caught.value)
     assert param is None or str(caught.value).startswith(f"{param}: ")
+
+
+@pytest.mark.parametrize("field", ["prompt", "stop"])
+@pytest.mark.parametrize("value", [[-1] * 5000, ["a", 1] * 5000, [[-1] * 5000] * 10, [[-1]] * 5000, [None] * 5000])
+def test_a_long_list_of_mistakes_is_given_up_at_the_first(value: list[object], field: str) -> None:
+    with pytest.raises(ValidationError) as caught:
+        CompletionRequest.model_validate_json(body(**{field: value}))
+    assert caught.value.error_count() < 10
 
 
 @pytest.mark.parametrize("prompt", ["", [], [""], ["a", ""], [[]], [[1], []]])

@@ -198,10 +198,11 @@ class Faulty(RepetitionPenaltyLogitsProcessor):
         return torch.where(faulty, math.nan if self.kind == "nan" else -math.inf, scores)
 
 
+@pytest.mark.parametrize("logprobs", [None, 1])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["nan", "empty", "raises"])
 def test_a_faulty_processor_fails_its_own_row_only(
-    kind: str, temperature: float, monkeypatch: pytest.MonkeyPatch
+    kind: str, temperature: float, logprobs: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler_module, "RepetitionPenaltyLogitsProcessor", Faulty)
     monkeypatch.setattr(Faulty, "kind", kind)
@@ -210,7 +211,7 @@ def test_a_faulty_processor_fails_its_own_row_only(
     def draw(rows: list[int]) -> dict[int, list[Draw]]:
         sampler = Sampler(5, 4, CPU)
         for row in rows:
-            params = SamplingParams(temperature, seed=row, logprobs=1 if row == 4 else None)
+            params = SamplingParams(temperature, seed=row, logprobs=logprobs if row == 4 else None)
             sampler.place(row, replace(params, repetition_penalty=3 if row == 2 else 2), [0])
         steps = [sampler.sample(rows, logits[rows], [row != 3 for row in rows]) for _ in range(3)]
         return {row: [step[place] for step in steps] for place, row in enumerate(rows)}
