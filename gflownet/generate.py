@@ -1,4 +1,4 @@
-"""python -m gflownet.generate: what a saved language model says, to a person or to a file of prompts."""
+"""python -m gflownet.generate: answers of a saved language model, at a terminal or to a file of prompts."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _engine(folder: Path, max_slots: int) -> Engine:
 
 
 def converse(asked: argparse.Namespace) -> int:
-    """Answer what is typed until there is no more."""
+    """Answer typed prompts until the end of the input."""
     options = _options(asked)
     _params(options)  # before the model is loaded
     engine = _engine(asked.folder, 1)
@@ -198,7 +198,7 @@ def answer_file(asked: argparse.Namespace) -> int:
 def _answers(
     engine: Engine, asked: Sequence[tuple[Prompt, SamplingParams]], max_running: int, stop: StopRequest
 ) -> Iterator[dict[str, Any]]:
-    """Yield the answer to each prompt when it is finished, until a signal says stop."""
+    """Yield the answer to each prompt when it is finished, until a signal."""
     from gflownet.rhn.serving.requests import Request, TokenEvent
 
     waiting = iter(asked)

@@ -91,7 +91,7 @@ def test_a_file_of_prompts_is_answered_as_offline(folder: Path, tmp_path: Path) 
         assert [value for _, value in said["likeliest"]] == pytest.approx([v for _, v in one.likeliest], abs=1e-9)
 
 
-def test_a_second_run_asks_only_what_has_no_answer(folder: Path, tmp_path: Path) -> None:
+def test_second_run_answers_missing_prompts_only(folder: Path, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.txt", tmp_path / "out.jsonl"
     prompts.write_text("".join(f"prompt {number}\n" for number in range(9)))
     command = [str(folder), "--prompts", str(prompts), "--out", str(out), "--max-tokens", "8"]
@@ -132,7 +132,7 @@ def endless_fourth() -> list[dict[str, Any]]:
 
 
 def finish(folder: Path, prompts: Path, out: Path) -> None:
-    """Run the same prompts again, the endless one with an end, and check that what was answered is left as it is."""
+    """Run the same prompts again, the endless one with an end, and check that the first answers are kept."""
     done, asked = out.read_text(), endless_fourth()
     asked[3]["max_tokens"] = 5
     prompts.write_text("".join(json.dumps(one) + "\n" for one in asked))
@@ -195,7 +195,7 @@ def test_prompts_from_a_pipe_are_answered_line_by_line(
     assert capsys.readouterr() == ("".join(decode(one.tokens) + "\n" for one in expected), "")
 
 
-def test_whoever_has_read_enough_may_close_the_pipe(
+def test_closed_pipe_ends_quietly(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     reader, writer = os.pipe()
@@ -239,7 +239,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(
             raise key
         return key
 
-    # What a terminal would obey is spelled out.
+    # Control characters are spelled out.
     screen = Lines(r"\x", interrupt)
     keyboard = Lines("", lambda: None)
     monkeypatch.setattr(keyboard, "readline", readline)

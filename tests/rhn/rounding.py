@@ -14,7 +14,7 @@ def rounding_tolerance(dtype: torch.dtype, *, num_terms: int, magnitude: float) 
     u = eps / 2 and M the sum of the absolute products (Higham, Accuracy and Stability of Numerical Algorithms, 2nd ed.,
     section 3.1). Two orders therefore differ by at most n eps M, and to first order the differences of products along
     a chain add up. Norms between the products of a network undo growth, so an error keeps its size relative to the
-    largest value. What single layers amplify is covered by counting n roundings per product, as roundings of random
+    largest value. The growth in single layers is covered by counting n roundings per product, as roundings of random
     sign add up to about sqrt(n). That holds for a few tokens: over many, a recurrent network with large random weights
     is chaotic and multiplies an error by 2 or 3 per token.
 

@@ -21,7 +21,7 @@ def test_half_a_surrogate_pair_is_refused() -> None:
         encode("a\ud83d")
 
 
-def test_only_whole_characters_are_said() -> None:
+def test_stream_decoder_returns_whole_characters() -> None:
     decoder = StreamDecoder()
     assert [decoder.text([byte]) for byte in encode("é🙂")] == ["", "é", "", "", "", "🙂"]
     assert decoder.rest() == ""
@@ -35,7 +35,7 @@ def test_what_nothing_completes_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_pieces_of_any_bytes_are_what_decode_says(seed: int) -> None:
+def test_pieces_of_any_bytes_equal_decode(seed: int) -> None:
     chance = random.Random(seed)
     whole = encode("é🙂 数" * 3)
     tokens = [chance.choice([chance.randrange(256), chance.choice(whole)]) for _ in range(200)] + whole

@@ -43,7 +43,7 @@ def test_chunks_are_the_oracle(seed: int, stack: Wavefront) -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-8, atol=1e-8)
 
 
-def test_what_cannot_be_split_is_refused() -> None:
+def test_invalid_chunk_is_refused() -> None:
     case = random_case(0)
     with pytest.raises(ValueError, match="targets: expected the shape"):
         backward_in_chunks(case.network, case.tokens, case.tokens[:, :0], chunk=1)

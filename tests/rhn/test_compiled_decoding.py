@@ -1,4 +1,4 @@
-"""Compiled steps return what eager ones return, and are padded to a power of two rows."""
+"""Compiled steps equal eager ones, and are padded to a power of two rows."""
 
 from __future__ import annotations
 

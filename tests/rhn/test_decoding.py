@@ -19,7 +19,7 @@ from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
 
 @pytest.fixture(params=["few rows", "many rows"])
 def _method(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Run a test with the adapters of all layers made at once, and with those of each layer in turn."""
+    """Run a test with the adapters of all layers made at once, and layer by layer."""
     if request.param == "many rows":
         monkeypatch.setattr(decoding, "ADAPTER_BYTES", 0)
 

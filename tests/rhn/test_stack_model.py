@@ -40,7 +40,7 @@ def answer(parts: tuple[Tensor, Tensor], parameters: Sequence[Tensor]) -> list[T
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_numbers_and_gradients_are_those_of_the_loops(seed: int) -> None:
+def test_logits_and_gradients_equal_the_loops(seed: int) -> None:
     model, tokens, state = case(seed)
     parameters = dict(model.named_parameters())
     asked = list(parameters.values())
@@ -53,7 +53,7 @@ def test_numbers_and_gradients_are_those_of_the_loops(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_a_sequence_in_pieces_and_token_by_token_says_the_same(seed: int) -> None:
+def test_sequence_in_pieces_and_token_by_token_is_the_same(seed: int) -> None:
     model, tokens, state = case(seed)
     whole, last = model(tokens, state)
     decoder = model.decoder()
@@ -86,7 +86,7 @@ def test_rows_that_start_and_rows_that_go_on_share_a_step() -> None:
             torch.testing.assert_close(states[:, row], kept[:, row], rtol=0, atol=1e-10)
 
 
-def test_a_decoder_reads_changed_weights_when_it_is_told() -> None:
+def test_refresh_reads_changed_weights() -> None:
     model = RecurrentStack(StackConfig((StackLayer(), StackLayer("gru")), width=4, vocabulary_size=5)).double()
     decoder, tokens = model.decoder(), torch.tensor([1])
     state = torch.ones(2, 1, 4, dtype=torch.float64)

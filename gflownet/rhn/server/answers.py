@@ -44,7 +44,7 @@ class Choice:
     """The text of one choice while its tokens come; a stream and a whole answer both come from here."""
 
     def __init__(self, index: int, prefix: str = "") -> None:
-        """`prefix` is what is said before the first token."""
+        """`prefix` is the text before the first token."""
         self.index, self.num_tokens = index, 0
         self._decoder, self._length, self._unsaid = StreamDecoder(), len(prefix), prefix
         self._tokens: list[Sampled] = []
@@ -58,9 +58,9 @@ class Choice:
         self._say(self._decoder.text([token.token]))
 
     def piece(self, finish_reason: str | None = None) -> Piece | None:
-        """Return what there is to say since the last piece, whole characters only; None where there is nothing.
+        """Return the text since the last piece, whole characters only; None where there is none.
 
-        The last piece, which has a reason, says the rest.
+        The last piece, which has a reason, has the rest.
         """
         if finish_reason is not None:
             self._say(self._decoder.rest())
@@ -82,7 +82,7 @@ def token_name(token: int) -> str:
 
 @dataclass(frozen=True)
 class Envelope:
-    """What every message of one answer begins with, and which form its pieces have."""
+    """Header fields of every message of one answer, and the form of its pieces."""
 
     model: str
     has_logprobs: bool

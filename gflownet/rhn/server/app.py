@@ -24,12 +24,12 @@ from gflownet.rhn.server.service import Answer, Service
 
 BODY_SECONDS = 30.0  # in which a body has to be there
 STALLED_SECONDS = 5.0  # after its time is over, until a client that does not read is hung up on
-HUNG_UP = 499  # as nginx: nobody reads it, but the metrics count it
+HUNG_UP = 499  # as nginx; for the metrics alone
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What a request may take."""
+    """Limits of one request."""
 
     max_body: int  # bytes
     max_prompt: int  # tokens
@@ -39,10 +39,10 @@ class Limits:
 
 
 class Session:
-    """Ends whatever a request began, however it ends: answered, hung up, too slow or failed."""
+    """Release the slots of a request at its end: answered, hung up, too slow or failed."""
 
     def __init__(self, app: ASGIApp, *, service: Service, seconds: float) -> None:
-        """Wrap an application; `seconds` is what a request may take with everything before and after it."""
+        """Wrap an application; `seconds` bounds a request from its first byte to its last."""
         self._app, self._service, self._seconds = app, service, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -110,7 +110,7 @@ def create_app(service: Service, limits: Limits, *, on_start: Callable[[], None]
 
 
 def _add_state(app: FastAPI, service: Service) -> None:
-    """Add what tells about the server."""
+    """Add the routes that describe the server: models, health, metrics."""
 
     @app.get("/v1/models")
     async def models() -> Any:
@@ -147,7 +147,7 @@ async def _say_failure(_: Request, error: Exception) -> Response:
 
 
 async def _say_http_error(request: Request, error: Exception) -> Response:
-    """Answer what the framework refuses: an unknown path or method."""
+    """Answer an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     return JSONResponse(RequestError(HTTPStatus(error.status_code), message).body(), error.status_code)
@@ -211,7 +211,7 @@ async def _close_on_hang_up(request: Request, answer: Answer) -> None:
 
 
 async def _events(answer: Answer, envelope: Envelope, deadline: float, *, include_usage: bool) -> AsyncIterator[str]:
-    """Yield the answer as server-sent events; what goes wrong on the way is the last of them."""
+    """Yield the answer as server-sent events; an error is the last of them."""
     nothing = {"usage": None} if include_usage else {}
     try:
         async for pieces in answer.pieces(deadline):

@@ -23,7 +23,7 @@ EXIT_FAILED = 1
 EXIT_USER_ERROR = 2
 BACKLOG = 1024  # connections that wait to be accepted
 KEEP_ALIVE_SECONDS = 30  # of a connection without a request
-SEND_SECONDS = 5  # at the end, for what is still being sent
+SEND_SECONDS = 5  # at the end, for responses in progress
 
 # name: type, default, help; every number is at least 1, but port
 OPTIONS: dict[str, tuple[type, Any, str]] = {
@@ -79,7 +79,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Serve until told to stop; return 0, 1 when the model failed, 2 for the user's mistakes."""
+    """Serve until a signal; return 0, 1 when the model failed, 2 for the user's mistakes."""
     try:
         asked = parse(sys.argv[1:] if argv is None else argv)
         return serve(asked)
@@ -89,7 +89,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def serve(asked: argparse.Namespace) -> int:
-    """Load, listen, and serve until told to stop."""
+    """Load, listen, and serve until a signal."""
     # Here and not above: --help and a wrong option wait for neither torch nor the framework.
     from gflownet.rhn.checkpoint import load_byte_decoder
     from gflownet.rhn.serving.engine import Engine, EngineConfig
@@ -108,7 +108,7 @@ def serve(asked: argparse.Namespace) -> int:
     except ValueError as error:
         raise UserError(f"--host, --allow-host, --allow-origin: {error}") from None
     model = load_byte_decoder(asked.folder)
-    # What a state takes does not grow with its tokens: what bounds a request is its time, waiting included.
+    # A state does not grow with its tokens: a request is bounded by its time, waiting included.
     scheduler = SchedulerConfig(asked.max_slots, asked.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
     engine = Engine(model, EngineConfig(scheduler))
     listening = _listen(asked.host, asked.port)
@@ -137,7 +137,7 @@ def _listen(host: str, port: int) -> socket.socket:
 
 
 def _begin(service: Service, server: uvicorn.Server, listening: socket.socket, grace: float) -> None:
-    """Say that the server is there, and let signals end it gently from now on."""
+    """Print the URL, and let signals end the server gently from now on."""
     loop = asyncio.get_running_loop()
     drains: list[asyncio.Task[None]] = []
 

@@ -12,7 +12,7 @@ from gflownet.rhn.serving.stopping import FinishReason
 
 
 class ServingCollector(Collector):
-    """Asks the engine for its figures whenever Prometheus does."""
+    """Collect the figures of the engine at every scrape."""
 
     def __init__(self, engine: Engine, responses: Mapping[int, int]) -> None:
         """`responses` are the numbers of responses by their status, now and later."""

@@ -1,4 +1,4 @@
-"""What a client of the completions API may ask, and the errors it is told; the shapes are OpenAI's."""
+"""Requests and errors of the completions API, in OpenAI's form."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ class RequestError(Exception):
         code: str | None = None,
         retry: bool = False,
     ) -> None:
-        """`param` is what in the request is wrong, `retry` whether the same request may succeed later."""
+        """`param` names the wrong field, `retry` is true if the same request may succeed later."""
         super().__init__(message)
         self.status, self.param, self.code = status, param, code
         self.headers = {"Retry-After": "1"} if retry else {}
@@ -57,11 +57,11 @@ class StreamOptions(BaseModel):
     model_config = ConfigDict(strict=True, extra="forbid")
 
     include_usage: bool = False
-    include_obfuscation: bool = False  # padding against who measures the lengths of encrypted packets: never made
+    include_obfuscation: bool = False  # padding that hides the lengths of encrypted packets: never made
 
 
 class CompletionRequest(BaseModel):
-    """The body of POST /v1/completions. What is not here is refused: an option that is ignored is a wrong answer."""
+    """The body of POST /v1/completions. Unknown fields are refused: an ignored option is a wrong answer."""
 
     model_config = ConfigDict(strict=True, extra="forbid")
 
@@ -100,7 +100,7 @@ class CompletionRequest(BaseModel):
         return [_tokens_of("prompt", one) if isinstance(one, str) else one for one in found]
 
     def params(self) -> SamplingParams:
-        """Return the parameters of the first prompt's answer; that of prompt i has the seed plus i.
+        """Return the parameters of the first prompt's answer; prompt i has the seed plus i.
 
         Raises:
             RequestError: one is out of its bounds.
@@ -143,7 +143,7 @@ def parse_request(body: bytes) -> CompletionRequest:
 
 
 def bad_request(param: str, message: str) -> RequestError:
-    """Return what is wrong with a parameter."""
+    """Return the error of a field."""
     return RequestError(HTTPStatus.BAD_REQUEST, f"{param}: {message}", param=param)
 
 

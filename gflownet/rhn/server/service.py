@@ -27,7 +27,7 @@ _log = logging.getLogger(__name__)
 
 
 class Answer:
-    """What a client is answered, as it comes: one choice for each of its prompts. Of the event loop's thread."""
+    """The answer to a client, piece by piece: one choice per prompt. For the event loop's thread alone."""
 
     def __init__(self, choices: dict[int, Choice], num_prompt_tokens: int, cancel: Callable[[int], None]) -> None:
         """`choices` are by the number that the engine gave the prompt."""
@@ -43,7 +43,7 @@ class Answer:
         return sum(choice.num_tokens for choice in self._choices.values())
 
     def tell(self, event: Event) -> None:
-        """Take what the engine says."""
+        """Take an event of the engine."""
         self._events.append(event)
         self._changed.set()
 
@@ -54,12 +54,12 @@ class Answer:
         self.close()
 
     def close(self) -> None:
-        """Let the engine drop what is not finished."""
+        """Cancel the choices that are not finished."""
         for request_id in self._open:
             self._cancel(request_id)
 
     async def pieces(self, deadline: float) -> AsyncIterator[list[Piece]]:
-        """Yield what there is to say whenever there is more, until every choice is finished.
+        """Yield new pieces whenever there are some, until every choice is finished.
 
         Raises:
             RequestError: the loop's clock passes `deadline`, or the engine cannot go on.
@@ -79,7 +79,7 @@ class Answer:
                 yield pieces
 
     def _read(self, events: Sequence[Event]) -> list[Piece]:
-        """Return what some events say: as few pieces as there are choices in them."""
+        """Return the pieces of some events: one for each choice in them."""
         pieces: list[Piece | None] = []
         touched: dict[int, Choice] = {}
         for event in events:
@@ -101,7 +101,7 @@ class Answer:
 
 
 class Service:
-    """One model: takes requests on, steps the engine in a thread, and tells each answer what is its own.
+    """One model: submit requests, step the engine in a thread, and pass each event to its answer.
 
     All but the constructor is called by the event loop's thread.
     """
@@ -159,7 +159,7 @@ class Service:
         self._on_failure()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests, wait until nothing runs, and after so many seconds end what still does."""
+        """Take no more requests, wait until nothing runs, and after so many seconds end the running requests."""
         self._closed = RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is being stopped", retry=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -186,7 +186,7 @@ class Service:
         """Put prompts into the queue, all of them or none.
 
         Raises:
-            RequestError: nothing is taken any more, the queue is full, or what the engine refuses.
+            RequestError: nothing is taken any more, the queue is full, or the engine refuses the request.
         """
         self.check_open()
         choices: dict[int, Choice] = {}

@@ -1,1 +1,1 @@
-"""Answers to many prompts at once: sampling, the state of every sequence, who is answered next, one step for all."""
+"""Answers to many prompts at once: sampling, the state of every sequence, the scheduler, one step for all."""

@@ -1,4 +1,4 @@
-"""What the requests being answered have read so far: one state each, all in one tensor that is allocated once."""
+"""States of running requests: one each, all in one tensor that is allocated once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gflownet.rhn.decoding import LanguageModel
 
 
 class CacheManager:
-    """The states of requests, each in a slot of its own.
+    """The states of requests, one slot each.
 
     Not safe to call from several threads at once.
     """
@@ -28,7 +28,7 @@ class CacheManager:
             raise ValueError(f"num_slots: expected at least 1, got {num_slots}")
         num_layers, width = model.state_shape
         self._states = torch.zeros(num_layers, num_slots, width, dtype=model.dtype, device=model.device)
-        self._free = list(range(num_slots))  # a heap: the lowest slot first, so that those in use lie side by side
+        self._free = list(range(num_slots))  # a heap: the lowest slot first, so that used slots lie side by side
         self._slots: dict[int, int] = {}
         self._last: tuple[list[int], slice | Tensor] | None = None  # the requests looked up last, and where they lie
 

@@ -1,7 +1,7 @@
 """Continuous batching: one token of every running request per step, those that come and go sharing the batch.
 
 Tokens of a prompt are rows like any other, so that reading a long prompt never delays the other answers. The logits of
-a row are a function of its own tokens, up to rounding; each row has its own random generator.
+a row are a function of the tokens of that row, up to rounding; each row has its own random generator.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class EngineConfig:
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     prefix_bytes: int = 64 * 2**20  # of states kept of prompts that were read; 0: none
-    prefix_interval: int = 64  # tokens of a prompt between states that are kept, beside the one at its end
+    prefix_interval: int = 64  # tokens of a prompt between kept states; the one at its end is kept too
 
     def __post_init__(self) -> None:
         """Check every value."""
@@ -58,11 +58,11 @@ def process_batch_step(
     Args:
         active_requests: at least one, each with a slot in the cache; they are moved on by one token.
         cache_manager: holds their states, which are replaced.
-        model: what reads.
+        model: the language model.
         sampler: with the requests in the slots that they have in the cache.
 
     Returns:
-        what was drawn for each request; None where its prompt goes on, an error where no token can be drawn.
+        the token of each request; None where its prompt goes on, an error where no token can be drawn.
     """
     device = model.device
     tokens = [request.tokens[request.num_read] for request in active_requests]
@@ -109,7 +109,7 @@ class Engine:
         self._tally = Tally()
         self._scheduler = Scheduler(self._config.scheduler, clock=clock)
         self._requests: dict[int, ActiveRequest] = {}  # waiting and running
-        self._cancelled: list[ActiveRequest] = []  # not yet told
+        self._cancelled: list[ActiveRequest] = []  # without a last event yet
         self._ids = count()
         # Of the thread that steps: by slot, so that the states in use lie side by side.
         self._running: list[ActiveRequest] = []
@@ -149,7 +149,7 @@ class Engine:
             return bool(self._requests)
 
     def metrics(self) -> EngineMetrics:
-        """Return what happened so far, and how much waits and runs now."""
+        """Return sums since the beginning, and how much waits and runs now."""
         with self._lock:
             return EngineMetrics(
                 replace(self._tally, finished=self._tally.finished.copy()),
@@ -161,7 +161,7 @@ class Engine:
             )
 
     def step(self) -> list[Event]:
-        """Read one token of every running request; return what there is to tell, in order for each request."""
+        """Read one token of every running request; return the events, in order for each request."""
         events: list[Event] = []
         began = self._clock()
         with self._lock:
@@ -223,7 +223,7 @@ class Engine:
     def _take(
         self, drawn: Sequence[Draw], now: float, events: list[Event]
     ) -> list[tuple[ActiveRequest, FinishReason, str]]:
-        """Take what was drawn for each running request; return those that end, why, and the error if it is one."""
+        """Add the token of each running request; return requests that end, with reason and error."""
         ended = []
         for request, sampled in zip(self._running, drawn, strict=True):
             if request.num_read == request.next_kept:
@@ -242,7 +242,7 @@ class Engine:
         self._plan_prefix(request)
 
     def _plan_prefix(self, request: ActiveRequest) -> None:
-        """Say after how many tokens the state is kept next: now and then, and where the prompt is at its end."""
+        """Set after how many tokens the state is kept next: every `prefix_interval`, and at the end of the prompt."""
         if self._keeps(request):
             interval = self._config.prefix_interval
             request.next_kept = min((request.num_read // interval + 1) * interval, request.num_prompt)
@@ -250,7 +250,7 @@ class Engine:
     def _end(
         self, request: ActiveRequest, reason: FinishReason, now: float, events: list[Event], error: str = ""
     ) -> None:
-        """Forget a request and tell that it ended."""
+        """Forget a request and add its last event."""
         request_id, asked = request.request_id, request.request
         state = None
         if request.slot >= 0:
@@ -288,7 +288,7 @@ class Engine:
         )
 
     def _keeps(self, request: ActiveRequest) -> bool:
-        """Whether the prefixes of a request are kept: what goes on from a state is none by its tokens alone."""
+        """Whether the prefixes of a request are kept: not after a given state, which its tokens do not determine."""
         return self._config.prefix_bytes > 0 and request.request.state is None
 
 

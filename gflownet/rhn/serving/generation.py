@@ -23,7 +23,7 @@ DEFAULT_PARAMS = SamplingParams()
 class Generation:
     """An answer."""
 
-    sampled: tuple[Sampled, ...]  # its tokens, with log-probabilities where those were asked for
+    sampled: tuple[Sampled, ...]  # its tokens, with log-probabilities if requested
     finish_reason: FinishReason
 
     @property
@@ -36,19 +36,19 @@ class Generation:
 class Stream:
     """An answer as it comes; iterating reads the model, token after token.
 
-    `finish_reason` is None until the end, and `state` [layers, 1, width] with `unread` is what to go on from: what the
-    model has read so far, and the tokens drawn after that.
+    `finish_reason` is None until the end. A continuation starts from `state` [layers, 1, width], after the tokens that
+    the model has read, and `unread`, the tokens drawn after that.
     """
 
     model: LanguageModel
     prompt: Sequence[int]
     params: SamplingParams = DEFAULT_PARAMS
-    state: Tensor | None = None  # of what comes before the prompt
+    state: Tensor | None = None  # of the tokens before the prompt
     finish_reason: FinishReason | None = field(default=None, init=False)
     unread: tuple[int, ...] = field(default=(), init=False)
 
     def __post_init__(self) -> None:
-        """Check what is asked for.
+        """Check the request.
 
         Raises:
             ValueError: an empty prompt, a token that the model does not know, or a state of another shape.
@@ -58,10 +58,10 @@ class Stream:
         self._tokens = self._run()
 
     def __iter__(self) -> Iterator[Sampled]:
-        """Return what yields the tokens of the answer, those that may begin a stop string as soon as they cannot.
+        """Return an iterator over the tokens of the answer; tokens that may begin a stop string are held back.
 
         Raises:
-            ValueError: no token can be drawn, as `SamplingError` says.
+            ValueError: no token can be drawn: see `SamplingError`.
         """
         return self._tokens
 
@@ -92,13 +92,13 @@ def generate(
     """Return the answer to a prompt: it is read along the wavefront, and every later token in a step of one row.
 
     Args:
-        model: what answers.
+        model: the language model.
         prompt: tokens, at least one; left as it is.
         params: of the answer.
-        state: [layers, 1, width] of what comes before the prompt; None at the beginning.
+        state: [layers, 1, width] of the tokens before the prompt; None at the beginning.
 
     Raises:
-        ValueError: as `Stream` says.
+        ValueError: as in `Stream`.
     """
     stream = Stream(model, prompt, params, state)
     sampled = tuple(stream)
@@ -111,18 +111,18 @@ def generate_batch(
 ) -> list[Generation]:
     """Return the answers to prompts of any lengths, `max_slots` at a time as an `Engine` answers them.
 
-    Logits agree with those of `generate` and of a server up to rounding, so greedy tokens agree unless two tokens are
+    Logits agree with `generate` and with a server up to rounding, so greedy tokens agree unless two tokens are
     as likely as each other up to rounding, and sampled tokens with a seed unless the draw falls within rounding of a
     boundary between two tokens.
 
     Args:
-        model: what answers.
+        model: the language model.
         prompts: tokens, at least one each.
         params: of each answer.
         max_slots: rows of a step.
 
     Raises:
-        ValueError: other numbers of prompts and parameters, what `Engine.submit` refuses, or an answer that failed.
+        ValueError: numbers of prompts and parameters differ, `Engine.submit` refuses a request, or an answer failed.
     """
     requests = [Request(prompt, of_answer) for prompt, of_answer in zip(prompts, params, strict=True)]
     num_tokens = sum(len(request.prompt) + request.params.max_tokens for request in requests)

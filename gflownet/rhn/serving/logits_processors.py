@@ -1,4 +1,4 @@
-"""What becomes of logits before a token is drawn, by the names that Hugging Face gives these steps.
+"""Processors of logits before a token is drawn, named as in Hugging Face.
 
 Every row has its own parameters, so that requests of all kinds share a call; a neutral parameter leaves its row's bits
 as they are. R is the number of rows, V of the vocabulary; scores are float64.
@@ -17,7 +17,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class History:
-    """What the rows have read and written so far."""
+    """Token counts of the prompts and answers so far."""
 
     prompts: Tensor  # [R, V], how often each token is in the prompt
     generated: Tensor  # [R, V], how often each token was generated

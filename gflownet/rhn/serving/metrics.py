@@ -1,4 +1,4 @@
-"""What an engine counts: sums since it began, from which rates and means follow, and what there is right now."""
+"""Figures of an engine: sums since it began, from which rates and means follow, and the present state."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Tally:
     finished: Counter[FinishReason] = field(default_factory=Counter)  # requests
     num_steps: int = 0  # with at least one row
     num_rows: int = 0  # tokens read, of prompts and answers
-    num_tokens: int = 0  # of answers, as told
+    num_tokens: int = 0  # of answers, without held back ones
     step_seconds: float = 0.0
     num_admitted: int = 0
     waited_seconds: float = 0.0  # in the queue, of those admitted

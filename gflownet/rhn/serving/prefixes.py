@@ -36,7 +36,7 @@ class PrefixCache:
         self._max_bytes = max_bytes
         self.num_bytes = 0
         self.num_evicted = 0
-        # by length and digest: 128 bits tell prefixes apart without the tokens being kept
+        # by length and digest: 128 bits identify a prefix without its tokens
         self._states: OrderedDict[tuple[int, bytes], Tensor] = OrderedDict()
         self._lengths: Counter[int] = Counter()
 
@@ -70,7 +70,7 @@ class PrefixCache:
 
 
 def _keys(tokens: Sequence[int], lengths: Iterable[int]) -> Iterator[tuple[int, bytes]]:
-    """Yield what tells the prefixes of some ascending lengths from others."""
+    """Yield the keys of the prefixes of some ascending lengths."""
     digest, start = blake2b(digest_size=16), 0
     for length in lengths:
         digest.update(array("q", tokens[start:length]).tobytes())

@@ -1,4 +1,4 @@
-"""Prompts from a file and their answers in another, one line each, so that a second run does what the first left."""
+"""Prompts from a file and their answers in another, one line each, so that a second run does the missing ones."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class Prompt:
     options: Mapping[str, Any]  # of sampling, by name
 
     def record(self) -> dict[str, Any]:
-        """Return what its answer's line begins with."""
+        """Return the first fields of the line of its answer."""
         return {"line": self.line, "prompt": self.text, "options": dict(self.options)}
 
 

@@ -1,4 +1,4 @@
-"""What is asked of the engine, what it says, and what it keeps of a request in between."""
+"""Requests to the engine, its events, and its state per request."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ class Request:
     prompt: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0  # -100 .. 100, lower is more urgent
-    state: Tensor | None = None  # [layers, width] of what comes before the prompt
-    keep_state: bool = False  # whether the end tells the state to go on from
+    state: Tensor | None = None  # [layers, width] of the tokens before the prompt
+    keep_state: bool = False  # whether the last event has the state to go on from
 
     def check(self, model: LanguageModel) -> None:
-        """Raise ValueError for what the model cannot answer."""
+        """Raise ValueError for a request that the model cannot answer."""
         check_prompt(self.prompt, model.vocabulary_size)
         self.params.check_vocabulary(model.vocabulary_size)
         if self.state is not None and tuple(self.state.shape) != model.state_shape:
@@ -54,14 +54,14 @@ class FinishEvent:
     request_id: int
     finish_reason: FinishReason
     num_prompt_tokens: int
-    num_tokens: int  # of the answer, as told
+    num_tokens: int  # of the answer, without held back ones
     num_cached_tokens: int  # of the prompt, that an earlier request had read: 0 is a miss
     waited: float  # seconds in the queue
     first_token_after: float | None  # seconds from submission; None where there is none
     took: float  # seconds from submission
-    error: str = ""  # what went wrong, where that is the reason
-    state: Tensor | None = None  # [layers, width] to go on from, where that was asked for
-    unread: tuple[int, ...] = ()  # what a prompt that goes on from the state begins with
+    error: str = ""  # the error, where that is the reason
+    state: Tensor | None = None  # [layers, width] to go on from, if requested
+    unread: tuple[int, ...] = ()  # first tokens of a prompt that goes on from the state
 
 
 Event = TokenEvent | FinishEvent
@@ -88,7 +88,7 @@ class ActiveRequest:
     untold: list[Sampled] = field(default_factory=list)  # drawn, but a stop string may have begun
 
     def __post_init__(self) -> None:
-        """Begin with the prompt, in a list of its own."""
+        """Begin with a copy of the prompt."""
         self.tokens = list(self.request.prompt)
         self.num_prompt = len(self.tokens)
         self.answer = self.request.params.new_answer()
@@ -99,7 +99,7 @@ class ActiveRequest:
         return self.num_read == 0 and self.request.state is None
 
     def take(self, sampled: Sampled, now: float, events: list[Event]) -> FinishReason | None:
-        """Take the next token of the answer and tell what may be told; return why the answer ends, if it does."""
+        """Add the next token, and events for tokens that may be shown; return the reason if the answer ends."""
         if self.first_token is None:
             self.first_token = now
         self.tokens.append(sampled.token)

@@ -1,4 +1,4 @@
-"""Draws the next tokens of a whole batch, each row as its own request asks.
+"""Draw the next tokens of a batch, each row by the parameters of its request.
 
 Each row has its own generator and is drawn in float64: its token is a function of its logits, parameters and seed.
 R is the number of rows, V of the vocabulary.
@@ -32,12 +32,12 @@ from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
 
 _log = logging.getLogger(__name__)
 
-# What a request asks for, as bits: an `enum.Flag` takes longer to look at than a row to draw.
+# Options of a request, as bits: an `enum.Flag` takes longer to read than a row to draw.
 _REPETITION, _FREQUENCY, _BIAS, _MIN_TOKENS, _DRAW, _TOP_K, _TOP_P, _MIN_P, _LOGPROBS = (1 << bit for bit in range(9))
 _HISTORY = _REPETITION | _FREQUENCY | _MIN_TOKENS
 _PER_TOKEN = _HISTORY | _BIAS
 _PROCESSED = _PER_TOKEN | _DRAW
-# A product with a sum of probabilities is then below the sum, so that what is drawn has a probability above 0.
+# A product with a sum of probabilities is then below the sum, so that a drawn token has a probability above 0.
 _BELOW_ONE = 1 - 2.0**-52
 _NO_HISTORY = History(torch.zeros(()), torch.zeros(()), torch.zeros(()))
 
@@ -58,13 +58,13 @@ def _uses(params: SamplingParams) -> int:
     return sum(flag for flag, is_asked in asked.items() if is_asked)
 
 
-# None where no token was asked for.
+# None where no token was requested.
 Draw = Sampled | SamplingError | None
 
 
 @dataclass(frozen=True)
 class _Seat:
-    """What is known of the request in a slot."""
+    """The request in a slot."""
 
     params: SamplingParams
     uses: int
@@ -73,7 +73,7 @@ class _Seat:
 
 @dataclass(frozen=True)
 class _Batch:
-    """What is the same for some slots until one of them changes hands."""
+    """Constants of some slots until a request leaves or enters one of them."""
 
     slots: Tensor  # [R]
     seats: tuple[_Seat, ...]
@@ -83,7 +83,7 @@ class _Batch:
 
 
 class _Tables:
-    """What is known of each slot by token; in a vocabulary of many tokens made when a request needs them."""
+    """Token counts, biases and stop tokens of each slot [slots, V]; made when a request needs them."""
 
     def __init__(self, num_slots: int, vocabulary_size: int, device: torch.device) -> None:
         """Start from zero."""
@@ -107,7 +107,7 @@ class _Tables:
         )
 
     def history(self, slots: Tensor) -> History:
-        """Return what some slots have read and written."""
+        """Return the token counts of some slots."""
         return History(self.prompts[slots], self.generated[slots], self.num_generated[slots])
 
     def add(self, slots: Tensor, tokens: Tensor) -> None:
@@ -142,7 +142,7 @@ class Sampler:
             self._tables.place(slot, params, prompt)
 
     def sample(self, slots: Sequence[int], logits: Tensor, asking: Sequence[bool]) -> list[Draw]:
-        """Return the next token of each slot that asks for one, from its row of logits [R, V]; None for the others.
+        """Return the next token of each slot where `asking`, from its row of logits [R, V]; None for the others.
 
         A row whose logits or processed scores are not finite, or whose parameters make a processor raise, gets a
         `SamplingError`; the other rows are drawn as without it.
@@ -163,7 +163,7 @@ class Sampler:
             return [errors[row] if row in errors else self.sample(*each)[0] for row, each in enumerate(rows)]
         if scores is not None:
             certainty, tokens = self._draw(batch, scores, asking)
-            errors |= _errors(certainty, asking, "its parameters leave no token with a finite score")
+            errors |= _errors(certainty, asking, "the parameters of the request leave no token with a finite score")
         if batch.uses & _HISTORY:
             assert self._tables is not None
             rows = torch.tensor([row for row, asks in enumerate(asking) if asks], dtype=torch.long, device=self._device)
@@ -178,7 +178,7 @@ class Sampler:
         return batch
 
     def _scores(self, batch: _Batch, logits: Tensor) -> Tensor:
-        """Return what tokens are drawn from, float64 [R, V]."""
+        """Return the processed scores, float64 [R, V]."""
         history, scores = _NO_HISTORY, logits.double()
         if batch.uses & _HISTORY:
             assert self._tables is not None
@@ -190,12 +190,12 @@ class Sampler:
     def _draw(self, batch: _Batch, scores: Tensor, asking: Sequence[bool]) -> tuple[Tensor, Tensor]:
         """Return tokens [R] from scores [R, V], after numbers [R] that are finite where there is a token to draw.
 
-        A row that asks for none, or has none, gets any token.
+        A row without a request for a token, or without one to draw, gets any.
         """
         if not batch.uses & _DRAW:
             largest, tokens = scores.max(-1)
             return largest, tokens
-        # One draw per token of a request, whatever it is for: the next does not depend on the other rows.
+        # One draw per token of a request: the next one does not depend on the other rows.
         draws = [
             [seat.generator.random() * _BELOW_ONE if asks else 0.0]
             for seat, asks in zip(batch.seats, asking, strict=True)
@@ -229,7 +229,7 @@ class Sampler:
         return _Batch(where, seats, uses, tuple(self._processors(uses, params, where)), mask)
 
     def _processors(self, uses: int, params: Sequence[SamplingParams], slots: Tensor) -> list[LogitsProcessor]:
-        """Return the steps that any of some requests asks for, in Hugging Face's order."""
+        """Return the processors that any of some requests needs, in Hugging Face's order."""
 
         def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
             return torch.tensor(values, dtype=dtype, device=self._device).unsqueeze(-1)
@@ -241,8 +241,8 @@ class Sampler:
             presence = column([each.presence_penalty for each in params])
             found.append(FrequencyPenaltyLogitsProcessor(presence, column([each.frequency_penalty for each in params])))
         if uses & (_BIAS | _MIN_TOKENS):
-            # Of a slot that asks for nothing by token, the tables hold what an earlier request left there: its end
-            # tokens do not matter without a least number of tokens.
+            # Without options by token, the tables of a slot hold entries of an earlier request: its end tokens do not
+            # matter without a minimum number of tokens.
             asks = torch.tensor([bool(_uses(each) & _PER_TOKEN) for each in params], device=self._device).unsqueeze(-1)
             assert self._tables is not None
             found.append(SequenceBiasLogitsProcessor(torch.where(asks, self._tables.bias[slots], 0.0)))
@@ -264,7 +264,7 @@ class Sampler:
 
 
 def _errors(certainty: Tensor, asking: Sequence[bool], message: str) -> dict[int, SamplingError]:
-    """Return an error by row [R] that asks for a token where a number is not finite."""
+    """Return an error for each row [R] with a request for a token and a number that is not finite."""
     values = certainty.tolist()
     if math.isfinite(sum(values)):
         return {}
@@ -273,7 +273,7 @@ def _errors(certainty: Tensor, asking: Sequence[bool], message: str) -> dict[int
 
 
 def _with_logprobs(chosen: list[int], logits: Tensor, seats: Sequence[_Seat], asking: Sequence[bool]) -> list[Draw]:
-    """Return what was drawn with the log-probabilities that each request asks for."""
+    """Return the drawn tokens with the requested log-probabilities."""
     log_probabilities = logits.double().log_softmax(-1)
     found: list[Draw] = []
     for row, (token, seat) in enumerate(zip(chosen, seats, strict=True)):

@@ -14,12 +14,12 @@ MAX_PENALTY = 2.0  # likewise
 MAX_REPETITION_PENALTY = 100.0  # and at least its inverse: scores of any float32 model stay finite in float64
 MAX_TEMPERATURE = 1e6  # above, a draw is uniform to six digits
 MAX_INT = 2**31 - 1  # of counts
-SEEDS = -(2**63), 2**64 - 1  # those of any 64-bit integer, signed or not
+SEEDS = -(2**63), 2**64 - 1  # any 64-bit integer, signed or not
 
 
 @dataclass(frozen=True)
 class SamplingParams:
-    """What a request asks of its answer; the defaults sample from the model's own distribution.
+    """Sampling parameters of a request; the defaults sample from the model's distribution.
 
     Raises:
         ValueError: a value out of its bounds, which the message names.
@@ -62,7 +62,7 @@ class SamplingParams:
             raise ValueError(f"stop: strings need a vocabulary of 256 bytes, this one has {vocabulary_size} tokens")
 
     def new_answer(self) -> Answer:
-        """Return an answer without tokens that ends when this asks for it."""
+        """Return an empty answer with these stopping criteria."""
         return Answer(
             EosTokenCriteria(frozenset(self.stop_token_ids)),
             StopStringCriteria(tuple(tuple(text.encode()) for text in self.stop)),
@@ -79,7 +79,7 @@ def _is_number(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
-# name, what is expected, whether a value is that
+# name, expected values, check of a value
 _BOUNDS: tuple[tuple[str, str, Callable[..., bool]], ...] = (
     ("temperature", "a number from 0 to 1e6", lambda value: _is_number(value, 0, MAX_TEMPERATURE)),
     ("top_k", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
@@ -110,8 +110,8 @@ class SamplingError(Exception):
 
 
 class Sampled(NamedTuple):
-    """A token, and what the model says of it before any processing."""
+    """A token, and its log-probability under the model before any processing."""
 
     token: int
-    log_probability: float | None = None  # None where it was not asked for
+    log_probability: float | None = None  # None if not requested
     likeliest: tuple[tuple[int, float], ...] = ()  # (token, log-probability), likeliest first

@@ -1,7 +1,7 @@
-"""Which requests are answered next; no tensors, no tokens, only their numbers and the clock.
+"""Admission and priority queue for requests (no tensors).
 
 Waiting -> running -> finished. Those waiting come in the order of the time they arrived, plus `patience` seconds per
-step of priority: an urgent one overtakes, but none is overtaken by what arrives later than that, so that none starves.
+step of priority: an urgent one overtakes, but none is overtaken by one that arrives later than that: none starves.
 """
 
 from __future__ import annotations
@@ -63,14 +63,14 @@ class _Ticket:
 
 @dataclass(frozen=True)
 class Schedule:
-    """What a call of `Scheduler.schedule` decided."""
+    """Result of `Scheduler.schedule`."""
 
     admitted: list[int]  # running from now on, in this order
     expired: list[int]  # waited too long, and are forgotten
 
 
 class Scheduler:
-    """Takes requests on and says which of them run.
+    """Admit requests and choose which of them run.
 
     Not safe to call from several threads at once.
     """
@@ -104,12 +104,12 @@ class Scheduler:
 
         Args:
             request_id: not waiting or running; larger than those before it.
-            num_tokens: of its prompt and the longest answer that it asks for.
+            num_tokens: of its prompt and its longest answer.
             priority: -100 .. 100, lower is more urgent.
 
         Raises:
             ValueError: a priority out of bounds, or more tokens than may ever run.
-            QueueFullError: too many requests wait, or too many tokens are asked for.
+            QueueFullError: too many requests wait, or they have too many tokens together.
         """
         config = self._config
         if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
@@ -117,7 +117,7 @@ class Scheduler:
         if num_tokens > config.token_budget:
             message = f"expected at most {config.token_budget} tokens of prompt and answer, got {num_tokens}"
             raise ValueError(f"max_tokens: {message}")
-        # A free slot is taken at the next step: what waits for that does not count as a queue.
+        # A free slot is taken at the next step: a request that waits for that does not count as queued.
         if self._num_waiting >= config.max_queue + config.max_slots - self.num_running:
             raise QueueFullError(f"{self._num_waiting} requests wait, at most {config.max_queue} may")
         if self._num_tokens + num_tokens > config.token_budget:
@@ -132,7 +132,7 @@ class Scheduler:
         self._num_tokens += num_tokens
 
     def finish(self, request_id: int) -> Phase | None:
-        """Forget a request, wherever it is; return where it was, None when it is finished already."""
+        """Forget a request; return its phase, None when it is finished already."""
         ticket = self._tickets.pop(request_id, None)
         if ticket is None:
             return None

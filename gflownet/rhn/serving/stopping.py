@@ -1,4 +1,4 @@
-"""When an answer ends, by the names that Hugging Face gives these conditions, and what of it may be shown before."""
+"""Conditions that end an answer, named as in Hugging Face, and the tokens that may be shown before."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class FinishReason(StrEnum):
     """Why a request ended."""
 
     STOP = "stop"  # a stop token or a stop string
-    LENGTH = "length"  # as many tokens as were asked for
+    LENGTH = "length"  # max_tokens
     CANCELLED = "cancelled"
     ERROR = "error"
 

@@ -99,7 +99,7 @@ def converse(folder: Path, talk: Callable[[LocalServer], None], **options: objec
             if not server.is_stopping:
                 server.signal(signal.SIGTERM)
 
-    # The command sets handlers of its own and leaves the defaults behind, of which one ends the process.
+    # The command replaces signal handlers and leaves the defaults behind; the default of SIGTERM ends the process.
     before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
     try:
         with ThreadPoolExecutor(1) as pool, redirect_stdout(output):

@@ -67,7 +67,7 @@ def test_an_address_that_cannot_be_had_is_refused(tmp_path: Path, capsys: pytest
             )
 
 
-def test_without_its_extra_the_server_says_how_to_get_it(
+def test_missing_extra_is_named_in_the_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
@@ -75,7 +75,7 @@ def test_without_its_extra_the_server_says_how_to_get_it(
     assert said == "error: expected what serving needs, got no uvicorn: pip install 'gflownet[serve]'\n"
 
 
-def test_help_says_every_option(capsys: pytest.CaptureFixture[str]) -> None:
+def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         main(["--help"])
     assert caught.value.code == 0

@@ -61,7 +61,7 @@ def asked_of(params: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("params", PARAMS)
-def test_an_answer_is_that_of_offline_generation(params: dict[str, Any], client: openai.OpenAI, folder: Path) -> None:
+def test_answer_equals_offline_generation(params: dict[str, Any], client: openai.OpenAI, folder: Path) -> None:
     said = client.completions.create(model="tiny", prompt="def é(", **asked_of(params))
     expected = offline(folder, "def é(", MAX_SLOTS, **{"max_tokens": 30, **params})
     (choice,) = said.choices
@@ -72,7 +72,7 @@ def test_an_answer_is_that_of_offline_generation(params: dict[str, Any], client:
 
 
 @pytest.mark.parametrize("params", PARAMS)
-def test_a_stream_says_what_a_whole_answer_says(params: dict[str, Any], client: openai.OpenAI) -> None:
+def test_stream_equals_whole_answer(params: dict[str, Any], client: openai.OpenAI) -> None:
     # What is ready is sent together: many tokens, so that a busy machine does not have them all at the first look.
     asked = {"model": "tiny", "prompt": "def é(", "logprobs": 3, **asked_of({"max_tokens": 400, **params})}
     whole = client.completions.create(**asked)
@@ -91,7 +91,7 @@ def test_a_stream_says_what_a_whole_answer_says(params: dict[str, Any], client: 
     assert [part.usage for part in parts] == [None] * len(parts)
 
 
-def test_logprobs_are_those_of_offline_generation(client: openai.OpenAI, folder: Path) -> None:
+def test_logprobs_equal_offline_generation(client: openai.OpenAI, folder: Path) -> None:
     said = client.completions.create(model="tiny", prompt="a", logprobs=2, seed=5, max_tokens=9).choices[0].logprobs
     expected = offline(folder, "a", MAX_SLOTS, seed=5, max_tokens=9, logprobs=2).sampled
     assert said is not None
@@ -101,7 +101,7 @@ def test_logprobs_are_those_of_offline_generation(client: openai.OpenAI, folder:
         assert list(top.values()) == pytest.approx([value for _, value in one.likeliest], abs=1e-9)
 
 
-def test_each_prompt_of_a_list_has_a_choice_and_a_seed_of_its_own(client: openai.OpenAI, folder: Path) -> None:
+def test_prompt_list_gets_one_choice_and_one_seed_each(client: openai.OpenAI, folder: Path) -> None:
     prompts = ["same", "same", "other"]
     expected = [decode(offline(folder, p, MAX_SLOTS, seed=7 + i, max_tokens=12).tokens) for i, p in enumerate(prompts)]
     said = client.completions.create(model="tiny", prompt=prompts, seed=7, max_tokens=12)
@@ -156,7 +156,7 @@ def test_the_model_is_listed(client: openai.OpenAI, server: LocalServer) -> None
         ({"extra_body": {"stream": "yes"}}, "stream"),
     ],
 )
-def test_what_makes_no_sense_is_refused_with_its_name(asked: dict[str, Any], param: str, client: openai.OpenAI) -> None:
+def test_invalid_parameter_is_refused_by_name(asked: dict[str, Any], param: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**{"model": "tiny", "prompt": "a", **asked})
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
@@ -166,7 +166,7 @@ def test_what_makes_no_sense_is_refused_with_its_name(asked: dict[str, Any], par
     "body",
     [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model":"tiny"}', b"[" * 4000, b'{"model":"tiny","prompt":1e999}'],
 )
-def test_what_is_no_request_is_refused(body: bytes, server: LocalServer) -> None:
+def test_invalid_body_is_refused(body: bytes, server: LocalServer) -> None:
     said = httpx.post(f"{server.url}/v1/completions", content=body)
     assert said.status_code == 400
     assert set(said.json()["error"]) == {"message", "type", "param", "code"}
@@ -194,7 +194,7 @@ def test_other_paths_and_methods_are_refused_in_the_same_shape(server: LocalServ
         assert said.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_what_is_not_http_hurts_nobody(server: LocalServer, client: openai.OpenAI) -> None:
+def test_bytes_other_than_http_get_400(server: LocalServer, client: openai.OpenAI) -> None:
     with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")

@@ -1,4 +1,4 @@
-"""Hostile requests in process: each gets a 4xx or a valid answer, and a stream beside them is not disturbed."""
+"""Hostile requests in process: each gets a 4xx or a valid answer, and a stream at the same time is not disturbed."""
 
 from __future__ import annotations
 
@@ -184,7 +184,7 @@ def test_foreign_host_or_origin_is_refused_on_every_path() -> None:
             for path in ("/metrics", "/health", "/v1/models"):
                 assert (await client.get(path, headers=headers)).status_code == status
         assert b'gflownet_http_responses_total{status="403"} 12.0' in service.metrics()
-        # What a browser asks before a page of a named origin may post JSON.
+        # A browser sends this before a page of a named origin may post JSON.
         asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
         for origin, status in (("https://app.example", 200), ("https://evil.example", 403)):
             preflight = await client.options(PATH, headers={"Origin": origin, **asked})

@@ -39,7 +39,7 @@ def endless(client: openai.OpenAI) -> Any:
     return client.completions.create(model="tiny", prompt="a", max_tokens=NEVER_ENDS, stream=True)
 
 
-def test_a_full_queue_is_told_and_those_who_hang_up_make_room(folder: Path) -> None:
+def test_full_queue_gets_429_and_hanging_up_frees_a_place(folder: Path) -> None:
     said = []
 
     def talk(server: LocalServer) -> None:
@@ -98,7 +98,7 @@ def test_an_answer_that_takes_too_long_is_ended(folder: Path) -> None:
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_told_to_stop_it_finishes_what_runs_and_takes_nothing_new(number: signal.Signals, folder: Path) -> None:
+def test_signal_finishes_running_requests_and_refuses_new_ones(number: signal.Signals, folder: Path) -> None:
     said = []
 
     def talk(server: LocalServer) -> None:
@@ -126,7 +126,7 @@ def first_refusal(client: openai.OpenAI) -> openai.InternalServerError:
 
 
 @pytest.mark.parametrize("is_told_twice", [False, True])
-def test_what_runs_too_long_after_the_signal_is_told_so(is_told_twice: bool, folder: Path) -> None:
+def test_end_of_grace_period_ends_streams_with_an_error(is_told_twice: bool, folder: Path) -> None:
     def talk(server: LocalServer) -> None:
         with client_of(server) as client:
             stream = endless(client)
@@ -142,7 +142,7 @@ def test_what_runs_too_long_after_the_signal_is_told_so(is_told_twice: bool, fol
 
 
 @pytest.mark.slow
-def test_killed_and_started_again_it_says_the_same(folder: Path) -> None:
+def test_restart_after_sigkill_gives_the_same_answer(folder: Path) -> None:
     asked = {"model": "tiny", "prompt": "def", "seed": 5, "max_tokens": 40}
     with running_server(folder) as server, client_of(server) as client:
         before = client.completions.create(**asked).choices[0].text
@@ -180,7 +180,7 @@ def test_many_clients_at_once_are_all_answered_as_offline(folder: Path) -> None:
     assert said == [decode(answer.tokens) for answer in expected]
 
 
-def test_a_model_that_says_nothing_finite_is_an_error_and_not_the_end(tmp_path: Path) -> None:
+def test_logits_that_are_not_finite_end_one_request_only(tmp_path: Path) -> None:
     network = random_network(CONFIG, 0)
     with torch.no_grad():
         network.embedding.weight[ord("x")] = torch.nan

@@ -51,7 +51,7 @@ def test_prompts_are_texts_or_tokens(prompt: object, expected: list[list[int]]) 
         ),
     ],
 )
-def test_parameters_are_those_of_sampling(asked: dict[str, object], expected: SamplingParams) -> None:
+def test_parameters_become_sampling_params(asked: dict[str, object], expected: SamplingParams) -> None:
     assert parse_request(body(**asked)).params() == expected
 
 

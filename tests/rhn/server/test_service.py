@@ -143,7 +143,7 @@ def test_a_list_that_does_not_fit_leaves_nothing_behind() -> None:
     serve(engine, talk)
 
 
-def test_pieces_come_while_the_loop_was_busy_and_say_everything() -> None:
+def test_pieces_of_a_busy_loop_are_complete() -> None:
     """What came meanwhile is one piece, not one event after the other."""
 
     async def talk(service: Service) -> None:

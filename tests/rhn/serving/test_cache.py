@@ -46,7 +46,7 @@ def test_it_is_a_dictionary_of_states_with_a_bound() -> None:
     assert len({cache.slot_of(key) for key in wanted}) == len(wanted)
 
 
-def test_a_state_that_was_exported_stays_what_it_was() -> None:
+def test_exported_state_is_a_copy() -> None:
     cache = CacheManager(MODEL, 2)
     cache.allocate(0, torch.ones(2, 4))
     state = cache.export_state(0)
@@ -54,7 +54,7 @@ def test_a_state_that_was_exported_stays_what_it_was() -> None:
     assert torch.equal(state, torch.ones(2, 4))
 
 
-def test_what_cannot_be_is_refused_in_one_line() -> None:
+def test_invalid_slots_are_refused_in_one_line() -> None:
     with pytest.raises(ValueError, match="num_slots: expected at least 1, got 0"):
         CacheManager(MODEL, 0)
     cache = CacheManager(MODEL, 1)

@@ -129,7 +129,7 @@ def model_of(name: str, dtype: torch.dtype) -> LanguageModel:
 
 
 def answers_in_two_batches(model: LanguageModel, requests: Sequence[Request]) -> Iterator[tuple[Sampled, Sampled]]:
-    """Yield every token of the answers to requests that share batches, with that of the same requests one by one."""
+    """Yield every token of the answers to requests that share batches, with the token of the same request alone."""
     together = Engine(model, EngineConfig(SchedulerConfig(max_slots=7), prefix_bytes=0))
     alone = Engine(model, EngineConfig(SchedulerConfig(max_slots=7)))
     events, alone_events = [], []
@@ -179,7 +179,7 @@ def test_float64_tokens_do_not_depend_on_the_batch(name: str) -> None:
         assert sampled.log_probability == pytest.approx(alone.log_probability, abs=1e-7)
 
 
-def test_what_becomes_of_a_prompt_or_a_state_after_it_was_given_does_not_matter() -> None:
+def test_prompts_and_states_are_copied() -> None:
     engine, params = engine_of(prefix_bytes=10**5), SamplingParams(temperature=0, max_tokens=4)
     prompt = [1, 2, 3]
     engine.submit(Request(prompt, params, keep_state=True))
@@ -232,7 +232,7 @@ class Interrupted(RHNDecoder):
         return super().step(tokens, state, starts)
 
 
-def test_of_a_request_cancelled_during_a_step_nothing_more_is_told() -> None:
+def test_request_cancelled_during_a_step_has_no_more_tokens() -> None:
     engine = Engine(Interrupted(random_network(CONFIG, 0)))
     kept, gone = (engine.submit(Request([1], SamplingParams(max_tokens=1 + last))) for last in (3, 0))
     Interrupted.during.append(lambda: engine.cancel(gone))
@@ -264,7 +264,7 @@ def test_limits_refuse_and_expire_and_urgent_requests_come_first() -> None:
     assert engine.metrics().num_waiting == 0
 
 
-def test_what_the_model_does_not_know_is_refused() -> None:
+def test_invalid_requests_are_refused() -> None:
     engine = engine_of()
     for request, message in (
         (Request([]), "prompt: expected at least one token, got none"),
@@ -281,7 +281,7 @@ def test_what_the_model_does_not_know_is_refused() -> None:
         EngineConfig(prefix_bytes=-1)
 
 
-def test_a_prompt_that_begins_as_another_did_goes_on_from_its_state_and_says_so() -> None:
+def test_known_prefix_is_not_read_again_and_counted() -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=9)
     head = [1, 2, 3, 4, 5, 6]
     engine, fresh = engine_of(prefix_bytes=10**5), engine_of()
@@ -306,7 +306,7 @@ def test_a_prompt_that_begins_as_another_did_goes_on_from_its_state_and_says_so(
     assert metrics.prefix_bytes == metrics.prefix_entries * 3 * 8 * 8
 
 
-def test_an_answer_goes_on_from_the_state_that_an_end_tells() -> None:
+def test_answer_continues_from_the_state_of_the_last_event() -> None:
     engine = engine_of(prefix_bytes=10**5)
     engine.submit(Request([1, 2, 3], SamplingParams(temperature=0, max_tokens=9, logprobs=0)))
     whole = sampled_of(drain(engine))
@@ -324,7 +324,7 @@ def test_an_answer_goes_on_from_the_state_that_an_end_tells() -> None:
     assert ends_of(drain(engine))[plain].num_cached_tokens == 0
 
 
-def test_figures_are_what_the_clock_says() -> None:
+def test_figures_follow_the_clock() -> None:
     clock = Clock()
     engine = engine_of(max_slots=1, clock=clock)
     for _ in range(2):

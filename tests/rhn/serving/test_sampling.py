@@ -93,7 +93,7 @@ def chosen_by_oracle(probabilities: Sequence[float], draw: float) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_row_of_a_batch_is_drawn_as_the_loops_say(seed: int) -> None:
+def test_every_row_of_a_batch_equals_the_oracle(seed: int) -> None:
     chance, size, num_slots = random.Random(seed), 11, 6
     generator = torch.Generator().manual_seed(seed)
     sampler = Sampler(num_slots, size, CPU)
@@ -132,7 +132,7 @@ def check_logprobs(sampled: Sampled, row: Tensor, asked: int | None) -> None:
     assert [value for _, value in sampled.likeliest] == pytest.approx(values.tolist(), abs=1e-12)
 
 
-def test_a_row_is_drawn_the_same_whatever_the_others_are() -> None:
+def test_draw_of_a_row_does_not_depend_on_other_rows() -> None:
     chance, size = random.Random(1), 11
     logits = torch.randn(40, size, generator=torch.Generator().manual_seed(1)) * 3
     params = [random_params(chance, size) for _ in range(40)]
@@ -217,7 +217,9 @@ def test_a_faulty_processor_fails_its_own_row_only(
         return {row: [step[place] for step in steps] for place, row in enumerate(rows)}
 
     healthy, every = draw([0, 1, 3, 4]), draw([0, 1, 2, 3, 4])
-    message = {"raises": "sampling failed: IndexError: token 256"}.get(kind, "its parameters leave no token")
+    message = {"raises": "sampling failed: IndexError: token 256"}.get(
+        kind, "the parameters of the request leave no token"
+    )
     for failed in every.pop(2):
         assert isinstance(failed, SamplingError)
         assert str(failed).startswith(message)

@@ -37,7 +37,7 @@ def test_those_that_came_first_run_first_and_a_slot_that_is_free_is_filled() -> 
     assert (scheduler.num_waiting, scheduler.num_running) == (1, 2)
 
 
-def test_an_urgent_request_overtakes_but_nobody_waits_for_ever() -> None:
+def test_urgent_requests_overtake_without_starvation() -> None:
     scheduler, clock = scheduler_of(max_slots=1, patience=10)
     scheduler.submit(0, 1)
     assert scheduler.schedule().admitted == [0]
