@@ -228,6 +228,26 @@ def test_text_of_another_form_is_one_value_error(text):
     assert len(str(caught.value)) < 500
 
 
+def with_temperature(aggregation: str, temperature: float) -> ComputationGraph:
+    data = chain(2, 2)
+    name = "router_temperature" if aggregation == "moe" else "temperature"
+    data["nodes"][1]["attributes"] = {"aggregation": aggregation, name: temperature}
+    return ComputationGraph.from_dict(
+        {**data, "multigraph": True, "edges": data["edges"] + [{"source": 0, "target": 1}]}
+    )
+
+
+@pytest.mark.parametrize("aggregation", ["attention", "attn_pool", "topk_weighted_sum", "moe"])
+def test_extreme_temperatures(aggregation):
+    for temperature in (1e-6, 1e9):
+        assert (
+            to_pytorch_model(with_temperature(aggregation, temperature))(torch.tensor([[1e3, -1e3]])).isfinite().all()
+        )
+    for temperature in (1e-310, 1e-39, 9e-7, 1.1e9, 10**400):
+        with pytest.raises(ValueError, match=r"expected a float in \[1e-06, 1e\+09\] for .*temperature, got [19]"):
+            to_pytorch_model(with_temperature(aggregation, temperature))
+
+
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_fan_in_of_300(aggregation):
     data = chain(2, 2)
