@@ -52,7 +52,7 @@ def test_a_mistake_exits_2_with_one_line_and_without_torch(arguments: list[str],
 
 @pytest.mark.parametrize("name", config_names())
 def test_every_config_runs(name: str, tmp_path: Path) -> None:
-    table = [f"task_options.table={write_nb201(tmp_path / 'table.csv')}"] if name == "cells" else []
+    table = [f"task_options.table={write_nb201(tmp_path / 'table.csv')}"] if name.startswith("cells") else []
     assert (
         train.main(["--config", name, f"log_dir={tmp_path / 'run'}", *TINY_RUN, *TINY_TASKS.get(name, ()), *table]) == 0
     )
