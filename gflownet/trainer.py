@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import time
+import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from functools import cached_property
@@ -78,7 +79,7 @@ class GFNTrainer:
         self.companions = self.build_companions()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
-        self.run_id = ""  # of the run folder: tells this run's rows from others' in a shared store
+        self.run_id = uuid.uuid4().hex  # tells rows of a shared store apart; in `run`, the id of the run folder
         self.step = 0
         self.progress = Progress()
 

@@ -25,7 +25,7 @@ TINY_TASKS = {
         "task_options.seconds=0.1",
         "task_options.validation_bytes=64",
         "task_options.megabytes=1",
-    )
+    ),
 }
 
 
