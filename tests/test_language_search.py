@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
@@ -12,10 +13,12 @@ from torch import nn
 from gflownet.evaluation.byte_text import ByteText
 from gflownet.evaluation.language_training import LanguageTraining
 from gflownet.rhn.stack_config import StackConfig
+from scripts.bench import FALLS_SHORT, HOLDS
 from scripts.language.figure import PANEL, draw, panels
 from scripts.language.models import PlainRecurrent, Transformer, plain, rhn, size_of, transformer
 from scripts.language.search import outcome, search
 from scripts.language.trials import Bench, Point
+from scripts.language_search import main
 
 CYCLE = torch.tensor([65, 66, 65, 67], dtype=torch.uint8).repeat(100)
 
@@ -96,3 +99,14 @@ def test_a_search_returns_what_it_found_best_first(tmp_path: Path) -> None:
     assert [each.bits for each in found] == sorted(each.bits for each in found)
     assert len(found) == 3
     assert all(isinstance(each.config, StackConfig) and "cell[1]=" in str(each) for each in found)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_options_beside_quick_write_their_files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """tests/test_scripts.py runs `--quick` alone."""
+    for option in ("--figure", "--save"):
+        monkeypatch.setattr(sys, "argv", ["language_search.py", "--quick", option, str(tmp_path / option[2:])])
+        assert main() in (HOLDS, FALLS_SHORT)
+    ElementTree.parse(tmp_path / "figure")
+    assert {"model.json", "model.safetensors"} <= {path.name for path in (tmp_path / "save").iterdir()}
