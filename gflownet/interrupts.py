@@ -32,8 +32,22 @@ def discard_output_without_reader() -> bool:
     poll.register(descriptor, 0)
     if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
         return False
-    os.dup2(os.open(os.devnull, os.O_WRONLY), descriptor)
+    _discard(descriptor)
     return True
+
+
+def discard_output_that_fails() -> None:
+    """Flush stdout; where that fails, as in a file on a full disk, discard what is left to write."""
+    try:
+        sys.stdout.flush()
+    except OSError:
+        _discard(sys.stdout.fileno())
+
+
+def _discard(descriptor: int) -> None:
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(nowhere, descriptor)
+    os.close(nowhere)
 
 
 @contextmanager

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import signal
 import sys
@@ -15,7 +16,7 @@ from gflownet.cli import Command, help_text, parse
 from gflownet.config import command_config, to_yaml
 from gflownet.config_checks import validate
 from gflownet.errors import UserError, error_line, printable
-from gflownet.interrupts import discard_output_without_reader
+from gflownet.interrupts import discard_output_that_fails, discard_output_without_reader
 
 if TYPE_CHECKING:
     from gflownet.trainer import GFNTrainer
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 EXIT_USER_ERROR = 2
 # A shell reports 128 + N for a process that signal N ended.
 EXIT_SIGNAL = 128
+_FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -40,6 +42,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not discard_output_without_reader():
             raise
         return EXIT_SIGNAL + signal.SIGPIPE
+    except OSError as error:
+        if error.errno not in _FULL_DISK:
+            raise
+        print(
+            error_line(UserError(f"{error.filename or 'stdout'}: cannot be written ({error.strerror})")),
+            file=sys.stderr,
+        )
+        return EXIT_USER_ERROR
+    finally:
+        discard_output_that_fails()
     return 0 if stopped_by is None else EXIT_SIGNAL + stopped_by
 
 

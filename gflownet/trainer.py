@@ -204,7 +204,7 @@ class GFNTrainer:
                     certificate = self._certify(folder, store, logger, stop)
             except Exception as error:
                 if self.progress.score_means:  # what was found until then is worth seeing
-                    with suppress(UserError):  # the first error is the one to mend
+                    with suppress(UserError, OSError):  # the first error is the one to mend
                         self._report(folder, store, logger)
                 if isinstance(error, FloatingPointError):
                     raise UserError(f"{error}; a smaller opt.learning_rate may help") from error

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from pathlib import Path
 from typing import Any, cast
 
@@ -115,3 +116,13 @@ def test_a_report_that_cannot_be_written_is_shown(tmp_path, capsys):
     assert shown.err.startswith("error: log_dir: expected no file or link that the run did not write, got ")
     assert (tmp_path / "run" / "top_architectures.json").read_text() == "mine"
     assert (tmp_path / "run" / "pareto_front.json").exists()
+
+
+def test_a_log_on_a_full_disk_ends_the_run_in_one_line(finished, tmp_path, capsys, monkeypatch):
+    for arguments in ([*SETTINGS, f"log_dir={tmp_path / 'run'}", "print_every=2"], ["--help"]):
+        with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
+            patch.setattr(sys, "stdout", full)
+            assert main(arguments) == 2
+        assert capsys.readouterr().err == "error: stdout: cannot be written (No space left on device)\n"
+    assert run(tmp_path / "run", "resume=auto") == 0
+    assert metric_rows(tmp_path / "run") == metric_rows(finished)
