@@ -29,6 +29,7 @@ DOCS = (
     "conditioning.md",
     "exploration.md",
     "metrics.md",
+    "exactness.md",
     "exploration-teacher.md",
     "greedy-sampling.md",
     "rhn.md",
