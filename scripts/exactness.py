@@ -87,9 +87,9 @@ LARGE = Space(
     0.03,
     (
         "env.coloured_graph.max_nodes=6",
-        "num_training_steps=320",
-        "algo.num_from_policy=128",
-        "replay.num_batches=64",
+        "num_training_steps=400",
+        "algo.num_from_policy=256",
+        "replay.num_batches=40",
         "opt.learning_rate=0.02",
         "model.num_heads=4",
     ),
