@@ -1,4 +1,4 @@
-"""Text as tokens: one token per byte of its UTF-8, whatever the model says readable as text."""
+"""Text as tokens, one per byte of its UTF-8; any tokens as text."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def encode(text: str) -> list[int]:
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """Return tokens as text; what is no UTF-8 becomes the replacement character."""
+    """Return tokens as text; invalid UTF-8 becomes the replacement character."""
     return bytes(tokens).decode("utf-8", errors="replace")
 
 
 class StreamDecoder:
-    """Text from tokens as they come, whole characters only; all pieces together are what `decode` says."""
+    """Text from tokens as they come, whole characters only; joined pieces equal `decode` of all tokens."""
 
     def __init__(self) -> None:
         """Start without a token."""
@@ -37,7 +37,7 @@ class StreamDecoder:
         return self._decoder.decode(bytes(tokens))
 
     def rest(self) -> str:
-        """Return what the last tokens began and nothing will complete; the decoder starts anew."""
+        """Return the text of an incomplete last character, and reset the decoder."""
         rest = self._decoder.decode(b"", final=True)
         self._decoder.reset()
         return rest

@@ -170,7 +170,7 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def _check_shapes(path: Path, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse weights that are not those of the config."""
+    """Refuse weights that do not fit the config."""
     for name, tensor in expected.items():
         if name not in weights:
             raise UserError(f"{path}: expected the weights that {DESCRIPTION_NAME} describes, got none named {name}")

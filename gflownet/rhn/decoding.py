@@ -1,4 +1,4 @@
-"""One token at a time: what generation and serving ask of any recurrent language model, and how an RHN does it.
+"""One-token steps: the interface of recurrent language models for generation and serving, and the RHN behind it.
 
 R is the number of rows (sequences), V of the vocabulary, N of layers, H the hidden size, I the intermediate size, r the
 rank and J = bottleneck + 1. A state is one tensor (layers, rows, width): all that a sequence leaves behind.
@@ -19,13 +19,13 @@ from gflownet.rhn.fold import fold, sizes_of
 from gflownet.rhn.network import RHN, check_tokens
 from gflownet.rhn.wavefront import CORE_BYTES, layers_per_group, run_diagonals
 
-TILE_ROWS = 64  # rows at once: what they make of a layer's adapters nearly stays in the second-level cache
-# Up to here the adapters of all layers are made in one call; above, what that call writes no longer stays in cache.
+TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
+# Up to here the adapters of all layers are made in one call; above, the output of that call does not fit the cache.
 ADAPTER_BYTES = 8 * 2**20
 
 
 class LanguageModel(Protocol):
-    """What tokens are generated from.
+    """A recurrent language model for generation.
 
     A state (layers, rows, width) belongs to its caller: a model neither keeps nor changes one that it was given. The
     logits of a row are a function of that row alone, up to rounding: a BLAS may add the same terms in another order if
@@ -129,7 +129,7 @@ class RHNDecoder:
 
     @property
     def device(self) -> torch.device:
-        """That of the network's weights."""
+        """The device of the weights."""
         return self._embedding.device
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -138,7 +138,7 @@ class RHNDecoder:
 
     @torch.no_grad()
     def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `LanguageModel` says, along the wavefront.
+        """Return logits and states as `LanguageModel.prefill`, along the wavefront.
 
         Raises:
             ValueError: no token.
@@ -154,7 +154,7 @@ class RHNDecoder:
         return self._logits(x[-1]), torch.cat(last_states)
 
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `LanguageModel` says."""
+        """Return logits and states as `LanguageModel.step`."""
         rows = len(tokens)
         missing = self._num_compiled_rows(rows) - rows if self._compiled else 0
         if missing:
@@ -162,7 +162,7 @@ class RHNDecoder:
             starts = None if starts is None else F.pad(starts, (0, missing))
         new_state = self._embedding.new_empty(state.shape)
         logits = self._embedding.new_empty(len(tokens), self.vocabulary_size)
-        with torch.inference_mode():  # a tenth of the time and more; what is returned was made outside
+        with torch.inference_mode():  # saves a tenth of the time and more; the returned tensors are made outside
             x = F.embedding(tokens, self._embedding)
             has_previous = None if starts is None else (~starts).to(x.dtype).view(1, -1, 1)
             x, made = self._layers(x, state, has_previous)
@@ -171,7 +171,7 @@ class RHNDecoder:
         return logits[:rows], new_state[:, :rows]
 
     def _layers(self, x: Tensor, state: Tensor, has_previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `few_rows` does, in the way that is fastest."""
+        """Return the result of `few_rows` by the faster of two methods."""
         if len(x) * self._weights.heads[:, 0].nbytes <= ADAPTER_BYTES:
             return self._few_rows(x, state, has_previous, self._sizes, self._weights)
         return self._in_tiles(x, state, has_previous)
@@ -183,7 +183,7 @@ class RHNDecoder:
         return max(fewest, 1 << (rows - 1).bit_length())
 
     def _in_tiles(self, x: Tensor, state: Tensor, has_previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `many_rows` does, some rows at a time."""
+        """Return the result of `many_rows`, some rows at a time."""
         masks = [None] * len(x) if has_previous is None else has_previous.split(TILE_ROWS, 1)
         tiles = zip(x.split(TILE_ROWS), state.split(TILE_ROWS, 1), masks, strict=False)
         done = [many_rows(*tile, self._sizes, self._weights, self._run_layer) for tile in tiles]

@@ -1,6 +1,6 @@
 """A stack of recurrent layers as a `LanguageModel`: one token at a time from weights folded once.
 
-R is the number of rows (sequences), W the width of the layers, S that of a state.
+R is the number of rows (sequences), W the width of the layers, S of a state.
 """
 
 from __future__ import annotations
@@ -41,17 +41,17 @@ class StackDecoder:
 
     @property
     def dtype(self) -> torch.dtype:
-        """That of the weights."""
+        """The dtype of the weights."""
         return self._model.embedding.dtype
 
     @property
     def device(self) -> torch.device:
-        """That of the weights."""
+        """The device of the weights."""
         return self._model.embedding.device
 
     @torch.no_grad()
     def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `LanguageModel` says, neighbouring RHN layers along the wavefront.
+        """Return logits and states as `LanguageModel.prefill`, neighbouring RHN layers along the wavefront.
 
         Raises:
             ValueError: no token.
@@ -61,7 +61,7 @@ class StackDecoder:
 
     @torch.no_grad()
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what `LanguageModel` says: a first token meets a zero state, in an RHN layer no adapter at all."""
+        """Return logits and states as `LanguageModel.step`: first tokens have state zero, in RHN layers no adapter."""
         if starts is not None:
             state = state.masked_fill(starts.view(1, -1, 1), 0)
         x, new_states = F.embedding(tokens, self._model.embedding), []
@@ -71,7 +71,7 @@ class StackDecoder:
         return self._model.logits(x), torch.stack(new_states)
 
     def _layer_step(self, place: int, x: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return what a layer makes of x [R, W], and its new state [R, width of its own]."""
+        """Return the output [R, W] of a layer for x [R, W], and its new state [R, width of the state]."""
         layer, width = self._model.layer(place), x.shape[-1]
         if isinstance(layer, RecurrentLayer):
             out, last = layer(x.unsqueeze(1), state[:, : layer.state_width])
