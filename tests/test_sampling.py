@@ -54,7 +54,8 @@ def asked(monkeypatch) -> list[dict]:
 
 def test_what_is_asked_for_reaches_the_policy_exactly(several, asked):
     task = GFNTrainer(load_config(str(several / "config.yaml"))).task
-    assert len(gflownet.sample(several, 5, beta=6, preferences=[3, 1], focus=[1, 2])) == 5
+    graphs = gflownet.sample(several, 5, beta=6, preferences=[3, 1], focus=[1, 2])
+    assert [graph.config["translation"] for graph in graphs] == [task.translation_settings] * 5
     expected = task.conditioning(5, beta=6.0, preferences=[3, 1], focus=[1, 2])
     assert torch.equal(asked[0]["conditioning"].encoding, expected.encoding)
     assert torch.equal(asked[0]["conditioning"].beta, expected.beta)

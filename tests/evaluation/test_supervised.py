@@ -14,6 +14,7 @@ from gflownet.evaluation.supervised import MAX_GROUP_SIZE, Splits, SupervisedTas
 from gflownet.evaluation.task import Score
 from gflownet.evaluation.training import CandidateDivergedError, Split, train_classifiers
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import classifier_graph, config_with
 from tests.oracles.training import score_one_by_one
 
@@ -104,6 +105,26 @@ def in_double_precision(task: SupervisedTask) -> SupervisedTask:
             return in_double(super().splits())
 
     return InDouble(task.config)
+
+
+class InDoublePrecision(LargestOfThree):
+    """The same, on float64 examples."""
+
+    def splits(self) -> Splits:
+        splits = super().splits()
+        parts = (splits.train, splits.validation, splits.test)
+        return Splits(*(Split(part.inputs.double(), part.targets) for part in parts))
+
+
+@pytest.mark.parametrize("task_class", [LargestOfThree, InDoublePrecision])
+@pytest.mark.parametrize("projection", ["auto", "always"])
+def test_translation_settings_rebuild_the_scored_model(task_class, projection):
+    task = build(f"projection={projection}", "num_epochs=1", task_class=task_class)
+    graph = graph_of((4, "relu"), (4, "relu"))
+    score = task.evaluate(graph, seed=0)
+    model = to_pytorch_model(graph.with_translation(task.translation_settings))
+    assert sum(parameter.numel() for parameter in model.parameters()) == score.num_parameters
+    assert next(model.parameters()).dtype == task.splits().train.inputs.dtype
 
 
 def test_sizes_follow_the_examples():

@@ -22,7 +22,14 @@ from gflownet.graphs.vocabulary import (
     MAX_WIDTH,
     PROJECTIONS,
 )
-from gflownet.translation import DirectTraining, clear_translation_cache, summary, to_pytorch_model, to_source
+from gflownet.translation import (
+    DirectTraining,
+    StackedModel,
+    clear_translation_cache,
+    summary,
+    to_pytorch_model,
+    to_source,
+)
 from tests.oracles.translation_families import FAMILIES, random_graph
 from tests.translation.graphs import chain
 from tests.translation.test_source import run_source
@@ -135,7 +142,7 @@ def is_moderate(graph: ComputationGraph) -> bool:
     return all(abs(number) <= 100 for number in numbers) and dtype in ("float32", "float64")
 
 
-@pytest.mark.parametrize("seeds", [range(150), pytest.param(range(150, 6000), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 6000), marks=pytest.mark.slow)])
 def test_validate_and_every_translation_give_the_same_verdict(seeds):
     clear_translation_cache()
     counts: dict[bool | None, int] = {True: 0, False: 0, None: 0}
@@ -262,5 +269,6 @@ def test_fan_in_of_300(aggregation):
     if aggregation in ("max", "min"):
         expected = [[299.0, 0.0]] if aggregation == "max" else [[0.0, -299.0]]
         assert y.tolist() == run_source(to_source(graph))(x).tolist() == expected
+        assert StackedModel([graph], [0])(x).tolist() == [expected]
         losses = DirectTraining([model]).backward([x], [torch.tensor([0])])
         assert losses.item() == F.cross_entropy(torch.tensor(expected), torch.tensor([0])).item()
