@@ -154,8 +154,11 @@ class CheckpointFolder:
         """Return the run id in the first line of a file, empty without one and of links, None in a damaged file."""
         if path.is_symlink():
             return ""
-        with path.open("rb") as file:
-            header = _HEADER.match(file.read(_MAX_HEADER_BYTES))
+        try:
+            with path.open("rb") as file:
+                header = _HEADER.match(file.read(_MAX_HEADER_BYTES))
+        except FileNotFoundError:  # deleted by its run, which goes on in another process
+            return self.run
         return None if header is None else (header[2] or b"").decode()
 
 

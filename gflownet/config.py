@@ -189,6 +189,13 @@ def command_config(source: str | None, overrides: Sequence[str]) -> Config:
     return stored or config
 
 
+def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
+    """Return the config of nested options, defaults for the others. Raises UserError for unknown ones."""
+    config = OmegaConf.structured(Config)
+    _merge(config, tree, where=where)
+    return cast(Config, config)
+
+
 def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     """Return the config of the run in a folder, None without a run.
 
@@ -200,19 +207,17 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     path, marker = folder / CONFIG_NAME, read_marker(folder)
     if marker is None:
         return load_config(str(path), overrides) if path.is_file() else None
-    config = OmegaConf.structured(Config)
     try:
         tree = _read_yaml(path)
         if not tree:
             raise UserError(f"{path}: expected the options of the run, got an empty file")
-        _merge(config, tree, where=f"{path}: ")
+        config = config_of(tree, where=f"{path}: ")
     except UserError as error:
         _log.warning("%s; the copy in %s is used", error, MARKER_NAME)
-        config = OmegaConf.structured(Config)
-        _merge(config, marker.config, where=f"{folder / MARKER_NAME}: ")
+        config = config_of(marker.config, where=f"{folder / MARKER_NAME}: ")
     for override in overrides:
         _merge(config, _parse_override(override))
-    return cast(Config, config)
+    return config
 
 
 def find_config(source: str) -> Path:

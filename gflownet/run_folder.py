@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Literal, Self
 
 from gflownet.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
-from gflownet.config import CONFIG_NAME, Config, to_mapping, to_yaml
+from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
 from gflownet.errors import UserError
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
@@ -122,7 +122,7 @@ class RunFolder:
 
     def check_unchanged(self, config: Config) -> None:
         """Raise UserError naming the first option that a resumed run may not change."""
-        started = dict(_leaves(self._marker.config))
+        started = dict(_leaves(to_mapping(config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: "))))
         for key, value in _leaves(to_mapping(config)):
             if key.partition(".")[0] not in _MAY_CHANGE and started.get(key) != value:
                 raise UserError(

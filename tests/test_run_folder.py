@@ -234,6 +234,17 @@ def test_a_value_that_changed_in_the_config_file_is_named(path):
         folder.check_unchanged(command_config(None, [f"log_dir={path}", "resume=true"]))
 
 
+def test_an_option_that_is_newer_than_the_run_has_its_default(path):
+    start(path)
+    marker = json.loads((path / "run.json").read_text())
+    del marker["config"]["opt"]["momentum"]
+    (path / "run.json").write_text(json.dumps(marker))
+    with RunFolder(path, resume=True, overwrite=False) as folder:
+        folder.check_unchanged(config_with())
+        with pytest.raises(UserError, match=r"^opt.momentum: expected 0\.\d+, as the run in .* was started, got 0\.5"):
+            folder.check_unchanged(config_with("opt.momentum=0.5"))
+
+
 def test_a_file_that_appears_during_the_run_is_not_replaced(path):
     with RunFolder(path, resume=False, overwrite=False) as folder:
         folder.write_config(config_with())
