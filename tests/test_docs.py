@@ -145,7 +145,7 @@ def texts_of(path: Path) -> list[str]:
 def test_the_messages_that_are_explained_are_those_of_the_code(checkout):
     texts = [text for path in (checkout / "gflownet").rglob("*.py") for text in texts_of(path)]
     page = (checkout / "docs" / "workers.md").read_text(encoding="utf-8")
-    section = page.partition("## What to do on each error")[2].partition("\n## ")[0]
+    section = page.partition("## Errors")[2].partition("\n## ")[0]
     messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert len(messages) > 15
     parts = {part.strip() for message in messages for part in re.split("[…;:,()]", message)}  # … stands for what varies

@@ -33,11 +33,11 @@ class ServedPolicy:
         self._copying = threading.Lock()
 
     def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return what the policy says, see `Policy.forward`."""
+        """Return the policy's answer, see `Policy.forward`."""
         return self._served(batch, conditioning)
 
     def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return what a two-way policy says, see `TwoWayPolicy.both`."""
+        """Return a two-way policy's answer, see `TwoWayPolicy.both`."""
         return self._served.both(batch, conditioning)
 
     def publish(self) -> None:

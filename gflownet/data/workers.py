@@ -34,7 +34,7 @@ def rollouts_here(
     first_step: int,
     teacher: PolicyFunction | None = None,
 ) -> Generator[Rollout]:
-    """Yield the data of `first_step` and all later ones, each made when asked for, with the weights of then."""
+    """Yield the data of `first_step` and all later ones, each made on demand with the present weights."""
     for step in count(first_step):
         yield source.rollout(step, policy=policy, evaluator=evaluator, replay=replay, teacher=teacher)
 
@@ -59,7 +59,7 @@ def rollouts_of_workers(
     """
     policies = {"policy": policy} if teacher is None else {"policy": policy, "teacher": teacher}
     served = {name: ServedPolicy(each) for name, each in policies.items()}
-    _publish(served)  # before a worker asks
+    _publish(served)  # before a worker refreshes its weights
     context = source.context
     mergers = {
         "__call__": MergedPolicyCalls(context.layout),
@@ -120,7 +120,7 @@ def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterato
 
 
 class _Work:
-    """What a worker does: every n-th step's rollout."""
+    """Rollouts of every n-th step, made in a worker."""
 
     def __init__(self, source: TrajectorySource, evaluator: InlineEvaluator, first_step: int) -> None:
         self._source, self._evaluator, self._first_step = source, evaluator, first_step

@@ -20,7 +20,7 @@ from gflownet.mdp.states import GraphStates
 class Origin(IntEnum):
     """Where a trajectory comes from."""
 
-    SAMPLED = 0  # forwards from the policy of this step, explored as the options say
+    SAMPLED = 0  # forwards from the policy of this step, with the exploration of the options
     REMEMBERED = 1  # sampled at an earlier step and kept, or by another policy (a teacher)
     RESAMPLED = 2  # drawn backwards from a terminal state
 

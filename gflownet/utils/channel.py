@@ -1,4 +1,4 @@
-"""One end of a pipe between two processes, and what a way of turning messages into bytes has to offer."""
+"""One end of a pipe between two processes, and the contract of a codec for its messages."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NATIVE, _PICKLED = b"n", b"p"  # the first byte of a frame: encoded by the code
 
 
 class Fallback(Exception):  # noqa: N818
-    """A message that its codec cannot take, so that it goes as a pickle; says why and what to set."""
+    """A message that its codec cannot take and that goes as a pickle; the text has the reason and the remedy."""
 
 
 class Codec(ABC):
@@ -26,7 +26,7 @@ class Codec(ABC):
 
     @abstractmethod
     def encode(self, message: Any) -> bytes:
-        """Return what to send.
+        """Return the bytes to send.
 
         Raises:
             MessageError: the message cannot be sent at all.
@@ -43,7 +43,7 @@ class Codec(ABC):
 
     @abstractmethod
     def detach(self) -> None:
-        """Give up what is needed only to start the process at the other end."""
+        """Release the resources needed only to start the process at the other end."""
 
     @abstractmethod
     def close(self) -> None:
@@ -59,7 +59,7 @@ class Channel:
         connection: this end of the pipe.
         codec: how messages become bytes.
         device: where tensors arrive.
-        explain: hears why a message went as a pickle; None at the end that has nobody to tell.
+        explain: called with the reason when a message went as a pickle; None in a worker.
     """
 
     def __init__(
@@ -95,7 +95,7 @@ class Channel:
 
         Raises:
             EOFError, OSError: the peer closed the connection.
-            MessageError: what came cannot be read.
+            MessageError: the received bytes cannot be read.
         """
         return self._read(self._codec.decode)
 
@@ -104,7 +104,7 @@ class Channel:
 
         Raises:
             EOFError, OSError: the peer closed the connection.
-            MessageError: what came cannot be read.
+            MessageError: the received bytes cannot be read.
         """
         return self._read(self._codec.view)
 
@@ -124,7 +124,7 @@ class Channel:
             if frame[:1] == _NATIVE:
                 return decode(frame[1:])
             reason, message = pickle.loads(frame[1:])
-        except Exception as error:  # whatever a foreign class does while it is rebuilt
+        except Exception as error:  # any error of a foreign class while it is rebuilt
             raise MessageError(f"expected a message that can be read, got {error!r}") from error
         self._tell(reason)
         return moved(message, self._device)

@@ -20,7 +20,7 @@ class RemoteTraceback(Exception):  # noqa: N818
 
 @dataclass(frozen=True)
 class Failure:
-    """An exception as it travels: any process can read it, whatever its class needs to be built."""
+    """An exception as it travels: any process can read it, even if its class cannot be rebuilt."""
 
     pickled: bytes | None  # None: its class cannot be pickled, or not be rebuilt from that
     summary: str  # class and message
@@ -38,7 +38,7 @@ class Failure:
         if self.pickled is not None:
             try:
                 error = pickle.loads(self.pickled)
-            except Exception:  # whatever a foreign class does here, its traceback must arrive
+            except Exception:  # its traceback must arrive, even if a foreign class raises here
                 error = None
         error = error or RuntimeError(self.summary)
         error.__cause__ = RemoteTraceback(self.text)

@@ -77,8 +77,8 @@ class LoaderPool:
     A worker that dies or misses its deadline ends the stream with a `WorkerError`: a DataLoader replaces none.
 
     Args:
-        produce: called in each worker; yields messages for ever, and may call what the server serves.
-        server: whom workers call, by the transport that messages take, too; it must outlive the pool.
+        produce: called in each worker; yields messages for ever, and may call the served objects.
+        server: answers calls; messages take its transport; it must outlive the pool.
         num_workers: how many, at least 1.
         start_method: fork (refused where it is not safe), forkserver or spawn; auto is forkserver.
         deadline_s: how long to wait for one message at most; None: no deadline.
@@ -155,7 +155,7 @@ class LoaderPool:
         return message
 
     def close(self) -> None:
-        """End all workers at once, whatever they do."""
+        """End all workers at once, busy or not."""
         self._end()
         for process in self._processes:
             remove_remains(process.pid or 0)
@@ -213,7 +213,7 @@ def _started(loader: DataLoader) -> Iterator[int]:
 
 @contextmanager
 def _unchanged_hooks() -> Iterator[None]:
-    """Undo what torch does beside starting workers.
+    """Undo torch's side effects of starting workers.
 
     Its handler of SIGCHLD would raise in the middle of a training step; deaths are noticed by the pipes, in `next`. The
     destructor of an iterator whose start has failed raises. More workers than processors are no reason to warn.

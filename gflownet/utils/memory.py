@@ -1,4 +1,4 @@
-"""What a process does with memory it has freed."""
+"""Reuse of freed memory."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ _NEVER, _LARGEST = 2**31 - 1, 32 << 20
 
 
 def keep_freed_memory() -> None:
-    """Make the C library keep what is freed, where it is glibc; call it before the first large allocation.
+    """Make glibc keep freed memory for reuse; call it before the first large allocation.
 
     Otherwise each large tensor goes back to the kernel when it is freed, and the next one is faulted in page by page:
     a tenth of a training step's time, and far more on machines whose memory is not all backed yet.

@@ -51,7 +51,7 @@ class MPObjectPlaceholder:
         return getattr(self._proxy, method)
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs; it finds its own endpoint."""
+        """Return the endpoints; another process picks its own."""
         return {"_endpoints": self._endpoints, "_own": None}
 
     @property
@@ -74,7 +74,7 @@ class MPObjectProxy:
         sb_size: bytes of a shared buffer, by which messages are sent; None: no buffers.
 
     Attributes:
-        placeholder: what workers use in place of the object.
+        placeholder: stand-in for the object, used by workers.
     """
 
     def __init__(
@@ -103,5 +103,5 @@ class MPObjectProxy:
 def mp_object_wrapper(
     obj: Any, num_workers: int, cast_types: tuple = (), pickle_messages: bool = False, sb_size: int | None = None
 ) -> MPObjectProxy:
-    """Return an `MPObjectProxy`; its `placeholder` is what workers use in place of the object."""
+    """Return an `MPObjectProxy`; workers use its `placeholder` in place of the object."""
     return MPObjectProxy(obj, num_workers, cast_types, pickle_messages, sb_size)

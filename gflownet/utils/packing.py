@@ -1,4 +1,4 @@
-"""A message taken apart into its tensors and the rest, so that the tensors can travel by a way of their own."""
+"""A message taken apart into its tensors and the rest, so that the tensors can travel separately."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ Reader = Callable[[int, tuple[int, ...], tuple[int, ...], int], Tensor]
 
 
 class MessageError(ValueError):
-    """A message that cannot be sent; it says which part of it and why."""
+    """A message that cannot be sent; its text names the part and the reason."""
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class Packed:
 
 
 def pack(message: Any) -> Packed:
-    """Return a message taken apart: anything that pickle can handle, its dense tensors beside it.
+    """Return a message taken apart: anything that pickle can handle, with its dense tensors apart.
 
     Raises:
         MessageError: a part cannot be pickled, or is a tensor that requires a gradient.

@@ -1,4 +1,4 @@
-"""What a worker has in the place of an object that lives in the main process."""
+"""Stand-in, in a worker, for an object of the main process."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ class Endpoint:
 
     Args:
         channel: to the server.
-        methods: what may be called, by the name of the object.
+        methods: the callable methods, by the name of the object.
     """
 
     def __init__(self, channel: Channel, *, methods: Mapping[str, frozenset[str]]) -> None:
@@ -54,8 +54,8 @@ class Endpoint:
 class Proxy:
     """Stands for an object of the main process: its methods run there, and only they can be reached.
 
-    A call raises what the object's method raises, with the other traceback as its cause; MessageError if arguments or
-    result cannot be sent, ConnectionError if the main process is gone.
+    A call raises the exception of the object's method, with the other traceback as its cause; MessageError if arguments
+    or result cannot be sent, ConnectionError if the main process is gone.
     """
 
     __slots__ = ("_channel", "_methods", "_name")
@@ -64,7 +64,7 @@ class Proxy:
         self._name, self._channel, self._methods = name, channel, methods
 
     def __call__(self, *arguments: Any, **options: Any) -> Any:
-        """Return what the object returns when it is called so."""
+        """Return the result of calling the object."""
         if CALL not in self._methods:
             raise TypeError(f"{self._name}: expected a call of one of its methods {sorted(self._methods)}")
         return self._ask(Call(self._name, CALL, arguments, options))

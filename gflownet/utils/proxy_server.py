@@ -35,7 +35,7 @@ class Merger(Protocol):
         ...
 
     def split(self, result: Any, calls: Sequence[tuple]) -> Sequence[Any]:
-        """Return the result of each call, given that of the one."""
+        """Return the result of each call, given the result of the merged one."""
         ...
 
 
@@ -45,7 +45,7 @@ class Served:
     Args:
         target: the object.
         mergers: for the methods of which several calls can become one.
-        is_slow: its calls run each in a thread of its own, so that no other call waits for them; it must bear that.
+        is_slow: each of its calls runs in a separate thread, so that no other call waits for them; it must bear that.
     """
 
     def __init__(self, target: Any, mergers: Mapping[str, Merger] | None = None, *, is_slow: bool = False) -> None:
@@ -86,14 +86,14 @@ class ProxyServer:
         self.thread.start()
 
     def connect(self) -> Endpoint:
-        """Return what a worker that is about to be started needs to call."""
+        """Return the endpoint for a worker that is about to be started."""
         near, far = self.transport.pair(self._device)
         self._tell(near)
         return Endpoint(far, methods={name: served.methods for name, served in self._served.items()})
 
     @contextmanager
     def between_calls(self) -> Iterator[None]:
-        """Keep the thread from answering: whoever forks now copies nothing half done."""
+        """Keep the thread from answering, so that a fork copies nothing half done."""
         with self._turn:
             yield
 
@@ -103,7 +103,7 @@ class ProxyServer:
         return any(served.is_slow for served in self._served.values())
 
     def close(self) -> None:
-        """End the thread and close all channels; a worker that calls then hears that nobody is there."""
+        """End the thread and close all channels; a worker that calls then gets a ConnectionError."""
         if not self._doorbell.closed:
             self._tell(None)
             self.thread.join(_PATIENCE_S)
@@ -154,7 +154,7 @@ class ProxyServer:
                 self._answer_group(group)
 
     def _take(self, channel: Channel) -> _Waiting | None:
-        """Return the call of a worker; None if it is gone, or was told that its call could not be read."""
+        """Return the call of a worker; None if it is gone or its call could not be read, which it gets as an answer."""
         try:
             call = channel.view()
             if self._merger(call) is None:
@@ -188,7 +188,7 @@ class ProxyServer:
                 results = merger.split(self._method(call)(*merger.merge(arguments)), arguments)
             if len(results) != len(group):
                 raise ValueError(f"split: expected {len(group)} results, got {len(results)}")
-        except BaseException as error:  # whatever it is, the thread lives on
+        except BaseException as error:  # the thread survives any of them
             warnings.warn(f"{call}: {len(group)} calls are made one by one, as one they raise {error!r}", stacklevel=2)
             results = [self._result(one.call) for one in group]
         return results

@@ -21,7 +21,7 @@ def get_random_state() -> dict[str, Any]:
 
 
 def set_random_state(state: dict[str, Any]) -> None:
-    """Restore what `get_random_state` returned."""
+    """Restore a state returned by `get_random_state`."""
     version, words, gauss = state["python"]
     keys, position, has_gauss, cached = state["numpy"]
     torch.set_rng_state(state["torch"])

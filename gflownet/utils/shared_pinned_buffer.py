@@ -36,7 +36,7 @@ class SharedPinnedBuffer:
 
     Args:
         num_bytes: room for the tensors of a message, each aligned to 64 bytes.
-        device: what reads it; for a CUDA device the memory is pinned, so that one transfer moves a message.
+        device: of the reader; for a CUDA device the memory is pinned, so that one transfer moves a message.
 
     Raises:
         OSError: the system has no such memory.
@@ -57,7 +57,7 @@ class SharedPinnedBuffer:
         self._typed = [self._memory.view(dtype) for dtype in DTYPES]
 
     def __getstate__(self) -> dict[str, Any]:
-        """Return what another process needs to map the same memory."""
+        """Return size and file descriptor, from which another process maps the same memory."""
         return {"num_bytes": self.num_bytes, "descriptor": reduction.DupFd(self._descriptor)}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
@@ -101,7 +101,7 @@ class SharedPinnedBuffer:
         return unpack(structure[_HEADER.size :], _reader(self._typed))
 
     def read(self, structure: bytes | memoryview) -> Any:
-        """Return the message with tensors of their own."""
+        """Return the message with copied tensors."""
         view = _reader(self._typed)
         return unpack(structure[_HEADER.size :], lambda *layout: view(*layout).clone())
 

@@ -39,14 +39,14 @@ class Transport(ABC):
 
     @abstractmethod
     def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
-        """Return the codec of the main process, where tensors arrive on the device, and that of the worker."""
+        """Return the codecs of the main process, where tensors arrive on the device, and of the worker."""
 
     @abstractmethod
     def close(self) -> None:
-        """Give up what the transport holds in this process."""
+        """Release the transport's resources in this process."""
 
     def pair(self, device: torch.device = CPU) -> tuple[Channel, Channel]:
-        """Return both ends of a new channel: the main process's, and that of a worker about to be started."""
+        """Return both ends of a new channel: for the main process, and for a worker about to be started."""
         codec, workers_codec = self.codecs(device)
         near, far = multiprocessing.Pipe(duplex=True)
         return (
@@ -98,7 +98,7 @@ class PickleTransport(Transport):
 
 
 class QueueTransport(Transport):
-    """Every tensor gets shared memory of its own for each message, as in torch's queues."""
+    """Every tensor gets new shared memory for each message, as in torch's queues."""
 
     def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
         """Return two codecs that share."""
@@ -154,7 +154,7 @@ class _BufferCodec(Codec):
 
 
 class _ReadByPickle(Codec):
-    """What arrives is a pickle, whatever wrote it; there is nothing to give up."""
+    """Reads pickles; there is nothing to release."""
 
     def __init__(self, device: torch.device) -> None:
         self._device = device
@@ -184,7 +184,7 @@ class _QueueCodec(_ReadByPickle):
 
 
 class _SharingPickler(ForkingPickler):
-    """Shares a copy of each tensor, and what arrives is copied, too: shared, it would hold a file descriptor."""
+    """Shares a copy of each tensor, which the receiver copies again: a shared one would hold a file descriptor."""
 
     def reducer_override(self, obj: Any) -> Any:
         if not isinstance(obj, Tensor):

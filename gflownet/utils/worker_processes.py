@@ -35,7 +35,7 @@ class WorkerError(RuntimeError):
 
 
 class _LostError(Exception):
-    """A worker died, or was killed at its deadline; the text says how."""
+    """A worker died, or was killed at its deadline; the text has the cause."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +59,8 @@ class WorkerPool:
     """Workers that produce messages, taken in turn; each prepares one ahead, and no more. A context manager.
 
     Args:
-        produce: called in each worker; yields messages for ever, and may call what the server serves.
-        server: whom workers call, by the transport that messages take, too; it must outlive the pool.
+        produce: called in each worker; yields messages for ever, and may call the served objects.
+        server: answers calls; messages take its transport; it must outlive the pool.
         num_workers: how many, at least 1.
         start_method: fork (refused where it is not safe), forkserver or spawn; auto is forkserver.
         deadline_s: a worker that takes longer for one message, its start included, is killed; None: no deadline.
@@ -109,7 +109,7 @@ class WorkerPool:
         return message
 
     def close(self) -> None:
-        """End all workers at once, whatever they do; they hold nothing that others need."""
+        """End all workers at once, busy or not; they hold nothing that others need."""
         for worker in self._workers:
             worker.process.kill()
         while self._workers:
@@ -152,7 +152,7 @@ class WorkerPool:
         return _Worker(info, process, near)
 
     def _instruct(self, worker: _Worker) -> None:
-        """Send what the worker does; one that has died by now is replaced when it is its turn."""
+        """Send the worker its task; one that has died by now is replaced when it is its turn."""
         with suppress(OSError):
             worker.channel.connection.send_bytes(self._payload)
 
@@ -227,7 +227,7 @@ def start_context(server: ProxyServer, produce: Produce, *, num_workers: int, st
 
 
 def _loaded_modules() -> list[str]:
-    """Return what this process has imported and most workers need; the forkserver imports it once for all of them."""
+    """Return imported modules that most workers need; the forkserver imports them once for all workers."""
     return [name for name in sys.modules if name == "torch_geometric" or name.startswith("gflownet.")]
 
 
@@ -246,7 +246,7 @@ def cause_of_death(exit_code: int) -> str:
 
 
 def pickled(produce: Produce) -> bytes:
-    """Return what workers do, for the way to them; MessageError where it cannot be pickled."""
+    """Return the pickle of a `Produce`; MessageError where it cannot be pickled."""
     try:
         return pickle.dumps(produce)
     except Exception as error:
@@ -274,7 +274,7 @@ def _refuse_unsafe_fork(server: ProxyServer) -> None:
 
 @contextmanager
 def forking(server: ProxyServer) -> Iterator[None]:
-    """Let a process fork beside the server's thread, which sleeps as long; the interpreter cannot know and warns."""
+    """Let a process fork while the server's thread sleeps; the interpreter cannot know and warns."""
     with server.between_calls(), warnings.catch_warnings():
         warnings.simplefilter("ignore", DeprecationWarning)
         yield

@@ -1,4 +1,4 @@
-"""The transports: what is tested with one is tested with all; and a server whose callers are in its process."""
+"""Fixtures: every transport; and a server whose callers are in its process."""
 
 from __future__ import annotations
 

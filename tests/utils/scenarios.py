@@ -1,7 +1,7 @@
 """Main programs for faults that would end or change the tests' own process.
 
-Most run in a child of the fork server, which has imported torch; what the interpreter does at its end needs a process
-of its own: python -m tests.utils.scenarios NAME TRANSPORT START_METHOD.
+Most run in a child of the fork server, which has imported torch. The end of the interpreter needs a separate process:
+python -m tests.utils.scenarios NAME TRANSPORT START_METHOD.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ Say = Callable[[Any], None]
 
 
 def waits_busily(say: Say, transport: Transport, start_method: Any) -> None:
-    """Have one worker that computes and one that waits to be asked for more; wait to be killed."""
+    """Start a worker that computes and one that waits; wait to be killed."""
     desk = Desk()
     served = {"desk": Served(desk), "double": Served(double)}
     with (
@@ -81,12 +81,12 @@ def double_all(tensors: list[torch.Tensor]) -> list[torch.Tensor]:
 
 
 def has_little_shared_memory(say: Say, _: Transport, start_method: Any) -> None:
-    """Say what is warned of when large messages move between four workers, by transport."""
+    """Send the warnings, by transport, when large messages move between four workers."""
     say({name: warnings_of(make(), LARGE, start_method) for name, make in TRANSPORTS.items()})
 
 
 def may_open_few_files(say: Say, _: Transport, start_method: Any) -> None:
-    """Say what is warned of when messages of many tensors move between four workers, by transport."""
+    """Send the warnings, by transport, when messages of many tensors move between four workers."""
     resource.setrlimit(resource.RLIMIT_NOFILE, (MAX_OPEN_FILES, MAX_OPEN_FILES))
     say({name: warnings_of(make(), SMALL, start_method) for name, make in TRANSPORTS.items()})
 
@@ -105,7 +105,7 @@ def warnings_of(transport: Transport, size: int, start_method: Any) -> list[str]
 
 
 def in_child(scenario: str, transport: str, start_method: str, outlet: Connection, errors: str) -> None:
-    """Run a scenario in a session of its own; say things through a pipe."""
+    """Run a scenario in a new session; its results go through a pipe."""
     os.setsid()
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     globals()[scenario](outlet.send, TRANSPORTS[transport](), start_method)

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch.utils.data import DataLoader, IterableDataset
+from torch.utils.data._utils import signal_handling
 
 from gflownet.utils import loader_workers
 from gflownet.utils.multiprocessing_proxy import (
@@ -37,14 +38,20 @@ def test_a_killed_worker_names_the_backend_that_restarts():
         assert caught.value.__suppress_context__
 
 
-def test_a_worker_that_dies_while_the_main_process_computes_does_not_interrupt_it():
-    """Torch's own handler of SIGCHLD would raise here; it is the next message that fails."""
-    with workers(PickleTransport(), producers.sample, backend="dataloader", start_method="forkserver") as pool:
-        note = pool.next()
-        os.kill(note.pid, signal.SIGKILL)
-        signal.raise_signal(signal.SIGCHLD)
-        with pytest.raises(WorkerError, match="was killed by SIGKILL"):
-            [pool.next() for _ in range(2)]
+def test_a_worker_that_dies_while_the_main_process_computes_does_not_interrupt_it(monkeypatch):
+    """Torch's own handler of SIGCHLD would raise there; it is the next message that fails."""
+    numbers: list[int] = []
+    usual = signal.signal(signal.SIGCHLD, lambda number, _: numbers.append(number))
+    monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)  # as in a process without DataLoaders
+    try:
+        with workers(PickleTransport(), producers.sample, backend="dataloader") as pool:
+            os.kill(pool.next().pid, signal.SIGKILL)
+            signal.raise_signal(signal.SIGCHLD)
+            assert signal.SIGCHLD in numbers
+            with pytest.raises(WorkerError, match="was killed by SIGKILL"):
+                [pool.next() for _ in range(2)]
+    finally:
+        signal.signal(signal.SIGCHLD, usual)
 
 
 def test_a_worker_that_dies_while_it_starts_is_one_error(monkeypatch, capfd):

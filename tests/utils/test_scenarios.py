@@ -1,4 +1,4 @@
-"""Faults of the whole machine: rows 9, 10, 23 and 24 of the list, each in a main program of its own."""
+"""Faults of the whole machine: rows 9, 10, 23 and 24 of the list, each in a separate main program."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def command(scenario: str, transport: str = "pickle", start_method: str = "fork"
 
 @contextmanager
 def child(scenario: str, errors: Path, *, transport: str = "pickle") -> Iterator[tuple[Any, Any]]:
-    """A main program that forks its workers, started by the fork server; the process and what it says first."""
+    """A main program that forks its workers, started by the fork server; the process and its first result."""
     server: Any = None  # read by the start method fork only
     context = start_context(server, producers.sample, num_workers=1, start_method="forkserver")
     near, far = multiprocessing.Pipe(duplex=False)
@@ -61,7 +61,7 @@ def members(session: int) -> list[int]:
 
 @contextmanager
 def end_of_all(session: int) -> Iterator[None]:
-    """Check that the processes of a session are gone within 5 s of what is done here, and that there were some."""
+    """Check that a session has worker processes, and that all are gone 5 s after the block."""
     descriptors = [os.pidfd_open(pid) for pid in members(session) if pid != session]
     assert len(descriptors) >= 2
     yield
