@@ -70,8 +70,8 @@ def test_one_message_is_prepared_ahead_and_no_more(backend, desk):
         assert desk.notes in ([0, 1, 2], [0, 1, 2, 3])
 
 
-def test_surroundings_of_a_worker(backend, transport, desk):  # noqa: F811
-    with workers(transport, producers.surroundings, desk, backend=backend) as pool:
+def test_surroundings_of_a_worker(backend, desk):
+    with workers(TRANSPORTS["buffer"](), producers.surroundings, desk, backend=backend) as pool:
         seen = pool.next()
     assert desk.notes[0] == "hello"
     assert seen.pop("pid") != os.getpid()
@@ -109,8 +109,8 @@ def test_a_worker_cannot_start_processes(backend):
         pool.next()
 
 
-def test_an_exception_of_a_worker_arrives_at_once_with_its_traceback(backend, transport):  # noqa: F811
-    with workers(transport, producers.fails, backend=backend) as pool:
+def test_an_exception_of_a_worker_arrives_at_once_with_its_traceback(backend):
+    with workers(TRANSPORTS["queue"](), producers.fails, backend=backend) as pool:
         assert pool.next() == 0
         with pytest.raises(WorkerError, match=r"worker 0 .*failed: .*TwoArgumentError: node 3: bad") as caught:
             pool.next()
@@ -120,9 +120,9 @@ def test_an_exception_of_a_worker_arrives_at_once_with_its_traceback(backend, tr
     assert "in fails\n    raise TwoArgumentError(3" in remote.text
 
 
-def test_a_message_that_cannot_travel_is_the_workers_failure(backend, transport):  # noqa: F811
+def test_a_message_that_cannot_travel_is_the_workers_failure(backend):
     with (
-        workers(transport, producers.sends_what_cannot_travel, backend=backend) as pool,
+        workers(TRANSPORTS["buffer"](), producers.sends_what_cannot_travel, backend=backend) as pool,
         pytest.raises(WorkerError, match=r"\['a'\]\[1\]: expected a tensor without a gradient"),
     ):
         pool.next()
@@ -136,8 +136,8 @@ def test_a_stream_that_ends_is_a_failure(backend):
 
 
 @pytest.mark.parametrize("how", [producers.die_between_messages, producers.die_waiting_for_an_answer])
-def test_a_killed_worker_without_restarts_is_one_error(backend, transport, how):  # noqa: F811
-    with workers(transport, producers.Dies(how), backend=backend, num_workers=2) as pool:
+def test_a_killed_worker_without_restarts_is_one_error(backend, how):
+    with workers(TRANSPORTS["buffer"](), producers.Dies(how), backend=backend, num_workers=2) as pool:
         next_of(pool, 4)
         with pytest.raises(WorkerError, match=r"^worker 0 \(pid \d+\) was killed by SIGKILL \(was memory short\?\)"):
             next_of(pool, 2)
@@ -152,8 +152,6 @@ def test_a_worker_that_leaves_is_one_error(backend):
 
 @pytest.mark.parametrize("produce", [producers.hangs, producers.hangs_in_a_call])
 def test_a_worker_that_hangs_without_restarts_is_killed_at_its_deadline(backend, produce):
-    with workers(PickleTransport(), producers.sample) as warm:  # the fork server is up
-        warm.next()
     with workers(PickleTransport(), produce, backend=backend, deadline_s=1.0) as pool:
         with pytest.raises(WorkerError, match=r"worker 0.*: expected a message within 1.0 s, got none; it was killed"):
             next_of(pool, 2)
@@ -161,8 +159,8 @@ def test_a_worker_that_hangs_without_restarts_is_killed_at_its_deadline(backend,
 
 
 @pytest.mark.parametrize("holds_interpreter", [False, True])
-def test_closing_ends_busy_workers_at_once(backend, transport, desk, holds_interpreter):  # noqa: F811
-    with workers(transport, producers.Busy(holds_interpreter), desk, backend=backend) as pool:
+def test_closing_ends_busy_workers_at_once(backend, desk, holds_interpreter):
+    with workers(TRANSPORTS["buffer"](), producers.Busy(holds_interpreter), desk, backend=backend) as pool:
         assert desk.reported.wait(SOON_S)
         start = time.monotonic()
         pool.close()
@@ -172,9 +170,10 @@ def test_closing_ends_busy_workers_at_once(backend, transport, desk, holds_inter
         os.kill(pid, 0)
 
 
-def test_nothing_is_left_of_a_closed_pool(backend, transport):  # noqa: F811
+@pytest.mark.parametrize("name", ["buffer", "queue"])
+def test_nothing_is_left_of_a_closed_pool(backend, name):
     def use() -> None:
-        with workers(transport, producers.sample, backend=backend, num_workers=2) as pool:
+        with workers(TRANSPORTS[name](), producers.sample, backend=backend, num_workers=2) as pool:
             pids = {note.pid for note in next_of(pool, 4)}
         assert named_memory(os.getpid(), *pids) == []
         for thread in threading.enumerate():
