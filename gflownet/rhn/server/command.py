@@ -27,7 +27,11 @@ SEND_SECONDS = 5  # at the end, for responses in progress
 
 # name: type, default, help; every number is at least 1, but port
 OPTIONS: dict[str, tuple[type, Any, str]] = {
-    "host": (str, "127.0.0.1", "address to listen on; 0.0.0.0: every one; no key is asked for"),
+    "host": (
+        str,
+        "127.0.0.1",
+        "address to listen on; 0.0.0.0: every one, then name the server by --allow-host; no key is needed",
+    ),
     "port": (int, 8000, "0: one that is free"),
     "max_slots": (int, 32, "prompts answered at a time"),
     "max_queue": (int, 256, "prompts that may wait; beyond, 429"),
