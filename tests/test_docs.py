@@ -11,7 +11,7 @@ import shlex
 import subprocess
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -48,7 +48,7 @@ Python = Callable[[list[str], str], None]
 
 
 @pytest.fixture
-def in_process(tmp_path, monkeypatch) -> Python:
+def in_process(tmp_path, monkeypatch) -> Iterator[Python]:
     """Run commands in this process, in an empty folder from which modules are imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)

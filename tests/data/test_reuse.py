@@ -3,6 +3,7 @@
 import json
 from contextlib import closing
 from itertools import islice
+from typing import Any
 
 import pytest
 import torch
@@ -78,8 +79,8 @@ def test_further_updates_draw_states_and_trajectories_from_their_own_streams(tmp
                 seeds.append(seed)
                 return seen
 
-        made.replay = SameStates()
-        rollouts = list(islice(made.here(first_step=4), 2))
+        sources: dict[str, Any] = {"evaluator": made.evaluator, "replay": SameStates()}
+        rollouts = [made.source.rollout(step, policy=made.policy, **sources) for step in (4, 5)]
         assert len(seeds) == len(set(seeds)) == 2 * (1 + 4)
         ways = [str([part.tolist() for part in batch.actions.parts]) for r in rollouts for batch in r.replays]
         assert len(ways) == len(set(ways)) == 2 * 4

@@ -1,5 +1,6 @@
 import math
 from collections import Counter
+from typing import Any
 
 import pytest
 import torch
@@ -38,7 +39,7 @@ class BiasedPolicy(Policy):
         self.context, self.stop = context, stop
         self.batch_sizes: list[int] = []
 
-    def forward(self, batch, conditioning):
+    def forward(self, batch: Any, conditioning):
         assert len(conditioning) == batch.num_graphs
         self.batch_sizes.append(batch.num_graphs)
         masks, rows = self.context.masks(batch), SparseLayout(self.context).row_graphs(batch)

@@ -213,7 +213,7 @@ def test_fit_prepares_the_objective_once_and_trains_auxiliary_networks_first():
     learner.objective.prepare = lambda policy, trajectories: events.append("prepare")
 
     class Auxiliary:
-        def learn(self, policy, objective, batch, *, is_first):
+        def learn(self, policy, objective, trajectories, *, is_first):
             events.append(f"auxiliary {is_first} {learner.num_steps_done}")
             return {"extra": 1.0}
 

@@ -71,7 +71,7 @@ def slow_imbalances(
     """Return log P_F - log P_B - log R of each trajectory, one state at a time, counted by the networkx twins."""
     env, oracle, found = context.env, oracle_of(context.env), []
     for i in range(len(batch)):
-        one, total = batch[i], 0.0
+        one, total = batch[i], -float(batch.log_reward[i])
         for t in range(len(one.actions)):
             state = one.states[t : t + 1]
             step = one.actions[torch.tensor([t])]
@@ -81,7 +81,6 @@ def slow_imbalances(
             if t + 1 < len(one.actions):
                 after = env.step(state, step)
                 total += math.log(len(oracle.backward(to_networkx(env, after, 0))))
-        total -= one.log_reward
         if correct_symmetries:
             total -= math.log(num_automorphisms(to_networkx(env, one.terminal, 0)))
         found.append(total)
