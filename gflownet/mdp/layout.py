@@ -80,7 +80,7 @@ def masks_of(batch: Batch, kinds: Kinds) -> list[Tensor]:
 
 
 def moved(batch: Batch, device: torch.device) -> Batch:
-    """Return a copy of the batch on a device; `Batch.to` of torch_geometric moves the batch itself."""
+    """Return a copy of the batch with its tensors on a device; `Batch.to` of torch_geometric moves the batch itself."""
     if isinstance(batch, dict):
         return {key: value.to(device) if isinstance(value, Tensor) else value for key, value in batch.items()}
     twin: Any = copy.copy(batch)

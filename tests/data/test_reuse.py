@@ -232,7 +232,7 @@ LARGE = ColouredGraph(("a|",) * 5, {(i, i + 1): "edge||0" for i in range(4)}, di
         ({"graph": EDGE.to_dict()}, "expected a field 'score'"),
         ({"graph": EDGE.to_dict(), "score": -1.0}, "expected a finite score >= 0, got -1.0"),
         ({"score": 1.0}, "expected a field 'graph'"),
-        ({"graph": {"nodes": []}, "score": 1.0}, "expected a field 'edges'"),
+        ({"graph": {"nodes": []}, "score": 1.0}, "graph: expected an object with a list of edges, got .*"),
         (7, "expected an object, got 7"),
     ],
 )
