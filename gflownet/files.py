@@ -29,7 +29,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
-        _sync_folder(path.parent)
+        sync_folder(path.parent)
     except OSError as error:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
@@ -46,8 +46,8 @@ def cannot_write(path: Path, error: OSError) -> UserError:
     return UserError(f"{path}: cannot be written ({error.strerror or error})")
 
 
-def _sync_folder(folder: Path) -> None:
-    """Make the new name itself durable."""
+def sync_folder(folder: Path) -> None:
+    """Make the names in a folder durable."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

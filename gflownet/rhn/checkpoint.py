@@ -21,6 +21,7 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from gflownet.errors import UserError
+from gflownet.files import sync_folder
 from gflownet.rhn.bytes_text import NUM_TOKENS
 
 if TYPE_CHECKING:
@@ -75,12 +76,12 @@ def save_language_model(folder: Path, model: nn.Module) -> None:
     prepared = _prepare(folder / WEIGHTS_NAME, weights)
     if not is_same:
         described.unlink(missing_ok=True)
-        _sync(folder)
+        sync_folder(folder)
     prepared.replace(folder / WEIGHTS_NAME)
     if not is_same:
-        _sync(folder)
+        sync_folder(folder)
         _prepare(described, description.encode()).replace(described)
-    _sync(folder)
+    sync_folder(folder)
 
 
 def load_language_model(folder: Path) -> nn.Module:
@@ -189,12 +190,3 @@ def _prepare(path: Path, data: bytes) -> Path:
         file.flush()
         os.fsync(file.fileno())
     return temporary
-
-
-def _sync(folder: Path) -> None:
-    """Make the names in a folder durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
