@@ -134,7 +134,7 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel: Path, checkout
 def test_the_short_imports_lead_somewhere(checkout: Path) -> None:
     import gflownet
 
-    for name in gflownet._HOMES:
+    for name in gflownet.__all__:
         assert getattr(gflownet, name).__name__ == name
     with pytest.raises(AttributeError, match="module 'gflownet' has no attribute 'nonsense'"):
         _ = gflownet.nonsense
