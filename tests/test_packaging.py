@@ -136,5 +136,5 @@ def test_the_short_imports_lead_somewhere(checkout: Path) -> None:
 
     for name in gflownet.__all__:
         assert getattr(gflownet, name).__name__ == name
-    with pytest.raises(AttributeError, match="module 'gflownet' has no attribute 'nonsense'"):
+    with pytest.raises(AttributeError, match="nonsense"):
         _ = gflownet.nonsense
