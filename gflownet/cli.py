@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from gflownet.config import OPTIONS, config_names, nearest_key
-from gflownet.config_options import Option
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
+from gflownet.options import Option
 
 USAGE = "usage: python -m gflownet.train [--config NAME|PATH] [--print-config] [--help] [KEY=VALUE ...]"
 MAX_WIDTH = 100

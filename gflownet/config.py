@@ -16,15 +16,17 @@ from omegaconf import OmegaConf
 from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
 
 import gflownet
-from gflownet.config_options import Option, find_options, groups_of
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
 from gflownet.envs.config import EnvConfig
 from gflownet.errors import UserError
 from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.policy.config import ModelConfig
 from gflownet.run_marker import MARKER_NAME, read_marker
 
+# torch refuses seeds beyond 64 bits.
+MAX_SEED = 2**63 - 1
 # The one group whose keys belong to somebody else: the task's own dataclass (with_task_options).
 TASK_OPTIONS = "task_options"
 # The file of a run folder that holds the run's config.
@@ -36,49 +38,40 @@ _log = logging.getLogger(__name__)
 class WandbConfig:
     """Metrics on Weights & Biases, beside metrics.jsonl."""
 
-    mode: Literal["online", "offline", "disabled"] = field(
-        default="online", metadata={"help": "online (offline when there is no API key), offline or disabled"}
+    mode: Literal["online", "offline", "disabled"] = option(
+        "online", "online (offline when there is no API key), offline or disabled"
     )
-    project: str = field(default="gflownet", metadata={"help": "project that the run belongs to"})
-    entity: str | None = field(default=None, metadata={"help": "user or team that the project belongs to"})
-    name: str | None = field(default=None, metadata={"help": "name of the run; null lets wandb choose one"})
+    project: str = option("gflownet", "project that the run belongs to")
+    entity: str | None = option(None, "user or team that the project belongs to")
+    name: str | None = option(None, "name of the run; null lets wandb choose one")
 
 
 @dataclass
 class Config:
     """The run."""
 
-    log_dir: str = field(default="logs/${task}", metadata={"help": "the run folder: everything a run writes"})
-    seed: int = field(default=0, metadata={"help": "decides every random number of the run"})
-    task: str = field(default="digits", metadata={"help": "what is searched for: digits, or module:Class of your own"})
-    task_options: Any = field(default_factory=dict, metadata={"help": "options of the task, task_options.NAME=VALUE"})
-    num_training_steps: int = field(default=150, metadata={"help": "training steps of the policy"})
-    num_workers: int = field(
-        default=0, metadata={"help": "processes that sample and evaluate; 0: the main process does"}
+    log_dir: str = option("logs/${task}", "the run folder: everything a run writes")
+    seed: int = option(0, "decides every random number of the run", Interval(0, MAX_SEED))
+    task: str = option("digits", "what is searched for: digits, or module:Class of your own")
+    task_options: Any = option({}, "options of the task, task_options.NAME=VALUE")
+    num_training_steps: int = option(150, "training steps of the policy", AT_LEAST_ONE)
+    num_workers: int = option(0, "processes that sample and evaluate; 0: the main process does", NOT_NEGATIVE)
+    mp_buffer_size: int | None = option(None, "bytes of each shared buffer of a worker; null: no buffers", AT_LEAST_ONE)
+    pickle_mp_messages: bool = option(False, "pickle messages instead of sharing each tensor")
+    print_every: int = option(10, "steps between two lines where the output is no terminal", AT_LEAST_ONE)
+    validate_every: int = option(0, "steps between two validations; 0 never validates", NOT_NEGATIVE)
+    checkpoint_every: int = option(50, "steps between two checkpoints", AT_LEAST_ONE)
+    overwrite_existing_exp: bool = option(False, "delete the run in log_dir, and nothing else")
+    resume: Literal[False, True, "auto"] = option(
+        False, "true: continue the run in log_dir; auto: continue it, or start a new one where there is none"
     )
-    mp_buffer_size: int | None = field(
-        default=None, metadata={"help": "bytes of each shared buffer of a worker; null: no buffers"}
+    certify: bool = option(False, "certify the sampled distribution at the end")
+    certify_max_states: int = option(
+        20_000, "states up to which a certificate is exact; above, it is made of estimates", AT_LEAST_ONE
     )
-    pickle_mp_messages: bool = field(default=False, metadata={"help": "pickle messages instead of sharing each tensor"})
-    print_every: int = field(default=10, metadata={"help": "steps between two lines where the output is no terminal"})
-    validate_every: int = field(default=0, metadata={"help": "steps between two validations; 0 never validates"})
-    checkpoint_every: int = field(default=50, metadata={"help": "steps between two checkpoints"})
-    overwrite_existing_exp: bool = field(
-        default=False, metadata={"help": "delete the run in log_dir, and nothing else"}
-    )
-    resume: Literal[False, True, "auto"] = field(
-        default=False,
-        metadata={
-            "help": "true: continue the run in log_dir; auto: continue it, or start a new one where there is none"
-        },
-    )
-    certify: bool = field(default=False, metadata={"help": "certify the sampled distribution at the end"})
-    certify_max_states: int = field(
-        default=20_000, metadata={"help": "states up to which a certificate is exact; above, it is made of estimates"}
-    )
-    certify_samples: int = field(default=256, metadata={"help": "trajectories that its estimates are made from"})
-    device: str = field(default="cpu", metadata={"help": "where the policy network lives: cpu, cuda or cuda:N"})
-    num_threads: int = field(default=1, metadata={"help": "threads of torch in the main process"})
+    certify_samples: int = option(256, "trajectories that its estimates are made from", AT_LEAST_ONE)
+    device: str = option("cpu", "where the policy network lives: cpu, cuda or cuda:N")
+    num_threads: int = option(1, "threads of torch in the main process", AT_LEAST_ONE)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     opt: OptimizerConfig = field(default_factory=OptimizerConfig)
     model: ModelConfig = field(default_factory=ModelConfig)
@@ -133,8 +126,8 @@ def with_task_options(config: Config, options: type | None) -> Config:
     known = {option.key: option for option in find_options(options, prefix=f"{TASK_OPTIONS}.")}
     cast(Any, result).task_options = OmegaConf.structured(options)
     _merge(result, {TASK_OPTIONS: given}, options=known)
-    for option in known.values():
-        resolved(result, option)
+    for known_option in known.values():
+        known_option.check(resolved(result, known_option))
     return result
 
 

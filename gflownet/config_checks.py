@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import difflib
-import math
 import re
-from collections.abc import Collection, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any
+from collections.abc import Collection, Iterable
 
 from gflownet.config import OPTIONS, Config, resolved
 from gflownet.envs.config import ENVIRONMENTS
@@ -19,115 +16,7 @@ from gflownet.objectives.config import OBJECTIVES, TAUGHT, num_taught
 from gflownet.plugins import check_name
 from gflownet.policy.config import POLICIES
 
-# torch refuses seeds beyond 64 bits.
-MAX_SEED = 2**63 - 1
-
-
-@dataclass(frozen=True)
-class Interval:
-    """The finite numbers from `low` to `high`; an open end leaves the bound itself out."""
-
-    low: float
-    high: float = math.inf
-    low_open: bool = False
-    high_open: bool = False
-
-    def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.low_open else value >= self.low
-        below = value < self.high if self.high_open else value <= self.high
-        return math.isfinite(value) and above and below
-
-    def __str__(self) -> str:
-        if self.high == math.inf:
-            return f"a number {'>' if self.low_open else '>='} {self.low:g}"
-        return f"a number in {'(' if self.low_open else '['}{self.low:g}, {self.high:g}{')' if self.high_open else ']'}"
-
-
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
-_POSITIVE = Interval(0, low_open=True)
-_NOT_NEGATIVE = Interval(0)
-_AT_LEAST_ONE = Interval(1)
-_SHARE = Interval(0, 1)
-_DECAY = Interval(0, 1, high_open=True)
-
-# Every numeric option but those that evaluation.config checks itself; a list is checked entry by entry.
-INTERVALS = {
-    "seed": Interval(0, MAX_SEED),
-    "num_training_steps": _AT_LEAST_ONE,
-    "num_workers": _NOT_NEGATIVE,
-    "mp_buffer_size": _AT_LEAST_ONE,
-    "print_every": _AT_LEAST_ONE,
-    "validate_every": _NOT_NEGATIVE,
-    "checkpoint_every": _AT_LEAST_ONE,
-    "certify_max_states": _AT_LEAST_ONE,
-    "certify_samples": _AT_LEAST_ONE,
-    "num_threads": _AT_LEAST_ONE,
-    "algo.num_from_policy": _AT_LEAST_ONE,
-    "algo.num_updates": _AT_LEAST_ONE,
-    "algo.train_random_action_prob": _SHARE,
-    "algo.sampling_temperature": _POSITIVE,
-    "algo.sampling_tau": _DECAY,
-    "algo.tb.Z_learning_rate": _POSITIVE,
-    "algo.subtb.decay": Interval(0),
-    "algo.soft_q.munchausen": _DECAY,
-    "algo.soft_q.lowest_log_policy": Interval(-math.inf, 0),
-    "algo.actor_critic.entropy": _NOT_NEGATIVE,
-    "algo.actor_critic.value_weight": _NOT_NEGATIVE,
-    "algo.actor_critic.clip": _POSITIVE,
-    "algo.actor_critic.num_epochs": _AT_LEAST_ONE,
-    "algo.teacher.share": _DECAY,
-    "algo.teacher.weight": _NOT_NEGATIVE,
-    "algo.teacher.mixing": _NOT_NEGATIVE,
-    "algo.qgfn.p": _SHARE,
-    "algo.qgfn.num_steps": _AT_LEAST_ONE,
-    "algo.qgfn.learning_rate": _POSITIVE,
-    "algo.qgfn.decay": _DECAY,
-    "opt.learning_rate": _POSITIVE,
-    "opt.weight_decay": _NOT_NEGATIVE,
-    "opt.momentum": _DECAY,
-    "opt.adam_eps": _POSITIVE,
-    "opt.lr_decay": _POSITIVE,
-    "opt.constant_share": _DECAY,
-    "opt.warmup": _NOT_NEGATIVE,
-    "opt.clip_grad_param": _POSITIVE,
-    "opt.num_micro_batches": _AT_LEAST_ONE,
-    "model.num_layers": _AT_LEAST_ONE,
-    "model.num_emb": _AT_LEAST_ONE,
-    "model.num_heads": _AT_LEAST_ONE,
-    "replay.capacity": _AT_LEAST_ONE,
-    "replay.warmup": _NOT_NEGATIVE,
-    "replay.num_from_replay": _NOT_NEGATIVE,
-    "replay.num_updates": _NOT_NEGATIVE,
-    "replay.num_batches": _NOT_NEGATIVE,
-    "replay.batch_capacity": _AT_LEAST_ONE,
-    "replay.top_share": _SHARE,
-    "local_search.num": _NOT_NEGATIVE,
-    "local_search.num_iterations": _AT_LEAST_ONE,
-    "local_search.share_back": Interval(0, 1, low_open=True),
-    "offline.num": _NOT_NEGATIVE,
-    "workers.deadline": _POSITIVE,
-    "workers.max_restarts": _NOT_NEGATIVE,
-    "env.output_sizes": _AT_LEAST_ONE,
-    "env.max_hidden_nodes": _AT_LEAST_ONE,
-    "env.max_edges": _AT_LEAST_ONE,
-    "env.coloured_graph.max_nodes": Interval(1, 127),
-    "env.coloured_graph.min_nodes": _AT_LEAST_ONE,
-    "env.labelled_dag.num_nodes": Interval(1, 127),
-    "env.hypergrid.num_dims": Interval(1, 127),
-    "env.hypergrid.side": Interval(2, 128),
-    "env.bit_sequence.num_bits": _AT_LEAST_ONE,
-    "env.bit_sequence.word_bits": Interval(1, 6),
-    "env.cell_space.max_vertices": Interval(2, 127),
-    "env.cell_space.max_edges": _AT_LEAST_ONE,
-    "env.tensor_graph.new_extents": _AT_LEAST_ONE,
-    "env.tensor_graph.max_operations": _AT_LEAST_ONE,
-    "env.tensor_graph.max_rank": _AT_LEAST_ONE,
-    "env.recurrent_stack.min_depth": _AT_LEAST_ONE,
-    "env.recurrent_stack.max_depth": Interval(1, 41),
-    "env.recurrent_stack.ranks": _AT_LEAST_ONE,
-    "env.recurrent_stack.ratios": _POSITIVE,
-    "env.recurrent_stack.widths": _AT_LEAST_ONE,
-}
 
 
 def validate(config: Config) -> None:
@@ -136,9 +25,8 @@ def validate(config: Config) -> None:
     Raises:
         ValueError: what was expected and what was got.
     """
-    values = {key: resolved(config, option) for key, option in OPTIONS.items()}
-    for key, interval in INTERVALS.items():
-        _check_interval(key, values[key], interval)
+    for known in OPTIONS.values():
+        known.check(resolved(config, known))
     check_task_name(config.task)
     check_name("algo.method", config.algo.method, OBJECTIVES)
     check_name("model.name", config.model.name, POLICIES)
@@ -150,20 +38,6 @@ def validate(config: Config) -> None:
     _check_teacher(config)
     _check_objective(config)
     _check_combinations(config)
-
-
-# Numbers that there may be none of.
-_MAY_BE_EMPTY = {"env.tensor_graph.new_extents", "env.recurrent_stack.widths"}
-
-
-def _check_interval(key: str, value: Any, interval: Interval) -> None:
-    is_list = isinstance(value, Sequence)
-    entries = value if is_list else [value] if value is not None else []
-    if is_list and not value and key not in _MAY_BE_EMPTY:
-        raise UserError(f"{key}: expected at least one entry, got []")
-    for entry in entries:
-        if entry not in interval:
-            raise UserError(f"{key}: expected {interval}, got {entry}")
 
 
 def _check_vocabulary(config: Config) -> None:

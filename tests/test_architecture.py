@@ -18,7 +18,7 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 # A line imports only lines above it, and of those only what the second column names where there is one.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"errors": None, "plugins": None, "optimisers": None},
-    {"files": {"errors"}},
+    {"files": {"errors"}, "options": {"errors"}},
     {"graphs": set(), "autodiff": set(), "rhn": set(), "utils": set()},
     {"translation": {"graphs", "rhn"}, "mdp": {"graphs"}},
     {"envs": {"mdp", "graphs", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp", "graphs"}},
@@ -27,7 +27,6 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {
         "checkpoint": set(),
         "console": set(),
-        "config_options": set(),
         "run_marker": set(),
         "interrupts": set(),
         "certification": None,

@@ -5,96 +5,82 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Literal
 
+from gflownet.options import AT_LEAST_ONE, POSITIVE, Interval, option
+
 
 @dataclass
 class ColouredGraphConfig:
     """Connected graphs with coloured nodes (env.name=coloured_graph)."""
 
-    colours: list[str] = field(
-        default_factory=lambda: ["red", "blue"], metadata={"help": "colours a node may have, by name"}
-    )
-    max_nodes: int = field(default=6, metadata={"help": "most nodes of a graph"})
-    min_nodes: int = field(default=1, metadata={"help": "fewest nodes of a finished graph"})
-    directed: bool = field(default=False, metadata={"help": "directed acyclic graphs with a single source"})
+    colours: list[str] = option(["red", "blue"], "colours a node may have, by name")
+    max_nodes: int = option(6, "most nodes of a graph", Interval(1, 127))
+    min_nodes: int = option(1, "fewest nodes of a finished graph", AT_LEAST_ONE)
+    directed: bool = option(False, "directed acyclic graphs with a single source")
 
 
 @dataclass
 class LabelledDAGConfig:
     """Directed acyclic graphs over named variables (env.name=labelled_dag)."""
 
-    num_nodes: int = field(default=5, metadata={"help": "number of variables"})
+    num_nodes: int = option(5, "number of variables", Interval(1, 127))
 
 
 @dataclass
 class HypergridConfig:
     """Grids whose coordinates are raised one at a time (env.name=hypergrid)."""
 
-    num_dims: int = field(default=2, metadata={"help": "number of coordinates"})
-    side: int = field(default=8, metadata={"help": "values of a coordinate"})
+    num_dims: int = option(2, "number of coordinates", Interval(1, 127))
+    side: int = option(8, "values of a coordinate", Interval(2, 128))
 
 
 @dataclass
 class BitSequenceConfig:
     """Bits in words, written from left to right (env.name=bit_sequence)."""
 
-    num_bits: int = field(default=12, metadata={"help": "length of a sequence"})
-    word_bits: int = field(default=3, metadata={"help": "bits written at once, 1 to 6; divides num_bits"})
+    num_bits: int = option(12, "length of a sequence", AT_LEAST_ONE)
+    word_bits: int = option(3, "bits written at once, 1 to 6; divides num_bits", Interval(1, 6))
 
 
 @dataclass
 class CellSpaceConfig:
     """Cells of a tabular benchmark (env.name=cell_space)."""
 
-    name: Literal["nb201", "nb_macro", "nb101"] = field(
-        default="nb201", metadata={"help": "the benchmark: nb201, nb_macro or nb101"}
-    )
-    max_vertices: int = field(default=5, metadata={"help": "nb101: most vertices of a cell, input and output too"})
-    max_edges: int = field(default=9, metadata={"help": "nb101: most edges of a cell"})
+    name: Literal["nb201", "nb_macro", "nb101"] = option("nb201", "the benchmark: nb201, nb_macro or nb101")
+    max_vertices: int = option(5, "nb101: most vertices of a cell, input and output too", Interval(2, 127))
+    max_edges: int = option(9, "nb101: most edges of a cell", AT_LEAST_ONE)
 
 
 @dataclass
 class TensorGraphConfig:
     """Tensor programs in index notation (env.name=tensor_graph)."""
 
-    inputs: list[str] = field(
-        default_factory=lambda: ["A[4,4]", "B[4,4]"], metadata={"help": "what programs start from, name and shape"}
+    inputs: list[str] = option(["A[4,4]", "B[4,4]"], "what programs start from, name and shape")
+    operations: list[str] = option(["transform", "+", "-", "*"], "operations: transform, +, - and *")
+    functions: list[str] = option(["tanh"], "functions that an operation may end with")
+    new_extents: list[int] = option(
+        [], "extents that a transform's new index may have", AT_LEAST_ONE, may_be_empty=True
     )
-    operations: list[str] = field(
-        default_factory=lambda: ["transform", "+", "-", "*"], metadata={"help": "operations: transform, +, - and *"}
-    )
-    functions: list[str] = field(
-        default_factory=lambda: ["tanh"], metadata={"help": "functions that an operation may end with"}
-    )
-    new_extents: list[int] = field(
-        default_factory=list, metadata={"help": "extents that a transform's new index may have"}
-    )
-    max_operations: int = field(default=2, metadata={"help": "most operations of a program"})
-    max_rank: int = field(default=3, metadata={"help": "most axes of an operation's result"})
+    max_operations: int = option(2, "most operations of a program", AT_LEAST_ONE)
+    max_rank: int = option(3, "most axes of an operation's result", AT_LEAST_ONE)
 
 
 @dataclass
 class RecurrentStackConfig:
     """Stacks of recurrent layers (env.name=recurrent_stack)."""
 
-    cells: list[str] = field(
-        default_factory=lambda: ["rhn", "gru", "lstm"], metadata={"help": "cells a layer may have: rhn, gru and lstm"}
+    cells: list[str] = option(["rhn", "gru", "lstm"], "cells a layer may have: rhn, gru and lstm")
+    min_depth: int = option(1, "fewest layers", AT_LEAST_ONE)
+    max_depth: int = option(4, "most layers", Interval(1, 41))
+    sharing: bool = option(True, "let a layer repeat the one before, with the same weights")
+    ranks: list[int] = option([2, 4, 8], "ranks of adapters of RHN layers", AT_LEAST_ONE)
+    ratios: list[float] = option([1.0, 2.0, 4.0], "feed-forward width of RHN layers over their width", POSITIVE)
+    projections: list[str] = option(
+        ["gate", "up", "down", "gate+up", "gate+down", "up+down", "gate+up+down"],
+        "projections that an RHN layer may adapt, + between several",
     )
-    min_depth: int = field(default=1, metadata={"help": "fewest layers"})
-    max_depth: int = field(default=4, metadata={"help": "most layers"})
-    sharing: bool = field(default=True, metadata={"help": "let a layer repeat the one before, with the same weights"})
-    ranks: list[int] = field(default_factory=lambda: [2, 4, 8], metadata={"help": "ranks of adapters of RHN layers"})
-    ratios: list[float] = field(
-        default_factory=lambda: [1.0, 2.0, 4.0], metadata={"help": "feed-forward width of RHN layers over their width"}
-    )
-    projections: list[str] = field(
-        default_factory=lambda: ["gate", "up", "down", "gate+up", "gate+down", "up+down", "gate+up+down"],
-        metadata={"help": "projections that an RHN layer may adapt, + between several"},
-    )
-    betas: list[str] = field(
-        default_factory=lambda: ["on", "off"], metadata={"help": "whether the gate's pre-activation is adapted"}
-    )
-    widths: list[int] = field(
-        default_factory=list, metadata={"help": "widths to choose from; empty: the task sets it by a parameter budget"}
+    betas: list[str] = option(["on", "off"], "whether the gate's pre-activation is adapted")
+    widths: list[int] = option(
+        [], "widths to choose from; empty: the task sets it by a parameter budget", AT_LEAST_ONE, may_be_empty=True
     )
 
 
@@ -102,31 +88,21 @@ class RecurrentStackConfig:
 class EnvConfig:
     """Vocabulary, sizes and limits of the graphs that are built."""
 
-    name: str = field(
-        default="computation_graph",
-        metadata={
-            "help": "the environment: computation_graph, coloured_graph, labelled_dag, hypergrid, bit_sequence, "
-            "cell_space, tensor_graph, recurrent_stack, or module:Class of your own"
-        },
+    name: str = option(
+        "computation_graph",
+        "the environment: computation_graph, coloured_graph, labelled_dag, hypergrid, bit_sequence, "
+        "cell_space, tensor_graph, recurrent_stack, or module:Class of your own",
     )
-    activations: list[str] = field(
-        default_factory=lambda: ["relu", "tanh", "sigmoid", "gelu", "linear"],
-        metadata={"help": "activation functions a hidden node may have"},
+    activations: list[str] = option(
+        ["relu", "tanh", "sigmoid", "gelu", "linear"], "activation functions a hidden node may have"
     )
-    aggregations: list[str] = field(
-        default_factory=lambda: ["sum", "mean", "max", "concat"],
-        metadata={"help": "ways a hidden node may combine its inputs"},
-    )
-    output_sizes: list[int] = field(
-        default_factory=lambda: [2, 4, 8, 16, 32], metadata={"help": "widths a hidden node may have, in features"}
-    )
-    max_hidden_nodes: int = field(default=6, metadata={"help": "most hidden nodes of a graph"})
-    max_edges: int = field(default=10, metadata={"help": "most edges of a graph"})
-    allow_recurrent: bool = field(
-        default=False, metadata={"help": "let edges carry the previous time step's output (recurrent edges)"}
-    )
-    output_activation: str = field(default="linear", metadata={"help": "activation function of the output nodes"})
-    output_aggregation: str = field(default="sum", metadata={"help": "how the output nodes combine their inputs"})
+    aggregations: list[str] = option(["sum", "mean", "max", "concat"], "ways a hidden node may combine its inputs")
+    output_sizes: list[int] = option([2, 4, 8, 16, 32], "widths a hidden node may have, in features", AT_LEAST_ONE)
+    max_hidden_nodes: int = option(6, "most hidden nodes of a graph", AT_LEAST_ONE)
+    max_edges: int = option(10, "most edges of a graph", AT_LEAST_ONE)
+    allow_recurrent: bool = option(False, "let edges carry the previous time step's output (recurrent edges)")
+    output_activation: str = option("linear", "activation function of the output nodes")
+    output_aggregation: str = option("sum", "how the output nodes combine their inputs")
     coloured_graph: ColouredGraphConfig = field(default_factory=ColouredGraphConfig)
     labelled_dag: LabelledDAGConfig = field(default_factory=LabelledDAGConfig)
     hypergrid: HypergridConfig = field(default_factory=HypergridConfig)

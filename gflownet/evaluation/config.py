@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from gflownet.options import NOT_NEGATIVE, POSITIVE, option
+
 if TYPE_CHECKING:
     from gflownet.envs.config import EnvConfig
 
@@ -20,92 +22,68 @@ Scalarisation = Literal["weighted_sum", "weighted_log_sum", "tchebycheff"]
 class EvaluationConfig:
     """How a candidate becomes a score, and where scores are kept."""
 
-    backend: Literal["inline"] = field(
-        default="inline", metadata={"help": "where candidates are evaluated: inline, in the main process"}
+    backend: Literal["inline"] = option("inline", "where candidates are evaluated: inline, in the main process")
+    store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
+    num_epochs: int = option(4, "passes over the training data per candidate", POSITIVE)
+    batch_size: int = option(64, "training examples per step of a candidate's training", POSITIVE)
+    learning_rate: float = option(0.005, "Adam's learning rate when a candidate is trained", POSITIVE)
+    projection: Projection = option(
+        "always", "edges that carry a weight matrix: always, auto (only where widths differ) or never"
     )
-    store_url: str = field(
-        default="", metadata={"help": "database URL of the store; empty: evaluations.sqlite in log_dir"}
+    split_seed: int = option(0, "seed of the split into train, validation and test data", NOT_NEGATIVE)
+    floor_score: float = option(
+        0.05, "score of a failed candidate, and the lowest score that a reward can see", POSITIVE
     )
-    num_epochs: int = field(default=4, metadata={"help": "passes over the training data per candidate"})
-    batch_size: int = field(default=64, metadata={"help": "training examples per step of a candidate's training"})
-    learning_rate: float = field(default=0.005, metadata={"help": "Adam's learning rate when a candidate is trained"})
-    projection: Projection = field(
-        default="always",
-        metadata={"help": "edges that carry a weight matrix: always, auto (only where widths differ) or never"},
+    size_weight: float = option(
+        0.0,
+        "w of score = accuracy * (num_parameters / target_parameters)^-w; 0 ignores the size",
+        NOT_NEGATIVE,
     )
-    split_seed: int = field(default=0, metadata={"help": "seed of the split into train, validation and test data"})
-    floor_score: float = field(
-        default=0.05, metadata={"help": "score of a failed candidate, and the lowest score that a reward can see"}
+    target_parameters: int = option(
+        5_000,
+        "parameters at which the size leaves a score as is, and at which their utility is 1/2",
+        POSITIVE,
     )
-    size_weight: float = field(
-        default=0.0,
-        metadata={"help": "w of score = accuracy * (num_parameters / target_parameters)^-w; 0 ignores the size"},
-    )
-    target_parameters: int = field(
-        default=5_000,
-        metadata={"help": "parameters at which the size leaves a score as is, and at which their utility is 1/2"},
-    )
-    objectives: list[str] = field(
-        default_factory=list,
-        metadata={"help": "two or more of the task's objectives to trade off; empty: the score alone"},
-    )
-    target_flops: int = field(default=10_000, metadata={"help": "FLOPs per example at which their utility is 1/2"})
-    target_latency: float = field(
-        default=2e-5, metadata={"help": "seconds per forward pass at which their utility is 1/2"}
-    )
+    objectives: list[str] = option([], "two or more of the task's objectives to trade off; empty: the score alone")
+    target_flops: int = option(10_000, "FLOPs per example at which their utility is 1/2", POSITIVE)
+    target_latency: float = option(2e-5, "seconds per forward pass at which their utility is 1/2", POSITIVE)
 
 
 @dataclass
 class TemperatureConfig:
     """The inverse temperature beta of a trajectory: reward = score^beta."""
 
-    sample_dist: Distribution = field(
-        default="constant", metadata={"help": "distribution of beta: constant, uniform, loguniform, gamma or beta"}
+    sample_dist: Distribution = option("constant", "distribution of beta: constant, uniform, loguniform, gamma or beta")
+    dist_params: list[float] = option(
+        [32.0], "its parameters: [value], [low, high], [low, high], [shape, scale] or [a, b]"
     )
-    dist_params: list[float] = field(
-        default_factory=lambda: [32.0],
-        metadata={"help": "its parameters: [value], [low, high], [low, high], [shape, scale] or [a, b]"},
-    )
-    num_thermometer_dim: int = field(
-        default=8, metadata={"help": "width of the thermometer encoding of beta that the policy sees"}
-    )
+    num_thermometer_dim: int = option(8, "width of the thermometer encoding of beta that the policy sees")
 
 
 @dataclass
 class PreferencesConfig:
     """Weights of several objectives, which sum to 1, and the score they make of utilities."""
 
-    scalarisation: Scalarisation = field(
-        default="weighted_sum",
-        metadata={"help": "score under w: weighted_sum, weighted_log_sum (product of powers) or tchebycheff"},
+    scalarisation: Scalarisation = option(
+        "weighted_sum", "score under w: weighted_sum, weighted_log_sum (product of powers) or tchebycheff"
     )
-    alpha: list[float] = field(
-        default_factory=lambda: [1.0],
-        metadata={"help": "parameters of w's Dirichlet distribution: one for all objectives, or one for each"},
+    alpha: list[float] = option(
+        [1.0], "parameters of w's Dirichlet distribution: one for all objectives, or one for each"
     )
-    weights: list[float] = field(
-        default_factory=list, metadata={"help": "one w for every trajectory, in proportion to these; empty: drawn"}
-    )
+    weights: list[float] = option([], "one w for every trajectory, in proportion to these; empty: drawn")
 
 
 @dataclass
 class FocusConfig:
     """The cone in the space of several objectives in which a trajectory is asked to end."""
 
-    use: bool = field(default=False, metadata={"help": "reward what lies in the cone, all else as the floor score"})
-    cosim: float = field(
-        default=0.98, metadata={"help": "cosine of the angle between the cone's axis and its surface, in (0, 1)"}
+    use: bool = option(False, "reward what lies in the cone, all else as the floor score")
+    cosim: float = option(0.98, "cosine of the angle between the cone's axis and its surface, in (0, 1)")
+    limit_coef: float = option(0.1, "what a score is multiplied by at the surface, in (0, 1]; 1 on the axis")
+    alpha: list[float] = option(
+        [1.0], "parameters of the axis's Dirichlet distribution: one for all objectives, or one for each"
     )
-    limit_coef: float = field(
-        default=0.1, metadata={"help": "what a score is multiplied by at the surface, in (0, 1]; 1 on the axis"}
-    )
-    alpha: list[float] = field(
-        default_factory=lambda: [1.0],
-        metadata={"help": "parameters of the axis's Dirichlet distribution: one for all objectives, or one for each"},
-    )
-    directions: list[list[float]] = field(
-        default_factory=list, metadata={"help": "axes to draw from, each as likely as the others; empty: Dirichlet"}
-    )
+    directions: list[list[float]] = option([], "axes to draw from, each as likely as the others; empty: Dirichlet")
 
 
 @dataclass
@@ -136,15 +114,6 @@ class TaskConfig(Protocol):
 
 def check_evaluation(config: EvaluationConfig) -> None:
     """Raises ValueError naming the first key under `evaluation` whose value makes no sense."""
-    positive = ("num_epochs", "batch_size", "learning_rate", "floor_score")
-    for name in (*positive, "target_parameters", "target_flops", "target_latency"):
-        value = getattr(config, name)
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"evaluation.{name}: expected a number > 0, got {value}")
-    for name in ("size_weight", "split_seed"):
-        value = getattr(config, name)
-        if not (math.isfinite(value) and value >= 0):
-            raise ValueError(f"evaluation.{name}: expected a number >= 0, got {value}")
     objectives = list(config.objectives)
     if len(objectives) == 1 or len(set(objectives)) < len(objectives):
         raise ValueError(f"evaluation.objectives: expected none or two or more different ones, got {objectives}")

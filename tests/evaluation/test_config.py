@@ -5,6 +5,7 @@ import sys
 
 import pytest
 
+from gflownet.config_checks import validate
 from gflownet.evaluation.config import check_conditionals, check_evaluation, scoring_context
 from tests.evaluation.candidates import config_with
 
@@ -96,7 +97,7 @@ def test_what_reads_a_measured_objective_may_change_without_measuring_again():
 def test_senseless_evaluations_name_their_key(override):
     key = override.partition("=")[0]
     with pytest.raises(ValueError, match=rf"^evaluation\.{key}: expected a number"):
-        check_evaluation(config_with(f"evaluation.{override}").evaluation)
+        validate(config_with(f"evaluation.{override}"))
 
 
 def test_context_changes_with_what_a_score_depends_on():

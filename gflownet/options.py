@@ -1,15 +1,66 @@
-"""What a config dataclass offers: its options by full key, with type, default and help."""
+"""Options of a config dataclass: declared with `option`, listed by full key with type, default, bounds and help.
+
+@dataclass
+class HypergridConfig:
+    side: int = option(8, "values per coordinate", Interval(2, 128))
+"""
 
 from __future__ import annotations
 
+import copy
+import math
 import types
 import typing
-from collections.abc import Iterable, Iterator
-from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
+
+from gflownet.errors import UserError
 
 _TYPE_WORDS = {Any: "a group of options", int: "an integer", float: "a number", bool: "true or false", str: "a string"}
 _PLURALS = {int: "integers", float: "numbers", str: "strings"}
+
+
+@dataclass(frozen=True)
+class Interval:
+    """Finite numbers from `low` to `high`; an open end excludes the bound itself."""
+
+    low: float
+    high: float = math.inf
+    low_open: bool = False
+    high_open: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        above = value > self.low if self.low_open else value >= self.low
+        below = value < self.high if self.high_open else value <= self.high
+        return math.isfinite(value) and above and below
+
+    def __str__(self) -> str:
+        if self.high == math.inf:
+            return f"a number {'>' if self.low_open else '>='} {self.low:g}"
+        return f"a number in {'(' if self.low_open else '['}{self.low:g}, {self.high:g}{')' if self.high_open else ']'}"
+
+
+POSITIVE = Interval(0, low_open=True)
+NOT_NEGATIVE = Interval(0)
+AT_LEAST_ONE = Interval(1)
+SHARE = Interval(0, 1)
+DECAY = Interval(0, 1, high_open=True)
+
+
+def option(default: Any, help: str, bounds: Interval | None = None, *, may_be_empty: bool = False) -> Any:
+    """Return the dataclass field of an option.
+
+    Args:
+        default: its value; a list is copied for every config.
+        help: one line for --help.
+        bounds: the interval that the number, or every number of the list, has to lie in.
+        may_be_empty: whether a list with bounds may have no entries.
+    """
+    metadata = {"help": help, "bounds": bounds, "may_be_empty": may_be_empty}
+    if isinstance(default, list | dict):
+        return field(default_factory=lambda: copy.deepcopy(default), metadata=metadata)
+    return field(default=default, metadata=metadata)
 
 
 @dataclass(frozen=True)
@@ -22,6 +73,19 @@ class Option:
     help: str
     group: str  # full key of the dataclass it belongs to, "" at the root
     group_help: str
+    bounds: Interval | None = None
+    may_be_empty: bool = False
+
+    def check(self, value: Any) -> None:
+        """Raise UserError, with the full key, for a number outside the bounds or an empty list that needs entries."""
+        if self.bounds is None or value is None:
+            return
+        entries = value if isinstance(value, Sequence) else [value]
+        if not entries and not self.may_be_empty:
+            raise UserError(f"{self.key}: expected at least one entry, got []")
+        for entry in entries:
+            if entry not in self.bounds:
+                raise UserError(f"{self.key}: expected {self.bounds}, got {entry}")
 
     @property
     def type_name(self) -> str:
@@ -34,7 +98,7 @@ class Option:
         return _expectation(self.type_hint)
 
     def may_hold(self, value: Any) -> bool:
-        """Return False for what OmegaConf would take without a word: a number for a bool, a scalar for a group."""
+        """Return False for values that OmegaConf would convert silently: a number for a bool, a scalar for a group."""
         if self.type_hint is bool:
             return isinstance(value, bool | str)
         return (self.type_hint is Any) == isinstance(value, dict)
@@ -54,6 +118,8 @@ def find_options(schema: type, prefix: str = "") -> Iterator[Option]:
             type_hint=hint,
             default=_default(item),
             help=item.metadata.get("help", ""),
+            bounds=item.metadata.get("bounds"),
+            may_be_empty=item.metadata.get("may_be_empty", False),
             group=prefix.rstrip("."),
             group_help=(schema.__doc__ or "").strip().partition("\n")[0],
         )
