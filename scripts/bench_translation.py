@@ -21,7 +21,6 @@ from torch import Tensor, nn
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import (
     DirectTraining,
-    StackedModel,
     TranslatedModel,
     clear_translation_cache,
     to_pytorch_model,
@@ -130,7 +129,6 @@ def together_rows(rounds: int) -> list[Row]:
     different = [digits_graph(rng) for _ in range(NUM_CANDIDATES)]
     rows = []
     for name, graphs, batch, goal in (
-        ("16 MLPs of one topology, stacked", same, 32, 5.0),
         ("16 MLPs of one topology, direct", same, 32, 2.0),
         ("16 random graphs of the digits space, direct", different, 32, 2.0),
         ("16 random graphs of the digits space, direct", different, 64, 2.0),
@@ -138,11 +136,7 @@ def together_rows(rounds: int) -> list[Row]:
         x, targets = torch.rand(NUM_CANDIDATES, batch, 64), torch.randint(0, 10, (NUM_CANDIDATES, batch))
         models = [to_pytorch_model(graph, PROJECTED) for graph in graphs]
         steps = [_training_step(model, rows, labels) for model, rows, labels in zip(models, x, targets, strict=True)]
-        if name.endswith("stacked"):
-            stack = StackedModel(graphs, list(range(NUM_CANDIDATES)), config=PROJECTED)
-            together = _training_step(stack, x, targets.flatten())
-        else:
-            together = _direct_step([to_pytorch_model(graph, PROJECTED) for graph in graphs], x, targets)
+        together = _direct_step([to_pytorch_model(graph, PROJECTED) for graph in graphs], x, targets)
         ratio = _ratio(lambda steps=steps: [step() for step in steps], together, rounds, 3)
         rows.append(Row(f"{name}, batch {batch}", ratio, "x", f">= {goal:g}", ratio >= goal))
     return rows

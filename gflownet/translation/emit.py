@@ -21,15 +21,11 @@ ACTIVATIONS = {
 }
 
 
-def _product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
+def product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
+    """Return the expression of total + x @ matrix.t(); `total` may be empty, `is_matrix`: it is no 0-d bias."""
     if is_matrix:
         return f"torch.addmm({total}, {x}, ({matrix}).t())"
     return f"F.linear({x}, {matrix}, {total})" if total else f"F.linear({x}, {matrix})"
-
-
-def _stacked_product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
-    matrix = f"({matrix}).transpose(1, 2)"
-    return f"torch.baddbmm({total}, {x}, {matrix})" if total else f"torch.bmm({x}, {matrix})"
 
 
 def _cell_step(emitter: "NodeEmitter", z: str) -> str:
@@ -56,17 +52,11 @@ def _cell_sequence(emitter: "NodeEmitter", z: str) -> str:
 
 @dataclass(frozen=True)
 class Dialect:
-    """How the code reaches what it needs and spells what differs between one model and a stack of K.
-
-    In a stack every tensor has a leading dimension K; the dimensions of one model count from the end in both.
-    """
+    """How generated code reads parameters and runs recurrent cells."""
 
     parameter: Callable[[str], str]  # 0-d parameter or query
     weight: Callable[[str], str]  # weight matrix of a submodule
     module: Callable[[str], str]
-    # (x, matrix, total or "", whether total is a matrix and not a bias) -> total + x @ matrix.t()
-    product: Callable[[str, str, str, bool], str] = _product
-    batch_shape: str = "x.shape[0]"
     # (emitter, pre-activation) -> the statement that runs a recurrent cell
     cell: Callable[["NodeEmitter", str], str] = _cell_step
 
@@ -83,13 +73,6 @@ PLAIN = Dialect(
     parameter=lambda name: f"self.{identifier(name)}",
     weight=lambda name: f"self.{identifier(name)}.weight",
     module=lambda name: f"self.{identifier(name)}",
-)
-STACKED = Dialect(
-    parameter=lambda name: f'p["{name}"]',
-    weight=lambda name: f'p["{name}_weight"]',
-    module=lambda name: f'm["{name}"]',
-    product=_stacked_product,
-    batch_shape="x.shape[0], x.shape[1]",
 )
 
 
@@ -153,9 +136,9 @@ class NodeEmitter:
         # From an input it is always the matrix, because dL/dw would otherwise cost the input's gradient.
         matrix = self.dialect.weight(f"proj_{edge.label}")
         if self.node.message_size > USUAL_BATCH and not edge.reads_input:
-            return self.dialect.product(f"{x} * {factor}", matrix, total, is_matrix and bool(total))
+            return product(f"{x} * {factor}", matrix, total, is_matrix and bool(total))
         matrix = f"{matrix} * {factor}"
-        return self.dialect.product(x, matrix, total, is_matrix and bool(total))
+        return product(x, matrix, total, is_matrix and bool(total))
 
     def activated(self, z: str) -> str:
         """The statement from the pre-activation `z` [B, size] to the node's variable, and its new state."""

@@ -1,7 +1,7 @@
 """Straight-line Python for a whole model: one time step, or all of a sequence, node by node."""
 
 from gflownet.translation.aggregations import AGGREGATIONS
-from gflownet.translation.emit import SEQUENCE, Dialect, NodeEmitter, group, slot_name, variable
+from gflownet.translation.emit import SEQUENCE, Dialect, NodeEmitter, group, product, slot_name, variable
 from gflownet.translation.plan import ModelPlan, NodePlan, StateSlot
 from gflownet.translation.rhn_plan import chains
 
@@ -91,10 +91,10 @@ def _node_lines(node: NodePlan, dialect: Dialect) -> list[str]:
     emitter = NodeEmitter(node, dialect)
     if not node.edges:
         # An unfed node outputs act(bias).
-        return [emitter.activated(f"{emitter.bias}.expand({dialect.batch_shape}, {node.output_size})")]
+        return [emitter.activated(f"{emitter.bias}.expand(x.shape[0], {node.output_size})")]
     lines, total, has_bias = AGGREGATIONS[node.aggregation](emitter)
     if node.has_post:
         assert not has_bias, "the bias comes after post"
         post = dialect.weight(f"post_{node.node_id}")
-        return [*lines, emitter.activated(dialect.product(total, post, emitter.bias, False))]
+        return [*lines, emitter.activated(product(total, post, emitter.bias, False))]
     return [*lines, emitter.activated(total if has_bias else f"{total} + {emitter.bias}")]

@@ -9,8 +9,6 @@ import torch
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import (
-    StackedModel,
-    group_by_structure,
     load,
     load_graph,
     repair,
@@ -60,14 +58,6 @@ def test_settings_of_the_graph_are_defaults_that_arguments_override(path):
     state = run_source(to_source(graph)).state_dict()
     assert all(torch.allclose(state[name], expected[name]) for name in expected)
     assert {value.dtype for value in state.values()} == {torch.float64}
-
-
-def test_graphs_of_unequal_settings_are_not_stacked():
-    graph = ComputationGraph.from_dict(chain(3, 3, 2))
-    graphs = [graph, graph.with_translation({"dtype": "float64"}), graph.with_translation({"projection": "always"})]
-    assert group_by_structure(graphs) == [[0], [1], [2]]
-    assert group_by_structure(graphs, {"projection": "auto", "dtype": torch.float32}) == [[0, 1, 2]]
-    assert StackedModel([graphs[1]], [0])(torch.zeros(5, 3, dtype=torch.float64)).dtype == torch.float64
 
 
 @pytest.mark.parametrize(

@@ -7,7 +7,6 @@ import torch
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import (
-    StackedModel,
     clear_translation_cache,
     get_translation_cache_metrics,
     set_translation_cache_enabled,
@@ -129,9 +128,3 @@ def test_bias_of_an_input_is_refused_from_the_cache_as_well():
     data["nodes"][0]["bias"] = 1.0
     with pytest.raises(ValueError, match=r"expected an input to have bias 0\.0"):
         build(data)
-
-
-def test_every_graph_of_a_stack_is_validated():
-    graphs = [ComputationGraph.from_dict(data) for data in (chain(2, 3, 2), HIDDEN_FLAWS["dangling"])]
-    with pytest.raises(ValueError, match="edge 9: expected a target among the nodes, got 77"):
-        StackedModel(graphs, [0, 1])

@@ -8,9 +8,39 @@ import torch.nn.functional as F
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import DirectTraining, is_direct, to_pytorch_model
-from gflownet.translation.direct_code import DIRECT_ACTIVATIONS
+from gflownet.translation.direct_code import DIRECT_ACTIVATIONS, DIRECT_AGGREGATIONS
+from tests.oracles.translation_families import random_graph
 from tests.translation.graphs import chain, mixed, recurrent
-from tests.translation.test_stacked import graphs_of, stackable_data
+
+
+def graphs_of(data, count=3):
+    """`count` graphs of one structure with different biases and weights."""
+    graphs = []
+    for position in range(count):
+        data = copy.deepcopy(data)
+        for node in data["nodes"]:
+            if node["node_type"] != "input":
+                node["bias"] = 0.1 * position
+        for edge in data["edges"]:
+            edge["weight"] = 1.0 + 0.2 * position
+        graphs.append(ComputationGraph.from_dict(data))
+    return graphs
+
+
+def direct_data():
+    cases = []
+    for family in ("simple", "multigraph", "disabled", "unfed"):
+        for seed in range(60):
+            data = random_graph(family, seed)
+            for node in data["nodes"]:
+                attributes = node.get("attributes", {})
+                if attributes.get("aggregation") not in DIRECT_AGGREGATIONS:
+                    node["attributes"] = {"aggregation": "mean"}
+                if node.get("activation_function") in ("lstm", "gru"):
+                    node["activation_function"] = "tanh"
+            if not any(edge.get("attributes", {}).get("is_recurrent") for edge in data["edges"]):
+                cases.append(data)
+    return [*cases[::6], chain(4, 5, 70, 66, 3)]  # wide layers have code of their own
 
 
 def models_of(data, seeds=(3, 1, 4), **config):
@@ -42,7 +72,7 @@ def assert_same_gradients(model):
 
 @pytest.mark.parametrize("projection", ["auto", "always"])
 def test_gradients_are_those_of_autograd(projection):
-    for data in stackable_data():
+    for data in direct_data():
         (model,) = models_of(data, (0,), dtype=torch.float64, projection=projection)
         with torch.no_grad():
             for parameter in model.parameters():

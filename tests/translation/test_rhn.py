@@ -14,7 +14,6 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.rhn.layers import RHNBlock
 from gflownet.rhn.wavefront import Wavefront
 from gflownet.translation import (
-    StackedModel,
     export_program,
     is_direct,
     summary,
@@ -240,5 +239,3 @@ def test_what_has_no_form_for_it_says_so_in_one_line() -> None:
     with pytest.raises(ValueError, match=r"^node 1: expected a cell of torch in a stand-alone source, got rhn$"):
         to_source(graph)
     assert not is_direct(to_pytorch_model(graph).plan)
-    with pytest.raises(ValueError, match="expected"):
-        StackedModel([graph, graph], seeds=[1, 2])
