@@ -18,6 +18,7 @@ class StepScorer:
 
     def __init__(self, env: Environment, evaluator: Evaluator, *, step: int) -> None:
         self.evaluations: list[Evaluation] = []  # of all states scored so far, in order
+        self.keys: list[str] = []  # canonical keys of those states
         self._env, self._evaluator, self._step = env, evaluator, step
         self._known: dict[str, Evaluation] = {}
 
@@ -32,6 +33,7 @@ class StepScorer:
         for i, evaluation in found.items():
             self._known.setdefault(keys[i], evaluation)
         self.evaluations += evaluations
+        self.keys += keys
         return scores_of(evaluations)
 
 

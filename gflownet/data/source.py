@@ -103,7 +103,8 @@ class TrajectorySource:
         def scored(found: TrajectoryBatch) -> TrajectoryBatch:
             scores = scorer.scores(found.terminal)
             if self.options.replay.use:
-                metrics["replay_size"] = float(self._remember(found, scores, replay))
+                keys = scorer.keys[-len(found) :]
+                metrics["replay_size"] = float(self._remember(found, scores, keys, replay))
             return self._rewarded(found, scores)
 
         fresh = scored(self._fresh(step, policy, teacher))
@@ -158,11 +159,9 @@ class TrajectorySource:
             temperature=exploration.temperature,
         )
 
-    def _remember(self, found: TrajectoryBatch, scores: Tensor, replay: Replay) -> int:
-        """Keep the terminal states, and the way to them where that is replayed; return how many are kept in all."""
-        env = self.context.env
-        sequences = None if self.options.replay.resample else action_sequences(env, found)
-        keys = [env.coloured_graph(found.terminal, i).canonical_key() for i in range(len(found))]
+    def _remember(self, found: TrajectoryBatch, scores: Tensor, keys: Sequence[str], replay: Replay) -> int:
+        """Store terminal states under their keys, with their actions if those are replayed; return the buffer size."""
+        sequences = None if self.options.replay.resample else action_sequences(self.context.env, found)
         return replay.add(SeenStates(found.terminal, scores, sequences), keys=keys)
 
     def _search_start(

@@ -16,6 +16,7 @@ from gflownet.data.sampler import Exploration
 from gflownet.data.served_policy import MergedPolicyCalls
 from gflownet.errors import UserError
 from gflownet.evaluation.task import Score
+from gflownet.graphs import canonical
 from gflownet.mdp.states import GraphStates
 from gflownet.utils.worker_processes import WorkerError
 from tests.data.rollouts import (
@@ -65,6 +66,16 @@ def test_a_rollout_is_evaluated_remembered_and_replayed(tmp_path):
         replayed = third.trajectories.terminal[6:]
         assert all(made.source.context.env.coloured_graph(replayed, i) in known for i in range(3))
         assert bool(third.trajectories.log_reward.isfinite().all())
+
+
+def test_rollout_searches_canonical_form_once_per_terminal_graph(tmp_path, monkeypatch):
+    searches: list[int] = []
+    search = canonical.canonical_labelling
+    monkeypatch.setattr(canonical, "canonical_labelling", lambda graph: searches.append(1) or search(graph))
+    with parts(tmp_path) as made:
+        rollout = next(iter(made.here()))
+        assert len(made.replay) > 0
+    assert 0 < len(searches) <= rollout.num_fresh
 
 
 def test_a_step_can_be_made_again_in_any_order(tmp_path):
