@@ -17,7 +17,7 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
 # A line imports only lines above it, and of those only what the second column names where there is one.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
-    {"errors": None, "plugins": None, "optimisers": None},
+    {"errors": None, "plugins": None, "optimisers": None, "layered_drawing": set()},
     {"files": {"errors"}, "options": {"errors"}},
     {"graphs": set(), "autodiff": set(), "rhn": set(), "utils": set()},
     {"translation": {"graphs", "rhn"}, "mdp": {"graphs"}},

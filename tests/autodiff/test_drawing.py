@@ -1,4 +1,4 @@
-"""Pictures and networkx graphs of tensor graphs."""
+"""Drawings and networkx graphs of tensor graphs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ def boxes(svg: ElementTree.Element) -> list[tuple[float, float, float, float]]:
 
 
 @pytest.mark.parametrize("graph", graphs())
-def test_a_picture_has_a_box_per_node_and_an_edge_per_operand(graph: Graph) -> None:
+def test_svg_has_box_per_node_and_edge_per_operand(graph: Graph) -> None:
     svg = ElementTree.fromstring(to_svg(graph))
     found = boxes(svg)
     num_edges = sum(len(node.inputs) for node in graph.nodes())
@@ -63,7 +63,7 @@ def test_a_picture_has_a_box_per_node_and_an_edge_per_operand(graph: Graph) -> N
     assert all(order[source][2] < order[node][0] for node in graph.nodes() for source in node.inputs)
 
 
-def test_a_picture_says_what_is_computed() -> None:
+def test_svg_shows_formulas() -> None:
     text = to_svg(parse(TEXT).graph())
     for words in (
         "z[i,j] = sum_k x[i,k] w[k,j]",
@@ -76,14 +76,14 @@ def test_a_picture_says_what_is_computed() -> None:
     assert text.count('stroke-width="2.8"') == 1
 
 
-def test_a_leaf_is_drawn_beside_its_first_use() -> None:
+def test_svg_leaf_is_one_column_before_first_use() -> None:
     graph = parse(TEXT).graph()
     places = dict(zip(graph.nodes(), boxes(ElementTree.fromstring(to_svg(graph))), strict=True))
     assert places[graph.node("half")][0] == places[graph.node("s")][0]
     assert places[graph.node("x")][0] == places[graph.node("w")][0]
 
 
-def test_names_are_escaped() -> None:
+def test_svg_escapes_names() -> None:
     leaf = LeafNode([2], kind=LeafKind.PARAMETER, name='<a & "b">')
     assert ElementTree.fromstring(to_svg(leaf)) is not None
     assert "parameter t_1" in to_dot(leaf)
@@ -91,7 +91,7 @@ def test_names_are_escaped() -> None:
 
 @pytest.mark.skipif(shutil.which("dot") is None, reason="needs Graphviz")
 @pytest.mark.parametrize("graph", graphs()[:3])
-def test_graphviz_draws_the_dot_text(graph: Graph) -> None:
+def test_graphviz_draws_dot_text(graph: Graph) -> None:
     done = subprocess.run(["dot", "-Tsvg"], input=to_dot(graph), capture_output=True, text=True, check=True)
     assert done.stderr == ""
     svg = ElementTree.fromstring(done.stdout)
@@ -100,7 +100,7 @@ def test_graphviz_draws_the_dot_text(graph: Graph) -> None:
     assert kinds.count("edge") == sum(len(node.inputs) for node in graph.nodes())
 
 
-def test_dot_text_names_every_node_and_edge() -> None:
+def test_dot_text_has_every_node_and_edge() -> None:
     lines = to_dot(parse(TEXT).graph()).splitlines()
     assert sum("->" in line for line in lines) == 8
     assert sum("label=" in line and "->" not in line for line in lines) == 8
@@ -108,7 +108,7 @@ def test_dot_text_names_every_node_and_edge() -> None:
 
 
 @pytest.mark.parametrize("graph", graphs())
-def test_the_networkx_graph_has_everything(graph: Graph) -> None:
+def test_to_networkx_has_all_nodes_and_edges(graph: Graph) -> None:
     found = to_networkx(graph)
     assert nx.is_directed_acyclic_graph(found)
     assert list(found) == list(graph.ids)
@@ -122,7 +122,7 @@ def test_the_networkx_graph_has_everything(graph: Graph) -> None:
         assert getattr(torch, found.nodes[name]["dtype"]) is node.dtype
 
 
-def test_the_networkx_graph_of_the_example() -> None:
+def test_to_networkx_example() -> None:
     found = to_networkx(parse(TEXT).graph())
     assert found.nodes["z"]["type"] == "linear"
     assert found.number_of_edges("h", "y") == 2
