@@ -39,7 +39,7 @@ from gflownet.objectives.max_likelihood import MaxLikelihood
 from gflownet.objectives.order_preserving import OrderPreserving
 from gflownet.objectives.relative import RelativeTrajectoryBalance
 from gflownet.policy.on_device import PolicyOnDevice
-from gflownet.utils.random_state import stream_seed
+from gflownet.workers.process import stream_seed
 
 NUM_ROLLOUTS = 10  # backward trajectories into each state whose p(x) is estimated (spec/gflownet.md, rung 5)
 # Where rewards are sharpened at random, those quantiles of beta are certified.

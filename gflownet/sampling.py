@@ -16,7 +16,7 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.run_folder import last_checkpoint
 from gflownet.trainer import GFNTrainer
-from gflownet.utils.random_state import get_random_state, set_random_state
+from gflownet.workers.process import get_random_state, set_random_state
 
 _AT_ONCE = 256  # trajectories sampled together, to bound memory
 

@@ -41,10 +41,15 @@ from gflownet.policy.config import POLICIES
 from gflownet.progress import Progress, mean
 from gflownet.report.closing import report_run
 from gflownet.run_folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder, policy_weights
-from gflownet.utils.memory import keep_freed_memory
-from gflownet.utils.multiprocessing_proxy import set_main_process_device
-from gflownet.utils.random_state import get_random_state, seed_all, set_random_state, stream_seed
-from gflownet.utils.transport import make_transport
+from gflownet.workers.process import (
+    get_random_state,
+    keep_freed_memory,
+    seed_all,
+    set_main_process_device,
+    set_random_state,
+    stream_seed,
+)
+from gflownet.workers.transport import make_transport
 
 if TYPE_CHECKING:
     from gflownet.certification import RunCertificate

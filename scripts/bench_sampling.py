@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from gflownet.utils.memory import keep_freed_memory
+from gflownet.workers.process import keep_freed_memory
 from scripts.bench import Row, finish, parse_arguments
 from scripts.sampling import growth, peer_settings, shares, side_by_side
 

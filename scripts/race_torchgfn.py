@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from gflownet.utils.memory import keep_freed_memory
+from gflownet.workers.process import keep_freed_memory
 from scripts.bench import Row, finish, parse_arguments, skip
 from scripts.peers.environment import PeerError, find_environment
 from scripts.peers.process import KEEPS_FREED_MEMORY, PeerProcess

@@ -30,7 +30,7 @@ from gflownet.learning.learner import Learner, LearnerOptions
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
-from gflownet.utils.memory import keep_freed_memory
+from gflownet.workers.process import keep_freed_memory
 from scripts.bench import Row, at_most, equals, figure, finish, make_parser
 from scripts.workers.parts import BUFFERS, TRANSPORTS, Parts, made_parts
 from scripts.workers.processes import num_descriptors, num_threads, private_bytes, shared_bytes, workers

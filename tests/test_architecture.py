@@ -19,11 +19,11 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"errors": None, "plugins": None, "optimisers": None, "layered_drawing": set()},
     {"files": {"errors"}, "options": {"errors"}},
-    {"graphs": set(), "autodiff": set(), "rhn": set(), "utils": set()},
-    {"translation": {"graphs", "rhn"}, "mdp": {"graphs"}},
+    {"graphs": set(), "autodiff": set(), "rhn": set(), "workers": set()},
+    {"translation": {"graphs", "rhn"}, "mdp": {"graphs"}, "utils": {"workers"}},
     {"envs": {"mdp", "graphs", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp", "graphs"}},
     {"evaluation": {"graphs", "translation", "autodiff", "rhn"}},
-    {"data": {"mdp", "policy", "evaluation", "utils"}},
+    {"data": {"mdp", "policy", "evaluation", "workers"}},
     {
         "checkpoint": set(),
         "console": set(),
@@ -33,7 +33,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     },
     {
         "companions": {"mdp", "objectives", "policy"},
-        "learning": {"data", "evaluation", "mdp", "objectives", "policy", "utils"},
+        "learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"},
     },
     {"config": None, "logging": {"console"}, "report": None},
     {"config_checks": None, "progress": {"evaluation", "metrics"}, "run_folder": None},

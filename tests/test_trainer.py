@@ -25,7 +25,7 @@ from gflownet.run_folder import last_checkpoint
 from gflownet.run_marker import read_marker
 from gflownet.train import main
 from gflownet.trainer import GFNTrainer
-from gflownet.utils.worker_processes import WorkerError
+from gflownet.workers.pool import WorkerError
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes
 

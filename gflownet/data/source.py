@@ -25,7 +25,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
-from gflownet.utils.random_state import stream_seed
+from gflownet.workers.process import stream_seed
 
 # What a step draws at random for, each from a stream of its own.
 _FRESH, _REPLAYED, _REPLAY_CHOICE, _VALIDATION, GLOBAL_STREAM, _SEARCH, _SEARCH_CHOICE, _OFFLINE, _TAUGHT = range(9)

@@ -15,14 +15,15 @@ from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluator, InlineEvaluator
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.policy.on_device import PolicyOnDevice
-from gflownet.utils.loader_workers import LoaderPool
-from gflownet.utils.memory import keep_freed_memory
-from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
-from gflownet.utils.packing import MessageError
-from gflownet.utils.random_state import seed_all, stream_seed
-from gflownet.utils.transport import Transport
-from gflownet.utils.worker_context import WorkerInfo
-from gflownet.utils.worker_processes import WorkerError, WorkerPool
+from gflownet.workers.loader_pool import LoaderPool
+from gflownet.workers.packing import MessageError
+from gflownet.workers.pool import Pool, WorkerError, WorkerPool
+from gflownet.workers.process import WorkerInfo, keep_freed_memory, seed_all, stream_seed
+from gflownet.workers.proxy import Endpoint
+from gflownet.workers.server import ProxyServer, Served
+from gflownet.workers.transport import Transport
+
+POOLS: dict[str, type[Pool]] = {"processes": WorkerPool, "dataloader": LoaderPool}
 
 
 def rollouts_here(
@@ -86,17 +87,17 @@ def _publish(served: Mapping[str, ServedPolicy]) -> None:
         policy.publish()
 
 
-def _pool(work: _Work, server: ProxyServer, *, num_workers: int, config: WorkersConfig) -> WorkerPool | LoaderPool:
-    options: Any = {
-        "num_workers": num_workers,
-        "start_method": config.start_method,
-        "deadline_s": config.deadline,
-        "seed": work.seed,
-    }
+def _pool(work: _Work, server: ProxyServer, *, num_workers: int, config: WorkersConfig) -> Pool:
     try:
-        if config.backend == "dataloader":
-            return LoaderPool(work, server, **options)
-        return WorkerPool(work, server, **options, max_restarts=config.max_restarts)
+        return POOLS[config.backend](
+            work,
+            server,
+            num_workers=num_workers,
+            start_method=config.start_method,
+            deadline_s=config.deadline,
+            max_restarts=config.max_restarts,
+            seed=work.seed,
+        )
     except MessageError:
         raise
     except ValueError as error:

@@ -22,7 +22,7 @@ from gflownet.objectives.optimiser import clip_gradients, differentiate, make_op
 from gflownet.objectives.schedules import make_schedule
 from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
-from gflownet.utils.random_state import stream_seed
+from gflownet.workers.process import stream_seed
 
 
 @dataclass(frozen=True)

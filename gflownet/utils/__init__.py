@@ -1,1 +1,1 @@
-"""Plumbing between processes, and nothing else."""
+"""Module names of recursionpharma/gflownet's worker code; the implementation is `gflownet.workers`."""

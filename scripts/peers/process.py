@@ -15,7 +15,7 @@ from scripts.peers.environment import PeerError
 
 TORCHGFN_SIDE = Path(__file__).with_name("torchgfn_side.py")
 AS_IT_COMES: Mapping[str, str] = {}
-# To glibc what gflownet.utils.memory.keep_freed_memory is to a process that runs already.
+# To glibc what gflownet.workers.process.keep_freed_memory is to a process that runs already.
 KEEPS_FREED_MEMORY: Mapping[str, str] = {
     "MALLOC_TRIM_THRESHOLD_": str(2**31 - 1),
     "MALLOC_MMAP_THRESHOLD_": str(32 << 20),

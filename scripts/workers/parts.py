@@ -27,7 +27,7 @@ from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.policy.on_device import PolicyOnDevice
-from gflownet.utils.transport import CPU, BufferTransport, PickleTransport, QueueTransport, Transport
+from gflownet.workers.transport import CPU, BufferTransport, PickleTransport, QueueTransport, Transport
 from scripts.peers.fixed_length import FixedLengthGraphBuildingEnv
 
 BUFFERS, PICKLES, QUEUES = "buffers", "pickles", "queues"

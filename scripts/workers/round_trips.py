@@ -15,10 +15,9 @@ from gflownet.data.served_policy import MergedPolicyCalls
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import PolicyFunction
-from gflownet.utils.memory import keep_freed_memory
-from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
-from gflownet.utils.worker_context import WorkerInfo
-from gflownet.utils.worker_processes import WorkerPool
+from gflownet.workers import Endpoint, ProxyServer, Served
+from gflownet.workers.pool import WorkerPool
+from gflownet.workers.process import WorkerInfo, keep_freed_memory
 from scripts.bench import Row
 from scripts.workers.parts import BATCH_SIZE, BUFFERS, NUM_ACTIONS, PICKLES, POLICIES, TRANSPORTS, made_parts
 

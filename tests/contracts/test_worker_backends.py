@@ -13,16 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.utils.failures import RemoteTraceback
-from gflownet.utils.multiprocessing_proxy import ProxyServer
-from gflownet.utils.packing import MessageError
-from gflownet.utils.transport import PickleTransport
-from gflownet.utils.worker_processes import WorkerError
-from tests.utils import producers
-from tests.utils.conftest import transport  # noqa: F401
-from tests.utils.messages import TRANSPORTS, assert_same, cases, named_memory
-from tests.utils.pools import BACKENDS, SOON_S, next_of, workers
-from tests.utils.producers import Desk
+from gflownet.workers import ProxyServer
+from gflownet.workers.packing import MessageError
+from gflownet.workers.pool import WorkerError
+from gflownet.workers.proxy import RemoteTraceback
+from gflownet.workers.transport import PickleTransport
+from tests.workers import producers
+from tests.workers.conftest import transport  # noqa: F401
+from tests.workers.messages import TRANSPORTS, assert_same, cases, named_memory
+from tests.workers.pools import BACKENDS, SOON_S, next_of, workers
+from tests.workers.producers import Desk
 
 
 @pytest.fixture(params=BACKENDS)
@@ -131,7 +131,7 @@ def test_a_message_that_cannot_travel_is_the_workers_failure(backend):
 def test_a_stream_that_ends_is_a_failure(backend):
     with workers(PickleTransport(), producers.ends, backend=backend) as pool:
         assert pool.next() == 0
-        with pytest.raises(WorkerError, match="expected messages for ever, got the end of the stream"):
+        with pytest.raises(WorkerError, match="expected messages without end, got the end of the stream"):
             pool.next()
 
 

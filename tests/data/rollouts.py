@@ -27,7 +27,7 @@ from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.policy.on_device import PolicyOnDevice
-from gflownet.utils.transport import CPU, make_transport
+from gflownet.workers.transport import CPU, make_transport
 from tests.contracts.environments import ENVIRONMENTS
 
 TRANSPORTS = {

@@ -18,7 +18,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.task import Score
 from gflownet.graphs import canonical
 from gflownet.mdp.states import GraphStates
-from gflownet.utils.worker_processes import WorkerError
+from gflownet.workers.pool import WorkerError
 from tests.data.rollouts import (
     TRANSPORTS,
     CountsNodes,

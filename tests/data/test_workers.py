@@ -5,7 +5,7 @@ import pytest
 from gflownet.data.config import WorkersConfig
 from gflownet.data.workers import _failures_as_user_errors
 from gflownet.errors import UserError
-from gflownet.utils.worker_processes import WorkerError
+from gflownet.workers.pool import WorkerError
 
 
 def fail(cause: BaseException | None) -> None:

@@ -4,8 +4,8 @@ import pickle
 
 import pytest
 
-from gflownet.utils.failures import Failure, RemoteTraceback
-from tests.utils.messages import TwoArgumentError
+from gflownet.workers.proxy import Failure, RemoteTraceback
+from tests.workers.messages import TwoArgumentError
 
 
 class UnpicklableError(Exception):

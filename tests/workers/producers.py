@@ -16,14 +16,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.utils.multiprocessing_proxy import (
+from gflownet.workers import (
     Endpoint,
     WorkerInfo,
     get_worker_device,
     get_worker_info,
     get_worker_rng,
 )
-from tests.utils.messages import TwoArgumentError, cases
+from tests.workers.messages import TwoArgumentError, cases
 
 
 class Desk:

@@ -7,11 +7,11 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served
-from gflownet.utils.proxy import CALL
-from gflownet.utils.transport import Transport
-from tests.utils.messages import TRANSPORTS
-from tests.utils.served_model import Model, Rows
+from gflownet.workers import Endpoint, ProxyServer, Served
+from gflownet.workers.proxy import CALL
+from gflownet.workers.transport import Transport
+from tests.workers.messages import TRANSPORTS
+from tests.workers.served_model import Model, Rows
 
 
 @pytest.fixture(params=TRANSPORTS)

@@ -7,8 +7,8 @@ import pytest
 import torch
 from torch_geometric.data import Batch
 
-from gflownet.utils.packing import ALIGNMENT, MessageError, Packed, map_tensors, pack, unpack
-from tests.utils.messages import Inner, Named, Outer, assert_same, built_batch, cases, graph
+from gflownet.workers.packing import ALIGNMENT, MessageError, Packed, map_tensors, pack, unpack
+from tests.workers.messages import Inner, Named, Outer, assert_same, built_batch, cases, graph
 
 
 def delivered(packed: Packed):

@@ -1,4 +1,4 @@
-"""The thread of the main process that answers workers: calls of one method that wait together become one."""
+"""Server thread of the main process for calls from workers; simultaneous calls of one method are merged."""
 
 from __future__ import annotations
 
@@ -13,39 +13,38 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
-from gflownet.utils.channel import Channel
-from gflownet.utils.failures import Failure
-from gflownet.utils.packing import MessageError, map_tensors
-from gflownet.utils.proxy import CALL, LENGTH, Call, Endpoint
-from gflownet.utils.transport import CPU, Transport
+from gflownet.workers.packing import MessageError, map_tensors
+from gflownet.workers.process import CPU
+from gflownet.workers.proxy import CALL, LENGTH, Call, Endpoint, Failure
+from gflownet.workers.transport import Channel, Transport
 
-_PATIENCE_S = 1.0  # for a call that is under way when the server closes
+_CLOSE_TIMEOUT_S = 1.0  # for a running call when the server closes
 
 
 class Merger(Protocol):
-    """How calls of one method that wait together become one.
+    """Merging of simultaneous calls of one method.
 
     The method must be a pure function of its arguments: it runs in `torch.inference_mode`, its arguments may lie in
-    memory that the caller writes again as soon as it has the result, and if a merged call fails, the calls are made
-    one by one so that only those hear of it whose fault it is.
+    memory that the caller overwrites after it has the result, and if a merged call fails, the calls are retried one by
+    one, so that only the faulty one fails.
     """
 
     def merge(self, calls: Sequence[tuple]) -> tuple:
-        """Return the arguments of one call that stands for all, given the positional arguments of each."""
+        """Return the arguments of the merged call, given the positional arguments of each call."""
         ...
 
     def split(self, result: Any, calls: Sequence[tuple]) -> Sequence[Any]:
-        """Return the result of each call, given the result of the merged one."""
+        """Return the result of each call, given the result of the merged call."""
         ...
 
 
 class Served:
-    """An object whose public methods and length workers may use; of a torch module, methods that `nn.Module` lacks.
+    """An object and the methods that workers may call: public ones and the length, without those of `nn.Module`.
 
     Args:
         target: the object.
-        mergers: for the methods of which several calls can become one.
-        is_slow: each of its calls runs in a separate thread, so that no other call waits for them; it must bear that.
+        mergers: by method, for methods whose calls can be merged.
+        is_slow: run each call in its own thread, so that no other call waits; the object must be thread-safe.
     """
 
     def __init__(self, target: Any, mergers: Mapping[str, Merger] | None = None, *, is_slow: bool = False) -> None:
@@ -59,18 +58,18 @@ class Served:
         return self.target if name == CALL else getattr(self.target, name)
 
 
-class _Waiting(NamedTuple):
+class _Request(NamedTuple):
     channel: Channel
     call: Call
 
 
 class ProxyServer:
-    """Answers the calls of workers in a thread that sleeps until one comes. A context manager.
+    """Runs the calls of workers in a thread that sleeps until one arrives. A context manager.
 
     Args:
         served: the objects by name.
         transport: how messages travel; it is closed with the server.
-        device: where the tensors of a call arrive.
+        device: of the tensors of received calls.
 
     Attributes:
         thread: the thread.
@@ -78,36 +77,36 @@ class ProxyServer:
 
     def __init__(self, served: Mapping[str, Served], *, transport: Transport, device: torch.device = CPU) -> None:
         self.transport, self._device, self._served = transport, device, dict(served)
-        self._alarm, self._doorbell = multiprocessing.Pipe(duplex=False)
-        self._news: deque[Channel | None] = deque()  # a worker's channel; None: the end
-        self._channels: dict[Any, Channel] = {}  # by their connections; used by the thread alone
-        self._turn = threading.Lock()
+        self._wakeup, self._wakeup_sender = multiprocessing.Pipe(duplex=False)
+        self._new_channels: deque[Channel | None] = deque()  # None: close
+        self._channels: dict[Any, Channel] = {}  # by connection; used by the thread alone
+        self._call_lock = threading.Lock()
         self.thread = threading.Thread(target=self._serve, name="answers workers", daemon=True)
         self.thread.start()
 
     def connect(self) -> Endpoint:
         """Return the endpoint for a worker that is about to be started."""
-        near, far = self.transport.pair(self._device)
-        self._tell(near)
-        return Endpoint(far, methods={name: served.methods for name, served in self._served.items()})
+        channel, worker_channel = self.transport.pair(self._device)
+        self._notify(channel)
+        return Endpoint(worker_channel, methods={name: served.methods for name, served in self._served.items()})
 
     @contextmanager
     def between_calls(self) -> Iterator[None]:
-        """Keep the thread from answering, so that a fork copies nothing half done."""
-        with self._turn:
+        """Keep the thread from running calls, so that a fork copies a consistent state."""
+        with self._call_lock:
             yield
 
     @property
     def has_slow(self) -> bool:
-        """Return whether calls may be under way in other threads than the one that `between_calls` stops."""
+        """Return whether calls may be running in threads that `between_calls` does not stop."""
         return any(served.is_slow for served in self._served.values())
 
     def close(self) -> None:
-        """End the thread and close all channels; a worker that calls then gets a ConnectionError."""
-        if not self._doorbell.closed:
-            self._tell(None)
-            self.thread.join(_PATIENCE_S)
-            self._doorbell.close()
+        """End the thread and close all channels; later calls of workers raise ConnectionError."""
+        if not self._wakeup_sender.closed:
+            self._notify(None)
+            self.thread.join(_CLOSE_TIMEOUT_S)
+            self._wakeup_sender.close()
             self.transport.close()
 
     def __enter__(self) -> ProxyServer:
@@ -116,50 +115,51 @@ class ProxyServer:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _tell(self, news: Channel | None) -> None:
-        self._news.append(news)
-        self._doorbell.send_bytes(b"!")
+    def _notify(self, channel: Channel | None) -> None:
+        self._new_channels.append(channel)
+        self._wakeup_sender.send_bytes(b"!")
 
     def _serve(self) -> None:
-        is_over = False
-        while not is_over:
-            ready = wait([self._alarm, *self._channels])
-            with self._turn:
-                self._answer([self._channels[at] for at in ready if at is not self._alarm])
-                is_over = self._alarm in ready and self._hear()
+        is_closed = False
+        while not is_closed:
+            ready = wait([self._wakeup, *self._channels])
+            with self._call_lock:
+                self._run_calls([self._channels[connection] for connection in ready if connection is not self._wakeup])
+                is_closed = self._wakeup in ready and self._accept_channel()
         for channel in self._channels.values():
             channel.close()
-        self._alarm.close()
+        self._wakeup.close()
 
-    def _hear(self) -> bool:
-        """Return whether this is the end; otherwise there is a new channel."""
-        self._alarm.recv_bytes()
-        news = self._news.popleft()
-        if news is not None:
-            self._channels[news.connection] = news
-        return news is None
+    def _accept_channel(self) -> bool:
+        """Add a new channel; return True if the server is closed instead."""
+        self._wakeup.recv_bytes()
+        channel = self._new_channels.popleft()
+        if channel is not None:
+            self._channels[channel.connection] = channel
+        return channel is None
 
-    def _answer(self, channels: Sequence[Channel]) -> None:
-        """Answer the calls that wait in these channels, as one where that can be done."""
-        groups: dict[Any, list[_Waiting]] = {}
+    def _run_calls(self, channels: Sequence[Channel]) -> None:
+        """Run the pending calls of these channels, merged where possible."""
+        groups: dict[Any, list[_Request]] = {}
         for channel in channels:
-            one = self._take(channel)
-            if one is not None:
-                key = channel if self._merger(one.call) is None else (one.call.name, one.call.method)
-                groups.setdefault(key, []).append(one)
+            request = self._receive(channel)
+            if request is not None:
+                call = request.call
+                key = channel if self._merger(call) is None else (call.name, call.method)
+                groups.setdefault(key, []).append(request)
         for group in groups.values():
             if self._served[group[0].call.name].is_slow:
-                threading.Thread(target=self._answer_group, args=(group,), daemon=True).start()
+                threading.Thread(target=self._run_group, args=(group,), daemon=True).start()
             else:
-                self._answer_group(group)
+                self._run_group(group)
 
-    def _take(self, channel: Channel) -> _Waiting | None:
-        """Return the call of a worker; None if it is gone or its call could not be read, which it gets as an answer."""
+    def _receive(self, channel: Channel) -> _Request | None:
+        """Return the call of a worker; None if the worker is gone or its call is unreadable (replied as a failure)."""
         try:
             call = channel.view()
             if self._merger(call) is None:
                 call = map_tensors(call, torch.clone)  # the object may keep its arguments
-            return _Waiting(channel, call)
+            return _Request(channel, call)
         except (EOFError, OSError):
             del self._channels[channel.connection]
             channel.close()
@@ -170,17 +170,17 @@ class ProxyServer:
     def _merger(self, call: Call) -> Merger | None:
         return None if call.options else self._served[call.name].mergers.get(call.method)
 
-    def _answer_group(self, group: Sequence[_Waiting]) -> None:
+    def _run_group(self, group: Sequence[_Request]) -> None:
         try:
-            results = self._together(group) if len(group) > 1 else [self._result(group[0].call)]
+            results = self._run_merged(group) if len(group) > 1 else [self._run(group[0].call)]
         except Warning as error:  # where warnings are errors
             results = [Failure.of(error)] * len(group)
         for (channel, _), result in zip(group, results, strict=True):
             _reply(channel, result)
 
-    def _together(self, group: Sequence[_Waiting]) -> Sequence[Any]:
-        """Return the results of calls made as one; of calls made one by one if that fails."""
-        call, arguments = group[0].call, [one.call.arguments for one in group]
+    def _run_merged(self, group: Sequence[_Request]) -> Sequence[Any]:
+        """Return the results of merged calls; retry one by one if the merged call fails."""
+        call, arguments = group[0].call, [request.call.arguments for request in group]
         merger = self._merger(call)
         assert merger is not None, "only calls with a merger form a group"
         try:
@@ -190,16 +190,16 @@ class ProxyServer:
                 raise ValueError(f"split: expected {len(group)} results, got {len(results)}")
         except BaseException as error:  # the thread survives any of them
             warnings.warn(f"{call}: {len(group)} calls are made one by one, as one they raise {error!r}", stacklevel=2)
-            results = [self._result(one.call) for one in group]
+            results = [self._run(request.call) for request in group]
         return results
 
-    def _result(self, call: Call) -> Any:
+    def _run(self, call: Call) -> Any:
         """Return the result of a call, or its failure."""
         no_gradients = torch.no_grad() if self._merger(call) is None else torch.inference_mode()
         try:
             with no_gradients:
                 return self._method(call)(*call.arguments, **call.options)
-        except BaseException as error:  # an exit, too, is the caller's
+        except BaseException as error:  # SystemExit too is raised in the caller
             return Failure.of(error)
 
     def _method(self, call: Call) -> Callable[..., Any]:
@@ -215,7 +215,7 @@ def _methods(target: Any) -> frozenset[str]:
 
 
 def _reply(channel: Channel, result: Any) -> None:
-    """Send a result, or that it cannot be sent; if the worker is gone, the thread that reads will see it."""
+    """Send a result, or the error of sending it; the reading thread notices a worker that is gone."""
     try:
         try:
             channel.send(result)

@@ -16,14 +16,14 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.utils import worker_processes
-from gflownet.utils.multiprocessing_proxy import ProxyServer, Served
-from gflownet.utils.transport import PickleTransport
-from gflownet.utils.worker_processes import WorkerError, WorkerPool
-from tests.utils import producers
-from tests.utils.messages import TRANSPORTS, named_memory
-from tests.utils.pools import SOON_S, next_of, workers
-from tests.utils.producers import Desk, double
+from gflownet.workers import ProxyServer, Served
+from gflownet.workers import pool as worker_processes
+from gflownet.workers.pool import WorkerError, WorkerPool
+from gflownet.workers.transport import PickleTransport
+from tests.workers import producers
+from tests.workers.messages import TRANSPORTS, named_memory
+from tests.workers.pools import SOON_S, next_of, workers
+from tests.workers.producers import Desk, double
 
 
 @pytest.fixture
@@ -265,5 +265,5 @@ def test_forkserver_imports_the_loaded_modules_once(monkeypatch):
     monkeypatch.setitem(sys.modules, "torch_geometric", sys)
     server: Any = None  # read by the start method fork only
     worker_processes.start_context(server, producers.sample, num_workers=1, start_method="auto")
-    assert {"__main__", "tests.utils.producers", "gflownet.utils.transport", "torch_geometric"} <= set(preloaded)
+    assert {"__main__", "tests.workers.producers", "gflownet.workers.transport", "torch_geometric"} <= set(preloaded)
     assert not [name for name in preloaded if name.startswith("torch.")]

@@ -18,14 +18,14 @@ from typing import Any
 
 import pytest
 
-from gflownet.utils.worker_processes import start_context
-from tests.utils import producers, scenarios
+from gflownet.workers.pool import start_context
+from tests.workers import producers, scenarios
 
 LIMIT_S = 300.0  # reached only by a test that fails
 
 
 def command(scenario: str, transport: str = "pickle", start_method: str = "fork") -> list[str]:
-    return [sys.executable, "-m", "tests.utils.scenarios", scenario, transport, start_method]
+    return [sys.executable, "-m", "tests.workers.scenarios", scenario, transport, start_method]
 
 
 @contextmanager
@@ -149,7 +149,7 @@ def can_mount() -> bool:
     return subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=False).returncode == 0
 
 
-@pytest.mark.slow  # tests/utils/test_transport.py has a full /dev/shm in this process
+@pytest.mark.slow  # tests/workers/test_transport.py has a full /dev/shm in this process
 def test_a_small_shared_memory_is_enough(checkout):
     """Messages of 10 MB with a /dev/shm of 8 MB: buffers do not need it, torch's sharing would be killed."""
     if not can_mount():

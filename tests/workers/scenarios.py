@@ -1,7 +1,7 @@
 """Main programs for faults that would end or change the tests' own process.
 
 Most run in a child of the fork server, which has imported torch. The end of the interpreter needs a separate process:
-python -m tests.utils.scenarios NAME TRANSPORT START_METHOD.
+python -m tests.workers.scenarios NAME TRANSPORT START_METHOD.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any
 
 import torch
 
-from gflownet.utils.multiprocessing_proxy import Endpoint, ProxyServer, Served, WorkerInfo
-from gflownet.utils.transport import BufferTransport, PickleTransport, QueueTransport, Transport
-from gflownet.utils.worker_processes import WorkerPool
-from tests.utils.producers import Busy, Desk, double, sample
+from gflownet.workers import Endpoint, ProxyServer, Served, WorkerInfo
+from gflownet.workers.pool import WorkerPool
+from gflownet.workers.transport import BufferTransport, PickleTransport, QueueTransport, Transport
+from tests.workers.producers import Busy, Desk, double, sample
 
 TRANSPORTS = {"buffer": lambda: BufferTransport(1 << 26), "pickle": PickleTransport, "queue": QueueTransport}
 NUM_TENSORS, MAX_OPEN_FILES = 40, 128

@@ -7,10 +7,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from gflownet.utils.loader_workers import LoaderPool
-from gflownet.utils.multiprocessing_proxy import ProxyServer, Served
-from gflownet.utils.worker_processes import WorkerPool
-from tests.utils.producers import Desk, double
+from gflownet.workers import ProxyServer, Served
+from gflownet.workers.loader_pool import LoaderPool
+from gflownet.workers.pool import WorkerPool
+from tests.workers.producers import Desk, double
 
 BACKENDS: dict[str, Any] = {"processes": WorkerPool, "dataloader": LoaderPool}
 SOON_S = 20.0  # longer than anything here takes; reached only by a test that fails

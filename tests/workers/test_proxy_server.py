@@ -13,10 +13,10 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.utils.multiprocessing_proxy import ProxyServer, Served
-from gflownet.utils.proxy import CALL, Call
-from tests.utils.messages import named_memory
-from tests.utils.served_model import SOON_S, Model, Rows
+from gflownet.workers import ProxyServer, Served
+from gflownet.workers.proxy import CALL, Call
+from tests.workers.messages import named_memory
+from tests.workers.served_model import SOON_S, Model, Rows
 
 
 def waiting_together(server: ProxyServer, model: Model, calls: list[Call], pool: ThreadPoolExecutor) -> list[Any]:

@@ -13,10 +13,16 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.utils.channel import Channel
-from gflownet.utils.packing import MessageError
-from gflownet.utils.transport import BufferTransport, PickleTransport, QueueTransport, Transport, make_transport
-from tests.utils.messages import TRANSPORTS, Inner, assert_same, built_batch, cases, named_memory
+from gflownet.workers.packing import MessageError
+from gflownet.workers.transport import (
+    BufferTransport,
+    Channel,
+    PickleTransport,
+    QueueTransport,
+    Transport,
+    make_transport,
+)
+from tests.workers.messages import TRANSPORTS, Inner, assert_same, built_batch, cases, named_memory
 
 Pair = tuple[Channel, Channel]
 

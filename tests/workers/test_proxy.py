@@ -9,12 +9,11 @@ from functools import partial
 import pytest
 import torch
 
-from gflownet.utils.failures import RemoteTraceback
-from gflownet.utils.multiprocessing_proxy import Proxy, ProxyServer, Served, get_worker_device, set_main_process_device
-from gflownet.utils.packing import MessageError
-from gflownet.utils.proxy import CALL
-from tests.utils.messages import TRANSPORTS, TwoArgumentError, assert_same, built_batch
-from tests.utils.served_model import Rows
+from gflownet.workers import Proxy, ProxyServer, Served, get_worker_device, set_main_process_device
+from gflownet.workers.packing import MessageError
+from gflownet.workers.proxy import CALL, RemoteTraceback
+from tests.workers.messages import TRANSPORTS, TwoArgumentError, assert_same, built_batch
+from tests.workers.served_model import Rows
 
 
 def test_a_proxy_is_called_like_the_object(endpoint, model):

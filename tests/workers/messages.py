@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 from torch_geometric.data import Batch, Data, HeteroData
 
-from gflownet.utils.packing import DTYPES
-from gflownet.utils.transport import BufferTransport, PickleTransport, QueueTransport
+from gflownet.workers.packing import DTYPES
+from gflownet.workers.transport import BufferTransport, PickleTransport, QueueTransport
 
 TRANSPORTS = {"buffer": lambda: BufferTransport(1 << 16), "pickle": PickleTransport, "queue": QueueTransport}
 

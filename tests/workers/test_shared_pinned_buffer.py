@@ -6,9 +6,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from gflownet.utils.packing import MessageError
-from gflownet.utils.shared_pinned_buffer import MessageTooLarge, SharedPinnedBuffer
-from tests.utils.messages import assert_same, built_batch, cases
+from gflownet.workers.buffer import MessageTooLarge, SharedPinnedBuffer
+from gflownet.workers.packing import MessageError
+from tests.workers.messages import assert_same, built_batch, cases
 
 CUDA = torch.device("cuda")
 

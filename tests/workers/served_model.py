@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from tests.utils.messages import TwoArgumentError
+from tests.workers.messages import TwoArgumentError
 
 SOON_S = 10.0  # longer than anything here takes; reached only by a test that fails
 

@@ -1,4 +1,4 @@
-"""A message taken apart into its tensors and the rest, so that the tensors can travel separately."""
+"""Serialization of messages: dense tensors separated from the rest, or everything in one pickle."""
 
 from __future__ import annotations
 
@@ -15,66 +15,80 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ALIGNMENT = 64  # bytes: a cache line, and a multiple of the size of every number
-# Types by their place in this list: pickled as a small integer. Tensors of another type stay in the pickle.
+ALIGNMENT = 64  # bytes: a cache line, and a multiple of every item size
+# The pickle holds a type's index in this tuple. Tensors of other types stay in the pickle.
 DTYPES = (
     *(torch.float32, torch.int64, torch.bool, torch.float64, torch.float16, torch.bfloat16),
     *(torch.uint8, torch.int8, torch.int16, torch.int32, torch.complex64, torch.complex128),
 )
 _CODES = {dtype: code for code, dtype in enumerate(DTYPES)}
-_OUT_OF_BAND = pickle.PickleBuffer(bytearray())  # where the pickle says: here the reader comes in
+_OUT_OF_BAND = pickle.PickleBuffer(bytearray())  # placeholder in the pickle for the reader of tensors
 
-# Type (its place in DTYPES), shape, stride and offset (in elements) of a dense tensor -> the tensor.
+# Dtype (index in DTYPES), shape, stride and offset (in elements) of a dense tensor -> the tensor.
 Reader = Callable[[int, tuple[int, ...], tuple[int, ...], int], Tensor]
 
 
 class MessageError(ValueError):
-    """A message that cannot be sent; its text names the part and the reason."""
+    """A message that cannot be sent; its text names the field and the reason."""
 
 
 @dataclass(frozen=True)
 class Packed:
-    """A message taken apart."""
+    """A message split into its structure and its dense tensors."""
 
-    structure: bytes  # pickled, with the type, shape and offset of each tensor in its place
-    tensors: list[Tensor]  # in the order in which the structure names them, each once
-    offsets: list[int]  # where the bytes of each tensor go, aligned
-    num_bytes: int  # of all tensors laid out like that
+    structure: bytes  # pickle with dtype, shape and offset in place of each tensor
+    tensors: list[Tensor]  # in the order in which the structure refers to them, each once
+    offsets: list[int]  # byte offset of each tensor, aligned
+    num_bytes: int  # of all tensors with alignment
 
 
 def pack(message: Any) -> Packed:
-    """Return a message taken apart: anything that pickle can handle, with its dense tensors apart.
+    """Split a message (anything that pickle can handle) into structure and dense tensors.
 
     Raises:
-        MessageError: a part cannot be pickled, or is a tensor that requires a gradient.
+        MessageError: a field cannot be pickled, or is a tensor that requires a gradient.
     """
     stream = io.BytesIO()
     packer = _Packer(stream)
     try:
         packer.dump(message)
     except Exception as error:
-        raise unsendable(message, error) from error
+        raise _unsendable(message, error) from error
     return Packed(stream.getvalue(), packer.tensors, packer.offsets, packer.num_bytes)
 
 
 def unpack(structure: bytes | memoryview, read: Reader) -> Any:
-    """Return the message of that structure, with the tensors that the reader finds."""
+    """Return the message of a structure, with tensors from the reader."""
     return pickle.loads(structure, buffers=repeat(read))
 
 
+def dumps(message: Any) -> bytes:
+    """Return a message as one pickle.
+
+    Raises:
+        MessageError: it cannot be pickled, or requires a gradient.
+    """
+    stream = io.BytesIO()
+    try:
+        _Pickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
+    except Exception as error:
+        raise _unsendable(message, error) from error
+    return stream.getvalue()
+
+
 def map_tensors(message: Any, function: Callable[[Tensor], Tensor]) -> Any:
-    """Return a copy of a message in which every dense tensor is replaced by the function of it."""
+    """Return a copy of a message with the function applied to every dense tensor."""
     packed = pack(message)
     tensors = map(function, packed.tensors)
     return unpack(packed.structure, lambda *_: next(tensors))
 
 
-def refuse_grad(tensor: Tensor) -> None:
-    """Refuse a tensor whose gradient would be lost on the way.
+def to_device(message: Any, device: torch.device) -> Any:
+    """Return the message with its tensors on the device."""
+    return message if device.type == "cpu" else map_tensors(message, lambda tensor: tensor.to(device))
 
-    Raises:
-        MessageError: the tensor requires a gradient.
-    """
+
+def _refuse_grad(tensor: Tensor) -> None:
     if tensor.requires_grad:
         raise MessageError(
             f"expected a tensor without a gradient, got one of shape {list(tensor.shape)} that requires one (gradients "
@@ -82,8 +96,20 @@ def refuse_grad(tensor: Tensor) -> None:
         )
 
 
+class _Pickler(pickle.Pickler):
+    """Pickles a dense tensor on the CPU, without the rest of the storage that it is a slice of."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor):
+            _refuse_grad(obj)
+            if type(obj) is Tensor and obj.layout is torch.strided:
+                is_slice = obj.is_cuda or obj.untyped_storage().nbytes() > obj.nbytes
+                return (obj.cpu().clone() if is_slice else obj).__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+        return NotImplemented
+
+
 class _Packer(pickle.Pickler):
-    """Lays out dense tensors one after another, and writes batches of graphs without their slow way of pickling."""
+    """Lays out dense tensors one after another, and bypasses torch_geometric's slow pickling of batches."""
 
     def __init__(self, stream: io.BytesIO) -> None:
         super().__init__(stream, protocol=5, buffer_callback=_is_in_band)
@@ -93,7 +119,7 @@ class _Packer(pickle.Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         if isinstance(obj, Tensor):
-            refuse_grad(obj)
+            _refuse_grad(obj)
             return self._reduce_tensor(obj)
         if _is_batch(obj):
             return _reduce_batch(obj)
@@ -121,7 +147,7 @@ def _read(read: Reader, code: int, shape: tuple[int, ...], stride: tuple[int, ..
 
 
 def _is_batch(obj: Any) -> bool:
-    """Return whether this is a torch_geometric Batch; the import of two seconds is left to those who make one."""
+    """Return whether this is a torch_geometric Batch, without importing torch_geometric (two seconds)."""
     module = sys.modules.get("torch_geometric.data.batch")
     return module is not None and isinstance(obj, module.Batch)
 
@@ -134,7 +160,7 @@ def _empty_batch(base: type) -> Any:
 
 
 def _reduce_batch(batch: Any) -> Any:
-    """Return a batch as its base class and its fields; one that carries more is left to its own way."""
+    """Reduce a batch to its base class and fields; a batch with more attributes is pickled the usual way."""
     from torch_geometric.data.storage import GlobalStorage
 
     base, store = type(batch).__bases__[-1], batch.__dict__.get("_store")
@@ -153,28 +179,28 @@ def _rebuild_batch(base: type, fields: dict[str, Any]) -> Any:
     return batch
 
 
-def unsendable(message: Any, error: Exception) -> MessageError:
-    """Return the error that names the smallest part of a message which cannot be sent."""
-    place, error = _culprit(message, error, within=())
+def _unsendable(message: Any, error: Exception) -> MessageError:
+    """Return the error with the path of the smallest field that cannot be sent."""
+    path, error = _culprit(message, error, within=())
     reason = str(error) if isinstance(error, MessageError) else f"expected something that can be pickled: {error!r}"
-    return MessageError(f"{place.lstrip('.')}: {reason}" if place else reason)
+    return MessageError(f"{path.lstrip('.')}: {reason}" if path else reason)
 
 
 def _culprit(message: Any, error: Exception, *, within: tuple) -> tuple[str, Exception]:
-    """Return path and error of the smallest part of a message that cannot be packed on its own."""
-    for place, part in _parts(message):
-        if any(part is other for other in within):  # a message may contain itself
+    """Return path and error of the smallest field that cannot be packed alone."""
+    for path, value in _fields(message):
+        if any(value is container for container in within):  # a message may contain itself
             continue
         try:
-            _Packer(io.BytesIO()).dump(part)
+            _Packer(io.BytesIO()).dump(value)
         except Exception as narrower:
-            inner, reason = _culprit(part, narrower, within=(*within, message))
-            return place + inner, reason
+            inner_path, reason = _culprit(value, narrower, within=(*within, message))
+            return path + inner_path, reason
     return "", error
 
 
-def _parts(message: Any) -> Iterator[tuple[str, Any]]:
-    """Yield path and value of everything that a message directly holds."""
+def _fields(message: Any) -> Iterator[tuple[str, Any]]:
+    """Yield path and value of every direct field of a message."""
     if isinstance(message, dict):
         yield from ((f"[{key!r}]", value) for key, value in message.items())
     elif hasattr(message, "_fields"):  # a named tuple

@@ -13,7 +13,6 @@ import torch
 from torch.utils.data import DataLoader, IterableDataset
 from torch.utils.data._utils import signal_handling
 
-from gflownet.utils import loader_workers
 from gflownet.utils.multiprocessing_proxy import (
     get_worker_device,
     get_worker_info,
@@ -22,12 +21,13 @@ from gflownet.utils.multiprocessing_proxy import (
     set_main_process_device,
     set_worker_rng_seed,
 )
-from gflownet.utils.random_state import get_random_state, seed_all, set_random_state
-from gflownet.utils.transport import PickleTransport
-from gflownet.utils.worker_processes import WorkerError
-from tests.utils import producers
-from tests.utils.messages import TwoArgumentError
-from tests.utils.pools import workers
+from gflownet.workers import loader_pool
+from gflownet.workers.pool import WorkerError
+from gflownet.workers.process import get_random_state, seed_all, set_random_state
+from gflownet.workers.transport import PickleTransport
+from tests.workers import producers
+from tests.workers.messages import TwoArgumentError
+from tests.workers.pools import workers
 
 
 def test_a_killed_worker_names_the_backend_that_restarts():
@@ -60,7 +60,7 @@ def test_a_worker_that_dies_while_it_starts_is_one_error(monkeypatch, capfd):
     def broken(loader: DataLoader) -> Any:
         raise BrokenPipeError(32, "Broken pipe")
 
-    monkeypatch.setattr(loader_workers.DataLoader, "_get_iterator", broken)
+    monkeypatch.setattr(loader_pool.DataLoader, "_get_iterator", broken)
     with (
         pytest.raises(WorkerError, match=r"a worker died while it was started: BrokenPipeError.*workers.backend=proc"),
         workers(PickleTransport(), producers.sample, backend="dataloader"),
@@ -145,7 +145,7 @@ def test_ported_code_in_a_dataloader_of_its_own(options):
     )
     rows = list(loader)
     draws = [row.pop("draw") for row in rows]
-    assert [row["failure"].split(":")[0] for row in rows] == ["tests.utils.messages.TwoArgumentError"] * 2
+    assert [row["failure"].split(":")[0] for row in rows] == ["tests.workers.messages.TwoArgumentError"] * 2
     assert [{**row, "failure": ""} for row in rows] == [
         {
             "worker": worker,
@@ -183,7 +183,7 @@ def test_the_device_is_the_runs_in_the_main_process_and_the_cpu_in_a_worker(monk
     set_main_process_device(torch.device("meta"))
     try:
         assert get_worker_device() == torch.device("meta")
-        monkeypatch.setattr("gflownet.utils.worker_context.get_loader_worker_info", lambda: _LoaderInfo)
+        monkeypatch.setattr("gflownet.workers.process.get_loader_worker_info", lambda: _LoaderInfo)
         assert get_worker_device() == torch.device("cpu")
     finally:
         set_main_process_device(torch.device("cpu"))
@@ -207,7 +207,7 @@ def test_the_generator_of_a_worker_is_part_of_the_random_state(monkeypatch):
     assert get_worker_rng().normal(size=3).tolist() == second
     set_worker_rng_seed(7)
     in_main = get_worker_rng().random_sample()
-    monkeypatch.setattr("gflownet.utils.worker_context.get_loader_worker_info", lambda: _LoaderInfo)
+    monkeypatch.setattr("gflownet.workers.process.get_loader_worker_info", lambda: _LoaderInfo)
     set_worker_rng_seed(7)
     assert get_worker_rng().random_sample() == np.random.RandomState(10).random_sample() != in_main
     set_random_state(state)

@@ -1,0 +1,5 @@
+"""Worker processes: pools, proxies of objects in the main process, message transports."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,0 +1,117 @@
+"""State of the current process: worker identity, device, random generators, reuse of freed memory."""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils.data import get_worker_info as get_loader_worker_info
+
+CPU = torch.device("cpu")
+
+# Parameters of mallopt(3). Setting the first stops the C library from raising the second by itself.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_NEVER, _LARGEST = 2**31 - 1, 32 << 20
+
+
+@dataclass(frozen=True)
+class WorkerInfo:
+    """Identity of a worker process."""
+
+    id: int
+    num_workers: int
+    generation: int = 0  # number of restarts
+    num_taken: int = 0  # messages delivered by its predecessors: a restarted worker continues from there
+    seed: int = 0  # of this worker's global generators
+
+
+_info: WorkerInfo | None = None
+_main_device = CPU
+
+
+def get_worker_info() -> WorkerInfo | None:
+    """Return the identity of this worker, also in a plain `DataLoader`; None in the main process."""
+    if _info is not None:
+        return _info
+    info = get_loader_worker_info()
+    return None if info is None else WorkerInfo(info.id, info.num_workers, seed=info.seed)
+
+
+def set_worker_info(info: WorkerInfo) -> None:
+    """Make this process a worker."""
+    global _info
+    _info = info
+
+
+def get_worker_device() -> torch.device:
+    """Return the device for new tensors: the run's device in the main process, the CPU in a worker."""
+    return _main_device if get_worker_info() is None else CPU
+
+
+def set_main_process_device(device: torch.device) -> None:
+    """Set the device that `get_worker_device` returns in the main process."""
+    global _main_device
+    _main_device = device
+
+
+def get_worker_rng() -> np.random.RandomState:
+    """Return numpy's global generator (a `RandomState`) of this process.
+
+    It differs between workers, is seeded with the other global generators before every rollout, and is part of a
+    checkpoint: draws from it are as reproducible as draws from `np.random`.
+    """
+    return np.random.mtrand._rand  # as scikit-learn's check_random_state(None) does
+
+
+def set_worker_rng_seed(seed: int) -> None:
+    """Seed numpy's global generator with the sum of the seed and the worker's id."""
+    info = get_worker_info()
+    get_worker_rng().seed((seed + (0 if info is None else info.id)) % 2**32)
+
+
+def get_random_state() -> dict[str, Any]:
+    """Return the states of torch's, numpy's and Python's generators as tensors and plain containers."""
+    version, words, gauss = random.getstate()
+    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    return {
+        "torch": torch.get_rng_state(),
+        "python": [version, list(words), gauss],
+        "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
+    }
+
+
+def set_random_state(state: dict[str, Any]) -> None:
+    """Restore a state returned by `get_random_state`."""
+    version, words, gauss = state["python"]
+    keys, position, has_gauss, cached = state["numpy"]
+    torch.set_rng_state(state["torch"])
+    random.setstate((version, tuple(words), gauss))
+    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
+
+
+def stream_seed(seed: int, *stream: int) -> int:
+    """Return the seed of one of a run's independent random streams, identified by one or more integers."""
+    return int(np.random.SeedSequence([seed, *stream]).generate_state(1, np.uint64)[0] >> np.uint64(1))
+
+
+def seed_all(seed: int) -> None:
+    """Seed torch's, numpy's and Python's generators of this process."""
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+    torch.manual_seed(seed)
+
+
+def keep_freed_memory() -> None:
+    """Make glibc keep freed memory for reuse; call it before the first large allocation.
+
+    Otherwise each freed large tensor is returned to the kernel, and the next one is faulted in page by page: a tenth
+    of a training step's time, and far more on machines whose memory is not all backed yet.
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        mallopt(_TRIM_THRESHOLD, _NEVER)
+        mallopt(_MMAP_THRESHOLD, _LARGEST)

@@ -1,0 +1,326 @@
+"""Message channels between the main process and a worker: shared buffers, pickles or shared tensors."""
+
+from __future__ import annotations
+
+import io
+import multiprocessing
+import os
+import pickle
+import resource
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from multiprocessing import resource_sharer
+from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
+from multiprocessing.util import get_temp_dir
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.multiprocessing.reductions import reduce_tensor
+
+from gflownet.workers.buffer import MessageTooLarge, SharedPinnedBuffer
+from gflownet.workers.packing import MessageError, dumps, pack, to_device
+from gflownet.workers.process import CPU
+
+SHARED_MEMORY = "/dev/shm"  # where torch keeps shared tensors
+_PAGE = os.sysconf("SC_PAGE_SIZE")
+# File descriptors that a shared tensor takes in transit, and a reserve for the rest of the process.
+_DESCRIPTORS_PER_TENSOR, _DESCRIPTOR_RESERVE = 4, 64
+_NATIVE, _PICKLED = b"n", b"p"  # first byte of a frame: encoded by the codec, or pickled as a fallback
+
+
+class Fallback(Exception):  # noqa: N818
+    """A message that its codec cannot encode, sent as a pickle instead; the text has the reason and the remedy."""
+
+
+class Codec(ABC):
+    """One end's conversion of messages to bytes and back."""
+
+    @abstractmethod
+    def encode(self, message: Any) -> bytes:
+        """Return the bytes to send.
+
+        Raises:
+            MessageError: the message cannot be sent at all.
+            Fallback: it has to be sent as a pickle.
+        """
+
+    @abstractmethod
+    def decode(self, frame: memoryview) -> Any:
+        """Return the message with its own copies of the tensors."""
+
+    @abstractmethod
+    def view(self, frame: memoryview) -> Any:
+        """Return the message; its tensors may view the sender's memory, valid until the reply is sent."""
+
+    @abstractmethod
+    def detach(self) -> None:
+        """Release the resources needed only to start the process at the other end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release everything."""
+
+
+class Channel:
+    """One end of a pipe: sends and receives messages, as pickles where the codec cannot encode them.
+
+    It can be passed to a new process. One thread at a time may use it.
+
+    Args:
+        connection: this end of the pipe.
+        codec: conversion of messages to bytes.
+        device: of received tensors.
+        on_fallback: called with the reason when a message was pickled instead; None in a worker.
+    """
+
+    def __init__(
+        self, connection: Connection, codec: Codec, *, device: torch.device, on_fallback: Callable[[str], None] | None
+    ) -> None:
+        self.connection = connection
+        self._codec, self._device, self._on_fallback = codec, device, on_fallback
+
+    def send(self, message: Any) -> None:
+        """Send a message.
+
+        Raises:
+            MessageError: it cannot be pickled, or requires a gradient; nothing was sent.
+            OSError: the peer closed the connection.
+        """
+        self.connection.send_bytes(self.encode(message))
+
+    def encode(self, message: Any) -> bytes:
+        """Return the frame that `send` would write. Raises MessageError like `send`."""
+        try:
+            return _NATIVE + self._codec.encode(message)
+        except Fallback as reason:
+            frame = _PICKLED + dumps((str(reason), message))
+            self._report(str(reason))
+            return frame
+
+    def receive(self) -> Any:
+        """Return the next message with its own copies of the tensors.
+
+        Raises:
+            EOFError, OSError: the peer closed the connection.
+            MessageError: the received bytes cannot be read.
+        """
+        return self._read(self._codec.decode)
+
+    def view(self) -> Any:
+        """Return the next message; its tensors may view the sender's memory, valid until the reply is sent.
+
+        Raises:
+            EOFError, OSError: the peer closed the connection.
+            MessageError: the received bytes cannot be read.
+        """
+        return self._read(self._codec.view)
+
+    def detach(self) -> None:
+        """Close the pipe in this process, after this end was passed to another."""
+        self.connection.close()
+        self._codec.detach()
+
+    def close(self) -> None:
+        """Close the pipe and release the memory behind it."""
+        self.connection.close()
+        self._codec.close()
+
+    def _read(self, decode: Callable[[memoryview], Any]) -> Any:
+        frame = memoryview(self.connection.recv_bytes())
+        try:
+            if frame[:1] == _NATIVE:
+                return decode(frame[1:])
+            reason, message = pickle.loads(frame[1:])
+        except Exception as error:  # any error of a foreign class in its __setstate__
+            raise MessageError(f"expected a message that can be read, got {error!r}") from error
+        self._report(reason)
+        return to_device(message, self._device)
+
+    def _report(self, reason: str) -> None:
+        if self._on_fallback is not None:
+            self._on_fallback(reason)
+
+
+class Transport(ABC):
+    """How messages travel, chosen once per run."""
+
+    def __init__(self) -> None:
+        self._has_warned = False
+
+    @abstractmethod
+    def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
+        """Return the codecs of the main process (tensors are received on `device`) and of the worker."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Release the transport's resources in this process."""
+
+    def pair(self, device: torch.device = CPU) -> tuple[Channel, Channel]:
+        """Return both ends of a new channel: for the main process, and for a worker about to be started."""
+        codec, worker_codec = self.codecs(device)
+        connection, worker_connection = multiprocessing.Pipe(duplex=True)
+        return (
+            Channel(connection, codec, device=device, on_fallback=self.warn_once),
+            Channel(worker_connection, worker_codec, device=CPU, on_fallback=None),
+        )
+
+    def warn_once(self, reason: str) -> None:
+        """Warn about the first message of a run that is pickled instead."""
+        if not self._has_warned:
+            self._has_warned = True
+            warnings.warn(reason, stacklevel=2)
+
+
+class BufferTransport(Transport):
+    """Tensors in two shared buffers per channel, allocated once; the pipe carries only their layout.
+
+    Args:
+        num_bytes: capacity for the tensors of one message (`mp_buffer_size`).
+    """
+
+    def __init__(self, num_bytes: int) -> None:
+        super().__init__()
+        self.num_bytes = num_bytes
+
+    def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
+        """Return codecs with two new buffers; plain pickling if the system has no memory for them."""
+        try:
+            to_main = SharedPinnedBuffer(self.num_bytes, device)
+            to_worker = SharedPinnedBuffer(self.num_bytes, device)
+        except (OSError, RuntimeError) as error:
+            self.warn_once(f"mp_buffer_size={self.num_bytes}: no shared memory, messages are pickled: {error!r}")
+            return _PickleCodec(device), _PickleCodec(CPU)
+        return _BufferCodec(to_worker, to_main, device), _BufferCodec(to_main, to_worker, CPU)
+
+    def close(self) -> None:
+        """Do nothing: the channels own the buffers."""
+
+
+class PickleTransport(Transport):
+    """Messages as pickles in the pipe (`pickle_mp_messages`)."""
+
+    def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
+        """Return two pickling codecs."""
+        return _PickleCodec(device), _PickleCodec(CPU)
+
+    def close(self) -> None:
+        """Do nothing."""
+
+
+class QueueTransport(Transport):
+    """New shared memory for every tensor of every message, as in torch's queues."""
+
+    def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
+        """Return two sharing codecs."""
+        get_temp_dir()  # created here, so that workers share it and it is deleted even if they are killed
+        return _QueueCodec(device), _QueueCodec(CPU)
+
+    def close(self) -> None:
+        """End the thread that passes file descriptors to other processes."""
+        resource_sharer.stop(timeout=1)
+
+
+def make_transport(*, buffer_size: int | None, pickle_messages: bool) -> Transport:
+    """Return the transport for the options `mp_buffer_size` (first) and `pickle_mp_messages`."""
+    if buffer_size is not None:
+        return BufferTransport(buffer_size)
+    return PickleTransport() if pickle_messages else QueueTransport()
+
+
+def remove_shared_memory(pid: int) -> None:
+    """Delete the shared memory files that a killed process left behind."""
+    for path in Path(SHARED_MEMORY).glob(f"torch_{pid}_*"):
+        path.unlink(missing_ok=True)
+
+
+class _BufferCodec(Codec):
+    def __init__(self, outgoing: SharedPinnedBuffer, incoming: SharedPinnedBuffer, device: torch.device) -> None:
+        self._outgoing, self._incoming, self._device = outgoing, incoming, device
+
+    def encode(self, message: Any) -> bytes:
+        try:
+            return self._outgoing.write(message)
+        except MessageTooLarge as error:
+            advice = f"larger ones are pickled; set mp_buffer_size={2 * error.num_bytes}"
+            raise Fallback(f"mp_buffer_size={self._outgoing.num_bytes}: {error}; {advice}") from error
+
+    def decode(self, frame: memoryview) -> Any:
+        if self._device.type == "cpu":
+            return self._incoming.read(frame)
+        return self._incoming.transfer(frame, self._device)
+
+    def view(self, frame: memoryview) -> Any:
+        if self._device.type == "cpu":
+            return self._incoming.view(frame)
+        return self._incoming.transfer(frame, self._device)
+
+    def detach(self) -> None:
+        self._outgoing.detach()
+        self._incoming.detach()
+
+    def close(self) -> None:
+        self._outgoing.close()
+        self._incoming.close()
+
+
+class _PickleReader(Codec):
+    """Reads pickles; holds no resources."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+
+    def decode(self, frame: memoryview) -> Any:
+        return to_device(pickle.loads(frame), self._device)
+
+    view = decode
+
+    def detach(self) -> None:
+        pass
+
+    close = detach
+
+
+class _PickleCodec(_PickleReader):
+    def encode(self, message: Any) -> bytes:
+        return dumps(message)
+
+
+class _QueueCodec(_PickleReader):
+    def encode(self, message: Any) -> bytes:
+        _check_room(pack(message).tensors)
+        stream = io.BytesIO()
+        _SharingPickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
+        return stream.getvalue()
+
+
+class _SharingPickler(ForkingPickler):
+    """Shares a copy of each tensor, which the receiver copies again: a shared tensor would hold a file descriptor."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if not isinstance(obj, Tensor):
+            return NotImplemented
+        if type(obj) is Tensor and obj.layout is torch.strided:
+            return _copied, reduce_tensor(obj.cpu().clone().share_memory_())
+        return obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)  # reduces to dense tensors
+
+
+def _copied(rebuild: Callable[..., Tensor], arguments: tuple) -> Tensor:
+    return rebuild(*arguments).clone()
+
+
+def _check_room(tensors: Sequence[Tensor]) -> None:
+    """Raise Fallback where sharing these tensors would exhaust file descriptors or memory, which is fatal."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    needed = len(os.listdir("/proc/self/fd")) + _DESCRIPTORS_PER_TENSOR * len(tensors) + _DESCRIPTOR_RESERVE
+    if limit != resource.RLIM_INFINITY and needed > limit:
+        advice = f"messages of {len(tensors)} tensors are pickled; set ulimit -n {2 * needed}, or mp_buffer_size"
+        raise Fallback(f"open files: expected a limit of at least {needed}, got {limit}; {advice}")
+    disk = os.statvfs(SHARED_MEMORY)
+    free, size = disk.f_bavail * disk.f_frsize, sum(-(-tensor.nbytes // _PAGE) * _PAGE for tensor in tensors)
+    if size > free:
+        advice = f"larger messages are pickled; make {SHARED_MEMORY} larger, or set mp_buffer_size, which needs none"
+        raise Fallback(f"{SHARED_MEMORY}: expected {size:,} free bytes for a message, got {free:,}; {advice}")
