@@ -112,9 +112,11 @@ class BHN(nn.Module):
         self.down = AdapterHeads(config, intermediate, hidden)
         self.beta = nn.Parameter(torch.zeros(config.bottleneck + 1))
 
-    def forward(self, state: Tensor) -> Adapters:
-        """Return the adapters that a state [R, H] writes."""
+    def forward(self, state: Tensor, has_previous: Tensor | None = None) -> Adapters:
+        """Return the adapters that a state [R, H] writes; where `has_previous` [R, 1] is 0, adapters of zero."""
         features = F.pad(F.silu(self.squeeze(self.norm(state))), (1, 0), value=1.0)
+        if has_previous is not None:
+            features = features * has_previous
         beta = (features @ self.beta).unsqueeze(-1)
         return Adapters(self.gate(features), self.up(features), self.down(features), beta)
 
@@ -177,10 +179,19 @@ class RHNBlock(nn.Module):
         self.bhn = BHN(config)
         self.ffn = DoraFFN(config)
 
-    def step(self, x: Tensor, state: Tensor | None) -> Tensor:
-        """Return X_{k:n} from X_{k:n-1} and X_{k-1:n}, None before the first token; [R, H] all."""
+    def step(self, x: Tensor, state: Tensor | None, has_previous: Tensor | None = None) -> Tensor:
+        """Return the layer's state of a token.
+
+        Args:
+            x: [R, H], the input of the layer, X_{k:n-1}.
+            state: [R, H], the layer's state of the token before, X_{k-1:n}; None before the first token.
+            has_previous: [R, 1], 0 for rows whose token is the first, else 1; None if all rows have a state.
+
+        Returns:
+            X_{k:n}, [R, H].
+        """
         normed = self.norm(x)
-        return x + (self.ffn.plain(normed) if state is None else self.ffn(normed, self.bhn(state)))
+        return x + (self.ffn.plain(normed) if state is None else self.ffn(normed, self.bhn(state, has_previous)))
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
         """Return what the layer makes of a sequence, and its last state to go on from.

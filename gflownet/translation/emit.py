@@ -36,7 +36,7 @@ def _cell_step(emitter: "NodeEmitter", z: str) -> str:
         return f"{variable(n)}, {emitter.name('new_cell')} = {layer}({z}, ({hidden}, {cell}))"
     if kind == "gru":
         return f"{variable(n)} = {layer}({z}, {hidden})"
-    return f"{variable(n)} = rhn_step({layer}, {z}, {hidden}, {slot_name('token', n)})"
+    return f"{variable(n)} = {layer}.step({z}, {hidden}, {slot_name('token', n)})"
 
 
 def _cell_sequence(emitter: "NodeEmitter", z: str) -> str:
@@ -47,7 +47,7 @@ def _cell_sequence(emitter: "NodeEmitter", z: str) -> str:
         return f"{variable(n)}, {emitter.name('new_cell')} = lstm_sequence({layer}, {z}, {hidden}, {cell})"
     if kind == "gru":
         return f"{variable(n)} = gru_sequence({layer}, {z}, {hidden})"
-    return f"{emitter.name('z')} = {z}"  # the chain that begins here reads it
+    return f"{variable(n)} = rhn_sequence({layer}, {z}, {hidden}, {slot_name('token', n)})"
 
 
 @dataclass(frozen=True)

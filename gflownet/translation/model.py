@@ -13,20 +13,17 @@ from torch import Tensor, nn
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.vocabulary import DTYPES
 from gflownet.translation.cache import CACHE
+from gflownet.translation.cells import gru_sequence, lstm_sequence, rhn_sequence
 from gflownet.translation.config import TranslationConfig
 from gflownet.translation.emit import FAST, slot_name
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.plan import Initial, ModelPlan
 from gflownet.translation.planning import build_plan, checked_options, structural_key
-from gflownet.translation.rhn_cell import Links, rhn_chain, rhn_step
-from gflownet.translation.sequences import gru_sequence, lstm_sequence
 from gflownet.translation.state import StateManager
 from gflownet.translation.step_code import sequence_lines, step_lines
 
 # What generated code calls besides torch.
-_CELL_FUNCTIONS = {
-    function.__name__: function for function in (rhn_step, rhn_chain, Links, gru_sequence, lstm_sequence)
-}
+_CELL_FUNCTIONS = {function.__name__: function for function in (gru_sequence, lstm_sequence, rhn_sequence)}
 
 
 class TranslatedModel(nn.Module):
@@ -79,8 +76,7 @@ class TranslatedModel(nn.Module):
     def steps(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
         """The outputs [B, T, O] of T time steps on `x` [B, T, F] from a given state, and the state after them.
 
-        Step by step; generated for graphs with rhn nodes and no recurrent edges: node by node, chains of rhn nodes
-        along the wavefront (gflownet.rhn.wavefront).
+        Step by step; generated for graphs with rhn nodes and no recurrent edges: node by node.
         """
         outputs = []
         for moment in x.unbind(1):

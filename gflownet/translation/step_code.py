@@ -1,9 +1,8 @@
 """Straight-line Python for a whole model: one time step, or all of a sequence, node by node."""
 
 from gflownet.translation.aggregations import AGGREGATIONS
-from gflownet.translation.emit import SEQUENCE, Dialect, NodeEmitter, group, product, slot_name, variable
+from gflownet.translation.emit import SEQUENCE, Dialect, NodeEmitter, product, slot_name, variable
 from gflownet.translation.plan import ModelPlan, NodePlan, StateSlot
-from gflownet.translation.rhn_plan import chains
 
 
 def step_lines(plan: ModelPlan, dialect: Dialect) -> list[str]:
@@ -23,31 +22,11 @@ def sequence_lines(plan: ModelPlan) -> list[str]:
     For plans in which nothing is read one step late: every node then sees all time steps before the next node begins.
     """
     lines = _input_lines(plan)
-    by_head = {chain[0].node_id: chain for chain in chains(plan.live_nodes)}
     for node in plan.live_nodes:
-        if node.activation != "rhn":
-            lines += _node_lines(node, SEQUENCE)
-        elif node.node_id in by_head:
-            lines += _chain_lines(by_head[node.node_id])
+        lines += _node_lines(node, SEQUENCE)
     lines.append(_output_line(plan))
     kept = [_last_state(slot) for slot in plan.slots]
     return [*lines, f"state = ({', '.join(kept)},)"]
-
-
-def _chain_lines(chain: list[NodePlan]) -> list[str]:
-    """From the sources of the first node to the variables of all: the nodes after it read nothing else."""
-    first, *others = chain
-    ids = [node.node_id for node in chain]
-    edges = [node.edges[0] for node in others]
-    weights = [SEQUENCE.parameter(f"weight_{edge.label}") for edge in edges]
-    matrices = [SEQUENCE.weight(f"proj_{edge.label}") if edge.is_projected else "None" for edge in edges]
-    biases = [SEQUENCE.parameter(f"bias_{node.node_id}") for node in others]
-    links = f"Links({group(weights)}, {group(matrices)}, {group(biases)})"
-    blocks = group([SEQUENCE.module(f"rhn_{n}") for n in ids])
-    states, tokens = (group([slot_name(kind, n) for n in ids]) for kind in ("hidden", "token"))
-    x = NodeEmitter(first, SEQUENCE).name("z")
-    called = f"rhn_chain({blocks}, {links}, {x}, {states}, {tokens})"
-    return [*_node_lines(first, SEQUENCE), f"{', '.join(map(variable, ids))}, = {called}"]
 
 
 def _last_state(slot: StateSlot) -> str:

@@ -1,4 +1,4 @@
-"""rhn nodes: their formulas are those of gflownet.rhn, and chains of them run along the wavefront."""
+"""rhn nodes: their outputs equal those of gflownet.rhn."""
 
 from __future__ import annotations
 
@@ -22,8 +22,7 @@ from gflownet.translation import (
     to_source,
 )
 from gflownet.translation.model import TranslatedModel
-from gflownet.translation.plan import ModelPlan
-from gflownet.translation.rhn_plan import chains, rhn_config
+from gflownet.translation.rhn_plan import rhn_config
 from tests.translation.graphs import Data, chain
 
 
@@ -43,11 +42,6 @@ def inputs(model: TranslatedModel, length: int = 7, batch: int = 3) -> Tensor:
     return torch.randn(batch, length, model.plan.input_size, generator=generator, dtype=torch.float64)
 
 
-def chained(model: TranslatedModel) -> list[list[int]]:
-    plan: ModelPlan = model.plan
-    return [[node.node_id for node in found] for found in chains(plan.live_nodes)]
-
-
 def branched() -> Data:
     """rhn nodes 1 - 2 - 3 in a row; 14 reads 2 as well, 15 reads 3 and the input, 16 is wider; a gru and an lstm."""
     data = chain(4, 5, 5, 5, 2, activation="rhn")
@@ -65,20 +59,6 @@ def with_recurrent_edge(data: Data) -> Data:
         **data,
         "edges": [*data["edges"], {"source": 3, "target": 1, "edge_id": 90, "attributes": {"is_recurrent": True}}],
     }
-
-
-def test_chains_are_what_one_reads_of_the_other_alone() -> None:
-    assert chained(build(branched())) == [[1, 2, 3], [14], [15], [16]]
-    assert chained(build(branched(), projection="always")) == [[1, 2, 3], [14], [15], [16]]
-    posted = chain(4, 5, 5, 2, activation="rhn")
-    posted["nodes"][2]["attributes"] = {"post_projection": True}
-    assert chained(build(posted)) == [[1], [2]]
-    averaged = chain(4, 5, 5, 2, activation="rhn")
-    averaged["nodes"][2]["attributes"] = {"aggregation": "mean"}
-    assert chained(build(averaged)) == [[1, 2]]
-    attended = chain(4, 5, 5, 2, activation="rhn")
-    attended["nodes"][2]["attributes"] = {"aggregation": "gated_sum"}
-    assert chained(build(attended)) == [[1], [2]]
 
 
 @pytest.mark.parametrize("projection", ["auto", "always"])
@@ -125,7 +105,7 @@ def test_a_sequence_says_what_its_steps_say(data: Data, projection: str) -> None
             torch.testing.assert_close(one, other, rtol=0, atol=1e-8 * largest if is_gradient else 1e-10 * size)
 
 
-def test_a_chain_is_one_wavefront_and_the_model_that_gflownet_rhn_has() -> None:
+def test_chain_of_rhn_nodes_equals_rhn_blocks() -> None:
     """Weights 1 and biases 0: the nodes are the blocks of a network."""
     data = chain(5, 5, 5, 5, 5, activation="rhn")
     model = build(data)

@@ -1,12 +1,17 @@
-"""Cells of torch over whole sequences, as the generated code for sequences calls them.
+"""Recurrent cells over whole sequences, as generated code calls them.
 
-B is the batch, T the number of time steps, D the width. Sequences are time by time, [T B, D].
+B is the batch, T the number of time steps, D the width. A sequence [T B, D] is ordered by time.
 """
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
+
+from gflownet.rhn.layers import RHNBlock
+from gflownet.rhn.wavefront import Wavefront
+
+_RUN_BLOCK = Wavefront(layers=1)
 
 
 def gru_sequence(layer: nn.GRUCell, x: Tensor, hidden: Tensor) -> Tensor:
@@ -25,3 +30,13 @@ def lstm_sequence(layer: nn.LSTMCell, x: Tensor, hidden: Tensor, cell: Tensor) -
         hidden, cell = layer(moment, (hidden, cell))
         outputs.append(hidden)
     return torch.cat(outputs), cell
+
+
+def rhn_sequence(block: RHNBlock, x: Tensor, hidden: Tensor, token: Tensor) -> Tensor:
+    """Return the outputs [T B, D] on x [T B, D] from a state [B, D], which rows with token [B, 1] = 0 do not have."""
+    moments = x.view(-1, *hidden.shape)
+    first = block.step(moments[0], hidden, token)
+    if len(moments) == 1:
+        return first
+    later, _ = _RUN_BLOCK([block], moments[1:].transpose(0, 1), first.unsqueeze(0))
+    return torch.cat([first, later.transpose(0, 1).flatten(0, 1)])
