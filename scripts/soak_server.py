@@ -30,7 +30,7 @@ from gflownet.rhn.network import RHN
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
 from scripts.bench import Row, equals, figure, finish, parse_arguments, require
-from scripts.serving.running_server import RunningServer, running_server
+from tests.running_server import RunningServer, running_server
 
 if TYPE_CHECKING:
     import openai

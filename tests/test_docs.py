@@ -18,7 +18,7 @@ import pytest
 
 from gflownet import generate, train
 from gflownet.rhn.server.command import parse as parse_server
-from scripts.serving.running_server import running_server
+from tests.running_server import running_server
 
 DOCS = (
     "quickstart.md",

@@ -32,10 +32,9 @@ from gflownet.objectives.config import OBJECTIVES, AlgoConfig, OptimizerConfig
 from gflownet.plugins import load_class
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.mlp import MLPPolicy
-from scripts.enumerated import EnumeratedSpace
 from scripts.peers.environment import PeerError
 from scripts.peers.process import PeerProcess
-from scripts.race.spaces import RaceSpace, lexicographic_target
+from scripts.race.spaces import EnumeratedSpace, RaceSpace, lexicographic_target
 
 WIDTH, NUM_LAYERS = 256, 2  # torchgfn's MLP as it comes
 LEARNING_RATE_LOG_Z = 0.1  # of torchgfn's scripts; our default, too

@@ -14,11 +14,25 @@ from torch import Tensor
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
 from gflownet.envs.hypergrid import HypergridEnv
-from gflownet.metrics.exact import enumerate_states
-from scripts.enumerated import EnumeratedSpace
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.metrics.exact import StateGraph, enumerate_states
 
 _EDGE = 1e-6  # torchgfn's tolerance where a coordinate lies on the border of a ring
 _MODES_SEED = 0
+
+
+@dataclass(frozen=True)
+class EnumeratedSpace:
+    """An environment with all its states and their log-rewards [S]."""
+
+    env: Environment
+    graph: StateGraph
+    log_reward: Tensor
+
+    def rewards_of(self, states: GraphStates) -> Tensor:
+        """Return the log-rewards of states, looked up by identity, [B]."""
+        return self.log_reward[self.graph.locate(self.env.identify(states))]
 
 
 @dataclass(frozen=True)

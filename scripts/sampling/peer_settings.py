@@ -11,8 +11,8 @@ from gflownet.mdp.policy import Policy
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from scripts.bench import Row, figure
-from scripts.peers.fixed_length import FixedLengthGraphBuildingEnv
 from scripts.sampling.sides import Ours, Turn, take_turns
+from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 
 NODE_TYPES = ("a", "b")
 

@@ -28,7 +28,7 @@ from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.workers.transport import CPU, BufferTransport, PickleTransport, QueueTransport, Transport
-from scripts.peers.fixed_length import FixedLengthGraphBuildingEnv
+from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 
 BUFFERS, PICKLES, QUEUES = "buffers", "pickles", "queues"
 BUFFER_BYTES = 4_000_000

@@ -14,8 +14,8 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
-from scripts.peers.fixed_length import FixedLengthGraphBuildingEnv
 from tests.contracts.environments import ENVIRONMENTS
+from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 from tests.oracles.networkx_sampler import NetworkxTrajectory, data_of, listed, rules_of, sample_with_networkx
 from tests.oracles.twins import to_networkx
 

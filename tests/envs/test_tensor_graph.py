@@ -141,7 +141,7 @@ def test_an_operand_used_twice_is_copied():
 
 
 def test_classes_are_those_that_the_oracle_counts():
-    """The space of scripts/ladder.py: breadth first with the slow rules, classes told apart by networkx."""
+    """Breadth first with the slow rules; networkx tells classes apart. The space of tests/test_exact_spaces.py."""
     env = tensor_graphs(
         inputs={"a": (2,)}, operations=("transform", "*", "-"), functions=(), new_extents=(2,), max_operations=2
     )

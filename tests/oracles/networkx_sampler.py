@@ -21,7 +21,7 @@ from gflownet.mdp.context import NUM_PAIR_FEATURES, GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import Attribute
-from scripts.peers.fixed_length import FixedLengthGraphBuildingEnv
+from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 from tests.oracles.graph_building import GraphBuildingOracle, Twin
 from tests.oracles.twins import num_automorphisms, oracle_of
 

@@ -22,8 +22,8 @@ from gflownet.rhn.server.command import main
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.scheduler import SchedulerConfig
-from scripts.serving.running_server import metrics_of, serving_at
 from tests.rhn.server.clients import PATIENCE
+from tests.running_server import metrics_of, serving_at
 
 
 @dataclass

@@ -23,10 +23,10 @@ from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
-from scripts.serving.running_server import running_server
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import CONFIG, NEVER_ENDS, PATIENCE, client_of, offline, save_tiny, wait_until
 from tests.rhn.server.in_process import LocalServer, converse
+from tests.running_server import running_server
 
 
 @pytest.fixture(scope="module")

@@ -1,4 +1,4 @@
-"""The server as a person starts it: another process on a port of the loopback interface."""
+"""Start the HTTP server in another process, on a port of the loopback interface."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from urllib.request import urlopen
 
-CHECKOUT = Path(__file__).resolve().parent.parent.parent
+CHECKOUT = Path(__file__).resolve().parent.parent
 _SERVING = re.compile(r"serving (\S+) at (http://\S+)/v1")
 
 
 @dataclass(frozen=True)
 class RunningServer:
-    """Where a server listens."""
+    """A running server process and its address."""
 
     process: subprocess.Popen[str]
     model: str
@@ -27,11 +27,11 @@ class RunningServer:
 
     @property
     def port(self) -> int:
-        """That it listens on."""
+        """Return the port number."""
         return int(self.url.rpartition(":")[2])
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures of /metrics by name, and by the value of their label where they have one."""
+        """Return the metrics of /metrics by name, followed by the values of their labels."""
         return metrics_of(self.url)
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> int:
@@ -41,7 +41,7 @@ class RunningServer:
 
 
 def metrics_of(url: str) -> dict[str, float]:
-    """Return the figures of a server's /metrics by name, and by the value of their label where they have one."""
+    """Return the metrics of a server's /metrics by name, followed by the values of their labels."""
     from prometheus_client.parser import text_string_to_metric_families  # of the extra [serve]
 
     with urlopen(f"{url}/metrics", timeout=60) as response:
@@ -51,32 +51,32 @@ def metrics_of(url: str) -> dict[str, float]:
 
 
 def serving_at(line: str) -> tuple[str, str]:
-    """Return the model and the URL, without /v1, that a server prints when it listens.
+    """Return the model and the URL (without /v1) from the line that a server prints at start.
 
     Raises:
-        RuntimeError: another line.
+        RuntimeError: the line has another form.
     """
     found = _SERVING.fullmatch(line.rstrip("\n"))
     if found is None:
-        raise RuntimeError(f"expected a server that says where it is, got {line!r}")
+        raise RuntimeError(f"expected the server's line 'serving MODEL at URL/v1', got {line!r}")
     return found[1], found[2]
 
 
 @contextmanager
 def running_server(folder: Path, *, port: int = 0, **options: object) -> Iterator[RunningServer]:
-    """Start `python -m gflownet.rhn.server`, and kill it at the end if it still runs.
+    """Start `python -m gflownet.rhn.server`; kill it at the end if it still runs.
 
     Args:
-        folder: of the model.
-        port: 0: one that is free.
-        options: of the command line, by name.
+        folder: the model's folder.
+        port: 0 chooses a free port.
+        options: command-line options by name.
 
     Raises:
-        RuntimeError: it ended before it served.
+        RuntimeError: the process ended before it served.
     """
     flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     command = [sys.executable, "-m", "gflownet.rhn.server", str(folder), "--port", str(port), *flags]
-    # One thread computes: more of them would take the clients' cores.
+    # One compute thread leaves the other cores to the clients.
     environment = {**os.environ, "PYTHONPATH": str(CHECKOUT), "OMP_NUM_THREADS": "1"}
     with subprocess.Popen(command, cwd=CHECKOUT, env=environment, stdout=subprocess.PIPE, text=True) as process:
         try:

@@ -1,21 +1,17 @@
-"""Counts the parameters of published cells by building them as computation graphs, and compares with the logged counts.
+"""Parameter counts of published cells, rebuilt as computation graphs and compared with the logged counts.
 
-    python scripts/count_parameters.py [--quick] [--json FILE] [--data DIR]
+A node of the graph stands for each linear layer; its matrix sizes come from `gflownet.translation.summary`. The rest
+comes from the benchmark's skeleton:
 
-Two files of the data folder are read (by default ../shared/data, seen from the repository); a check without its file is
-skipped. Wherever a cell has a linear layer, a node of the graph stands for it, and the size of its
-matrices is what gflownet.translation.summary says. What the graph does not have comes from the benchmark's skeleton:
+- NAS-Bench-NLP (Klyuchnikov et al. 2020). Graph: all matrices of the three cells 400 -> 600 -> 600 -> 400, with
+  recurrent edges for h_prev. Skeleton: one bias vector per linear operation, the embedding (shared with the decoder),
+  and the decoder's bias.
+- NAS-Bench-101 (Ying et al. 2019). Graph: all convolutions of the nine cells; a 1 x 1 convolution is a linear layer
+  over channels, a 3 x 3 convolution is nine of them, summed. Skeleton: two parameters per channel for each batch norm,
+  the stem, the classifier, and the rule that assigns channels to vertices.
 
-- NAS-Bench-NLP (Klyuchnikov et al. 2020): nodes for all of a cell's operations, recurrent edges for h_prev. From
-  the graph: every matrix of the three cells 400 -> 600 -> 600 -> 400. From the skeleton: one bias vector per linear
-  operation (our node has one number), the embedding, which the decoder shares, and the decoder's bias.
-- NAS-Bench-101 (Ying et al. 2019): a 1 x 1 convolution is a linear layer over channels, a 3 x 3 one is nine of
-  them, summed, one per offset. From the graph: every convolution of the nine cells, projections of the cell's input
-  included. From the skeleton: two numbers per channel for the batch norm after each convolution, the stem, the
-  classifier, and the rule that gives each vertex its channels.
-
-Operations without parameters (activations, products, blends, pooling, truncation) are nodes that only pass on: what
-they compute has no bearing on the count, nor have our own scalars, one per node and one per edge.
+Operations without parameters (activations, products, pooling) are nodes without a matrix. The translator's own scalars
+(one per node and per edge) are not counted.
 """
 
 from __future__ import annotations
@@ -23,22 +19,17 @@ from __future__ import annotations
 import csv
 import gzip
 import json
-import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import cache
 from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+import pytest
 
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.translation import summary
-from scripts.bench import Row, equals, finish, make_parser, skip
-
-DATA = Path(__file__).resolve().parent.parent / ".." / "shared" / "data"
-NLP_FILE, NB101_FILE = "nb_nlp_wikitext2.jsonl.gz", "nb101_ec_4epochs.csv.gz"
-NUM_RUNS_QUICK = 100
+from gflownet.translation import summary, to_pytorch_model
+from tests.benchmark_tables import real_table
 
 # NAS-Bench-NLP on WikiText-2: vocabulary, then the widths between the layers.
 VOCABULARY = 33_278
@@ -47,12 +38,12 @@ NLP_WIDTHS = (400, 600, 600, 400)
 # NAS-Bench-101: 3 stacks of 3 cells, the channels double from stack to stack.
 STEM_CHANNELS, NUM_STACKS, CELLS_PER_STACK, NUM_CLASSES = 128, 3, 3, 10
 CONV3X3, CONV1X1 = 0, 1
-# A convolution is as many linear layers as its kernel has offsets; pooling is none.
+# A convolution counts as one linear layer per offset of its kernel; pooling has no parameters.
 NUM_OFFSETS = {CONV3X3: 9, CONV1X1: 1}
 
 
 class Cell:
-    """A multigraph in the making, and which of its nodes are linear layers."""
+    """A multigraph under construction, and the set of its nodes that are linear layers."""
 
     def __init__(self, input_size: int) -> None:
         self.graph = ComputationGraph(config={"multigraph": True})
@@ -67,11 +58,11 @@ class Cell:
         return node
 
     def connect(self, source: int, target: int, *, is_recurrent: bool = False) -> None:
-        """Add an edge; recurrent ones bring what the source was one time step earlier."""
+        """Add an edge; a recurrent edge reads the source's value of the previous time step."""
         self.graph.add_edge(source, target, attributes={"is_recurrent": True} if is_recurrent else {})
 
     def linear_layers(self) -> Iterator[tuple[int, int]]:
-        """Yield of each linear layer the number of its matrices' entries, and its width."""
+        """Yield the number of matrix entries and the width of each linear layer."""
         for node in summary(self.graph, projection="always").nodes:
             if node.node_id in self.linear:
                 num_scalars = 1 + len(node.source_sizes)
@@ -84,7 +75,7 @@ class Cell:
 
 
 def recurrent_cell(recipe: Mapping[str, Mapping[str, Any]], *, input_size: int, hidden_size: int) -> Cell:
-    """Return the cell of a NAS-Bench-NLP recipe; h_prev_k is the node h_new_k one time step earlier."""
+    """Return the cell of a NAS-Bench-NLP recipe; h_prev_k is h_new_k of the previous time step."""
     cell = Cell(input_size)
     ids = {
         name: cell.add(hidden_size, is_linear=node["op"] == "linear", is_output=name == "h_new_0")
@@ -102,7 +93,7 @@ def recurrent_cell(recipe: Mapping[str, Mapping[str, Any]], *, input_size: int, 
 
 
 def count_nlp(recipe: Mapping[str, Mapping[str, Any]]) -> int:
-    """Return the parameters of the language model made of a recipe's cells."""
+    """Return the number of parameters of the language model built from a recipe."""
     total = VOCABULARY * NLP_WIDTHS[0] + VOCABULARY  # embedding, tied to the decoder; the decoder's bias
     for input_size, hidden_size in pairwise(NLP_WIDTHS):
         layers = recurrent_cell(recipe, input_size=input_size, hidden_size=hidden_size).linear_layers()
@@ -113,8 +104,8 @@ def count_nlp(recipe: Mapping[str, Mapping[str, Any]]) -> int:
 def vertex_channels(matrix: Sequence[Sequence[int]], *, input_channels: int, output_channels: int) -> list[int]:
     """Return the channels of every vertex (Ying et al. 2019, section 2.3).
 
-    The output's are divided over the vertices that feed it, the first ones taking what is left over; any other vertex
-    has as many as the widest that it feeds.
+    The output channels are divided over the vertices that feed the output; the first ones take the remainder. Any
+    other vertex has as many channels as the widest vertex that it feeds.
     """
     last = len(matrix) - 1
     channels = [0] * len(matrix)
@@ -131,7 +122,7 @@ def vertex_channels(matrix: Sequence[Sequence[int]], *, input_channels: int, out
 def convolutional_cell(
     matrix: Sequence[Sequence[int]], labels: Sequence[int], *, input_channels: int, output_channels: int
 ) -> Cell:
-    """Return a NAS-Bench-101 cell: a linear node per convolution, projections of the cell's input included."""
+    """Return a NAS-Bench-101 cell: a linear node per convolution, including the projections of the cell's input."""
     cell, last = Cell(input_channels), len(matrix) - 1
     channels = vertex_channels(matrix, input_channels=input_channels, output_channels=output_channels)
 
@@ -165,7 +156,7 @@ def convolutional_cell(
 
 @cache
 def count_nb101(adjacency: str, op_labels: str) -> int:
-    """Return the parameters of the image classifier made of a cell; `adjacency` is row by row."""
+    """Return the number of parameters of the image classifier built from a cell; `adjacency` is row-major."""
     labels = [int(label) for label in op_labels.split()]
     size = len(labels)
     matrix = [[int(digit) for digit in adjacency[row * size : (row + 1) * size]] for row in range(size)]
@@ -179,42 +170,95 @@ def count_nb101(adjacency: str, op_labels: str) -> int:
     return total + before * NUM_CLASSES + NUM_CLASSES
 
 
+# A vanilla RNN: h = tanh(W x + U h + b).
+RNN = {"f": {"op": "linear", "input": ["x", "h_prev_0"]}, "h_new_0": {"op": "activation_tanh", "input": ["f"]}}
+# The input feeds two convolutions, 3 x 3 and 1 x 1, and the output; the second convolution is fed by the first, too.
+BRANCHES = [[0, 1, 1, 1], [0, 0, 1, 1], [0, 0, 0, 1], [0, 0, 0, 0]]
+STEM_AND_CLASSIFIER = 3 * 9 * 128 + 2 * 128 + 512 * 10 + 10
+
+
+def test_count_nlp_vanilla_rnn():
+    layers = sum(i * h + h * h + h for i, h in ((400, 600), (600, 600), (600, 400)))
+    assert count_nlp(RNN) == 33_278 * 400 + 33_278 + layers
+
+
+def test_recurrent_cell_translates():
+    cell = recurrent_cell(RNN, input_size=5, hidden_size=7)
+    assert list(cell.linear_layers()) == [(5 * 7 + 7 * 7, 7)]
+    assert [edge.is_recurrent for edge in cell.graph.edges.values()] == [False, True, False]
+    matrices = [p for name, p in to_pytorch_model(cell.graph).named_parameters() if name.startswith("proj")]
+    assert [tuple(matrix.shape) for matrix in matrices] == [(7, 5)]  # 7 -> 7 is a matrix with projection=always only
+
+
+def test_linear_layers_match_translated_module():
+    cell = convolutional_cell(BRANCHES, [-1, 0, 1, -2], input_channels=3, output_channels=8)
+    model = to_pytorch_model(cell.graph, {"projection": "always"})
+    into_linear = {edge.edge_id for edge in cell.graph.edges.values() if edge.target in cell.linear}
+    sizes = [model.get_parameter(f"proj_{edge_id}.weight").numel() for edge_id in into_linear]
+    assert sum(num_entries for num_entries, _ in cell.linear_layers()) == sum(sizes)
+
+
+@pytest.mark.parametrize(
+    ("matrix", "expected"),
+    [
+        ([[0, 1], [0, 0]], [3, 7]),
+        (BRANCHES, [3, 4, 3, 7]),  # 7 over two: the first takes the odd one
+        ([[0, 1, 0, 0], [0, 0, 1, 0], [0, 0, 0, 1], [0, 0, 0, 0]], [3, 7, 7, 7]),
+        # The first feeds both others and not the output: as many as the wider.
+        ([[0, 1, 0, 0, 0], [0, 0, 1, 1, 0], [0, 0, 0, 0, 1], [0, 0, 0, 0, 1], [0] * 5], [3, 4, 4, 3, 7]),
+    ],
+)
+def test_vertex_channels(matrix, expected):
+    assert vertex_channels(matrix, input_channels=3, output_channels=7) == expected
+
+
+def test_convolutional_cell_linear_layers():
+    layers = list(convolutional_cell(BRANCHES, [-1, 0, 1, -2], input_channels=3, output_channels=7).linear_layers())
+    projections = [(3 * 4, 4), (3 * 3, 3), (3 * 7, 7)]
+    assert sorted(layers) == sorted([*projections, (9 * 4 * 4, 4), (3 * 3, 3)])
+
+
+def test_count_nb101_of_projections_only():
+    widths = (
+        (128, 128),
+        (128, 128),
+        (128, 128),
+        (128, 256),
+        (256, 256),
+        (256, 256),
+        (256, 512),
+        (512, 512),
+        (512, 512),
+    )
+    assert count_nb101("0100", "-1 -2") == STEM_AND_CLASSIFIER + sum(i * o + 2 * o for i, o in widths)
+
+
+def test_count_nb101_pooling_has_no_parameters():
+    chain = "010001000"
+    assert count_nb101(chain, "-1 2 -2") == count_nb101("0100", "-1 -2")
+    assert count_nb101(chain, "-1 1 -2") > count_nb101(chain, "-1 2 -2")
+
+
 def nlp_counts(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield our count and the logged one of every run."""
+    """Yield our count and the logged count of every run."""
     with gzip.open(path, "rt", encoding="utf-8") as lines:
-        for line in lines:
-            run = json.loads(line)
+        for run in map(json.loads, lines):
             yield count_nlp(run["recipe"]), run["num_params"]
 
 
 def nb101_counts(path: Path) -> Iterator[tuple[int, int]]:
-    """Yield our count and the logged one of every run."""
+    """Yield our count and the logged count of every run."""
     with gzip.open(path, "rt", encoding="utf-8", newline="") as lines:
         for row in csv.DictReader(lines):
             yield count_nb101(row["adjacency_rowmajor"], row["op_labels"]), int(row["params"])
 
 
-CHECKS: dict[str, tuple[str, Callable[[Path], Iterable[tuple[int, int]]]]] = {
-    "NAS-Bench-NLP recurrent cells": (NLP_FILE, nlp_counts),
-    "NAS-Bench-101 cells": (NB101_FILE, nb101_counts),
-}
-
-
-def main(arguments: Sequence[str] | None = None) -> int:
-    """Count the runs whose logged number is not ours, and return the exit status."""
-    parser = make_parser(__doc__)
-    parser.add_argument("--data", type=Path, default=DATA, metavar="DIR", help="folder of the benchmarks' files")
-    options = parser.parse_args(arguments)
-    rows: list[Row] = []
-    for name, (file, counts) in CHECKS.items():
-        path: Path = options.data / file
-        if not path.is_file():
-            skip(name, f"no such file: {path}")
-            continue
-        pairs = list(islice(counts(path), NUM_RUNS_QUICK if options.quick else None))
-        rows.append(equals(f"{name}, {len(pairs)} runs: wrong counts", sum(a != b for a, b in pairs), 0))
-    return finish(rows, json_path=options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
+@pytest.mark.parametrize("num_runs", [50, pytest.param(None, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("file", "counts", "num_all"),
+    [("nb_nlp_wikitext2.jsonl.gz", nlp_counts, 345), ("nb101_ec_4epochs.csv.gz", nb101_counts, 2805)],
+)
+def test_logged_parameter_counts_are_reproduced(file, counts, num_all, num_runs):
+    pairs = list(islice(counts(real_table(file)), num_runs))
+    assert len(pairs) == (num_runs or num_all)
+    assert [pair for pair in pairs if pair[0] != pair[1]] == []

@@ -1,1 +1,0 @@
-"""A server as a process of its own, for those that ask it questions."""

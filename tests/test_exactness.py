@@ -1,0 +1,72 @@
+"""`configs/exact.yaml`: the policy samples R(x) / Z, and the certificate by estimates agrees with the exact one."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from gflownet.config import load_config
+from gflownet.trainer import GFNTrainer
+
+SMALL = ("env.coloured_graph.max_nodes=3", "num_training_steps=60", "algo.num_from_policy=32", "model.num_layers=2")
+# Options of docs/exactness.md: terminal classes and the goal for the total variation.
+SPACES = {
+    65: (0.01, ("env.coloured_graph.max_nodes=4", "num_training_steps=300")),
+    260: (0.01, ("env.coloured_graph.max_nodes=4", "env.coloured_graph.directed=true", "num_training_steps=160")),
+    419: (0.01, ()),
+}
+
+
+def run_exact(folder: Path, *overrides: str) -> dict:
+    """Run the config `exact` with overrides and return its certificate."""
+    GFNTrainer(load_config("exact", [f"log_dir={folder}", "wandb.mode=disabled", *overrides])).run()
+    (certificate,) = json.loads((folder / "certificate.json").read_text())["certificates"]
+    return certificate
+
+
+def test_exact_config_samples_the_reward_of_15_classes(tmp_path):
+    right = run_exact(tmp_path, "model.num_emb=32", *SMALL)
+    assert (right["kind"], right["num_terminal"]) == ("exact", 15)
+    assert right["total_variation"] < 0.03
+    assert right["tv_uncorrected"] > 0.1
+    assert right["log_z_error"] < 0.03
+
+
+def test_exact_config_without_symmetries_samples_the_uncorrected_distribution(tmp_path):
+    wrong = run_exact(tmp_path, "model.num_emb=32", *SMALL, "algo.symmetry=none")
+    assert wrong["tv_uncorrected"] < 0.03
+    assert wrong["total_variation"] > 0.1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward_policy", ["uniform", "learned"])
+@pytest.mark.parametrize("method", ["tb", "db", "subtb"])
+@pytest.mark.parametrize("num_classes", SPACES)
+def test_exact_config_samples_the_reward(num_classes, method, backward_policy, tmp_path):
+    goal, options = SPACES[num_classes]
+    certificate = run_exact(tmp_path, *options, f"algo.method={method}", f"algo.backward_policy={backward_policy}")
+    assert certificate["num_terminal"] == num_classes
+    assert certificate["total_variation"] < goal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("backward_policy", ["uniform", "learned"])
+@pytest.mark.parametrize(("max_nodes", "num_steps"), [(4, 20), (5, 80), (6, 40)])
+def test_estimated_certificate_agrees_with_the_exact_one(max_nodes, num_steps, backward_policy, tmp_path):
+    options = (f"env.coloured_graph.max_nodes={max_nodes}", f"algo.backward_policy={backward_policy}")
+    exact = run_exact(tmp_path, *options, f"num_training_steps={num_steps}")
+    estimated = run_exact(
+        tmp_path,
+        *options,
+        f"num_training_steps={num_steps}",
+        "resume=true",
+        "certify_max_states=5",
+        "certify_samples=1024",
+    )
+    assert (exact["kind"], estimated["kind"]) == ("exact", "estimated")
+    low, value, high = (estimated[f"log_z{suffix}"] for suffix in ("_low", "", "_high"))
+    # Twice the 95 % interval: about four standard errors.
+    assert value - 2 * (value - low) < exact["log_z"] < value + 2 * (high - value)
+    assert estimated["elbo"] < exact["log_z"] < estimated["eubo"]
+    assert exact["symmetries_hold"] is not False  # None: the policy is too far from the target to decide
+    assert estimated["symmetries_hold"] is not False
