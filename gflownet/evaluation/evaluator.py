@@ -18,7 +18,7 @@ from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.graphs.candidate import Candidate
+from gflownet.graphs.canonical import Candidate
 
 T = TypeVar("T")
 

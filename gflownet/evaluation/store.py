@@ -22,7 +22,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, ProgrammingError
 
 from gflownet.errors import UserError
-from gflownet.graphs.candidate import Candidate
+from gflownet.graphs.canonical import Candidate
 
 SCHEMA_VERSION = 3
 # How long a writer waits for the others before it gives up, seconds.

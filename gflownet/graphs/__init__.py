@@ -1,1 +1,5 @@
-"""What a state is: computation graphs, canonical form, automorphisms, JSON, drawing."""
+"""Graphs as states and candidates: computation graphs, canonical forms, automorphism counts, JSON, drawing."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

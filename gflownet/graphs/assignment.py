@@ -1,13 +1,13 @@
-"""A value for each of some named places: what environments without edges build."""
+"""A value for each of several named places: the terminal objects of environments without edges."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass
-from hashlib import sha256
 from typing import Any
 
+from gflownet.graphs.canonical import versioned_hash
 from gflownet.graphs.elements import checked_int
 from gflownet.graphs.node_link import objects_under
 
@@ -17,7 +17,7 @@ HASH_VERSION = "a1"
 
 @dataclass(frozen=True)
 class Assignment:
-    """Names and their values; the names are different, so nothing is interchangeable."""
+    """Distinct names and their values; no two places are interchangeable."""
 
     names: tuple[str, ...]
     values: tuple[int | str, ...]
@@ -35,8 +35,8 @@ class Assignment:
         return json.dumps([self.names, self.values], separators=(",", ":"))
 
     def canonical_hash(self) -> str:
-        """Return a versioned sha256 of the key: a bucket, never an identity."""
-        return f"{HASH_VERSION}-{sha256(self.canonical_key().encode()).hexdigest()}"
+        """Return a versioned sha256 of the key. Two keys may share it."""
+        return versioned_hash(HASH_VERSION, self.canonical_key())
 
     def num_automorphisms(self) -> int:
         """Return 1."""
@@ -50,7 +50,7 @@ class Assignment:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Assignment:
-        """Return the assignment that `to_dict` described. Raises ValueError for data of another form."""
+        """Return the assignment of a `to_dict`. Raises ValueError for data of another form."""
         nodes = objects_under(data, "nodes", ("id", "name", "value"))
         nodes.sort(key=lambda node: checked_int(node["id"], "nodes", "id"))
         return cls(tuple(node["name"] for node in nodes), tuple(node["value"] for node in nodes))

@@ -1,9 +1,4 @@
-"""Coloured graphs up to isomorphism: canonical form, exact equality, number of automorphisms.
-
-An ordered partition of the nodes is refined until nodes of one cell see the same colours; while a cell has several
-nodes, one is individualised (McKay, Practical graph isomorphism, 1981). Branches that an automorphism maps onto one
-another are taken once, so the same search yields the order of the automorphism group by orbit and stabiliser.
-"""
+"""Coloured graphs up to isomorphism: canonical form, exact equality, number of automorphisms."""
 
 from __future__ import annotations
 
@@ -13,7 +8,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from hashlib import sha256
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from gflownet.graphs.elements import checked_int, shown
 from gflownet.graphs.node_link import objects_under
@@ -26,9 +21,30 @@ if TYPE_CHECKING:
 HASH_VERSION = "g1"
 
 
+class Candidate(Protocol):
+    """A terminal object with an exact identity, as evaluators and stores use it."""
+
+    def canonical_key(self) -> str:
+        """Return a text that two objects share iff they are equal up to interchangeable nodes."""
+        ...
+
+    def canonical_hash(self) -> str:
+        """Return a short digest of the key. Two keys may share it."""
+        ...
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the object as a graph in networkx's node-link form."""
+        ...
+
+
+def versioned_hash(version: str, key: str) -> str:
+    """Return a canonical hash: the version of the key's format and the sha256 of the key."""
+    return f"{version}-{sha256(key.encode()).hexdigest()}"
+
+
 @dataclass(frozen=True)
 class CanonicalForm:
-    """What isomorphic graphs share, and how one graph maps onto it."""
+    """The identity of a graph up to isomorphism, and a map of its nodes onto it."""
 
     key: str  # JSON text, equal iff the graphs are isomorphic
     order: tuple[int, ...]  # the graph's nodes in canonical order
@@ -37,14 +53,17 @@ class CanonicalForm:
     @cached_property
     def hash(self) -> str:
         """Version and sha256 of the key."""
-        return f"{HASH_VERSION}-{sha256(self.key.encode()).hexdigest()}"
+        return versioned_hash(HASH_VERSION, self.key)
 
 
 @dataclass(frozen=True, eq=False)
 class ColouredGraph:
     """A simple graph with coloured nodes 0 .. n-1 and coloured edges; equal to another iff they are isomorphic.
 
-    Self-loops are allowed. An undirected edge may be given from either end, but once.
+    Self-loops are allowed. An undirected edge may be given from either end, but only once.
+
+    Raises:
+        ValueError: an edge has an end that is not a node, or an undirected edge is given twice.
     """
 
     node_colours: tuple[str, ...]
@@ -61,19 +80,19 @@ class ColouredGraph:
         object.__setattr__(self, "edge_colours", MappingProxyType(dict(self.edge_colours)))
 
     def canonical_form(self) -> CanonicalForm:
-        """The canonical form, computed once."""
+        """Return the canonical form, computed once."""
         return self._form
 
     def canonical_key(self) -> str:
-        """A JSON text that two graphs share iff they are isomorphic."""
+        """Return a JSON text that two graphs share iff they are isomorphic."""
         return self._form.key
 
     def canonical_hash(self) -> str:
-        """A versioned sha256 of the key: a bucket, never an identity."""
+        """Return a versioned sha256 of the key. Two keys may share it."""
         return self._form.hash
 
     def num_automorphisms(self) -> int:
-        """The number of node permutations that keep every colour and every edge."""
+        """Return the number of node permutations that keep every colour and every edge."""
         return self._form.num_automorphisms
 
     def __eq__(self, other: object) -> bool:
@@ -88,7 +107,7 @@ class ColouredGraph:
         return ColouredGraph, (self.node_colours, dict(self.edge_colours), self.directed)
 
     def to_dict(self) -> dict[str, Any]:
-        """The graph in networkx's node-link form, colours under "colour"."""
+        """Return the graph in networkx's node-link form, colours under "colour"."""
         return {
             "directed": self.directed,
             "multigraph": False,
@@ -102,7 +121,7 @@ class ColouredGraph:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> ColouredGraph:
-        """The graph that to_dict described; nodes may come in any order. Raises ValueError for data of another form."""
+        """Return the graph of a `to_dict`; nodes may come in any order. Raises ValueError for data of another form."""
         nodes = objects_under(data, "nodes", ("id", "colour"))
         colours = {checked_int(node["id"], "nodes", "id"): node["colour"] for node in nodes}
         if sorted(colours) != list(range(len(nodes))):
@@ -119,15 +138,14 @@ class ColouredGraph:
         return cls(tuple(colours[node] for node in range(len(colours))), edges, bool(data.get("directed", True)))
 
     def to_networkx(self) -> networkx.Graph | networkx.DiGraph:
-        """The graph as networkx's class, with "colour" as node and edge data."""
+        """Return the graph as networkx's class, with "colour" as node and edge data."""
         from networkx import node_link_graph
 
         return node_link_graph(self.to_dict(), edges="edges")
 
     @cached_property
     def _form(self) -> CanonicalForm:
-        labelling = canonical_labelling(self._adjacency())
-        position = labelling.position
+        position, num_automorphisms = canonical_labelling(self._adjacency())
         order = sorted(range(len(position)), key=position.__getitem__)
         edges = []
         for (source, target), colour in self.edge_colours.items():
@@ -137,10 +155,10 @@ class ColouredGraph:
             edges.append((first, second, colour))
         edges.sort()
         key = json.dumps([self.directed, [self.node_colours[node] for node in order], edges], separators=(",", ":"))
-        return CanonicalForm(key, tuple(order), labelling.num_automorphisms)
+        return CanonicalForm(key, tuple(order), num_automorphisms)
 
     def _adjacency(self) -> Adjacency:
-        """The graph with its colours ranked, loops as part of the node's colour, both directions in one label."""
+        """Return the graph with ranked colours; loops count to the node, both directions of a pair to one label."""
         rank_of = {colour: rank for rank, colour in enumerate(sorted(set(self.edge_colours.values())), start=1)}
         base = len(rank_of) + 1
         loops = [0] * len(self.node_colours)
@@ -149,9 +167,8 @@ class ColouredGraph:
             rank = rank_of[colour]
             if source == target:
                 loops[source] = rank
-            else:
-                outward = neighbours[source]
-                inward = neighbours[target]
-                outward[target] = outward.get(target, 0) + rank * base
-                inward[source] = inward.get(source, 0) + (rank if self.directed else rank * base)
+                continue
+            outward, inward = neighbours[source], neighbours[target]
+            outward[target] = outward.get(target, 0) + rank * base
+            inward[source] = inward.get(source, 0) + (rank if self.directed else rank * base)
         return Adjacency(list(zip(self.node_colours, loops, strict=True)), neighbours)

@@ -1,4 +1,4 @@
-"""Nodes and edges of a computation graph: immutable, checked for type (not for meaning) when they are made."""
+"""Nodes and edges of a computation graph: immutable, with fields of checked types (validate() checks the values)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,12 +7,12 @@ from math import isfinite
 from numbers import Integral, Real
 from reprlib import Repr
 from types import MappingProxyType
-from typing import Any, TypeGuard
+from typing import Any, Protocol, TypeGuard
 
 DEFAULT_AGGREGATION = "sum"
-# Not smaller: behind five edges of weight 0.1 the logits of a chain deviate by 1e-7, and training stands still.
+# Not smaller: after five edges of weight 0.1 the logits of a chain differ by 1e-7, and training makes no progress.
 DEFAULT_WEIGHT = 1.0
-# Python converts integers of more than 4,300 digits neither to text nor from it.
+# Python refuses to convert integers of more than 4,300 digits to or from text.
 MAX_INT_BITS = 2**13
 _SMALL_INT = 2**62
 # Lists and objects within an attribute; far below Python's recursion limit.
@@ -36,7 +36,7 @@ _SHORT = _ShortText()
 
 
 class NodeType(StrEnum):
-    """The role of a node: fixed source, freely placed, fixed sink."""
+    """The role of a node: source, operation in between, sink."""
 
     INPUT = "input"
     HIDDEN = "hidden"
@@ -75,7 +75,7 @@ class Node:
 
     @property
     def aggregation(self) -> Any:
-        """The aggregation's name (any JSON value until validate() has passed)."""
+        """Name of the aggregation (any JSON value until validate() has passed)."""
         return self.attributes.get("aggregation", DEFAULT_AGGREGATION)
 
 
@@ -106,18 +106,34 @@ class Edge:
 
     @property
     def is_recurrent(self) -> bool:
-        """Whether the edge is marked to read the source's output of the previous time step."""
+        """Whether the edge reads the source's output of the previous time step."""
         return self.attributes.get("is_recurrent", False) is True
 
     @property
     def order(self) -> float:
-        """The edge's place among its target's in-edges; its id where attributes["order"] is no finite number."""
+        """Sort key among the target's in-edges: attributes["order"], or the edge id if that is not a finite number."""
         order = self.attributes.get("order", self.edge_id)
         return order if is_finite(order) else self.edge_id
 
 
+class GraphElements(Protocol):
+    """The read-only contents of a computation graph: input of ordering, validation and size limits."""
+
+    config: Mapping[str, Any]
+
+    @property
+    def nodes(self) -> Mapping[int, Node]:
+        """Nodes by id."""
+        ...
+
+    @property
+    def edges(self) -> Mapping[int, Edge]:
+        """Edges by id."""
+        ...
+
+
 def checked_int(value: Any, owner: str, name: str) -> int:
-    """`value` as an int. Raises ValueError naming the owner and the field for anything else, bool included."""
+    """Return `value` as an int. Raises ValueError naming the owner and the field for anything else, bool included."""
     if type(value) is int and -_SMALL_INT < value < _SMALL_INT:
         return value
     if isinstance(value, Integral) and not isinstance(value, bool):
@@ -128,7 +144,7 @@ def checked_int(value: Any, owner: str, name: str) -> int:
 
 
 def checked_float(value: Any, owner: str, name: str) -> float:
-    """`value` as a float (NaN and infinity pass: validate() reports them). Raises ValueError for anything else."""
+    """Return `value` as a float, also NaN and infinity (validate() reports them). Raises ValueError otherwise."""
     if type(value) is float:
         return value
     if is_number(value):
@@ -140,24 +156,24 @@ def checked_float(value: Any, owner: str, name: str) -> float:
 
 
 def checked_node_type(value: Any, owner: str) -> NodeType:
-    """`value` as a NodeType. Raises ValueError listing the known types."""
+    """Return `value` as a NodeType. Raises ValueError listing the known types."""
     if isinstance(value, str) and value in _NODE_TYPES:
         return NodeType(value)
     raise ValueError(f"{owner}: expected a node_type out of {', '.join(NodeType)}, got {shown(value)}")
 
 
 def is_number(value: Any) -> TypeGuard[float]:
-    """Whether `value` is a real number and not a bool."""
+    """Return whether `value` is a real number and not a bool."""
     return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def is_finite(value: Any) -> TypeGuard[float]:
-    """Whether `value` is a real number other than NaN and infinity; integers may exceed every float."""
+    """Return whether `value` is a real number other than NaN and infinity; integers may exceed every float."""
     return is_number(value) and (isinstance(value, Integral) or isfinite(value))
 
 
 def frozen_attributes(attributes: Mapping[str, Any], owner: str) -> Mapping[str, Any]:
-    """A read-only deep copy of JSON attributes. Raises ValueError naming the owner and the key."""
+    """Return a read-only deep copy of JSON attributes. Raises ValueError naming the owner and the key."""
     if not isinstance(attributes, Mapping):
         raise ValueError(f"{owner}: expected a mapping attributes, got {shown(attributes)}")
     return _frozen_mapping(attributes, owner, MAX_NESTING) if attributes else _NO_ATTRIBUTES
@@ -189,14 +205,14 @@ def _frozen(value: Any, owner: str, key: Any, levels: int) -> Any:
 
 
 def shown(value: Any) -> str:
-    """A value in one short line for an error message: long and deeply nested ones are cut."""
+    """Return a value in one short line for an error message; long and deeply nested values are cut."""
     if isinstance(value, Mapping):
         value = dict(value)  # a read-only view is cut as a dict is
     return _SHORT.repr(value)
 
 
 def thawed(value: Any) -> Any:
-    """The plain JSON form (dicts and lists) of a frozen attribute value."""
+    """Return the plain JSON form (dicts and lists) of a frozen attribute value."""
     if isinstance(value, Mapping):
         return {key: thawed(item) for key, item in value.items()}
     if isinstance(value, tuple):

@@ -1,18 +1,12 @@
-"""Bounds on the size of a graph that can be translated: widths, magnitudes and the number of weights.
-
-Letters: d width of a message, J number of enabled in-edges of a node.
-"""
+"""Bounds on the size of a graph that can be translated: widths, magnitudes and the number of weights."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from gflownet.graphs.elements import Edge, Node, NodeType
+from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
 from gflownet.graphs.vocabulary import ATTENTION_AGGREGATIONS, CONCATENATIONS, RECURRENT_CELLS
-
-if TYPE_CHECKING:
-    from gflownet.graphs.computation_graph import ComputationGraph
 
 # 4 GiB of float32: more than a search can train, less than an allocation that ends the process.
 MAX_PARAMETERS = 2**30
@@ -24,17 +18,17 @@ _CELL_SQUARES, _CELL_ROWS = 8, 1000
 
 
 def message_size(aggregation: str, attributes: Mapping[str, Any], output_size: int) -> int:
-    """d: head_dim for the attention kinds, otherwise the node's own width."""
+    """Return the width of a message: head_dim for attention aggregations, otherwise the node's own width."""
     return attributes.get("head_dim", output_size) if aggregation in ATTENTION_AGGREGATIONS else output_size
 
 
 def is_projected(source_size: int, size: int, projection: str) -> bool:
-    """Whether an edge from a width to a message width carries a weight matrix."""
+    """Return whether an edge from a width to a message width has a weight matrix."""
     return projection == "always" or source_size != size
 
 
-def has_too_many_parameters(graph: ComputationGraph, projection: str) -> bool:
-    """Whether a graph of valid nodes and edges needs more than MAX_PARAMETERS (cells are counted by a bound)."""
+def has_too_many_parameters(graph: GraphElements, projection: str) -> bool:
+    """Return whether a graph of valid nodes and edges needs more than MAX_PARAMETERS (cells by an upper bound)."""
     nodes = graph.nodes.values()
     widest = max(node.output_size or 0 for node in nodes)
     for node in nodes:
@@ -47,13 +41,12 @@ def has_too_many_parameters(graph: ComputationGraph, projection: str) -> bool:
     for edge in graph.edges.values():
         if edge.enabled:
             in_edges.setdefault(edge.target, []).append(edge)
-    fed = (node for node in nodes if node.node_type is not NodeType.INPUT)
-    return (
-        sum(_num_parameters(graph, node, in_edges.get(node.node_id, []), projection) for node in fed) > MAX_PARAMETERS
-    )
+    targets = (node for node in nodes if node.node_type is not NodeType.INPUT)
+    counts = (_num_parameters(graph, node, in_edges.get(node.node_id, []), projection) for node in targets)
+    return sum(counts) > MAX_PARAMETERS
 
 
-def _num_parameters(graph: ComputationGraph, node: Node, edges: list[Edge], projection: str) -> int:
+def _num_parameters(graph: GraphElements, node: Node, edges: list[Edge], projection: str) -> int:
     width, size = node.output_size or 0, _message_size(node)
     sources = [graph.nodes[edge.source].output_size or 0 for edge in edges]
     total = sum(source * size for source in sources if is_projected(source, size, projection))

@@ -15,8 +15,7 @@ from typing import Any, ClassVar, NamedTuple
 import torch
 from torch import Tensor
 
-from gflownet.graphs.candidate import Candidate
-from gflownet.graphs.canonical import ColouredGraph
+from gflownet.graphs.canonical import Candidate, ColouredGraph
 from gflownet.mdp.action import (
     BACKWARD_TYPES,
     FORWARD_TYPES,

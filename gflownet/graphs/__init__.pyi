@@ -1,0 +1,11 @@
+from .assignment import Assignment as Assignment
+from .canonical import Candidate as Candidate
+from .canonical import CanonicalForm as CanonicalForm
+from .canonical import ColouredGraph as ColouredGraph
+from .computation_graph import ComputationGraph as ComputationGraph
+from .drawing import to_dot as to_dot
+from .drawing import to_svg as to_svg
+from .elements import Edge as Edge
+from .elements import Node as Node
+from .elements import NodeType as NodeType
+from .validation import GraphProblem as GraphProblem
