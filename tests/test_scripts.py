@@ -22,7 +22,7 @@ ROW_TYPES = {"name": str, "value": (int, float), "unit": str, "goal": str, "hold
 
 
 def test_scripts_are_discovered() -> None:
-    assert {"bench_sampling.py", "race_torchgfn.py", "soak_server.py"} <= set(SCRIPTS)
+    assert {"bench_sampling.py", "bench_serving.py", "race_torchgfn.py"} <= set(SCRIPTS)
     assert "bench.py" not in SCRIPTS
 
 

@@ -1,7 +1,9 @@
-"""What streams of rollouts are made of: fixed-length graph building, a reward of a known cost, a store of its own."""
+"""Rollout streams of the worker benchmarks: fixed-length graph building and a reward of a known CPU cost."""
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import tempfile
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping
@@ -24,8 +26,6 @@ from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
 from gflownet.policy.config import ModelConfig
-from gflownet.policy.dense_transformer import DenseTransformerPolicy
-from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.workers.transport import CPU, BufferTransport, PickleTransport, QueueTransport, Transport
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
@@ -37,33 +37,33 @@ TRANSPORTS: Mapping[str, Callable[[], Transport]] = {
     PICKLES: PickleTransport,
     QUEUES: QueueTransport,
 }
-POLICIES = {"dense_transformer, the default": DenseTransformerPolicy, "graph_transformer": GraphTransformerPolicy}
 BATCH_SIZE = 64
 MAX_NODES, NUM_ACTIONS = 7, 12
 MODEL = ModelConfig(num_layers=3, num_emb=64)
+_TICKS = os.sysconf("SC_CLK_TCK")
 
 
-class CountsEdges(GFNTask):
-    """A score that is read off the graph, after as much work as counting to a number is."""
+class CountingTask(GFNTask):
+    """Score a graph by its number of edges after a loop of `count_to` iterations."""
 
     def __init__(self, config: Config, *, count_to: int = 0) -> None:
         super().__init__(config)
         self.count_to = count_to
 
     def evaluate(self, graph: Any, *, seed: int) -> Score:
-        """Return the number of edges, per 20."""
+        """Return (number of edges + 1) / 20."""
         count(self.count_to)
         return Score((1 + len(graph.edge_colours)) / 20)
 
 
 def count(limit: int) -> None:
-    """Keep a processor busy."""
+    """Use CPU time in proportion to `limit`."""
     for _ in range(limit):
         pass
 
 
-def count_that_takes(seconds: float, *, probe: int = 300_000, repeats: int = 9) -> int:
-    """Return how far this process can count in so much of its own CPU time, at its best."""
+def iterations_for(seconds: float, *, probe: int = 300_000, repeats: int = 9) -> int:
+    """Return the limit for which `count` takes this CPU time, by the fastest of several probes."""
     durations = []
     for _ in range(repeats):
         start = time.process_time()
@@ -73,8 +73,8 @@ def count_that_takes(seconds: float, *, probe: int = 300_000, repeats: int = 9) 
 
 
 @dataclass(frozen=True)
-class Parts:
-    """What a stream is made of."""
+class Streams:
+    """Rollout streams of one configuration, made in this process or by workers."""
 
     source: TrajectorySource
     policy: Policy
@@ -83,7 +83,7 @@ class Parts:
 
     @property
     def context(self) -> GraphBuildingEnvContext:
-        """Return the context, in the policy's layout."""
+        """Return the context in the policy's layout."""
         return self.source.context
 
     def here(self) -> Generator[Rollout]:
@@ -109,25 +109,36 @@ class Parts:
 
 
 @contextmanager
-def made_parts(
-    policy_class: type[Policy],
+def open_streams(
+    policy_class: Callable[..., Policy],
     *,
     max_nodes: int = MAX_NODES,
     num_actions: int = NUM_ACTIONS,
     num_trajectories: int = BATCH_SIZE,
     count_to: int = 0,
     replay: ReplayConfig | None = None,
-) -> Iterator[Parts]:
-    """Give the parts, the same ones each time, with an empty store."""
+) -> Iterator[Streams]:
+    """Yield streams with an untrained policy, a fixed seed and an empty store."""
     config, replay = load_config(None, []), replay or ReplayConfig(use=False)
-    task = CountsEdges(config, count_to=count_to)
+    task = CountingTask(config, count_to=count_to)
     env = FixedLengthGraphBuildingEnv(("a", "b"), max_nodes=max_nodes, num_actions=num_actions, directed=True)
-    context = GraphBuildingEnvContext(env, num_cond_dim=task.num_cond_dim).with_layout(policy_class.layout)
+    layout: Any = getattr(policy_class, "layout")  # noqa: B009
+    context = GraphBuildingEnvContext(env, num_cond_dim=task.num_cond_dim).with_layout(layout)
     torch.manual_seed(config.seed)
-    make_policy: Any = policy_class
-    policy: Policy = make_policy(context, MODEL)
+    policy = policy_class(context, MODEL)
     options = SourceOptions(num_trajectories, exploration=Exploration(random_action_prob=0.1), replay=replay)
     source = TrajectorySource(context, options, task=task, seed=config.seed)
     with tempfile.TemporaryDirectory() as folder, EvaluationStore(Path(folder) / "store.sqlite") as store:
         evaluator = InlineEvaluator(task, store, config=config.evaluation, seed=config.seed)
-        yield Parts(source, policy, evaluator, ReplayBuffer(replay))
+        yield Streams(source, policy, evaluator, ReplayBuffer(replay))
+
+
+def worker_pids() -> dict[str, int]:
+    """Return the process ids of the live workers by name."""
+    return {process.name: process.pid for process in multiprocessing.active_children() if process.pid is not None}
+
+
+def cpu_seconds(pid: int) -> float:
+    """Return the CPU time of a process (proc(5), fields utime and stime)."""
+    fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / _TICKS
