@@ -20,6 +20,7 @@ from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig,
 from gflownet.envs.config import EnvConfig
 from gflownet.errors import UserError
 from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig
+from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.policy.config import ModelConfig
@@ -27,7 +28,7 @@ from gflownet.run_marker import MARKER_NAME, read_marker
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
-# The one group whose keys belong to somebody else: the task's own dataclass (with_task_options).
+# The group of the task's own options; their dataclass belongs to the task.
 TASK_OPTIONS = "task_options"
 # The file of a run folder that holds the run's config.
 CONFIG_NAME = "config.yaml"
@@ -52,7 +53,7 @@ class Config:
 
     log_dir: str = option("logs/${task}", "the run folder: everything a run writes")
     seed: int = option(0, "decides every random number of the run", Interval(0, MAX_SEED))
-    task: str = option("digits", "what is searched for: digits, or module:Class of your own")
+    task: str = option("digits", TASKS.help("task"))
     task_options: Any = option({}, "options of the task, task_options.NAME=VALUE")
     num_training_steps: int = option(150, "training steps of the policy", AT_LEAST_ONE)
     num_workers: int = option(0, "processes that sample and evaluate; 0: the main process does", NOT_NEGATIVE)
@@ -111,24 +112,40 @@ def _defaults() -> Any:
     return OmegaConf.structured(Config)
 
 
-def with_task_options(config: Config, options: type | None) -> Config:
-    """Return the config with task_options typed, checked and completed by the task's own dataclass.
+def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
+    """Return the config with groups of free options typed, checked and completed by dataclasses.
+
+    Args:
+        config: the root config.
+        schemas: group (task_options, env.options, ...) -> dataclass of its options, None for no options.
 
     Raises:
-        UserError: a key that the task does not know, or a value of the wrong type.
+        UserError: an unknown key, a value of the wrong type or outside its bounds.
     """
-    given = OmegaConf.to_container(cast(Any, config).task_options, resolve=False)
     result = copy.deepcopy(config)
-    if options is None:
-        if given:
-            raise UserError(f"{TASK_OPTIONS}: expected nothing, task {config.task} has no options, got {_shown(given)}")
-        return result
-    known = {option.key: option for option in find_options(options, prefix=f"{TASK_OPTIONS}.")}
-    cast(Any, result).task_options = OmegaConf.structured(options)
-    _merge(result, {TASK_OPTIONS: given}, options=known)
-    for known_option in known.values():
-        known_option.check(resolved(result, known_option))
+    for group, schema in schemas.items():
+        values = OmegaConf.to_container(OmegaConf.select(cast(Any, result), group), resolve=False)
+        if schema is None:
+            if values:
+                raise UserError(f"{group}: expected nothing, the class has no options, got {_shown(values)}")
+            continue
+        known = {known.key: known for known in find_options(schema, prefix=f"{group}.")}
+        OmegaConf.update(cast(Any, result), group, OmegaConf.structured(schema), merge=False)
+        _merge(result, _nested(group, values), options=known)
+        for known_option in known.values():
+            known_option.check(resolved(result, known_option))
     return result
+
+
+def with_task_options(config: Config, options: type | None) -> Config:
+    """Return the config with `task_options` typed by a dataclass. Raises as `with_options`."""
+    return with_options(config, {TASK_OPTIONS: options})
+
+
+def _nested(key: str, value: Any) -> dict[str, Any]:
+    """Return {"a": {"b": value}} for the key a.b."""
+    first, _, rest = key.partition(".")
+    return {first: _nested(rest, value) if rest else value}
 
 
 def to_yaml(config: Config) -> str:
@@ -217,7 +234,7 @@ def find_config(source: str) -> Path:
     """Return the path of a config given by name or path. Raises UserError when there is none."""
     if "/" in source or source.endswith((".yaml", ".yml")):
         if not Path(source).is_file():
-            raise UserError(f"--config: expected a YAML file, got {source!r}, which is none")
+            raise UserError(f"--config: no such file: {source}")
         return Path(source)
     for folder in _config_folders():
         if (folder / f"{source}.yaml").is_file():

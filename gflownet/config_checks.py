@@ -10,11 +10,9 @@ from gflownet.config import OPTIONS, Config, resolved
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.config import check_conditionals, check_evaluation
-from gflownet.evaluation.tasks import check_task_name
+from gflownet.extensions import choices
 from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS
-from gflownet.objectives.config import OBJECTIVES, TAUGHT, num_taught
-from gflownet.plugins import check_name
-from gflownet.policy.config import POLICIES
+from gflownet.objectives.config import num_taught
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -27,16 +25,14 @@ def validate(config: Config) -> None:
     """
     for known in OPTIONS.values():
         known.check(resolved(config, known))
-    check_task_name(config.task)
-    check_name("algo.method", config.algo.method, OBJECTIVES)
-    check_name("model.name", config.model.name, POLICIES)
-    check_name("env.name", config.env.name, ENVIRONMENTS)
+    for point, name in choices(config):
+        point.check_name(name)
     if config.env.name in ENVIRONMENTS:
         _check_vocabulary(config)
     check_evaluation(config.evaluation)
     check_conditionals(config.cond, num_objectives=len(config.evaluation.objectives))
     _check_teacher(config)
-    _check_objective(config)
+    _check_backward_policy(config)
     _check_combinations(config)
 
 
@@ -59,73 +55,21 @@ def _check_names(key: str, names: Collection[str], known: Iterable[str]) -> None
 
 def _check_teacher(config: Config) -> None:
     algo, share = config.algo, config.algo.teacher.share
-    if share and algo.method not in TAUGHT:
-        raise UserError(f"algo.teacher.share: expected 0 but with one of {', '.join(TAUGHT)}, got {algo.method}")
     if share and not 0 < num_taught(algo) < algo.num_from_policy:
         raise UserError(
-            "algo.teacher.share: expected a trajectory for the teacher and one for the policy with "
+            "algo.teacher.share: expected at least one trajectory for the teacher and one for the policy with "
             f"algo.num_from_policy={algo.num_from_policy}, got {share}"
         )
 
 
-_BALANCE_NOTHING = ("order_preserving", "max_likelihood", "a2c", "ppo")
-_OWN_SAMPLES_ALONE = ("a2c", "ppo")
-
-
-def _check_objective(config: Config) -> None:
-    """Raise for an option that the objective or the backward policy would pass over in silence."""
-    algo, replay = config.algo, config.replay
-    beside = f"with algo.method={algo.method}"
-    if algo.method in _BALANCE_NOTHING and algo.regression != "squared":
+def _check_backward_policy(config: Config) -> None:
+    replay = config.replay
+    remembers = (replay.use and (not replay.resample or replay.num_batches > 0)) or config.algo.teacher.share > 0
+    if config.algo.backward_policy == "pessimistic" and not remembers:
         raise UserError(
-            f"algo.regression: expected squared {beside}, which penalises no balance, got {algo.regression}"
-        )
-    if algo.method in _OWN_SAMPLES_ALONE:
-        _check_own_samples(config, beside)
-    if algo.method == "max_likelihood":
-        _check_imitation(config, beside)
-    if algo.backward_policy == "learned" and algo.method in ("relative_tb", "max_likelihood"):
-        raise UserError(f"algo.backward_policy: expected another {beside}, which teaches none, got learned")
-    remembers = (replay.use and (not replay.resample or replay.num_batches > 0)) or algo.teacher.share > 0
-    if algo.backward_policy == "pessimistic" and not remembers:
-        raise UserError(
-            "replay.resample: expected false, and replay.use=true, with algo.backward_policy=pessimistic, which else "
-            "learns what tlm does, got "
+            "replay.resample: expected false, and replay.use=true, with algo.backward_policy=pessimistic, which is "
+            "otherwise the same as tlm, got "
             f"replay.resample={str(replay.resample).lower()} and replay.use={str(replay.use).lower()}"
-        )
-
-
-def _check_own_samples(config: Config, beside: str) -> None:
-    """Raise for symmetries, and for what makes samples that are not the policy's own."""
-    algo = config.algo
-    if algo.symmetry in ("actions", "flows"):
-        raise UserError(f"algo.symmetry: expected none {beside}, which knows no symmetries, got {algo.symmetry}")
-    for key, value, expected in (
-        ("algo.sampling_temperature", algo.sampling_temperature, 1),
-        ("algo.sampling_tau", algo.sampling_tau, 0),
-        ("algo.num_updates", algo.num_updates, 1),
-        ("replay.num_updates", config.replay.num_updates, 0),
-        ("replay.num_batches", config.replay.num_batches, 0),
-        ("offline.path", config.offline.path, ""),
-        ("local_search.num", config.local_search.num, 0),
-    ):
-        if value != expected:
-            raise UserError(
-                f"{key}: expected {expected!r} {beside}, which learns from its own samples alone, got {value!r}"
-            )
-
-
-def _check_imitation(config: Config, beside: str) -> None:
-    """Raise where an objective that imitates given graphs is given none, or all that was tried."""
-    replay, offline = config.replay, config.offline
-    for key, value in (("local_search.num", config.local_search.num), ("replay.num_batches", replay.num_batches)):
-        if value:
-            raise UserError(f"{key}: expected 0 {beside}, which would imitate all that was tried, got {value}")
-    if not (replay.use and replay.num_from_replay) and not (offline.path and offline.num):
-        raise UserError(
-            f"replay.use: expected true, or offline.path, {beside}, which learns from replayed or given graphs alone, "
-            f"got replay.use={str(replay.use).lower()} with replay.num_from_replay={replay.num_from_replay}, and "
-            f"offline.path={offline.path!r} with offline.num={offline.num}"
         )
 
 

@@ -1,47 +1,121 @@
-"""Pluggable parts by name: a short name out of a dict, or `module:Class` for a user's own.
+"""Extension points: each kind of pluggable class, chosen by a short name or by `module:Class` for a user's own.
 
-Nothing but a subclass of the part's contract is ever returned, so a config cannot call arbitrary code.
+Only subclasses of the contract are returned, so that a config cannot call arbitrary code.
 """
 
 from __future__ import annotations
 
 import difflib
 import importlib
+import inspect
 import re
-from collections.abc import Mapping
-from typing import TypeVar
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar, TypeVar
+
+from gflownet.errors import UserError
 
 T = TypeVar("T")
 _MODULE_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
+class Configurable:
+    """Base of the contracts whose classes may declare options: tasks, environments, policies and objectives."""
+
+    # A dataclass of the class's own options, set under the option key of its extension point (`env.options.NAME`).
+    Config: ClassVar[type | None] = None
+
+    @classmethod
+    def check_config(cls, config: Any) -> None:
+        """Check the root config before anything is built; overridden by classes that restrict other options.
+
+        Raises:
+            ValueError: an option that does not fit, in one line that starts with its key.
+        """
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in class of an extension point."""
+
+    home: str  # module:Class
+    summary: str  # one phrase for --help and the docs
+
+
+@dataclass(frozen=True)
+class ExtensionPoint:
+    """A kind of pluggable class and its built-in ones. Iterates over their names."""
+
+    key: str  # option that names the class: env.name
+    contract: str  # module:Class of the base class
+    built_in: Mapping[str, BuiltIn]
+    options_key: str = ""  # group of the class's own options: env.options; empty: it has none
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.built_in)
+
+    def __len__(self) -> int:
+        return len(self.built_in)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self.built_in
+
+    @property
+    def homes(self) -> dict[str, str]:
+        """Names of the built-in classes with their module:Class."""
+        return {name: row.home for name, row in self.built_in.items()}
+
+    def help(self, noun: str) -> str:
+        """Return the help text of the option that names the class."""
+        names = ", ".join(f"{name} ({row.summary})" for name, row in self.built_in.items())
+        return f"{noun}: {names}, or module:Class of your own"
+
+    def check_name(self, name: str) -> None:
+        """Raise ValueError unless `name` is built in or has the form module:Class; imports nothing."""
+        check_name(self.key, name, self.homes)
+
+    def load(self, name: str) -> Any:
+        """Return the class of a built-in name or `module:Class`. Raises as `load_class`."""
+        module, _, class_name = self.contract.partition(":")
+        return load_class(self.key, name, self.homes, contract=getattr(importlib.import_module(module), class_name))
+
+
 def check_name(key: str, name: str, known: Mapping[str, str]) -> None:
-    """Raise ValueError unless `name` is known or of the form module:Class; import nothing."""
+    """Raise ValueError unless `name` is known or has the form module:Class; imports nothing."""
     if name in known or _MODULE_CLASS.fullmatch(name):
         return
     expected = f"{key}: expected one of {', '.join(known)} or module:Class, got {name!r}"
-    raise ValueError(f"{expected}; did you mean {_nearest(name, known)}?")
+    raise UserError(f"{expected}; did you mean {_nearest(name, known)}?")
 
 
 def load_class(key: str, name: str, known: Mapping[str, str], *, contract: type[T]) -> type[T]:
-    """Return the subclass of `contract` behind a known name or `module:Class`.
+    """Return the concrete subclass of `contract` with a known name or `module:Class`.
 
     Raises:
-        ValueError: no such name or module, or what it names is not a subclass of `contract`.
+        ValueError: unknown name, a module that cannot be imported, a class that is missing, abstract or not a subclass
+            of `contract`.
     """
     check_name(key, name, known)
     module_name, class_name = known.get(name, name).split(":")
-    try:
-        module = importlib.import_module(module_name)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module_name}.".startswith(f"{error.name}."):
-            raise
-        raise ValueError(f"{key}: expected an importable module, got {module_name!r} ({error})") from error
-    found = getattr(module, class_name, None)
-    if not (isinstance(found, type) and issubclass(found, contract)):
+    loaded = getattr(_imported(key, module_name), class_name, None)
+    if not (isinstance(loaded, type) and issubclass(loaded, contract)):
         expected = f"{key}: expected a subclass of {contract.__name__}, got {name!r}"
-        raise ValueError(f"{expected}; did you mean {_nearest(name, known)}?")
-    return found
+        raise UserError(f"{expected}; did you mean {_nearest(name, known)}?")
+    if inspect.isabstract(loaded):
+        missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
+        raise UserError(f"{key}: expected {name} to define {missing}, got an abstract class")
+    return loaded
+
+
+def _imported(key: str, module_name: str) -> Any:
+    try:
+        return importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name and f"{module_name}.".startswith(f"{error.name}."):
+            raise UserError(f"{key}: expected an importable module, got {module_name!r} ({error})") from error
+        raise UserError(f"{key}: importing {module_name!r} failed: {error}") from error
+    except Exception as error:  # raised by the user's own module
+        raise UserError(f"{key}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
 
 
 def _nearest(name: str, known: Mapping[str, str]) -> str:

@@ -7,27 +7,25 @@ import time
 import uuid
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
-from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
 from gflownet.companions.companions import Companions
-from gflownet.config import Config, to_mapping, with_task_options
+from gflownet.config import Config, to_mapping
 from gflownet.config_checks import validate
 from gflownet.data.offline import load_offline
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.data.workers import rollouts_here, rollouts_of_workers
-from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.evaluator import EVALUATORS, Evaluator
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
-from gflownet.evaluation.tasks import load_task_class
+from gflownet.extensions import load_extensions
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.learning.fit import TrainingStep, fit
 from gflownet.learning.learner import Learner, LearnerOptions
@@ -35,9 +33,7 @@ from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction, TwoWayPolicy
 from gflownet.objectives.base import Objective
-from gflownet.objectives.config import OBJECTIVES, num_taught
-from gflownet.plugins import load_class
-from gflownet.policy.config import POLICIES
+from gflownet.objectives.config import num_taught
 from gflownet.progress import Progress, mean
 from gflownet.report.closing import report_run
 from gflownet.run_folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder, policy_weights
@@ -69,7 +65,8 @@ class GFNTrainer:
     def __init__(self, config: Config) -> None:
         """Build everything. Raises ValueError (mostly UserError) naming the option that makes no sense."""
         validate(config)
-        self.config = config = with_task_options(config, load_task_class(config.task).Config)
+        self.config, self.extensions = load_extensions(config)
+        config = self.config
         keep_freed_memory()
         torch.set_num_threads(config.num_threads)
         self.device = _device(config.device)
@@ -90,47 +87,41 @@ class GFNTrainer:
 
     def build_task(self) -> GFNTask:
         """Return the task that scores terminal graphs."""
-        return load_task_class(self.config.task)(self.config)
+        return self.extensions.task(self.config)
 
     def build_context(self) -> GraphBuildingEnvContext:
         """Return the context, and with it the environment, of the search space."""
-        context_class = load_class("env.name", self.config.env.name, ENVIRONMENTS, contract=GraphBuildingEnvContext)
-        context = context_class.from_config(
+        context = self.extensions.context.from_config(
             self.config.env,
             input_sizes=self.task.input_sizes,
             output_sizes=self.task.output_sizes,
             num_cond_dim=self.task.num_cond_dim,
         )
-        context = context.with_layout(self._policy_class.layout)
+        context = context.with_layout(self.extensions.policy.layout)
         if self.config.algo.backward_policy == "uniform":
             return context
-        if not issubclass(self._policy_class, TwoWayPolicy):
+        if not issubclass(self.extensions.policy, TwoWayPolicy):
             raise UserError(f"algo.backward_policy: expected uniform with model.name={self.config.model.name}")
         return context.with_backward()
 
     def build_policy(self) -> Policy:
         """Return the policy network."""
-        return self._policy_class(self.context, self.config.model)
-
-    @cached_property
-    def _policy_class(self) -> Any:
-        return load_class("model.name", self.config.model.name, POLICIES, contract=Policy)
+        return self.extensions.policy(self.context, self.config.model)
 
     def build_objective(self) -> Objective:
-        """Return the objective; that of relative trajectory balance gets its prior policy, where one is named."""
-        algo = self.config.algo
-        objective_class: Any = load_class("algo.method", algo.method, OBJECTIVES, contract=Objective)
-        if algo.method != "relative_tb" or not algo.relative.prior:
-            return objective_class(self.context, algo)
-        prior = self.build_policy()
+        """Return the objective."""
+        return self.extensions.objective.build(self.context, self.config.algo, load_policy=self._policy_of)
+
+    def _policy_of(self, folder: str, option: str) -> Policy:
+        """Return the policy of the finished run in a folder, which is the value of an option."""
+        policy = self.build_policy()
         try:
-            prior.load_state_dict(policy_weights(Path(algo.relative.prior), option="algo.relative.prior"))
+            policy.load_state_dict(policy_weights(Path(folder), option=option))
         except RuntimeError as error:
             raise UserError(
-                f"algo.relative.prior: expected a run with this env and model, got {algo.relative.prior}, whose policy "
-                "has other weights"
+                f"{option}: expected a run with this env and model, got {folder}, whose policy has other weights"
             ) from error
-        return objective_class(self.context, algo, prior=prior)
+        return policy
 
     def build_learner(self) -> Learner:
         """Return the learner: optimiser, schedule and memory around policy and objective."""

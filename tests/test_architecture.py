@@ -17,8 +17,8 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
 # A line imports only lines above it, and of those only what the second column names where there is one.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
-    {"errors": None, "plugins": None, "optimisers": None, "layered_drawing": set()},
-    {"files": {"errors"}, "options": {"errors"}},
+    {"errors": None, "optimisers": None, "layered_drawing": set()},
+    {"files": {"errors"}, "options": {"errors"}, "plugins": {"errors"}},
     {"graphs": set(), "autodiff": set(), "rhn": set(), "workers": set()},
     {"translation": {"graphs", "rhn"}, "mdp": {"graphs"}, "utils": {"workers"}},
     {"envs": {"mdp", "graphs", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp", "graphs"}},
@@ -36,6 +36,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"},
     },
     {"config": None, "logging": {"console"}, "report": None},
+    {"extensions": None},
     {"config_checks": None, "progress": {"evaluation", "metrics"}, "run_folder": None},
     {"cli": None, "trainer": None},
     {"train": None, "sampling": None, "generate": {"rhn", "interrupts"}},

@@ -3,9 +3,28 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from gflownet.options import AT_LEAST_ONE, POSITIVE, Interval, option
+from gflownet.plugins import BuiltIn, ExtensionPoint
+
+ENVIRONMENTS = ExtensionPoint(
+    "env.name",
+    contract="gflownet.mdp.context:GraphBuildingEnvContext",
+    options_key="env.options",
+    built_in={
+        "computation_graph": BuiltIn(
+            "gflownet.envs.computation_graph:ComputationGraphEnvContext", "networks of activations and aggregations"
+        ),
+        "coloured_graph": BuiltIn("gflownet.envs.coloured_graph:ColouredGraphContext", "connected coloured graphs"),
+        "labelled_dag": BuiltIn("gflownet.envs.labelled_dag:LabelledDAGContext", "DAGs over named variables"),
+        "hypergrid": BuiltIn("gflownet.envs.hypergrid:HypergridContext", "points of a grid"),
+        "bit_sequence": BuiltIn("gflownet.envs.bit_sequence:BitSequenceContext", "bit strings of fixed length"),
+        "cell_space": BuiltIn("gflownet.envs.cell_space:CellSpaceContext", "cells of NAS benchmarks"),
+        "tensor_graph": BuiltIn("gflownet.envs.tensor_graph:TensorGraphContext", "programs in index notation"),
+        "recurrent_stack": BuiltIn("gflownet.envs.recurrent_stack:RecurrentStackContext", "stacks of RNN layers"),
+    },
+)
 
 
 @dataclass
@@ -13,8 +32,8 @@ class ColouredGraphConfig:
     """Connected graphs with coloured nodes (env.name=coloured_graph)."""
 
     colours: list[str] = option(["red", "blue"], "colours a node may have, by name")
-    max_nodes: int = option(6, "most nodes of a graph", Interval(1, 127))
-    min_nodes: int = option(1, "fewest nodes of a finished graph", AT_LEAST_ONE)
+    max_nodes: int = option(6, "maximum number of nodes", Interval(1, 127))
+    min_nodes: int = option(1, "minimum number of nodes of a finished graph", AT_LEAST_ONE)
     directed: bool = option(False, "directed acyclic graphs with a single source")
 
 
@@ -46,22 +65,22 @@ class CellSpaceConfig:
     """Cells of a tabular benchmark (env.name=cell_space)."""
 
     name: Literal["nb201", "nb_macro", "nb101"] = option("nb201", "the benchmark: nb201, nb_macro or nb101")
-    max_vertices: int = option(5, "nb101: most vertices of a cell, input and output too", Interval(2, 127))
-    max_edges: int = option(9, "nb101: most edges of a cell", AT_LEAST_ONE)
+    max_vertices: int = option(5, "nb101: maximum number of vertices, input and output included", Interval(2, 127))
+    max_edges: int = option(9, "nb101: maximum number of edges", AT_LEAST_ONE)
 
 
 @dataclass
 class TensorGraphConfig:
     """Tensor programs in index notation (env.name=tensor_graph)."""
 
-    inputs: list[str] = option(["A[4,4]", "B[4,4]"], "what programs start from, name and shape")
+    inputs: list[str] = option(["A[4,4]", "B[4,4]"], "inputs of the programs, name and shape")
     operations: list[str] = option(["transform", "+", "-", "*"], "operations: transform, +, - and *")
     functions: list[str] = option(["tanh"], "functions that an operation may end with")
     new_extents: list[int] = option(
         [], "extents that a transform's new index may have", AT_LEAST_ONE, may_be_empty=True
     )
-    max_operations: int = option(2, "most operations of a program", AT_LEAST_ONE)
-    max_rank: int = option(3, "most axes of an operation's result", AT_LEAST_ONE)
+    max_operations: int = option(2, "maximum number of operations", AT_LEAST_ONE)
+    max_rank: int = option(3, "maximum number of axes of a result", AT_LEAST_ONE)
 
 
 @dataclass
@@ -69,8 +88,8 @@ class RecurrentStackConfig:
     """Stacks of recurrent layers (env.name=recurrent_stack)."""
 
     cells: list[str] = option(["rhn", "gru", "lstm"], "cells a layer may have: rhn, gru and lstm")
-    min_depth: int = option(1, "fewest layers", AT_LEAST_ONE)
-    max_depth: int = option(4, "most layers", Interval(1, 41))
+    min_depth: int = option(1, "minimum number of layers", AT_LEAST_ONE)
+    max_depth: int = option(4, "maximum number of layers", Interval(1, 41))
     sharing: bool = option(True, "let a layer repeat the one before, with the same weights")
     ranks: list[int] = option([2, 4, 8], "ranks of adapters of RHN layers", AT_LEAST_ONE)
     ratios: list[float] = option([1.0, 2.0, 4.0], "feed-forward width of RHN layers over their width", POSITIVE)
@@ -88,18 +107,15 @@ class RecurrentStackConfig:
 class EnvConfig:
     """Vocabulary, sizes and limits of the graphs that are built."""
 
-    name: str = option(
-        "computation_graph",
-        "the environment: computation_graph, coloured_graph, labelled_dag, hypergrid, bit_sequence, "
-        "cell_space, tensor_graph, recurrent_stack, or module:Class of your own",
-    )
+    name: str = option("computation_graph", ENVIRONMENTS.help("search space"))
+    options: Any = option({}, "options of your own environment, env.options.NAME=VALUE")
     activations: list[str] = option(
         ["relu", "tanh", "sigmoid", "gelu", "linear"], "activation functions a hidden node may have"
     )
     aggregations: list[str] = option(["sum", "mean", "max", "concat"], "ways a hidden node may combine its inputs")
     output_sizes: list[int] = option([2, 4, 8, 16, 32], "widths a hidden node may have, in features", AT_LEAST_ONE)
-    max_hidden_nodes: int = option(6, "most hidden nodes of a graph", AT_LEAST_ONE)
-    max_edges: int = option(10, "most edges of a graph", AT_LEAST_ONE)
+    max_hidden_nodes: int = option(6, "maximum number of hidden nodes", AT_LEAST_ONE)
+    max_edges: int = option(10, "maximum number of edges", AT_LEAST_ONE)
     allow_recurrent: bool = option(False, "let edges carry the previous time step's output (recurrent edges)")
     output_activation: str = option("linear", "activation function of the output nodes")
     output_aggregation: str = option("sum", "how the output nodes combine their inputs")
@@ -110,15 +126,3 @@ class EnvConfig:
     cell_space: CellSpaceConfig = field(default_factory=CellSpaceConfig)
     tensor_graph: TensorGraphConfig = field(default_factory=TensorGraphConfig)
     recurrent_stack: RecurrentStackConfig = field(default_factory=RecurrentStackConfig)
-
-
-ENVIRONMENTS = {
-    "computation_graph": "gflownet.envs.computation_graph:ComputationGraphEnvContext",
-    "coloured_graph": "gflownet.envs.coloured_graph:ColouredGraphContext",
-    "labelled_dag": "gflownet.envs.labelled_dag:LabelledDAGContext",
-    "hypergrid": "gflownet.envs.hypergrid:HypergridContext",
-    "bit_sequence": "gflownet.envs.bit_sequence:BitSequenceContext",
-    "cell_space": "gflownet.envs.cell_space:CellSpaceContext",
-    "tensor_graph": "gflownet.envs.tensor_graph:TensorGraphContext",
-    "recurrent_stack": "gflownet.envs.recurrent_stack:RecurrentStackContext",
-}

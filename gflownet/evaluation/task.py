@@ -17,6 +17,7 @@ from torch import Tensor
 from gflownet.evaluation.conditioning import Conditioning, RewardConditional
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.randomness import seeded
+from gflownet.plugins import Configurable
 
 
 @dataclass(frozen=True)
@@ -29,14 +30,13 @@ class Score:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
-class GFNTask(ABC):
+class GFNTask(Configurable, ABC):
     """Scores terminal graphs and turns scores into log-rewards. A subclass gives the sizes and `evaluate`.
 
     The task knows neither the policy nor the trainer. It is built once, in the main process; `evaluate` is called in
     turn, never by two threads at once.
     """
 
-    Config: ClassVar[type | None] = None  # an optional dataclass of the task's own options, the keys of task_options
     # Widths of the input nodes that a graph starts from and of the output nodes that it ends in; an environment that
     # needs them says so where there are none.
     input_sizes: tuple[int, ...] = ()

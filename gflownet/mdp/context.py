@@ -15,6 +15,7 @@ from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.layout import Batch, BatchLayout, masks_of
 from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import Attribute, GraphStates
+from gflownet.plugins import Configurable
 
 if TYPE_CHECKING:
     from torch_geometric.data import Data
@@ -23,7 +24,7 @@ NUM_GRAPH_FEATURES = 2
 NUM_PAIR_FEATURES = 5
 
 
-class GraphBuildingEnvContext:
+class GraphBuildingEnvContext(Configurable):
     """Encodes the states of an environment for a policy; it knows none of the rules, only the environment's masks.
 
     A new MDP with more to show than its vocabulary overrides `extra_node_features` and `num_extra_node_features`.
@@ -54,7 +55,7 @@ class GraphBuildingEnvContext:
         """Return the context that `env.name=module:Class` asks for; a user's own MDP defines it.
 
         Args:
-            config: the options under `env`.
+            config: the options under `env`; `config.options` are those of the class's own `Config`.
             input_sizes: widths of the task's inputs.
             output_sizes: widths of the task's outputs.
             num_cond_dim: width of what a policy is conditioned on.

@@ -11,12 +11,13 @@ from torch import Tensor, nn
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import Batch, BatchLayout
 from gflownet.mdp.sparse_layout import SparseLayout
+from gflownet.plugins import Configurable
 
 # A policy, or whatever answers for it: a worker's proxy, a policy on another device.
 PolicyFunction = Callable[[Batch, Tensor], tuple[GraphActionCategorical, Tensor]]
 
 
-class Policy(nn.Module, ABC):
+class Policy(nn.Module, Configurable, ABC):
     """Maps B encoded states and what they are conditioned on to a distribution over their legal actions."""
 
     layout: ClassVar[type[BatchLayout]] = SparseLayout  # how it reads a batch: the context's `with_layout` takes it

@@ -1,4 +1,4 @@
-"""Reinforcement-learning baselines: they seek the highest log-reward, and explore by an entropy bonus only."""
+"""Reinforcement-learning baselines: they maximise the log-reward, with an entropy bonus for exploration."""
 
 from __future__ import annotations
 
@@ -7,7 +7,6 @@ from abc import abstractmethod
 import torch
 from torch import Tensor
 
-from gflownet.errors import UserError
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
@@ -15,29 +14,29 @@ from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.steps import StepReader, Steps
 
-_SMALLEST_DEVIATION = 1e-6  # of advantages, so that equal ones are not divided by zero
+_SMALLEST_DEVIATION = 1e-6  # lower bound of the standard deviation of advantages
 
 
 class ActorCritic(Objective):
-    """A policy-gradient loss with the policy's number of a state as value function.
+    """A policy-gradient loss; the scalar output of the policy network is the value function.
 
-    Trajectories that the policy has not just sampled are left out: their gradient would be biased.
+    Replayed and other off-policy trajectories are ignored: their gradient would be biased.
     """
 
+    is_on_policy = True
+    backward_policies = ("uniform",)
+    symmetries = ("reward", "none")  # rewards are never scaled
+
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
-        super().__init__()
-        if config.backward_policy != "uniform":
-            raise UserError(
-                f"algo.backward_policy: expected uniform, {config.method} knows none, got {config.backward_policy}"
-            )
-        self.reader = StepReader(context, AlgoConfig(symmetry="none"))  # nothing else of the options is read
+        super().__init__(context, config)
+        self.reader = StepReader(context, AlgoConfig(symmetry="none"))
         self.options = config.actor_critic
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
-        """Return actor's and critic's loss, averaged over the steps of sampled trajectories, 0 if there are none."""
+        """Return actor's and critic's loss, averaged over the steps of sampled trajectories; 0 without any."""
         steps = self.reader.read(policy, trajectories)
         counts = (trajectories.origin == int(Origin.SAMPLED)).to(steps.trajectory.device)[steps.trajectory]
-        final = steps.log_reward[steps.trajectory]  # nothing is earned on the way, nothing discounted
+        final = steps.log_reward[steps.trajectory]  # no intermediate rewards, no discount
         value = steps.answer.numbers
         actor = self.actor_loss(steps, trajectories, (final - value).detach(), counts)
         entropy = steps.answer.categorical.entropy()
@@ -47,7 +46,7 @@ class ActorCritic(Objective):
 
     @abstractmethod
     def actor_loss(self, steps: Steps, trajectories: TrajectoryBatch, advantage: Tensor, counts: Tensor) -> Tensor:
-        """Return the loss of every step's action [S], given its advantage [S]; `counts` [S] says which are averaged."""
+        """Return the loss of each step's action [S] from its advantage [S]; `counts` [S] masks the averaged steps."""
 
 
 class AdvantageActorCritic(ActorCritic):
@@ -67,12 +66,12 @@ class ProximalPolicyOptimization(ActorCritic):
 
     @torch.no_grad()
     def annotated(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> TrajectoryBatch:
-        """Return the trajectories with the log-probabilities of their actions before the first of the epochs."""
+        """Return the trajectories with the log-probabilities of their actions before the first epoch."""
         log_forward = self.reader.read(policy, trajectories).log_forward
         return trajectories.with_log_forward(log_forward.to(trajectories.log_backward))
 
     def actor_loss(self, steps: Steps, trajectories: TrajectoryBatch, advantage: Tensor, counts: Tensor) -> Tensor:
-        """Return the clipped surrogate loss, of advantages scaled to a deviation of one."""
+        """Return the clipped surrogate loss, of advantages normalised to standard deviation 1."""
         counted = advantage[counts]
         if len(counted) > 1:
             advantage = (advantage - counted.mean()) / counted.std().clamp(min=_SMALLEST_DEVIATION)

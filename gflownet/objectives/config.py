@@ -1,21 +1,61 @@
-"""Options of the objective and of the optimiser that minimises it."""
+"""Options of the objective and its optimiser, and the built-in objectives and regression losses."""
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE, Interval, option
+from gflownet.plugins import BuiltIn, ExtensionPoint
 
 BackwardName = Literal["uniform", "learned", "maxent", "tlm", "pessimistic"]
+BACKWARD_NAMES: tuple[str, ...] = get_args(BackwardName)
 SymmetryName = Literal["reward", "flows", "actions", "none"]
+SYMMETRY_NAMES: tuple[str, ...] = get_args(SymmetryName)
 Weighting = Literal["within", "geometric", "equal_within", "equal"]
+
+_ROOM = "gflownet.objectives"
+OBJECTIVES = ExtensionPoint(
+    "algo.method",
+    contract=f"{_ROOM}.base:Objective",
+    options_key="algo.options",
+    built_in={
+        "tb": BuiltIn(f"{_ROOM}.trajectory_balance:TrajectoryBalance", "trajectory balance"),
+        "vargrad": BuiltIn(f"{_ROOM}.trajectory_balance:VarGrad", "trajectory balance, log Z estimated per batch"),
+        "relative_tb": BuiltIn(f"{_ROOM}.relative:RelativeTrajectoryBalance", "posterior of a prior policy"),
+        "order_preserving": BuiltIn(f"{_ROOM}.order_preserving:OrderPreserving", "learns the order of rewards"),
+        "db": BuiltIn(f"{_ROOM}.detailed_balance:DetailedBalance", "detailed balance"),
+        "fl_db": BuiltIn(f"{_ROOM}.detailed_balance:ForwardLookingDetailedBalance", "forward-looking db"),
+        "modified_db": BuiltIn(f"{_ROOM}.detailed_balance:ModifiedDetailedBalance", "db where every state may stop"),
+        "subtb": BuiltIn(f"{_ROOM}.sub_trajectory_balance:SubTrajectoryBalance", "sub-trajectory balance"),
+        "fl_subtb": BuiltIn(
+            f"{_ROOM}.sub_trajectory_balance:ForwardLookingSubTrajectoryBalance", "forward-looking subtb"
+        ),
+        "fm": BuiltIn(f"{_ROOM}.flow_matching:FlowMatching", "flow matching"),
+        "soft_q": BuiltIn(f"{_ROOM}.soft_q:SoftQ", "soft Q-learning"),
+        "munchausen": BuiltIn(f"{_ROOM}.soft_q:Munchausen", "Munchausen soft Q-learning"),
+        "a2c": BuiltIn(f"{_ROOM}.actor_critic:AdvantageActorCritic", "advantage actor-critic"),
+        "ppo": BuiltIn(f"{_ROOM}.actor_critic:ProximalPolicyOptimization", "proximal policy optimisation"),
+        "max_likelihood": BuiltIn(f"{_ROOM}.max_likelihood:MaxLikelihood", "imitates replayed or offline graphs"),
+    },
+)
+REGRESSIONS = ExtensionPoint(
+    "algo.regression",
+    contract=f"{_ROOM}.regression:Regression",
+    built_in={
+        "squared": BuiltIn(f"{_ROOM}.regression:Squared", "t^2"),
+        "half": BuiltIn(f"{_ROOM}.regression:Half", "t^2 / 2"),
+        "huber": BuiltIn(f"{_ROOM}.regression:Huber", "linear beyond 1"),
+        "shifted_cosh": BuiltIn(f"{_ROOM}.regression:ShiftedCosh", "e^t + e^-t - 2"),
+        "linex": BuiltIn(f"{_ROOM}.regression:Linex", "e^-t + t - 1"),
+    },
+)
 
 
 @dataclass
 class TrajectoryBalanceConfig:
-    """Options of trajectory balance and of whatever else learns log Z."""
+    """Options of trajectory balance and the other objectives with a learned log Z."""
 
     Z_learning_rate: float = option(0.1, "learning rate of log Z, usually larger than that of the network", POSITIVE)
 
@@ -24,7 +64,7 @@ class TrajectoryBalanceConfig:
 class SubTrajectoryBalanceConfig:
     """Options of sub-trajectory balance."""
 
-    decay: float = option(0.9, "lambda: a sub-trajectory of n steps weighs lambda^n", Interval(0))
+    decay: float = option(0.9, "lambda: a sub-trajectory of n steps has weight lambda^n", Interval(0))
     weighting: Weighting = option(
         "within",
         "within: weights lambda^n sum to one in each trajectory; geometric: over the whole batch; "
@@ -37,7 +77,7 @@ class SoftQConfig:
     """Options of Munchausen soft Q-learning."""
 
     munchausen: float = option(0.15, "alpha: share of the log-policy added to the reward", DECAY)
-    lowest_log_policy: float = option(-25.0, "where the log-policy in the reward is cut off", Interval(-math.inf, 0))
+    lowest_log_policy: float = option(-25.0, "lower bound of the log-policy in the reward", Interval(-math.inf, 0))
 
 
 @dataclass
@@ -46,7 +86,7 @@ class ActorCriticConfig:
 
     entropy: float = option(0.01, "weight of the policy's entropy", NOT_NEGATIVE)
     value_weight: float = option(0.5, "weight of the value function's loss", NOT_NEGATIVE)
-    clip: float = option(0.2, "ppo: how far the probability ratio may leave 1", POSITIVE)
+    clip: float = option(0.2, "ppo: maximum distance of the probability ratio from 1", POSITIVE)
     num_epochs: int = option(4, "ppo: optimiser steps per batch of trajectories", AT_LEAST_ONE)
 
 
@@ -61,40 +101,39 @@ class RelativeConfig:
 class TeacherConfig:
     """Options of the adaptive teacher, a second policy that samples where the first one is wrong."""
 
-    share: float = option(0.0, "share of a step's trajectories that the teacher samples; 0: there is none", DECAY)
+    share: float = option(0.0, "share of the trajectories per step that the teacher samples; 0: no teacher", DECAY)
     weight: float = option(
-        19.0, "C: what the policy samples too rarely counts 1 + C times in the teacher's reward", NOT_NEGATIVE
+        19.0,
+        "C: factor 1 + C in the teacher's reward of trajectories that the policy samples too rarely",
+        NOT_NEGATIVE,
     )
-    mixing: float = option(0.5, "alpha: how much of the log-reward itself is in the teacher's log-reward", NOT_NEGATIVE)
+    mixing: float = option(0.5, "alpha: weight of the log-reward in the teacher's log-reward", NOT_NEGATIVE)
 
 
 @dataclass
 class QGFNConfig:
-    """Options of action values, learned beside the policy to sample more greedily at inference."""
+    """Options of action values (QGFN), trained with the policy for greedier sampling at inference."""
 
-    use: bool = option(False, "learn action values beside the policy")
+    use: bool = option(False, "train action values with the policy")
     variant: Literal["p_greedy", "p_quantile", "p_of_max"] = option(
         "p_of_max",
-        "how they make it greedier: p_greedy (take the best action with probability p), p_quantile (leave "
-        "out those below the p-quantile) or p_of_max (leave out those worth less than p times the best)",
+        "how action values filter actions: p_greedy (take the best one with probability p), p_quantile (drop actions "
+        "below the p-quantile) or p_of_max (drop actions with less than p times the best value)",
     )
-    p: float = option(0.9, "how greedy validations are: from 0, not at all, to 1", SHARE)
+    p: float = option(0.9, "greediness of validations, from 0 (none) to 1", SHARE)
     num_steps: int = option(
-        25, "n of the n-step targets; as long as trajectories, they are the outcomes that were seen", AT_LEAST_ONE
+        25, "n of the n-step targets; if at least the trajectory length, targets are the final rewards", AT_LEAST_ONE
     )
-    learning_rate: float = option(1e-3, "learning rate of the network of action values", POSITIVE)
-    decay: float = option(0.95, "of the moving average that values the states n steps on", DECAY)
+    learning_rate: float = option(1e-3, "learning rate of the action-value network", POSITIVE)
+    decay: float = option(0.95, "decay of the moving average that values the states n steps later", DECAY)
 
 
 @dataclass
 class AlgoConfig:
-    """What is learned from which trajectories."""
+    """The objective and the trajectories it is trained on."""
 
-    method: str = option(
-        "tb",
-        "the objective: tb, vargrad, db, modified_db, subtb, fl_db, fl_subtb, fm, relative_tb, "
-        "order_preserving, soft_q, munchausen, a2c, ppo, max_likelihood, or module:Class of your own",
-    )
+    method: str = option("tb", OBJECTIVES.help("objective"))
+    options: Any = option({}, "options of your own objective, algo.options.NAME=VALUE")
     num_from_policy: int = option(16, "trajectories sampled per training step", AT_LEAST_ONE)
     num_updates: int = option(
         1,
@@ -111,23 +150,21 @@ class AlgoConfig:
         0.01, "epsilon: probability that a training action is drawn uniformly", SHARE
     )
     sampling_temperature: float = option(
-        1.0, "the policy's logits are divided by it to sample: above 1 is more uniform", POSITIVE
+        1.0, "divisor of the policy's logits during sampling: above 1 is more uniform", POSITIVE
     )
     backward_policy: BackwardName = option(
         "uniform",
-        "P_B: uniform over what can be undone, or heads of the same network that are learned with P_F, for "
-        "maximum entropy, from the policy's own trajectories (tlm) or from all those seen (pessimistic)",
+        "P_B: uniform over legal backward actions; or heads of the policy network trained by the objective (learned), "
+        "for maximum entropy (maxent), on trajectories of the policy (tlm) or on all sampled ones (pessimistic)",
     )
-    regression: Literal["squared", "half", "huber", "shifted_cosh", "linex"] = option(
-        "squared", "how a balance that is off by t is penalised"
-    )
+    regression: str = option("squared", REGRESSIONS.help("loss of an imbalance t"))
     sampling_tau: float = option(
-        0.0, "sample from a moving average of the policy with this decay; 0 samples from it", DECAY
+        0.0, "sample from a moving average of the policy with this decay; 0: from the policy itself", DECAY
     )
     symmetry: SymmetryName = option(
         "reward",
-        "how p(x) ~ R(x) comes about: rewards (and, with flows, every state's flow) scaled by the number "
-        "of automorphisms, equivalent actions counted as one, or not at all: p(x) ~ R(x) / |Aut(x)|",
+        "how p(x) ~ R(x) is reached: rewards (with flows: every state flow) multiplied by the number of automorphisms, "
+        "equivalent actions counted as one (actions), or no correction: p(x) ~ R(x) / |Aut(x)| (none)",
     )
     tb: TrajectoryBalanceConfig = field(default_factory=TrajectoryBalanceConfig)
     subtb: SubTrajectoryBalanceConfig = field(default_factory=SubTrajectoryBalanceConfig)
@@ -140,10 +177,10 @@ class AlgoConfig:
 
 @dataclass
 class OptimizerConfig:
-    """How the policy network is optimised."""
+    """The optimiser of the policy network."""
 
     opt: Literal["adam", "adamw", "sgd", "muon"] = option(
-        "adam", "optimiser: adam, adamw, sgd, or muon (of matrices; adam of the rest)"
+        "adam", "optimiser: adam, adamw, sgd, or muon (for matrices; adam for the rest)"
     )
     learning_rate: float = option(1e-3, "learning rate of the policy network", POSITIVE)
     weight_decay: float = option(0.0, "weight decay of the policy network", NOT_NEGATIVE)
@@ -158,42 +195,19 @@ class OptimizerConfig:
     constant_share: float = option(1 / 3, "linear, cosine: share of the training steps before the rate falls", DECAY)
     warmup: int = option(0, "steps in which the learning rate rises linearly from 0", NOT_NEGATIVE)
     clip_grad_type: Literal["norm", "value", "none"] = option(
-        "norm", "clip the gradient's global norm, its values, or not at all"
+        "norm", "clip the gradient's global norm, clip its values, or do not clip"
     )
-    clip_grad_param: float = option(10.0, "the norm or the value to clip at", POSITIVE)
+    clip_grad_param: float = option(10.0, "maximum norm or value", POSITIVE)
     precision: Literal["float32", "bfloat16"] = option(
-        "float32", "of the policy's matrix products: float32, or bfloat16 (mixed precision)"
+        "float32", "precision of the policy's matrix products: float32, or bfloat16 (mixed precision)"
     )
     num_micro_batches: int = option(
         1,
-        "parts in which a step's states are shown to the policy, again for the gradient: less memory, the "
-        "same gradient, a forward pass more",
+        "number of micro-batches per step: less memory, the same gradient, one more forward pass",
         AT_LEAST_ONE,
     )
 
 
-OBJECTIVES = {
-    "tb": "gflownet.objectives.trajectory_balance:TrajectoryBalance",
-    "vargrad": "gflownet.objectives.trajectory_balance:VarGrad",
-    "relative_tb": "gflownet.objectives.relative:RelativeTrajectoryBalance",
-    "order_preserving": "gflownet.objectives.order_preserving:OrderPreserving",
-    "db": "gflownet.objectives.detailed_balance:DetailedBalance",
-    "fl_db": "gflownet.objectives.detailed_balance:ForwardLookingDetailedBalance",
-    "modified_db": "gflownet.objectives.detailed_balance:ModifiedDetailedBalance",
-    "subtb": "gflownet.objectives.sub_trajectory_balance:SubTrajectoryBalance",
-    "fl_subtb": "gflownet.objectives.sub_trajectory_balance:ForwardLookingSubTrajectoryBalance",
-    "fm": "gflownet.objectives.flow_matching:FlowMatching",
-    "soft_q": "gflownet.objectives.soft_q:SoftQ",
-    "munchausen": "gflownet.objectives.soft_q:Munchausen",
-    "a2c": "gflownet.objectives.actor_critic:AdvantageActorCritic",
-    "ppo": "gflownet.objectives.actor_critic:ProximalPolicyOptimization",
-    "max_likelihood": "gflownet.objectives.max_likelihood:MaxLikelihood",
-}
-
-# Objectives under which every trajectory has an imbalance that a teacher can look for.
-TAUGHT = ("tb", "vargrad", "db", "subtb")
-
-
 def num_taught(algo: AlgoConfig) -> int:
-    """Return how many of a step's trajectories the teacher samples."""
+    """Return the number of trajectories per step that the teacher samples."""
     return round(algo.teacher.share * algo.num_from_policy)

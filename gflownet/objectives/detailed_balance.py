@@ -1,29 +1,24 @@
-"""Detailed balance (Bengio et al. 2023, definition 7) and its forms that need rewards of states on the way."""
+"""Detailed balance (Bengio et al. 2023, definition 7) and its variants with rewards of intermediate states."""
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.mdp.action import GraphActionType
-from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
-from gflownet.objectives.config import AlgoConfig
-from gflownet.objectives.regression import REGRESSIONS
 from gflownet.objectives.state_flows import StateFlowObjective
-from gflownet.objectives.steps import StepReader, Steps, stops
+from gflownet.objectives.steps import Steps, stops
 from gflownet.objectives.trajectory_balance import total_loss
 
 
 class DetailedBalance(StateFlowObjective):
-    """Regression to zero of log F(s) P_F(s' | s) - log F(s') P_B(s | s') over steps; behind Stop, log F is log R(x)."""
+    """Regression to zero of log F(s) P_F(s' | s) - log F(s') P_B(s | s') over steps; after Stop, log F is log R(x)."""
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
-        """Return the mean penalty of a step."""
+        """Return the mean loss of a step."""
         steps = self.reader.read(policy, trajectories)
         log_flow = self.log_flow(steps, trajectories)
         after = _after(log_flow, steps.log_reward, steps)
@@ -32,40 +27,36 @@ class DetailedBalance(StateFlowObjective):
 
 
 class ForwardLookingDetailedBalance(DetailedBalance):
-    """Detailed balance where the network learns log F(s) - log R(s) of states that may stop (Pan et al. 2023, eq. 9).
+    """Detailed balance with log F(s) = network output + log R(s) where Stop is legal (Pan et al. 2023, eq. 9)."""
 
-    Any function of states may be split off; where Stop is illegal, nothing is.
-    """
-
-    needs_state_rewards: ClassVar[bool] = True
+    needs_state_rewards = True
+    supports_teacher = False
     looks_forward = True
 
 
 class ModifiedDetailedBalance(Objective):
-    """Detailed balance without flows, where every state may stop: log F(s) = log R(s) - log P_F(stop | s).
+    """Detailed balance without learned flows, for environments in which Stop is always legal.
+
+    Then log F(s) = log R(s) - log P_F(stop | s).
 
     Regression to zero of log R(s') P_B(s | s') P_F(stop | s) - log R(s) P_F(s' | s) P_F(stop | s') (Deleu et al. 2022,
-    eq. 8), with |Aut(s)| R(s) for R(s) where rewards are scaled.
+    eq. 8), with |Aut(s)| R(s) for R(s) if `symmetry=reward`.
     """
 
-    needs_state_rewards: ClassVar[bool] = True
-
-    def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
-        super().__init__()
-        self.reader = StepReader(context, config)
-        self.regression = REGRESSIONS[config.regression]
+    needs_state_rewards = True
+    uses_regression = True
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
-        """Return the mean penalty of a step that is not Stop; 0 of trajectories that stop at once.
+        """Return the mean loss of a step other than Stop; 0 for trajectories without such a step.
 
         Raises:
-            UserError: a state may not stop.
+            UserError: Stop is illegal in a state.
         """
         steps = self.reader.read(policy, trajectories)
         may_stop = self.reader.context.env.forward_masks(trajectories.states).masks[GraphActionType.Stop]
         if not bool(may_stop.flatten(1).any(1).all()):
             raise UserError(
-                "algo.method=modified_db: expected an environment in which every state may stop, got one with others"
+                "algo.method=modified_db: expected an environment in which Stop is legal in every state, got another"
             )
         log_reward = trajectories.state_log_reward
         if self.reader.scales_rewards:
@@ -79,5 +70,5 @@ class ModifiedDetailedBalance(Objective):
 
 
 def _after(log_flow: Tensor, log_reward: Tensor, steps: Steps) -> Tensor:
-    """Return the log-flow behind every step, [S]: through the state that follows, or into the terminal one."""
+    """Return the log-flow after each step, [S]: through the next state, or log R(x) after Stop."""
     return log_reward[steps.trajectory].index_put((steps.step,), log_flow[steps.successor])

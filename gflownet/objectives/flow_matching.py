@@ -1,6 +1,6 @@
-"""Flow matching (Bengio et al. 2021, eq. 11): what flows into a state flows out of it.
+"""Flow matching (Bengio et al. 2021, eq. 11): the flow into a state equals the flow out of it.
 
-Letters: B trajectories, S steps, D distinct states that were led to, K actions that lead to them.
+Letters: B trajectories, S steps, D distinct states reached by steps, K actions into them.
 """
 
 from __future__ import annotations
@@ -8,16 +8,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from gflownet.errors import UserError
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.answer import Answer, ask, distinct
-from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.equivalence import equivalent_actions, log_sum_by
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss
-from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.state_flows import FlowObjective
 from gflownet.objectives.trajectory_balance import total_loss
 
@@ -25,19 +22,14 @@ from gflownet.objectives.trajectory_balance import total_loss
 class FlowMatching(FlowObjective):
     """The policy's logits, plus one learned offset, are the logs of the flows along actions.
 
-    Regression to zero of log inflow - log outflow of every state that was visited, and of the flow along Stop against
-    the reward. All parents of a visited state are read, not only the one that led there; there is no backward policy.
+    Regression to zero of log inflow - log outflow of every visited state, and of the flow along Stop against the
+    reward. It reads all parents of a visited state and has no backward policy.
     """
 
-    def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
-        if config.backward_policy != "uniform":
-            raise UserError(
-                f"algo.backward_policy: expected uniform, flow matching has none to learn, got {config.backward_policy}"
-            )
-        super().__init__(context, config)
+    backward_policies = ("uniform",)
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
-        """Return the mean penalty over the states that steps led to, the terminal ones behind Stop among them."""
+        """Return the mean loss over the states reached by steps, terminal states included."""
         steps = self.reader.read(policy, trajectories)
         log_out = steps.answer.categorical.logsumexp()
         _, successor = trajectories.successors()
@@ -53,15 +45,15 @@ class FlowMatching(FlowObjective):
         return total_loss(balance, steps, {"log_Z": float(log_z.detach().mean())})
 
     def read_flow(self, answer: Answer) -> Tensor:
-        """Return the log of the flow out of every state."""
+        """Return the log of the flow out of each state."""
         return answer.categorical.logsumexp()
 
     def _log_inflow(self, policy: PolicyFunction, states: GraphStates, conditioning: Tensor) -> Tensor:
-        """Return the log of what flows into every state, without the offset; equal states are computed once."""
+        """Return the log of the flow into each state, without the offset; equal states are computed once."""
         if not len(states):
             return torch.zeros(0)
-        first, twin = distinct(states, conditioning)
-        child, parents, actions = self._ways_in(states[first])
+        first, position = distinct(states, conditioning)
+        child, parents, actions = self._actions_into(states[first])
         answer = ask(self.context, policy, parents, conditioning[first][child])
         log_out = answer.categorical.logsumexp()
         if self.reader.counts_classes:
@@ -70,10 +62,10 @@ class FlowMatching(FlowObjective):
             child = child[same.owner]
         else:
             flows = answer.log_prob(actions) + log_out
-        return log_sum_by(child.to(flows.device), flows, len(first))[twin.to(flows.device)]
+        return log_sum_by(child.to(flows.device), flows, len(first))[position.to(flows.device)]
 
-    def _ways_in(self, states: GraphStates) -> tuple[Tensor, GraphStates, ActionBatch]:
-        """Return for D states which one [K] is reached from which parent by which action; classes of parents once."""
+    def _actions_into(self, states: GraphStates) -> tuple[Tensor, GraphStates, ActionBatch]:
+        """Return K actions into D states: index of the state [K], parent and action; isomorphic parents once."""
         env = self.context.env
         child, undo = env.backward_masks(states).positions()
         after = states[child]

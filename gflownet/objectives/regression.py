@@ -1,58 +1,89 @@
-"""How a balance that is off by t = log (forward / backward) is penalised: functions with their minimum, 0, at t = 0.
+"""Regression losses of an imbalance t = log (forward / backward); each has its minimum, 0, at t = 0.
 
 Squared: Malkin et al. 2022. Half, linex and shifted cosh: Hu et al. 2025 (Beyond squared error: exploring loss design,
-table 2), whose t is the negative of this one. Linex penalises exponentially what is too unlikely, as KL(p_B || p_F)
-does, whose gradient it has on the policy's own samples; shifted cosh also what is too likely.
+table 2), whose t has the opposite sign. Linex penalises trajectories with too low probability exponentially, as
+KL(p_B || p_F) does, and has its gradient on the policy's own samples; shifted cosh penalises both signs exponentially.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from abc import ABC, abstractmethod
 
 import torch
 from torch import Tensor
 
-Regression = Callable[[Tensor], Tensor]
+from gflownet.errors import UserError
+from gflownet.objectives.config import REGRESSIONS
 
 HUBER_DELTA = 1.0  # Huber 1964: quadratic up to here, then linear
-STEEPEST = 5.0  # beyond this t, exponentials go on along their tangents: exp of an early imbalance is no number
+STEEPEST = 5.0  # exponentials continue as tangents beyond this t: early imbalances would overflow
 
 
-def squared(t: Tensor) -> Tensor:
-    """Return t^2."""
-    return t.square()
+class Regression(ABC):
+    """An elementwise loss of imbalances, differentiable, >= 0, and 0 at 0."""
+
+    @abstractmethod
+    def __call__(self, imbalance: Tensor) -> Tensor:
+        """Return the loss of every entry, in the same shape."""
 
 
-def half(t: Tensor) -> Tensor:
-    """Return t^2 / 2."""
-    return t.square() / 2
+class Squared(Regression):
+    """t^2."""
+
+    def __call__(self, imbalance: Tensor) -> Tensor:
+        """Return t^2."""
+        return imbalance.square()
 
 
-def huber(t: Tensor) -> Tensor:
-    """Return t^2 / 2 where |t| <= delta, delta (|t| - delta / 2) beyond."""
-    return torch.nn.functional.huber_loss(t, torch.zeros_like(t), reduction="none", delta=HUBER_DELTA)
+class Half(Regression):
+    """t^2 / 2."""
+
+    def __call__(self, imbalance: Tensor) -> Tensor:
+        """Return t^2 / 2."""
+        return imbalance.square() / 2
 
 
-def shifted_cosh(t: Tensor) -> Tensor:
-    """Return e^t + e^-t - 2."""
-    return _exp(t) + _exp(-t) - 2
+class Huber(Regression):
+    """t^2 / 2 where |t| <= delta, delta (|t| - delta / 2) beyond."""
+
+    def __call__(self, imbalance: Tensor) -> Tensor:
+        """Return the Huber loss with delta 1."""
+        zero = torch.zeros_like(imbalance)
+        return torch.nn.functional.huber_loss(imbalance, zero, reduction="none", delta=HUBER_DELTA)
 
 
-def linex(t: Tensor) -> Tensor:
-    """Return e^-t + t - 1."""
-    return _exp(-t) + t - 1
+class ShiftedCosh(Regression):
+    """e^t + e^-t - 2."""
+
+    def __call__(self, imbalance: Tensor) -> Tensor:
+        """Return e^t + e^-t - 2."""
+        return _exp(imbalance) + _exp(-imbalance) - 2
+
+
+class Linex(Regression):
+    """e^-t + t - 1."""
+
+    def __call__(self, imbalance: Tensor) -> Tensor:
+        """Return e^-t + t - 1."""
+        return _exp(-imbalance) + imbalance - 1
+
+
+def make_regression(name: str) -> Regression:
+    """Return the regression loss of a built-in name or module:Class.
+
+    Raises:
+        ValueError: as `load_class`; or its values at -1, 0 and 1 are not finite, >= 0 and 0 at 0.
+    """
+    regression: Regression = REGRESSIONS.load(name)()
+    values = regression(torch.tensor([-1.0, 0.0, 1.0]))
+    is_loss = values.shape == (3,) and bool(values.isfinite().all() and (values >= 0).all()) and not values[1]
+    if not is_loss:
+        expected = "losses >= 0 of the imbalances -1, 0, 1, and 0 at 0"
+        raise UserError(f"{REGRESSIONS.key}: expected {name} to return {expected}, got {values.tolist()}")
+    return regression
 
 
 def _exp(t: Tensor) -> Tensor:
     """Return e^t, beyond STEEPEST the tangent there."""
     bounded = t.clamp(max=STEEPEST)
     return bounded.exp() * (1 + t - bounded)
-
-
-REGRESSIONS: dict[str, Regression] = {
-    "squared": squared,
-    "half": half,
-    "huber": huber,
-    "shifted_cosh": shifted_cosh,
-    "linex": linex,
-}

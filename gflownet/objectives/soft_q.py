@@ -29,21 +29,21 @@ class SoftQ(FlowObjective):
 
     @property
     def entropy_weight(self) -> float:
-        """Return the entropy's weight under which the optimal policy is that of weight 1 without Munchausen's term.
+        """Return the entropy weight with the same optimal policy as weight 1 without Munchausen's term.
 
         Munchausen's term is an entropy bonus of alpha times that weight (Vieillard et al. 2020, theorem 1).
         """
         return 1 / (1 - self.munchausen)
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
-        """Return the mean penalty of a step."""
+        """Return the mean loss of a step."""
         steps = self.reader.read(policy, trajectories)
         value = self.log_flow(steps, trajectories)
         reward = steps.log_reward[steps.trajectory].index_put((steps.step,), steps.log_backward[steps.step])
         bonus = steps.log_forward.detach().clamp(min=self.lowest_log_policy) * self.munchausen * self.entropy_weight
         follows = torch.zeros_like(value).index_put((steps.step,), value.detach()[steps.successor])
-        found = self.entropy_weight * steps.log_forward + value
-        balance = self.regression(found - (reward + bonus + follows)).mean()
+        q_value = self.entropy_weight * steps.log_forward + value
+        balance = self.regression(q_value - (reward + bonus + follows)).mean()
         return total_loss(balance, steps, {"log_Z": float(value[steps.first].detach().mean())})
 
     def read_flow(self, answer: Answer) -> Tensor:
@@ -52,7 +52,7 @@ class SoftQ(FlowObjective):
 
 
 class Munchausen(SoftQ):
-    """Soft Q-learning with alpha log pi(a | s) added to the reward (Vieillard et al. 2020), cut off from below."""
+    """Soft Q-learning with alpha log pi(a | s) added to the reward, with a lower bound (Vieillard et al. 2020)."""
 
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
         super().__init__(context, config)

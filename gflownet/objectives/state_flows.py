@@ -1,4 +1,4 @@
-"""What objectives share that learn the flow through every state, as the network's number of it or as a sum of logits.
+"""Objectives with a learned flow through every state: the network's scalar output, or the logsumexp of its logits.
 
 Letters: B states or trajectories, S steps, C conditioning.
 """
@@ -18,43 +18,41 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.log_partition import LogPartition
-from gflownet.objectives.regression import REGRESSIONS
-from gflownet.objectives.steps import StepReader, Steps
+from gflownet.objectives.steps import Steps
 
 
 class FlowObjective(Objective):
-    """What the network says, plus one learned offset for all states, is the log of the flow through a state.
+    """The log-flow through a state is an output of the network plus one learned offset for all states.
 
-    The offset has a learning rate of its own and starts at the scale of the rewards, which a fresh network is far from.
+    The offset has its own learning rate and starts at the scale of the rewards, from which a new network is far away.
     """
 
+    uses_regression = True
+
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
-        super().__init__()
-        self.context = context
-        self.reader = StepReader(context, config)
-        self.regression = REGRESSIONS[config.regression]
+        super().__init__(context, config)
         self.offset = LogPartition(context.num_cond_dim, learning_rate=config.tb.Z_learning_rate)
 
     @abstractmethod
     def read_flow(self, answer: Answer) -> Tensor:
-        """Return the log-flow that the policy's answer about states means, [B], without the offset."""
+        """Return the log-flow through each state of a policy evaluation, [B], without the offset."""
 
     def log_flow(self, steps: Steps, trajectories: TrajectoryBatch) -> Tensor:
-        """Return the log-flow through the state before every step, [S]."""
+        """Return the log-flow through the state before each step, [S]."""
         return self.read_flow(steps.answer) + self.offset(trajectories.conditioning)[steps.trajectory]
 
     @torch.no_grad()
     def prepare(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> None:
-        """Start the flows through the states that a first batch stopped in at their rewards, on average.
+        """Set the offset so that the mean log-flow through the last states of a first batch is their mean log-reward.
 
-        Most states lie near such ones, and few near the initial state with its flow of Z.
+        Most states are closer to terminal states than to the initial state, whose flow is Z.
         """
         steps = self.reader.read(policy, trajectories)
-        begins_at = self.log_flow(steps, trajectories)[steps.is_stop]
-        self.offset.base.add_(steps.log_reward.mean() - begins_at.mean())
+        last = self.log_flow(steps, trajectories)[steps.is_stop]
+        self.offset.base.add_(steps.log_reward.mean() - last.mean())
 
     def parameter_groups(self) -> list[dict]:
-        """Return the offset with its own learning rate."""
+        """Return the parameters of the offset, with their own learning rate."""
         return self.offset.parameter_groups()
 
     def log_partition(self, policy: PolicyFunction, conditioning: Tensor) -> Tensor | None:
@@ -64,19 +62,21 @@ class FlowObjective(Objective):
 
 
 class StateFlowObjective(FlowObjective):
-    """The flow through a state is the policy's number of it."""
+    """The log-flow through a state is the scalar output of the policy network."""
 
-    looks_forward = False  # whether the network learns what a state's own log-reward leaves open
+    supports_teacher = True
+
+    looks_forward = False  # the network learns log F(s) - log R(s)
 
     def read_flow(self, answer: Answer) -> Tensor:
-        """Return the policy's numbers."""
+        """Return the scalar outputs of the policy network."""
         return answer.numbers
 
     def log_flow(self, steps: Steps, trajectories: TrajectoryBatch) -> Tensor:
-        """Return the log-flow through the state before every step, [S].
+        """Return the log-flow through the state before each step, [S].
 
-        With `symmetry=flows` the network learns the flow through the class of a state, F(s), and what balances is the
-        flow through its labelled forms, F(s) |Aut(s)| / |Aut(s0)| (Symmetry-Aware GFlowNets, ICML 2025).
+        With `symmetry=flows` the network learns the flow F(s) through the isomorphism class of a state; the balanced
+        flow is F(s) |Aut(s)| / |Aut(s0)|, through its labelled forms (Symmetry-Aware GFlowNets, ICML 2025).
         """
         log_flow = super().log_flow(steps, trajectories)
         if self.reader.scales_flows:
@@ -86,12 +86,12 @@ class StateFlowObjective(FlowObjective):
         return log_flow
 
     def log_partition(self, policy: PolicyFunction, conditioning: Tensor) -> Tensor | None:
-        """Return the log-flow through the initial state, [B]; None where that also takes its reward."""
+        """Return the log-flow through the initial state, [B]; None if it includes the reward of that state."""
         if self.looks_forward and _may_stop(self.context):
             return None
         return super().log_partition(policy, conditioning)
 
 
 def _may_stop(context: GraphBuildingEnvContext) -> Tensor:
-    """Return whether a trajectory may end where it begins."""
+    """Return whether Stop is legal in the initial state."""
     return context.env.forward_masks(context.env.initial_states(1)).masks[GraphActionType.Stop].any()

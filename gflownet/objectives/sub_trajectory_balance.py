@@ -1,11 +1,9 @@
 """Sub-trajectory balance (Madan et al. 2023) over all sub-trajectories at once.
 
-Letters: B trajectories, S steps, T the most states of a trajectory, the terminal one behind Stop among them.
+Letters: B trajectories, S steps, T maximum number of states of a trajectory, the terminal one included.
 """
 
 from __future__ import annotations
-
-from typing import ClassVar
 
 import torch
 from torch import Tensor
@@ -23,10 +21,9 @@ from gflownet.objectives.trajectory_balance import total_loss
 class SubTrajectoryBalance(StateFlowObjective):
     """Regression to zero of log F(s_i) P_F(s_i..s_j) - log F(s_j) P_B(s_i..s_j) for all i < j, weighted lambda^(j - i).
 
-    The weights (`algo.subtb.weighting`) sum to one within each trajectory, and trajectories count alike (eq. 8), or
-    over all sub-trajectories of the batch, so that long trajectories count more; or lambda is 1. At lambda = 0 single
-    steps are left: over the batch, detailed balance. As lambda grows, whole trajectories are left, over the batch only
-    the longest: trajectory balance with F(s0) for Z.
+    The weights (`algo.subtb.weighting`) sum to one within each trajectory (eq. 8) or over all sub-trajectories of the
+    batch, where long trajectories have more weight. lambda = 0 is detailed balance; a large lambda is trajectory
+    balance with F(s0) for Z.
     """
 
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
@@ -35,23 +32,23 @@ class SubTrajectoryBalance(StateFlowObjective):
         self.is_within = config.subtb.weighting in ("within", "equal_within")
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
-        """Return the weighted mean penalty."""
+        """Return the weighted mean loss."""
         steps = self.reader.read(policy, trajectories)
         log_flow = self.log_flow(steps, trajectories)
         potential, num_states = _potentials(log_flow, steps)
         imbalance = potential[:, :, None] - potential[:, None, :]  # [B, T, T] from i to j
         weight = self._weights(num_states, potential.shape[1])
-        # What has no weight is kept away from the penalty, whose gradient need not be finite there.
+        # Entries without weight are set to 0: the gradient of the loss need not be finite there.
         penalty = self.regression(torch.where(weight > 0, imbalance, 0.0))
         balance = (weight * penalty).sum()
         return total_loss(balance, steps, {"log_Z": float(log_flow[steps.first].detach().mean())})
 
-    def _weights(self, num_states: Tensor, most: int) -> Tensor:
-        """Return the weight of every sub-trajectory, [B, T, T], from state i (rows) to a later one j; together one."""
-        position = torch.arange(most, device=num_states.device)
+    def _weights(self, num_states: Tensor, max_states: int) -> Tensor:
+        """Return the weight of every sub-trajectory, [B, T, T], from state i (rows) to state j > i; their sum is 1."""
+        position = torch.arange(max_states, device=num_states.device)
         num_steps = position[None, :] - position[:, None]
         inside = (num_steps > 0) & (position[None, None, :] < num_states[:, None, None])
-        # A common factor falls out: the largest power is the zeroth, so that no lambda overflows, and 0 has a weight.
+        # Divide by the largest power, a common factor, so that no power of lambda overflows.
         longest = num_states - 1 if self.is_within else (num_states - 1).max()
         largest = longest if self.decay > 1 else torch.ones_like(longest)
         power = (num_steps - largest[..., None, None]).double()
@@ -61,16 +58,17 @@ class SubTrajectoryBalance(StateFlowObjective):
 
 
 class ForwardLookingSubTrajectoryBalance(SubTrajectoryBalance):
-    """Sub-trajectory balance where the network learns log F(s) - log R(s) of states that may stop (Pan et al. 2023)."""
+    """Sub-trajectory balance with log F(s) = network output + log R(s) where Stop is legal (Pan et al. 2023)."""
 
-    needs_state_rewards: ClassVar[bool] = True
+    needs_state_rewards = True
+    supports_teacher = False
     looks_forward = True
 
 
 def _potentials(log_flow: Tensor, steps: Steps) -> tuple[Tensor, Tensor]:
     """Return log F(s_t) - sum over the steps before t of log P_F - log P_B, [B, T], and the number of states, [B].
 
-    A sub-trajectory's imbalance is the difference of this between its ends. The last state is the terminal one.
+    The imbalance of a sub-trajectory is the difference between its two ends. The last state is the terminal one.
     """
     order = steps.trajectory.argsort(stable=True)
     num_steps = torch.bincount(steps.trajectory, minlength=steps.num_trajectories)

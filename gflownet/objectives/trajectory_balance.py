@@ -1,9 +1,11 @@
-"""Trajectory balance (Malkin et al. 2022, eq. 14) and its form without a learned log Z (Zhang et al. 2023).
+"""Trajectory balance (Malkin et al. 2022, eq. 14) and its variant without a learned log Z (Zhang et al. 2023).
 
 Letters: B trajectories, C conditioning.
 """
 
 from __future__ import annotations
+
+from abc import abstractmethod
 
 import torch
 from torch import Tensor
@@ -15,34 +17,37 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.log_partition import LogPartition, estimated_log_partition
-from gflownet.objectives.regression import REGRESSIONS
-from gflownet.objectives.steps import StepReader, Steps
+from gflownet.objectives.steps import Steps
 
 
-class TrajectoryBalance(Objective):
-    """Regression to zero of log Z + log P_F(tau) - log R(x) - log P_B(tau | x)."""
+class LearnedLogPartition(Objective):
+    """Regression to zero of a log-ratio per trajectory plus a learned log Z."""
+
+    uses_regression = True
 
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
-        super().__init__()
-        self.reader = StepReader(context, config)
-        self.regression = REGRESSIONS[config.regression]
+        super().__init__(context, config)
         self.log_z = LogPartition(context.num_cond_dim, learning_rate=config.tb.Z_learning_rate)
 
+    @abstractmethod
+    def log_ratio(self, steps: Steps, trajectories: TrajectoryBatch) -> Tensor:
+        """Return the log-ratio of each trajectory, [B]; it is -log Z at the optimum."""
+
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
-        """Return the mean penalty; a NaN reward (one not filled in) gives a NaN loss."""
+        """Return the mean loss of a trajectory; an unknown reward (NaN) gives a NaN loss."""
         steps = self.reader.read(policy, trajectories)
         log_z = self.log_z(trajectories.conditioning)
-        balance = self.regression(steps.log_ratio() + log_z).mean()
+        balance = self.regression(self.log_ratio(steps, trajectories) + log_z).mean()
         return total_loss(balance, steps, {"log_Z": float(log_z.detach().mean())})
 
     @torch.no_grad()
     def prepare(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> None:
-        """Start log Z at the estimate of a first batch."""
-        log_ratio = self.reader.read(policy, trajectories).log_ratio()
+        """Set log Z to its estimate from a first batch."""
+        log_ratio = self.log_ratio(self.reader.read(policy, trajectories), trajectories)
         self.log_z.base.copy_(estimated_log_partition(log_ratio, trajectories.conditioning))
 
     def parameter_groups(self) -> list[dict]:
-        """Return log Z with its own learning rate."""
+        """Return the parameters of log Z, with their own learning rate."""
         return self.log_z.parameter_groups()
 
     def log_partition(self, policy: PolicyFunction, conditioning: Tensor) -> Tensor:
@@ -50,21 +55,29 @@ class TrajectoryBalance(Objective):
         return self.log_z(conditioning)
 
 
+class TrajectoryBalance(LearnedLogPartition):
+    """Regression to zero of log Z + log P_F(tau) - log R(x) - log P_B(tau | x)."""
+
+    supports_teacher = True
+
+    def log_ratio(self, steps: Steps, trajectories: TrajectoryBatch) -> Tensor:
+        """Return log P_F(tau) - log P_B(tau | x) - log R(x), [B]."""
+        return steps.log_ratio()
+
+
 class VarGrad(Objective):
     """Trajectory balance with log Z estimated from the batch: the mean of log R + log P_B - log P_F.
 
-    With the squared penalty it is the log-variance of a batch (Richter et al. 2020, VarGrad; Zhang et al. 2023, Robust
-    scheduling with GFlowNets, eq. 8). Trajectories of one batch have to share their Z: a batch under several
-    conditionings is compared within each of them.
+    With the squared loss this is the log-variance of a batch (Richter et al. 2020, VarGrad; Zhang et al. 2023, Robust
+    scheduling with GFlowNets, eq. 8). Trajectories with equal conditioning share their Z; the estimate is made per
+    conditioning.
     """
 
-    def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
-        super().__init__()
-        self.reader = StepReader(context, config)
-        self.regression = REGRESSIONS[config.regression]
+    uses_regression = True
+    supports_teacher = True
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
-        """Return the mean penalty of the deviation from the estimated log Z; that estimate carries no gradient."""
+        """Return the mean loss of the deviation from the estimated log Z, which has no gradient."""
         steps = self.reader.read(policy, trajectories)
         ratio = steps.log_ratio()
         log_z = vargrad_log_partition(ratio, trajectories.conditioning)
@@ -76,21 +89,21 @@ def vargrad_log_partition(ratio: Tensor, conditioning: Tensor) -> Tensor:
     """Return VarGrad's estimate of log Z under each conditioning [B, C], [B]: the mean of -`Steps.log_ratio` [B].
 
     Raises:
-        UserError: no two trajectories are under one conditioning, so that every estimate is exact and teaches nothing.
+        UserError: all conditionings differ, so that the loss would be 0.
     """
-    found, group = torch.unique(conditioning, dim=0, return_inverse=True)
-    if len(found) == len(conditioning) > 1:
+    distinct, group = torch.unique(conditioning, dim=0, return_inverse=True)
+    if len(distinct) == len(conditioning) > 1:
         raise UserError(
-            "algo.method=vargrad: expected trajectories that share their conditioning, got as many conditionings; "
-            "cond.temperature.sample_dist=constant gives all the same"
+            "algo.method=vargrad: expected trajectories with equal conditioning, got only different ones; "
+            "set cond.temperature.sample_dist=constant"
         )
     group = group.to(ratio.device)
-    count = torch.bincount(group, minlength=len(found))
+    count = torch.bincount(group, minlength=len(distinct))
     return -(torch.zeros_like(count, dtype=ratio.dtype).index_add(0, group, ratio.detach()) / count)[group]
 
 
 def total_loss(value: Tensor, steps: Steps, metrics: dict[str, float]) -> Loss:
-    """Return an objective's loss with what teaches P_B added, and both reported."""
+    """Return an objective's loss plus the loss of the backward policy, with both as metrics."""
     metrics = {"loss": float(value.detach()), **metrics}
     if steps.backward_loss.requires_grad:
         metrics["backward_loss"] = float(steps.backward_loss.detach())

@@ -1,31 +1,40 @@
-"""Options of the policy network."""
+"""Options of the policy network, and the built-in networks."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from gflownet.options import AT_LEAST_ONE, option
+from gflownet.plugins import BuiltIn, ExtensionPoint
+
+POLICIES = ExtensionPoint(
+    "model.name",
+    contract="gflownet.mdp.policy:Policy",
+    options_key="model.options",
+    built_in={
+        "dense_transformer": BuiltIn(
+            "gflownet.policy.dense_transformer:DenseTransformerPolicy", "attention between all nodes"
+        ),
+        "graph_transformer": BuiltIn(
+            "gflownet.policy.graph_transformer:GraphTransformerPolicy", "message passing over edges"
+        ),
+        "mlp": BuiltIn("gflownet.policy.mlp:MLPPolicy", "fixed number of nodes: a multilayer perceptron"),
+        "sequence_transformer": BuiltIn(
+            "gflownet.policy.sequence_transformer:SequenceTransformerPolicy",
+            "fixed number of nodes: attention between places",
+        ),
+    },
+)
 
 
 @dataclass
 class ModelConfig:
-    """The network that reads a state and gives the logits of its actions."""
+    """The policy network: maps a state to the logits of its actions."""
 
-    name: str = option(
-        "dense_transformer",
-        "the network: dense_transformer (attention between all nodes), graph_transformer (message passing "
-        "over edges), where the number of nodes is fixed mlp or sequence_transformer (attention between places), "
-        "or module:Class of your own",
-    )
-    num_layers: int = option(3, "number of transformer layers", AT_LEAST_ONE)
-    num_emb: int = option(64, "width of a node's embedding", AT_LEAST_ONE)
-    compile: bool = option(False, "compile the layers with torch.compile: worth its minutes on CUDA")
-    num_heads: int = option(2, "attention heads of a layer; divides num_emb", AT_LEAST_ONE)
-
-
-POLICIES = {
-    "dense_transformer": "gflownet.policy.dense_transformer:DenseTransformerPolicy",
-    "graph_transformer": "gflownet.policy.graph_transformer:GraphTransformerPolicy",
-    "mlp": "gflownet.policy.mlp:MLPPolicy",
-    "sequence_transformer": "gflownet.policy.sequence_transformer:SequenceTransformerPolicy",
-}
+    name: str = option("dense_transformer", POLICIES.help("network"))
+    options: Any = option({}, "options of your own network, model.options.NAME=VALUE")
+    num_layers: int = option(3, "number of layers", AT_LEAST_ONE)
+    num_emb: int = option(64, "width of the embedding of a node", AT_LEAST_ONE)
+    compile: bool = option(False, "compile the layers with torch.compile; takes minutes, pays off on CUDA")
+    num_heads: int = option(2, "attention heads per layer; divides num_emb", AT_LEAST_ONE)

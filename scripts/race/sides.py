@@ -29,7 +29,6 @@ from gflownet.metrics.exact import (
 )
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OBJECTIVES, AlgoConfig, OptimizerConfig
-from gflownet.plugins import load_class
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.mlp import MLPPolicy
 from scripts.peers.environment import PeerError
@@ -163,7 +162,7 @@ def _objective(context: GraphBuildingEnvContext, setting: Setting) -> Objective:
     """Return the objective; flows have one learning rate, like those of torchgfn."""
     algo = AlgoConfig(method=setting.objective)
     algo.tb.Z_learning_rate = LEARNING_RATE_LOG_Z if setting.objective == "tb" else setting.learning_rate
-    objective: Any = load_class("algo.method", setting.objective, OBJECTIVES, contract=Objective)
+    objective: Any = OBJECTIVES.load(setting.objective)
     return objective(context, algo)
 
 

@@ -140,9 +140,15 @@ def test_the_teacher_does_not_begin_as_the_policy(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (["algo.method=a2c"], "algo.teacher.share: expected 0 but with one of tb, vargrad, db, subtb, got a2c"),
-        (["algo.method=fl_db"], "algo.teacher.share: expected 0 but with one of tb, vargrad, db, subtb, got fl_db"),
-        (["algo.teacher.share=0.1"], "expected a trajectory for the teacher and one for the policy"),
+        (
+            ["algo.method=a2c"],
+            "algo.teacher.share: expected 0 with algo.method=a2c, which supports no",
+        ),
+        (
+            ["algo.method=fl_db"],
+            "algo.teacher.share: expected 0 with algo.method=fl_db, which supports no",
+        ),
+        (["algo.teacher.share=0.1"], "expected at least one trajectory for the teacher and one for the policy"),
         (["algo.teacher.share=0.9"], "with algo.num_from_policy=4, got 0.9"),
         (["algo.teacher.share=1"], "algo.teacher.share: expected a number in [0, 1), got 1"),
         (["algo.qgfn.variant=greedy"], "algo.qgfn.variant: expected one of p_greedy, p_quantile, p_of_max"),

@@ -15,7 +15,6 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import Attribute, GraphStates
-from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES, ModelConfig
 from gflownet.policy.in_parts import PolicyInParts
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
@@ -53,7 +52,7 @@ MakePolicy = Callable[..., tuple[GraphBuildingEnvContext, Policy]]
 @pytest.fixture
 def make_policy(request) -> MakePolicy:
     """Return what makes a small policy of the kind that the test names, and the context it reads."""
-    policy_class: Any = load_class("model.name", request.param, POLICIES, contract=Policy)
+    policy_class: Any = POLICIES.load(request.param)
 
     def make(env: Environment, *, backward: bool = False, **options) -> tuple[GraphBuildingEnvContext, Policy]:
         context = GraphBuildingEnvContext(env, num_cond_dim=NUM_COND).with_layout(policy_class.layout)

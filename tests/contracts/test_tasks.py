@@ -12,9 +12,7 @@ from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.evaluation.tasks import TASKS, load_task_class
 from gflownet.mdp.action import GraphActionType
-from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
-from gflownet.plugins import load_class
 from tests.benchmark_tables import write_nb201
 from tests.tiny_run import TINY_TASKS
 
@@ -33,7 +31,7 @@ def task(request, tmp_path_factory) -> GFNTask:
 def graph(task) -> Any:
     """A terminal object of the environment that the task's own config names, by a random walk."""
     config: Any = task.config
-    context_class: Any = load_class("env.name", config.env.name, ENVIRONMENTS, contract=GraphBuildingEnvContext)
+    context_class: Any = ENVIRONMENTS.load(config.env.name)
     sizes = {"input_sizes": task.input_sizes, "output_sizes": task.output_sizes}
     env: Environment = context_class.from_config(config.env, **sizes, num_cond_dim=task.num_cond_dim).env
     generator = torch.Generator().manual_seed(1)

@@ -3,7 +3,7 @@
 import pytest
 
 from gflownet.evaluation.task import GFNTask
-from gflownet.evaluation.tasks import TASKS, check_task_name, load_task_class
+from gflownet.evaluation.tasks import TASKS, load_task_class
 from tests.evaluation.candidates import StubTask
 
 KNOWN = ", ".join(TASKS)
@@ -39,4 +39,4 @@ def test_everything_else_is_refused_in_one_line(name, complaint):
 
 def test_a_name_is_checked_without_importing(monkeypatch):
     monkeypatch.setattr("importlib.import_module", lambda name: pytest.fail(f"imported {name}"))
-    check_task_name("no_such_module:Task")
+    TASKS.check_name("no_such_module:Task")

@@ -6,10 +6,8 @@ from typing import Any
 import torch
 
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OBJECTIVES, AlgoConfig, BackwardName, SymmetryName
 from gflownet.objectives.relative import RelativeTrajectoryBalance
-from gflownet.plugins import load_class
 from tests.objectives.spaces import log_symmetries, make_batch, rewards_of
 from tests.oracles.tabular import (
     Classes,
@@ -93,7 +91,7 @@ def set_up(
         logit_shift=logit_shift,
         backward_shift=lambda s: log_ways[s] if config.backward_policy == "maxent" else 0.0,
     )
-    objective_class: Any = load_class("algo.method", config.method, OBJECTIVES, contract=Objective)
+    objective_class: Any = OBJECTIVES.load(config.method)
     objective = objective_class(context, config)
     if config.method == "tb":
         torch.nn.init.constant_(objective.log_z.base, flows.log_flow[0])

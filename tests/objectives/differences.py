@@ -13,7 +13,6 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OBJECTIVES, AlgoConfig
 from gflownet.objectives.log_partition import LogPartition
-from gflownet.plugins import load_class
 from tests.objectives.spaces import log_symmetries, make_batch, make_space, rewards_of
 from tests.oracles import losses
 from tests.oracles.tabular import RememberingContext, TabularPolicy, labelled_flows, random_backward, tabular
@@ -58,7 +57,7 @@ def set_up(config: AlgoConfig, *, prior: TabularPolicy | None = None) -> Case:
     shake(policy.parameters(), seed=5)
     batch = make_batch(context, policy, space, log_reward, num=3)
     batch = replace(batch, conditioning=torch.tensor(CONDITIONINGS)[list(SHARED)][:, None])
-    objective_class: Any = load_class("algo.method", config.method, OBJECTIVES, contract=Objective)
+    objective_class: Any = OBJECTIVES.load(config.method)
     objective = objective_class(context, config, **({} if prior is None else {"prior": prior}))
     losses.SYMMETRY_OF = space.env.num_automorphisms
     return Case(objective, context, policy, batch)

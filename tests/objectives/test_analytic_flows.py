@@ -63,7 +63,7 @@ def test_modified_detailed_balance_has_no_loss_at_flows_that_balance(symmetry, b
 def test_modified_detailed_balance_refuses_states_that_may_not_stop():
     space = make_space("connected_5")
     objective, policy, batch, _ = set_up(space, AlgoConfig(method="modified_db"))
-    with pytest.raises(UserError, match="every state may stop"):
+    with pytest.raises(UserError, match="Stop is legal in every state"):
         objective.loss(policy, batch)
 
 

@@ -20,7 +20,7 @@ def under(batch: TrajectoryBatch, conditionings: list[float]) -> TrajectoryBatch
 @pytest.mark.parametrize("method", COMPARING)
 def test_trajectories_of_which_no_two_share_their_conditioning_are_refused(method):
     case = set_up(AlgoConfig(method=method))
-    with pytest.raises(UserError, match=f"algo.method={method}: expected trajectories that share their conditioning"):
+    with pytest.raises(UserError, match=f"algo.method={method}: expected trajectories with equal conditioning"):
         case.objective.loss(case.policy, under(case.batch, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]))
 
 

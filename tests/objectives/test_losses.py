@@ -15,13 +15,13 @@ import torch
 from gflownet.mdp.trajectory import Origin
 from gflownet.objectives.backward import BACKWARD_LOSSES
 from gflownet.objectives.config import (
+    REGRESSIONS,
     ActorCriticConfig,
     AlgoConfig,
     SoftQConfig,
     SubTrajectoryBalanceConfig,
     Weighting,
 )
-from gflownet.objectives.regression import REGRESSIONS
 from tests.objectives.differences import (
     Case,
     assert_loss_and_gradient,

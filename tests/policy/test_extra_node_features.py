@@ -10,9 +10,7 @@ from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.errors import UserError
 from gflownet.mdp.action import GraphAction, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import GraphStates
-from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES, ModelConfig
 from tests.contracts.environments import ENVIRONMENTS
 
@@ -36,7 +34,7 @@ class MarkedContext(GraphBuildingEnvContext):
 
 def make_policy(name: str, context: GraphBuildingEnvContext) -> tuple[GraphBuildingEnvContext, Any]:
     """Return a small policy, always with the same weights, and the context in its layout."""
-    policy_class: Any = load_class("model.name", name, POLICIES, contract=Policy)
+    policy_class: Any = POLICIES.load(name)
     context = context.with_layout(policy_class.layout)
     with torch.random.fork_rng():
         torch.manual_seed(0)

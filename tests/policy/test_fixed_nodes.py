@@ -6,9 +6,7 @@ import pytest
 import torch
 
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.policy import Policy
 from gflownet.metrics.exact import enumerate_states
-from gflownet.plugins import load_class
 from gflownet.policy.config import POLICIES, ModelConfig
 from tests.contracts.environments import ENVIRONMENTS
 
@@ -17,7 +15,7 @@ from tests.contracts.environments import ENVIRONMENTS
 @pytest.mark.parametrize("name", ["hypergrid", "bit_sequence", "cells"])
 def test_no_two_states_get_the_same_number(name, model):
     env = ENVIRONMENTS[name]()
-    policy_class: Any = load_class("model.name", model, POLICIES, contract=Policy)
+    policy_class: Any = POLICIES.load(model)
     context = GraphBuildingEnvContext(env).with_layout(policy_class.layout)
     with torch.random.fork_rng():
         torch.manual_seed(0)
