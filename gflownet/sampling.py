@@ -54,8 +54,8 @@ def sample(
     """
     trainer = _restored(Path(run_folder), device=device)
     policy: PolicyFunction = trainer.learner.sampling
-    if trainer.companions.action_values is not None:
-        policy = trainer.companions.action_values.greedier(policy, variant=variant, p=greediness)
+    if trainer.auxiliary.action_values is not None:
+        policy = trainer.auxiliary.action_values.greedier(policy, variant=variant, p=greediness)
     elif greediness:
         raise UserError(f"greediness: expected 0 of a run without algo.qgfn.use=true, got {greediness}")
     generator, context = torch.Generator().manual_seed(seed), trainer.context

@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
-from gflownet.companions.companions import Companions
 from gflownet.config import Config, to_mapping
 from gflownet.config_checks import validate
 from gflownet.data.offline import load_offline
 from gflownet.data.replay import ReplayBuffer
+from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
-from gflownet.data.workers import rollouts_here, rollouts_of_workers
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.evaluator import EVALUATORS, Evaluator
@@ -27,8 +26,8 @@ from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.extensions import load_extensions
 from gflownet.interrupts import StopRequest, stop_signals
-from gflownet.learning.fit import TrainingStep, fit
-from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.learning.auxiliary import AuxiliaryNetworks
+from gflownet.learning.learner import Learner, LearnerOptions, TrainingStep, fit
 from gflownet.logging import MetricLogger
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction, TwoWayPolicy
@@ -53,7 +52,7 @@ if TYPE_CHECKING:
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json
 
 # Streams of randomness of one run; every part draws from its own, so that none shifts another.
-_POLICY_STREAM, _TRAJECTORY_STREAM, _CERTIFICATE_STREAM, _COMPANION_STREAM, _MEMORY_STREAM = range(5)
+_POLICY_STREAM, _TRAJECTORY_STREAM, _CERTIFICATE_STREAM, _AUXILIARY_STREAM, _MEMORY_STREAM = range(5)
 
 
 class GFNTrainer:
@@ -78,7 +77,7 @@ class GFNTrainer:
         self.policy = self.build_policy().to(self.device)
         self.objective = self.build_objective().to(self.device)
         self.learner = self.build_learner()
-        self.companions = self.build_companions()
+        self.auxiliary = self.build_auxiliary()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
         self.run_id = uuid.uuid4().hex  # tells rows of a shared store apart; in `run`, the id of the run folder
@@ -139,17 +138,17 @@ class GFNTrainer:
         parts = self.policy, self.objective, self.context
         return Learner(*parts, config=config.opt, options=options, device=self.device)
 
-    def build_companions(self) -> Companions:
-        """Return what learns beside the policy."""
+    def build_auxiliary(self) -> AuxiliaryNetworks:
+        """Return the auxiliary networks trained with the policy."""
         config = self.config
-        return Companions(
+        return AuxiliaryNetworks(
             self.build_policy,
             self.context,
             algo=config.algo,
             opt=config.opt,
             num_steps=config.num_training_steps,
             device=self.device,
-            seed=lambda number: stream_seed(config.seed, _COMPANION_STREAM, number),
+            seed=lambda number: stream_seed(config.seed, _AUXILIARY_STREAM, number),
         )
 
     def build_source(self) -> TrajectorySource:
@@ -221,7 +220,7 @@ class GFNTrainer:
             rollouts,
             num_steps=self.config.num_training_steps,
             first_step=self.step + 1,
-            auxiliary=self.companions,
+            auxiliary=self.auxiliary,
         )
         for taken in steps:
             self.step = taken.number
@@ -241,7 +240,7 @@ class GFNTrainer:
             "step": self.step,
             "progress": self.progress.state_dict(),
             **self.learner.state_dict(),
-            "companions": self.companions.state_dict(),
+            "companions": self.auxiliary.state_dict(),
             "replay": self.replay.state_dict(),
             "random_state": get_random_state(),
         }
@@ -252,7 +251,7 @@ class GFNTrainer:
         self.step = state["step"]
         self.progress.load_state_dict(state["progress"])
         self.learner.load_state_dict(state)
-        self.companions.load_state_dict(state["companions"])
+        self.auxiliary.load_state_dict(state["companions"])
         self.replay.load_state_dict(state["replay"])
         set_random_state(state["random_state"])
 
@@ -322,12 +321,12 @@ class GFNTrainer:
         """Return the data of the steps to come."""
         config, policy = self.config, self.learner.sampling
         parts: dict[str, Any] = {"policy": policy, "evaluator": evaluator, "replay": self.replay}
-        if self.companions.teacher is not None:
-            parts["teacher"] = self.companions.teacher.policy
+        if self.auxiliary.teacher is not None:
+            parts["teacher"] = self.auxiliary.teacher.policy
         if not config.num_workers:
-            return rollouts_here(self.source, **parts, first_step=self.step + 1)
+            return local_rollouts(self.source, **parts, first_step=self.step + 1)
         transport = make_transport(buffer_size=config.mp_buffer_size, pickle_messages=config.pickle_mp_messages)
-        return rollouts_of_workers(
+        return worker_rollouts(
             self.source,
             **parts,
             first_step=self.step + 1,
@@ -342,8 +341,8 @@ class GFNTrainer:
         With action values, that of a batch sampled more greedily, too.
         """
         policies: dict[str, PolicyFunction] = {"validation_score_mean": self.learner.sampling}
-        if self.companions.action_values is not None:
-            greedier = self.companions.action_values.greedier(policies["validation_score_mean"])
+        if self.auxiliary.action_values is not None:
+            greedier = self.auxiliary.action_values.greedier(policies["validation_score_mean"])
             policies["greedy_score_mean"] = greedier
         metrics = {}
         for name, policy in policies.items():

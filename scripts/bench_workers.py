@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor
 
-from gflownet.data.served_policy import MergedPolicyCalls
+from gflownet.data.rollouts import MergedPolicyCalls
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import Policy, PolicyFunction

@@ -17,9 +17,9 @@ import torch
 from gflownet.config import Config, load_config
 from gflownet.data.config import ReplayConfig, WorkersConfig
 from gflownet.data.replay import ReplayBuffer
+from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
-from gflownet.data.workers import rollouts_here, rollouts_of_workers
 from gflownet.evaluation.evaluator import InlineEvaluator
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
@@ -88,13 +88,13 @@ class Streams:
 
     def here(self) -> Generator[Rollout]:
         """Return rollouts made in this process."""
-        return rollouts_here(self.source, **self._shared(), first_step=1)
+        return local_rollouts(self.source, **self._shared(), first_step=1)
 
     def of_workers(
         self, transport: str, *, num_workers: int, config: WorkersConfig | None = None
     ) -> Generator[Rollout]:
         """Return rollouts made by workers."""
-        return rollouts_of_workers(
+        return worker_rollouts(
             self.source,
             **self._shared(),
             first_step=1,

@@ -31,10 +31,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "interrupts": set(),
         "certification": None,
     },
-    {
-        "companions": {"mdp", "objectives", "policy"},
-        "learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"},
-    },
+    {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
     {"config": None, "logging": {"console"}, "report": None},
     {"extensions": None},
     {"config_checks": None, "progress": {"evaluation", "metrics"}, "run_folder": None},

@@ -11,8 +11,7 @@ from gflownet.data.sampler import Exploration, sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.learning.fit import fit, sampled_rollouts
-from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.learning.learner import Learner, LearnerOptions, fit, sampled_rollouts
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates

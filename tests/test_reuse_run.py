@@ -9,7 +9,7 @@ import torch
 
 from gflownet.config import load_config
 from gflownet.config_checks import validate
-from gflownet.data.workers import rollouts_here
+from gflownet.data.rollouts import local_rollouts
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
@@ -58,7 +58,7 @@ def made(tmp_path: Path, *overrides: str) -> GFNTrainer:
 
 def rollouts_of(trainer: GFNTrainer):
     policy = trainer.learner.sampling
-    return rollouts_here(trainer.source, policy=policy, evaluator=OneScore(), replay=trainer.replay, first_step=1)
+    return local_rollouts(trainer.source, policy=policy, evaluator=OneScore(), replay=trainer.replay, first_step=1)
 
 
 def test_samples_are_drawn_from_the_moving_average_and_not_from_the_policy(tmp_path):

@@ -1,6 +1,6 @@
-"""Trajectories as nothing but their actions: small enough to be kept, and enough to walk them again.
+"""Compact storage of trajectories as action sequences, which can be replayed from the initial state.
 
-Letters: B trajectories, S steps of all of them, N the most nodes.
+Letters: B trajectories, S steps of all of them, N maximum number of nodes.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 
-_DTYPE = torch.int32  # of a part of an action, wide enough for any row and column
+_DTYPE = torch.int32  # of kind, row and column of an action
 
 
 @dataclass(frozen=True)
 class ActionSequences:
-    """The forward actions of B trajectories, one trajectory after another, the last one of each a Stop.
+    """The forward actions of B trajectories, one trajectory after another, each ending with Stop.
 
-    A node is named by its position in the state that the actions themselves have led to.
+    A node index is the node's position in the state built by the preceding actions.
     """
 
     num_actions: Tensor  # [B] int64
@@ -36,7 +36,7 @@ class ActionSequences:
         return len(self.num_actions)
 
     def __getitem__(self, index: Tensor | slice) -> ActionSequences:
-        """Return the trajectories chosen by an index."""
+        """Return the trajectories selected by an index."""
         length, start = self.num_actions[index], self._starts[index]
         within = torch.arange(int(length.sum())) - (length.cumsum(0) - length).repeat_interleave(length)
         return ActionSequences(length, self.actions[start.repeat_interleave(length) + within])
@@ -46,20 +46,20 @@ class ActionSequences:
         return self.num_actions.cumsum(0) - self.num_actions
 
     @staticmethod
-    def cat(parts: Sequence[ActionSequences]) -> ActionSequences:
-        """Return the trajectories of all parts one after another."""
-        actions = ActionBatch.cat([part.actions for part in parts])
-        return ActionSequences(torch.cat([part.num_actions for part in parts]), actions)
+    def cat(batches: Sequence[ActionSequences]) -> ActionSequences:
+        """Concatenate trajectories."""
+        actions = ActionBatch.cat([batch.actions for batch in batches])
+        return ActionSequences(torch.cat([batch.num_actions for batch in batches]), actions)
 
     def walk(self, env: Environment, *, conditioning: Conditioning, origin: Origin) -> TrajectoryBatch:
-        """Return the trajectories from the initial state, without rewards."""
+        """Replay the actions from the initial state; return the trajectories without rewards."""
         starts, num_taken = self._starts, 0
 
         def choose(states: GraphStates, alive: Tensor) -> ActionBatch:
             nonlocal num_taken
-            taken = self.actions[starts[alive] + num_taken]
+            actions = self.actions[starts[alive] + num_taken]
             num_taken += 1
-            return ActionBatch(*(part.long() for part in taken.parts))
+            return ActionBatch(*(column.long() for column in actions.parts))
 
         with torch.inference_mode():
             steps = roll_out(env, env.initial_states(len(self)), choose)
@@ -67,29 +67,29 @@ class ActionSequences:
 
 
 def action_sequences(env: Environment, trajectories: TrajectoryBatch) -> ActionSequences:
-    """Return the actions of trajectories, forward or backward ones, with nodes named as they come.
+    """Return the actions of trajectories sampled forward or backward, with nodes numbered in order of creation.
 
-    A trajectory that was sampled backwards names its nodes afresh at each step: a node that is added takes the
-    position that it had when it was removed. Names are followed from the initial state on.
+    A trajectory that was sampled backwards renumbers its nodes at each step: an added node takes the position that it
+    had when it was removed. The numbers are tracked from the initial state on.
     """
     order = trajectories.trajectory.argsort(stable=True)
     length = torch.bincount(trajectories.trajectory, minlength=len(trajectories))
     start = length.cumsum(0) - length
-    kind, row, column = (part[order] for part in trajectories.actions.parts)
+    kind, row, column = (values[order] for values in trajectories.actions.parts)
     position, num_nodes = trajectories.backward.row[order], trajectories.states.num_nodes[order]
     names = torch.arange(env.vocabulary.max_nodes).repeat(len(trajectories), 1)  # [B, N]
     for step in range(int(length.max())):
         alive = (length > step).nonzero().squeeze(1)
-        at = start[alive] + step
-        taken = ActionBatch(kind[at], row[at], column[at])
-        row[at] = taken.renamed(names[alive], directed=env.vocabulary.directed).row
-        adds = (kind[at] == int(GraphActionType.AddNode)).nonzero().squeeze(1)
-        names[alive[adds]] = _inserted(names[alive[adds]], position[at[adds]], num_nodes[at[adds]])
+        index = start[alive] + step
+        actions = ActionBatch(kind[index], row[index], column[index])
+        row[index] = actions.renamed(names[alive], directed=env.vocabulary.directed).row
+        adds = (kind[index] == int(GraphActionType.AddNode)).nonzero().squeeze(1)
+        names[alive[adds]] = _inserted(names[alive[adds]], position[index[adds]], num_nodes[index[adds]])
     return ActionSequences(length, ActionBatch(kind.to(_DTYPE), row.to(_DTYPE), column.to(_DTYPE)))
 
 
 def _inserted(names: Tensor, position: Tensor, new: Tensor) -> Tensor:
-    """Return names [B, N] after a node called `new` [B] was put in at a position [B]; those from there on move up."""
+    """Insert the node number `new` [B] into names [B, N] at a position [B]; later ones move up."""
     place = torch.arange(names.shape[1])
     moved = names.gather(1, torch.where(place > position[:, None], place - 1, place).clamp(min=0))
     return torch.where(place == position[:, None], new[:, None], moved)

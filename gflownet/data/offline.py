@@ -1,4 +1,4 @@
-"""Graphs whose scores are known from elsewhere, read from a file into terminal states."""
+"""Graphs with known scores, read from a file into terminal states."""
 
 from __future__ import annotations
 
@@ -19,17 +19,17 @@ from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
 
-_SCORES = ("score", "validation_score")  # what an entry may call its score; the second is that of a run's report
+_SCORES = ("score", "validation_score")  # names of the score in an entry; the second is used by a run's report
 
 
 def load_offline(config: OfflineConfig, context: GraphBuildingEnvContext, task: GFNTask) -> SeenStates | None:
-    """Return the graphs of the file with what their rewards are made of, None where no file is named.
+    """Read the graphs of the file and their scores or utilities; None without a file.
 
     An entry is an object with `graph` (node-link form), `score` or `validation_score` and, where the task has several
     objectives, `metrics`. One per line, or all in one JSON list, such as a run's top_architectures.json.
 
     Raises:
-        UserError: the file cannot be read, or an entry is none that this environment ends in; the line names it.
+        UserError: the file cannot be read, or an entry is no terminal state of this environment; the text has its line.
     """
     if not config.path:
         return None
@@ -54,7 +54,7 @@ def load_offline(config: OfflineConfig, context: GraphBuildingEnvContext, task: 
 
 
 def _read(path: Path) -> list[tuple[str, Any]]:
-    """Return every entry with its name in error messages."""
+    """Return every entry with its position for error messages."""
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
@@ -73,7 +73,7 @@ def _read(path: Path) -> list[tuple[str, Any]]:
 
 
 def _score(entry: Mapping[str, Any], task: GFNTask) -> Any:
-    """Return what a reward is made of: the score, or the utilities of the chosen objectives."""
+    """Return the score, or the utilities of the chosen objectives."""
     values = [entry[name] for name in _SCORES if name in entry]
     if not values:
         raise KeyError(_SCORES[0])
@@ -84,16 +84,17 @@ def _score(entry: Mapping[str, Any], task: GFNTask) -> Any:
 
 
 def _check_reached(context: GraphBuildingEnvContext, terminal: GraphStates) -> None:
-    """Raise ValueError naming a state that no trajectory ends in: not undone step by step, or by illegal steps."""
+    """Raise ValueError for a state that no trajectory of legal steps reaches."""
     env, num = context.env, len(terminal)
-    anything = Conditioning(torch.zeros(num, context.num_cond_dim), torch.ones(num))
-    # Whichever way back is tried: all of them are legal or none is.
-    ways = sample_backward(context, terminal, conditioning=anything, generator=torch.Generator())
-    illegal = ~env.forward_masks(ways.states).contains(ways.actions)
-    order = ways.trajectory.argsort(stable=True)
-    length = torch.bincount(ways.trajectory, minlength=num)
-    first = ways.states[order[length.cumsum(0) - length]]
-    wrong = ~first.equals(env.initial_states(num))
-    wrong[ways.trajectory[illegal]] = True
-    if bool(wrong.any()):
-        raise ValueError(f"graph {int(wrong.nonzero()[0])}: expected a graph that can be built, got one that cannot")
+    conditioning = Conditioning(torch.zeros(num, context.num_cond_dim), torch.ones(num))
+    # One backward trajectory per state suffices: all of them are legal or none is.
+    backward = sample_backward(context, terminal, conditioning=conditioning, generator=torch.Generator())
+    illegal = ~env.forward_masks(backward.states).contains(backward.actions)
+    order = backward.trajectory.argsort(stable=True)
+    length = torch.bincount(backward.trajectory, minlength=num)
+    first = backward.states[order[length.cumsum(0) - length]]
+    unreachable = ~first.equals(env.initial_states(num))
+    unreachable[backward.trajectory[illegal]] = True
+    if bool(unreachable.any()):
+        index = int(unreachable.nonzero()[0])
+        raise ValueError(f"graph {index}: expected a graph that can be built, got one that cannot")

@@ -1,4 +1,4 @@
-"""Terminal states seen before, to be trained on again."""
+"""Replay buffer of scored terminal states."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gflownet.data.config import ReplayConfig
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.states import GraphStates
 
-TOP_QUANTILE = 0.9  # "the best": scores from this quantile of the buffer on
-RANK_OFFSET = 0.01  # k of Tripp et al. 2020, appendix: the smaller, the more the best are preferred
+TOP_QUANTILE = 0.9  # of the scores in the buffer: above it are the best states
+RANK_OFFSET = 0.01  # k of Tripp et al. 2020, appendix: smaller values prefer the best more
 
 
 @dataclass(frozen=True)
 class SeenStates:
-    """B terminal states with their scores and, where they are kept, the trajectories that found them."""
+    """B terminal states with their scores and optionally the action sequences that built them."""
 
     terminal: GraphStates  # B states
     scores: Tensor  # [B], or utilities [B, K]
@@ -32,31 +32,31 @@ class SeenStates:
         return len(self.scores)
 
     def __getitem__(self, index: Tensor | slice) -> SeenStates:
-        """Return the states chosen by an index."""
+        """Return the states selected by an index."""
         sequences = None if self.sequences is None else self.sequences[index]
         return SeenStates(self.terminal[index], self.scores[index], sequences)
 
     @staticmethod
-    def cat(parts: Sequence[SeenStates]) -> SeenStates:
-        """Return the states of all parts one after another."""
-        sequences = [part.sequences for part in parts if part.sequences is not None]
+    def cat(batches: Sequence[SeenStates]) -> SeenStates:
+        """Concatenate batches of states."""
+        sequences = [batch.sequences for batch in batches if batch.sequences is not None]
         return SeenStates(
-            GraphStates.cat([part.terminal for part in parts]),
-            torch.cat([part.scores for part in parts]),
-            ActionSequences.cat(sequences) if len(sequences) == len(parts) else None,
+            GraphStates.cat([batch.terminal for batch in batches]),
+            torch.cat([batch.scores for batch in batches]),
+            ActionSequences.cat(sequences) if len(sequences) == len(batches) else None,
         )
 
     @property
     def quality(self) -> Tensor:
-        """Return what ranks the states, [B]: the score, or the mean of the utilities."""
+        """Return the ranking criterion [B]: the score, or the mean of the utilities."""
         return self.scores if self.scores.ndim == 1 else self.scores.mean(1)
 
 
 class ReplayBuffer:
-    """Distinct terminal states with their scores; the oldest or the worst make room for new ones.
+    """Distinct terminal states with their scores; a full buffer drops the oldest or the worst.
 
-    What is kept is the score, not the reward: that depends on the conditioning under which a state is replayed. Threads
-    may share a buffer: one answers workers while another saves it.
+    It stores scores, not rewards, which depend on the conditioning of the replayed trajectory. Thread-safe: one thread
+    serves workers while another saves a checkpoint.
     """
 
     def __init__(self, config: ReplayConfig) -> None:
@@ -66,30 +66,30 @@ class ReplayBuffer:
         self._lock = threading.Lock()
 
     def __len__(self) -> int:
-        """Return the number of states kept."""
+        """Return the number of states."""
         return len(self._keys)
 
     def add(self, seen: SeenStates, *, keys: Sequence[str]) -> int:
-        """Keep the states whose exact identity (their canonical key) is new, and return how many are kept in all."""
+        """Add the states whose canonical key is new, and return the size of the buffer."""
         with self._lock:
-            known = set(self._keys)
-            fresh = [i for i, key in enumerate(keys) if key not in known and key not in keys[:i]]
-            if fresh:
-                self._add(seen[torch.tensor(fresh)], [keys[i] for i in fresh])
+            stored = set(self._keys)
+            new = [i for i, key in enumerate(keys) if key not in stored and key not in keys[:i]]
+            if new:
+                self._add(seen[torch.tensor(new)], [keys[i] for i in new])
             return len(self)
 
     def _add(self, seen: SeenStates, keys: Sequence[str]) -> None:
         together = seen if self._seen is None else SeenStates.cat([self._seen, seen])
         index = torch.arange(len(together))[-self.config.capacity :]
-        if self.config.evict == "worst":  # of equals the oldest
+        if self.config.evict == "worst":  # the oldest of equal states
             index = together.quality.argsort(stable=True)[-self.config.capacity :].sort().values
-        known = [*self._keys, *keys]
-        self._keys, self._seen = [known[i] for i in index.tolist()], together[index]
+        all_keys = [*self._keys, *keys]
+        self._keys, self._seen = [all_keys[i] for i in index.tolist()], together[index]
 
     def sample(self, num: int, *, seed: int) -> SeenStates | None:
-        """Return `num` states, better ones more often unless the priority is uniform; None until `warmup` are kept.
+        """Return `num` states drawn by priority; None until the buffer holds `warmup` states.
 
-        Each is there as often as expected but for less than once: none twice before all are there that weigh as much.
+        Counts differ from their expectation by less than 1 (systematic sampling).
         """
         generator = torch.Generator().manual_seed(seed)
         with self._lock:
@@ -105,12 +105,12 @@ class ReplayBuffer:
             if seen is None:
                 return {"keys": [], "states": None, "scores": None, "sequences": None}
             states = {f.name: getattr(seen.terminal, f.name) for f in fields(GraphStates)}
-            kept = seen.sequences
-            sequences = None if kept is None else [kept.num_actions, *kept.actions.parts]
+            actions = seen.sequences
+            sequences = None if actions is None else [actions.num_actions, *actions.actions.parts]
             return {"keys": list(self._keys), "states": states, "scores": seen.scores, "sequences": sequences}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self._keys, self._seen = list(state["keys"]), None
         if state["states"] is None:
             return
@@ -122,21 +122,20 @@ class ReplayBuffer:
 
 
 def draw(weights: Tensor, num: int, generator: torch.Generator) -> Tensor:
-    """Return `num` indices, each as often as its weight says, but for less than once (systematic sampling).
+    """Draw `num` indices in proportion to their weights by systematic sampling in random order (Madow & Madow 1944).
 
-    The expected counts are those of independent draws. What varies is only who gets what is left over, and so far less
-    (Madow & Madow 1944, here in random order).
+    The expected counts equal those of independent draws, and each count differs from its expectation by less than 1.
 
     Args:
         weights: [B], not negative, not all 0.
-        num: how many.
-        generator: draws the order and the offset.
+        num: number of draws.
+        generator: of the order and the offset.
     """
     order = torch.randperm(len(weights), generator=generator)
     expected = weights[order].double().cumsum(0)  # [B]
     point = torch.arange(num) + torch.rand((), generator=generator, dtype=torch.float64)
     index = torch.searchsorted(expected * (num / expected[-1]), point, right=True)
-    return order[index.clamp(max=len(order) - 1)]  # whatever rounding did
+    return order[index.clamp(max=len(order) - 1)]  # a rounded sum may exceed the last bound
 
 
 def _uniform(quality: Tensor, config: ReplayConfig) -> Tensor:
@@ -145,9 +144,9 @@ def _uniform(quality: Tensor, config: ReplayConfig) -> Tensor:
 
 
 def _mixed(quality: Tensor, config: ReplayConfig) -> Tensor:
-    """Return a share for the best tenth, the rest for all (prioritized replay training, Shen et al. 2023, section 4).
+    """Return weights with `top_share` for the best tenth and the remainder for all states.
 
-    There, the rest goes to the other nine tenths.
+    Prioritized replay training, Shen et al. 2023, section 4, where the remainder goes to the other nine tenths.
     """
     best = (quality >= quality.quantile(TOP_QUANTILE)).float()
     return config.top_share * best / best.sum() + (1 - config.top_share) / len(quality)
@@ -156,7 +155,7 @@ def _mixed(quality: Tensor, config: ReplayConfig) -> Tensor:
 def _rank(quality: Tensor, config: ReplayConfig) -> Tensor:
     """Return weights 1 / (k size + rank), rank 0 the best (Tripp et al. 2020, eq. 4).
 
-    Ranks, unlike rewards, mean the same at every temperature; equals share the best rank among them.
+    Ranks, unlike rewards, are the same at every temperature; equal states share their best rank.
     """
     rank = len(quality) - torch.searchsorted(quality.sort().values, quality, right=True)
     return 1 / (RANK_OFFSET * len(quality) + rank)

@@ -1,4 +1,4 @@
-"""The data of a training step: trajectories sampled, evaluated and remembered, and what is learned from again."""
+"""The rollout of a training step: sampled, searched, replayed and offline trajectories with their rewards."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig
 from gflownet.data.local_search import LocalSearch
 from gflownet.data.replay import SeenStates
 from gflownet.data.sampler import Exploration, sample_backward, sample_forward
-from gflownet.data.scorer import StepScorer
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
@@ -22,58 +21,82 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.answer import distinct
 from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.workers.process import stream_seed
 
-# What a step draws at random for, each from a stream of its own.
+# Independent random streams of a step.
 _FRESH, _REPLAYED, _REPLAY_CHOICE, _VALIDATION, GLOBAL_STREAM, _SEARCH, _SEARCH_CHOICE, _OFFLINE, _TAUGHT = range(9)
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """What one training step learns from."""
+    """Data of one training step."""
 
-    trajectories: TrajectoryBatch  # fresh ones, then all others; their rewards are known
+    trajectories: TrajectoryBatch  # with rewards; fresh samples first
     num_fresh: int
-    evaluations: Sequence[Evaluation]  # of the fresh ones
-    others: Sequence[Evaluation] = ()  # of what local search found, and of states on the way
-    replays: Sequence[TrajectoryBatch] = ()  # replayed ones again, each for an optimiser step of its own
+    evaluations: Sequence[Evaluation]  # of the fresh samples
+    others: Sequence[Evaluation] = ()  # of local search and of intermediate states
+    replays: Sequence[TrajectoryBatch] = ()  # further replayed batches, one optimiser step each
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class Replay(Protocol):
-    """The part of the replay buffer that a rollout needs; in a worker, a proxy answers for it."""
+    """The methods of the replay buffer that a rollout needs; in a worker, those of its proxy."""
 
     def add(self, seen: SeenStates, *, keys: Sequence[str]) -> int:
-        """Keep terminal states that are new, and return how many are kept in all."""
+        """Add terminal states that are new, and return the size of the buffer."""
         ...
 
     def sample(self, num: int, *, seed: int) -> SeenStates | None:
-        """Return `num` states and their scores, or None while there are too few."""
+        """Return `num` states and their scores; None while there are too few."""
         ...
 
 
 @dataclass(frozen=True)
 class SourceOptions:
-    """What a step's data are made of."""
+    """Composition of a rollout."""
 
     num_trajectories: int
-    num_taught: int = 0  # of them, by the teacher
+    num_taught: int = 0  # of them, sampled by the teacher
     exploration: Exploration = field(default_factory=Exploration)
     replay: ReplayConfig = field(default_factory=ReplayConfig)
     local_search: LocalSearchConfig = field(default_factory=LocalSearchConfig)
     offline: OfflineConfig = field(default_factory=OfflineConfig)
-    scales_rewards: bool = True  # whether p(x) ~ R(x) is meant, not R(x) / |Aut(x)|
-    scores_states: bool = False  # whether states on the way are scored, too, where they may stop
+    scales_rewards: bool = True  # target p(x) ~ R(x); False: R(x) / |Aut(x)|
+    scores_states: bool = False  # score intermediate states on which Stop is legal
+
+
+class StepScorer:
+    """Scores terminal states; a graph that was scored earlier in the same step is not evaluated again."""
+
+    def __init__(self, env: Environment, evaluator: Evaluator, *, step: int) -> None:
+        self.evaluations: list[Evaluation] = []  # of all scored states, in order
+        self.keys: list[str] = []  # canonical keys of these states
+        self._env, self._evaluator, self._step = env, evaluator, step
+        self._cache: dict[str, Evaluation] = {}
+
+    def scores(self, terminal: GraphStates) -> Tensor:
+        """Return scores [B] of terminal states [B], or utilities [B, K] of several objectives."""
+        graphs = [self._env.terminal(terminal, i) for i in range(len(terminal))]
+        keys = [graph.canonical_key() for graph in graphs]
+        indices = [i for i, key in enumerate(keys) if key not in self._cache]
+        results = self._evaluator.evaluate([graphs[i] for i in indices], step=self._step) if indices else []
+        new = dict(zip(indices, results, strict=True))
+        evaluations = [new.get(i) or replace(self._cache[key], cached=True) for i, key in enumerate(keys)]
+        for i, evaluation in new.items():
+            self._cache.setdefault(keys[i], evaluation)
+        self.evaluations += evaluations
+        self.keys += keys
+        return torch.tensor([evaluation.utilities or evaluation.score for evaluation in evaluations])
 
 
 class TrajectorySource:
-    """Makes the data of a step; what it draws depends on the seed, the step and the policy's weights alone.
+    """Produces the rollout of a step as a function of seed, step, weights and contents of the replay buffer.
 
-    What is replayed, and searched around, depends on what the replay buffer holds, too. It holds nothing that changes,
-    so that any process may make any step, again if need be.
+    Stateless: any process can compute any step, repeatedly.
     """
 
     def __init__(
@@ -97,53 +120,53 @@ class TrajectorySource:
         replay: Replay,
         teacher: PolicyFunction | None = None,
     ) -> Rollout:
-        """Return the data of a step, its rewards known: sampled with exploration, found near by, seen before, given."""
+        """Sample, score and replay the trajectories of a step."""
         scorer, metrics = StepScorer(self.context.env, evaluator, step=step), {}
 
-        def scored(found: TrajectoryBatch) -> TrajectoryBatch:
-            scores = scorer.scores(found.terminal)
+        def scored(batch: TrajectoryBatch) -> TrajectoryBatch:
+            scores = scorer.scores(batch.terminal)
             if self.options.replay.use:
-                keys = scorer.keys[-len(found) :]
-                metrics["replay_size"] = float(self._remember(found, scores, keys, replay))
-            return self._rewarded(found, scores)
+                size = self._remember(batch, scores, scorer.keys[-len(batch) :], replay)
+                metrics["replay_size"] = float(size)
+            return self._rewarded(batch, scores)
 
         fresh = scored(self._fresh(step, policy, teacher))
-        parts, num_fresh = [fresh], len(fresh)
+        batches, num_fresh = [fresh], len(fresh)
         start = self._search_start(step, fresh, replay)
         if start is not None:
             generator = self._generator(step, _SEARCH)
             refined = self._search.refine(*start, policy=policy, score=scored, generator=generator)
-            parts += refined.proposals
+            batches += refined.proposals
             metrics["local_search_accepted"] = refined.accepted_share
-        parts += self._replayed(step, replay, policy) + self._given(step, policy)
-        batches = [TrajectoryBatch.cat(parts)]
+        batches += self._replayed(step, replay, policy) + self._offline(step, policy)
+        updates = [TrajectoryBatch.cat(batches)]
         for turn in range(1, 1 + self.options.replay.num_updates):
-            batches += self._replayed(step, replay, policy, turn)
+            updates += self._replayed(step, replay, policy, turn)
         if self.options.scores_states:
-            batches = [self._with_state_rewards(batch, scorer) for batch in batches]
-        fresh_ones, others = scorer.evaluations[:num_fresh], scorer.evaluations[num_fresh:]
-        return Rollout(batches[0], num_fresh, fresh_ones, others, batches[1:], metrics)
+            updates = [self._with_state_rewards(batch, scorer) for batch in updates]
+        evaluations, others = scorer.evaluations[:num_fresh], scorer.evaluations[num_fresh:]
+        return Rollout(updates[0], num_fresh, evaluations, others, updates[1:], metrics)
 
     def sample_on_policy(self, step: int, *, policy: PolicyFunction) -> TrajectoryBatch:
-        """Return trajectories without exploration, from a random stream of their own, without rewards."""
+        """Sample trajectories without exploration, from a separate random stream, without rewards."""
         return self._sample(step, _VALIDATION, policy, Exploration(), self.options.num_trajectories)
 
     def evaluated(
         self, trajectories: TrajectoryBatch, evaluator: Evaluator, *, step: int
     ) -> tuple[TrajectoryBatch, list[Evaluation]]:
-        """Return the trajectories with their rewards, and the evaluations behind those."""
+        """Return the trajectories with their rewards, and the evaluations."""
         scorer = StepScorer(self.context.env, evaluator, step=step)
         return self._rewarded(trajectories, scorer.scores(trajectories.terminal)), scorer.evaluations
 
     def _fresh(self, step: int, policy: PolicyFunction, teacher: PolicyFunction | None) -> TrajectoryBatch:
-        """Return the trajectories of the policy, then those of the teacher, which are not the policy's own."""
+        """Sample trajectories from the policy, then off-policy ones from the teacher."""
         num, num_taught, exploration = self.options.num_trajectories, self.options.num_taught, self.options.exploration
         if teacher is None:
             return self._sample(step, _FRESH, policy, exploration, num)
-        own = self._sample(step, _FRESH, policy, exploration, num - num_taught)
+        on_policy = self._sample(step, _FRESH, policy, exploration, num - num_taught)
         taught = self._sample(step, _TAUGHT, teacher, exploration, num_taught)
         origin = torch.full_like(taught.origin, int(Origin.REMEMBERED))
-        return TrajectoryBatch.cat([own, replace(taught, origin=origin)])
+        return TrajectoryBatch.cat([on_policy, replace(taught, origin=origin)])
 
     def _sample(
         self, step: int, stream: int, policy: PolicyFunction, exploration: Exploration, num: int
@@ -159,15 +182,15 @@ class TrajectorySource:
             temperature=exploration.temperature,
         )
 
-    def _remember(self, found: TrajectoryBatch, scores: Tensor, keys: Sequence[str], replay: Replay) -> int:
+    def _remember(self, batch: TrajectoryBatch, scores: Tensor, keys: Sequence[str], replay: Replay) -> int:
         """Store terminal states under their keys, with their actions if those are replayed; return the buffer size."""
-        sequences = None if self.options.replay.resample else action_sequences(self.context.env, found)
-        return replay.add(SeenStates(found.terminal, scores, sequences), keys=keys)
+        sequences = None if self.options.replay.resample else action_sequences(self.context.env, batch)
+        return replay.add(SeenStates(batch.terminal, scores, sequences), keys=keys)
 
     def _search_start(
         self, step: int, fresh: TrajectoryBatch, replay: Replay
     ) -> tuple[GraphStates, Tensor, Conditioning] | None:
-        """Return the terminal states that are searched around, with log-rewards and conditioning, if there are any."""
+        """Return terminal states, log-rewards and conditioning at the start of local search; None without search."""
         options = self.options.local_search
         if not options.num:
             return None
@@ -175,30 +198,30 @@ class TrajectorySource:
             first = slice(options.num)
             conditioning = Conditioning(fresh.conditioning[first], fresh.beta[first])
             return fresh.terminal[first], fresh.log_reward[first], conditioning
-        drawn = replay.sample(options.num, seed=stream_seed(self.seed, step, _SEARCH_CHOICE))
-        if drawn is None:
+        seen = replay.sample(options.num, seed=stream_seed(self.seed, step, _SEARCH_CHOICE))
+        if seen is None:
             return None
         generator = self._generator(step, _SEARCH_CHOICE)
-        conditioning = self.task.sample_conditioning(len(drawn), generator=generator)
-        return drawn.terminal, self._log_reward(drawn.scores, conditioning), conditioning
+        conditioning = self.task.sample_conditioning(len(seen), generator=generator)
+        return seen.terminal, self._log_reward(seen.scores, conditioning), conditioning
 
     def _replayed(self, step: int, replay: Replay, policy: PolicyFunction, *turn: int) -> list[TrajectoryBatch]:
-        """Return trajectories into terminal states seen before: those that found them, or new ones."""
+        """Return trajectories into replayed terminal states: the original or resampled ones."""
         options = self.options.replay
         if not (options.use and options.num_from_replay):
             return []
-        drawn = replay.sample(options.num_from_replay, seed=stream_seed(self.seed, step, _REPLAY_CHOICE, *turn))
-        if drawn is None:
+        seen = replay.sample(options.num_from_replay, seed=stream_seed(self.seed, step, _REPLAY_CHOICE, *turn))
+        if seen is None:
             return []
         generator = self._generator(step, _REPLAYED, *turn)
-        if drawn.sequences is None:
-            return [self._resampled(drawn, policy, generator)]
-        conditioning = self.task.sample_conditioning(len(drawn), generator=generator)
-        again = drawn.sequences.walk(self.context.env, conditioning=conditioning, origin=Origin.REMEMBERED)
-        return [self._rewarded(again, drawn.scores)]
+        if seen.sequences is None:
+            return [self._resampled(seen, policy, generator)]
+        conditioning = self.task.sample_conditioning(len(seen), generator=generator)
+        batch = seen.sequences.walk(self.context.env, conditioning=conditioning, origin=Origin.REMEMBERED)
+        return [self._rewarded(batch, seen.scores)]
 
-    def _given(self, step: int, policy: PolicyFunction) -> list[TrajectoryBatch]:
-        """Return trajectories into graphs of the offline data, all equally likely."""
+    def _offline(self, step: int, policy: PolicyFunction) -> list[TrajectoryBatch]:
+        """Return trajectories into uniformly drawn graphs of the offline data."""
         if self.offline is None or not self.options.offline.num:
             return []
         generator = self._generator(step, _OFFLINE)
@@ -206,21 +229,24 @@ class TrajectorySource:
         return [self._resampled(self.offline[index], policy, generator)]
 
     def _resampled(self, seen: SeenStates, policy: PolicyFunction, generator: torch.Generator) -> TrajectoryBatch:
-        """Return a new trajectory into each of these states, drawn from the backward policy that is trained."""
+        """Sample a new trajectory into each state from the trained backward policy."""
         conditioning = self.task.sample_conditioning(len(seen), generator=generator)
-        asked = policy if self.context.backward_types else None
-        again = sample_backward(
-            self.context, seen.terminal, conditioning=conditioning, generator=generator, policy=asked
+        batch = sample_backward(
+            self.context,
+            seen.terminal,
+            conditioning=conditioning,
+            generator=generator,
+            policy=policy if self.context.backward_types else None,
         )
-        return self._rewarded(again, seen.scores)
+        return self._rewarded(batch, seen.scores)
 
     def _with_state_rewards(self, trajectories: TrajectoryBatch, scorer: StepScorer) -> TrajectoryBatch:
-        """Return the trajectories with the log-reward of every state on the way on which Stop is legal, 0 of others."""
+        """Add the log-reward of every intermediate state on which Stop is legal, 0 for other states."""
         states, owner = trajectories.states, trajectories.trajectory
         stop = self.context.env.forward_masks(states).masks[GraphActionType.Stop].flatten(1).any(1)
         steps = stop.nonzero().squeeze(1)
-        first, twin = distinct(states[steps], torch.zeros(len(steps), 1))
-        scores = scorer.scores(states[steps[first]])[twin]
+        first, inverse = distinct(states[steps], torch.zeros(len(steps), 1))
+        scores = scorer.scores(states[steps[first]])[inverse]
         conditioning = Conditioning(trajectories.conditioning[owner[steps]], trajectories.beta[owner[steps]])
         log_reward = torch.zeros(len(states)).index_put((steps,), self._log_reward(scores, conditioning))
         return trajectories.with_state_rewards(log_reward)
@@ -231,12 +257,12 @@ class TrajectorySource:
 
     def _log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
         log_reward = self.task.log_reward(scores, conditioning)
-        wrong = (~log_reward.isfinite()).nonzero().squeeze(1).tolist()
-        if wrong:
-            score = ", ".join(f"{value:g}" for value in scores[wrong[0]].reshape(-1).tolist())
+        invalid = (~log_reward.isfinite()).nonzero().squeeze(1).tolist()
+        if invalid:
+            score = ", ".join(f"{value:g}" for value in scores[invalid[0]].reshape(-1).tolist())
             name = type(self.task).__name__
             raise UserError(
-                f"{name}.log_reward: expected a finite number for the score {score}, got {log_reward[wrong[0]]}"
+                f"{name}.log_reward: expected a finite number for the score {score}, got {log_reward[invalid[0]]}"
             )
         return log_reward
 

@@ -1,1 +1,5 @@
-"""The learning loop: gradient steps on rollouts, learning-rate schedules, remembered batches, merging of states."""
+"""The training loop: optimiser steps on rollouts, memory of earlier batches, auxiliary networks."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,20 +1,24 @@
-"""Policy and objective in training, one optimiser step at a time."""
+"""The training loop shared by trainer, benchmarks and tests, and its optimiser steps."""
 
 from __future__ import annotations
 
 import copy
 import math
-from dataclasses import dataclass
-from typing import Any, Literal
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol
 
 import torch
+from torch import Tensor
 
+from gflownet.data.sampler import Exploration, sample_forward
 from gflownet.data.source import Rollout
-from gflownet.learning.memory import FormedBatch, TrajectoryMemory, formed
-from gflownet.learning.merging import merge_isomorphic
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.memory import FormedBatch, TrajectoryMemory, formed, merge_isomorphic
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.identifier import CanonicalForms
-from gflownet.mdp.policy import Policy
+from gflownet.mdp.policy import Policy, PolicyFunction
+from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OptimizerConfig
@@ -27,12 +31,12 @@ from gflownet.workers.process import stream_seed
 
 @dataclass(frozen=True)
 class LearnerOptions:
-    """What a training step learns from beside its rollout, and how often."""
+    """Number and batches of the optimiser steps of a training step."""
 
-    num_steps: int  # training steps of the run: where schedules end
+    num_steps: int  # training steps of the run, over which schedules run
     num_updates: int = 1  # optimiser steps per training step
     merge_isomorphic: bool = False
-    num_remembered: int = 0  # earlier batches that an update sees as well
+    num_remembered: int = 0  # earlier batches added to an update
     remembered_growth: Literal["linear", "constant"] = (
         "linear"  # linear: from none at the first step to all at the last
     )
@@ -42,7 +46,7 @@ class LearnerOptions:
 
 
 class Learner:
-    """Policy and objective on their device, their optimiser, its schedule, and the memory of earlier batches."""
+    """Policy and objective with their optimiser, schedule, and memory of earlier batches."""
 
     def __init__(
         self,
@@ -71,16 +75,16 @@ class Learner:
 
     @property
     def sampling(self) -> PolicyOnDevice:
-        """Return the policy that samples, callable on batches in main memory."""
+        """Return the sampling policy, callable on batches in main memory."""
         return self._computed(self.sampling_policy)
 
     @property
     def num_steps_done(self) -> int:
-        """Return the number of training steps so far."""
+        """Return the number of completed training steps."""
         return self.schedule.last_epoch
 
     def learn(self, rollout: Rollout) -> dict[str, float]:
-        """Take the optimiser steps of one training step, and return the metrics of the last on the rollout.
+        """Take the optimiser steps of one training step, and return the metrics of the last one on the rollout.
 
         Raises:
             FloatingPointError: a loss is not finite.
@@ -93,13 +97,13 @@ class Learner:
         for replayed in rollout.replays:
             self._update(self.objective.annotated(self.trained, replayed))
         if self.options.num_remembered:
-            self.memory.add(_first(batch, rollout.num_fresh))
+            self.memory.add(batch.first(rollout.num_fresh))
         self.schedule.step()
-        self._follow_policy()
+        self._update_average()
         return metrics
 
     def accumulate_gradients(self, batch: TrajectoryBatch) -> dict[str, float]:
-        """Differentiate the loss of the trajectories, and return its metrics.
+        """Compute the gradients of the loss of the trajectories, and return its metrics.
 
         Raises:
             FloatingPointError: the loss is not finite.
@@ -108,20 +112,20 @@ class Learner:
         return differentiate(self.objective.loss(self.trained, batch))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a resumed run needs to go on learning."""
-        return {name: part.state_dict() for name, part in self._parts().items()}
+        """Return the state for a checkpoint."""
+        return {name: component.state_dict() for name, component in self._components().items()}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
-        for name, part in self._parts().items():
-            part.load_state_dict(state[name])
+        """Restore the result of `state_dict`."""
+        for name, component in self._components().items():
+            component.load_state_dict(state[name])
 
-    def _parts(self) -> dict[str, Any]:
+    def _components(self) -> dict[str, Any]:
         names = ("policy", "sampling_policy", "objective", "optimizer", "schedule", "memory")
         return {name: getattr(self, name) for name in names}
 
     def _with_remembered(self, batch: FormedBatch, update: int) -> TrajectoryBatch:
-        """Return the batch with remembered ones, isomorphic states of all of them merged if the options say so."""
+        """Return the batch with remembered batches; isomorphic states are merged if the options say so."""
         options, step = self.options, self.num_steps_done
         share = min(step / options.num_steps, 1.0) if options.remembered_growth == "linear" else 1.0
         num = math.ceil(options.num_remembered * share)
@@ -136,7 +140,7 @@ class Learner:
         return merge_isomorphic(self._env, trajectories, forms)
 
     def _update(self, batch: TrajectoryBatch) -> dict[str, float]:
-        """Take one step of the optimiser, and return the metrics of the loss before it."""
+        """Take one optimiser step, and return the metrics of the loss before it."""
         metrics = self.accumulate_gradients(batch)
         clip_gradients(list(self.policy.parameters()), self.config)
         self.optimizer.step()
@@ -146,18 +150,90 @@ class Learner:
         return PolicyOnDevice(policy, device=self.device, precision=self.config.precision)
 
     @torch.no_grad()
-    def _follow_policy(self) -> None:
-        """Move the sampling policy towards the trained one, where it is a moving average of it."""
+    def _update_average(self) -> None:
+        """Update the sampling policy where it is a moving average of the trained one."""
         if self.options.sampling_tau:
             pairs = zip(self.sampling_policy.parameters(), self.policy.parameters(), strict=True)
             for average, current in pairs:
                 average.lerp_(current, 1 - self.options.sampling_tau)
 
 
-def _first(batch: FormedBatch, num: int) -> FormedBatch:
-    """Return the first `num` trajectories of a batch."""
-    if num == len(batch.trajectories):
-        return batch
-    steps = batch.trajectories.trajectory < num
-    forms = None if batch.forms is None else batch.forms[steps]
-    return FormedBatch(batch.trajectories.part(0, num), forms)
+@dataclass(frozen=True)
+class TrainingStep:
+    """A completed training step."""
+
+    number: int  # from 1 on
+    rollout: Rollout
+    metrics: Mapping[str, float] = field(default_factory=dict)
+
+
+class Auxiliary(Protocol):
+    """Networks trained with the policy on the same trajectories."""
+
+    def learn(
+        self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool
+    ) -> dict[str, float]:
+        """Take their optimiser steps on a batch, and return their metrics."""
+        ...
+
+
+def fit(
+    learner: Learner,
+    rollouts: Iterable[Rollout],
+    *,
+    num_steps: int,
+    first_step: int = 1,
+    auxiliary: Auxiliary | None = None,
+) -> Generator[TrainingStep]:
+    """Yield each training step from `first_step` to `num_steps` after it was taken.
+
+    The next rollout is requested after the step was consumed, so that a caller may stop between two steps.
+
+    Raises:
+        FloatingPointError: a loss is not finite; the message names the step.
+    """
+    for number, rollout in zip(range(first_step, num_steps + 1), rollouts):  # noqa: B905 (rollouts never end)
+        batch, is_first = rollout.trajectories, number == 1
+        if is_first:
+            learner.objective.prepare(learner.trained, batch)
+        try:
+            auxiliary_metrics: dict[str, float] = {}
+            if auxiliary is not None:
+                auxiliary_metrics = auxiliary.learn(learner.trained, learner.objective, batch, is_first=is_first)
+            metrics = learner.learn(rollout)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"step {number}: {error}") from error
+        yield TrainingStep(number, rollout, {**metrics, **auxiliary_metrics})
+
+
+def sampled_rollouts(
+    context: GraphBuildingEnvContext,
+    policy: PolicyFunction,
+    *,
+    log_reward: Callable[[GraphStates, Conditioning], Tensor],
+    conditioning: Callable[[torch.Generator], Conditioning],
+    generator: torch.Generator,
+    exploration: Exploration | None = None,
+) -> Iterator[Rollout]:
+    """Yield batches of on-policy trajectories under a known reward function, without end.
+
+    Args:
+        context: of the environment.
+        policy: the sampling policy, with its current weights.
+        log_reward: log-rewards [B] of B terminal states.
+        conditioning: draws the conditioning of a batch.
+        generator: of conditioning and actions.
+        exploration: temperature and uniform actions; None: neither.
+    """
+    exploration = exploration or Exploration()
+    while True:
+        batch_conditioning = conditioning(generator)
+        batch = sample_forward(
+            context,
+            policy,
+            conditioning=batch_conditioning,
+            generator=generator,
+            random_action_prob=exploration.random_action_prob,
+            temperature=exploration.temperature,
+        )
+        yield Rollout(batch.with_rewards(log_reward(batch.terminal, batch_conditioning)), len(batch), ())

@@ -16,7 +16,7 @@ from gflownet.data.sampler import Exploration, sample_backward
 from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning import learner as learning
-from gflownet.learning.fit import fit, sampled_rollouts
+from gflownet.learning.learner import fit, sampled_rollouts
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch

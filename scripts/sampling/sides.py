@@ -12,8 +12,7 @@ import torch
 
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.learning.fit import fit, sampled_rollouts
-from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.learning.learner import Learner, LearnerOptions, fit, sampled_rollouts
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy

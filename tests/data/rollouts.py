@@ -12,9 +12,9 @@ import torch
 
 from gflownet.data.config import ReplayConfig, WorkersConfig
 from gflownet.data.replay import ReplayBuffer, SeenStates
+from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
-from gflownet.data.workers import rollouts_here, rollouts_of_workers
 from gflownet.envs.config import EnvConfig
 from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig, TemperatureConfig
 from gflownet.evaluation.evaluator import InlineEvaluator
@@ -70,7 +70,7 @@ class Parts:
 
     def here(self, *, first_step: int = 1) -> Generator[Rollout]:
         parts = {"policy": self.policy, "evaluator": self.evaluator, "replay": self.replay}
-        return rollouts_here(self.source, **parts, first_step=first_step)
+        return local_rollouts(self.source, **parts, first_step=first_step)
 
     def of_workers(
         self,
@@ -80,7 +80,7 @@ class Parts:
         config: WorkersConfig | None = None,
         device: torch.device = CPU,
     ) -> Generator[Rollout]:
-        return rollouts_of_workers(
+        return worker_rollouts(
             self.source,
             policy=PolicyOnDevice(self.policy, device=device, precision="float32"),
             evaluator=self.evaluator,

@@ -10,10 +10,10 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.data import workers
+from gflownet.data import rollouts as rollout_module
 from gflownet.data.config import WorkersConfig
+from gflownet.data.rollouts import MergedPolicyCalls
 from gflownet.data.sampler import Exploration
-from gflownet.data.served_policy import MergedPolicyCalls
 from gflownet.errors import UserError
 from gflownet.evaluation.task import Score
 from gflownet.graphs import canonical
@@ -154,7 +154,7 @@ def test_a_worker_samples_from_the_weights_published_before_its_rollout_began(tm
 
 
 def test_weights_are_there_before_the_fastest_worker_asks_for_them(tmp_path, monkeypatch):
-    start = workers._pool
+    start = rollout_module._pool
 
     def asked_at_once(work, server, **options):
         first = server.connect()
@@ -162,7 +162,7 @@ def test_weights_are_there_before_the_fastest_worker_asks_for_them(tmp_path, mon
         first.channel.close()
         return start(work, server, **options)
 
-    monkeypatch.setattr(workers, "_pool", asked_at_once)
+    monkeypatch.setattr(rollout_module, "_pool", asked_at_once)
     with parts(tmp_path) as made, closing(made.of_workers("pickle")) as stream:
         assert len(num_nodes(next(stream))) == 6
 

@@ -10,8 +10,7 @@ import torch
 from gflownet.data.source import Rollout
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.learning.fit import fit, sampled_rollouts
-from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.learning.learner import Learner, LearnerOptions, fit, sampled_rollouts
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.base import Loss
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
@@ -89,7 +88,7 @@ def test_a_training_step_takes_num_updates_optimiser_steps():
 
 
 def test_remembered_batches_grow_linearly_and_are_drawn_anew_for_each_update():
-    learner = make_learner(num_steps=8, num_updates=2, num_remembered=8)
+    learner = make_learner(opt=replace(SGD, learning_rate=1e-4), num_steps=8, num_updates=2, num_remembered=8)
     for _ in fit(learner, rollouts_of(learner), num_steps=8):
         pass
     batches = batches_of(learner)

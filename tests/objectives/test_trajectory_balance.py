@@ -7,8 +7,7 @@ import torch
 from gflownet.data.sampler import Exploration, sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.learning.fit import fit, sampled_rollouts
-from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.learning.learner import Learner, LearnerOptions, fit, sampled_rollouts
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.trajectory import TrajectoryBatch

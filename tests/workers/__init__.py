@@ -1,1 +1,1 @@
-"""Tests of gflownet.utils."""
+"""Tests of gflownet.workers."""

@@ -90,7 +90,7 @@ class _OneScore(Evaluator):
 def test_the_teacher_samples_its_share_and_those_are_not_the_policys_own(tmp_path):
     options = ("algo.num_from_policy=10", "algo.teacher.share=0.3", "replay.use=false")
     trainer = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}", *options]))
-    teacher = trainer.companions.teacher
+    teacher = trainer.auxiliary.teacher
     assert teacher is not None
     asked = {"policy": 0, "teacher": 0}
 
@@ -115,7 +115,7 @@ def test_the_teacher_samples_its_share_and_those_are_not_the_policys_own(tmp_pat
 def test_targets_are_made_of_a_moving_average(tmp_path):
     options = ("algo.qgfn.use=true", "algo.qgfn.decay=0.9", "algo.qgfn.learning_rate=0.1")
     trainer = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}", *options]))
-    values = trainer.companions.action_values
+    values = trainer.auxiliary.action_values
     assert values is not None
     rollout = trainer.source.rollout(1, policy=trainer.policy, evaluator=_OneScore(), replay=trainer.replay)
     first = {name: value.clone() for name, value in values.state_dict()["network"].items()}
@@ -130,7 +130,7 @@ def test_targets_are_made_of_a_moving_average(tmp_path):
 def test_the_teacher_does_not_begin_as_the_policy(tmp_path):
     trainer = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}", *BOTH]))
     plain = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}"]))
-    teacher, own = trainer.companions.teacher, dict(trainer.policy.named_parameters())
+    teacher, own = trainer.auxiliary.teacher, dict(trainer.policy.named_parameters())
     assert teacher is not None
     for name, parameter in teacher.state_dict()["network"].items():
         assert not torch.equal(parameter, own[name]) or "norm" in name or name.endswith("bias"), name

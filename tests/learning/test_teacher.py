@@ -6,9 +6,9 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.companions.teacher import Teacher
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.learning.auxiliary import Teacher
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.metrics.exact import forward_scores, policy_log_prob, terminating_distribution
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TeacherConfig

@@ -3,7 +3,7 @@
 import pytest
 
 from gflownet.data.config import WorkersConfig
-from gflownet.data.workers import _failures_as_user_errors
+from gflownet.data.rollouts import _failures_as_user_errors
 from gflownet.errors import UserError
 from gflownet.workers.pool import WorkerError
 

@@ -1,0 +1,13 @@
+from .action_sequences import ActionSequences as ActionSequences
+from .local_search import LocalSearch as LocalSearch
+from .offline import load_offline as load_offline
+from .replay import ReplayBuffer as ReplayBuffer
+from .replay import SeenStates as SeenStates
+from .rollouts import local_rollouts as local_rollouts
+from .rollouts import worker_rollouts as worker_rollouts
+from .sampler import Exploration as Exploration
+from .sampler import sample_backward as sample_backward
+from .sampler import sample_forward as sample_forward
+from .source import Rollout as Rollout
+from .source import SourceOptions as SourceOptions
+from .source import TrajectorySource as TrajectorySource

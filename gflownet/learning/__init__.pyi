@@ -1,0 +1,10 @@
+from .auxiliary import ActionValues as ActionValues
+from .auxiliary import AuxiliaryNetworks as AuxiliaryNetworks
+from .auxiliary import Teacher as Teacher
+from .learner import Learner as Learner
+from .learner import LearnerOptions as LearnerOptions
+from .learner import TrainingStep as TrainingStep
+from .learner import fit as fit
+from .learner import sampled_rollouts as sampled_rollouts
+from .memory import TrajectoryMemory as TrajectoryMemory
+from .memory import merge_isomorphic as merge_isomorphic

@@ -1,0 +1,297 @@
+"""Auxiliary networks trained with the policy on the same trajectories: adaptive teacher and Q-values."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import Policy, PolicyFunction
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.objectives.action_values import action_value_loss
+from gflownet.objectives.base import Loss, Objective
+from gflownet.objectives.config import AlgoConfig, OptimizerConfig, QGFNConfig, TrajectoryBalanceConfig
+from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer
+from gflownet.objectives.schedules import make_schedule
+from gflownet.objectives.steps import StepReader
+from gflownet.objectives.teacher import imbalance, teacher_log_reward
+from gflownet.objectives.trajectory_balance import TrajectoryBalance
+from gflownet.policy.greedy import GreedyPolicy
+from gflownet.policy.in_parts import PolicyInParts
+from gflownet.policy.on_device import PolicyOnDevice
+
+
+class AuxiliaryNetwork:
+    """A network with its optimiser and schedule."""
+
+    def __init__(
+        self,
+        name: str,
+        network: Policy,
+        context: GraphBuildingEnvContext,
+        *,
+        device: torch.device,
+        opt: OptimizerConfig,
+        num_steps: int,
+        learning_rate: float | None = None,
+        groups: Sequence[dict[str, Any]] = (),
+    ) -> None:
+        """Build the optimiser with the options of the policy's.
+
+        Args:
+            name: prefix of its metrics.
+            network: a network with the policy's inputs.
+            context: the policy's.
+            device: of the network.
+            opt: options of the policy's optimiser.
+            num_steps: training steps of the run, over which the learning rate is scheduled.
+            learning_rate: of the network; None: the policy's.
+            groups: optimiser groups of other parameters, such as log Z.
+        """
+        self.name, self.network, self.opt = name, network.to(device), opt
+        rate = {} if learning_rate is None else {"lr": learning_rate}
+        self._optimizer = make_optimizer([{"params": list(network.parameters()), **rate}, *groups], opt)
+        self._schedule = make_schedule(self._optimizer, opt, num_steps=num_steps)
+        in_parts = PolicyInParts(network, context, num_parts=opt.num_micro_batches)
+        self.function = PolicyOnDevice(in_parts, device=device, precision=opt.precision)
+
+    def learn(self, loss: Loss) -> dict[str, float]:
+        """Take one optimiser step on a loss, and return its metrics.
+
+        Raises:
+            FloatingPointError: the loss is not finite.
+        """
+        self._optimizer.zero_grad()
+        try:
+            metrics = differentiate(loss)
+        except FloatingPointError as error:
+            raise FloatingPointError(f"{self.name}: {error}") from error
+        clip_gradients(list(self.network.parameters()), self.opt)
+        self._optimizer.step()
+        self._schedule.step()
+        return {f"{self.name}_{metric}": value for metric, value in metrics.items()}
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {
+            "network": self.network.state_dict(),
+            "optimizer": self._optimizer.state_dict(),
+            "schedule": self._schedule.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self.network.load_state_dict(state["network"])
+        self._optimizer.load_state_dict(state["optimizer"])
+        self._schedule.load_state_dict(state["schedule"])
+
+
+class Teacher:
+    """Adaptive teacher: a second policy that samples trajectories with a large student loss (Kim et al. 2025).
+
+    The student is the policy of the run. The teacher learns by trajectory balance on the student's trajectories. It
+    has the student's symmetry correction and conditioning, and the uniform backward policy.
+    """
+
+    def __init__(
+        self,
+        policy: Policy,
+        context: GraphBuildingEnvContext,
+        *,
+        algo: AlgoConfig,
+        opt: OptimizerConfig,
+        num_steps: int,
+        device: torch.device,
+    ) -> None:
+        """Build objective and optimiser with the options of the student's.
+
+        Args:
+            policy: a network with the student's architecture.
+            context: the student's.
+            algo: options of the student's objective and, under `teacher`, of the teacher's reward.
+            opt: options of the optimiser.
+            num_steps: training steps of the run.
+            device: of the networks.
+        """
+        objective_options = AlgoConfig(
+            symmetry=algo.symmetry,
+            regression=algo.regression,
+            tb=TrajectoryBalanceConfig(Z_learning_rate=algo.tb.Z_learning_rate),
+        )
+        self.objective = TrajectoryBalance(context, objective_options).to(device)
+        self._options = algo.teacher
+        self._student_reader = StepReader(context, algo)
+        groups = self.objective.parameter_groups()
+        self._network = AuxiliaryNetwork(
+            "teacher", policy, context, device=device, opt=opt, num_steps=num_steps, groups=groups
+        )
+
+    @property
+    def policy(self) -> PolicyOnDevice:
+        """Return the sampling policy of the teacher."""
+        return self._network.function
+
+    def learn(
+        self, student: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool
+    ) -> dict[str, float]:
+        """Take one optimiser step on a step's trajectories, and return the metrics.
+
+        Args:
+            student: the student before its own optimiser step.
+            objective: the student's.
+            trajectories: of student and teacher, with the student's rewards.
+            is_first: whether this is the first training step, in which log Z is initialised.
+        """
+        rewarded = self.rewarded(student, objective, trajectories)
+        if is_first:
+            self.objective.prepare(self.policy, rewarded)
+        return self._network.learn(self.objective.loss(self.policy, rewarded))
+
+    def rewarded(self, student: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch) -> TrajectoryBatch:
+        """Return the trajectories with the teacher's rewards in place of the student's."""
+        delta = imbalance(self._student_reader, objective, student, trajectories)
+        log_reward = teacher_log_reward(delta, trajectories.log_reward, self._options)
+        return trajectories.with_rewards(log_reward.to(trajectories.log_reward))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {**self._network.state_dict(), "objective": self.objective.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self._network.load_state_dict(state)
+        self.objective.load_state_dict(state["objective"])
+
+
+class ActionValues:
+    """Q-network and the moving average of its weights that computes targets (QGFN, Lau et al. 2024)."""
+
+    def __init__(
+        self,
+        network: Policy,
+        context: GraphBuildingEnvContext,
+        *,
+        config: QGFNConfig,
+        opt: OptimizerConfig,
+        num_steps: int,
+        device: torch.device,
+    ) -> None:
+        """Build the optimiser and the moving average.
+
+        Args:
+            network: a network with the policy's architecture, whose logits are Q-values.
+            context: the policy's.
+            config: options of the Q-values.
+            opt: options of the optimiser except the learning rate.
+            num_steps: training steps of the run.
+            device: of the networks.
+        """
+        self._context, self._config = context, config
+        rate = config.learning_rate
+        self._network = AuxiliaryNetwork(
+            "action_value", network, context, device=device, opt=opt, num_steps=num_steps, learning_rate=rate
+        )
+        self._average = copy.deepcopy(network).requires_grad_(False)
+        self._target = PolicyOnDevice(self._average, device=device, precision=opt.precision)
+
+    def learn(self, trajectories: TrajectoryBatch) -> dict[str, float]:
+        """Take one optimiser step on a step's trajectories, and return the metrics."""
+        networks = self._network.function, self._target
+        loss = action_value_loss(self._context, *networks, trajectories, num_steps=self._config.num_steps)
+        metrics = self._network.learn(loss)
+        with torch.no_grad():
+            pairs = zip(self._average.parameters(), self._network.network.parameters(), strict=True)
+            for average, current in pairs:
+                average.lerp_(current, 1 - self._config.decay)
+        return metrics
+
+    def greedier(self, policy: PolicyFunction, *, variant: str | None = None, p: float | None = None) -> GreedyPolicy:
+        """Return a greedier policy; `variant` and `p` default to the options `algo.qgfn.*`."""
+        return GreedyPolicy(
+            policy,
+            self._network.function,
+            variant=self._config.variant if variant is None else variant,
+            p=self._config.p if p is None else p,
+        )
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {**self._network.state_dict(), "average": self._average.state_dict()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self._network.load_state_dict(state)
+        self._average.load_state_dict(state["average"])
+
+
+class AuxiliaryNetworks:
+    """Teacher and action values of a run; None where the options turn them off."""
+
+    def __init__(
+        self,
+        build_policy: Callable[[], Policy],
+        context: GraphBuildingEnvContext,
+        *,
+        algo: AlgoConfig,
+        opt: OptimizerConfig,
+        num_steps: int,
+        device: torch.device,
+        seed: Callable[[int], int],
+    ) -> None:
+        """Build the networks that the options select.
+
+        Args:
+            build_policy: builds a network with the policy's architecture.
+            context: the policy's.
+            algo: options of teacher and action values, and of the policy's objective.
+            opt: options of the policy's optimiser.
+            num_steps: training steps of the run, over which the learning rate is scheduled.
+            device: of the networks.
+            seed: seed of the initial weights of the i-th network.
+        """
+        self.teacher: Teacher | None = None
+        self.action_values: ActionValues | None = None
+        if algo.teacher.share:
+            with _initial_weights(seed(0)):
+                self.teacher = Teacher(build_policy(), context, algo=algo, opt=opt, num_steps=num_steps, device=device)
+        if algo.qgfn.use:
+            with _initial_weights(seed(1)):
+                self.action_values = ActionValues(
+                    build_policy(), context, config=algo.qgfn, opt=opt, num_steps=num_steps, device=device
+                )
+
+    def learn(
+        self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool
+    ) -> dict[str, float]:
+        """Take their optimiser steps before the policy's, see `Teacher.learn`, and return the metrics."""
+        metrics: dict[str, float] = {}
+        if self.teacher is not None:
+            metrics |= self.teacher.learn(policy, objective, trajectories, is_first=is_first)
+        if self.action_values is not None:
+            metrics |= self.action_values.learn(trajectories)
+        return metrics
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint."""
+        return {name: network.state_dict() for name, network in self._networks().items()}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        for name, network in self._networks().items():
+            network.load_state_dict(state[name])
+
+    def _networks(self) -> dict[str, Teacher | ActionValues]:
+        networks = {"teacher": self.teacher, "action_values": self.action_values}
+        return {name: network for name, network in networks.items() if network is not None}
+
+
+@contextmanager
+def _initial_weights(seed: int) -> Iterator[None]:
+    """Draw initial weights from a separate seed, without a shift of other random draws."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
