@@ -14,9 +14,8 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.description import GraphDescription, position_of
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.identifier import CanonicalForms
+from gflownet.mdp.isomorphism import CanonicalForms, combine_codes
 from gflownet.mdp.states import Attribute, GraphStates, GraphVocabulary
-from gflownet.mdp.symmetry import combine_codes
 
 _BITS = 62  # of a code that places are packed into without a loss
 
@@ -75,8 +74,10 @@ class SlotEnv(Environment):
 
     def canonical_forms(self, states: GraphStates) -> CanonicalForms:
         """Return the identities of the states and their places in order."""
-        known = torch.ones(len(states), dtype=torch.bool)
-        return CanonicalForms(self.identify(states), known, torch.arange(states.exists.shape[1]).repeat(len(states), 1))
+        counts = torch.ones(len(states), dtype=torch.int64)
+        return CanonicalForms(
+            self.identify(states), counts, torch.arange(states.exists.shape[1]).repeat(len(states), 1)
+        )
 
     def num_automorphisms(self, states: GraphStates) -> list[int]:
         """Return ones: no two places are of one type."""

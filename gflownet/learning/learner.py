@@ -16,7 +16,7 @@ from gflownet.data.source import Rollout
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.learning.memory import FormedBatch, TrajectoryMemory, formed, merge_isomorphic
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.identifier import CanonicalForms
+from gflownet.mdp.isomorphism import CanonicalForms
 from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch

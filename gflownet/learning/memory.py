@@ -12,7 +12,7 @@ from gflownet.data.action_sequences import ActionSequences, action_sequences
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.action import ActionBatch
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.identifier import CanonicalForms
+from gflownet.mdp.isomorphism import CanonicalForms
 from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 
 

@@ -1,1 +1,5 @@
-"""The contracts of the Markov decision process: actions, states, environment, context, trajectories."""
+"""The Markov decision process: actions, states, environment, context, trajectories, policy."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,6 +1,6 @@
-"""What can be done to a graph: one action, a batch of actions, and the masks that say which are legal.
+"""Actions on graphs: one action, a batch of actions, and masks of the legal ones.
 
-Batch letters of this package: B graphs, N the most nodes a graph may have, R rows and C columns of an action type.
+Letters of this package: B graphs, N maximum number of nodes, R rows and C columns of an action type.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from torch import Tensor
 
 
 class GraphActionType(IntEnum):
-    """The kinds of action; the `Remove...` kinds undo the others, and `Stop` undoes itself."""
+    """The kinds of action. The `Remove...` kinds undo the others, `Stop` undoes itself."""
 
     Stop = 0
     AddNode = 1
@@ -49,19 +49,15 @@ BACKWARD_TYPES = (
     GraphActionType.RemoveNodeAttr,
     GraphActionType.RemoveEdgeAttr,
 )
-PAIR_TYPES = frozenset(
-    {
-        GraphActionType.AddEdge,
-        GraphActionType.SetEdgeAttr,
-        GraphActionType.RemoveEdge,
-        GraphActionType.RemoveEdgeAttr,
-    }
-)
+# Actions on pairs of nodes, on attributes, and those of the latter that set a value.
+PAIR_TYPES = frozenset(kind for kind in GraphActionType if "Edge" in kind.name)
+ATTRIBUTE_TYPES = frozenset(kind for kind in GraphActionType if "Attr" in kind.name)
+SETTING_TYPES = frozenset(kind for kind in GraphActionType if "Set" in kind.name)
 
 
 @dataclass(frozen=True)
 class GraphAction:
-    """One action in words: which node (`source`) or pair of nodes, which attribute, which value."""
+    """One action in names: a node (`source`) or a pair of nodes, an attribute, a value."""
 
     action_type: GraphActionType
     source: int | None = None
@@ -71,13 +67,14 @@ class GraphAction:
 
     def __str__(self) -> str:
         """Return e.g. `AddEdge(source=0, target=3)`."""
-        given = {"source": self.source, "target": self.target, "attribute": self.attribute, "value": self.value}
-        return f"{self.action_type.name}({', '.join(f'{k}={v!r}' for k, v in given.items() if v is not None)})"
+        names = ("source", "target", "attribute", "value")
+        fields = ((name, getattr(self, name)) for name in names)
+        return f"{self.action_type.name}({', '.join(f'{k}={v!r}' for k, v in fields if v is not None)})"
 
 
 @dataclass(frozen=True)
 class ActionBatch:
-    """One action per graph, by position: `row` is a node, or source * N + target for the types on pairs."""
+    """One action per graph by position: `row` is a node, or source * N + target for actions on pairs."""
 
     kind: Tensor  # [B] int64, a GraphActionType
     row: Tensor  # [B] int64
@@ -88,7 +85,7 @@ class ActionBatch:
         return self.kind.shape[0]
 
     def __getitem__(self, index: Tensor | slice) -> ActionBatch:
-        """Return the actions chosen by an index or a boolean mask."""
+        """Return the actions at an index, a slice or a boolean mask."""
         return ActionBatch(self.kind[index], self.row[index], self.column[index])
 
     @property
@@ -97,16 +94,16 @@ class ActionBatch:
         return self.kind, self.row, self.column
 
     def renamed(self, names: Tensor, *, directed: bool) -> ActionBatch:
-        """Return the same actions on graphs whose nodes have other positions.
+        """Return the same actions on graphs with permuted nodes.
 
         Args:
             names: [B, N] int64, the new position of each node.
-            directed: whether a pair is ordered; an undirected one is written from the smaller to the larger node.
+            directed: whether pairs are ordered; undirected ones are stored from the smaller to the larger node.
         """
-        n, here = names.shape[1], torch.arange(len(self))
+        n, graphs = names.shape[1], torch.arange(len(self))
         on_pair = torch.isin(self.kind, torch.tensor(sorted(PAIR_TYPES)))
-        source = names[here, torch.where(on_pair, self.row // n, self.row)]
-        target = names[here, self.row % n]
+        source = names[graphs, torch.where(on_pair, self.row // n, self.row)]
+        target = names[graphs, self.row % n]
         if not directed:
             swapped = on_pair & (target < source)
             source, target = torch.where(swapped, target, source), torch.where(swapped, source, target)
@@ -116,17 +113,13 @@ class ActionBatch:
 
     @staticmethod
     def cat(batches: Sequence[ActionBatch]) -> ActionBatch:
-        """Return the batches one after another."""
-        return ActionBatch(
-            torch.cat([b.kind for b in batches]),
-            torch.cat([b.row for b in batches]),
-            torch.cat([b.column for b in batches]),
-        )
+        """Return the concatenated batches."""
+        return ActionBatch(*map(torch.cat, zip(*(batch.parts for batch in batches), strict=True)))
 
 
 @dataclass(frozen=True)
 class ActionMasks:
-    """Which actions are legal: for every type a boolean tensor over its rows and columns."""
+    """The legal actions: for every type a boolean tensor over its rows and columns."""
 
     masks: Mapping[GraphActionType, Tensor]  # each [B, R, C] bool
 
@@ -135,7 +128,7 @@ class ActionMasks:
         return functools.reduce(torch.add, [mask.flatten(1).sum(1) for mask in self.masks.values()])
 
     def contains(self, actions: ActionBatch) -> Tensor:
-        """Return which actions are legal, [B] bool; an action of a type without a mask is not."""
+        """Return which actions are legal, [B] bool; types without a mask are illegal."""
         legal = torch.zeros_like(actions.kind, dtype=torch.bool)
         for kind, mask in self.masks.items():
             of_kind = actions.kind == kind
@@ -146,7 +139,7 @@ class ActionMasks:
         return legal
 
     def positions(self) -> tuple[Tensor, ActionBatch]:
-        """Return the graph [M] of every legal action and the actions: types in order, graphs ascending in each."""
+        """Return the graph [M] of every legal action, and the actions: by type, graphs ascending in each type."""
         graphs, parts = [], []
         for kind, mask in self.masks.items():
             graph, row, column = mask.nonzero(as_tuple=True)
@@ -155,7 +148,7 @@ class ActionMasks:
         return torch.cat(graphs), ActionBatch.cat(parts)
 
     def sample_uniform(self, generator: torch.Generator) -> ActionBatch:
-        """Return one legal action per graph, all equally likely.
+        """Return one legal action per graph, uniformly at random.
 
         Raises:
             ValueError: a graph has no legal action; the message names it.
@@ -172,10 +165,10 @@ class ActionMasks:
         offset = 0
         for action_type, mask in self.masks.items():
             size = mask.shape[1] * mask.shape[2]
-            here = (position >= offset) & (position < offset + size)
+            inside = (position >= offset) & (position < offset + size)
             local = position - offset
-            kind = torch.where(here, int(action_type), kind)
-            row = torch.where(here, local.div(max(mask.shape[2], 1), rounding_mode="floor"), row)
-            column = torch.where(here, local % max(mask.shape[2], 1), column)
+            kind = torch.where(inside, int(action_type), kind)
+            row = torch.where(inside, local.div(max(mask.shape[2], 1), rounding_mode="floor"), row)
+            column = torch.where(inside, local % max(mask.shape[2], 1), column)
             offset += size
         return ActionBatch(kind, row, column)

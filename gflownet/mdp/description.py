@@ -1,4 +1,4 @@
-"""Graphs in words of a vocabulary, and the states that they describe: the way back from an object to a state."""
+"""Graphs and actions in names of a vocabulary, and the array-backed states and indices that they describe."""
 
 from __future__ import annotations
 
@@ -7,7 +7,8 @@ from dataclasses import dataclass, field
 
 import torch
 
-from gflownet.mdp.states import ABSENT, GraphStates, GraphVocabulary, count_bridges, transitive_closure
+from gflownet.mdp.action import ATTRIBUTE_TYPES, PAIR_TYPES, SETTING_TYPES, GraphAction, GraphActionType
+from gflownet.mdp.states import ABSENT, Attribute, GraphStates, GraphVocabulary, count_bridges, transitive_closure
 
 _MAIN_EDGE = 0  # the edge type that reachability follows
 
@@ -23,7 +24,7 @@ class DescribedEdge:
 
 @dataclass(frozen=True)
 class GraphDescription:
-    """A graph by positions in the vocabulary, nodes in the order that a state keeps them in."""
+    """A graph by positions in the vocabulary, nodes in the order of a state."""
 
     node_types: Sequence[int]
     node_values: Sequence[Sequence[int]]  # of every node attribute, for every node
@@ -34,7 +35,7 @@ def described_states(vocabulary: GraphVocabulary, descriptions: Sequence[GraphDe
     """Return the states of B graphs.
 
     Raises:
-        ValueError: a graph has more nodes than there is room for; the message names it by position.
+        ValueError: a graph has more nodes than the vocabulary allows; the message names it by position.
     """
     states = GraphStates.empty(len(descriptions), vocabulary)
     for index, graph in enumerate(descriptions):
@@ -58,11 +59,61 @@ def described_states(vocabulary: GraphVocabulary, descriptions: Sequence[GraphDe
 
 
 def position_of(known: Sequence, value: object, what: str) -> int:
-    """Return where a type or a value stands in the vocabulary.
-
-    Raises:
-        ValueError: it is not there.
-    """
+    """Return the position of a type or a value in the vocabulary. Raises ValueError if it is not there."""
     if value not in known:
         raise ValueError(f"expected a {what} out of {list(known)}, got {value!r}")
     return list(known).index(value)
+
+
+def encode_action(vocabulary: GraphVocabulary, action: GraphAction) -> tuple[int, int, int]:
+    """Return (kind, row, column) of an action whose nodes are given.
+
+    Raises:
+        ValueError: a type, attribute or value that is not in the vocabulary, or a node above `max_nodes`.
+    """
+    kind = action.action_type
+    for node in (action.source, action.target):
+        if node is not None and not 0 <= node < vocabulary.max_nodes:
+            raise ValueError(f"{action}: expected nodes 0 to {vocabulary.max_nodes - 1}, got {node}")
+    row, column = action.source or 0, 0
+    if kind in PAIR_TYPES:
+        row = row * vocabulary.max_nodes + (action.target or 0)
+    if kind == GraphActionType.AddNode:
+        column = position_of(vocabulary.node_types, action.value, "node type")
+    elif kind == GraphActionType.AddEdge:
+        column = position_of(vocabulary.edge_types, action.value or vocabulary.edge_types[0], "edge type")
+    elif kind in ATTRIBUTE_TYPES:
+        attributes, columns = _attributes_and_columns(vocabulary, kind)
+        column = position_of([a.name for a in attributes], action.attribute, "attribute")
+        if kind in SETTING_TYPES:
+            value = position_of(attributes[column].values, action.value, f"value of {action.attribute}")
+            column = columns.index((column, value))
+    return int(kind), row, column
+
+
+def decode_action(vocabulary: GraphVocabulary, kind: GraphActionType, row: int, column: int) -> GraphAction:
+    """Return the action at (kind, row, column) in names."""
+    if kind == GraphActionType.Stop:
+        return GraphAction(kind)
+    source, target = divmod(row, vocabulary.max_nodes) if kind in PAIR_TYPES else (row, None)
+    if kind == GraphActionType.AddNode:
+        return GraphAction(kind, source, value=vocabulary.node_types[column])
+    if kind == GraphActionType.AddEdge:
+        return GraphAction(kind, source, target, value=vocabulary.edge_types[column])
+    if kind not in ATTRIBUTE_TYPES:
+        return GraphAction(kind, source, target)
+    attributes, columns = _attributes_and_columns(vocabulary, kind)
+    if kind not in SETTING_TYPES:
+        return GraphAction(kind, source, target, attribute=attributes[column].name)
+    position, value = columns[column]
+    attribute = attributes[position]
+    return GraphAction(kind, source, target, attribute=attribute.name, value=attribute.values[value])
+
+
+def _attributes_and_columns(
+    vocabulary: GraphVocabulary, kind: GraphActionType
+) -> tuple[tuple[Attribute, ...], tuple[tuple[int, int], ...]]:
+    """Return the attributes of nodes or edges, and the (attribute, value) positions of their setting actions."""
+    if kind in PAIR_TYPES:
+        return vocabulary.edge_attributes, vocabulary.edge_columns
+    return vocabulary.node_attributes, vocabulary.node_columns

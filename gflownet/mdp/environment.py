@@ -1,7 +1,8 @@
-"""The contract of an environment: the rules of the game, for a whole batch of graphs at once.
+"""The contract of an environment: rules of a Markov decision process for a whole batch of graphs at once.
 
-A subclass says which graphs it starts from and, as named rules, which actions are legal forwards and backwards. Steps,
-masks, errors and parents follow. Transitions are counted labelled: interchangeable nodes count apart, on both sides.
+A subclass defines the initial graph and, as named rules, the legal forward and backward actions. Steps, masks, errors
+and parents follow from these. Transitions are counted labelled: interchangeable nodes count separately, both forward
+and backward.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import functools
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from functools import cached_property
 from typing import Any, ClassVar, NamedTuple
 
@@ -25,18 +27,18 @@ from gflownet.mdp.action import (
     GraphAction,
     GraphActionType,
 )
-from gflownet.mdp.description import GraphDescription, described_states, position_of
-from gflownet.mdp.identifier import CanonicalForms, Identifier
+from gflownet.mdp.description import GraphDescription, decode_action, described_states, encode_action
+from gflownet.mdp.isomorphism import CanonicalForms, StateIdentifier, canonical_forms
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary
 from gflownet.mdp.stepping import GraphEditor
 
 
-class IllegalAction(ValueError):  # noqa: N818 (reads as what it is)
-    """An action broke a rule of its environment; the message names the rule."""
+class IllegalAction(ValueError):  # noqa: N818 (public name)
+    """An action violates a rule of its environment; the message contains the rule."""
 
 
 class Rule(NamedTuple):
-    """A condition of an action type; `holds` broadcasts to [B, N, C], on pairs to [B, N, N, C]."""
+    """A condition of an action type; `holds` broadcasts to [B, N, C], for actions on pairs to [B, N, N, C]."""
 
     text: str
     holds: Tensor
@@ -46,20 +48,20 @@ Rules = Mapping[GraphActionType, Sequence[Rule]]
 
 
 class Environment(ABC):
-    """A Markov decision process that builds graphs; every terminal state is a state on which Stop is legal."""
+    """A Markov decision process that builds graphs; its terminal states are those in which Stop is legal."""
 
-    terminal_type: ClassVar[Any]  # the class of terminal objects; its `from_dict` reads what their `to_dict` wrote
+    terminal_type: ClassVar[Any]  # class of terminal objects; its `from_dict` reads their `to_dict`
 
     def __init__(self, vocabulary: GraphVocabulary) -> None:
         self.vocabulary = vocabulary
         self._editor = GraphEditor(vocabulary)
-        self._identifier = Identifier(vocabulary, self.coloured_graph)
+        self._identifier = StateIdentifier(vocabulary, self.coloured_graph)
         self.forward_types = tuple(kind for kind in FORWARD_TYPES if vocabulary.num_columns(kind) > 0)
         self.backward_types = tuple(kind for kind in BACKWARD_TYPES if vocabulary.num_columns(kind) > 0)
 
     @abstractmethod
     def initial_states(self, num: int) -> GraphStates:
-        """Return `num` copies of the state every trajectory starts from."""
+        """Return `num` copies of the initial state."""
 
     @abstractmethod
     def forward_rules(self, states: GraphStates) -> Rules:
@@ -67,25 +69,25 @@ class Environment(ABC):
 
     @abstractmethod
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return the rules of the backward actions: what undoes some legal forward action, and nothing else."""
+        """Return the rules of the backward actions: legal iff they undo a legal forward action."""
 
     @abstractmethod
     def terminal(self, states: GraphStates, index: int) -> Candidate:
-        """Return the object that terminal state `index` stands for: what a task evaluates."""
+        """Return the object of terminal state `index`, which a task evaluates."""
 
     def describe(self, candidate: Any) -> GraphDescription:
-        """Return a terminal object in words of the vocabulary; whether it can be built is not asked here.
+        """Return a terminal object in terms of the vocabulary, without checking that actions can build it.
 
         Raises:
-            ValueError: it has a node, an edge or a value that the vocabulary has not.
+            ValueError: it has a node, an edge or a value that is not in the vocabulary.
         """
-        raise ValueError(f"{type(self).__name__} has no `describe`, which reads graphs that it has not built itself")
+        raise ValueError(f"{type(self).__name__} has no `describe`, which is needed to read graphs from elsewhere")
 
     def states_of(self, candidates: Sequence[Any]) -> GraphStates:
-        """Return the terminal states of B objects: `terminal` the other way round, up to isomorphism.
+        """Return the terminal states of B objects: the inverse of `terminal`, up to isomorphism.
 
         Raises:
-            ValueError: one of them is none that this environment ends in; the message names it by position.
+            ValueError: an object is not a terminal object of this environment; the message names it by position.
         """
         descriptions = []
         for index, candidate in enumerate(candidates):
@@ -98,13 +100,13 @@ class Environment(ABC):
         for index, candidate in enumerate(candidates):
             if not may_stop[index]:
                 stop = ActionBatch(*(torch.zeros(len(states), dtype=torch.int64) for _ in range(3)))
-                raise ValueError(f"graph {index}: {self._complaint(states, index, stop)}")
+                raise ValueError(f"graph {index}: {self._violation(states, index, stop)}")
             if self.terminal(states, index).canonical_key() != candidate.canonical_key():
-                raise ValueError(f"graph {index}: expected what this environment builds, got more than it can say")
+                raise ValueError(f"graph {index}: expected a terminal object of this environment, got a different one")
         return states
 
     def ordered_nodes(self, states: GraphStates) -> Tensor:
-        """Return which nodes rank their in-edges, [B, N] bool (none, unless an environment says so)."""
+        """Return which nodes rank their in-edges, [B, N] bool; none by default."""
         return torch.zeros_like(states.exists)
 
     def forward_masks(self, states: GraphStates) -> ActionMasks:
@@ -116,35 +118,34 @@ class Environment(ABC):
         return self._masks(states, self.backward_rules(states), self.backward_types)
 
     def apply(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
-        """Return the states after one action each; the actions are taken to be legal."""
+        """Return the states after one action each, without checking that the actions are legal."""
         return self._editor.apply(states, actions, self.ordered_nodes(states))
 
     def step(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
         """Return the states after one forward or backward action each.
 
         Raises:
-            IllegalAction: an action breaks a rule; the message names the graph, the action and the rule.
+            IllegalAction: an action violates a rule; the message names the graph, the action and the rule.
         """
         legal = self.forward_masks(states).contains(actions) | self.backward_masks(states).contains(actions)
         if not bool(legal.all()):
             index = int((~legal).nonzero()[0])
-            raise IllegalAction(f"graph {index}: {self._complaint(states, index, actions)}")
+            raise IllegalAction(f"graph {index}: {self._violation(states, index, actions)}")
         return self.apply(states, actions)
 
     def reverse(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
-        """Return the actions that lead from `step(states, actions)` back to `states`."""
+        """Return the actions from `step(states, actions)` back to `states`."""
         return self._editor.undo(states, actions)
 
     def parents(self, states: GraphStates, index: int) -> list[tuple[GraphAction, GraphStates]]:
-        """Return every (forward action, parent state) that leads to state `index`, one per legal backward action."""
-        masks = self.backward_masks(states[index : index + 1])
-        graphs, actions = masks.positions()
+        """Return every (forward action, parent state) into state `index`, one per legal backward action."""
+        graphs, actions = self.backward_masks(states[index : index + 1]).positions()
         repeated = states[torch.full_like(graphs, index)]
         before, forward = self.apply(repeated, actions), self.reverse(repeated, actions)
         return [(self.decode(before, i, forward), before[i : i + 1]) for i in range(len(actions))]
 
     def coloured_graph(self, states: GraphStates, index: int) -> ColouredGraph:
-        """Return state `index` with everything that defines it as colours; nodes stay in order."""
+        """Return state `index` with types, attributes and orders as colours; nodes stay in order."""
         state = states[index]
         n = int(state.num_nodes)
         types = self.vocabulary.node_types
@@ -168,24 +169,24 @@ class Environment(ABC):
         return self._identifier.num_automorphisms(states)
 
     def identify(self, states: GraphStates) -> Tensor:
-        """Return a number for each state, [B] int64, that two states of this environment share iff they are isomorphic.
+        """Return a code of each state, [B] int64, equal for two states of this environment iff they are isomorphic.
 
-        Two others may share it by a collision of 63 bits: of a million states two do with a chance of 5e-8.
+        Codes of 63 bits may collide: among a million states two do with a probability of 5e-8.
         """
         return self._identifier.identify(states)
 
     def canonical_forms(self, states: GraphStates) -> CanonicalForms:
-        """Return isomorphism codes of the states and a canonical order of their nodes, where a short search finds one.
+        """Return codes and canonical node orders, unknown for the few states that need a long search.
 
-        Nodes at the same place of two isomorphic states correspond, so that an action on one state translates to the
-        other (`ActionBatch.renamed`).
+        Nodes at the same place of two isomorphic states correspond, so an action on one state translates to the other
+        (`ActionBatch.renamed`).
         """
-        return self._identifier.canonical_forms(states)
+        return canonical_forms(states)
 
     def identify_actions(self, states: GraphStates, actions: ActionBatch) -> Tensor:
-        """Return a number for each state with an action, [B] int64, that two share iff they are isomorphic.
+        """Return a code of each state with an action, [B] int64.
 
-        That is, iff an isomorphism of the states maps the one's action onto the other's.
+        Two codes are equal iff an isomorphism of the states maps one action onto the other.
         """
         return self._identifier.identify_actions(states, actions)
 
@@ -195,76 +196,38 @@ class Environment(ABC):
         return self.num_automorphisms(self.initial_states(1))[0]
 
     def encode(self, action: GraphAction) -> tuple[int, int, int]:
-        """Return (kind, row, column) of an action in words.
+        """Return (kind, row, column) of an action in names.
 
         AddNode without a source adds the first node of an empty graph (row 0), in environments that start from one.
-        Whether a graph is still empty is not known here: the context's `action_to_index` refuses it where it is not.
+        The context's `action_to_index` rejects it for graphs that are not empty.
 
         Raises:
-            ValueError: a type, attribute or value that the vocabulary does not have, a node no graph has room for, or
-                no node where one is needed.
+            ValueError: a type, attribute or value that is not in the vocabulary, a node above `max_nodes`, or a
+                missing node.
         """
-        kind, vocabulary = action.action_type, self.vocabulary
-        self._check_ends(action)
-        for node in (action.source, action.target):
-            if node is not None and not 0 <= node < vocabulary.max_nodes:
-                raise ValueError(f"{action}: expected nodes 0 to {vocabulary.max_nodes - 1}, got {node}")
-        row, column = action.source or 0, 0
-        if kind in PAIR_TYPES:
-            row = row * vocabulary.max_nodes + (action.target or 0)
-        if kind == GraphActionType.AddNode:
-            column = position_of(vocabulary.node_types, action.value, "node type")
-        elif kind == GraphActionType.AddEdge:
-            column = position_of(vocabulary.edge_types, action.value or vocabulary.edge_types[0], "edge type")
-        elif kind in _ATTRIBUTE_TYPES:
-            on_nodes = kind in (GraphActionType.SetNodeAttr, GraphActionType.RemoveNodeAttr)
-            attributes = vocabulary.node_attributes if on_nodes else vocabulary.edge_attributes
-            column = position_of([a.name for a in attributes], action.attribute, "attribute")
-            if kind in (GraphActionType.SetNodeAttr, GraphActionType.SetEdgeAttr):
-                value = position_of(attributes[column].values, action.value, f"value of {action.attribute}")
-                columns = vocabulary.node_columns if on_nodes else vocabulary.edge_columns
-                column = columns.index((column, value))
-        return int(kind), row, column
-
-    def encode_batch(self, actions: Sequence[GraphAction]) -> ActionBatch:
-        """Return one action per graph by position."""
-        columns = torch.tensor([self.encode(a) for a in actions], dtype=torch.int64).reshape(-1, 3).unbind(1)
-        return ActionBatch(*columns)
-
-    def decode(self, states: GraphStates, index: int, actions: ActionBatch) -> GraphAction:
-        """Return action `index`, to be taken in state `index`, in words."""
-        kind = GraphActionType(int(actions.kind[index]))
-        row, column = int(actions.row[index]), int(actions.column[index])
-        vocabulary, n = self.vocabulary, self.vocabulary.max_nodes
-        if kind == GraphActionType.Stop:
-            return GraphAction(kind)
-        source, target = (row // n, row % n) if kind in PAIR_TYPES else (row, None)
-        if kind == GraphActionType.AddNode:
-            empty = int(states.num_nodes[index]) == 0
-            return GraphAction(kind, None if empty else source, value=vocabulary.node_types[column])
-        if kind == GraphActionType.AddEdge:
-            return GraphAction(kind, source, target, value=vocabulary.edge_types[column])
-        if kind not in _ATTRIBUTE_TYPES:
-            return GraphAction(kind, source, target)
-        on_nodes = kind in (GraphActionType.SetNodeAttr, GraphActionType.RemoveNodeAttr)
-        attributes = vocabulary.node_attributes if on_nodes else vocabulary.edge_attributes
-        if kind in (GraphActionType.RemoveNodeAttr, GraphActionType.RemoveEdgeAttr):
-            return GraphAction(kind, source, target, attribute=attributes[column].name)
-        a, v = (vocabulary.node_columns if on_nodes else vocabulary.edge_columns)[column]
-        return GraphAction(kind, source, target, attribute=attributes[a].name, value=attributes[a].values[v])
-
-    def _check_ends(self, action: GraphAction) -> None:
-        """Raise ValueError unless the action names the nodes that its type acts on."""
         kind = action.action_type
         is_first_node = kind == GraphActionType.AddNode and self._starts_empty
         if action.source is None and kind != GraphActionType.Stop and not is_first_node:
             raise ValueError(f"{action}: expected a source, got none")
         if action.target is None and kind in PAIR_TYPES:
             raise ValueError(f"{action}: expected a target, got none")
+        return encode_action(self.vocabulary, action)
+
+    def encode_batch(self, actions: Sequence[GraphAction]) -> ActionBatch:
+        """Return actions in names, one per graph, as a batch."""
+        columns = torch.tensor([self.encode(a) for a in actions], dtype=torch.int64).reshape(-1, 3).unbind(1)
+        return ActionBatch(*columns)
+
+    def decode(self, states: GraphStates, index: int, actions: ActionBatch) -> GraphAction:
+        """Return action `index`, on state `index`, in names."""
+        kind = GraphActionType(int(actions.kind[index]))
+        action = decode_action(self.vocabulary, kind, int(actions.row[index]), int(actions.column[index]))
+        is_first_node = kind == GraphActionType.AddNode and int(states.num_nodes[index]) == 0
+        return replace(action, source=None) if is_first_node else action
 
     @cached_property
     def _starts_empty(self) -> bool:
-        """Return whether the first node of a trajectory is hung on nothing."""
+        """Return whether trajectories start from a graph without nodes."""
         return int(self.initial_states(1).num_nodes[0]) == 0
 
     def _shape(self, num: int, kind: GraphActionType) -> tuple[int, ...]:
@@ -282,7 +245,7 @@ class Environment(ABC):
             masks[kind] = mask.flatten(1, 2) if kind in PAIR_TYPES else mask
         return ActionMasks(masks)
 
-    def _complaint(self, states: GraphStates, index: int, actions: ActionBatch) -> str:
+    def _violation(self, states: GraphStates, index: int, actions: ActionBatch) -> str:
         kind = GraphActionType(int(actions.kind[index]))
         row, column = int(actions.row[index]), int(actions.column[index])
         rows, columns = self.vocabulary.num_rows(kind), self.vocabulary.num_columns(kind)
@@ -295,14 +258,6 @@ class Environment(ABC):
             if not bool(rule.holds.expand(self._shape(1, kind))[position]):
                 return f"{self.decode(states, index, actions)} is illegal: {rule.text}"
         return f"{self.decode(states, index, actions)} is illegal in this environment"
-
-
-_ATTRIBUTE_TYPES = (
-    GraphActionType.SetNodeAttr,
-    GraphActionType.SetEdgeAttr,
-    GraphActionType.RemoveNodeAttr,
-    GraphActionType.RemoveEdgeAttr,
-)
 
 
 def _values(attributes: Sequence, row: Sequence[int]) -> str:

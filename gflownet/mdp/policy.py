@@ -13,32 +13,32 @@ from gflownet.mdp.layout import Batch, BatchLayout
 from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.plugins import Configurable
 
-# A policy, or whatever answers for it: a worker's proxy, a policy on another device.
+# A policy, a worker's proxy of one, or a policy on another device.
 PolicyFunction = Callable[[Batch, Tensor], tuple[GraphActionCategorical, Tensor]]
 
 
 class Policy(nn.Module, Configurable, ABC):
-    """Maps B encoded states and what they are conditioned on to a distribution over their legal actions."""
+    """Maps B encoded states and their conditioning to distributions over their legal actions."""
 
-    layout: ClassVar[type[BatchLayout]] = SparseLayout  # how it reads a batch: the context's `with_layout` takes it
+    layout: ClassVar[type[BatchLayout]] = SparseLayout  # of its batches, for `with_layout` of the context
 
     @abstractmethod
     def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return the distributions and one number per state, [B], for objectives that learn state flows.
+        """Return the distributions and one scalar per state, [B], for objectives that learn state flows.
 
         Args:
-            batch: what `GraphBuildingEnvContext.to_batch` returns.
+            batch: result of `GraphBuildingEnvContext.to_batch`.
             conditioning: [B, C] float32.
         """
 
 
 class TwoWayPolicy(Policy):
-    """A policy that can say, from one evaluation, where a state leads and where it came from."""
+    """A policy with forward and backward distributions from one evaluation."""
 
     @abstractmethod
     def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return the forward and the backward distributions (context.with_backward) and numbers, from one evaluation.
+        """Return the forward and the backward distributions and the scalars of `forward`.
 
         Raises:
-            ValueError: the context shows no backward actions.
+            ValueError: the context was made without `with_backward`.
         """

@@ -1,6 +1,6 @@
-"""States for message passing: nodes and edges one after another, rows of legal actions.
+"""Layout for message passing: concatenated nodes and edges, and the rows of legal actions.
 
-Letters: B graphs, N the most nodes of the environment, M rows, C columns.
+Letters: B graphs, N maximum nodes of the environment, M rows, C columns.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from gflownet.mdp.states import GraphStates
 
 
 class SparseLayout(BatchLayout):
-    """Nodes and edges one after another, and for every action type the rows on which some column is legal.
+    """Concatenated nodes and edges, and for every action type the rows with a legal column.
 
-    Those rows are `add_node_index` [M] or, on pairs, `add_edge_index` [2, M] (nodes of the batch), `add_node_mask`
-    [M, C], and `add_node_row` [M] (the environment's row).
+    The fields of these rows are `add_node_index` [M] or, on pairs, `add_edge_index` [2, M] (nodes of the batch),
+    `add_node_mask` [M, C], and `add_node_row` [M] (the environment's row).
     """
 
     def encode(self, states: GraphStates) -> Any:
-        """Return all states as one torch_geometric `Batch`; an empty graph is shown as a single blank node."""
+        """Return all states as one torch_geometric `Batch`; an empty graph becomes a single blank node."""
         context = self.context
         blank = (states.num_nodes == 0)[:, None] & (torch.arange(context.env.vocabulary.max_nodes) == 0)
         graph, node = (states.exists | blank).nonzero(as_tuple=True)
@@ -48,29 +48,31 @@ class SparseLayout(BatchLayout):
         return [batch["batch"][self._anchor(batch, kind)] for kind in kinds or self.context.action_types]
 
     def categorical(self, batch: Batch, logits: Sequence[Tensor], kinds: Kinds) -> GraphActionCategorical:
-        """Return the distributions that logits [M, C] mean."""
-        masks, rows = masks_of(batch, kinds), self.row_graphs(batch, kinds)
-        partial = kinds == self.context.backward_types
+        """Return the distributions for logits [M, C]."""
         return GraphActionCategorical(
-            logits, masks, row_graphs=rows, num_graphs=_num_graphs(batch), may_be_empty=partial
+            logits,
+            masks_of(batch, kinds),
+            row_graphs=self.row_graphs(batch, kinds),
+            num_graphs=_num_graphs(batch),
+            may_be_empty=kinds == self.context.backward_types,
         )
 
     def to_indices(self, batch: Batch, actions: ActionBatch, graphs: Tensor | None, kinds: Kinds) -> Tensor:
-        """Return the (type, row, column) of legal actions for these graphs, [A, 3] int64; rows count within a graph."""
-        most = self.context.env.vocabulary.max_nodes**2
+        """Return the (type, row, column) of legal actions on `graphs`, [A, 3] int64; rows count within a graph."""
+        max_rows = self.context.env.vocabulary.max_nodes**2
         owner = torch.arange(len(actions)) if graphs is None else graphs
         indices = torch.stack([torch.zeros_like(actions.kind), torch.zeros_like(actions.row), actions.column], 1)
         for position, (kind, rows) in enumerate(zip(kinds, self.row_graphs(batch, kinds), strict=True)):
-            chosen = (actions.kind == kind).nonzero().squeeze(1)
+            selected = (actions.kind == kind).nonzero().squeeze(1)
             # Rows ascend within a graph, so (graph, row) as one number ascends over the batch.
-            place = rows * most + batch[f"{kind.field_name}_row"]
-            at = torch.searchsorted(place, owner[chosen] * most + actions.row[chosen])
-            indices[chosen, 1] = at - torch.searchsorted(rows, owner[chosen])
-            indices[chosen, 0] = position
+            place = rows * max_rows + batch[f"{kind.field_name}_row"]
+            at = torch.searchsorted(place, owner[selected] * max_rows + actions.row[selected])
+            indices[selected, 1] = at - torch.searchsorted(rows, owner[selected])
+            indices[selected, 0] = position
         return indices
 
     def from_indices(self, batch: Batch, indices: Tensor, graphs: Tensor | None, kinds: Kinds) -> ActionBatch:
-        """Return the environment's actions behind (type, row, column) indices [A, 3] for these graphs.
+        """Return the environment's actions at (type, row, column) indices [A, 3] of `graphs`.
 
         Raises:
             ValueError: a graph has no such row of that type; the message names it.
@@ -78,19 +80,19 @@ class SparseLayout(BatchLayout):
         kind, row = torch.zeros_like(indices[:, 0]), torch.zeros_like(indices[:, 0])
         owner = torch.arange(len(indices)) if graphs is None else graphs
         for position, (action_type, rows) in enumerate(zip(kinds, self.row_graphs(batch, kinds), strict=True)):
-            chosen = (indices[:, 0] == position).nonzero().squeeze(1)
-            start = torch.searchsorted(rows, owner[chosen])
-            num_rows = torch.searchsorted(rows, owner[chosen], right=True) - start
-            outside = chosen[(indices[chosen, 1] < 0) | (indices[chosen, 1] >= num_rows)]
+            selected = (indices[:, 0] == position).nonzero().squeeze(1)
+            start = torch.searchsorted(rows, owner[selected])
+            num_rows = torch.searchsorted(rows, owner[selected], right=True) - start
+            outside = selected[(indices[selected, 1] < 0) | (indices[selected, 1] >= num_rows)]
             if len(outside):
                 graph = int(outside[0])
                 raise ValueError(f"graph {graph}: expected a row of {action_type.name}, got {int(indices[graph, 1])}")
-            row[chosen] = batch[f"{action_type.field_name}_row"][start + indices[chosen, 1]]
-            kind[chosen] = int(action_type)
+            row[selected] = batch[f"{action_type.field_name}_row"][start + indices[selected, 1]]
+            kind[selected] = int(action_type)
         return ActionBatch(kind, row, indices[:, 2])
 
     def part(self, batch: Batch, start: int, stop: int) -> Batch:
-        """Return consecutive graphs; indices of nodes and graphs move down."""
+        """Return consecutive graphs, with shifted indices of nodes and graphs."""
         first, last = batch["ptr"][start], batch["ptr"][stop]
         fields = {
             "x": batch["x"][first:last],
@@ -107,7 +109,7 @@ class SparseLayout(BatchLayout):
         return _make_batch(fields)
 
     def merge(self, batches: Sequence[Batch]) -> Batch:
-        """Return the graphs of all batches one after another; indices of nodes and graphs move up."""
+        """Return the graphs of all batches as one batch, with shifted indices of nodes and graphs."""
         nodes = _starts([len(batch["x"]) for batch in batches])
         graphs = _starts([_num_graphs(batch) for batch in batches])
         fields: dict[str, Tensor] = {}
@@ -125,7 +127,7 @@ class SparseLayout(BatchLayout):
     def split(
         self, categorical: GraphActionCategorical, batches: Sequence[Batch], kinds: Kinds
     ) -> list[GraphActionCategorical]:
-        """Return each batch's distributions out of those of the merged batch; of whichever types, they lie alike."""
+        """Return each batch's distributions from those of the merged batch; `kinds` is not needed."""
         starts = _starts([_num_graphs(batch) for batch in batches])
         return [categorical[a : a + _num_graphs(batch)] for a, batch in zip(starts, batches, strict=True)]
 
@@ -134,7 +136,7 @@ class SparseLayout(BatchLayout):
         return index[0] if kind in PAIR_TYPES else index
 
     def _edges(self, states: GraphStates, node_id: Tensor) -> dict[str, Tensor]:
-        """Return every edge in both directions, one after the other, with a flag for the direction."""
+        """Return every edge in both directions, with two flags for the direction."""
         directed = self.context.env.vocabulary.directed
         upper = states.has_edge if directed else states.has_edge.triu(1)
         graph, source, target = upper.nonzero(as_tuple=True)
@@ -143,9 +145,10 @@ class SparseLayout(BatchLayout):
         edge_index = torch.stack([ends, ends.flip(0)], -1).reshape(2, -1)
         along = torch.ones(len(features), 1)
         backwards = 1 - along if directed else along
-        there = torch.cat([features, along, 1 - along], 1)
-        back = torch.cat([features, backwards, 1 - backwards], 1)
-        return {"edge_index": edge_index, "edge_attr": torch.stack([there, back], 1).reshape(-1, there.shape[1])}
+        forward = torch.cat([features, along, 1 - along], 1)
+        reverse = torch.cat([features, backwards, 1 - backwards], 1)
+        edge_attr = torch.stack([forward, reverse], 1).reshape(-1, forward.shape[1])
+        return {"edge_index": edge_index, "edge_attr": edge_attr}
 
     def _actions(self, states: GraphStates, node_id: Tensor) -> dict[str, Tensor]:
         context, fields = self.context, {}
@@ -174,7 +177,7 @@ def _num_graphs(batch: Batch) -> int:
 
 
 def _make_batch(fields: dict[str, Tensor]) -> Any:
-    """Return a Batch of the fields; calling `Batch` itself inspects signatures, which takes longer than encoding."""
+    """Return a Batch of the fields without calling `Batch`, which inspects signatures: slower than the encoding."""
     batch = type.__call__(_batch_class())
     batch.update(fields)
     return batch
@@ -182,6 +185,6 @@ def _make_batch(fields: dict[str, Tensor]) -> Any:
 
 @cache
 def _batch_class() -> type:
-    from torch_geometric.data import Batch  # two CPU seconds, which runs with a dense policy save
+    from torch_geometric.data import Batch  # takes two CPU seconds, which dense policies do not need
 
     return type(Batch())

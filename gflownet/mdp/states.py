@@ -1,6 +1,6 @@
-"""A batch of graphs as arrays: the state of every environment of this project.
+"""A batch of graphs as arrays: the states of every environment.
 
-Letters: B graphs, N the most nodes, A node attributes, E edge attributes.
+Letters: B graphs, N maximum number of nodes, A node attributes, E edge attributes.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from torch import Tensor
 
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
 
-ABSENT = -1  # the type of a node or an edge that is not there
-UNSET = -1  # the value of an attribute that is not set (or whose node or edge is not there)
-MOST_VALUES = 127  # types, attribute values and orders are kept in int8
+ABSENT = -1  # type of a missing node or edge
+UNSET = -1  # value of an attribute that is not set
+MOST_VALUES = 127  # types, attribute values and orders are stored as int8
 
 
 @dataclass(frozen=True)
 class Attribute:
-    """An attribute of nodes or edges and the values it may take."""
+    """An attribute of nodes or edges and its possible values."""
 
     name: str
     values: tuple[Hashable, ...]
-    counted: bool = False  # of nodes: values are passed through one after another, and undoing one leads to the last
+    counted: bool = False  # of nodes: values are set one after another, and undoing one restores the previous
 
 
 @dataclass(frozen=True)
 class GraphVocabulary:
-    """What graphs are made of; it fixes the shapes of states and actions."""
+    """Types, attributes and sizes of graphs; they determine the shapes of states and actions."""
 
     node_types: tuple[str, ...]
     max_nodes: int
@@ -42,7 +42,7 @@ class GraphVocabulary:
     ranked: bool = False  # whether some nodes rank their in-edges
 
     def __post_init__(self) -> None:
-        """Check the sizes once, and that no two choices have one name: one object would be reached as several."""
+        """Check sizes and that all names are distinct; otherwise one object would have several states."""
         attributes = (*self.node_attributes, *self.edge_attributes)
         for choices in (self.node_types, self.edge_types, *(a.values for a in attributes)):
             if len(set(map(str, choices))) < len(choices):
@@ -53,22 +53,22 @@ class GraphVocabulary:
 
     @cached_property
     def node_columns(self) -> tuple[tuple[int, int], ...]:
-        """Return the (attribute, value) positions behind the columns of SetNodeAttr."""
-        return tuple((a, v) for a, attr in enumerate(self.node_attributes) for v in range(len(attr.values)))
+        """Return the (attribute, value) positions of the columns of SetNodeAttr."""
+        return _value_positions(self.node_attributes)
 
     @cached_property
     def edge_columns(self) -> tuple[tuple[int, int], ...]:
-        """Return the (attribute, value) positions behind the columns of SetEdgeAttr."""
-        return tuple((a, v) for a, attr in enumerate(self.edge_attributes) for v in range(len(attr.values)))
+        """Return the (attribute, value) positions of the columns of SetEdgeAttr."""
+        return _value_positions(self.edge_attributes)
 
     def num_rows(self, kind: GraphActionType) -> int:
-        """Return how many rows an action type has."""
+        """Return the number of rows of an action type."""
         if kind == GraphActionType.Stop:
             return 1
         return self.max_nodes**2 if kind in PAIR_TYPES else self.max_nodes
 
     def num_columns(self, kind: GraphActionType) -> int:
-        """Return how many columns an action type has."""
+        """Return the number of columns of an action type."""
         return {
             GraphActionType.AddNode: len(self.node_types),
             GraphActionType.AddEdge: len(self.edge_types),
@@ -83,11 +83,11 @@ class GraphVocabulary:
 class GraphStates:
     """B graphs; the nodes of each fill positions 0 .. num_nodes - 1.
 
-    The arrays are edited only by whoever has just made them: `exists` and `has_edge` are computed once.
+    Mutate the arrays only before sharing: `exists` and `has_edge` are computed once.
     """
 
     num_nodes: Tensor  # [B] int64
-    node_type: Tensor  # [B, N] int8, ABSENT where there is no node
+    node_type: Tensor  # [B, N] int8, ABSENT beyond num_nodes
     node_attr: Tensor  # [B, N, A] int8, UNSET
     edge_type: Tensor  # [B, N, N] int8, [b, s, t] is the edge s -> t; symmetric when undirected
     edge_attr: Tensor  # [B, N, N, E] int8, UNSET
@@ -100,17 +100,17 @@ class GraphStates:
         return self.num_nodes.shape[0]
 
     def __getitem__(self, index: Tensor | slice | int) -> GraphStates:
-        """Return the graphs chosen by an index, a slice or a boolean mask; a number drops the batch axis."""
+        """Return the graphs at an index, a slice or a boolean mask; an int drops the batch axis."""
         return GraphStates(*(getattr(self, name)[index] for name in _ARRAYS))
 
     @cached_property
     def exists(self) -> Tensor:
-        """Return which nodes are there, [B, N] bool."""
+        """Return which nodes exist, [B, N] bool."""
         return self.node_type != ABSENT
 
     @cached_property
     def has_edge(self) -> Tensor:
-        """Return which edges are there, [B, N, N] bool."""
+        """Return which edges exist, [B, N, N] bool."""
         return self.edge_type != ABSENT
 
     def clone(self) -> GraphStates:
@@ -118,7 +118,7 @@ class GraphStates:
         return GraphStates(*(getattr(self, name).clone() for name in _ARRAYS))
 
     def truncated(self, num_nodes: int) -> GraphStates:
-        """Return the same graphs with room for `num_nodes` nodes only; none may have more."""
+        """Return the same graphs in arrays for `num_nodes` nodes; none may have more."""
         per_node, per_pair = slice(num_nodes), (slice(None), slice(num_nodes), slice(num_nodes))
         return GraphStates(
             num_nodes=self.num_nodes,
@@ -132,13 +132,13 @@ class GraphStates:
         )
 
     def equals(self, other: GraphStates) -> Tensor:
-        """Return which graphs are the same, position by position, [B] bool."""
+        """Return which graphs have equal arrays, [B] bool."""
         same = [(getattr(self, x) == getattr(other, x)).reshape(len(self), -1).all(1) for x in _ARRAYS]
         return torch.stack(same).all(0)
 
     @staticmethod
     def cat(parts: Sequence[GraphStates]) -> GraphStates:
-        """Return the graphs of all parts one after another."""
+        """Return the concatenated graphs."""
         return GraphStates(*(torch.cat([getattr(p, name) for p in parts]) for name in _ARRAYS))
 
     @staticmethod
@@ -161,6 +161,10 @@ class GraphStates:
 _ARRAYS = tuple(field.name for field in fields(GraphStates))
 
 
+def _value_positions(attributes: Sequence[Attribute]) -> tuple[tuple[int, int], ...]:
+    return tuple((a, v) for a, attribute in enumerate(attributes) for v in range(len(attribute.values)))
+
+
 def transitive_closure(adjacency: Tensor) -> Tensor:
     """Return which nodes reach which (each reaches itself) for adjacency [B, N, N] bool, by repeated squaring."""
     n = adjacency.shape[-1]
@@ -179,7 +183,7 @@ def bridges(adjacency: Tensor) -> Tensor:
     n = adjacency.shape[-1]
     weights = adjacency.double()
     laplacian = torch.diag_embed(weights.sum(-1)) - weights
-    # Grounding every node through a small conductance would bend the resistances; J/n of the component does not.
+    # Adding J/n of each component makes the Laplacian invertible and leaves the resistances exact.
     component = transitive_closure(adjacency).double()
     inverse = torch.linalg.inv(laplacian + component / component.sum(-1, keepdim=True))
     diagonal = inverse.diagonal(dim1=-2, dim2=-1)
@@ -188,9 +192,9 @@ def bridges(adjacency: Tensor) -> Tensor:
 
 
 def count_bridges(adjacency: Tensor) -> Tensor:
-    """Return how many bridges every path between two nodes crosses, [B, N, N] int8, 0 where there is no path.
+    """Return the number of bridges on every path between two nodes, [B, N, N] int8, 0 without a path.
 
-    These are the shortest paths (Floyd 1962) where a bridge has length 1 and any other edge 0.
+    Computed as shortest paths (Floyd 1962) with length 1 for bridges and 0 for other edges.
     """
     n = adjacency.shape[-1]
     far = 2 * n  # no path

@@ -1,8 +1,8 @@
-"""How actions change a batch of graphs: one in-place edit per action type, and the action that undoes each."""
+"""Effects of actions on a batch of graphs: one in-place edit per action type, and the inverse of each action."""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
@@ -10,11 +10,22 @@ from torch import Tensor
 from gflownet.mdp.action import ActionBatch, GraphActionType
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary, count_bridges, transitive_closure
 
-_MAIN_EDGE = 0  # the first edge type: the one AddNode attaches with, the one reachability follows
+_MAIN_EDGE = 0  # the first edge type: AddNode attaches with it and reachability follows it
+
+
+@dataclass(frozen=True)
+class _Edit:
+    """G actions of one type on states that are edited in place."""
+
+    states: GraphStates  # B graphs
+    graphs: Tensor  # [G] int64, the edited graphs
+    row: Tensor  # [G] int64
+    column: Tensor  # [G] int64
+    ordered: Tensor  # [B, N] bool, nodes that rank their in-edges
 
 
 class GraphEditor:
-    """Applies legal actions to states; it knows the arrays and none of the rules."""
+    """Applies legal actions to states, without any rules."""
 
     def __init__(self, vocabulary: GraphVocabulary) -> None:
         self.vocabulary = vocabulary
@@ -35,27 +46,27 @@ class GraphEditor:
         }
 
     def apply(self, states: GraphStates, actions: ActionBatch, ordered: Tensor) -> GraphStates:
-        """Return the states after one action each; `ordered` [B, N] says which nodes rank their in-edges."""
+        """Return the states after one action each; `ordered` [B, N] marks nodes that rank their in-edges."""
         kinds = set(actions.kind.tolist())
         only_attributes = kinds <= _ON_NODE_ATTRIBUTES
         after = replace(states, node_attr=states.node_attr.clone()) if only_attributes else states.clone()
         for kind in sorted(kinds & self._edits.keys()):
             if len(kinds) == 1:
-                graphs, row, column = torch.arange(len(actions)), actions.row, actions.column
+                edit = _Edit(after, torch.arange(len(actions)), actions.row, actions.column, ordered)
             else:
                 graphs = (actions.kind == kind).nonzero().squeeze(1)
-                row, column = actions.row[graphs], actions.column[graphs]
-            self._edits[kind](after, graphs, row, column, ordered)
+                edit = _Edit(after, graphs, actions.row[graphs], actions.column[graphs], ordered)
+            self._edits[kind](edit)
         return after
 
     def undo(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
-        """Return the actions that lead back from `apply(states, actions)` to `states` (up to the order of nodes)."""
+        """Return the actions from `apply(states, actions)` back to `states` (up to the order of nodes)."""
         kind, row, column = actions.kind.clone(), actions.row.clone(), torch.zeros_like(actions.column)
         for action_type in sorted(set(actions.kind.tolist()) & _INVERSE.keys()):
             graphs = (actions.kind == action_type).nonzero().squeeze(1)
             kind[graphs] = int(_INVERSE[action_type])
             r, c = actions.row[graphs], actions.column[graphs]
-            s, t = r // self.vocabulary.max_nodes, r % self.vocabulary.max_nodes
+            s, t = self._ends(r)
             if action_type == GraphActionType.AddNode:
                 row[graphs] = states.num_nodes[graphs]
             elif action_type == GraphActionType.SetNodeAttr:
@@ -77,11 +88,12 @@ class GraphEditor:
     def _ends(self, row: Tensor) -> tuple[Tensor, Tensor]:
         return row // self.vocabulary.max_nodes, row % self.vocabulary.max_nodes
 
-    def _add_node(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
+    def _add_node(self, edit: _Edit) -> None:
+        states, graphs, row = edit.states, edit.graphs, edit.row
         new = states.num_nodes[graphs]
-        states.node_type[graphs, new] = column.to(torch.int8)
+        states.node_type[graphs, new] = edit.column.to(torch.int8)
         states.num_nodes[graphs] = new + 1
-        attached = new > 0  # the first node of an empty graph has nothing to hang on
+        attached = new > 0  # the first node of an empty graph has no neighbour
         if not bool(attached.all()):
             graphs, row, new = graphs[attached], row[attached], new[attached]
         states.edge_type[graphs, row, new] = _MAIN_EDGE
@@ -94,10 +106,11 @@ class GraphEditor:
         states.num_bridges[graphs, new] = distance
         states.num_bridges[graphs, :, new] = distance
 
-    def _add_edge(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
-        source, target = self._ends(row)
+    def _add_edge(self, edit: _Edit) -> None:
+        states, graphs, column = edit.states, edit.graphs, edit.column
+        source, target = self._ends(edit.row)
         if self.vocabulary.ranked:
-            rank = (states.edge_type[graphs, :, target] != ABSENT).sum(1) * ordered[graphs, target]
+            rank = (states.edge_type[graphs, :, target] != ABSENT).sum(1) * edit.ordered[graphs, target]
             states.edge_order[graphs, source, target] = rank.to(torch.int8)
         states.edge_type[graphs, source, target] = column.to(torch.int8)
         if not self.vocabulary.directed:
@@ -107,43 +120,41 @@ class GraphEditor:
         if len(self.vocabulary.edge_types) > 1:
             main = column == _MAIN_EDGE
             graphs, source, target = graphs[main], source[main], target[main]
-        before = states.reach[graphs, :, source]  # [G, N] what reaches the source
-        after = states.reach[graphs, target]  # [G, N] what the target reaches
+        before = states.reach[graphs, :, source]  # [G, N] nodes that reach the source
+        after = states.reach[graphs, target]  # [G, N] nodes reachable from the target
         states.reach[graphs] |= before[:, :, None] & after[:, None, :]
 
     @staticmethod
     def _close_cycle(num_bridges: Tensor, graphs: Tensor, source: Tensor, target: Tensor) -> None:
-        """Join source and target: no edge on the way between them is a bridge any more.
+        """Join source and target: the edges between them are bridges no more.
 
-        The bridges between nodes are a tree metric. The way contracts to a point, from which a node has half of
-        d(node, source) + d(node, target) - d(source, target) bridges.
+        The bridges between nodes are a tree metric. The path contracts to a point, at a distance of half of
+        d(node, source) + d(node, target) - d(source, target) bridges from a node.
         """
         joined = num_bridges[graphs].to(torch.int16)  # sums may pass 127
-        here = torch.arange(len(graphs))
-        from_source, from_target = joined[here, source], joined[here, target]
+        index = torch.arange(len(graphs))
+        from_source, from_target = joined[index, source], joined[index, target]
         off = (from_source + from_target - from_source.gather(1, target[:, None])).clamp(min=0) // 2  # [G, N]
         num_bridges[graphs] = torch.minimum(joined, off[:, :, None] + off[:, None, :]).to(torch.int8)
 
-    def _set_node_attr(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
-        attribute, value = self._node_columns[column].unbind(1)
-        states.node_attr[graphs, row, attribute] = value.to(torch.int8)
+    def _set_node_attr(self, edit: _Edit) -> None:
+        attribute, value = self._node_columns[edit.column].unbind(1)
+        edit.states.node_attr[edit.graphs, edit.row, attribute] = value.to(torch.int8)
 
-    def _set_edge_attr(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
-        attribute, value = self._edge_columns[column].unbind(1)
-        self._write_edge_attr(states, graphs, row, attribute, value.to(torch.int8))
+    def _set_edge_attr(self, edit: _Edit) -> None:
+        attribute, value = self._edge_columns[edit.column].unbind(1)
+        self._write_edge_attr(edit, attribute, value.to(torch.int8))
 
-    def _write_edge_attr(
-        self, states: GraphStates, graphs: Tensor, row: Tensor, attribute: Tensor, value: Tensor
-    ) -> None:
-        source, target = self._ends(row)
-        states.edge_attr[graphs, source, target, attribute] = value
+    def _write_edge_attr(self, edit: _Edit, attribute: Tensor, value: Tensor) -> None:
+        source, target = self._ends(edit.row)
+        edit.states.edge_attr[edit.graphs, source, target, attribute] = value
         if not self.vocabulary.directed:
-            states.edge_attr[graphs, target, source, attribute] = value
+            edit.states.edge_attr[edit.graphs, target, source, attribute] = value
 
-    def _remove_node(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
-        n = self.vocabulary.max_nodes
+    def _remove_node(self, edit: _Edit) -> None:
+        states, graphs, row, n = edit.states, edit.graphs, edit.row, self.vocabulary.max_nodes
         position = torch.arange(n).expand(len(graphs), n)
-        # Later nodes move down by one; the removed node's slot, emptied, ends up last.
+        # Later nodes move down by one; the cleared position of the removed node moves to the end.
         source = torch.where(position >= row[:, None], (position + 1).clamp(max=n - 1), position)
         source[:, -1] = row
         g = graphs[:, None]
@@ -156,13 +167,14 @@ class GraphEditor:
             tensor[graphs, row] = blank
             tensor[graphs, :, row] = blank
             tensor[graphs] = tensor[g[:, :, None], source[:, :, None], source[:, None, :]]
-        states.reach[graphs, n - 1, n - 1] = True  # what is not there reaches itself
+        states.reach[graphs, n - 1, n - 1] = True  # absent nodes reach themselves
         states.node_type[graphs] = states.node_type[g, source]
         states.node_attr[graphs] = states.node_attr[g, source]
         states.num_nodes[graphs] -= 1
 
-    def _remove_edge(self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor) -> None:
-        source, target = self._ends(row)
+    def _remove_edge(self, edit: _Edit) -> None:
+        states, graphs = edit.states, edit.graphs
+        source, target = self._ends(edit.row)
         states.edge_type[graphs, source, target] = ABSENT
         states.edge_order[graphs, source, target] = 0
         if not self.vocabulary.directed:
@@ -171,20 +183,16 @@ class GraphEditor:
         else:
             states.reach[graphs] = transitive_closure(states.edge_type[graphs] == _MAIN_EDGE)
 
-    def _remove_node_attr(
-        self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor
-    ) -> None:
-        before = torch.where(self._counted[column], states.node_attr[graphs, row, column] - 1, UNSET)
-        states.node_attr[graphs, row, column] = before.to(torch.int8)
+    def _remove_node_attr(self, edit: _Edit) -> None:
+        at = edit.graphs, edit.row, edit.column
+        before = torch.where(self._counted[edit.column], edit.states.node_attr[at] - 1, UNSET)
+        edit.states.node_attr[at] = before.to(torch.int8)
 
-    def _remove_edge_attr(
-        self, states: GraphStates, graphs: Tensor, row: Tensor, column: Tensor, ordered: Tensor
-    ) -> None:
-        unset = torch.full_like(column, UNSET, dtype=torch.int8)
-        self._write_edge_attr(states, graphs, row, column, unset)
+    def _remove_edge_attr(self, edit: _Edit) -> None:
+        self._write_edge_attr(edit, edit.column, torch.full_like(edit.column, UNSET, dtype=torch.int8))
 
 
-# What changes nothing but `node_attr`.
+# Actions that change nothing but `node_attr`.
 _ON_NODE_ATTRIBUTES = {GraphActionType.Stop, GraphActionType.SetNodeAttr, GraphActionType.RemoveNodeAttr}
 
 _INVERSE = {

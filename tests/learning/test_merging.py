@@ -81,7 +81,7 @@ def test_states_without_a_short_search_stay_as_they_are():
     env = GraphBuildingEnv(["a"], max_nodes=6)
     before = trajectories_of(env, num=20)
     forms = env.canonical_forms(before.states)
-    unknown = replace(forms, known=torch.zeros_like(forms.known))
+    unknown = replace(forms, num_automorphisms=torch.zeros_like(forms.num_automorphisms))
     after = merge_isomorphic(env, before, unknown)
     assert bool(after.states.equals(before.states).all())
     assert all(torch.equal(a, b) for a, b in zip(after.actions.parts, before.actions.parts, strict=True))

@@ -11,8 +11,8 @@ from gflownet.envs.slots import SlotEnv
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.environment import Environment
+from gflownet.mdp.isomorphism import UNKNOWN, canonical_forms
 from gflownet.mdp.states import GraphStates
-from gflownet.mdp.symmetry import UNKNOWN, identify_states
 from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS
 
@@ -135,7 +135,7 @@ def test_room_for_more_nodes_changes_nothing():
 def test_what_takes_a_search_is_searched_once(monkeypatch):
     env = GraphBuildingEnv(["a"], max_nodes=16)
     states = states_of(env, [nx.hypercube_graph(4), GRAPHS["path"], nx.hypercube_graph(4)])
-    assert identify_states(states).num_automorphisms.tolist() == [UNKNOWN, 2, UNKNOWN]
+    assert canonical_forms(states).num_automorphisms.tolist() == [UNKNOWN, 2, UNKNOWN]
     searched = []
     original = ColouredGraph.canonical_form
     monkeypatch.setattr(ColouredGraph, "canonical_form", lambda self: searched.append(1) or original(self))
@@ -180,7 +180,7 @@ def test_more_attributes_than_a_number_holds():
             "node_attr": torch.zeros(*states.node_type.shape, 7, dtype=torch.int8),
         }
     )
-    assert not bool(identify_states(wide).known.any())
+    assert not bool(canonical_forms(wide).known.any())
 
 
 def test_no_states_have_no_identities():
