@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 from torch import Tensor
 
-from gflownet.autodiff.compile import clear_cache, compile_gradient, compile_hessian
+from gflownet.autodiff.compilation import clear_cache, compile_gradient, compile_hessian
 from scripts.bench import Row, at_least, at_most, figure, finish, median_ratio, parse_arguments, skip
 from scripts.derivatives.problems import PROBLEMS
 from scripts.derivatives.sides import BY_HAND, Call, JaxSide, gradients, graph_of, hessians, products, seconds_per_call

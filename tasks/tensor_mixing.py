@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from gflownet.autodiff.compile import compile_value_and_gradient
+from gflownet.autodiff.compilation import compile_value_and_gradient
 from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.factories import Mean
 from gflownet.autodiff.log_softmax import PickNegLogSoftmax

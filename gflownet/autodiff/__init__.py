@@ -1,1 +1,5 @@
-"""Tensor graphs in index notation: nodes, derivatives that are such graphs again, simplification, execution."""
+"""Tensor graphs in index notation and their derivatives: symbolic differentiation, simplification, compilation."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -7,20 +7,13 @@ function entry by entry. So a Hessian is a sum of congruences: one for each bott
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from math import prod
 
 from gflownet.autodiff.contraction import contraction_order
-from gflownet.autodiff.derivation import (
-    adjoints,
-    dependents,
-    forward_jacobian,
-    reverse_jacobian,
-    scaled_rows,
-    substituted,
-    tangents,
-)
+from gflownet.autodiff.derivation import adjoints, dependents, forward_jacobian, reverse_jacobian, tangents
+from gflownet.autodiff.rules import times_rows, value
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Alias, Cast, Einsum, Labelled, Map, Sum, Term, View, is_zero, ordered
 
@@ -40,9 +33,9 @@ def _rotated(terms: Terms, term: Term, num_first: int, num_output: int) -> Term:
     return terms.einsum([(term, labels)], out, dict(enumerate(term.shape)), term.dtype)
 
 
-def bottlenecks(output: Term, source: Term) -> list[Term]:
+def bottlenecks(terms: Terms, output: Term, source: Term) -> list[Term]:
     """Return the terms that everything from a source to an output goes through, from the source to the output."""
-    order = dependents([output], {source})
+    order = dependents(terms, [output], {source})
     if not order or order[0] is not source:
         return []
     last_use = {term: term.uid for term in order}
@@ -73,7 +66,7 @@ def _carried_back(terms: Terms, output: Term, source: Term) -> Term:
 
 def _curvatures(terms: Terms, output: Term, source: Term) -> list[tuple[Term, Term]]:
     """Return the bottlenecks that have a curvature, and it, from the output to the source."""
-    stations = bottlenecks(output, source)
+    stations = bottlenecks(terms, output, source)
     slopes = adjoints(terms, {output: terms.full(1.0, (), output.dtype)}, {source})
     found: list[tuple[Term, Term]] = []
     for before, after in reversed(list(pairwise(stations))):
@@ -149,14 +142,14 @@ def _own_work(term: Term) -> float:
 
 def _curvature(terms: Terms, before: Term, after: Term, slope: Term) -> Term | None:
     """Return `sum slope * d2 after / d before2`, None where `after` is linear in `before`."""
-    is_one_step = len(dependents([after], {before})) == 2
+    is_one_step = len(dependents(terms, [after], {before})) == 2
     if is_one_step and isinstance(after, View | Sum | Cast | Alias):
         return None
     if is_one_step and isinstance(after, Einsum) and after.inputs.count(before) == 1:
         return None
     if is_one_step and isinstance(after, Map):
         second = terms.map(after.function.derivative().derivative(), before)
-        diagonal = scaled_rows(terms, slope, second, ())
+        diagonal = times_rows(terms, slope, second)
         labels = tuple(range(len(before.shape)))
         extents = dict(enumerate(before.shape))
         return terms.einsum([(diagonal, labels)], labels + labels, extents, before.dtype)
@@ -167,3 +160,25 @@ def _curvature(terms: Terms, before: Term, after: Term, slope: Term) -> Term | N
     seeds = {before: terms.identity(before.shape, before.dtype), fixed: held}
     curved = tangents(terms, [gradient_before], seeds, before.shape)[0]
     return substituted(terms, curved, {fixed: slope})
+
+
+def without_aliases(terms: Terms, outputs: Sequence[Term]) -> list[Term]:
+    """Return terms with every alias replaced by its source."""
+    replacements: dict[Term, Term] = {}
+    for term in ordered(outputs):
+        if isinstance(term, Alias):
+            replacements[term] = substituted(terms, term.inputs[0], replacements)
+    return [substituted(terms, output, replacements) for output in outputs]
+
+
+def substituted(terms: Terms, output: Term, replacements: Mapping[Term, Term]) -> Term:
+    """Return a term with some of its inputs, direct or indirect, replaced."""
+    if not replacements:
+        return output
+    rebuilt: dict[Term, Term] = dict(replacements)
+    affected = set(dependents(terms, [output], replacements.keys()))
+    for term in ordered([output]):
+        if term in affected and term not in rebuilt:
+            inputs = [rebuilt.get(source, source) for source in term.inputs]
+            rebuilt[term] = value(terms, terms.form(term), inputs, term.dtype) if inputs else term
+    return rebuilt.get(output, output)

@@ -1,8 +1,7 @@
-"""Derivatives of tensor graphs, which are tensor graphs again: reverse and forward mode, to any order.
+"""Derivatives of nodes, which are nodes again: reverse and forward mode, to any order.
 
-Only what lies between a node and what it is differentiated by is derived, in time linear in its size and at any depth.
-What nothing depends on is described, never stored: a constant leaf with `fill=0.0`; a derivative of a tensor by itself
-is one with `is_identity`.
+A derivative that is zero is a constant leaf with `fill=0.0`, the derivative of a tensor by itself a leaf with
+`is_identity`: neither is stored.
 """
 
 from __future__ import annotations
@@ -10,11 +9,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Literal, overload
 
-import torch
-
-from gflownet.autodiff.evaluation import topological_order
-from gflownet.autodiff.nodes import LeafKind, LeafNode, Node, TransformNode, is_continuous
-from gflownet.autodiff.rules import added, forward, reverse
+from gflownet.autodiff import derivation
+from gflownet.autodiff.node_builder import Nodes
+from gflownet.autodiff.nodes import LeafNode, Node, TransformNode
 
 Mode = Literal["reverse", "forward"]
 
@@ -34,17 +31,9 @@ def vjp(output: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
         ValueError: the cotangent has not the output's axes first, or not its dtype.
     """
     _check_fits("cotangent", cotangent, output)
-    order = topological_order([output])
-    affected = _affected(order, wrt)
-    found: dict[Node, Node] = {output: cotangent}
-    for node in reversed(order):
-        if node not in affected or node not in found:
-            continue
-        for side, source in enumerate(node.inputs):
-            if source in affected and (term := reverse(node, found[node], side)) is not None:
-                found[source] = added(found[source], term) if source in found else term
-    free = cotangent.shape[output.rank :]
-    return [found[node] if node in found else _filled((*node.shape, *free), 0.0, node.dtype) for node in wrt]
+    nodes, free = Nodes(), cotangent.shape[output.rank :]
+    adjoint_of = derivation.adjoints(nodes, {output: cotangent}, set(wrt), free)
+    return [adjoint_of.get(node) or nodes.full(0.0, (*node.shape, *free), node.dtype) for node in wrt]
 
 
 def jvp(output: Node, tangents: Mapping[Node, Node]) -> Node:
@@ -60,7 +49,7 @@ def jvp(output: Node, tangents: Mapping[Node, Node]) -> Node:
     Raises:
         ValueError: there is no tangent, one has not its node's axes first or not its dtype, or their H differ.
     """
-    return _pushed([output], tangents)[0]
+    return derivation.tangents(Nodes(), [output], tangents, _free_axes(tangents))[0]
 
 
 @overload
@@ -82,8 +71,8 @@ def gradient(output: Node, wrt: Node | Sequence[Node]) -> Node | list[Node]:
     """
     if output.rank:
         raise ValueError(f"{output.label}: gradient: expected a scalar (shape []), got shape {list(output.shape)}")
-    found = vjp(output, [wrt] if isinstance(wrt, Node) else wrt, _identity(output))
-    return found[0] if isinstance(wrt, Node) else found
+    gradients = derivation.gradient(Nodes(), output, [wrt] if isinstance(wrt, Node) else wrt)
+    return gradients[0] if isinstance(wrt, Node) else gradients
 
 
 def jacobian(output: Node, wrt: Node, mode: Mode = "reverse") -> Node:
@@ -101,9 +90,9 @@ def jacobian(output: Node, wrt: Node, mode: Mode = "reverse") -> Node:
         ValueError: there is no such mode.
     """
     if mode == "reverse":
-        return vjp(output, [wrt], _identity(output))[0]
+        return derivation.reverse_jacobian(Nodes(), output, wrt)
     if mode == "forward":
-        return jvp(output, {wrt: _identity(wrt)})
+        return derivation.forward_jacobian(Nodes(), output, wrt)
     raise ValueError(f"jacobian: mode: expected 'reverse' or 'forward', got {mode!r}")
 
 
@@ -148,22 +137,8 @@ def hvp(output: Node, wrt: Node | Sequence[Node], vector: Node | Sequence[Node])
     if len(tangents) < len(nodes):
         twice = next(node for node in nodes if nodes.count(node) > 1)
         raise ValueError(f"hvp: wrt: expected every node once, got {twice.label} twice")
-    found = _pushed(gradient(output, nodes), tangents)
-    return found[0] if isinstance(wrt, Node) else found
-
-
-def _pushed(outputs: Sequence[Node], tangents: Mapping[Node, Node]) -> list[Node]:
-    free = _free_axes(tangents)
-    order = topological_order(outputs)
-    affected = _affected(order, tangents)
-    found: dict[Node, Node] = dict(tangents)
-    for node in order:
-        if node in found or node not in affected:
-            continue
-        sides = [found.get(source) for source in node.inputs]
-        if any(side is not None for side in sides) and (tangent := forward(node, sides)) is not None:
-            found[node] = tangent
-    return [found[node] if node in found else _filled((*node.shape, *free), 0.0, node.dtype) for node in outputs]
+    products = derivation.tangents(Nodes(), gradient(output, nodes), tangents, _free_axes(tangents))
+    return products[0] if isinstance(wrt, Node) else products
 
 
 def _free_axes(tangents: Mapping[Node, Node]) -> tuple[int, ...]:
@@ -185,33 +160,12 @@ def _check_fits(name: str, derivative: Node, node: Node) -> None:
         raise ValueError(f"{node.label}: {name}: expected dtype {node.dtype}, got {derivative.dtype}")
 
 
-def _affected(order: Sequence[Node], wrt: Sequence[Node] | Mapping[Node, Node]) -> set[Node]:
-    """Return the nodes that depend on one of `wrt`, and those; nothing begins with whole numbers or passes through."""
-    affected = {node for node in wrt if is_continuous(node.dtype)}
-    for node in order:
-        if node not in affected and is_continuous(node.dtype) and not affected.isdisjoint(node.inputs):
-            affected.add(node)
-    return affected
-
-
-def _filled(shape: Sequence[int], fill: float, dtype: torch.dtype) -> LeafNode:
-    return LeafNode(shape, kind=LeafKind.CONSTANT, fill=fill, dtype=dtype)
-
-
-def _identity(node: Node) -> LeafNode:
-    """Return the derivative of a tensor by itself."""
-    if not node.rank:
-        return _filled((), 1.0, node.dtype)
-    return LeafNode((*node.shape, *node.shape), kind=LeafKind.CONSTANT, is_identity=True, dtype=node.dtype)
-
-
 def _rolled(node: Node, start: int, count: int) -> Node:
     """Return a tensor with `count` axes from `start` on moved to the front."""
-    every = range(1, node.rank + 1)
-    front = every[start : start + count]
-    dst = (*front, *every[:start], *every[start + count :])
+    axes = range(1, node.rank + 1)
+    dst = (*axes[start : start + count], *axes[:start], *axes[start + count :])
     if not start or not count:
         return node
     if isinstance(node, LeafNode) and node.fill is not None:
-        return _filled([node.shape[index - 1] for index in dst], node.fill, node.dtype)
-    return TransformNode(node, dst, every)
+        return Nodes().full(node.fill, tuple(node.shape[index - 1] for index in dst), node.dtype)
+    return TransformNode(node, dst, axes)

@@ -1,9 +1,12 @@
-"""Drawings of tensor graphs: SVG and DOT text for Graphviz."""
+"""Drawings of tensor graphs: SVG, DOT text for Graphviz, and networkx graphs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
+
+import networkx as nx
 
 from gflownet import layered_drawing
 from gflownet.autodiff.graph import Graph
@@ -18,6 +21,7 @@ from gflownet.autodiff.nodes import (
     NonlinearNode,
     TransformNode,
 )
+from gflownet.autodiff.serialisation import write
 from gflownet.autodiff.text import lines
 from gflownet.layered_drawing import Box, Link, shortened
 
@@ -49,6 +53,25 @@ def to_svg(graph: Graph | Node) -> str:
 def to_dot(graph: Graph | Node) -> str:
     """Return the graph in Graphviz's DOT language, left to right; the arrows of two operands are marked L and R."""
     return layered_drawing.to_dot(*_boxes_and_links(graph))
+
+
+def to_networkx(graph: Graph | Node) -> nx.MultiDiGraph:
+    """Return a networkx graph with an edge from each operand to its user, in topological order.
+
+    Nodes are keyed by id and have the fields of their JSON form, `dtype` and `is_output`; an edge has the `position` of
+    its operand (1 for a right operand) and its `indices`. A node used twice has two edges.
+    """
+    graph = Graph(graph) if isinstance(graph, Node) else graph
+    known = {node: identifier for identifier, node in graph.ids.items()}
+    exported = nx.MultiDiGraph()
+    for entry in write(graph.ids, graph.outputs)["nodes"]:
+        node = graph.node(entry["id"])
+        fields = {field: value for field, value in entry.items() if field not in ("id", "src", "srcL", "srcR")}
+        exported.add_node(entry["id"], **{**fields, "dtype": str(node.dtype).removeprefix("torch.")})
+        exported.nodes[entry["id"]]["is_output"] = node in graph.outputs
+        for position, source in enumerate(node.inputs):
+            exported.add_edge(known[source], entry["id"], position=position, indices=_indices(entry, node, position))
+    return exported
 
 
 def _boxes_and_links(graph: Graph | Node) -> tuple[dict[int, Box], list[Link]]:
@@ -85,3 +108,10 @@ def _columns(nodes: Sequence[Node]) -> dict[Node, int]:
         if isinstance(node, LeafNode) and node in first_uses:
             columns[node] = first_uses[node] - 1
     return columns
+
+
+def _indices(entry: dict[str, Any], node: Node, position: int) -> list[int] | None:
+    """Return the signed indices of an operand; functions and casts have none."""
+    if isinstance(node, TransformNode):
+        return entry["indexSrc"]
+    return entry.get(("indexSrcL", "indexSrcR")[position])

@@ -6,7 +6,6 @@ Slow but sound: what the running graph is made of, and what the compiled program
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from functools import singledispatch
 from math import prod
 from typing import Any
 
@@ -14,18 +13,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.autodiff.indices import Indices, negatives
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LeafKind,
-    LeafNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff import rules
+from gflownet.autodiff.functions import Function
+from gflownet.autodiff.nodes import LeafKind, LeafNode, Node
 from gflownet.autodiff.quoting import shortened
+from gflownet.autodiff.rules import Labels
+from gflownet.autodiff.terms import Extents
 
 # torch.einsum has a letter for each index.
 MAX_LETTERS = 52
@@ -130,99 +123,63 @@ def held(leaf: LeafNode, device: torch.device | None) -> Tensor:
     raise ValueError(f"{leaf.label}: value: expected one of shape {list(leaf.shape)}, got none")
 
 
-@singledispatch
 def compute(node: Node, values: Sequence[Tensor]) -> Tensor:
-    """Return the value of a node that is no leaf.
+    """Return the value of a node that is not a leaf.
 
     Args:
         node: the node.
-        values: those of its inputs, in order.
+        values: values of its inputs, in order.
     """
-    raise TypeError(f"{node.label}: expected a node that is computed from others")
+    return rules.value(Tensors(), rules.node_form(node), values, node.dtype)
 
 
-@compute.register
-def _(node: TransformNode, values: Sequence[Tensor]) -> Tensor:
-    src = _scoped(node)
-    extents = dict(zip(node.index_dst, node.shape, strict=True))
-    return _scaled(contract([(values[0], src)], node.index_dst, extents), node.alpha)
-
-
-@compute.register
-def _(node: ElementwiseNode, values: Sequence[Tensor]) -> Tensor:
-    arrays = (node.index_src_l, node.index_src_r)
-    if node.operation == "*":
-        return contract(list(zip(values, arrays, strict=True)), node.index_dst, node.extents)
-    left, right = (
-        _scaled(contract([(value, array)], node.index_dst, node.extents), node.num_repeats(side))
-        for side, (value, array) in enumerate(zip(values, arrays, strict=True))
-    )
-    return left + right if node.operation == "+" else left - right
-
-
-@compute.register
-def _(node: LinearNode, values: Sequence[Tensor]) -> Tensor:
-    return contract([(values[0], node.index_src_l), (values[1], node.index_src_r)], node.index_dst, node.extents)
-
-
-@compute.register
-def _(node: NonlinearNode, values: Sequence[Tensor]) -> Tensor:
-    return node.function(values[0])
-
-
-@compute.register
-def _(node: CastNode, values: Sequence[Tensor]) -> Tensor:
-    return values[0].to(node.dtype)
-
-
-@singledispatch
 def pull_back(node: Node, values: Sequence[Tensor], gradient: Tensor) -> list[Tensor | None]:
-    """Return what a node's gradient adds to those of its inputs, None for an input without one.
+    """Return the contribution of a node's gradient to the gradient of each input, None for an input without gradient.
 
-    By the rules of docs/tensor-graphs.md. The derivative is the algebraic one: complex entries are not conjugated.
+    The derivative is algebraic: complex entries are not conjugated.
 
     Args:
         node: the node, not a leaf.
-        values: those of its inputs, in order.
+        values: values of its inputs, in order.
         gradient: of the node, of its shape.
     """
-    raise TypeError(f"{node.label}: expected a node that is computed from others")
-
-
-@pull_back.register
-def _(node: TransformNode, values: Sequence[Tensor], gradient: Tensor) -> list[Tensor | None]:
-    src = _scoped(node)
-    extents = dict(zip(src, node.source.shape, strict=True))
-    return [_scaled(contract([(gradient, node.index_dst)], src, extents), node.alpha)]
-
-
-@pull_back.register
-def _(node: ElementwiseNode, values: Sequence[Tensor], gradient: Tensor) -> list[Tensor | None]:
-    if node.operation == "*":
-        return _product_rule(node, values, gradient)
-    signs = (1, -1 if node.operation == "-" else 1)
+    form = rules.node_form(node)
     return [
-        _scaled(contract([(gradient, node.index_dst)], array, node.extents), signs[side] * node.num_repeats(side))
-        for side, array in enumerate((node.index_src_l, node.index_src_r))
+        rules.reverse(Tensors(), form, values, which, gradient) if source.has_grad() else None
+        for which, source in enumerate(node.inputs)
     ]
 
 
-@pull_back.register
-def _(node: LinearNode, values: Sequence[Tensor], gradient: Tensor) -> list[Tensor | None]:
-    return _product_rule(node, values, gradient)
+class Tensors:
+    """Carries out the operations of gflownet/autodiff/rules.py with torch."""
+
+    def combine(
+        self, parts: Sequence[tuple[float, Tensor, Labels]], out: Labels, extents: Extents, dtype: torch.dtype
+    ) -> Tensor:
+        """Return a linear combination, see `Algebra.combine`."""
+        (alpha, first, labels), *others = parts
+        total = _scaled(contract([(first, labels)], out, extents), alpha)
+        for alpha, tensor, labels in others:
+            part = _scaled(contract([(tensor, labels)], out, extents), abs(alpha))
+            total = total + part if alpha >= 0 else total - part
+        return total
+
+    def multiply(
+        self, factors: Sequence[tuple[Tensor, Labels]], out: Labels, extents: Extents, dtype: torch.dtype
+    ) -> Tensor:
+        """Return a product of two tensors, see `Algebra.multiply`."""
+        return contract(factors, out, extents)
+
+    def map(self, function: Function, source: Tensor) -> Tensor:
+        """Return a function of every entry."""
+        return function(source)
+
+    def cast(self, source: Tensor, dtype: torch.dtype) -> Tensor:
+        """Return the entries in another dtype."""
+        return source.to(dtype)
 
 
-@pull_back.register
-def _(node: NonlinearNode, values: Sequence[Tensor], gradient: Tensor) -> list[Tensor | None]:
-    return [gradient * node.function.derivative()(values[0])]
-
-
-@pull_back.register
-def _(node: CastNode, values: Sequence[Tensor], gradient: Tensor) -> list[Tensor | None]:
-    return [gradient.to(node.source.dtype)]
-
-
-def contract(operands: Sequence[tuple[Tensor, Indices]], indices: Indices, extents: Mapping[int, int]) -> Tensor:
+def contract(operands: Sequence[tuple[Tensor, Labels]], indices: Labels, extents: Extents) -> Tensor:
     """Return the product of one or two tensors, summed over the indices that the result does not have.
 
     Args:
@@ -241,42 +198,25 @@ def contract(operands: Sequence[tuple[Tensor, Indices]], indices: Indices, exten
     return result.expand([extents[index] for index in indices])
 
 
-def _product(left: tuple[Tensor, Indices], right: tuple[Tensor, Indices], indices: Indices) -> Tensor:
+def _product(left: tuple[Tensor, Labels], right: tuple[Tensor, Labels], indices: Labels) -> Tensor:
     labels = {index: label for label, index in enumerate(dict.fromkeys([*left[1], *right[1]]))}
     first, second, result = ([labels[index] for index in array] for array in (left[1], right[1], indices))
     return torch.einsum(left[0], first, right[0], second, result)
 
 
-def _squeezed(tensor: Tensor, own: Indices) -> tuple[Tensor, Indices]:
+def _squeezed(tensor: Tensor, own: Labels) -> tuple[Tensor, Labels]:
     """Return an operand without its axes of extent 1: of more indices than letters, most have to be such axes."""
     long = [(n, index) for n, index in zip(tensor.shape, own, strict=True) if n > 1]
     return tensor.reshape([n for n, _ in long]), tuple(index for _, index in long)
 
 
-def _reduced(tensor: Tensor, own: Indices, indices: Indices) -> Tensor:
+def _reduced(tensor: Tensor, own: Labels, indices: Labels) -> Tensor:
     """Return the tensor summed over what `indices` lacks, its axes in their order."""
     axes = [axis for axis, index in enumerate(own) if index not in indices]
     if axes:
         tensor = tensor.sum(axes, dtype=tensor.dtype)
     left = [index for index in own if index in indices]
     return tensor.permute([left.index(index) for index in indices])
-
-
-def _product_rule(
-    node: ElementwiseNode | LinearNode, values: Sequence[Tensor], gradient: Tensor
-) -> list[Tensor | None]:
-    given = (gradient, node.index_dst)
-    left, right = (values[0], node.index_src_l), (values[1], node.index_src_r)
-    return [
-        contract([given, other], own[1], node.extents) if source.has_grad() else None
-        for source, own, other in ((node.left, left, right), (node.right, right, left))
-    ]
-
-
-def _scoped(node: TransformNode) -> Indices:
-    """Return `index_src` with negatives that `index_dst` does not have: there they are other indices."""
-    offset = min([0, *negatives(node.index_dst)])
-    return tuple(index + offset if index < 0 else index for index in node.index_src)
 
 
 def _scaled(tensor: Tensor, factor: float) -> Tensor:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from enum import IntEnum
 from math import inf, isfinite, prod
 from types import ModuleType
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ def is_continuous(dtype: torch.dtype) -> bool:
 class Node:
     """A tensor, and how it is computed from those of other nodes."""
 
-    __slots__ = ("__weakref__", "dtype", "forwarded", "gradient", "inputs", "name", "requires_grad", "shape")
+    __slots__ = ("__weakref__", "dtype", "form", "forwarded", "gradient", "inputs", "name", "requires_grad", "shape")
 
     def __init__(
         self,
@@ -51,7 +51,8 @@ class Node:
         self.inputs, self.shape, self.dtype = tuple(inputs), tuple(shape), dtype
         self.name = name
         self.requires_grad = is_continuous(dtype) and (leaf_grad or any(node.requires_grad for node in inputs))
-        # What the graph that runs last computed (gflownet/autodiff/graph.py); nothing else of a node ever changes.
+        self.form: Any = None  # cache of rules.node_form
+        # Values of the last forward and backward pass of a Graph; nothing else of a node ever changes.
         self.forwarded: Tensor | None = None
         self.gradient: Tensor | None = None
 

@@ -1,240 +1,261 @@
-"""The derivative of one node, as nodes: the index rules of docs/tensor-graphs.md, two per class.
+"""The differentiation rules of tensor graphs, written once for nodes, terms and torch tensors.
 
-H are the indices of the tensor that is differentiated (reverse) or differentiated by (forward); a scalar has none. They
-come last and are numbered above all others. An operand that nothing depends on has no derivative: `None`, no zeros.
+Everything that is computed has one of four forms: a linear combination, a product, a function of each entry, or a
+conversion to another dtype. `value`, `reverse` and `forward` are defined on these forms; an `Algebra` carries them out:
+`Nodes` builds nodes (node_builder.py), `Terms` builds terms (term_builder.py), `Tensors` runs torch (evaluation.py).
+
+H are the axes of the tensor that is differentiated (reverse mode) or that one differentiates by (forward mode). They
+come last in every derivative; a scalar has none. An operand without a derivative is represented by None.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import singledispatch
-from math import isfinite
+from dataclasses import dataclass
+from typing import Any, Protocol, TypeVar
 
-from gflownet.autodiff.functions import Constant
-from gflownet.autodiff.indices import Indices
+import torch
+from torch import Tensor
+
+from gflownet.autodiff.functions import Constant, Function
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
-    LeafKind,
-    LeafNode,
     LinearNode,
     Node,
     NonlinearNode,
     TransformNode,
 )
+from gflownet.autodiff.terms import Extents, Term
+
+Labels = Sequence[Any]  # one hashable label per axis
+Shape = tuple[int, ...]
 
 
-@singledispatch
-def reverse(node: Node, cotangent: Node, side: int) -> Node | None:
-    """Return what a node's consumers' derivative contributes to that of one operand.
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """`out = sum_k coefficient_k * input_k`; sums over labels that `out` lacks, repeats along labels an input lacks."""
+
+    coefficients: tuple[float, ...]
+    labels: tuple[Labels, ...]  # of each input
+    out: Labels
+    extents: Extents
+
+
+@dataclass(frozen=True, slots=True)
+class Product:
+    """The product of the inputs, labels that the output lacks summed."""
+
+    labels: tuple[Labels, ...]  # of each input
+    out: Labels
+    extents: Extents
+
+
+@dataclass(frozen=True, slots=True)
+class Entrywise:
+    """A function of every entry of the input."""
+
+    function: Function
+
+
+@dataclass(frozen=True, slots=True)
+class Conversion:
+    """The entries of the input in another dtype."""
+
+    dtype: torch.dtype
+
+
+Form = Combination | Product | Entrywise | Conversion
+
+
+Item = TypeVar("Item", Node, Term, Tensor)
+
+
+class Algebra(Protocol[Item]):
+    """The operations that values and derivatives are made of."""
+
+    def combine(
+        self, parts: Sequence[tuple[float, Item, Labels]], out: Labels, extents: Extents, dtype: torch.dtype
+    ) -> Item:
+        """Return `sum of coefficient * item`, see `Combination`.
+
+        Args:
+            parts: coefficient, item and the labels of its axes; at least one.
+            out: labels of the result.
+            extents: of all labels.
+            dtype: of the entries.
+        """
+        ...
+
+    def multiply(
+        self, factors: Sequence[tuple[Item, Labels]], out: Labels, extents: Extents, dtype: torch.dtype
+    ) -> Item:
+        """Return the product of items, see `Product`; arguments as in `combine`."""
+        ...
+
+    def map(self, function: Function, source: Item) -> Item:
+        """Return a function of every entry."""
+        ...
+
+    def cast(self, source: Item, dtype: torch.dtype) -> Item:
+        """Return the entries in another dtype."""
+        ...
+
+
+def node_form(node: Node) -> Form:
+    """Return the operation that computes a node; index arrays become labels.
+
+    Raises:
+        TypeError: the node is a leaf.
+    """
+    if node.form is None:
+        node.form = _form(node)
+    return node.form
+
+
+def _form(node: Node) -> Form:
+    match node:
+        case TransformNode():
+            # negative indices of the two sides are unrelated
+            offset = min((0, *node.index_dst))
+            labels = tuple([index + offset if index < 0 else index for index in node.index_src])
+            extents = dict(zip((*labels, *node.index_dst), (*node.source.shape, *node.shape), strict=True))
+            return Combination((node.alpha,), (labels,), node.index_dst, extents)
+        case ElementwiseNode(operation="+" | "-"):
+            sign = 1.0 if node.operation == "+" else -1.0
+            coefficients = (float(node.num_repeats(0)), sign * node.num_repeats(1))
+            return Combination(coefficients, (node.index_src_l, node.index_src_r), node.index_dst, node.extents)
+        case ElementwiseNode() | LinearNode():
+            return Product((node.index_src_l, node.index_src_r), node.index_dst, node.extents)
+        case NonlinearNode():
+            return Entrywise(node.function)
+        case CastNode():
+            return Conversion(node.dtype)
+        case _:
+            raise TypeError(f"{node.label}: expected a node that is computed from others")
+
+
+def value(algebra: Algebra[Item], form: Form, inputs: Sequence[Item], dtype: torch.dtype) -> Item:
+    """Return the value of a form.
 
     Args:
-        node: D its indices, not a leaf.
-        cotangent: the derivative by the node, `[D..., H...]`.
-        side: which operand: 0, or 1 of the right one.
-
-    Returns:
-        The derivative by the operand, `[operand..., H...]`; none where it is zero everywhere.
+        algebra: carries out the operations.
+        form: the operation.
+        inputs: its operands.
+        dtype: of the result.
     """
-    raise TypeError(f"{node.label}: expected a node that is computed from others")
+    match form:
+        case Combination():
+            parts = list(zip(form.coefficients, inputs, form.labels, strict=True))
+            return algebra.combine(parts, form.out, form.extents, dtype)
+        case Product():
+            return algebra.multiply(list(zip(inputs, form.labels, strict=True)), form.out, form.extents, dtype)
+        case Entrywise(function):
+            return algebra.map(function, inputs[0])
+        case Conversion():
+            return algebra.cast(inputs[0], form.dtype)
 
 
-@reverse.register
-def _(node: TransformNode, cotangent: Node, side: int) -> Node:
-    free = _fresh(cotangent.rank - node.rank, node.index_dst, node.index_src)
-    dst, src = (*node.index_src, *free), (*node.index_dst, *free)
-    new_dims = [extent for index, extent in zip(node.index_src, node.source.shape, strict=True) if index < 0]
-    return TransformNode(cotangent, dst, src, alpha=node.alpha, new_dims=new_dims)
-
-
-@reverse.register
-def _(node: ElementwiseNode, cotangent: Node, side: int) -> Node:
-    if node.operation == "*":
-        return _product_reverse(node, cotangent, side)
-    operand = _arrays(node)[side]
-    free = _fresh(cotangent.rank - node.rank, node.index_dst, operand)
-    src = [index if index in operand else -index for index in node.index_dst]
-    new_dims = [extent for index, extent in zip(operand, node.inputs[side].shape, strict=True) if index < 0]
-    return TransformNode(cotangent, (*operand, *free), (*src, *free), alpha=_gain(node, side), new_dims=new_dims)
-
-
-@reverse.register
-def _(node: LinearNode, cotangent: Node, side: int) -> Node:
-    return _product_reverse(node, cotangent, side)
-
-
-@reverse.register
-def _(node: NonlinearNode, cotangent: Node, side: int) -> Node | None:
-    derivative = node.function.derivative()
-    if isinstance(derivative, Constant):
-        return _scaled(cotangent, derivative.value)
-    every = tuple(range(1, cotangent.rank + 1))
-    slope = NonlinearNode(node.source, derivative)
-    return ElementwiseNode(cotangent, slope, every, every, every[: node.rank], operation="*")
-
-
-@reverse.register
-def _(node: CastNode, cotangent: Node, side: int) -> Node:
-    return CastNode(cotangent, node.source.dtype)
-
-
-@singledispatch
-def forward(node: Node, tangents: Sequence[Node | None]) -> Node | None:
-    """Return the derivative of a node from those of its operands.
+def reverse(
+    algebra: Algebra[Item], form: Form, inputs: Sequence[Item], which: int, adjoint: Item, extra: Shape = ()
+) -> Item | None:
+    """Return the contribution of a form's adjoint to the adjoint of one input.
 
     Args:
-        node: D its indices, not a leaf.
-        tangents: the derivative of each operand, `[operand..., H...]`; at least one is there.
+        algebra: carries out the operations.
+        form: the operation.
+        inputs: its operands.
+        which: position of the input.
+        adjoint: derivative by the result, `[result..., H]`.
+        extra: extents of H.
 
     Returns:
-        The derivative of the node, `[D..., H...]`; none where it is zero everywhere.
+        The derivative by the input, `[input..., H]`, or None where it is zero everywhere.
     """
-    raise TypeError(f"{node.label}: expected a node that is computed from others")
+    free = _free_labels(extra)
+    dtype = adjoint.dtype
+    match form:
+        case Combination():
+            part = (form.coefficients[which], adjoint, (*form.out, *free))
+            return algebra.combine([part], (*form.labels[which], *free), _joined(form.extents, free, extra), dtype)
+        case Product():
+            factors = list(zip(inputs, form.labels, strict=True))
+            factors = [(adjoint, (*form.out, *free)), *factors[:which], *factors[which + 1 :]]
+            return algebra.multiply(factors, (*form.labels[which], *free), _joined(form.extents, free, extra), dtype)
+        case Entrywise(function):
+            return _times_slope(algebra, function.derivative(), inputs[0], adjoint)
+        case Conversion():
+            return algebra.cast(adjoint, inputs[which].dtype)
 
 
-@forward.register
-def _(node: TransformNode, tangents: Sequence[Node | None]) -> Node:
-    tangent = _the(tangents[0])
-    free = _fresh(tangent.rank - node.source.rank, node.index_dst, node.index_src)
-    dst, src = (*node.index_dst, *free), (*node.index_src, *free)
-    return TransformNode(tangent, dst, src, alpha=node.alpha, new_dims=node.new_dims)
+def forward(
+    algebra: Algebra[Item], form: Form, inputs: Sequence[Item], tangents: Sequence[Item | None], extra: Shape = ()
+) -> Item | None:
+    """Return the tangent of a form's result.
 
+    Args:
+        algebra: carries out the operations.
+        form: the operation.
+        inputs: its operands.
+        tangents: derivative of each input, `[input..., H]`, or None; not all None.
+        extra: extents of H.
 
-@forward.register
-def _(node: ElementwiseNode, tangents: Sequence[Node | None]) -> Node:
-    if node.operation == "*":
-        return _product_forward(node, tangents)
-    left, right = tangents
-    if right is None:
-        return _one_sided(node, _the(left), side=0)
-    if left is None:
-        return _one_sided(node, right, side=1)
-    arrays = _arrays(node)
-    free = _fresh(left.rank - node.left.rank, *arrays)
-    dst, src_l, src_r = ((*array, *free) for array in (node.index_dst, *arrays))
-    return ElementwiseNode(left, right, dst, src_l, src_r, operation=node.operation)
-
-
-@forward.register
-def _(node: LinearNode, tangents: Sequence[Node | None]) -> Node:
-    return _product_forward(node, tangents)
-
-
-@forward.register
-def _(node: NonlinearNode, tangents: Sequence[Node | None]) -> Node | None:
-    tangent, derivative = _the(tangents[0]), node.function.derivative()
-    if isinstance(derivative, Constant):
-        return _scaled(tangent, derivative.value)
-    every = tuple(range(1, tangent.rank + 1))
-    slope = NonlinearNode(node.source, derivative)
-    return ElementwiseNode(slope, tangent, every, every[: node.rank], every, operation="*")
-
-
-@forward.register
-def _(node: CastNode, tangents: Sequence[Node | None]) -> Node:
-    return CastNode(_the(tangents[0]), node.dtype)
-
-
-def added(left: Node, right: Node) -> Node:
-    """Return the sum of two tensors of one shape."""
-    every = tuple(range(1, left.rank + 1))
-    return ElementwiseNode(left, right, every, every, every, operation="+")
-
-
-def _the(tangent: Node | None) -> Node:
-    assert tangent is not None, "forward: expected the derivative of an operand"
-    return tangent
-
-
-def _arrays(node: ElementwiseNode | LinearNode) -> tuple[Indices, Indices]:
-    return node.index_src_l, node.index_src_r
-
-
-def _fresh(count: int, *arrays: Indices) -> Indices:
-    """Return the indices H: positive, and above all that a node has."""
-    if not count:
-        return ()
-    first = 1 + max((abs(index) for array in arrays for index in array), default=0)
-    return tuple(range(first, first + count))
-
-
-def _scaled(tensor: Node, factor: float) -> Node | None:
-    if factor in (0.0, 1.0):
-        return tensor if factor else None
-    every = tuple(range(1, tensor.rank + 1))
-    if not isfinite(factor):  # no literal of a Transform, but the derivative of such as `log(0)*x`
-        constant = LeafNode((), kind=LeafKind.CONSTANT, fill=factor, dtype=tensor.dtype)
-        return ElementwiseNode(tensor, constant, every, every, (), operation="*")
-    return TransformNode(tensor, every, every, alpha=factor)
-
-
-def _gain(node: ElementwiseNode, side: int) -> float:
-    """Return the derivative of a sum or difference by one entry of an operand, for each entry of the result it is in.
-
-    The sum covers the whole expression, so an entry counts once for every value of a dummy that its operand lacks.
+    Returns:
+        The derivative of the result, `[result..., H]`, or None where it is zero everywhere.
     """
-    sign = -1.0 if node.operation == "-" and side == 1 else 1.0
-    return sign * node.num_repeats(side)
+    free = _free_labels(extra)
+    (first, dtype), *_ = [(tangent, tangent.dtype) for tangent in tangents if tangent is not None]
+    match form:
+        case Combination():
+            rows = zip(form.coefficients, tangents, form.labels, strict=True)
+            parts = [(alpha, tangent, (*labels, *free)) for alpha, tangent, labels in rows if tangent is not None]
+            return algebra.combine(parts, (*form.out, *free), _joined(form.extents, free, extra), dtype)
+        case Product():
+            factors = list(zip(inputs, form.labels, strict=True))
+            extents = _joined(form.extents, free, extra)
+            products: list[Item] = []
+            for k, tangent in enumerate(tangents):
+                if tangent is not None:
+                    replaced = [*factors[:k], (tangent, (*form.labels[k], *free)), *factors[k + 1 :]]
+                    products.append(algebra.multiply(replaced, (*form.out, *free), extents, dtype))
+            return total(algebra, products)
+        case Entrywise(function):
+            return _times_slope(algebra, function.derivative(), inputs[0], first)
+        case Conversion():
+            return algebra.cast(first, form.dtype)
 
 
-def _one_sided(node: ElementwiseNode, tangent: Node, side: int) -> Node:
-    """Return the derivative of a sum or difference of which one operand depends on the input: a Transform of it."""
-    operand = _arrays(node)[side]
-    free = _fresh(tangent.rank - len(operand), node.index_dst, operand)
-    dst = [index if index in operand else -index for index in node.index_dst]
-    new_dims = [extent for index, extent in zip(dst, node.shape, strict=True) if index < 0]
-    return TransformNode(tangent, (*dst, *free), (*operand, *free), alpha=_gain(node, side), new_dims=new_dims)
+def total(algebra: Algebra[Item], items: Sequence[Item]) -> Item:
+    """Return the sum of items of one shape, at least one."""
+    if len(items) == 1:
+        return items[0]
+    axes = tuple(range(1, len(items[0].shape) + 1))
+    extents = dict(zip(axes, items[0].shape, strict=True))
+    return algebra.combine([(1.0, item, axes) for item in items], axes, extents, items[0].dtype)
 
 
-def _unsigned(node: ElementwiseNode | LinearNode) -> dict[int, int]:
-    """Return a positive number for every index: its own without the sign, unless another index is called that."""
-    indices = dict.fromkeys((*node.index_src_l, *node.index_src_r))
-    names = {index: index for index in indices if index > 0}
-    spare = 1 + max((abs(index) for index in indices), default=0)
-    for index in indices:
-        if index < 0:
-            names[index] = -index if -index not in names else spare
-            spare += names[index] == spare
-    return names
+def times_rows(algebra: Algebra[Item], matrix: Item, rows: Item) -> Item:
+    """Return `matrix[I, H] * rows[I]`."""
+    axes = tuple(range(1, len(matrix.shape) + 1))
+    extents = dict(zip(axes, matrix.shape, strict=True))
+    return algebra.multiply([(matrix, axes), (rows, axes[: len(rows.shape)])], axes, extents, matrix.dtype)
 
 
-def _product_reverse(node: ElementwiseNode | LinearNode, cotangent: Node, side: int) -> Node:
-    """Return the contraction of the cotangent and the other operand.
-
-    Only dummies of this operand that the other lacks are in neither: the derivative is the same along them, and as a
-    contraction has no New index, a Transform brings them in.
-    """
-    own, other = _arrays(node)[:: 1 if side == 0 else -1]
-    names = _unsigned(node)
-    free = _fresh(cotangent.rank - node.rank, tuple(names.values()))
-    signed = {index: name if index in own else -name for index, name in names.items()}
-    shared = [index for index in own if index in node.index_dst or index in other]
-    dst = (*(names[index] for index in shared), *free)
-    src = (*(signed[index] for index in node.index_dst), *free)
-    product = LinearNode(cotangent, node.inputs[1 - side], dst, src, [signed[index] for index in other])
-    if len(shared) == len(own):
-        return product
-    spread = [names[index] if index in shared else -names[index] for index in own]
-    new_dims = [extent for index, extent in zip(own, node.inputs[side].shape, strict=True) if index not in shared]
-    return TransformNode(product, (*spread, *free), dst, new_dims=new_dims)
+def _times_slope(algebra: Algebra[Item], slope: Function, source: Item, derivative: Item) -> Item | None:
+    """Return `derivative[I, H] * slope(source[I])`, None for a slope of 0."""
+    if not isinstance(slope, Constant):
+        return times_rows(algebra, derivative, algebra.map(slope, source))
+    if slope.value in (0.0, 1.0):
+        return derivative if slope.value else None
+    axes = tuple(range(1, len(derivative.shape) + 1))
+    extents = dict(zip(axes, derivative.shape, strict=True))
+    return algebra.combine([(slope.value, derivative, axes)], axes, extents, derivative.dtype)
 
 
-def _product_forward(node: ElementwiseNode | LinearNode, tangents: Sequence[Node | None]) -> Node:
-    """Return the sum of the same product with one operand and with the other replaced by its derivative."""
-    terms: list[Node] = []
-    for side, tangent in enumerate(tangents):
-        if tangent is None:
-            continue
-        operands, arrays = list(node.inputs), list(_arrays(node))
-        free = _fresh(tangent.rank - len(arrays[side]), *arrays)
-        operands[side], arrays[side] = tangent, (*arrays[side], *free)
-        terms.append(_same_product(node, operands, (*node.index_dst, *free), arrays))
-    return terms[0] if len(terms) == 1 else added(terms[0], terms[1])
+def _free_labels(extra: Shape) -> tuple[tuple[str, int], ...]:
+    """Return the labels of H."""
+    return tuple([("H", k) for k in range(len(extra))])
 
 
-def _same_product(
-    node: ElementwiseNode | LinearNode, operands: Sequence[Node], dst: Indices, arrays: Sequence[Indices]
-) -> Node:
-    if isinstance(node, LinearNode):
-        return LinearNode(operands[0], operands[1], dst, arrays[0], arrays[1])
-    return ElementwiseNode(operands[0], operands[1], dst, arrays[0], arrays[1], operation="*")
+def _joined(extents: Extents, free: Sequence[Any], extra: Shape) -> Extents:
+    return {**extents, **dict(zip(free, extra, strict=True))} if free else extents

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 
-from gflownet.autodiff import functions
+from gflownet.autodiff import functions, rules
 from gflownet.autodiff.functions import Constant, Function, Product, X, multiply
+from gflownet.autodiff.rules import Form
 from gflownet.autodiff.terms import (
     Alias,
     Cast,
@@ -25,6 +26,7 @@ from gflownet.autodiff.terms import (
     extents_of,
     is_sparse,
     is_zero,
+    ordered,
 )
 
 
@@ -61,6 +63,56 @@ class Terms:
         if key not in self._known:
             self._known[key] = self._new(Leaf, shape, dtype, slot=slot)
         return self._known[key]
+
+    def form(self, item: Term) -> Form:
+        """Return the operation that computes a term.
+
+        Raises:
+            TypeError: the term is a leaf.
+        """
+        match item:
+            case Einsum():
+                return rules.Product(item.labels, item.out, dict(enumerate(item.extents)))
+            case View():
+                return rules.Combination((item.alpha,), (item.labels,)[: len(item.inputs)], item.out, extents_of(item))
+            case Sum():
+                labels = tuple(range(len(item.shape)))
+                repeated = (labels,) * len(item.inputs)
+                return rules.Combination(item.coefficients, repeated, labels, dict(enumerate(item.shape)))
+            case Map():
+                return rules.Entrywise(item.function)
+            case Cast() | Alias():
+                return rules.Conversion(item.dtype)
+            case _:
+                raise TypeError(f"{type(item).__name__}: expected a term that is computed from others")
+
+    def ordered(self, outputs: Iterable[Term], sources: Collection[Term]) -> list[Term]:
+        """Return the terms that outputs are made of, each after its inputs, without those older than all sources."""
+        return ordered(outputs, above=min((source.uid for source in sources), default=0))
+
+    def combine(
+        self,
+        parts: Sequence[tuple[float, Term, Sequence[Any]]],
+        out: Sequence[Any],
+        extents: Extents,
+        dtype: torch.dtype,
+    ) -> Term:
+        """Return a linear combination, see `Algebra.combine`."""
+        scaled = [
+            self.scale(alpha, term)
+            if labels == out
+            else self.einsum([(term, labels)], out, extents, dtype, alpha=alpha)
+            for alpha, term, labels in parts
+        ]
+        if len(scaled) == 1:
+            return scaled[0]
+        return self.add([(1.0, term) for term in scaled], [extents[label] for label in out], dtype)
+
+    def multiply(
+        self, factors: Sequence[tuple[Term, Sequence[Any]]], out: Sequence[Any], extents: Extents, dtype: torch.dtype
+    ) -> Term:
+        """Return a product, see `Algebra.multiply`."""
+        return self.einsum(factors, out, extents, dtype)
 
     def alias(self, source: Term) -> Term:
         """Return a new opaque name for a term."""

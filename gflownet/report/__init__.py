@@ -1,1 +1,5 @@
-"""What a run leaves for people to read: the best architectures, as data and as pictures."""
+"""Reports of a run: best architectures, Pareto front, certificate and the closing summary."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from gflownet.autodiff import factories as build
-from gflownet.autodiff.compile import compile_gradient, compile_hessian, compile_hvp
+from gflownet.autodiff.compilation import compile_gradient, compile_hessian, compile_hvp
 from gflownet.autodiff.nodes import LeafNode, Node
 from scripts.derivatives.problems import Problem
 

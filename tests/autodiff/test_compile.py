@@ -10,7 +10,7 @@ from torch import Tensor
 
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
-from gflownet.autodiff.compile import (
+from gflownet.autodiff.compilation import (
     clear_cache,
     compile,
     compile_gradient,

@@ -11,8 +11,7 @@ import pytest
 import torch
 
 from gflownet.autodiff import derivatives
-from gflownet.autodiff.drawing import to_dot, to_svg
-from gflownet.autodiff.export import to_networkx
+from gflownet.autodiff.drawing import to_dot, to_networkx, to_svg
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.nodes import LeafKind, LeafNode
 from gflownet.autodiff.text import parse

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
-from gflownet.autodiff.einsum import Einsum
 from gflownet.autodiff.evaluation import evaluate
+from gflownet.autodiff.factories import Einsum
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.log_softmax import LogSumExp, PickNegLogSoftmax

@@ -8,7 +8,7 @@ from torch import Tensor
 
 from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
-from gflownet.autodiff.compile import compile, compile_gradient, compile_hessian, compile_jacobian
+from gflownet.autodiff.compilation import compile, compile_gradient, compile_hessian, compile_jacobian
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.functions import PRIMITIVES, Function
 from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node

@@ -1,15 +1,18 @@
-"""The index rules, with the worked examples of seed 001 as docs/tensor-graphs.md corrects them."""
+"""The differentiation rules on nodes: worked examples with their index arrays, and the values of nodes."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
+from gflownet.autodiff import rules
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.functions import Function
+from gflownet.autodiff.node_builder import Nodes
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
@@ -20,7 +23,6 @@ from gflownet.autodiff.nodes import (
     Operation,
     TransformNode,
 )
-from gflownet.autodiff.rules import forward, reverse
 
 DOUBLE = torch.float64
 EXTENTS = {"a": 2, "b": 3, "c": 4, "d": 5, "e": 6, "i": 2, "j": 3, "k": 4, "l": 5, "m": 3, "n": 2}
@@ -31,16 +33,45 @@ def leaf(axes: str = "", **fields) -> LeafNode:
 
 
 def free(*shape: int, of: Node) -> LeafNode:
-    """A derivative of some tensor by a node, or of it by some tensor: the node's axes, then others."""
+    """Return a derivative of some tensor by a node, or of the node by some tensor: the node's axes, then others."""
     return LeafNode([*of.shape, *shape], dtype=DOUBLE)
 
 
+def reverse(node: Node, cotangent: Node, side: int) -> Node | None:
+    extra = cotangent.shape[node.rank :]
+    return rules.reverse(Nodes(), rules.node_form(node), node.inputs, side, cotangent, extra)
+
+
+def forward(node: Node, tangents: list[Node | None]) -> Node | None:
+    [(tangent, source), *_] = [(t, source) for t, source in zip(tangents, node.inputs, strict=True) if t is not None]
+    extra = tangent.shape[source.rank :]
+    return rules.forward(Nodes(), rules.node_form(node), node.inputs, tangents, extra)
+
+
+def renamed(*arrays: Sequence[int], separate: bool) -> tuple[list[int], ...]:
+    """Return index arrays with indices numbered by first appearance; `separate`: negative ones per array."""
+    names: dict[tuple[int, int], int] = {}
+    result = []
+    for number, array in enumerate(arrays):
+        keys = [(index, number if separate and index < 0 else 0) for index in array]
+        result.append([names.setdefault(key, len(names) + 1) * (1 if key[0] > 0 else -1) for key in keys])
+    return tuple(result)
+
+
 def arrays(node: Node | None) -> tuple[list[int], ...]:
-    assert node is not None
+    """Return the index arrays of a node with indices numbered by first appearance."""
     if isinstance(node, TransformNode):
-        return list(node.index_dst), list(node.index_src)
+        return renamed(node.index_dst, node.index_src, separate=True)
     assert isinstance(node, ElementwiseNode | LinearNode)
-    return list(node.index_dst), list(node.index_src_l), list(node.index_src_r)
+    return renamed(node.index_dst, node.index_src_l, node.index_src_r, separate=False)
+
+
+def transform(*expected: list[int]) -> tuple[list[int], ...]:
+    return renamed(*expected, separate=True)
+
+
+def pair(*expected: list[int]) -> tuple[list[int], ...]:
+    return renamed(*expected, separate=False)
 
 
 def counts(node: Node | None) -> tuple[int, ...]:
@@ -122,7 +153,7 @@ class TestSeedReverse:
         assert counts(node) == (2, 2, 2)
         h = [3, 4, 5][:num_free]
         found = reverse(node, free(*[2] * num_free, of=node), 0)
-        assert arrays(found) == ([1, -1, 2, -2, *h], [1, 2, -1, -2, *h])
+        assert arrays(found) == transform([1, -1, 2, -2, *h], [1, 2, -1, -2, *h])
         assert counts(found) == (2, 2, 2 + num_free)
         assert isinstance(found, TransformNode)
         assert (found.alpha, found.new_dims) == (0.5, (3, 5))  # alpha once; j and l are New
@@ -135,9 +166,9 @@ class TestSeedReverse:
         h = [6, 7, 8][:num_free]
         cotangent = free(*[2] * num_free, of=node)
         left, right = reverse(node, cotangent, 0), reverse(node, cotangent, 1)
-        assert arrays(left) == ([1, 2, 3, 5, *h], [1, 2, 3, -4, 5, *h])
+        assert arrays(left) == transform([1, 2, 3, 5, *h], [1, 2, 3, -4, 5, *h])
         assert counts(left) == (1, 0, 4 + num_free)
-        assert arrays(right) == ([1, 3, 4, *h], [1, -2, 3, 4, -5, *h])
+        assert arrays(right) == transform([1, 3, 4, *h], [1, -2, 3, 4, -5, *h])
         assert counts(right) == (2, 0, 3 + num_free)
         assert isinstance(left, TransformNode)
         assert isinstance(right, TransformNode)
@@ -151,9 +182,9 @@ class TestSeedReverse:
         h = [6, 7, 8][:num_free]
         cotangent = free(*[2] * num_free, of=node)
         left, right = reverse(node, cotangent, 0), reverse(node, cotangent, 1)
-        assert arrays(left) == ([1, 2, -3, 5, *h], [1, 2, -4, 5, *h])
+        assert arrays(left) == transform([1, 2, -3, 5, *h], [1, 2, -4, 5, *h])
         assert counts(left) == (1, 1, 3 + num_free)
-        assert arrays(right) == ([1, -3, 4, *h], [1, -2, 4, -5, *h])
+        assert arrays(right) == transform([1, -3, 4, *h], [1, -2, 4, -5, *h])
         assert counts(right) == (2, 1, 2 + num_free)
         assert isinstance(left, TransformNode)
         assert isinstance(right, TransformNode)
@@ -177,17 +208,17 @@ class TestSeedReverse:
         left, right = reverse(node, cotangent, 0), reverse(node, cotangent, 1)
         assert isinstance(left, LinearNode)
         assert left.inputs == (cotangent, node.right)
-        assert arrays(left) == ([1, 2, 3, 5, 6, 7], [1, 2, 3, -4, 5, 6, 7], [1, 3, -4])
+        assert arrays(left) == pair([1, 2, 3, 5, 6, 7], [1, 2, 3, -4, 5, 6, 7], [1, 3, -4])
         assert isinstance(right, LinearNode)
         assert right.inputs == (cotangent, node.left)
-        assert arrays(right) == ([1, 3, 4, 6, 7], [1, -2, 3, 4, -5, 6, 7], [1, -2, 3, -5])
+        assert arrays(right) == pair([1, 3, 4, 6, 7], [1, -2, 3, 4, -5, 6, 7], [1, -2, 3, -5])
 
     def test_contraction(self):
         # x[i,j,k] = sum_a w[i,a] y[a,j,k]: the dummy a becomes positive
         node = LinearNode(leaf("ia"), leaf("ajk"), [1, 2, 3], [1, -4], [-4, 2, 3])
         cotangent = free(2, of=node)
-        assert arrays(reverse(node, cotangent, 0)) == ([1, 4, 5], [1, -2, -3, 5], [4, -2, -3])
-        assert arrays(reverse(node, cotangent, 1)) == ([4, 2, 3, 5], [-1, 2, 3, 5], [-1, 4])
+        assert arrays(reverse(node, cotangent, 0)) == pair([1, 4, 5], [1, -2, -3, 5], [4, -2, -3])
+        assert arrays(reverse(node, cotangent, 1)) == pair([4, 2, 3, 5], [-1, 2, 3, 5], [-1, 4])
 
     def test_nonlinear(self):
         # out[I,H] = G[I,H] * f'(X)[I]
@@ -195,7 +226,7 @@ class TestSeedReverse:
         cotangent = free(2, of=node)
         found = reverse(node, cotangent, 0)
         assert isinstance(found, ElementwiseNode)
-        assert (found.operation, *arrays(found)) == ("*", [1, 2, 3], [1, 2, 3], [1, 2])
+        assert (found.operation, arrays(found)) == ("*", pair([1, 2, 3], [1, 2, 3], [1, 2]))
         slope = found.right
         assert isinstance(slope, NonlinearNode)
         assert (slope.source, slope.function) == (node.source, Function.parse("1 - tanh(x)**2"))
@@ -215,7 +246,7 @@ class TestSeedForward:
         node = TransformNode(leaf("ijkl"), [1, 2, -1, -2], [1, -1, 2, -2], alpha=0.5, new_dims=[3, 2])
         h = [3, 4, 5][:num_free]
         found = forward(node, [free(*[2] * num_free, of=node.source)])
-        assert arrays(found) == ([1, 2, -1, -2, *h], [1, -1, 2, -2, *h])
+        assert arrays(found) == transform([1, 2, -1, -2, *h], [1, -1, 2, -2, *h])
         assert counts(found) == (2, 2, 2 + num_free)
         assert isinstance(found, TransformNode)
         assert (found.alpha, found.new_dims) == (0.5, (3, 2))  # alpha is kept
@@ -227,7 +258,7 @@ class TestSeedForward:
         found = forward(node, [left, right])
         assert isinstance(found, ElementwiseNode)
         assert (found.operation, found.inputs) == (operation, (left, right))
-        assert arrays(found) == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6], [1, 3, 4, 6])
+        assert arrays(found) == pair([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6], [1, 3, 4, 6])
 
     @pytest.mark.parametrize(("operation", "alpha"), [("+", 1.0), ("-", -1.0)])
     def test_an_operand_that_depends_on_nothing_drops_out(self, operation: Operation, alpha):
@@ -235,11 +266,11 @@ class TestSeedForward:
         node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 4, 5], [1, 2, -3, 5], [1, -3, 4], operation=operation)
         of_left = forward(node, [free(2, of=node.left), None])
         assert isinstance(of_left, TransformNode)
-        assert arrays(of_left) == ([1, 2, -4, 5, 6], [1, 2, -3, 5, 6])
+        assert arrays(of_left) == transform([1, 2, -4, 5, 6], [1, 2, -3, 5, 6])
         assert (of_left.alpha, of_left.new_dims) == (1.0, (EXTENTS["d"],))
         of_right = forward(node, [None, free(2, of=node.right)])
         assert isinstance(of_right, TransformNode)
-        assert arrays(of_right) == ([1, -2, 4, -5, 6], [1, -3, 4, 6])
+        assert arrays(of_right) == transform([1, -2, 4, -5, 6], [1, -3, 4, 6])
         assert of_right.alpha == alpha
 
     def test_product(self):
@@ -250,21 +281,21 @@ class TestSeedForward:
         assert found.operation == "+"
         first, second = found.inputs
         assert first.inputs == (left, node.right)
-        assert arrays(first) == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6], [1, 3, 4])
+        assert arrays(first) == pair([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6], [1, 3, 4])
         assert second.inputs == (node.left, right)
-        assert arrays(second) == ([1, 2, 3, 4, 5, 6], [1, 2, 3, 5], [1, 3, 4, 6])
+        assert arrays(second) == pair([1, 2, 3, 4, 5, 6], [1, 2, 3, 5], [1, 3, 4, 6])
 
     def test_contraction(self):
         node = LinearNode(leaf("ia"), leaf("ajk"), [1, 2, 3], [1, -4], [-4, 2, 3])
         found = forward(node, [None, free(2, of=node.right)])
         assert isinstance(found, LinearNode)
-        assert arrays(found) == ([1, 2, 3, 5], [1, -4], [-4, 2, 3, 5])
+        assert arrays(found) == pair([1, 2, 3, 5], [1, -4], [-4, 2, 3, 5])
 
     def test_nonlinear(self):
         node = NonlinearNode(leaf("ij"), Function.parse("exp"))
         found = forward(node, [free(2, of=node.source)])
         assert isinstance(found, ElementwiseNode)
-        assert (found.operation, *arrays(found)) == ("*", [1, 2, 3], [1, 2], [1, 2, 3])
+        assert (found.operation, arrays(found)) == ("*", pair([1, 2, 3], [1, 2, 3], [1, 2]))
 
 
 def test_the_difference_does_not_commute():
@@ -283,6 +314,6 @@ def test_a_dummy_of_one_operand_called_as_an_index_of_the_result(multiply):
     node = multiply(left, right, [3], [-3, 3], [3])
     found = reverse(node, free(2, of=node), 0)
     assert isinstance(found, TransformNode)
-    assert arrays(found) == ([-4, 3, 5], [3, 5])
-    assert arrays(found.source) == ([3, 5], [3, 5], [3])
+    assert arrays(found) == transform([-4, 3, 5], [3, 5])
+    assert arrays(found.source) == pair([3, 5], [3, 5], [3])
     assert found.new_dims == (EXTENTS["c"],)

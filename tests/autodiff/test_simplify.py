@@ -10,7 +10,7 @@ from gflownet.autodiff import factories as build
 from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.graph import Graph
 from gflownet.autodiff.nodes import LeafNode, LinearNode, Node, TransformNode
-from gflownet.autodiff.simplify import simplify
+from gflownet.autodiff.simplification import simplify
 from tests.autodiff.random_graphs import random_graph
 
 DOUBLE = torch.float64

@@ -11,10 +11,9 @@ from collections.abc import Callable, Hashable, Sequence
 from gflownet.autodiff import cross_country, derivation
 from gflownet.autodiff.derivatives import Mode
 from gflownet.autodiff.evaluation import topological_order
-from gflownet.autodiff.node_terms import is_described, terms_of
-from gflownet.autodiff.nodes import LeafNode, Node
+from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.program import Code, Program, code_of
-from gflownet.autodiff.structure import structure
+from gflownet.autodiff.simplification import is_described, terms_of
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Term
 
@@ -175,7 +174,8 @@ def _program(
     """Return the program of nodes asked about: outputs, what they are differentiated by, and others."""
     asked = [*outputs, *wrt, *others]
     order = topological_order(asked)
-    places, rows = structure(order)
+    places = {node: place for place, node in enumerate(order)}
+    rows = tuple([_structure(node, places) for node in order])
     key = (kind, as_tuple, tuple([places[node] for node in asked]), rows)
     code = _kept.get(key)
     if code is None:
@@ -194,5 +194,28 @@ def _code(order: list[Node], asked: list[Node], wrt: list[Node], derive: Derive,
     found, leaves = terms_of(terms, order, opaque=opaque)
     outputs = derive(terms, [found[node] for node in asked])
     if opaque:
-        outputs = derivation.without_aliases(terms, outputs)
+        outputs = cross_country.without_aliases(terms, outputs)
     return code_of(outputs, [(leaf.shape, leaf.dtype) for leaf in leaves], as_tuple=as_tuple)
+
+
+def _structure(node: Node, places: dict[Node, int]) -> tuple[Hashable, ...]:
+    """Return a key of a node's operation, without names of leaves and of indices; inputs are given by their places."""
+    match node:
+        case LeafNode():
+            return (0, node.shape, node.dtype, node.fill, node.is_identity)
+        case TransformNode():
+            dst = node.index_dst
+            pattern = tuple([dst.index(index) if index > 0 else -1 for index in node.index_src])
+            return (1, places[node.inputs[0]], pattern, node.alpha, node.shape)
+        case ElementwiseNode() | LinearNode():
+            number: dict[int, int] = {}
+            indices = (*node.index_dst, *node.index_src_l, *node.index_src_r)
+            pattern = tuple([number.setdefault(index, len(number)) for index in indices])
+            left, right = node.inputs
+            return (2, places[left], places[right], node.operation, len(node.index_dst), pattern)
+        case NonlinearNode():
+            return (3, places[node.inputs[0]], node.function)
+        case CastNode():
+            return (4, places[node.inputs[0]], node.dtype)
+        case _:
+            raise TypeError(f"{node.label}: expected one of the five kinds of nodes or a cast")
