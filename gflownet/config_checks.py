@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import difflib
 import re
-from collections.abc import Collection, Iterable
+from collections.abc import Collection, Mapping
 
 from gflownet.config import OPTIONS, Config, resolved
 from gflownet.envs.config import ENVIRONMENTS
@@ -43,14 +42,11 @@ def _check_vocabulary(config: Config) -> None:
     _check_names("env.output_aggregation", [config.env.output_aggregation], AGGREGATIONS)
 
 
-def _check_names(key: str, names: Collection[str], known: Iterable[str]) -> None:
-    known = list(known)
+def _check_names(key: str, names: Collection[str], known: Mapping[str, str]) -> None:
     if not names:
         raise UserError(f"{key}: expected at least one of {', '.join(known)}, got []")
     for name in names:
-        if name not in known:
-            nearest = difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
-            raise UserError(f"{key}: expected one of {', '.join(known)}, got {name!r}; did you mean {nearest}?")
+        check_name(key, name, known)
 
 
 def _check_teacher(config: Config) -> None:

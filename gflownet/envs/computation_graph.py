@@ -17,7 +17,7 @@ from gflownet.envs.checks import check_search_space
 from gflownet.envs.config import EnvConfig
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Node
-from gflownet.graphs.vocabulary import ORDER_SENSITIVE_AGGREGATIONS
+from gflownet.graphs.vocabulary import activation, aggregation
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
@@ -59,6 +59,8 @@ class ComputationGraphEnv(Environment):
             )
         if max_edges < num_ends:
             raise ValueError(f"max_edges: expected at least {num_ends}, to join inputs and outputs, got {max_edges}")
+        for name in (*activations, output_activation):
+            activation(name)  # an unknown name or a faulty class is refused before the search starts
         choices = (Attribute("aggregation", tuple(aggregations)), Attribute("output_size", tuple(hidden_sizes)))
         self._fixed = {a.name: a.values[0] for a in choices if len(a.values) == 1}
         ends = [f"input_{i}" for i in range(len(self.input_sizes))]
@@ -70,7 +72,7 @@ class ComputationGraphEnv(Environment):
                 directed=True,
                 edge_types=("forward", "recurrent") if allow_recurrent else ("forward",),
                 node_attributes=tuple(a for a in choices if len(a.values) > 1),
-                ranked=bool(ORDER_SENSITIVE_AGGREGATIONS & {*aggregations, output_aggregation}),
+                ranked=any(aggregation(name).is_order_sensitive for name in (*aggregations, output_aggregation)),
             )
         )
 
@@ -95,10 +97,10 @@ class ComputationGraphEnv(Environment):
         """Return which nodes combine their inputs in order (concat and its like), [B, N] bool."""
         position = torch.arange(self.vocabulary.max_nodes)
         is_output = (position >= self.num_inputs) & (position < self.num_ends)
-        ordered = (is_output & (self.output_aggregation in ORDER_SENSITIVE_AGGREGATIONS)).expand(states.exists.shape)
+        ordered = (is_output & aggregation(self.output_aggregation).is_order_sensitive).expand(states.exists.shape)
         hidden = position >= self.num_ends
         if "aggregation" in self._fixed:
-            return ordered | (hidden & (self._fixed["aggregation"] in ORDER_SENSITIVE_AGGREGATIONS))
+            return ordered | (hidden & aggregation(self._fixed["aggregation"]).is_order_sensitive)
         # The last slot stands for "unset", which is not ordered.
         chosen = states.node_attr[:, :, 0].long() % len(self._is_ordered)
         return ordered | (hidden & self._is_ordered[chosen])
@@ -242,7 +244,7 @@ class ComputationGraphEnv(Environment):
     @cached_property
     def _is_ordered(self) -> Tensor:
         first = self.vocabulary.node_attributes[0]
-        return torch.tensor([*(v in ORDER_SENSITIVE_AGGREGATIONS for v in first.values), False])
+        return torch.tensor([*(aggregation(v).is_order_sensitive for v in first.values), False])
 
     def _edge_rules(self, states: GraphStates, facts: _Facts, budget: str) -> list[Rule]:
         source_ok = (facts.is_input | facts.is_hidden)[:, :, None]

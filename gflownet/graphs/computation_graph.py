@@ -21,7 +21,7 @@ from gflownet.graphs.elements import (
     thawed,
 )
 from gflownet.graphs.validation import GraphProblem, graph_problems
-from gflownet.graphs.vocabulary import ORDER_SENSITIVE_AGGREGATIONS
+from gflownet.graphs.vocabulary import is_order_sensitive
 
 if TYPE_CHECKING:
     import networkx
@@ -282,7 +282,7 @@ def _coloured_graph(graph: ComputationGraph) -> tuple[list[int], ColouredGraph]:
     ranks = {
         edge.edge_id: f"#{rank} "
         for node_id, node in graph.nodes.items()
-        if isinstance(node.aggregation, str) and node.aggregation in ORDER_SENSITIVE_AGGREGATIONS
+        if is_order_sensitive(node.aggregation)
         for rank, edge in enumerate(graph.in_edges(node_id))
     }
     merged: dict[tuple[int, int], list[str]] = {}

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from gflownet import layered_drawing
 from gflownet.graphs.elements import Edge, Node, NodeType, thawed
 from gflownet.graphs.ordering import followed_edges, sorted_prefix
+from gflownet.graphs.vocabulary import short_name
 from gflownet.layered_drawing import Box, Link, LinkStyle, shortened
 
 if TYPE_CHECKING:
@@ -59,10 +60,10 @@ def _labels(node: Node) -> tuple[str, str]:
     size = "?" if node.output_size is None else str(node.output_size)
     if node.node_type is NodeType.INPUT:
         return "input", size
-    title = node.activation_function
+    title = short_name(node.activation_function)
     if node.node_type is NodeType.OUTPUT:
         title = "output" if title == "linear" else f"output · {title}"
-    detail = f"{thawed(node.aggregation)} · {size}"
+    detail = f"{short_name(str(thawed(node.aggregation)))} · {size}"
     return shortened(title, MAX_LABEL_LENGTH), shortened(detail, MAX_LABEL_LENGTH)
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,12 +11,14 @@ from gflownet.graphs.limits import MAX_MAGNITUDE, MAX_PARAMETERS, has_too_many_p
 from gflownet.graphs.ordering import reachable
 from gflownet.graphs.vocabulary import (
     ACTIVATIONS,
-    AGGREGATION_PARAMETERS,
     AGGREGATIONS,
     EDGE_ATTRIBUTES,
     MAX_WIDTH,
     NODE_ATTRIBUTES,
     TRANSLATION_SETTINGS,
+    activation,
+    aggregation,
+    aggregation_parameters,
 )
 
 # A tuple, because values of attributes may be unhashable.
@@ -102,7 +104,7 @@ def _setting_problems(graph: GraphElements) -> Iterator[GraphProblem]:
 def _size_problems(graph: GraphElements, projection: str) -> Iterator[GraphProblem]:
     for edge_id, edge in sorted(graph.edges.items()) if projection == "never" else ():
         node, size = graph.nodes[edge.target], graph.nodes[edge.source].output_size
-        expected = message_size(node.aggregation, node.attributes, node.output_size or 0)
+        expected = message_size(node)
         if edge.enabled and size != expected:
             message = (
                 f"expected equal widths with projection=never, "
@@ -127,21 +129,21 @@ def _is_plain(node: Node) -> bool:
 
 
 def _node_problems(node: Node) -> Iterator[GraphProblem]:
-    size, activation, name = node.output_size, node.activation_function, node.node_id
+    size, name = node.output_size, node.node_id
     is_input = node.node_type is NodeType.INPUT
     if size is None:
         yield _at_node(name, "missing_output_size", "expected an output_size, got none")
     elif not 1 <= size <= MAX_WIDTH:
         message = f"expected an output_size in [1, {MAX_WIDTH:,}], got {shown(size)}"
         yield _at_node(name, "invalid_output_size", message)
-    if activation not in ACTIVATIONS:
-        message = f"expected an activation out of {_listed(ACTIVATIONS)}, got {shown(activation)}"
-        yield _at_node(name, "invalid_activation", message)
+    if reason := _name_problem(node.activation_function, ACTIVATIONS, activation, "an activation"):
+        yield _at_node(name, "invalid_activation", reason)
     if not abs(node.bias) <= MAX_MAGNITUDE:
         yield _at_node(name, "non_finite_bias", f"expected a finite bias of float32, got {node.bias}")
     # An input passes its data on: its activation and bias would be ignored.
-    if is_input and activation in ACTIVATIONS and activation not in ("linear", "identity"):
-        message = f"expected an input to be linear, got activation {shown(activation)}"
+    is_known = node.activation_function in ACTIVATIONS or ":" in node.activation_function
+    if is_input and is_known and node.activation_function not in ("linear", "identity"):
+        message = f"expected an input to be linear, got activation {shown(node.activation_function)}"
         yield _at_node(name, "invalid_input_node", message)
     if is_input and abs(node.bias) <= MAX_MAGNITUDE and node.bias != 0.0:
         yield _at_node(name, "invalid_input_node", f"expected an input to have bias 0.0, got {node.bias}")
@@ -149,25 +151,37 @@ def _node_problems(node: Node) -> Iterator[GraphProblem]:
         yield from _aggregation_problems(node)
 
 
+def _name_problem(name: Any, known: Mapping[str, str], load: Callable[[str], object], kind: str) -> str:
+    """Return why an activation or aggregation cannot be used; empty where it can."""
+    if isinstance(name, str) and name in known:
+        return ""
+    if not isinstance(name, str) or ":" not in name:
+        return f"expected {kind} out of {_listed(known)} or module:Class, got {shown(thawed(name))}"
+    try:
+        load(name)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 def _aggregation_problems(node: Node) -> Iterator[GraphProblem]:
-    aggregation, name = node.aggregation, node.node_id
-    is_known = isinstance(aggregation, str) and aggregation in AGGREGATIONS
-    if not is_known:
-        message = f"expected an aggregation out of {_listed(AGGREGATIONS)}, got {shown(thawed(aggregation))}"
-        yield _at_node(name, "invalid_aggregation", message)
-    accepted = AGGREGATIONS[aggregation] if is_known else {}
+    name = node.node_id
+    reason = _name_problem(node.aggregation, AGGREGATIONS, aggregation, "an aggregation")
+    if reason:
+        yield _at_node(name, "invalid_aggregation", reason)
+    accepted = {} if reason else aggregation(node.aggregation).accepted()
     for key, value in node.attributes.items():
         if key == "aggregation":
             continue
         if key in NODE_ATTRIBUTES:
             if not NODE_ATTRIBUTES[key].accepts(value):
                 yield _at_node(name, "invalid_attribute", _expected(NODE_ATTRIBUTES[key].expected, key, value))
-        elif key not in AGGREGATION_PARAMETERS:
+        elif key not in accepted and key not in aggregation_parameters():
             yield _at_node(name, "unknown_attribute", f"expected no attribute {shown(key)}")
         elif key in accepted and not accepted[key].accepts(value):
             yield _at_node(name, "invalid_agg_param", _expected(accepted[key].expected, key, value))
-        elif is_known and key not in accepted:
-            message = f"expected {aggregation} parameters out of {_listed(accepted)}, got {shown(key)}"
+        elif not reason and key not in accepted:
+            message = f"expected {node.aggregation} parameters out of {_listed(accepted)}, got {shown(key)}"
             yield _at_node(name, "invalid_agg_param", message)
 
 

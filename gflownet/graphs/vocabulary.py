@@ -1,19 +1,26 @@
-"""What a computation graph may name: activations, aggregations, and the attributes they accept. Data only."""
+"""The names that a computation graph may use: activations, aggregations and the attributes that they accept.
+
+An activation and an aggregation are classes: `Activation` and `Aggregation` list the class attributes from which
+validation, the search space, generated code, gradients, costs, export and drawings derive. A name is a short one out of
+ACTIVATIONS or AGGREGATIONS, or `module:Class` for a user's own class. Classes are imported on first use.
+
+Letters: B batch, J enabled in-edges of a node, d width of their messages, D output width of the node.
+"""
+
+from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
 from types import MappingProxyType
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
-from gflownet.graphs.elements import is_finite, is_number
+from gflownet.graphs.elements import is_finite, is_number, shown
+from gflownet.plugins import load_class
 
-RECURRENT_CELLS = ("lstm", "gru", "rhn")
-ACTIVATIONS = (
-    *("relu", "sigmoid", "tanh", "softmax", "leaky_relu", "elu", "gelu", "silu", "linear", "identity"),
-    *RECURRENT_CELLS,
-)
-ATTENTION_AGGREGATIONS = ("attention", "multi_head_attention", "attn_pool")
-CONCATENATIONS = ("concat", "matrix_product")
+if TYPE_CHECKING:
+    from torch import Tensor
 
 # Widths, numbers of heads and top_k.
 MAX_WIDTH = 2**20
@@ -25,7 +32,7 @@ DTYPES = ("float32", "float64", "float16", "bfloat16")
 
 @dataclass(frozen=True)
 class Parameter:
-    """An accepted attribute: what is expected, in words, and the test of a value."""
+    """An accepted attribute: the expected value in words, and the test of a value."""
 
     expected: str
     accepts: Callable[[Any], bool]
@@ -35,59 +42,240 @@ def _is_int(value: Any) -> bool:
     return isinstance(value, int) and not isinstance(value, bool)
 
 
-_POSITIVE_INT = Parameter(f"an int in [1, {MAX_WIDTH:,}]", lambda value: _is_int(value) and 1 <= value <= MAX_WIDTH)
-_OPTIONAL_POSITIVE_INT = Parameter(
-    f"{_POSITIVE_INT.expected} or null", lambda value: value is None or _POSITIVE_INT.accepts(value)
+POSITIVE_INT = Parameter(f"an int in [1, {MAX_WIDTH:,}]", lambda value: _is_int(value) and 1 <= value <= MAX_WIDTH)
+OPTIONAL_POSITIVE_INT = Parameter(
+    f"{POSITIVE_INT.expected} or null", lambda value: value is None or POSITIVE_INT.accepts(value)
 )
-_TEMPERATURE = Parameter(
+TEMPERATURE = Parameter(
     f"a float in [{MIN_TEMPERATURE:g}, {MAX_TEMPERATURE:g}]",
     lambda value: is_number(value) and MIN_TEMPERATURE <= value <= MAX_TEMPERATURE,
 )
-_EPSILON = Parameter("a float in [0, 1]", lambda value: is_number(value) and 0 <= value <= 1)
-_PROBABILITY = Parameter("a float in [0, 1)", lambda value: is_number(value) and 0 <= value < 1)
-_BOOL = Parameter("a bool", lambda value: isinstance(value, bool))
-_ROUTER_TYPE = Parameter("softmax or topk", lambda value: value in ("softmax", "topk"))
+EPSILON = Parameter("a float in [0, 1]", lambda value: is_number(value) and 0 <= value <= 1)
+PROBABILITY = Parameter("a float in [0, 1)", lambda value: is_number(value) and 0 <= value < 1)
+BOOL = Parameter("a bool", lambda value: isinstance(value, bool))
+_STRING = Parameter("a str", lambda value: isinstance(value, str))
 
-# post_projection: a linear layer after the aggregation even where the sizes agree.
-_ANY = {"post_projection": _BOOL}
-# dropout_p and attn_eps act on the attention weights (train mode, and inside the normalisation).
-_ATTENTION = {
-    "head_dim": _POSITIVE_INT,
-    "temperature": _TEMPERATURE,
-    "dropout_p": _PROBABILITY,
-    "attn_eps": _EPSILON,
-}
-# normalize: whether the mixing weights are divided by their sum.
-_MIXTURE = {"dropout_p": _PROBABILITY, "normalize": _BOOL}
 
-# aggregation -> attribute -> Parameter
-AGGREGATIONS: Mapping[str, Mapping[str, Parameter]] = MappingProxyType(
+class Activation:
+    """Contract of an activation: the output [B, D] of a node from its pre-activation z [B, D].
+
+    A user's subclass defines `forward`, and where it can `gradient`. It is used as a class, never as an instance.
+    """
+
+    flops: ClassVar[int] = 1  # per element
+    # gradient(g, z, y) -> dL/dz from g = dL/dy, all [B, D]. None: candidates with it are trained by autograd.
+    gradient: ClassVar[Callable[[Tensor, Tensor, Tensor], Tensor] | None] = None
+
+    @staticmethod
+    def forward(z: Tensor) -> Tensor:
+        """Return the output [B, D] for z [B, D]; a pure function."""
+        raise NotImplementedError
+
+    @classmethod
+    def multiply_adds(cls, size: int) -> int:
+        """Return the multiply-adds of matrix products for one row of width `size`."""
+        return 0
+
+    @classmethod
+    def elementwise_flops(cls, size: int) -> int:
+        """Return the elementwise operations for one row of width `size`."""
+        return cls.flops * size
+
+    @classmethod
+    def max_parameters(cls, size: int) -> int:
+        """Return an upper bound of the number of weights at width `size`."""
+        return 0
+
+    @classmethod
+    def check(cls, name: str) -> None:
+        """Raise ValueError unless forward and gradient map a sample batch to tensors of its shape and dtype."""
+        z = import_module("torch").linspace(-1, 1, 6).view(2, 3)
+        y = _called(f"{name}.forward(z [2, 3])", lambda: cls.forward(z), z)
+        if cls.gradient is not None:
+            gradient = cls.gradient
+            _called(f"{name}.gradient(g, z, y [2, 3])", lambda: gradient(z, z, y), z)
+
+
+class Aggregation:
+    """Contract of an aggregation: one tensor [B, aggregated size] from the messages [B, J, d] of a node's in-edges.
+
+    A user's subclass defines `forward`, and the class attributes and methods whose defaults do not fit. It is used as
+    a class, never as an instance.
+    """
+
+    attributes: ClassVar[Mapping[str, Parameter]] = MappingProxyType({})  # node attributes: keywords of forward
+    is_order_sensitive: ClassVar[bool] = False  # whether the result depends on the order of the in-edges
+    edge_parameter: ClassVar[str] = ""  # name of one learned 0-d number per in-edge, first value 0: a keyword [J]
+
+    @staticmethod
+    def forward(messages: Tensor, **keywords: Any) -> Tensor:
+        """Return [B, aggregated size] for messages [B, J, d], J >= 1; a pure function.
+
+        Keywords: the attributes that the node sets, the edge parameter [J], and `query` of `query_shape`.
+        """
+        raise NotImplementedError
+
+    @classmethod
+    def accepted(cls) -> dict[str, Parameter]:
+        """Return every attribute that a node with this aggregation may have."""
+        # post_projection: a linear layer after the aggregation even where the sizes agree.
+        return {"post_projection": BOOL, **cls.attributes}
+
+    @classmethod
+    def message_size(cls, attributes: Mapping[str, Any], output_size: int) -> int:
+        """Return d."""
+        return output_size
+
+    @classmethod
+    def query_shape(cls, attributes: Mapping[str, Any], message_size: int) -> tuple[int, ...]:
+        """Return the shape of the node's learned query, empty for none."""
+        return ()
+
+    @classmethod
+    def aggregated_size(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        """Return the width of the result."""
+        return message_size
+
+    @classmethod
+    def multiply_adds(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        """Return the multiply-adds of matrix products for one row."""
+        return 0
+
+    @classmethod
+    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        """Return the elementwise operations for one row."""
+        return max(num_edges - 1, 0) * message_size
+
+    @classmethod
+    def check(cls, name: str) -> None:
+        """Raise ValueError unless forward maps sample messages to the size and the order sensitivity it declares."""
+        for key, parameter in cls.attributes.items():
+            if not (isinstance(key, str) and key.isidentifier() and isinstance(parameter, Parameter)):
+                raise ValueError(f"{name}: expected attributes of Parameters by name, got {key}: {shown(parameter)}")
+        torch = import_module("torch")
+        messages = torch.linspace(-1, 1, 24).view(2, 3, 4)
+        keywords = {cls.edge_parameter: torch.zeros(3)} if cls.edge_parameter else {}
+        if shape := cls.query_shape({}, 4):
+            keywords["query"] = torch.ones(shape)
+        call = f"{name}.forward(messages [2, 3, 4])"
+        expected = torch.empty(2, cls.aggregated_size({}, 4, 3))
+        y = _called(call, lambda: cls.forward(messages, **keywords), expected)
+        if not cls.is_order_sensitive:
+            reordered = cls.forward(messages.flip(1), **keywords)
+            if not torch.allclose(y, reordered, atol=1e-5, equal_nan=True):
+                raise ValueError(
+                    f"{call}: expected the same result for every order of the inputs, or is_order_sensitive = True"
+                )
+
+
+def _called(call: str, function: Callable[[], Any], like: Tensor) -> Tensor:
+    """Return the result of `function`. Raises ValueError for an exception or another shape or dtype than `like`."""
+    expected = f"{call}: expected a tensor {list(like.shape)} of dtype {like.dtype}"
+    try:
+        result = function()
+    except Exception as error:
+        raise ValueError(f"{expected}, got {type(error).__name__}: {error}") from error
+    if not isinstance(result, type(like)):
+        raise ValueError(f"{expected}, got {shown(result)}")
+    if result.shape != like.shape or result.dtype != like.dtype:
+        raise ValueError(f"{expected}, got {list(result.shape)} of dtype {result.dtype}")
+    return result
+
+
+def _homes(module: str, classes: Mapping[str, str]) -> Mapping[str, str]:
+    return MappingProxyType({name: f"gflownet.translation.{module}:{classes[name]}" for name in classes})
+
+
+# name -> module:Class
+ACTIVATIONS: Mapping[str, str] = _homes(
+    "activations",
     {
-        "sum": _ANY,
-        "mean": _ANY,
-        "max": _ANY,
-        "min": _ANY,
-        "concat": _ANY,
-        "matrix_product": _ANY,
-        "attention": {**_ANY, **_ATTENTION},
-        "multi_head_attention": {**_ANY, **_ATTENTION, "num_heads": _POSITIVE_INT},
-        "attn_pool": {**_ANY, **_ATTENTION, "pool_heads": _POSITIVE_INT},
-        "topk_weighted_sum": {**_ANY, **_MIXTURE, "top_k": _OPTIONAL_POSITIVE_INT, "temperature": _TEMPERATURE},
-        "moe": {
-            **_ANY,
-            **_MIXTURE,
-            "router_type": _ROUTER_TYPE,
-            "router_temperature": _TEMPERATURE,
-            "top_k": _OPTIONAL_POSITIVE_INT,
-        },
-        "gated_sum": {**_ANY, **_MIXTURE},
-    }
+        "relu": "ReLU",
+        "sigmoid": "Sigmoid",
+        "tanh": "Tanh",
+        "softmax": "Softmax",
+        "leaky_relu": "LeakyReLU",
+        "elu": "ELU",
+        "gelu": "GELU",
+        "silu": "SiLU",
+        "linear": "Linear",
+        "identity": "Linear",
+        "lstm": "LSTM",
+        "gru": "GRU",
+        "rhn": "RHN",
+    },
 )
-AGGREGATION_PARAMETERS = frozenset(name for accepted in AGGREGATIONS.values() for name in accepted)
+AGGREGATIONS: Mapping[str, str] = _homes(
+    "aggregations",
+    {
+        "sum": "Sum",
+        "mean": "Mean",
+        "max": "Max",
+        "min": "Min",
+        "concat": "Concat",
+        "matrix_product": "Concat",  # the flattened stack [B, J, d]: the same numbers
+        "attention": "Attention",
+        "multi_head_attention": "MultiHeadAttention",
+        "attn_pool": "AttentionPool",
+        "topk_weighted_sum": "TopKWeightedSum",
+        "moe": "MixtureOfExperts",
+        "gated_sum": "GatedSum",
+    },
+)
+T = TypeVar("T", Activation, Aggregation)
 
-# Aggregations whose result depends on the order of the in-edges: by position in the output, or by ties that go to the
-# earlier input (topk_weighted_sum, moe).
-ORDER_SENSITIVE_AGGREGATIONS = frozenset({"concat", "matrix_product", "topk_weighted_sum", "moe"})
+
+@cache
+def activation(name: str) -> type[Activation]:
+    """Return the class of an activation.
+
+    Raises:
+        ValueError: unknown name, a class that is not a subclass of Activation, or one that fails its check.
+    """
+    return _loaded("activation", name, ACTIVATIONS, Activation)
+
+
+@cache
+def aggregation(name: str) -> type[Aggregation]:
+    """Return the class of an aggregation.
+
+    Raises:
+        ValueError: unknown name, a class that is not a subclass of Aggregation, or one that fails its check.
+    """
+    return _loaded("aggregation", name, AGGREGATIONS, Aggregation)
+
+
+def _loaded(key: str, name: str, homes: Mapping[str, str], contract: type[T]) -> type[T]:
+    try:
+        loaded = load_class(key, name, homes, contract=contract)
+    except ValueError:
+        raise
+    except Exception as error:
+        raise ValueError(f"{key} {name}: importing it failed with {type(error).__name__}: {error}") from error
+    if name not in homes:
+        loaded.check(name)
+    return loaded
+
+
+@cache
+def aggregation_parameters() -> frozenset[str]:
+    """Return the attributes that some built-in aggregation accepts."""
+    return frozenset(key for name in AGGREGATIONS for key in aggregation(name).accepted())
+
+
+def is_order_sensitive(name: Any) -> bool:
+    """Return whether `name` is an aggregation whose result depends on the order of the in-edges; False for no name."""
+    try:
+        return isinstance(name, str) and aggregation(name).is_order_sensitive
+    except ValueError:
+        return False
+
+
+def short_name(name: str) -> str:
+    """Return the name for a label: `Class` for `module:Class`."""
+    module, _, class_name = name.rpartition(":")
+    return class_name if module.replace(".", "_").isidentifier() and class_name.isidentifier() else name
+
 
 # Settings of a graph's translation, under config["translation"].
 TRANSLATION_SETTINGS: Mapping[str, Parameter] = MappingProxyType(
@@ -97,9 +285,8 @@ TRANSLATION_SETTINGS: Mapping[str, Parameter] = MappingProxyType(
     }
 )
 
-# Attributes that are no aggregation parameters.
-_STRING = Parameter("a str", lambda value: isinstance(value, str))
+# Attributes that are not aggregation parameters.
 NODE_ATTRIBUTES: Mapping[str, Parameter] = MappingProxyType({"derivation_uuid": _STRING})
 EDGE_ATTRIBUTES: Mapping[str, Parameter] = MappingProxyType(
-    {"derivation_uuid": _STRING, "is_recurrent": _BOOL, "order": Parameter("a finite number", is_finite)}
+    {"derivation_uuid": _STRING, "is_recurrent": BOOL, "order": Parameter("a finite number", is_finite)}
 )

@@ -1,59 +1,168 @@
-"""The code of every aggregation; a new one is a function here and a line in AGGREGATIONS."""
+"""The built-in aggregations. A new one is a class here and a line in gflownet/graphs/vocabulary.py.
 
-from collections.abc import Callable
+Nothing here imports torch: the classes write the code of a model. Letters: B batch, J in-edges, d message width, X [B,
+J, d] the messages, H query rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
 from math import sqrt
+from typing import Any, ClassVar
 
-from gflownet.translation.emit import NodeEmitter, group
+from gflownet.graphs.vocabulary import (
+    BOOL,
+    EPSILON,
+    OPTIONAL_POSITIVE_INT,
+    POSITIVE_INT,
+    PROBABILITY,
+    TEMPERATURE,
+    Parameter,
+)
+from gflownet.translation.emit import Aggregate, CodeAggregation, NodeEmitter, group
 
-# Statements, the expression of the aggregate [B, agg_size], whether the bias is in it.
-Emitted = tuple[list[str], str, bool]
-
-
-def _sum(emitter: NodeEmitter) -> Emitted:
-    has_bias = not emitter.node.has_post
-    lines, total = emitter.weighted_sum(emitter.per_edge("weight"), emitter.bias if has_bias else "")
-    return lines, total, has_bias
-
-
-def _mean(emitter: NodeEmitter) -> Emitted:
-    count = len(emitter.node.edges)
-    if count == 1:
-        return _sum(emitter)
-    lines, total = emitter.weighted_sum(emitter.per_edge("weight"), "")
-    if emitter.node.has_post:
-        return lines, f"{total} * {1 / count!r}", False
-    return lines, f"torch.add({emitter.bias}, {total}, alpha={1 / count!r})", True
+# dropout_p and attn_eps act on the attention weights (train mode, and inside the normalisation).
+_ATTENTION = {"head_dim": POSITIVE_INT, "temperature": TEMPERATURE, "dropout_p": PROBABILITY, "attn_eps": EPSILON}
+# normalize: whether the mixing weights are divided by their sum.
+_MIXTURE = {"dropout_p": PROBABILITY, "normalize": BOOL}
 
 
-def _extremum(function: str) -> Callable[[NodeEmitter], Emitted]:
-    def emit(emitter: NodeEmitter) -> Emitted:
+class Sum(CodeAggregation):
+    """sum_j X_j."""
+
+    @classmethod
+    def emit(cls, emitter: NodeEmitter) -> Aggregate:
+        has_bias = not emitter.node.has_post
+        lines, total = emitter.weighted_sum(emitter.per_edge("weight"), emitter.bias if has_bias else "")
+        return Aggregate(lines, total, has_bias)
+
+
+class Mean(CodeAggregation):
+    """1/J sum_j X_j."""
+
+    @classmethod
+    def emit(cls, emitter: NodeEmitter) -> Aggregate:
+        count = len(emitter.node.edges)
+        if count == 1:
+            return Sum.emit(emitter)
+        lines, total = emitter.weighted_sum(emitter.per_edge("weight"), "")
+        if emitter.node.has_post:
+            return Aggregate(lines, f"{total} * {1 / count!r}")
+        return Aggregate(lines, f"torch.add({emitter.bias}, {total}, alpha={1 / count!r})", has_bias=True)
+
+    @classmethod
+    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return max(num_edges, 1) * message_size
+
+
+class Extremum(CodeAggregation):
+    """The elementwise maximum or minimum over j."""
+
+    function: ClassVar[str]  # of two tensors
+    difference: ClassVar[str]  # of {a} and {b}: positive where {a} is the extremum
+
+    @classmethod
+    def emit(cls, emitter: NodeEmitter) -> Aggregate:
         total, *rest = emitter.messages()
         lines, best = [], emitter.name("best")
         # One statement per message: Python parses no more than some hundred nested calls.
         for message in rest:
-            lines.append(f"{best} = {function}({total}, {message})")
+            lines.append(f"{best} = {cls.function}({total}, {message})")
             total = best
-        return lines, total, False
-
-    return emit
+        return Aggregate(lines, total)
 
 
-def _concat(emitter: NodeEmitter) -> Emitted:
-    messages = emitter.messages()
-    return [], messages[0] if len(messages) == 1 else f"torch.cat({group(messages)}, dim=-1)", False
+class Max(Extremum):
+    """max_j X_j, elementwise."""
+
+    function, difference = "torch.maximum", "{a} - {b}"
 
 
-def _attention(emitter: NodeEmitter) -> Emitted:
+class Min(Extremum):
+    """min_j X_j, elementwise."""
+
+    function, difference = "torch.minimum", "{b} - {a}"
+
+
+class Concat(CodeAggregation):
+    """[X_1, ..., X_J] side by side."""
+
+    is_order_sensitive = True
+
+    @classmethod
+    def aggregated_size(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return num_edges * message_size
+
+    @classmethod
+    def emit(cls, emitter: NodeEmitter) -> Aggregate:
+        messages = emitter.messages()
+        return Aggregate([], messages[0] if len(messages) == 1 else f"torch.cat({group(messages)}, dim=-1)")
+
+    @classmethod
+    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return 0
+
+
+class _AnyAttention(CodeAggregation):
     """p = softmax_j(X q / (sqrt(d) * temperature)), sum_j p_j X_j; one such sum per row of q, concatenated."""
-    node, messages, mix = emitter.node, emitter.name("messages"), emitter.name("mix")
-    scale = 1.0 / (sqrt(node.message_size) * node.attributes.get("temperature", 1.0))
-    query = f"{emitter.dialect.parameter(f'q_{node.node_id}')} * {scale!r}"
-    is_single = node.aggregation == "attention"
-    scores = f"{messages} @ ({query})" if is_single else f"{messages} @ ({query}).t()"
-    lines = [emitter.stacked(), *_softmax(emitter, scores), *_dropout(emitter)]
-    if is_single:
-        return lines, f"({mix}.unsqueeze(1) @ {messages}).squeeze(1)", False
-    return lines, f"({mix}.transpose(1, 2) @ {messages}).flatten(1)", False
+
+    heads: ClassVar[str] = ""  # the attribute that sets H; empty: one query [d]
+
+    @classmethod
+    def message_size(cls, attributes: Mapping[str, Any], output_size: int) -> int:
+        return attributes.get("head_dim", output_size)
+
+    @classmethod
+    def num_heads(cls, attributes: Mapping[str, Any]) -> int:
+        """Return H."""
+        return attributes.get(cls.heads, 1)
+
+    @classmethod
+    def query_shape(cls, attributes: Mapping[str, Any], message_size: int) -> tuple[int, ...]:
+        return (cls.num_heads(attributes), message_size) if cls.heads else (message_size,)
+
+    @classmethod
+    def aggregated_size(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return cls.num_heads(attributes) * message_size
+
+    @classmethod
+    def multiply_adds(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return 2 * cls.num_heads(attributes) * num_edges * message_size  # scores, then the mix
+
+    @classmethod
+    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return 3 * cls.num_heads(attributes) * num_edges  # softmax: exp, sum, division
+
+    @classmethod
+    def emit(cls, emitter: NodeEmitter) -> Aggregate:
+        node, messages, mix = emitter.node, emitter.name("messages"), emitter.name("mix")
+        scale = 1.0 / (sqrt(node.message_size) * node.attributes.get("temperature", 1.0))
+        query = f"{emitter.dialect.parameter(f'q_{node.node_id}')} * {scale!r}"
+        scores = f"{messages} @ ({query}).t()" if cls.heads else f"{messages} @ ({query})"
+        lines = [emitter.stacked(), *_softmax(emitter, scores), *_dropout(emitter)]
+        if cls.heads:
+            return Aggregate(lines, f"({mix}.transpose(1, 2) @ {messages}).flatten(1)")
+        return Aggregate(lines, f"({mix}.unsqueeze(1) @ {messages}).squeeze(1)")
+
+
+class Attention(_AnyAttention):
+    """p = softmax_j(X q / (sqrt(d) temperature)), sum_j p_j X_j."""
+
+    attributes = _ATTENTION
+
+
+class MultiHeadAttention(_AnyAttention):
+    """Attention for each of num_heads rows of q, side by side."""
+
+    heads = "num_heads"
+    attributes = _ATTENTION | {"num_heads": POSITIVE_INT}
+
+
+class AttentionPool(_AnyAttention):
+    """Attention for each of pool_heads rows of q, side by side."""
+
+    heads = "pool_heads"
+    attributes = _ATTENTION | {"pool_heads": POSITIVE_INT}
 
 
 def _softmax(emitter: NodeEmitter, scores: str) -> list[str]:
@@ -74,84 +183,106 @@ def _dropout(emitter: NodeEmitter) -> list[str]:
     return [f"{emitter.name('mix')} = F.dropout({emitter.name('mix')}, {p!r}, self.training)"] if p else []
 
 
-def _topk_weighted_sum(emitter: NodeEmitter) -> Emitted:
-    """s = mean_d X; the mixing weights are the softmax of s over the chosen top_k, over all where there are no more."""
-    node, messages, mix, score = emitter.node, *map(emitter.name, ("messages", "mix", "score"))
-    temperature = node.attributes.get("temperature", 1.0)
-    scaled = f" * {1 / temperature!r}" if temperature != 1 else ""
-    lines = [emitter.stacked(), f"{score} = {messages}.mean(dim=2){scaled}"]
-    top_k = node.attributes.get("top_k")
-    if top_k is None or top_k >= len(node.edges):
-        lines.append(f"{mix} = torch.softmax({score}, dim=1)")
-    else:
-        chosen = emitter.name("chosen")
-        # A stable order: ties go to the earlier input, which torch.topk does not promise.
-        lines.append(f"{chosen} = {score}.argsort(dim=1, descending=True, stable=True)[:, :{top_k}]")
-        if node.attributes.get("normalize", True):
-            lines.append(f"{mix} = torch.softmax({score}.gather(1, {chosen}), dim=1)")
+class TopKWeightedSum(CodeAggregation):
+    """sum_j p_j X_j with p the softmax of s = mean_d X over the top_k largest s; over all where there are no more."""
+
+    is_order_sensitive = True  # ties go to the earlier input
+    attributes = _MIXTURE | {"top_k": OPTIONAL_POSITIVE_INT, "temperature": TEMPERATURE}
+
+    @classmethod
+    def multiply_adds(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return min(attributes.get("top_k") or num_edges, num_edges) * message_size
+
+    @classmethod
+    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return 3 * num_edges
+
+    @classmethod
+    def emit(cls, emitter: NodeEmitter) -> Aggregate:
+        node, messages, mix, score = emitter.node, *map(emitter.name, ("messages", "mix", "score"))
+        temperature = node.attributes.get("temperature", 1.0)
+        scaled = f" * {1 / temperature!r}" if temperature != 1 else ""
+        lines = [emitter.stacked(), f"{score} = {messages}.mean(dim=2){scaled}"]
+        top_k = node.attributes.get("top_k")
+        if top_k is None or top_k >= len(node.edges):
+            lines.append(f"{mix} = torch.softmax({score}, dim=1)")
         else:
-            lines.append(f"{mix} = torch.softmax({score}, dim=1).gather(1, {chosen})")
-        index = f"{chosen}.unsqueeze(2).expand(-1, -1, {node.message_size})"
-        lines.append(f"{messages} = {messages}.gather(1, {index})")
-    return [*lines, *_dropout(emitter)], f"({mix}.unsqueeze(1) @ {messages}).squeeze(1)", False
+            chosen = emitter.name("chosen")
+            # A stable order: ties go to the earlier input, which torch.topk does not promise.
+            lines.append(f"{chosen} = {score}.argsort(dim=1, descending=True, stable=True)[:, :{top_k}]")
+            if node.attributes.get("normalize", True):
+                lines.append(f"{mix} = torch.softmax({score}.gather(1, {chosen}), dim=1)")
+            else:
+                lines.append(f"{mix} = torch.softmax({score}, dim=1).gather(1, {chosen})")
+            index = f"{chosen}.unsqueeze(2).expand(-1, -1, {node.message_size})"
+            lines.append(f"{messages} = {messages}.gather(1, {index})")
+        return Aggregate([*lines, *_dropout(emitter)], f"({mix}.unsqueeze(1) @ {messages}).squeeze(1)")
 
 
-def _moe(emitter: NodeEmitter) -> Emitted:
-    """The mixing weights are the softmax of the routers, over all or over their top_k (default 1)."""
-    attributes, mix, router = emitter.node.attributes, emitter.name("mix"), emitter.name("router")
-    temperature = attributes.get("router_temperature", 1.0)
-    scaled = f" * {1 / temperature!r}" if temperature != 1 else ""
-    lines = [f"{router} = torch.stack({group(emitter.per_edge('router'))}){scaled}"]
-    top_k = attributes.get("top_k") or 1
-    if attributes.get("router_type", "softmax") == "softmax" or top_k >= len(emitter.node.edges):
-        lines.append(f"{mix} = torch.softmax({router}, dim=0)")
-    else:
-        chosen = emitter.name("chosen")
-        lines.append(f"{chosen} = {router}.argsort(descending=True, stable=True)[:{top_k}]")
-        if attributes.get("normalize", True):
-            weights = f"torch.softmax({router}[{chosen}], dim=0)"
+class _Mixture(CodeAggregation):
+    """sum_j mix_j X_j for mixing weights [J] that are computed from one learned number per in-edge."""
+
+    @classmethod
+    def elementwise_flops(cls, attributes: Mapping[str, Any], message_size: int, num_edges: int) -> int:
+        return (max(num_edges - 1, 0) + num_edges) * message_size
+
+    @classmethod
+    def mixed(cls, emitter: NodeEmitter, lines: list[str]) -> Aggregate:
+        """Return sum_j mix_j X_j for mixing weights [J] shared by all rows of the batch, from their statements."""
+        node, mix = emitter.node, emitter.name("mix")
+        if node.attributes.get("dropout_p"):
+            # Dropout draws per row of the batch, so the weights become [B, J].
+            lines += [emitter.stacked(), f"{mix} = {mix}.expand(x.shape[0], -1)", *_dropout(emitter)]
+            return Aggregate(lines, f"({mix}.unsqueeze(1) @ {emitter.name('messages')}).squeeze(1)")
+        factors = [f"{emitter.name('factor')}_{position}" for position in range(len(node.edges))]
+        weights = f"torch.stack({group(emitter.per_edge('weight'))})"
+        lines.append(f"{', '.join(factors)}, = ({mix} * {weights}).unbind()")
+        has_bias = not node.has_post
+        more, total = emitter.weighted_sum(factors, emitter.bias if has_bias else "")
+        return Aggregate([*lines, *more], total, has_bias)
+
+
+class MixtureOfExperts(_Mixture):
+    """sum_j p_j X_j with p the softmax of the routers, over all or over their top_k (default 1)."""
+
+    is_order_sensitive = True  # ties go to the earlier input
+    edge_parameter = "router"
+    attributes = _MIXTURE | {
+        "router_type": Parameter("softmax or topk", lambda value: value in ("softmax", "topk")),
+        "router_temperature": TEMPERATURE,
+        "top_k": OPTIONAL_POSITIVE_INT,
+    }
+
+    @classmethod
+    def emit(cls, emitter: NodeEmitter) -> Aggregate:
+        attributes, mix, router = emitter.node.attributes, emitter.name("mix"), emitter.name("router")
+        temperature = attributes.get("router_temperature", 1.0)
+        scaled = f" * {1 / temperature!r}" if temperature != 1 else ""
+        lines = [f"{router} = torch.stack({group(emitter.per_edge('router'))}){scaled}"]
+        top_k = attributes.get("top_k") or 1
+        if attributes.get("router_type", "softmax") == "softmax" or top_k >= len(emitter.node.edges):
+            lines.append(f"{mix} = torch.softmax({router}, dim=0)")
         else:
-            weights = f"torch.softmax({router}, dim=0)[{chosen}]"
-        lines.append(f"{mix} = torch.zeros_like({router}).scatter(0, {chosen}, {weights})")
-    return _mixture(emitter, lines)
+            chosen = emitter.name("chosen")
+            lines.append(f"{chosen} = {router}.argsort(descending=True, stable=True)[:{top_k}]")
+            if attributes.get("normalize", True):
+                weights = f"torch.softmax({router}[{chosen}], dim=0)"
+            else:
+                weights = f"torch.softmax({router}, dim=0)[{chosen}]"
+            lines.append(f"{mix} = torch.zeros_like({router}).scatter(0, {chosen}, {weights})")
+        return cls.mixed(emitter, lines)
 
 
-def _gated_sum(emitter: NodeEmitter) -> Emitted:
-    """sum_j sigmoid(g_j) w_j P_j x_j; normalize divides the gates by their sum."""
-    mix = emitter.name("mix")
-    lines = [f"{mix} = torch.sigmoid(torch.stack({group(emitter.per_edge('gate'))}))"]
-    if emitter.node.attributes.get("normalize", False):
-        lines.append(f"{mix} = {mix} / {mix}.sum()")
-    return _mixture(emitter, lines)
+class GatedSum(_Mixture):
+    """sum_j sigmoid(g_j) X_j; normalize divides the gates by their sum."""
 
+    edge_parameter = "gate"
+    attributes = _MIXTURE
 
-def _mixture(emitter: NodeEmitter, lines: list[str]) -> Emitted:
-    """sum_j mix_j w_j P_j x_j for mixing weights [J] that all rows of the batch share."""
-    node, mix = emitter.node, emitter.name("mix")
-    if node.attributes.get("dropout_p"):
-        # Dropout draws per row of the batch, so the weights become [B, J].
-        lines += [emitter.stacked(), f"{mix} = {mix}.expand(x.shape[0], -1)", *_dropout(emitter)]
-        return lines, f"({mix}.unsqueeze(1) @ {emitter.name('messages')}).squeeze(1)", False
-    factors = [f"{emitter.name('factor')}_{position}" for position in range(len(node.edges))]
-    weights = f"torch.stack({group(emitter.per_edge('weight'))})"
-    lines.append(f"{', '.join(factors)}, = ({mix} * {weights}).unbind()")
-    has_bias = not node.has_post
-    more, total = emitter.weighted_sum(factors, emitter.bias if has_bias else "")
-    return [*lines, *more], total, has_bias
-
-
-AGGREGATIONS: dict[str, Callable[[NodeEmitter], Emitted]] = {
-    "sum": _sum,
-    "mean": _mean,
-    "max": _extremum("torch.maximum"),
-    "min": _extremum("torch.minimum"),
-    "concat": _concat,
-    # The flattened stack [B, J, d] is the concatenation; a lone input passes through either way.
-    "matrix_product": _concat,
-    "attention": _attention,
-    "multi_head_attention": _attention,
-    "attn_pool": _attention,
-    "topk_weighted_sum": _topk_weighted_sum,
-    "moe": _moe,
-    "gated_sum": _gated_sum,
-}
+    @classmethod
+    def emit(cls, emitter: NodeEmitter) -> Aggregate:
+        mix = emitter.name("mix")
+        lines = [f"{mix} = torch.sigmoid(torch.stack({group(emitter.per_edge('gate'))}))"]
+        if emitter.node.attributes.get("normalize", False):
+            lines.append(f"{mix} = {mix} / {mix}.sum()")
+        return cls.mixed(emitter, lines)

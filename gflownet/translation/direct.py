@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from gflownet.translation.cache import TranslationCache
 from gflownet.translation.direct_code import direct_source, has_direct_code, message_factor
-from gflownet.translation.emit import identifier
+from gflownet.translation.emit import identifier, outside_classes
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.plan import ModelPlan
 
@@ -205,7 +205,7 @@ def _bound(layout: _Layout, values: Tensor, gradients: Tensor, matrices: Tensor)
 
 
 def _compiled(plan: ModelPlan) -> Any:
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten}
+    namespace: dict[str, Any] = {"torch": torch, "F": F, "aten": torch.ops.aten, **outside_classes(plan)}
     exec(compile(direct_source(plan), "<gflownet DirectTraining>", "exec"), namespace)
     return namespace["make"]
 

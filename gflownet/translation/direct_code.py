@@ -8,40 +8,26 @@ and dL/dw of such edges undone, which direct.py turns into dL/dP and dL/dw, agai
 import re
 from dataclasses import dataclass, field
 
-from gflownet.graphs.vocabulary import CONCATENATIONS
-from gflownet.translation.emit import identifier
+from gflownet.translation.activations import CodeActivation
+from gflownet.translation.aggregations import Concat, Extremum, Mean, Sum
+from gflownet.translation.emit import identifier, outside_name
 from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
 
-# the operation, and the difference that says how much of the gradient belongs to a: 1, 0, or 1/2 where they tie
-EXTREMA = {"max": ("torch.maximum", "{a} - {b}"), "min": ("torch.minimum", "{b} - {a}")}
-DIRECT_AGGREGATIONS = frozenset({"sum", "mean", *EXTREMA, *CONCATENATIONS})
-# activation -> (output from z, gradient of z from G and y, z or c), c: what gelu keeps, the normal distribution's cdf
-DIRECT_ACTIVATIONS = {
-    "relu": ("torch.relu({z})", "aten.threshold_backward({g}, {y}, 0)"),
-    "sigmoid": ("torch.sigmoid({z})", "aten.sigmoid_backward({g}, {y})"),
-    "tanh": ("torch.tanh({z})", "aten.tanh_backward({g}, {y})"),
-    "softmax": ("torch.softmax({z}, dim=1)", "aten._softmax_backward_data({g}, {y}, 1, {y}.dtype)"),
-    "leaky_relu": ("F.leaky_relu({z})", "aten.leaky_relu_backward({g}, {z}, 0.01, False)"),
-    "elu": ("F.elu({z})", "aten.elu_backward({g}, 1.0, 1.0, 1.0, False, {z})"),
-    # On so few numbers PyTorch's own gelu is slower by half: it goes through oneDNN.
-    "gelu": (
-        "{z} * ({c} := torch.erf({z} * 0.7071067811865476).add_(1.0).mul_(0.5))",
-        "torch.addcmul({c}, {z}, torch.square({z}).mul_(-0.5).exp_(), value=0.3989422804014327).mul_({g})",
-    ),
-    "silu": ("F.silu({z})", "aten.silu_backward({g}, {z})"),
-    "linear": ("{z}", "{g}"),
-    "identity": ("{z}", "{g}"),
-}
+DIRECT_AGGREGATIONS = (Sum, Mean, Extremum, Concat)
 
 
 def has_direct_code(plan: ModelPlan) -> bool:
-    """Whether direct_source covers the plan: no state, no queries, gates or routers."""
-    return not plan.slots and all(node.aggregation in DIRECT_AGGREGATIONS for node in plan.live_nodes)
+    """Whether direct_source covers the plan: no state, and only operations with a gradient in code."""
+    return not plan.slots and all(
+        issubclass(node.aggregation_class, DIRECT_AGGREGATIONS)
+        and (issubclass(node.activation_class, CodeActivation) or node.activation_class.gradient is not None)
+        for node in plan.live_nodes
+    )
 
 
 def message_factor(node: NodePlan) -> float:
-    """What a message is multiplied by beside its weight: 1/J in a mean."""
-    return 1 / len(node.edges) if node.aggregation == "mean" and len(node.edges) > 1 else 1.0
+    """The factor of a message besides its weight: 1/J in a mean."""
+    return 1 / len(node.edges) if issubclass(node.aggregation_class, Mean) and len(node.edges) > 1 else 1.0
 
 
 def direct_source(plan: ModelPlan) -> str:
@@ -124,14 +110,18 @@ class _Code:
         z, bias = _id("z", n), self.tensor("b", n)
         if not node.edges:
             self.body.append(f"{z} = {bias}.expand(x.shape[0], {node.output_size})")
-        elif node.aggregation in EXTREMA or node.aggregation in CONCATENATIONS:
+        elif issubclass(node.aggregation_class, Extremum | Concat):
             self._messages(node)
         else:
             self._sum(node)
         if node.has_post and node.edges:
             self.body.append(f"{_id('a', n)} = {z}")
             self.body.append(f"{z} = torch.addmm({bias}, {_id('a', n)}, {self.tensor('Qt', n)})")
-        activated = DIRECT_ACTIVATIONS[node.activation][0].format(z=z, c=_id("c", n))
+        kind = node.activation_class
+        if issubclass(kind, CodeActivation):
+            activated = (kind.direct_code or kind.code).format(z=z, c=_id("c", n))
+        else:
+            activated = f"{outside_name(node.activation)}.forward({z})"
         self.body.append(f"{_id('y', n)} = {activated}")
 
     def backward(self, node: NodePlan) -> None:
@@ -140,7 +130,11 @@ class _Code:
         z, y, gradient = _id("z", n), _id("y", n), _id("G", n)
         if n not in self.started:
             return
-        before = DIRECT_ACTIVATIONS[node.activation][1].format(g=gradient, y=y, z=z, c=_id("c", n))
+        kind = node.activation_class
+        if issubclass(kind, CodeActivation):
+            before = kind.gradient_code.format(g=gradient, y=y, z=z, c=_id("c", n))
+        else:
+            before = f"{outside_name(node.activation)}.gradient({gradient}, {z}, {y})"
         if before != gradient:
             self.body.append(f"{gradient} = {before}")
         self.body.append(f"torch.sum({gradient}, (0, 1), out={self.tensor('gb', n)})")
@@ -187,13 +181,13 @@ class _Code:
         for edge in node.edges:
             names.append(_id("m", edge.label))
             self.body.append(f"{names[-1]} = {self._message(edge)}")
-        z = _id("z", n)
-        if node.aggregation in CONCATENATIONS:
+        z, kind = _id("z", n), node.aggregation_class
+        if not issubclass(kind, Extremum):
             self.body.append(f"{z} = {_joined(names)}")
         else:
             best = names[0]
             for step, name in enumerate(names[1:]):
-                self.body.append(f"{_id(f't{step}_', n)} = {EXTREMA[node.aggregation][0]}({best}, {name})")
+                self.body.append(f"{_id(f't{step}_', n)} = {kind.function}({best}, {name})")
                 best = _id(f"t{step}_", n)
             self.body.append(f"{z} = {best}")
         if not node.has_post:
@@ -202,16 +196,17 @@ class _Code:
     def _message_gradients(self, node: NodePlan) -> list[str]:
         """Statements and names of the gradients of the messages [B, d], from that of the aggregate."""
         n, count, gradient = node.node_id, len(node.edges), _id("G", node.node_id)
-        if count == 1 or node.aggregation in ("sum", "mean"):
+        kind = node.aggregation_class
+        if count == 1 or issubclass(kind, Sum | Mean):
             return [gradient] * count
         names = [_id("gm", edge.label) for edge in node.edges]
-        if node.aggregation in CONCATENATIONS:
+        if not issubclass(kind, Extremum):
             self.body.append(f"{', '.join(names)} = {gradient}.split({node.message_size}, dim=1)")
             return names
         for step in range(count - 2, -1, -1):
             before = _id("m", node.edges[0].label) if step == 0 else _id(f"t{step - 1}_", n)
             message = _id("m", node.edges[step + 1].label)
-            lead = EXTREMA[node.aggregation][1].format(a=before, b=message)
+            lead = kind.difference.format(a=before, b=message)
             # As autograd does: a tie shares the gradient.
             self.body.append(f"k = torch.heaviside({lead}, {self.tensor('half', '')}).mul_({gradient})")
             self.body.append(f"{names[step + 1]} = {gradient} - k")

@@ -1,53 +1,17 @@
-"""Straight-line Python for one time step, node by node. The same lines serve the model and the stand-alone source."""
+"""Straight-line Python for a model: one time step, or a whole sequence node by node, and the stand-alone source."""
 
-from collections.abc import Callable
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from typing import Any
 
-from gflownet.translation.plan import CELLS, EdgePlan, NodePlan
+from gflownet.graphs.elements import thawed
+from gflownet.graphs.vocabulary import Aggregation
+from gflownet.translation.activations import Cell, CodeActivation
+from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan, StateSlot
 
 USUAL_BATCH = 64
-
-ACTIVATIONS = {
-    "relu": "torch.relu({z})",
-    "sigmoid": "torch.sigmoid({z})",
-    "tanh": "torch.tanh({z})",
-    "softmax": "torch.softmax({z}, dim=-1)",
-    "leaky_relu": "F.leaky_relu({z})",
-    "elu": "F.elu({z})",
-    "gelu": "F.gelu({z})",
-    "silu": "F.silu({z})",
-    "linear": "{z}",
-    "identity": "{z}",
-}
-
-
-def product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
-    """Return the expression of total + x @ matrix.t(); `total` may be empty, `is_matrix`: it is no 0-d bias."""
-    if is_matrix:
-        return f"torch.addmm({total}, {x}, ({matrix}).t())"
-    return f"F.linear({x}, {matrix}, {total})" if total else f"F.linear({x}, {matrix})"
-
-
-def _cell_step(emitter: "NodeEmitter", z: str) -> str:
-    n, kind = emitter.node.node_id, emitter.node.activation
-    layer = emitter.dialect.module(f"{kind}_{n}")
-    hidden, cell = slot_name("hidden", n), slot_name("cell", n)
-    if kind == "lstm":
-        return f"{variable(n)}, {emitter.name('new_cell')} = {layer}({z}, ({hidden}, {cell}))"
-    if kind == "gru":
-        return f"{variable(n)} = {layer}({z}, {hidden})"
-    return f"{variable(n)} = {layer}.step({z}, {hidden}, {slot_name('token', n)})"
-
-
-def _cell_sequence(emitter: "NodeEmitter", z: str) -> str:
-    n, kind = emitter.node.node_id, emitter.node.activation
-    layer = emitter.dialect.module(f"{kind}_{n}")
-    hidden, cell = slot_name("hidden", n), slot_name("cell", n)
-    if kind == "lstm":
-        return f"{variable(n)}, {emitter.name('new_cell')} = lstm_sequence({layer}, {z}, {hidden}, {cell})"
-    if kind == "gru":
-        return f"{variable(n)} = gru_sequence({layer}, {z}, {hidden})"
-    return f"{variable(n)} = rhn_sequence({layer}, {z}, {hidden}, {slot_name('token', n)})"
 
 
 @dataclass(frozen=True)
@@ -57,8 +21,7 @@ class Dialect:
     parameter: Callable[[str], str]  # 0-d parameter or query
     weight: Callable[[str], str]  # weight matrix of a submodule
     module: Callable[[str], str]
-    # (emitter, pre-activation) -> the statement that runs a recurrent cell
-    cell: Callable[["NodeEmitter", str], str] = _cell_step
+    is_sequence: bool = False  # rows are all time steps, one after the other
 
 
 FAST = Dialect(
@@ -67,8 +30,7 @@ FAST = Dialect(
     weight=lambda name: f'm["{name}"].weight',
     module=lambda name: f'm["{name}"]',
 )
-# All time steps at once, one after the other in the first dimension.
-SEQUENCE = replace(FAST, cell=_cell_sequence)
+SEQUENCE = replace(FAST, is_sequence=True)
 PLAIN = Dialect(
     parameter=lambda name: f"self.{identifier(name)}",
     weight=lambda name: f"self.{identifier(name)}.weight",
@@ -89,6 +51,31 @@ def variable(node_id: int) -> str:
 def slot_name(kind: str, node_id: int) -> str:
     """The variable that holds a slot's tensor of the previous step [B, size]."""
     return identifier(f"{kind}{node_id}")
+
+
+def outside_name(name: str) -> str:
+    """The identifier of a user's class `module:Class` in generated code."""
+    return name.replace(".", "__").replace(":", "_")
+
+
+def outside_names(plan: ModelPlan) -> Iterator[str]:
+    """The user's classes `module:Class` that the code of a plan calls."""
+    names = (name for node in plan.live_nodes for name in (node.activation, node.aggregation))
+    return (name for name in dict.fromkeys(names) if ":" in name)
+
+
+def outside_classes(plan: ModelPlan) -> dict[str, Any]:
+    """The user's classes of a plan by their identifier in generated code."""
+    nodes = plan.live_nodes
+    classes = {n.activation: n.activation_class for n in nodes} | {n.aggregation: n.aggregation_class for n in nodes}
+    return {outside_name(name): classes[name] for name in outside_names(plan)}
+
+
+def product(x: str, matrix: str, total: str, is_matrix: bool) -> str:
+    """The expression of total + x @ matrix.t(); `total` may be empty, a 0-d bias or, with `is_matrix`, [B, d]."""
+    if is_matrix:
+        return f"torch.addmm({total}, {x}, ({matrix}).t())"
+    return f"F.linear({x}, {matrix}, {total})" if total else f"F.linear({x}, {matrix})"
 
 
 class NodeEmitter:
@@ -142,12 +129,122 @@ class NodeEmitter:
 
     def activated(self, z: str) -> str:
         """The statement from the pre-activation `z` [B, size] to the node's variable, and its new state."""
-        node = self.node
-        if node.activation in CELLS:
-            return self.dialect.cell(self, z)
-        return f"{variable(node.node_id)} = {ACTIVATIONS[node.activation].format(z=z)}"
+        n, kind = self.node.node_id, self.node.activation_class
+        if issubclass(kind, Cell):
+            template = kind.sequence if self.dialect.is_sequence else kind.step
+            state = {slot: slot_name(slot, n) for slot in kind.slots}
+            layer = self.dialect.module(f"{self.node.activation}_{n}")
+            return template.format(y=variable(n), z=z, layer=layer, new_cell=self.name("new_cell"), **state)
+        if issubclass(kind, CodeActivation):
+            return f"{variable(n)} = {kind.code.format(z=z)}"
+        return f"{variable(n)} = {outside_name(self.node.activation)}.forward({z})"
+
+    def aggregated(self) -> Aggregate:
+        """The code from the sources' variables to the aggregate."""
+        node, kind = self.node, self.node.aggregation_class
+        if issubclass(kind, CodeAggregation):
+            return kind.emit(self)
+        keywords = {key: repr(thawed(value)) for key, value in node.settings if key != "post_projection"}
+        if kind.edge_parameter:
+            keywords[kind.edge_parameter] = f"torch.stack({group(self.per_edge(kind.edge_parameter))})"
+        if node.query_shape:
+            keywords["query"] = self.dialect.parameter(f"q_{node.node_id}")
+        arguments = ", ".join([self.name("messages"), *(f"{key}={value}" for key, value in keywords.items())])
+        return Aggregate([self.stacked()], f"{outside_name(node.aggregation)}.forward({arguments})")
+
+
+@dataclass(frozen=True)
+class Aggregate:
+    """The code of one aggregation."""
+
+    lines: list[str]
+    result: str  # the expression of the aggregate [B, aggregated size]
+    has_bias: bool = False  # whether the bias is added already
+
+
+class CodeAggregation(Aggregation):
+    """An aggregation as straight-line code."""
+
+    @classmethod
+    def emit(cls, emitter: NodeEmitter) -> Aggregate:
+        """The code of one node."""
+        raise NotImplementedError
 
 
 def group(expressions: list[str]) -> str:
     """The expressions as a tuple."""
     return f"({', '.join(expressions)},)" if len(expressions) == 1 else f"({', '.join(expressions)})"
+
+
+def step_lines(plan: ModelPlan, dialect: Dialect) -> list[str]:
+    """Statements from `x` [B, F] and the slot variables to `y` [B, O] and, in stateful models, `state`."""
+    lines = _input_lines(plan)
+    for node in plan.live_nodes:
+        lines += _node_lines(node, dialect)
+    lines.append(_output_line(plan))
+    if plan.slots:
+        lines.append(f"state = ({', '.join(_new_state(plan, slot) for slot in plan.slots)},)")
+    return lines
+
+
+def sequence_lines(plan: ModelPlan) -> list[str]:
+    """Statements from `x` [T B, F], time by time, `batch` and the slot variables to `y` [T B, O] and `state`.
+
+    For plans in which nothing is read one step late: every node then sees all time steps before the next node begins.
+    """
+    lines = _input_lines(plan)
+    for node in plan.live_nodes:
+        lines += _node_lines(node, SEQUENCE)
+    lines.append(_output_line(plan))
+    kept = [_last_state(slot) for slot in plan.slots]
+    return [*lines, f"state = ({', '.join(kept)},)"]
+
+
+def _last_state(slot: StateSlot) -> str:
+    """What a slot holds after a sequence; none shares memory with the output, which is the caller's."""
+    if slot.kind == "token":
+        return f"torch.ones_like({slot_name('token', slot.node_id)})"
+    if slot.kind == "cell":
+        return slot_name("new_cell", slot.node_id)
+    return f"torch.clone({variable(slot.node_id)}[-batch:])"
+
+
+def _output_line(plan: ModelPlan) -> str:
+    outputs = [variable(node_id) for node_id in plan.outputs]
+    return f"y = {outputs[0]}" if len(outputs) == 1 else f"y = torch.cat(({', '.join(outputs)}), dim=-1)"
+
+
+def _input_lines(plan: ModelPlan) -> list[str]:
+    read = {edge.source for node in plan.live_nodes for edge in node.edges}  # a recurrent edge reads it later
+    if len(plan.inputs) == 1:
+        return [f"{variable(plan.inputs[0][0])} = x"] if plan.inputs[0][0] in read else []
+    lines, start = [], 0
+    for node_id, size in plan.inputs:
+        if node_id in read:
+            lines.append(f"{variable(node_id)} = x[..., {start}:{start + size}]")
+        start += size
+    return lines
+
+
+def _new_state(plan: ModelPlan, slot: StateSlot) -> str:
+    if slot.kind == "cell":
+        return slot_name("new_cell", slot.node_id)
+    if slot.kind == "token":
+        return f"torch.ones_like({slot_name('token', slot.node_id)})"
+    # The caller may write into its own input or into the output it gets: the state must not share their memory.
+    is_shared = (slot.node_id,) == plan.outputs or slot.node_id in dict(plan.inputs)
+    return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)
+
+
+def _node_lines(node: NodePlan, dialect: Dialect) -> list[str]:
+    """From the sources' variables to the node's own: act(post(aggregate) + bias)."""
+    emitter = NodeEmitter(node, dialect)
+    if not node.edges:
+        # An unfed node outputs act(bias).
+        return [emitter.activated(f"{emitter.bias}.expand(x.shape[0], {node.output_size})")]
+    code = emitter.aggregated()
+    if node.has_post:
+        assert not code.has_bias, "the bias comes after post"
+        post = dialect.weight(f"post_{node.node_id}")
+        return [*code.lines, emitter.activated(product(code.result, post, emitter.bias, False))]
+    return [*code.lines, emitter.activated(code.result if code.has_bias else f"{code.result} + {emitter.bias}")]

@@ -4,10 +4,8 @@ from dataclasses import dataclass
 from math import prod
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.vocabulary import ATTENTION_AGGREGATIONS, CONCATENATIONS
-from gflownet.translation.plan import CELLS, ModelPlan, NodePlan
+from gflownet.translation.plan import ModelPlan, NodePlan
 from gflownet.translation.planning import checked_plan
-from gflownet.translation.rhn_plan import rhn_elementwise, rhn_matrix_multiply_adds
 
 
 @dataclass(frozen=True)
@@ -100,31 +98,14 @@ def _summarise_node(node: NodePlan) -> NodeSummary:
 def _matrix_flops(node: NodePlan) -> int:
     d, count, size = node.message_size, len(node.edges), node.output_size
     multiply_adds = sum(edge.source_size * d for edge in node.edges if edge.is_projected)
-    if node.aggregation in ATTENTION_AGGREGATIONS:
-        multiply_adds += 2 * node.num_heads * count * d  # scores, then the mix
-    if node.aggregation == "topk_weighted_sum":
-        multiply_adds += min(node.attributes.get("top_k") or count, count) * d
+    multiply_adds += node.aggregation_class.multiply_adds(node.attributes, d, count)
     if node.has_post and node.edges:
         multiply_adds += node.aggregated_size * size
-    if node.activation == "rhn":
-        multiply_adds += rhn_matrix_multiply_adds(size)
-    elif node.activation in CELLS:
-        multiply_adds += 2 * (4 if node.activation == "lstm" else 3) * size * size
-    return 2 * multiply_adds
+    return 2 * (multiply_adds + node.activation_class.multiply_adds(size))
 
 
 def _elementwise_flops(node: NodePlan) -> int:
     d, count, size = node.message_size, len(node.edges), node.output_size
     flops = count * d + size  # weights of the edges, bias
-    if node.aggregation in (*ATTENTION_AGGREGATIONS, "topk_weighted_sum"):
-        flops += 3 * node.num_heads * count  # softmax: exp, sum, division
-    elif node.aggregation not in CONCATENATIONS:
-        flops += max(count - 1, 0) * d  # additions or comparisons
-    if node.aggregation in ("gated_sum", "moe"):
-        flops += count * d
-    if node.aggregation == "mean":
-        flops += d
-    if node.activation == "rhn":
-        return flops + rhn_elementwise(size)
-    # Cells: 3 gates and 2 tanh with 4 combinations, or 2 gates and 1 tanh with 5.
-    return flops + {"lstm": 9, "gru": 8, "linear": 0, "identity": 0}.get(node.activation, 1) * size
+    flops += node.aggregation_class.elementwise_flops(node.attributes, d, count)
+    return flops + node.activation_class.elementwise_flops(size)

@@ -1,12 +1,16 @@
 """First values of a model's parameters: the graph's numbers, PyTorch's defaults for layers."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from importlib import import_module
 
 import torch
 from torch import Tensor, nn
 
+from gflownet.graphs.vocabulary import activation
 from gflownet.rhn.layers import RHNBlock
-from gflownet.translation.plan import CELLS, Initial, ModelPlan, ParameterPlan
+from gflownet.translation.activations import Cell
+from gflownet.translation.parameters import Initial, ParameterPlan
+from gflownet.translation.plan import ModelPlan
 from gflownet.translation.rhn_plan import rhn_config
 
 # Small enough that attention starts near uniform, as in the described implementation.
@@ -52,7 +56,7 @@ def _layer(model: nn.Module, parameter: ParameterPlan) -> nn.Module:
     name, _, inner = parameter.module.partition(".")
     if name not in model._modules:
         kind = name.partition("_")[0]
-        model._modules[name] = LAYERS[kind](parameter)
+        model._modules[name] = _linear(parameter) if kind in ("proj", "post") else _cell(kind, parameter)
     layer = model._modules[name]
     assert layer is not None
     return layer.get_submodule(inner) if inner else layer
@@ -66,31 +70,19 @@ def _linear(parameter: ParameterPlan) -> nn.Module:
     return layer
 
 
-def _cell(cell_class: type[nn.RNNCellBase]) -> Callable[[ParameterPlan], nn.Module]:
-    def make(parameter: ParameterPlan) -> nn.Module:
-        size = parameter.shape[1]
-        cell = cell_class.__new__(cell_class)
-        nn.Module.__init__(cell)
-        cell.input_size = cell.hidden_size = size
-        cell.bias = False
-        cell._parameters.update(weight_ih=None, weight_hh=None, bias_ih=None, bias_hh=None)
-        return cell
-
-    return make
-
-
-def _rhn(parameter: ParameterPlan) -> nn.Module:
-    # Not on the meta device: first values there would import torch._dynamo, which takes seconds.
-    with torch.random.fork_rng(devices=[]):
-        return RHNBlock(rhn_config(parameter.shape[0]))  # of its norm, the first parameter
-
-
-# the first word of a submodule's name -> an empty layer of that kind
-LAYERS: dict[str, Callable[[ParameterPlan], nn.Module]] = {
-    "proj": _linear,
-    "post": _linear,
-    "lstm": _cell(nn.LSTMCell),
-    "gru": _cell(nn.GRUCell),
-    "rhn": _rhn,
-}
-assert set(CELLS) <= set(LAYERS)
+def _cell(kind: str, parameter: ParameterPlan) -> nn.Module:
+    """The empty module of a recurrent cell, from the first of its parameters."""
+    cell_class = activation(kind)
+    assert issubclass(cell_class, Cell)
+    module, _, name = cell_class.module.partition(":")
+    layer_class = getattr(import_module(module), name)
+    if layer_class is RHNBlock:
+        # Not on the meta device: first values there would import torch._dynamo, which takes seconds.
+        with torch.random.fork_rng(devices=[]):
+            return RHNBlock(rhn_config(parameter.shape[0]))  # of its norm
+    layer = layer_class.__new__(layer_class)
+    nn.Module.__init__(layer)
+    layer.input_size = layer.hidden_size = parameter.shape[1]
+    layer.bias = False
+    layer._parameters.update(weight_ih=None, weight_hh=None, bias_ih=None, bias_hh=None)
+    return layer

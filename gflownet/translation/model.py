@@ -15,12 +15,12 @@ from gflownet.graphs.vocabulary import DTYPES
 from gflownet.translation.cache import CACHE
 from gflownet.translation.cells import gru_sequence, lstm_sequence, rhn_sequence
 from gflownet.translation.config import TranslationConfig
-from gflownet.translation.emit import FAST, slot_name
+from gflownet.translation.emit import FAST, outside_classes, sequence_lines, slot_name, step_lines
 from gflownet.translation.initial import add_parameters
-from gflownet.translation.plan import Initial, ModelPlan
+from gflownet.translation.parameters import Initial
+from gflownet.translation.plan import ModelPlan
 from gflownet.translation.planning import build_plan, checked_options, structural_key
 from gflownet.translation.state import StateManager
-from gflownet.translation.step_code import sequence_lines, step_lines
 
 # What generated code calls besides torch.
 _CELL_FUNCTIONS = {function.__name__: function for function in (gru_sequence, lstm_sequence, rhn_sequence)}
@@ -146,7 +146,7 @@ def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
     source = _source(plan)
     name = f"TranslatedModel_{sha256(repr(plan.key).encode()).hexdigest()[:12]}"
     filename = f"<gflownet {name}>"
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor, **_CELL_FUNCTIONS}
+    namespace: dict[str, Any] = {"torch": torch, "F": F, "Tensor": Tensor, **_CELL_FUNCTIONS, **outside_classes(plan)}
     exec(compile(source, filename, "exec"), namespace)
     methods = {method: namespace[method] for method in ("forward", "step", "steps") if method in namespace}
     generated = type(name, (TranslatedModel,), {"plan": plan, "__module__": __name__, **methods})

@@ -2,61 +2,12 @@
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import StrEnum
 from functools import cached_property
-from math import sqrt
 from typing import Any
 
-from gflownet.graphs.limits import message_size
-from gflownet.graphs.vocabulary import ATTENTION_AGGREGATIONS, CONCATENATIONS, RECURRENT_CELLS
-from gflownet.translation.rhn_plan import projections, rhn_config
-
-CELLS = RECURRENT_CELLS
-STATELESS_ACTIVATIONS = (
-    "relu",
-    "sigmoid",
-    "tanh",
-    "softmax",
-    "leaky_relu",
-    "elu",
-    "gelu",
-    "silu",
-    "linear",
-    "identity",
-)
-
-
-class Initial(StrEnum):
-    """How a parameter gets its first values."""
-
-    BIAS = "bias"  # node.bias
-    WEIGHT = "weight"  # edge.weight
-    ZERO = "zero"
-    UNIFORM = "uniform"  # U(-bound, bound)
-    QUERY = "query"  # small normal
-    ONE = "one"
-    NORMAL = "normal"  # N(0, bound^2)
-
-
-@dataclass(frozen=True)
-class ParameterPlan:
-    """One parameter: its full name, shape and first values."""
-
-    name: str
-    shape: tuple[int, ...]
-    initial: Initial
-    bound: float = 0.0
-    owner: int = 0  # the node of a BIAS, the edge of a WEIGHT
-
-    @cached_property
-    def module(self) -> str:
-        """The name of the submodule that holds the parameter, empty for the model itself."""
-        return self.name.rpartition(".")[0]
-
-    @cached_property
-    def leaf(self) -> str:
-        """The name of the parameter in its submodule."""
-        return self.name.rpartition(".")[2]
+from gflownet.graphs.vocabulary import Activation, Aggregation, activation, aggregation
+from gflownet.translation.activations import Cell
+from gflownet.translation.parameters import Initial, ParameterPlan, linear_parameter
 
 
 @dataclass(frozen=True)
@@ -90,23 +41,29 @@ class NodePlan:
         return dict(self.settings)
 
     @property
+    def activation_class(self) -> type[Activation]:
+        """The specification of the activation."""
+        return activation(self.activation)
+
+    @property
+    def aggregation_class(self) -> type[Aggregation]:
+        """The specification of the aggregation."""
+        return aggregation(self.aggregation)
+
+    @cached_property
     def message_size(self) -> int:
-        """d(t) of the spec: the width of every message into this node."""
-        return message_size(self.aggregation, self.attributes, self.output_size)
+        """d, the width of every message into this node."""
+        return self.aggregation_class.message_size(self.attributes, self.output_size)
 
-    @property
-    def num_heads(self) -> int:
-        """The number of query rows."""
-        if self.aggregation == "attn_pool":
-            return self.attributes.get("pool_heads", 1)
-        return self.attributes.get("num_heads", 1) if self.aggregation == "multi_head_attention" else 1
+    @cached_property
+    def query_shape(self) -> tuple[int, ...]:
+        """The shape of the learned query, empty for none."""
+        return self.aggregation_class.query_shape(self.attributes, self.message_size)
 
-    @property
+    @cached_property
     def aggregated_size(self) -> int:
         """The width after the aggregation, before post."""
-        if self.aggregation in CONCATENATIONS:
-            return len(self.edges) * self.message_size
-        return self.num_heads * self.message_size
+        return self.aggregation_class.aggregated_size(self.attributes, self.message_size, len(self.edges))
 
     @cached_property
     def has_post(self) -> bool:
@@ -119,21 +76,16 @@ class NodePlan:
         yield ParameterPlan(f"bias_{self.node_id}", (), Initial.BIAS, owner=self.node_id)
         for edge in self.edges:
             yield ParameterPlan(f"weight_{edge.label}", (), Initial.WEIGHT, owner=edge.edge_id)
-            if self.aggregation == "gated_sum":
-                yield ParameterPlan(f"gate_{edge.label}", (), Initial.ZERO)
-            if self.aggregation == "moe":
-                yield ParameterPlan(f"router_{edge.label}", (), Initial.ZERO)
+            if self.aggregation_class.edge_parameter:
+                yield ParameterPlan(f"{self.aggregation_class.edge_parameter}_{edge.label}", (), Initial.ZERO)
             if edge.is_projected:
-                yield _linear(f"proj_{edge.label}", edge.source_size, self.message_size)
-        if self.aggregation in ATTENTION_AGGREGATIONS:
-            heads = () if self.aggregation == "attention" else (self.num_heads,)
-            yield ParameterPlan(f"q_{self.node_id}", (*heads, self.message_size), Initial.QUERY)
+                yield linear_parameter(f"proj_{edge.label}", edge.source_size, self.message_size)
+        if self.query_shape:
+            yield ParameterPlan(f"q_{self.node_id}", self.query_shape, Initial.QUERY)
         if self.has_post:
-            yield _linear(f"post_{self.node_id}", self.aggregated_size, self.output_size)
-        if self.activation == "rhn":
-            yield from _rhn(f"rhn_{self.node_id}", self.output_size)
-        elif self.activation in CELLS:
-            yield from _cell(f"{self.activation}_{self.node_id}", self.activation, self.output_size)
+            yield linear_parameter(f"post_{self.node_id}", self.aggregated_size, self.output_size)
+        if issubclass(self.activation_class, Cell):
+            yield from self.activation_class.parameters(f"{self.activation}_{self.node_id}", self.output_size)
 
 
 @dataclass(frozen=True)
@@ -196,12 +148,9 @@ class ModelPlan:
         sources = dict.fromkeys(edge.source for edge in edges if edge.is_recurrent)
         slots = [StateSlot("output", source, self.sizes[source]) for source in sources]
         for node in self.live_nodes:
-            if node.activation in CELLS:
-                slots.append(StateSlot("hidden", node.node_id, node.output_size))
-            if node.activation == "lstm":
-                slots.append(StateSlot("cell", node.node_id, node.output_size))
-            if node.activation == "rhn":
-                slots.append(StateSlot("token", node.node_id, 1))
+            if issubclass(node.activation_class, Cell):
+                sizes = ((kind, 1 if kind == "token" else node.output_size) for kind in node.activation_class.slots)
+                slots += [StateSlot(kind, node.node_id, size) for kind, size in sizes]
         return tuple(slots)
 
     @cached_property
@@ -209,34 +158,3 @@ class ModelPlan:
         """Whether sequences are run node by node: there are rhn nodes, and nothing is read one step late."""
         has_rhn = any(node.activation == "rhn" for node in self.live_nodes)
         return has_rhn and not any(slot.kind == "output" for slot in self.slots)
-
-
-def _linear(name: str, in_features: int, out_features: int) -> ParameterPlan:
-    # nn.Linear's default, kaiming_uniform_(a=sqrt(5)), term by term so that the draws are the same numbers.
-    bound = sqrt(3.0) * (sqrt(2.0 / (1 + sqrt(5) ** 2)) / sqrt(in_features))
-    return ParameterPlan(f"{name}.weight", (out_features, in_features), Initial.UNIFORM, bound)
-
-
-def _cell(name: str, kind: str, size: int) -> Iterator[ParameterPlan]:
-    gates = 4 if kind == "lstm" else 3
-    for part in ("weight_ih", "weight_hh"):
-        yield ParameterPlan(f"{name}.{part}", (gates * size, size), Initial.UNIFORM, 1.0 / sqrt(size))
-
-
-def _rhn(name: str, size: int) -> Iterator[ParameterPlan]:
-    """The parameters of gflownet.rhn.layers.RHNBlock, in its order and with its first values."""
-    config = rhn_config(size)
-    hidden, intermediate, width = config.hidden_size, config.intermediate_size, config.bottleneck + 1
-    yield ParameterPlan(f"{name}.norm.weight", (hidden,), Initial.ONE)
-    yield ParameterPlan(f"{name}.bhn.beta", (width,), Initial.ZERO)
-    yield ParameterPlan(f"{name}.bhn.norm.weight", (hidden,), Initial.ONE)
-    yield ParameterPlan(f"{name}.bhn.squeeze.weight", (config.bottleneck, hidden), Initial.NORMAL, hidden**-0.5)
-    yield ParameterPlan(f"{name}.bhn.squeeze.bias", (config.bottleneck,), Initial.ZERO)
-    for kind, size_in, size_out in projections(config):
-        shape = (width, config.rank, size_in)
-        yield ParameterPlan(f"{name}.bhn.{kind}.a", shape, Initial.NORMAL, (width * size_in) ** -0.5)
-        yield ParameterPlan(f"{name}.bhn.{kind}.b", (width, size_out, config.rank), Initial.ZERO)
-        yield ParameterPlan(f"{name}.bhn.{kind}.delta", (width, size_out), Initial.ZERO)
-    for kind, size_in, size_out in projections(config):
-        std = (intermediate if kind == "down" else hidden) ** -0.5
-        yield ParameterPlan(f"{name}.ffn.plain.{kind}_proj.weight", (size_out, size_in), Initial.NORMAL, std)

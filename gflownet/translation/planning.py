@@ -4,9 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
-from gflownet.graphs.limits import is_projected, message_size
+from gflownet.graphs.limits import is_projected
 from gflownet.graphs.validation import blocking_problems
-from gflownet.graphs.vocabulary import AGGREGATION_PARAMETERS
+from gflownet.graphs.vocabulary import aggregation
 from gflownet.translation.config import TranslationConfig, read_config
 from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
 
@@ -66,11 +66,13 @@ def _plan_node(
     graph: ComputationGraph, node: Node, projection: str, recurrent: frozenset[int], is_live: bool
 ) -> NodePlan:
     size = _size(node)
-    width = message_size(node.aggregation, node.attributes, size)
+    kind = aggregation(node.aggregation)
+    width = kind.message_size(node.attributes, size)
     edges = tuple(
         _plan_edge(graph, edge, width, projection, recurrent) for edge in graph.in_edges(node.node_id) if edge.enabled
     )
-    settings = tuple(sorted((k, v) for k, v in node.attributes.items() if k in AGGREGATION_PARAMETERS))
+    accepted = kind.accepted() if node.attributes else {}
+    settings = tuple(sorted((k, v) for k, v in node.attributes.items() if k in accepted))
     return NodePlan(node.node_id, size, node.activation_function, node.aggregation, settings, edges, is_live)
 
 

@@ -1,7 +1,7 @@
 """repair: an invalid graph made translatable, with a list of what was changed."""
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, TypeGuard
@@ -11,13 +11,15 @@ from gflownet.graphs.elements import DEFAULT_AGGREGATION, DEFAULT_WEIGHT, shown,
 from gflownet.graphs.limits import MAX_MAGNITUDE
 from gflownet.graphs.ordering import reachable
 from gflownet.graphs.vocabulary import (
+    ACTIVATIONS,
     AGGREGATIONS,
     EDGE_ATTRIBUTES,
     MAX_WIDTH,
     NODE_ATTRIBUTES,
     TRANSLATION_SETTINGS,
+    activation,
+    aggregation,
 )
-from gflownet.translation.plan import CELLS, STATELESS_ACTIVATIONS
 from gflownet.translation.planning import checked_options
 
 STRATEGIES = ("minimal", "disable")
@@ -84,11 +86,11 @@ def _repaired_config(graph: ComputationGraph, changes: list[Change]) -> Mapping[
 
 def _repaired_node(graph: ComputationGraph, node: Node, changes: list[Change]) -> Node:
     is_input = node.node_type is NodeType.INPUT
-    activations = ("linear", "identity") if is_input else (*STATELESS_ACTIVATIONS, *CELLS)
+    activations = {"linear": "", "identity": ""} if is_input else ACTIVATIONS
     size = node.output_size if _is_width(node.output_size) else _likely_size(graph, node)
     fields: dict[str, Any] = {
         "output_size": size,
-        "activation_function": _nearest(node.activation_function, activations, "linear"),
+        "activation_function": _known(node.activation_function, activations, "linear", activation),
         "bias": 0.0 if is_input or not abs(node.bias) <= MAX_MAGNITUDE else node.bias,
         "attributes": _repaired_attributes(node),
     }
@@ -110,12 +112,10 @@ def _repaired_node(graph: ComputationGraph, node: Node, changes: list[Change]) -
 
 def _repaired_attributes(node: Node) -> dict[str, Any]:
     """The attributes that act, with a known aggregation."""
-    aggregation = node.aggregation
-    if not isinstance(aggregation, str) or aggregation not in AGGREGATIONS:
-        aggregation = _nearest(str(aggregation), tuple(AGGREGATIONS), DEFAULT_AGGREGATION)
-    accepted = {**NODE_ATTRIBUTES, **AGGREGATIONS[aggregation]}
-    kept = {key: value for key, value in node.attributes.items() if key in accepted and accepted[key].accepts(value)}
-    return {**kept, "aggregation": aggregation} if "aggregation" in node.attributes else kept
+    name = _known(str(node.aggregation), AGGREGATIONS, DEFAULT_AGGREGATION, aggregation)
+    accepted = {**NODE_ATTRIBUTES, **aggregation(name).accepted()}
+    valid = {key: value for key, value in node.attributes.items() if key in accepted and accepted[key].accepts(value)}
+    return {**valid, "aggregation": name} if "aggregation" in node.attributes else valid
 
 
 def _repaired_edges(graph: ComputationGraph, changes: list[Change]) -> dict[int, Edge]:
@@ -218,8 +218,15 @@ def _path_to(output: int, inputs: list[int], edges: list[Edge]) -> list[Edge]:
     return best.get(output, (0, []))[1]
 
 
-def _nearest(name: str, known: tuple[str, ...], default: str) -> str:
+def _known(name: str, known: Mapping[str, str], default: str, load: Callable[[str], object]) -> str:
+    """The name itself where it can be used, else the nearest built-in one."""
     if name in known:
+        return name
+    if ":" in name and known in (ACTIVATIONS, AGGREGATIONS):
+        try:
+            load(name)
+        except ValueError:
+            return default
         return name
     return (get_close_matches(name, known, n=1) or [default])[0]
 

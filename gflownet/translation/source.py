@@ -3,25 +3,22 @@
 from keyword import iskeyword
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.translation.emit import PLAIN, identifier, slot_name
+from gflownet.graphs.vocabulary import activation
+from gflownet.translation.activations import Cell
+from gflownet.translation.emit import PLAIN, identifier, outside_name, outside_names, slot_name, step_lines
 from gflownet.translation.initial import QUERY_STD
 from gflownet.translation.model import parameter_values
-from gflownet.translation.plan import (
-    CELLS,
-    Initial,
-    ModelPlan,
-    ParameterPlan,
-)
+from gflownet.translation.parameters import Initial, ParameterPlan
+from gflownet.translation.plan import ModelPlan
 from gflownet.translation.planning import checked_options, checked_plan
-from gflownet.translation.step_code import step_lines
 
 _USED_NAMES = ("torch", "F", "nn", "super", "tuple", "tensor")
-_HEADER = '''"""A network of {nodes} nodes: [B, {inputs}] to [B, {outputs}]. Written by gflownet; needs only torch."""
+_HEADER = '''"""A network of {nodes} nodes: [B, {inputs}] to [B, {outputs}]. Written by gflownet; needs only {needs}."""
 
 import torch
 import torch.nn.functional as F
 from torch import nn
-
+{imports}
 
 class {name}(nn.Module):
 '''
@@ -52,15 +49,25 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     plan, dtype = checked_plan(graph, config), checked_options(graph, config).dtype
     _check_torch_is_enough(graph)
     values = dict(zip((p.name for p in plan.scalars), parameter_values(graph, plan), strict=True))
-    header = _HEADER.format(nodes=len(plan.nodes), inputs=plan.input_size, outputs=plan.output_size, name=name)
+    outside = [(*each.split(":"), outside_name(each)) for each in outside_names(plan)]
+    header = _HEADER.format(
+        nodes=len(plan.nodes),
+        inputs=plan.input_size,
+        outputs=plan.output_size,
+        name=name,
+        needs=", ".join(dict.fromkeys(["torch", *(module for module, _, _ in outside)])),
+        imports="".join(f"from {module} import {found} as {alias}\n" for module, found, alias in outside),
+    )
     return header + _method("__init__(self)", _initial_lines(plan, values, dtype)) + "\n" + _methods(plan)
 
 
 def _check_torch_is_enough(graph: ComputationGraph) -> None:
     """Raise ValueError for a node whose formulas are longer than a line of torch."""
     for node in graph.nodes.values():
-        if node.activation_function == "rhn":
-            raise ValueError(f"node {node.node_id}: expected a cell of torch in a stand-alone source, got rhn")
+        kind = activation(node.activation_function)
+        if issubclass(kind, Cell) and not kind.module.startswith("torch."):
+            got = node.activation_function
+            raise ValueError(f"node {node.node_id}: expected a cell of torch in a stand-alone source, got {got}")
 
 
 def _methods(plan: ModelPlan) -> str:
@@ -91,8 +98,10 @@ def _made(parameter: ParameterPlan, values: dict[str, float], option: str) -> st
         return f"nn.Parameter(torch.tensor({values[parameter.name]!r}{option}))"
     rows, columns = parameter.shape
     kind = parameter.module.partition("_")[0]
-    if kind in CELLS:
-        return f"nn.{kind.upper()}Cell({columns}, {columns}, bias=False{option})"
+    if kind not in ("proj", "post"):
+        cell_class = activation(kind)
+        assert issubclass(cell_class, Cell)
+        return f"nn.{cell_class.module.partition(':')[2]}({columns}, {columns}, bias=False{option})"
     return f"nn.Linear({columns}, {rows}, bias=False{option})"
 
 

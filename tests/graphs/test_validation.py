@@ -4,8 +4,9 @@ from typing import Any
 
 import pytest
 
+from gflownet.graphs import vocabulary
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATION_PARAMETERS, AGGREGATIONS
+from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS, aggregation_parameters
 from tests.oracles import graphs as oracle
 
 
@@ -63,13 +64,13 @@ BAD = {
 
 
 def test_the_lists_cover_every_parameter():
-    assert set(GOOD) == set(BAD) == AGGREGATION_PARAMETERS
+    assert set(GOOD) == set(BAD) == aggregation_parameters()
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_parameters_of_each_aggregation(aggregation):
-    for name in sorted(AGGREGATION_PARAMETERS):
-        accepted = name in AGGREGATIONS[aggregation]
+    for name in sorted(aggregation_parameters()):
+        accepted = name in vocabulary.aggregation(aggregation).accepted()
         for value in GOOD[name]:
             graph = line(hidden={"attributes": {"aggregation": aggregation, name: value}})
             assert problems(graph) == ([] if accepted else [("invalid_agg_param", 1, None)]), (name, value)

@@ -10,7 +10,7 @@ from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.vocabulary import ORDER_SENSITIVE_AGGREGATIONS
+from gflownet.graphs.vocabulary import is_order_sensitive
 
 
 def relabelled(graph: ColouredGraph, permutation: Sequence[int]) -> ColouredGraph:
@@ -145,7 +145,7 @@ def _new_edge_ids(graph: ComputationGraph, rng: Random) -> dict[int, int]:
     for node_id, node in graph.nodes.items():
         edges = graph.in_edges(node_id)
         ids = [next(drawn) for _ in edges]
-        if node.aggregation in ORDER_SENSITIVE_AGGREGATIONS:
+        if is_order_sensitive(node.aggregation):
             ids.sort()
         new_ids |= {edge.edge_id: new_id for edge, new_id in zip(edges, ids, strict=True)}
     return new_ids

@@ -7,8 +7,10 @@ import torch
 import torch.nn.functional as F
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.vocabulary import ACTIVATIONS, activation, aggregation
 from gflownet.translation import DirectTraining, is_direct, to_pytorch_model
-from gflownet.translation.direct_code import DIRECT_ACTIVATIONS, DIRECT_AGGREGATIONS
+from gflownet.translation.activations import CodeActivation
+from gflownet.translation.direct_code import DIRECT_AGGREGATIONS
 from tests.oracles.translation_families import random_graph
 from tests.translation.graphs import chain, mixed, recurrent
 
@@ -34,7 +36,7 @@ def direct_data():
             data = random_graph(family, seed)
             for node in data["nodes"]:
                 attributes = node.get("attributes", {})
-                if attributes.get("aggregation") not in DIRECT_AGGREGATIONS:
+                if not issubclass(aggregation(attributes.get("aggregation", "sum")), DIRECT_AGGREGATIONS):
                     node["attributes"] = {"aggregation": "mean"}
                 if node.get("activation_function") in ("lstm", "gru"):
                     node["activation_function"] = "tanh"
@@ -80,7 +82,7 @@ def test_gradients_are_those_of_autograd(projection):
         assert_same_gradients(model)
 
 
-@pytest.mark.parametrize("activation", DIRECT_ACTIVATIONS)
+@pytest.mark.parametrize("activation", [name for name in ACTIVATIONS if issubclass(activation(name), CodeActivation)])
 def test_every_activation(activation):
     (model,) = models_of(chain(4, 5, 3, activation=activation), (0,), dtype=torch.float64)
     assert_same_gradients(model)

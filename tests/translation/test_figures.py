@@ -3,7 +3,7 @@
 from pathlib import Path
 from xml.etree import ElementTree
 
-from gflownet.translation.aggregations import AGGREGATIONS
+from gflownet.graphs.vocabulary import AGGREGATIONS
 from scripts.draw_aggregations import EXAMPLES, draw
 
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "aggregations.svg"

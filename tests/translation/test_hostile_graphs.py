@@ -16,11 +16,11 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_dot, to_svg
 from gflownet.graphs.vocabulary import (
     ACTIVATIONS,
-    AGGREGATION_PARAMETERS,
     AGGREGATIONS,
     DTYPES,
     MAX_WIDTH,
     PROJECTIONS,
+    aggregation_parameters,
 )
 from gflownet.translation import (
     DirectTraining,
@@ -89,7 +89,7 @@ def hostile_data(rng: Random) -> dict[str, Any]:
         match rng.randrange(8):
             case 0 | 1:
                 attributes = node.setdefault("attributes", {})
-                attributes[rng.choice([*sorted(AGGREGATION_PARAMETERS), "derivation_uuid", "?"])] = hostile_value(rng)
+                attributes[rng.choice([*sorted(aggregation_parameters()), "derivation_uuid", "?"])] = hostile_value(rng)
                 if rng.random() < 0.7:
                     attributes["aggregation"] = rng.choice(list(AGGREGATIONS))
             case 2:

@@ -1,0 +1,185 @@
+"""The built-in activations. A new one is a class here and a line in gflownet/graphs/vocabulary.py.
+
+Nothing here imports torch: the classes hold the code that the translator writes into a model.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from math import sqrt
+from typing import ClassVar
+
+from gflownet.graphs.vocabulary import Activation
+from gflownet.translation.parameters import Initial, ParameterPlan
+from gflownet.translation.rhn_plan import projections, rhn_config, rhn_elementwise, rhn_matrix_multiply_adds
+
+
+class CodeActivation(Activation):
+    """An activation as code templates with {z}, the pre-activation [B, D]."""
+
+    code: ClassVar[str]  # output y
+    direct_code: ClassVar[str] = ""  # output y in training without autograd, where it differs: may assign {c}
+    gradient_code: ClassVar[str]  # dL/dz from {g} = dL/dy, {y}, {z} and {c}
+
+
+class ReLU(CodeActivation):
+    """max(z, 0)."""
+
+    code = "torch.relu({z})"
+    gradient_code = "aten.threshold_backward({g}, {y}, 0)"
+
+
+class Sigmoid(CodeActivation):
+    """1 / (1 + exp(-z))."""
+
+    code = "torch.sigmoid({z})"
+    gradient_code = "aten.sigmoid_backward({g}, {y})"
+
+
+class Tanh(CodeActivation):
+    """tanh(z)."""
+
+    code = "torch.tanh({z})"
+    gradient_code = "aten.tanh_backward({g}, {y})"
+
+
+class Softmax(CodeActivation):
+    """Softmax over the features."""
+
+    code = "torch.softmax({z}, dim=-1)"
+    gradient_code = "aten._softmax_backward_data({g}, {y}, 1, {y}.dtype)"
+
+
+class LeakyReLU(CodeActivation):
+    """max(z, 0.01 z)."""
+
+    code = "F.leaky_relu({z})"
+    gradient_code = "aten.leaky_relu_backward({g}, {z}, 0.01, False)"
+
+
+class ELU(CodeActivation):
+    """z for z > 0, else exp(z) - 1."""
+
+    code = "F.elu({z})"
+    gradient_code = "aten.elu_backward({g}, 1.0, 1.0, 1.0, False, {z})"
+
+
+class GELU(CodeActivation):
+    """z times the cumulative normal distribution at z (exact, not the tanh approximation)."""
+
+    code = "F.gelu({z})"
+    # PyTorch's gelu goes through oneDNN, which takes 1.5 times as long on tensors of this size.
+    direct_code = "{z} * ({c} := torch.erf({z} * 0.7071067811865476).add_(1.0).mul_(0.5))"
+    gradient_code = "torch.addcmul({c}, {z}, torch.square({z}).mul_(-0.5).exp_(), value=0.3989422804014327).mul_({g})"
+
+
+class SiLU(CodeActivation):
+    """z sigmoid(z)."""
+
+    code = "F.silu({z})"
+    gradient_code = "aten.silu_backward({g}, {z})"
+
+
+class Linear(CodeActivation):
+    """z."""
+
+    flops = 0
+    code = "{z}"
+    gradient_code = "{g}"
+
+
+class Cell(Activation):
+    """A recurrent cell: h = cell(z, state), with weights of its own.
+
+    Templates: {y} the node's variable, {z}, {layer} the submodule, {hidden}, {cell}, {token} the state of the step
+    before, {new_cell} the new memory of an lstm.
+    """
+
+    module: ClassVar[str]  # module:Class of the submodule that holds the weights
+    slots: ClassVar[tuple[str, ...]] = ("hidden",)  # tensors handed from step to step: see StateSlot
+    step: ClassVar[str]  # the statement for one time step
+    sequence: ClassVar[str]  # the statement for all time steps
+
+    @classmethod
+    def parameters(cls, name: str, size: int) -> Iterator[ParameterPlan]:
+        """Yield the weights of the submodule `name` in the order in which they are made."""
+        raise NotImplementedError
+
+
+class _GatedCell(Cell):
+    """A cell of torch.nn without biases, with two matrices [gates D, D]."""
+
+    num_gates: ClassVar[int]
+
+    @classmethod
+    def parameters(cls, name: str, size: int) -> Iterator[ParameterPlan]:
+        for matrix in ("weight_ih", "weight_hh"):
+            yield ParameterPlan(f"{name}.{matrix}", (cls.num_gates * size, size), Initial.UNIFORM, 1.0 / sqrt(size))
+
+    @classmethod
+    def multiply_adds(cls, size: int) -> int:
+        return 2 * cls.num_gates * size * size
+
+    @classmethod
+    def max_parameters(cls, size: int) -> int:
+        return 2 * cls.num_gates * size * size
+
+
+class LSTM(_GatedCell):
+    """nn.LSTMCell."""
+
+    flops = 9  # 3 gates, 2 tanh and 4 combinations
+    num_gates = 4
+    module = "torch.nn:LSTMCell"
+    slots = ("hidden", "cell")
+    step = "{y}, {new_cell} = {layer}({z}, ({hidden}, {cell}))"
+    sequence = "{y}, {new_cell} = lstm_sequence({layer}, {z}, {hidden}, {cell})"
+
+
+class GRU(_GatedCell):
+    """nn.GRUCell."""
+
+    flops = 8  # 2 gates, 1 tanh and 5 combinations
+    num_gates = 3
+    module = "torch.nn:GRUCell"
+    step = "{y} = {layer}({z}, {hidden})"
+    sequence = "{y} = gru_sequence({layer}, {z}, {hidden})"
+
+
+class RHN(Cell):
+    """A layer of a Recurrent Hyper Network: z plus a feed-forward network adapted by the output of the step before."""
+
+    module = "gflownet.rhn.layers:RHNBlock"
+    slots = ("hidden", "token")
+    step = "{y} = {layer}.step({z}, {hidden}, {token})"
+    sequence = "{y} = rhn_sequence({layer}, {z}, {hidden}, {token})"
+
+    @classmethod
+    def parameters(cls, name: str, size: int) -> Iterator[ParameterPlan]:
+        config = rhn_config(size)
+        hidden, intermediate, width = config.hidden_size, config.intermediate_size, config.bottleneck + 1
+        yield ParameterPlan(f"{name}.norm.weight", (hidden,), Initial.ONE)
+        yield ParameterPlan(f"{name}.bhn.beta", (width,), Initial.ZERO)
+        yield ParameterPlan(f"{name}.bhn.norm.weight", (hidden,), Initial.ONE)
+        yield ParameterPlan(f"{name}.bhn.squeeze.weight", (config.bottleneck, hidden), Initial.NORMAL, hidden**-0.5)
+        yield ParameterPlan(f"{name}.bhn.squeeze.bias", (config.bottleneck,), Initial.ZERO)
+        for kind, size_in, size_out in projections(config):
+            shape = (width, config.rank, size_in)
+            yield ParameterPlan(f"{name}.bhn.{kind}.a", shape, Initial.NORMAL, (width * size_in) ** -0.5)
+            yield ParameterPlan(f"{name}.bhn.{kind}.b", (width, size_out, config.rank), Initial.ZERO)
+            yield ParameterPlan(f"{name}.bhn.{kind}.delta", (width, size_out), Initial.ZERO)
+        for kind, size_in, size_out in projections(config):
+            std = (intermediate if kind == "down" else hidden) ** -0.5
+            yield ParameterPlan(f"{name}.ffn.plain.{kind}_proj.weight", (size_out, size_in), Initial.NORMAL, std)
+
+    @classmethod
+    def multiply_adds(cls, size: int) -> int:
+        return rhn_matrix_multiply_adds(size)
+
+    @classmethod
+    def elementwise_flops(cls, size: int) -> int:
+        return rhn_elementwise(size)
+
+    @classmethod
+    def max_parameters(cls, size: int) -> int:
+        return 8 * size**2 + 1000 * size  # exactly 6 D^2 + 713 D + 33
