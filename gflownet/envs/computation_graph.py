@@ -59,8 +59,6 @@ class ComputationGraphEnv(Environment):
             )
         if max_edges < num_ends:
             raise ValueError(f"max_edges: expected at least {num_ends}, to join inputs and outputs, got {max_edges}")
-        for name in (*activations, output_activation):
-            activation(name)  # an unknown name or a faulty class is refused before the search starts
         choices = (Attribute("aggregation", tuple(aggregations)), Attribute("output_size", tuple(hidden_sizes)))
         self._fixed = {a.name: a.values[0] for a in choices if len(a.values) == 1}
         ends = [f"input_{i}" for i in range(len(self.input_sizes))]
@@ -289,6 +287,10 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
             ValueError: the option, or the attribute of the task, that makes no computation graphs.
         """
         check_search_space(config, input_sizes=input_sizes, output_sizes=output_sizes)
+        for name in (*config.activations, config.output_activation):
+            activation(name)  # an error before the search starts
+        for name in (*config.aggregations, config.output_aggregation):
+            aggregation(name)
         env = ComputationGraphEnv(
             input_sizes,
             output_sizes,

@@ -4,7 +4,7 @@ import linecache
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -33,6 +33,10 @@ class TranslatedModel(nn.Module):
     """
 
     plan: ClassVar[ModelPlan]
+
+    if TYPE_CHECKING:  # parameters and layers are attributes by name
+
+        def __getattr__(self, name: str) -> Any: ...
 
     def __init__(self, values: Sequence[float], *, device: torch.device, dtype: torch.dtype) -> None:
         super().__init__()

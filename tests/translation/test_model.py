@@ -161,11 +161,15 @@ def test_state_is_detached_and_shares_no_memory_with_the_caller():
     state = [tensor.clone() for tensor in model.state_manager.tensors or ()]
     x.zero_()
     assert all(map(torch.equal, state, model.state_manager.tensors or ()))
-    assert torch.equal(model.state_manager.previous_output(2), kept)
+    previous = model.state_manager.previous_output(2)
+    assert previous is not None
+    assert torch.equal(previous, kept)
     output = model(inputs(3, 4), reset_states=True)
     with torch.no_grad():
         output.zero_()
-    assert torch.equal(model.state_manager.previous_output(2), kept)
+    previous = model.state_manager.previous_output(2)
+    assert previous is not None
+    assert torch.equal(previous, kept)
 
 
 def test_a_sequence_continues_from_the_kept_state_on_request():

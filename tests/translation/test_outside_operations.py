@@ -1,14 +1,18 @@
 """An activation and an aggregation from a folder outside the repository have the same rights as built-in ones."""
 
 import json
+import os
 import pickle
+import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.nn.functional as F
 
-from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs import ComputationGraph, to_svg
 from gflownet.translation import (
     DirectTraining,
     is_direct,
@@ -160,10 +164,11 @@ def test_direct_training_uses_the_gradient_or_is_not_offered(module, activation,
     assert is_direct(model.plan) == direct
     x, targets = torch.randn(5, 6, dtype=torch.float64), torch.tensor([0, 1, 1, 0, 1])
     F.cross_entropy(model(x), targets).backward()
-    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
+    expected: dict[str, Any] = {name: parameter.grad for name, parameter in model.named_parameters()}
     if direct:
         DirectTraining([model]).backward([x], [targets])
         for name, parameter in model.named_parameters():
+            assert parameter.grad is not None
             assert torch.allclose(parameter.grad, expected[name]), name
     else:
         with pytest.raises(ValueError, match="expected one that is_direct"):
@@ -181,7 +186,7 @@ def test_names_survive_json_keys_and_drawings(module, tmp_path):
     assert again.canonical_key() == graph.canonical_key()
     assert graph.canonical_key() != graph_of(f"{module}:Square", f"{module}:PowerMean", power=3.0).canonical_key()
     assert graph.validate() == []
-    assert ">Sine<" in graph.to_svg()
+    assert ">Sine<" in to_svg(graph)
     path = tmp_path / "top_architectures.json"
     path.write_text(json.dumps([{"rank": 0, "graph": graph.to_dict()}]))
     assert load(path)(torch.zeros(2, 6)).shape == (2, 2)
@@ -264,3 +269,51 @@ def test_attributes_of_an_outside_aggregation_are_checked(module):
     assert (
         problem.message == f"node 2: expected {module}:PowerMean parameters out of post_projection, power, got 'top_k'"
     )
+
+
+def test_search_scores_every_candidate(module, tmp_path):
+    options = [
+        "num_training_steps=2",
+        "algo.num_from_policy=8",
+        "model.num_layers=1",
+        "model.num_emb=8",
+        "env.max_hidden_nodes=2",
+        "env.max_edges=5",
+        "evaluation.num_epochs=1",
+        "wandb.mode=disabled",
+        f"env.activations=[{module}:Sine,{module}:Square]",
+        f"env.aggregations=[{module}:PowerMean,{module}:Pair]",
+        f"log_dir={tmp_path / 'run'}",
+    ]
+    run = _train(tmp_path, options)
+    assert run.returncode == 0, run.stderr
+    rows = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [row["failed_share"] for row in rows] == [0, 0]
+    entries = json.loads((tmp_path / "run" / "top_architectures.json").read_text())
+    names = {node["activation_function"] for entry in entries for node in entry["graph"]["nodes"]}
+    assert names & {f"{module}:Sine", f"{module}:Square"}
+    assert load(tmp_path / "run" / "top_architectures.json")(torch.zeros(2, 64)).shape == (2, 10)
+
+
+@pytest.mark.parametrize(
+    ("option", "message"),
+    [
+        ("env.activations=[{module}:Flat]", "forward(z [2, 3]): expected a tensor [2, 3]"),
+        ("env.activations=[rellu]", "did you mean relu?"),
+        ("env.aggregations=[{module}:NotOne]", "expected a subclass of Aggregation"),
+        ("env.output_aggregation=no_such_module:Sum", "expected an importable module, got 'no_such_module'"),
+    ],
+)
+def test_misuse_ends_a_run_before_it_starts(module, tmp_path, option, message):
+    run = _train(tmp_path, [option.format(module=module), f"log_dir={tmp_path / 'run'}"])
+    assert run.returncode == 2
+    assert message in run.stderr
+    assert len(run.stderr.splitlines()) == 1
+    assert not (tmp_path / "run").exists()
+
+
+def _train(folder: Path, options: list[str]) -> subprocess.CompletedProcess[str]:
+    root = str(Path(__file__).resolve().parents[2])
+    command = [sys.executable, "-m", "gflownet.train", *options]
+    environment = {**os.environ, "PYTHONPATH": root}
+    return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
