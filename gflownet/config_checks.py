@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 
 from gflownet.config import OPTIONS, Config, resolved
 from gflownet.envs.config import ENVIRONMENTS
@@ -12,6 +12,7 @@ from gflownet.evaluation.config import check_conditionals, check_evaluation
 from gflownet.extensions import choices
 from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.objectives.config import num_taught
+from gflownet.plugins import ExtensionPoint, check_name
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -42,11 +43,11 @@ def _check_vocabulary(config: Config) -> None:
     _check_names("env.output_aggregation", [config.env.output_aggregation], AGGREGATIONS)
 
 
-def _check_names(key: str, names: Collection[str], known: Mapping[str, str]) -> None:
+def _check_names(key: str, names: Collection[str], known: ExtensionPoint) -> None:
     if not names:
         raise UserError(f"{key}: expected at least one of {', '.join(known)}, got []")
     for name in names:
-        check_name(key, name, known)
+        check_name(key, name, known.homes)
 
 
 def _check_teacher(config: Config) -> None:

@@ -20,6 +20,7 @@ from gflownet.graphs.vocabulary import (
     aggregation,
     aggregation_parameters,
 )
+from gflownet.plugins import ExtensionPoint
 
 # A tuple, because values of attributes may be unhashable.
 _AGGREGATION_NAMES = tuple(AGGREGATIONS)
@@ -151,7 +152,7 @@ def _node_problems(node: Node) -> Iterator[GraphProblem]:
         yield from _aggregation_problems(node)
 
 
-def _name_problem(name: Any, known: Mapping[str, str], load: Callable[[str], object], kind: str) -> str:
+def _name_problem(name: Any, known: ExtensionPoint, load: Callable[[str], object], kind: str) -> str:
     """Return why an activation or aggregation cannot be used; empty where it can."""
     if isinstance(name, str) and name in known:
         return ""

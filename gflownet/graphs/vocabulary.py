@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.graphs.elements import is_finite, is_number, shown
-from gflownet.plugins import load_class
+from gflownet.plugins import BuiltIn, ExtensionPoint
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -182,47 +182,54 @@ def _called(call: str, function: Callable[[], Any], like: Tensor) -> Tensor:
     return result
 
 
-def _homes(module: str, classes: Mapping[str, str]) -> Mapping[str, str]:
-    return MappingProxyType({name: f"gflownet.translation.{module}:{classes[name]}" for name in classes})
+def _rows(module: str, rows: Mapping[str, tuple[str, str]]) -> dict[str, BuiltIn]:
+    homes = {name: f"gflownet.translation.{module}:{class_name}" for name, (class_name, _) in rows.items()}
+    return {name: BuiltIn(homes[name], summary) for name, (_, summary) in rows.items()}
 
 
-# name -> module:Class
-ACTIVATIONS: Mapping[str, str] = _homes(
-    "activations",
-    {
-        "relu": "ReLU",
-        "sigmoid": "Sigmoid",
-        "tanh": "Tanh",
-        "softmax": "Softmax",
-        "leaky_relu": "LeakyReLU",
-        "elu": "ELU",
-        "gelu": "GELU",
-        "silu": "SiLU",
-        "linear": "Linear",
-        "identity": "Linear",
-        "lstm": "LSTM",
-        "gru": "GRU",
-        "rhn": "RHN",
-    },
+ACTIVATIONS = ExtensionPoint(
+    "activation",
+    contract="gflownet.graphs.vocabulary:Activation",
+    built_in=_rows(
+        "activations",
+        {
+            "relu": ("ReLU", "max(z, 0)"),
+            "sigmoid": ("Sigmoid", "1 / (1 + exp(-z))"),
+            "tanh": ("Tanh", "tanh(z)"),
+            "softmax": ("Softmax", "softmax over the features"),
+            "leaky_relu": ("LeakyReLU", "max(z, 0.01 z)"),
+            "elu": ("ELU", "z for z > 0, else exp(z) - 1"),
+            "gelu": ("GELU", "z times the normal distribution function at z"),
+            "silu": ("SiLU", "z sigmoid(z)"),
+            "linear": ("Linear", "z"),
+            "identity": ("Linear", "z"),
+            "lstm": ("LSTM", "LSTM cell"),
+            "gru": ("GRU", "GRU cell"),
+            "rhn": ("RHN", "layer of a Recurrent Hyper Network"),
+        },
+    ),
 )
-AGGREGATIONS: Mapping[str, str] = _homes(
-    "aggregations",
-    {
-        "sum": "Sum",
-        "mean": "Mean",
-        "max": "Max",
-        "min": "Min",
-        "concat": "Concat",
-        "matrix_product": "Concat",  # the flattened stack [B, J, d]: the same numbers
-        "attention": "Attention",
-        "multi_head_attention": "MultiHeadAttention",
-        "attn_pool": "AttentionPool",
-        "topk_weighted_sum": "TopKWeightedSum",
-        "moe": "MixtureOfExperts",
-        "gated_sum": "GatedSum",
-    },
+AGGREGATIONS = ExtensionPoint(
+    "aggregation",
+    contract="gflownet.graphs.vocabulary:Aggregation",
+    built_in=_rows(
+        "aggregations",
+        {
+            "sum": ("Sum", "sum of the messages"),
+            "mean": ("Mean", "mean of the messages"),
+            "max": ("Max", "elementwise maximum"),
+            "min": ("Min", "elementwise minimum"),
+            "concat": ("Concat", "messages side by side"),
+            "matrix_product": ("Concat", "the flattened stack of the messages: the same as concat"),
+            "attention": ("Attention", "softmax attention of one learned query"),
+            "multi_head_attention": ("MultiHeadAttention", "softmax attention of several learned queries"),
+            "attn_pool": ("AttentionPool", "softmax attention of several learned queries"),
+            "topk_weighted_sum": ("TopKWeightedSum", "softmax of the means of the messages, over the largest"),
+            "moe": ("MixtureOfExperts", "softmax of learned routers, over all or the largest"),
+            "gated_sum": ("GatedSum", "sum with learned sigmoid gates"),
+        },
+    ),
 )
-T = TypeVar("T", Activation, Aggregation)
 
 
 @cache
@@ -232,7 +239,7 @@ def activation(name: str) -> type[Activation]:
     Raises:
         ValueError: unknown name, a class that is not a subclass of Activation, or one that fails its check.
     """
-    return _loaded("activation", name, ACTIVATIONS, Activation)
+    return _loaded(ACTIVATIONS, name)
 
 
 @cache
@@ -242,17 +249,12 @@ def aggregation(name: str) -> type[Aggregation]:
     Raises:
         ValueError: unknown name, a class that is not a subclass of Aggregation, or one that fails its check.
     """
-    return _loaded("aggregation", name, AGGREGATIONS, Aggregation)
+    return _loaded(AGGREGATIONS, name)
 
 
-def _loaded(key: str, name: str, homes: Mapping[str, str], contract: type[T]) -> type[T]:
-    try:
-        loaded = load_class(key, name, homes, contract=contract)
-    except ValueError:
-        raise
-    except Exception as error:
-        raise ValueError(f"{key} {name}: importing it failed with {type(error).__name__}: {error}") from error
-    if name not in homes:
+def _loaded(point: ExtensionPoint, name: str) -> Any:
+    loaded = point.load(name)
+    if name not in point:
         loaded.check(name)
     return loaded
 

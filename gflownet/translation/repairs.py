@@ -1,7 +1,7 @@
 """repair: an invalid graph made translatable, with a list of what was changed."""
 
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from typing import Any, TypeGuard
@@ -86,11 +86,10 @@ def _repaired_config(graph: ComputationGraph, changes: list[Change]) -> Mapping[
 
 def _repaired_node(graph: ComputationGraph, node: Node, changes: list[Change]) -> Node:
     is_input = node.node_type is NodeType.INPUT
-    activations = {"linear": "", "identity": ""} if is_input else ACTIVATIONS
     size = node.output_size if _is_width(node.output_size) else _likely_size(graph, node)
     fields: dict[str, Any] = {
         "output_size": size,
-        "activation_function": _known(node.activation_function, activations, "linear", activation),
+        "activation_function": _known_activation(node),
         "bias": 0.0 if is_input or not abs(node.bias) <= MAX_MAGNITUDE else node.bias,
         "attributes": _repaired_attributes(node),
     }
@@ -112,7 +111,7 @@ def _repaired_node(graph: ComputationGraph, node: Node, changes: list[Change]) -
 
 def _repaired_attributes(node: Node) -> dict[str, Any]:
     """The attributes that act, with a known aggregation."""
-    name = _known(str(node.aggregation), AGGREGATIONS, DEFAULT_AGGREGATION, aggregation)
+    name = _nearest(str(node.aggregation), AGGREGATIONS, DEFAULT_AGGREGATION, aggregation)
     accepted = {**NODE_ATTRIBUTES, **aggregation(name).accepted()}
     valid = {key: value for key, value in node.attributes.items() if key in accepted and accepted[key].accepts(value)}
     return {**valid, "aggregation": name} if "aggregation" in node.attributes else valid
@@ -218,17 +217,19 @@ def _path_to(output: int, inputs: list[int], edges: list[Edge]) -> list[Edge]:
     return best.get(output, (0, []))[1]
 
 
-def _known(name: str, known: Mapping[str, str], default: str, load: Callable[[str], object]) -> str:
-    """The name itself where it can be used, else the nearest built-in one."""
-    if name in known:
-        return name
-    if ":" in name and known in (ACTIVATIONS, AGGREGATIONS):
-        try:
-            load(name)
-        except ValueError:
-            return default
-        return name
-    return (get_close_matches(name, known, n=1) or [default])[0]
+def _known_activation(node: Node) -> str:
+    if node.node_type is NodeType.INPUT:
+        return node.activation_function if node.activation_function in ("linear", "identity") else "linear"
+    return _nearest(node.activation_function, ACTIVATIONS, "linear", activation)
+
+
+def _nearest(name: str, known: Iterable[str], default: str, load: Callable[[str], object]) -> str:
+    """Return the name itself where it can be used, else the nearest built-in one."""
+    try:
+        load(name)
+    except ValueError:
+        return (get_close_matches(name, known, n=1) or [default])[0]
+    return name
 
 
 def _is_width(size: int | None) -> TypeGuard[int]:
