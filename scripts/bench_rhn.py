@@ -6,10 +6,9 @@ float32, one thread, CPU time of the blocks alone (no embedding, no unembedding)
 first and last alternating, and a ratio is the median of the rounds' ratios. The sides are in scripts/rhn/sides.py:
 
 - wavefront: `Wavefront()`, all that a caller has to say; its backward pass makes every diagonal again from the states;
-- naive: the folded cell of gflownet/rhn/cell.py, layer after layer, token after token, under torch.autograd;
+- naive: `layer_by_layer`, layer after layer, token after token, under torch.autograd;
 - layer by layer: our buffered steps in that order, `Wavefront(layers=1)`: what the order alone is worth, and the way to
   train with least memory;
-- autograd wavefront: the folded cell along the wavefront, all layers in one group, under torch.autograd;
 - checkpointed (memory only): naive, each layer run again in the backward pass (torch.utils.checkpoint);
 - materialised: the seed as it is written, W + B A for every token, under torch.autograd.
 
@@ -33,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from gflownet.rhn.network import RHN, Stack
-from scripts.bench import Row, at_least, at_most, figure, finish, median_ratio, parse_arguments, skip
+from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments, skip
 from scripts.rhn.cases import CASES, Case
 from scripts.rhn.sides import STACKS
 
@@ -47,20 +46,19 @@ FORWARD: dict[str, dict[str, float | None]] = {
 }
 BOTH: dict[str, dict[str, float | None]] = {
     "S": {"naive": None, "layer by layer": None},
-    "M": {"naive": 2.2, "layer by layer": None, "autograd wavefront": None, "materialised": 5.0},
+    "M": {"naive": 2.2, "layer by layer": None, "materialised": 5.0},
     "L": {"naive": 2.2, "layer by layer": None, "materialised": 4.0},
     "D12": {"naive": 7.0, "layer by layer": None, "materialised": 8.0},
     "D24": {"naive": None, "layer by layer": None},
 }
 PEAK_SHARES = {("M", "forward"): 0.20, ("M", "forward+backward"): 0.15}
-# Cases, tokens, and how many times as much memory the autograd wavefront is to take as `Wavefront(layers=1)`.
+# Cases, tokens, and how many times as much memory the naive side is to take as `Wavefront(layers=1)`.
 MEMORY: tuple[tuple[str, int, float | None], ...] = (
     ("S", 64, None),
     ("M", 128, 20.0),
     ("M", 512, 40.0),
     ("L", 128, None),
 )
-MOST_TIME = 1.5  # of `Wavefront(layers=1)` at M, in times of the autograd wavefront
 MATRIX = 2048
 
 
@@ -98,9 +96,6 @@ def speed_rows(name: str, rounds: int) -> list[Row]:
         rates = [cost * case.multiply_adds / MATRIX**3 * seconds for seconds in times["matmul"]]
         goal = PEAK_SHARES.get((name, passes))
         rows.append(_ratio(f"{name}, {passes}: share of the matmul peak", rates, times["wavefront"], goal))
-        if passes == "forward+backward" and name == "M":
-            slower = median_ratio(times["layer by layer"], times["autograd wavefront"])
-            rows.append(at_most("M, forward+backward: least memory / autograd wavefront", slower, "x", MOST_TIME))
     return rows
 
 
@@ -109,7 +104,7 @@ def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
     where = f"{name}, {tokens} tokens, peak memory"
     script = Path(__file__).resolve().parent / "rhn" / "memory.py"
     peaks = {}
-    for stack in ("layer by layer", "wavefront", "autograd wavefront", "checkpointed"):
+    for stack in ("layer by layer", "wavefront", "naive", "checkpointed"):
         answer = subprocess.run(
             [sys.executable, script, name, stack, str(tokens)], check=True, capture_output=True, text=True
         )
@@ -119,7 +114,7 @@ def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
     rows.append(figure(f"{where}: of which gradients of the parameters", gradients, "MB"))
     return [
         *rows,
-        _ratio(f"{where}: autograd / least", [peaks["autograd wavefront"]], [peaks["layer by layer"]], factor),
+        _ratio(f"{where}: naive / least", [peaks["naive"]], [peaks["layer by layer"]], factor),
         _ratio(f"{where}: checkpointed / least", [peaks["checkpointed"]], [peaks["layer by layer"]], None),
     ]
 

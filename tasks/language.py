@@ -21,7 +21,7 @@ from gflownet.evaluation.language_training import (
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.assignment import Assignment
-from gflownet.rhn.stack_config import StackConfig, StackLayer
+from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
 
 

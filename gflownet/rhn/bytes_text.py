@@ -1,4 +1,4 @@
-"""Text as tokens, one per byte of its UTF-8; any tokens as text."""
+"""Convert between text and tokens, one token per byte of UTF-8 (no torch)."""
 
 from __future__ import annotations
 
@@ -12,24 +12,23 @@ def encode(text: str) -> list[int]:
     """Return the bytes of a text as tokens.
 
     Raises:
-        ValueError: a text with half of a surrogate pair, which has no UTF-8.
+        ValueError: a text with half of a surrogate pair, which UTF-8 cannot encode.
     """
     try:
         return list(text.encode("utf-8"))
     except UnicodeEncodeError as error:
-        raise ValueError(f"text: expected characters with a UTF-8, got {text[error.start]!r}") from None
+        raise ValueError(f"text: expected characters that UTF-8 can encode, got {text[error.start]!r}") from None
 
 
 def decode(tokens: Iterable[int]) -> str:
-    """Return tokens as text; invalid UTF-8 becomes the replacement character."""
+    """Return the text of tokens; invalid UTF-8 becomes the replacement character."""
     return bytes(tokens).decode("utf-8", errors="replace")
 
 
 class StreamDecoder:
-    """Text from tokens as they come, whole characters only; joined pieces equal `decode` of all tokens."""
+    """Decode a stream of tokens, whole characters only; the joined pieces equal `decode` of all tokens."""
 
     def __init__(self) -> None:
-        """Start without a token."""
         self._decoder = codecs.getincrementaldecoder("utf-8")(errors="replace")
 
     def text(self, tokens: Iterable[int]) -> str:

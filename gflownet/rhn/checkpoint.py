@@ -1,19 +1,16 @@
-"""A language model on disk: a folder with its weights as safetensors and, as JSON, what it is.
+"""Save language models to a folder and load them.
 
-`model.json` holds the kind, a name of `KINDS`, and the config; `model.safetensors` every weight once. Nothing that is
-read is executed.
+`model.json` holds the kind, a key of `KINDS`, and the config; `model.safetensors` holds every weight once. Loading a
+folder executes nothing in it.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass
-from importlib import import_module
-from operator import attrgetter
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol, cast
 
 import torch
 from safetensors import SafetensorError
@@ -21,71 +18,63 @@ from safetensors.torch import load, save
 from torch import Tensor, nn
 
 from gflownet.errors import UserError
-from gflownet.files import sync_folder
+from gflownet.files import sync_folder, write_whole
 from gflownet.rhn.bytes_text import NUM_TOKENS
-
-if TYPE_CHECKING:
-    from gflownet.rhn.decoding import LanguageModel
+from gflownet.rhn.config import RHNConfig, StackConfig
+from gflownet.rhn.decoding import LanguageModel
+from gflownet.rhn.network import RHN
+from gflownet.rhn.stack_model import RecurrentStack
 
 DESCRIPTION_NAME = "model.json"
 WEIGHTS_NAME = "model.safetensors"
-_TEMPORARY_SUFFIX = ".tmp"
+PREPARED_NAME = "model.safetensors.new"  # new weights before they replace the old ones
 
 
-@dataclass(frozen=True)
-class Kind:
-    """A kind of language model: where its class is and what makes its config, both as module:name."""
+class Kind(NamedTuple):
+    """A kind of language model."""
 
-    model: str  # made from a config, which it keeps as `config`; a `StoredModel`
-    config: str  # makes that config, a dataclass, from the values that `dataclasses.asdict` says
+    model: type[nn.Module]  # a `StoredModel`, constructed from a config
+    config: type[RHNConfig | StackConfig]  # constructed from the values of `dataclasses.asdict`
 
 
-KINDS = {
-    "rhn": Kind(model="gflownet.rhn.network:RHN", config="gflownet.rhn.config:RHNConfig"),
-    "recurrent_stack": Kind(
-        model="gflownet.rhn.stack_model:RecurrentStack", config="gflownet.rhn.stack_config:StackConfig"
-    ),
-}
+KINDS = {"rhn": Kind(RHN, RHNConfig), "recurrent_stack": Kind(RecurrentStack, StackConfig)}
 
 
 class StoredModel(Protocol):
-    """A module that can be saved and generated from."""
+    """A module that can be saved and can generate."""
 
     config: Any
 
     def decoder(self) -> LanguageModel:
-        """Return what generates from the weights as they are now."""
+        """Return a `LanguageModel` with the present weights."""
         ...
 
 
 def save_language_model(folder: Path, model: nn.Module) -> None:
-    """Save a model of one of `KINDS`, at once or not at all, also when the process is killed.
+    """Save a model of one of `KINDS` atomically: a killed process never leaves weights and config of different models.
 
-    The weights of a model of the same config are replaced in one rename. Where the config differs, the old description
-    goes first: a process killed then leaves a folder that is no model, never the weights of one and the config of
-    another.
+    Weights of the same config are replaced in one rename. For another config the old description is removed first: a
+    process killed at that point leaves a folder that `load_language_model` refuses.
 
     Raises:
         ValueError: a model of another class.
+        UserError: a file cannot be written, for example on a full disk; the previous model is unchanged.
     """
     description = json.dumps({"kind": _kind_of(model), "config": asdict(cast(StoredModel, model).config)}, indent=1)
-    folder.mkdir(parents=True, exist_ok=True)
-    described = folder / DESCRIPTION_NAME
-    weights = save({name: tensor.detach().cpu().contiguous() for name, tensor in _weights(model).items()})
+    described, prepared = folder / DESCRIPTION_NAME, folder / PREPARED_NAME
+    write_whole(prepared, save({name: tensor.detach().cpu().contiguous() for name, tensor in _weights(model).items()}))
     is_same = described.is_file() and described.read_bytes() == description.encode()
-    prepared = _prepare(folder / WEIGHTS_NAME, weights)
     if not is_same:
         described.unlink(missing_ok=True)
         sync_folder(folder)
     prepared.replace(folder / WEIGHTS_NAME)
-    if not is_same:
-        sync_folder(folder)
-        _prepare(described, description.encode()).replace(described)
     sync_folder(folder)
+    if not is_same:
+        write_whole(described, description)
 
 
 def load_language_model(folder: Path) -> nn.Module:
-    """Return the model saved in a folder, in evaluation mode, with weights of the dtype they were saved in.
+    """Return the model saved in a folder, in evaluation mode, with weights of the saved dtype.
 
     Raises:
         UserError: the folder holds no language model, or a file is truncated, altered, or made for another config.
@@ -94,11 +83,11 @@ def load_language_model(folder: Path) -> nn.Module:
     missing = [name for name in (DESCRIPTION_NAME, WEIGHTS_NAME) if not (folder / name).is_file()]
     if missing:
         expected = f"expected a folder with {DESCRIPTION_NAME} and {WEIGHTS_NAME}"
-        raise UserError(f"{folder}: {expected}, got {_what_is_there(folder, missing)}")
+        raise UserError(f"{folder}: {expected}, got {_content_of(folder, missing)}")
     kind, config = _read_description(path)
     try:
         with torch.device("meta"):
-            model = _named(kind.model)(_named(kind.config)(**config))
+            model = kind.model(kind.config(**config))
     except (TypeError, ValueError) as error:
         raise UserError(f"{path}: config: {error}") from None
     weights = _read_weights(folder / WEIGHTS_NAME)
@@ -109,10 +98,10 @@ def load_language_model(folder: Path) -> nn.Module:
 
 
 def load_byte_decoder(folder: Path) -> LanguageModel:
-    """Return what generates bytes from the model saved in a folder.
+    """Return the model saved in a folder as a `LanguageModel` of bytes.
 
     Raises:
-        UserError: as `load_language_model`, or for a model of other tokens.
+        UserError: as `load_language_model`, or a model whose vocabulary is not the 256 bytes.
     """
     model = cast(StoredModel, load_language_model(folder)).decoder()
     if model.vocabulary_size != NUM_TOKENS:
@@ -120,39 +109,34 @@ def load_byte_decoder(folder: Path) -> LanguageModel:
     return model
 
 
-def _named(name: str) -> Any:
-    module, _, attribute = name.partition(":")
-    return attrgetter(attribute)(import_module(module))
-
-
 def _kind_of(model: nn.Module) -> str:
-    name = f"{type(model).__module__}:{type(model).__name__}"
-    for kind, classes in KINDS.items():
-        if classes.model == name:
-            return kind
-    raise ValueError(f"model: expected one of {', '.join(kind.model for kind in KINDS.values())}, got {name}")
+    for name, kind in KINDS.items():
+        if type(model) is kind.model:
+            return name
+    expected = " or ".join(kind.model.__name__ for kind in KINDS.values())
+    raise ValueError(f"model: expected {expected}, got {type(model).__name__}")
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
     """Return every tensor of a state dict once, under the first of its names."""
-    found: dict[int, tuple[str, Tensor]] = {}
+    by_identity: dict[int, tuple[str, Tensor]] = {}
     for name, tensor in model.state_dict(keep_vars=True).items():
-        found.setdefault(id(tensor), (name, tensor))
-    return dict(found.values())
+        by_identity.setdefault(id(tensor), (name, tensor))
+    return dict(by_identity.values())
 
 
-def _what_is_there(folder: Path, missing: list[str]) -> str:
+def _content_of(folder: Path, missing: list[str]) -> str:
     if folder.is_dir():
         return f"one without {' and '.join(missing)}"
     return "a file" if folder.exists() else "a name that does not exist"
 
 
 def _read_description(path: Path) -> tuple[Kind, Mapping[str, Any]]:
-    """Return the kind and the values of its config."""
+    """Return the kind and the values of the config."""
     try:
         description = json.loads(path.read_bytes())
     except ValueError as error:
-        raise UserError(f"{path}: expected JSON, got something else: {error}") from None
+        raise UserError(f"{path}: expected JSON, got invalid text: {error}") from None
     if not (isinstance(description, dict) and set(description) == {"kind", "config"}):
         raise UserError(f"{path}: expected an object with kind and config, got {description!s:.80}")
     kind, config = description["kind"], description["config"]
@@ -167,26 +151,16 @@ def _read_weights(path: Path) -> dict[str, Tensor]:
     try:
         return load(path.read_bytes())
     except SafetensorError as error:
-        raise UserError(f"{path}: expected a whole file of safetensors, got a damaged one ({error})") from None
+        raise UserError(f"{path}: the file is damaged: expected safetensors ({error})") from None
 
 
 def _check_shapes(path: Path, weights: Mapping[str, Tensor], expected: Mapping[str, Tensor]) -> None:
-    """Refuse weights that do not fit the config."""
+    """Raise UserError for weights that do not fit the config."""
     for name, tensor in expected.items():
         if name not in weights:
-            raise UserError(f"{path}: expected the weights that {DESCRIPTION_NAME} describes, got none named {name}")
-        got, wanted = tuple(weights[name].shape), tuple(tensor.shape)
-        if got != wanted:
-            raise UserError(f"{path}: {name}: expected the shape {wanted} that {DESCRIPTION_NAME} says, got {got}")
+            raise UserError(f"{path}: expected the weights described in {DESCRIPTION_NAME}, {name} is missing")
+        shape, described = tuple(weights[name].shape), tuple(tensor.shape)
+        if shape != described:
+            raise UserError(f"{path}: {name}: expected the shape {described} of {DESCRIPTION_NAME}, got {shape}")
     for name in weights.keys() - expected.keys():
-        raise UserError(f"{path}: expected the weights that {DESCRIPTION_NAME} describes, got {name} besides")
-
-
-def _prepare(path: Path, data: bytes) -> Path:
-    """Write `data` beside a path and return where, to be renamed when it is safe."""
-    temporary = path.with_name(path.name + _TEMPORARY_SUFFIX)
-    with temporary.open("wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    return temporary
+        raise UserError(f"{path}: expected the weights described in {DESCRIPTION_NAME}, {name} is not one of them")

@@ -1,12 +1,13 @@
-"""The sizes of a Recurrent Hyper Network, and named ones from tiny to 100 million parameters."""
+"""Sizes of Recurrent Hyper Networks and of stacks of recurrent layers (no torch)."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
-# How an adapted row W_o + B_o A is scaled: "dora" to the length ||W_o|| (1 + delta_o) (Liu et al. 2024), "none" by the
-# factor 1 + delta_o alone.
+# Scale of an adapted row W_o + B_o A: "dora" gives it the length ||W_o|| (1 + delta_o) (Liu et al. 2024), "none"
+# multiplies it by 1 + delta_o.
 Norm = Literal["dora", "none"]
 
 
@@ -23,21 +24,93 @@ class RHNConfig:
     intermediate_size: int = 128
     depth: int = 4
     rank: int = 4  # of the adapters
-    bottleneck: int = 16  # width between a state and the heads that write the adapters
-    tied: bool = True  # the unembedding is the embedding
+    bottleneck: int = 16  # width between a state and the heads that compute adapters
+    tied: bool = True  # the unembedding shares the weights of the embedding
     epsilon: float = 1e-6  # of the RMS norms
     norm: Norm = "dora"
 
     def __post_init__(self) -> None:
-        """Check every size."""
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name not in ("tied", "epsilon", "norm") and value < 1:
-                raise ValueError(f"{field.name}: expected at least 1, got {value}")
-        if not self.epsilon > 0:
-            raise ValueError(f"epsilon: expected a number > 0, got {self.epsilon}")
+        sizes = [field.name for field in fields(self) if field.name not in ("tied", "epsilon", "norm")]
+        _check_sizes(self, *sizes)
         if self.norm not in get_args(Norm):
             raise ValueError(f"norm: expected one of {', '.join(get_args(Norm))}, got {self.norm!r}")
+
+
+CELLS = ("rhn", "gru", "lstm")
+REPEAT = "repeat"  # in place of a cell: the previous layer once more, with the same weights
+PROJECTIONS = ("gate", "up", "down")  # of a feed-forward network
+
+
+@dataclass(frozen=True)
+class StackLayer:
+    """One layer of a stack; every field but `cell` applies to RHN layers only.
+
+    Raises:
+        ValueError: an unknown cell or projection, or a size out of bounds.
+    """
+
+    cell: str = "rhn"  # of CELLS, or REPEAT
+    rank: int = 4  # of the adapters
+    projections: tuple[str, ...] = PROJECTIONS  # adapted projections, in this order
+    beta: bool = True  # whether the gate's pre-activation is adapted
+    ratio: float = 2.0  # width of the feed-forward network / width of the layer
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "projections", tuple(self.projections))  # JSON has lists
+        if self.cell not in (*CELLS, REPEAT):
+            raise ValueError(f"cell: expected one of {', '.join((*CELLS, REPEAT))}, got {self.cell!r}")
+        if self.projections != tuple(name for name in PROJECTIONS if name in self.projections):
+            raise ValueError(f"projections: expected some of {', '.join(PROJECTIONS)} in order, got {self.projections}")
+        if self.rank < 1 or not (math.isfinite(self.ratio) and self.ratio > 0):
+            raise ValueError(f"layer: expected rank >= 1 and ratio > 0, got {self.rank} and {self.ratio}")
+
+    def intermediate_size(self, width: int) -> int:
+        """Return the width of the feed-forward network."""
+        return max(1, round(self.ratio * width))
+
+
+@dataclass(frozen=True)
+class StackConfig:
+    """Layers of one width between an embedding and the unembedding that shares its weights.
+
+    Raises:
+        ValueError: no layer, a first layer that repeats, or a size below 1.
+    """
+
+    layers: tuple[StackLayer, ...]
+    width: int = 64
+    vocabulary_size: int = 256  # one token per byte
+    bottleneck: int = 16  # of RHN layers, between a state and the heads that compute adapters
+    epsilon: float = 1e-6  # of the RMS norms
+
+    def __post_init__(self) -> None:
+        layers = tuple(StackLayer(**layer) if isinstance(layer, dict) else layer for layer in self.layers)
+        object.__setattr__(self, "layers", layers)  # a checkpoint holds dicts
+        if not self.layers or self.layers[0].cell == REPEAT:
+            got = f"{REPEAT!r} first" if self.layers else "none"
+            raise ValueError(f"layers: expected at least one layer, the first one with a cell, got {got}")
+        _check_sizes(self, "width", "vocabulary_size", "bottleneck")
+
+    @property
+    def owners(self) -> tuple[int, ...]:
+        """Index of the layer that holds the weights of each layer: its own index, or the repeated layer's."""
+        owners: list[int] = []
+        for place, layer in enumerate(self.layers):
+            owners.append(owners[-1] if layer.cell == REPEAT else place)
+        return tuple(owners)
+
+    @property
+    def state_width(self) -> int:
+        """Width of a layer's state: an LSTM has two vectors; the states of other layers are padded to this width."""
+        return self.width * (2 if any(layer.cell == "lstm" for layer in self.layers) else 1)
+
+
+def _check_sizes(config: RHNConfig | StackConfig, *names: str) -> None:
+    for name in names:
+        if getattr(config, name) < 1:
+            raise ValueError(f"{name}: expected at least 1, got {getattr(config, name)}")
+    if not config.epsilon > 0:
+        raise ValueError(f"epsilon: expected a number > 0, got {config.epsilon}")
 
 
 CONFIGS = {

@@ -1,35 +1,35 @@
-"""One-token steps: the interface of recurrent language models for generation and serving, and the RHN behind it.
+"""Interface of recurrent language models for generation and serving, and its implementation for RHNs and stacks.
 
-R is the number of rows (sequences), V of the vocabulary, N of layers, H the hidden size, I the intermediate size, r the
-rank and J = bottleneck + 1. A state is one tensor (layers, rows, width): all that a sequence leaves behind.
+R is the number of rows (sequences), T of tokens, V of the vocabulary, H the hidden size. The state of a sequence is one
+tensor (layers, rows, width).
 """
 
 from __future__ import annotations
 
 import math
-from typing import Protocol
+from collections.abc import Iterable
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gflownet.rhn.cell import normalised
 from gflownet.rhn.decoding_steps import few_rows, many_rows, run_layer, step_weights
-from gflownet.rhn.fold import fold, sizes_of
-from gflownet.rhn.network import RHN, check_tokens
+from gflownet.rhn.fold import fold, normalised, sizes_of
+from gflownet.rhn.layers import RecurrentLayer, RMSNorm, Run, check_tokens
 from gflownet.rhn.wavefront import CORE_BYTES, layers_per_group, run_diagonals
 
 TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
-# Up to here the adapters of all layers are made in one call; above, the output of that call does not fit the cache.
+# Maximum size of the adapters of all layers computed in one call; a larger result does not fit the cache.
 ADAPTER_BYTES = 8 * 2**20
 
 
 class LanguageModel(Protocol):
     """A recurrent language model for generation.
 
-    A state (layers, rows, width) belongs to its caller: a model neither keeps nor changes one that it was given. The
-    logits of a row are a function of that row alone, up to rounding: a BLAS may add the same terms in another order if
-    the number of rows or the position of a row changes.
+    The caller owns the states: a model neither keeps nor changes a state that it gets. The logits of a row are a
+    function of that row alone, up to rounding: a BLAS may add the same terms in another order if the number of rows or
+    the position of a row changes.
     """
 
     @property
@@ -49,7 +49,7 @@ class LanguageModel(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where tokens are read, and states and logits made."""
+        """Of tokens, states and logits."""
         ...
 
     def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -70,8 +70,8 @@ class LanguageModel(Protocol):
         Args:
             tokens: [R].
             state: [layers, R, width] of the tokens before.
-            starts: [R] bool, the rows whose token is the first of its sequence: their state is not looked at, but must
-                be finite; None where there is no such row.
+            starts: [R] bool, the rows whose token is the first of its sequence: their state is not used, but must be
+                finite; None if there is no such row.
 
         Returns:
             logits [R, V] of the next token, and the new states [layers, R, width].
@@ -79,16 +79,55 @@ class LanguageModel(Protocol):
         ...
 
 
-class RHNDecoder:
-    """An RHN as a `LanguageModel`, its weights folded once; a change of the network's weights needs `refresh`."""
+class Network(Protocol):
+    """The weights that a decoder reads: those of an `RHN` or a `RecurrentStack`."""
 
-    def __init__(self, network: RHN, *, compiled: bool = False) -> None:
+    config: Any  # with vocabulary_size
+    norm: RMSNorm  # of the outputs of the last layer
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        """(layers, width)."""
+        ...
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Return the weights of embedding and unembedding, [V, H] both."""
+        ...
+
+    def runs(self) -> Iterable[Run]:
+        """Return the layers in the groups that are computed together."""
+        ...
+
+
+class _FoldedRun:
+    """Folded weights of consecutive RHN layers."""
+
+    def __init__(self, run: Run) -> None:
+        self.layers, self.sizes, self.fold = run.layers, sizes_of(run.blocks[0]), fold(run.blocks)
+        self.weights = step_weights(self.fold, self.sizes)
+        self._layers_per_group = layers_per_group(run.blocks)
+
+    def prefill(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs [T, R, H] for x [T, R, H], and the last states [n, R, H]."""
+        last_states = []
+        for first in range(0, len(self.fold.exit), self._layers_per_group):
+            group = slice(first, first + self._layers_per_group)
+            result = run_diagonals(self.fold.of(group), self.sizes, x, None if state is None else state[group])
+            x = result.outputs
+            last_states.append(result.last)
+        return x, torch.cat(last_states)
+
+
+class RHNDecoder:
+    """A `LanguageModel` with the weights of a network, folded once; call `refresh` after a change of the weights."""
+
+    def __init__(self, network: Network, *, compiled: bool = False) -> None:
         """Fold the weights.
 
         Args:
-            network: whose weights are read, now and at every `refresh`.
-            compiled: whether steps go through torch.compile, which takes seconds for each new number of rows: batches
-                are padded to a power of two.
+            network: an `RHN` or a `RecurrentStack`.
+            compiled: whether steps of RHN layers go through torch.compile, which takes seconds for each new number of
+                rows: batches are padded to a power of two.
         """
         self._network = network
         self._compiled = compiled
@@ -98,19 +137,18 @@ class RHNDecoder:
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Read the network's weights again."""
-        network = self._network
-        blocks = network.layers
-        self._sizes = sizes_of(blocks[0])
-        self._fold = fold(blocks)
-        self._weights = step_weights(self._fold, self._sizes)
-        self._layers_per_group = layers_per_group(blocks)
-        dtype = self._fold.entry.dtype
-        unembedding = network.embedding.weight if network.unembedding.weight is None else network.unembedding.weight
-        self._embedding = network.embedding.weight.detach().to(dtype, copy=True)
-        gain = network.norm.weight.detach().to(dtype) * math.sqrt(self._sizes.hidden)
+        """Read the weights again."""
+        embedding, unembedding = self._network.tables()
+        norm, hidden = self._network.norm, embedding.shape[1]
+        dtype = torch.promote_types(embedding.dtype, torch.float32)
+        self._runs = [run if run.other else _FoldedRun(run) for run in self._network.runs()]
+        self._embedding = embedding.detach().to(dtype, copy=True)
+        gain = norm.weight.detach().to(dtype) * math.sqrt(hidden)
         self._unembedding = (unembedding.detach().to(dtype) * gain).mT.contiguous()
-        self._root = self._sizes.root(gain)
+        self._root = gain.new_full((), math.sqrt(hidden * norm.epsilon))
+        # torch.compile turns the product of one row into a sum, which is slow if the weights do not fit the cache.
+        size = sum(run.weights.heads.nbytes for run in self._runs if isinstance(run, _FoldedRun))
+        self._min_rows = 2 if size > CORE_BYTES else 1
 
     @property
     def vocabulary_size(self) -> int:
@@ -119,8 +157,8 @@ class RHNDecoder:
 
     @property
     def state_shape(self) -> tuple[int, int]:
-        """(depth, H)."""
-        return self._network.config.depth, self._network.config.hidden_size
+        """(layers, width)."""
+        return self._network.state_shape
 
     @property
     def dtype(self) -> torch.dtype:
@@ -129,7 +167,7 @@ class RHNDecoder:
 
     @property
     def device(self) -> torch.device:
-        """The device of the weights."""
+        """Device of the weights."""
         return self._embedding.device
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -138,20 +176,22 @@ class RHNDecoder:
 
     @torch.no_grad()
     def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return logits and states as `LanguageModel.prefill`, along the wavefront.
+        """Return logits and states as `LanguageModel.prefill`, RHN layers along the wavefront.
 
         Raises:
             ValueError: no token.
         """
         check_tokens(tokens)
         x = F.embedding(tokens.mT, self._embedding)
-        last_states = []
-        for first in range(0, self.state_shape[0], self._layers_per_group):
-            group = slice(first, first + self._layers_per_group)
-            made = run_diagonals(self._fold.of(group), self._sizes, x, None if state is None else state[group])
-            x = made.outputs
-            last_states.append(made.last)
-        return self._logits(x[-1]), torch.cat(last_states)
+        new_state = x.new_zeros(self.state_shape[0], x.shape[1], self.state_shape[1])
+        for run in self._runs:
+            before = None if state is None else state[run.layers]
+            if isinstance(run, _FoldedRun):
+                x, last = run.prefill(x, None if before is None else before[..., : x.shape[-1]])
+            else:
+                x, last = _run_recurrent_layer(run, x, before)
+            new_state[run.layers, :, : last.shape[-1]] = last
+        return self._logits(x[-1]), new_state
 
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return logits and states as `LanguageModel.step`."""
@@ -160,34 +200,45 @@ class RHNDecoder:
         if missing:
             tokens, state = F.pad(tokens, (0, missing)), F.pad(state, (0, 0, 0, missing))
             starts = None if starts is None else F.pad(starts, (0, missing))
-        new_state = self._embedding.new_empty(state.shape)
+        new_state = self._embedding.new_zeros(state.shape)
         logits = self._embedding.new_empty(len(tokens), self.vocabulary_size)
         with torch.inference_mode():  # saves a tenth of the time and more; the returned tensors are made outside
             x = F.embedding(tokens, self._embedding)
             has_previous = None if starts is None else (~starts).to(x.dtype).view(1, -1, 1)
-            x, made = self._layers(x, state, has_previous)
-            new_state.copy_(made)
+            for run in self._runs:
+                before = state[run.layers]
+                if isinstance(run, _FoldedRun):
+                    x, last = self._step(run, x, before[..., : x.shape[-1]], has_previous)
+                else:
+                    before = before if has_previous is None else before * has_previous
+                    outputs, last = _run_recurrent_layer(run, x.unsqueeze(0), before)
+                    x = outputs[0]
+                new_state[run.layers, :, : last.shape[-1]] = last
             logits.copy_(self._logits(x))
         return logits[:rows], new_state[:, :rows]
 
-    def _layers(self, x: Tensor, state: Tensor, has_previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the result of `few_rows` by the faster of two methods."""
-        if len(x) * self._weights.heads[:, 0].nbytes <= ADAPTER_BYTES:
-            return self._few_rows(x, state, has_previous, self._sizes, self._weights)
-        return self._in_tiles(x, state, has_previous)
-
     def _num_compiled_rows(self, rows: int) -> int:
         """Return the number of rows that a compiled step of `rows` rows is padded to."""
-        # torch.compile turns the product of one row into a sum, which is slow where the weights do not stay in cache.
-        fewest = 2 if self._weights.heads.nbytes > CORE_BYTES else 1
-        return max(fewest, 1 << (rows - 1).bit_length())
+        return max(self._min_rows, 1 << (rows - 1).bit_length())
 
-    def _in_tiles(self, x: Tensor, state: Tensor, has_previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the result of `many_rows`, some rows at a time."""
+    def _step(self, run: _FoldedRun, x: Tensor, state: Tensor, has_previous: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the result of `few_rows`, computed by the faster one of two schedules."""
+        if len(x) * run.weights.heads[:, 0].nbytes <= ADAPTER_BYTES:
+            return self._few_rows(x, state, has_previous, run.sizes, run.weights)
         masks = [None] * len(x) if has_previous is None else has_previous.split(TILE_ROWS, 1)
         tiles = zip(x.split(TILE_ROWS), state.split(TILE_ROWS, 1), masks, strict=False)
-        done = [many_rows(*tile, self._sizes, self._weights, self._run_layer) for tile in tiles]
-        if len(done) == 1:
-            return done[0]
-        outputs, states = zip(*done, strict=True)
+        results = [many_rows(*tile, run.sizes, run.weights, self._run_layer) for tile in tiles]
+        if len(results) == 1:
+            return results[0]
+        outputs, states = zip(*results, strict=True)
         return torch.cat(outputs), torch.cat(states, 1)
+
+
+def _run_recurrent_layer(run: Run, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the outputs [T, R, H] of a GRU or LSTM layer for x [T, R, H], and its last state [R, state width]."""
+    layer = run.other
+    assert isinstance(layer, RecurrentLayer)
+    dtype = layer.norm.weight.dtype
+    before = None if state is None else state[0, :, : layer.state_width].to(dtype)
+    outputs, last = layer(x.transpose(0, 1).to(dtype), before)
+    return outputs.transpose(0, 1).to(x.dtype), last.to(x.dtype)

@@ -1,9 +1,8 @@
-"""One diagonal of the wavefront: several layers at once, each on a token of its own, in buffers that are used again.
+"""One diagonal of the wavefront: a step of several layers at once, each on its own token, in reused buffers.
 
-The tensors of a diagonal are small, and there are many diagonals: what a call costs beside its arithmetic is much of
-the time. So every call writes into a buffer, the views of the buffers are made once, and what is multiplied by the same
-is multiplied at once: gate and up are one product, and x stands beside A. `cell` says the same plainly; no adapted
-matrix is made.
+The tensors of a diagonal are small and diagonals are many, so the overhead of calls is much of the time. Every call
+writes into a buffer, the views of the buffers are made once, and products with the same factor are one product: gate
+and up are one matrix, and x is a row above A. `RHNBlock.step` defines the result. No adapted matrix is made.
 
 N is the number of layers, R of rows, H the hidden size, I the intermediate size, r the rank, J = bottleneck + 1; P is 2
 for gate and up, 1 for down, and M is N R P.
@@ -20,17 +19,17 @@ from torch import Tensor
 from gflownet.rhn.fold import BlockSizes, Fold, HeadColumns
 from gflownet.rhn.layers import MIN_SQUARED_NORM
 
-# What torch.nn.functional.silu calls; half the time of torch.ops.aten.silu.out.
+# Takes half the time of torch.ops.aten.silu.out.
 silu = torch._C._nn.silu  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @dataclass(frozen=True)
 class Frame:
-    """The states of one diagonal, and views of them."""
+    """States of one diagonal, and views of them."""
 
-    states: Tensor  # [N + 1, R, H], the input of the first layer before those that the layers made
-    x: Tensor  # [N, R, H], what the layers read on the next diagonal
-    made: Tensor  # [N, R, H]
+    states: Tensor  # [N + 1, R, H], the input of the first layer, then the states of the layers
+    x: Tensor  # [N, R, H], inputs of the layers on the next diagonal
+    new: Tensor  # [N, R, H], states of the layers
     first: Tensor  # [R, H], the input of the first layer
     last: Tensor  # [R, H], of the last layer
 
@@ -41,25 +40,25 @@ class Frame:
 
 
 class Projection:
-    """Projections that rows go through, each adapted row by row: y = scale (W x + B A x)."""
+    """Apply projections adapted row by row: y = scale (W x + B A x)."""
 
     def __init__(self, columns: HeadColumns, shape: tuple[int, int, int], *, extra: int, like: Tensor) -> None:
-        """Make the buffers.
+        """Allocate the buffers.
 
         Args:
             columns: of the heads.
             shape: N, R and P.
-            extra: columns of the heads beyond those of the projection.
-            like: has the type of the buffers.
+            extra: number of additional columns of the heads.
+            like: tensor with the dtype and device of the buffers.
         """
         rank, size_in, size_out = columns.rank, columns.size_in, columns.size_out
         num = math.prod(shape)
         self.columns, self.norm, self.shape = columns, columns.norm, shape
         heads = like.new_empty(num, sum(columns.sizes) + extra)
-        x, a, b, c, self.magnitude, rest = heads.split([*columns.sizes, extra], -1)
-        self.heads, self.rest = heads.view(*shape[:2], -1), rest.view(*shape[:2], -1)
-        self.x = x.view(*shape, size_in)  # to be written once the heads are made
-        self.rows = self.x[:, :, 0]  # [N, R, in], what W is multiplied by
+        x, a, b, c, self.magnitude, extra_heads = heads.split([*columns.sizes, extra], -1)
+        self.heads, self.extra = heads.view(*shape[:2], -1), extra_heads.view(*shape[:2], -1)
+        self.x = x.view(*shape, size_in)  # written after the heads
+        self.rows = self.x[:, :, 0]  # [N, R, in], multiplied by W
         self.a, self.b = a.view(num, rank, size_in), b.view(num, rank, size_out)
         height = rank + 1 if self.norm == "dora" else 1
         self.x_and_a = heads[:, : height * size_in].view(num, height, size_in)
@@ -76,11 +75,11 @@ class Projection:
             self.squared, self.inverse_norm, self.scale = like.new_empty(3, num, size_out).unbind()
 
     def adapt(self, features: Tensor, heads: Tensor) -> None:
-        """Make the adapters that features [N, R, J + 1] write."""
+        """Compute the adapters for features [N, R, J + 1]."""
         torch.bmm(features, heads, out=self.heads)
 
     def multiply(self, weight: Tensor) -> None:
-        """Make the product of x and what it is to be scaled by."""
+        """Compute the product of x, and its scale."""
         torch.bmm(self.x_and_a, self._a_transposed, out=self.low)
         torch.bmm(self.low, self.b, out=self.changes)
         if self.norm == "dora":
@@ -93,10 +92,10 @@ class Projection:
 
 
 class DiagonalStep:
-    """The states of one diagonal from those of the one before."""
+    """Compute the states of one diagonal from the states of the previous one."""
 
     def __init__(self, sizes: BlockSizes, weights: Fold, rows: int) -> None:
-        """Make the buffers.
+        """Allocate the buffers.
 
         Args:
             sizes: of the blocks.
@@ -120,7 +119,7 @@ class DiagonalStep:
         self.exit = Projection(sizes.exit, (num, rows, 1), extra=2, like=like)
         self.both = like.new_empty(num, rows, 2, intermediate)  # gate and up
         self.gate, self.up = self.both.unbind(2)
-        self._beta, self.gated = self.exit.rest.unsqueeze(-1), self.exit.rows
+        self._beta, self.gated = self.exit.extra.unsqueeze(-1), self.exit.rows
         self._entry_y, self._entry_scale = (
             part.view(self.both.shape) for part in (self.entry.product, self.entry.scale)
         )
@@ -128,9 +127,12 @@ class DiagonalStep:
         self._first_token: int | None = None
 
     def forward(self, before: Frame, out: Tensor, first_token: int | None) -> None:
-        """Write the states [N, R, H] from those of the diagonal before.
+        """Write the states [N, R, H] of the next diagonal to `out`.
 
-        Nothing adapts the layer `first_token`, counted from 0.
+        Args:
+            before: states of the previous diagonal.
+            out: [N, R, H].
+            first_token: layer, counted from 0, that reads its first token and is not adapted; None: no such layer.
         """
         entry, exit_, weights = self.entry, self.exit, self.weights
         torch.linalg.vector_norm(before.states, dim=-1, keepdim=True, out=self.length)
@@ -149,7 +151,7 @@ class DiagonalStep:
         torch.addcmul(before.x, self._exit_y, self._exit_scale, out=out)
 
     def _mark(self, first_token: int | None) -> None:
-        """Let nothing adapt a layer."""
+        """Set the features of a layer to 0, and those of the previous such layer back to 1."""
         if self._first_token is not None:
             self.features[self._first_token, :, 1] = 1
         if first_token is not None:

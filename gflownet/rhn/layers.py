@@ -1,7 +1,7 @@
-"""The layers of a Recurrent Hyper Network, token by token as seed 002 tells it.
+"""Layers of recurrent language models: the RHN layer, defined token by token, and GRU and LSTM layers.
 
 R is the number of rows (sequences of a batch), T of tokens, H the hidden size, I the intermediate size, r the rank and
-J = bottleneck + 1 the width of what the heads of a BHN read: a constant 1 and the bottleneck.
+J = bottleneck + 1 the number of features: a constant 1 and the bottleneck.
 """
 
 from __future__ import annotations
@@ -15,15 +15,15 @@ from torch.nn import functional as F
 
 from gflownet.rhn.config import Norm, RHNConfig
 
-# Of the squared norm of an adapted row in units of the row's own: float32 knows the expanded form no better than this.
+# Lower bound of ||W_o + B_o A||^2 / ||W_o||^2: the rounding error of the expanded norm in float32.
 MIN_SQUARED_NORM = 1e-6
 
 
 def embedding_table(vocabulary_size: int, width: int) -> nn.Parameter:
     """Return random vectors [vocabulary, width] of about unit length.
 
-    A residual stream of embeddings that are small beside what layers add says little of the token itself: with a
-    standard deviation of 0.02 a GRU layer of 97,000 parameters learns 0.09 bits per byte less in 300 steps.
+    With shorter vectors the outputs of the layers dominate the residual stream: at a standard deviation of 0.02 a GRU
+    layer of 97,000 parameters learns 0.09 bits per byte less in 300 steps.
     """
     return nn.Parameter(torch.randn(vocabulary_size, width) * width**-0.5)
 
@@ -32,13 +32,12 @@ class RMSNorm(nn.Module):
     """Root mean square layer normalisation (Zhang and Sennrich 2019, equation 4)."""
 
     def __init__(self, size: int, epsilon: float) -> None:
-        """Start with gain 1."""
         super().__init__()
         self.weight = nn.Parameter(torch.ones(size))
         self.epsilon = epsilon
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return x over its root mean square, times the gain; [..., size] both."""
+        """Return x [..., size] over its root mean square, times the gain."""
         return F.rms_norm(x, self.weight.shape, self.weight, self.epsilon)
 
 
@@ -46,7 +45,6 @@ class FFN(nn.Module):
     """Feed-forward network with a SwiGLU gate (Shazeer 2020, equation 6)."""
 
     def __init__(self, config: RHNConfig) -> None:
-        """Start with outputs that a residual stream of this depth can add up."""
         super().__init__()
         hidden, intermediate = config.hidden_size, config.intermediate_size
         self.gate_proj = nn.Linear(hidden, intermediate, bias=False)
@@ -57,22 +55,22 @@ class FFN(nn.Module):
         nn.init.normal_(self.down_proj.weight, std=(intermediate * config.depth) ** -0.5)
 
     def forward(self, x: Tensor) -> Tensor:
-        """Return the projection of the gated x; [R, H] both."""
+        """Return down(silu(gate(x)) * up(x)); [R, H] both."""
         return self.down_proj(F.silu(self.gate_proj(x)) * self.up_proj(x))
 
 
 @dataclass(frozen=True)
 class Adapter:
-    """How the rows of a batch change one projection of (out, in)."""
+    """Change of one projection (out, in), one for each row of a batch."""
 
     a: Tensor  # [R, r, in]
     b: Tensor  # [R, out, r]
-    delta: Tensor  # [R, out], of the magnitude ||W_o|| (1 + delta_o) of output row o, or without a norm its factor
+    delta: Tensor  # [R, out]: output row o has magnitude ||W_o|| (1 + delta_o), without a norm the factor 1 + delta_o
 
 
 @dataclass(frozen=True)
 class Adapters:
-    """How the rows of a batch change a feed-forward network."""
+    """Change of a feed-forward network, one for each row of a batch."""
 
     gate: Adapter
     up: Adapter
@@ -81,10 +79,10 @@ class Adapters:
 
 
 class AdapterHeads(nn.Module):
-    """Writes the adapter of one projection; affine in the bottleneck."""
+    """Compute the adapter of one projection; affine in the bottleneck."""
 
     def __init__(self, config: RHNConfig, size_in: int, size_out: int) -> None:
-        """Start with b = 0 and delta = 0, which leaves the projection as it is, and a random, so that b can learn."""
+        """Start with b = 0 and delta = 0, which change nothing, and a random a, so that b can learn."""
         super().__init__()
         width = config.bottleneck + 1
         self.a = nn.Parameter(torch.randn(width, config.rank, size_in) * (width * size_in) ** -0.5)
@@ -92,15 +90,14 @@ class AdapterHeads(nn.Module):
         self.delta = nn.Parameter(torch.zeros(width, size_out))
 
     def forward(self, features: Tensor) -> Adapter:
-        """Return the adapter that features [R, J] write."""
+        """Return the adapter for features [R, J]."""
         return Adapter(*(torch.einsum("bj,j...->b...", features, head) for head in (self.a, self.b, self.delta)))
 
 
 class BHN(nn.Module):
-    """Backward hyper network: the state of a token writes the adapters of the next token's feed-forward network."""
+    """Backward hyper network: the state of a token gives the adapters of the next token's feed-forward network."""
 
     def __init__(self, config: RHNConfig) -> None:
-        """Start with adapters that change nothing."""
         super().__init__()
         hidden, intermediate = config.hidden_size, config.intermediate_size
         self.norm = RMSNorm(hidden, config.epsilon)
@@ -113,7 +110,7 @@ class BHN(nn.Module):
         self.beta = nn.Parameter(torch.zeros(config.bottleneck + 1))
 
     def forward(self, state: Tensor, has_previous: Tensor | None = None) -> Adapters:
-        """Return the adapters that a state [R, H] writes; where `has_previous` [R, 1] is 0, adapters of zero."""
+        """Return the adapters for a state [R, H]; where `has_previous` [R, 1] is 0, adapters of zero."""
         features = F.pad(F.silu(self.squeeze(self.norm(state))), (1, 0), value=1.0)
         if has_previous is not None:
             features = features * has_previous
@@ -128,7 +125,7 @@ def lora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
 
 
 def dora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
-    """Return x through a projection under weight-decomposed low-rank adaptation (Liu et al. 2024, equation 5).
+    """Apply a projection under weight-decomposed low-rank adaptation (Liu et al. 2024, equation 5).
 
     y_o = m_o ((W + B A) x)_o / ||W_o + B_o A|| with m_o = ||W_o|| (1 + delta_o). The norm is expanded, so that no
     tensor of (R, out, in) is made: ||W_o + B_o A||^2 = ||W_o||^2 + sum_r B_or (2 (W A^T)_or + (B A A^T)_or).
@@ -148,21 +145,19 @@ def dora(x: Tensor, weight: Tensor, adapter: Adapter) -> Tensor:
     return relative.rsqrt() * lora(x, weight, adapter)
 
 
-# By the norm of a configuration.
 ADAPTATIONS: dict[Norm, Callable[[Tensor, Tensor, Adapter], Tensor]] = {"dora": dora, "none": lora}
 
 
 class DoraFFN(nn.Module):
-    """A feed-forward network whose projections are adapted row by row."""
+    """Feed-forward network whose projections are adapted row by row."""
 
     def __init__(self, config: RHNConfig) -> None:
-        """Wrap a plain one."""
         super().__init__()
         self.plain = FFN(config)
         self.norm: Norm = config.norm
 
     def forward(self, x: Tensor, adapters: Adapters) -> Tensor:
-        """Return the adapted projection of the gated x; [R, H] both."""
+        """Return the adapted down(silu(gate(x) + beta) * up(x)); [R, H] both."""
         adapt = ADAPTATIONS[self.norm]
         gate = F.silu(adapt(x, self.plain.gate_proj.weight, adapters.gate) + adapters.beta)
         up = adapt(x, self.plain.up_proj.weight, adapters.up)
@@ -170,7 +165,11 @@ class DoraFFN(nn.Module):
 
 
 class RHNBlock(nn.Module):
-    """One layer: token after token, each adapted by the state of the one before."""
+    """One RHN layer: each token's feed-forward network is adapted by the layer's state of the token before.
+
+    `step` defines the layer. `gflownet.rhn.wavefront` computes the same for whole sequences, with its gradient, and
+    `gflownet.rhn.decoding` for generation, without one.
+    """
 
     def __init__(self, config: RHNConfig) -> None:
         """Start as a residual plain feed-forward network."""
@@ -194,17 +193,61 @@ class RHNBlock(nn.Module):
         return x + (self.ffn.plain(normed) if state is None else self.ffn(normed, self.bhn(state, has_previous)))
 
     def forward(self, x: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return what the layer makes of a sequence, and its last state to go on from.
+        """Return the states of all tokens [R, T, H] and of the last one [R, H].
 
         Args:
             x: [R, T, H].
-            state: [R, H] of the token before the first; None where there is none.
-
-        Returns:
-            states of all tokens [R, T, H] and of the last one [R, H].
+            state: [R, H] of the token before the first; None at the beginning of the sequences.
         """
         states = []
         for token in x.unbind(1):
             state = self.step(token, state)
             states.append(state)
         return torch.stack(states, 1), states[-1]
+
+
+class RecurrentLayer(nn.Module):
+    """x + cell(RMSNorm(x)) with a GRU or LSTM of torch, as wide as x."""
+
+    def __init__(self, cell: str, width: int, epsilon: float) -> None:
+        super().__init__()
+        self.norm = RMSNorm(width, epsilon)
+        self.cell = {"gru": nn.GRU, "lstm": nn.LSTM}[cell](width, width, batch_first=True)
+        self.state_width = width * (2 if cell == "lstm" else 1)
+
+    def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs [R, T, H] and the last state.
+
+        Args:
+            x: [R, T, H].
+            state: [R, H], of an LSTM [R, 2 H], output and memory cell concatenated; None for zeros.
+        """
+        is_lstm, initial = self.state_width > x.shape[-1], None
+        if state is not None:
+            parts = tuple(part.contiguous().unsqueeze(0) for part in state.split(x.shape[-1], -1))
+            initial = parts if is_lstm else parts[0]
+        out, last = self.cell(self.norm(x), initial)
+        return x + out, torch.cat(last if is_lstm else (last,), -1).squeeze(0)
+
+
+@dataclass(frozen=True)
+class Run:
+    """Consecutive layers of a network that are computed together: RHN layers of equal sizes, or one other layer."""
+
+    layers: slice
+    blocks: tuple[RHNBlock, ...] = ()
+    other: RecurrentLayer | None = None
+
+
+def check_tokens(tokens: Tensor) -> None:
+    """Raise ValueError unless tokens are (rows, tokens), at least one of each."""
+    if tokens.ndim != 2 or 0 in tokens.shape:
+        raise ValueError(f"tokens: expected (rows, tokens), at least one of each, got {tuple(tokens.shape)}")
+
+
+def check_state(state: Tensor | None, **sizes: int) -> None:
+    """Raise ValueError, naming the sizes, if there is a state of another shape."""
+    expected = tuple(sizes.values())
+    if state is not None and tuple(state.shape) != expected:
+        names = ", ".join(sizes).replace("_", " ")
+        raise ValueError(f"state: expected {expected} as ({names}), got {tuple(state.shape)}")

@@ -1,4 +1,4 @@
-"""The network from tokens to logits; how its layers are run over a sequence is an argument.
+"""The Recurrent Hyper Network as a language model, and its training on long sequences.
 
 R is the number of rows (sequences of a batch), T of tokens, H the hidden size, V of the vocabulary.
 """
@@ -6,28 +6,26 @@ R is the number of rows (sequences of a batch), T of tokens, H the hidden size, 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, cast
+from typing import cast
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.layers import RHNBlock, RMSNorm, embedding_table
+from gflownet.rhn.decoding import RHNDecoder
+from gflownet.rhn.layers import RHNBlock, RMSNorm, Run, check_state, check_tokens, embedding_table
 from gflownet.rhn.wavefront import Wavefront
 
-if TYPE_CHECKING:
-    from gflownet.rhn.decoding import RHNDecoder
-
-# Runs blocks over embedded tokens [R, T, H] from the states [depth, R, H] of the token before, None where there is
-# none; returns what the last block makes of all tokens [R, T, H], and the last token's states [depth, R, H].
+# Runs blocks over embedded tokens [R, T, H] from the states [depth, R, H] of the token before, None at the beginning of
+# the sequences; returns the outputs [R, T, H] of the last block, and the last token's states [depth, R, H].
 Stack = Callable[[Sequence[RHNBlock], Tensor, Tensor | None], tuple[Tensor, Tensor]]
 
 WAVEFRONT = Wavefront()
 
 
 def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run one block after the other over the whole sequence, as seed 002 tells it; a `Stack`."""
+    """Run one block after the other, token by token, under torch.autograd; a `Stack`."""
     last_states = []
     for n, block in enumerate(blocks):
         x, last_state = block(x, None if state is None else state[n])
@@ -35,25 +33,10 @@ def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) 
     return x, torch.stack(last_states)
 
 
-def check_tokens(tokens: Tensor) -> None:
-    """Raise ValueError unless tokens are (rows, tokens), at least one of each."""
-    if tokens.ndim != 2 or 0 in tokens.shape:
-        raise ValueError(f"tokens: expected (rows, tokens), at least one of each, got {tuple(tokens.shape)}")
-
-
-def check_state(state: Tensor | None, **sizes: int) -> None:
-    """Raise ValueError, naming the sizes, if there is a state of another shape."""
-    expected = tuple(sizes.values())
-    if state is not None and tuple(state.shape) != expected:
-        names = ", ".join(sizes).replace("_", " ")
-        raise ValueError(f"state: expected {expected} as ({names}), got {tuple(state.shape)}")
-
-
 class Embedding(nn.Module):
     """A vector per token."""
 
     def __init__(self, config: RHNConfig) -> None:
-        """Start random."""
         super().__init__()
         self.weight = embedding_table(config.vocabulary_size, config.hidden_size)
 
@@ -63,10 +46,9 @@ class Embedding(nn.Module):
 
 
 class Unembedding(nn.Module):
-    """A logit per token of the vocabulary; tied, it has no weight of its own, so that a checkpoint holds none twice."""
+    """A logit per token of the vocabulary. Tied, it has no weight, so that a checkpoint holds the embedding once."""
 
     def __init__(self, config: RHNConfig) -> None:
-        """Start random."""
         super().__init__()
         self.weight = None if config.tied else embedding_table(config.vocabulary_size, config.hidden_size)
 
@@ -79,7 +61,7 @@ class RHN(nn.Module):
     """Recurrent Hyper Network."""
 
     def __init__(self, config: RHNConfig) -> None:
-        """Start as a network of plain feed-forward layers, drawn from torch's random state."""
+        """Initialise from torch's global random state, with adapters that change nothing."""
         super().__init__()
         self.config = config
         self.embedding = Embedding(config)
@@ -92,21 +74,33 @@ class RHN(nn.Module):
         """The blocks, first to last."""
         return cast(list[RHNBlock], list(self.blocks))
 
-    def decoder(self) -> RHNDecoder:
-        """Return what generates from the weights as they are now."""
-        from gflownet.rhn.decoding import RHNDecoder  # which imports this module
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        """(depth, H)."""
+        return self.config.depth, self.config.hidden_size
 
+    def runs(self) -> list[Run]:
+        """Return all layers as one run."""
+        return [Run(slice(0, self.config.depth), tuple(self.layers))]
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Return the weights of embedding and unembedding, [V, H] both."""
+        embedding = self.embedding.weight
+        return embedding, embedding if self.unembedding.weight is None else self.unembedding.weight
+
+    def decoder(self) -> RHNDecoder:
+        """Return a `LanguageModel` with the present weights."""
         return RHNDecoder(self)
 
     def forward(
         self, tokens: Tensor, state: Tensor | None = None, *, stack: Stack = WAVEFRONT
     ) -> tuple[Tensor, Tensor]:
-        """Return the logits of the token after each, and the state to go on from.
+        """Return the logits of the token after each, and the state to continue from.
 
         Args:
             tokens: [R, T], of the vocabulary.
-            state: [depth, R, H] as an earlier call returned it; None at the beginning of the sequences.
-            stack: how the layers are run; the numbers are the same.
+            state: [depth, R, H] returned by an earlier call; None at the beginning of the sequences.
+            stack: the algorithm that runs the layers; the result does not depend on it.
 
         Returns:
             logits [R, T, V] and the states [depth, R, H] of the last tokens.
@@ -118,3 +112,45 @@ class RHN(nn.Module):
         check_state(state, depth=self.config.depth, rows=len(tokens), hidden_size=self.config.hidden_size)
         x, last_states = stack(self.layers, self.embedding(tokens), state)
         return self.unembedding(self.norm(x), self.embedding), last_states
+
+
+def backward_in_chunks(
+    network: RHN,
+    tokens: Tensor,
+    targets: Tensor,
+    *,
+    chunk: int,
+    state: Tensor | None = None,
+    stack: Stack = WAVEFRONT,
+) -> tuple[Tensor, Tensor]:
+    """Add the gradient of the mean cross-entropy to the parameters' `grad`, with the memory of one chunk.
+
+    Truncated backpropagation through time (Williams and Peng 1990): the state passes from chunk to chunk, the gradient
+    does not. With one chunk the gradient is exact.
+
+    Args:
+        network: to differentiate.
+        tokens: [R, T].
+        targets: [R, T], the token after each.
+        chunk: number of tokens of one backward pass.
+        state: [depth, R, H] of the tokens before; None at the beginning.
+        stack: the algorithm that runs the layers.
+
+    Returns:
+        the loss, in nats per token, and the state [depth, R, H] to continue from, both detached.
+
+    Raises:
+        ValueError: targets of another shape than tokens, or a chunk without a token.
+    """
+    if targets.shape != tokens.shape:
+        raise ValueError(f"targets: expected the shape {tuple(tokens.shape)} of tokens, got {tuple(targets.shape)}")
+    if chunk < 1:
+        raise ValueError(f"chunk: expected at least 1 token, got {chunk}")
+    total = torch.zeros((), dtype=network.embedding.weight.dtype, device=tokens.device)
+    for inputs, labels in zip(tokens.split(chunk, 1), targets.split(chunk, 1), strict=True):
+        logits, last = network(inputs, state, stack=stack)
+        loss = F.cross_entropy(logits.flatten(0, 1), labels.flatten(), reduction="sum") / tokens.numel()
+        loss.backward()
+        total, state = total + loss.detach(), last.detach()
+    assert state is not None
+    return total, state

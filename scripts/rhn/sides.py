@@ -1,4 +1,4 @@
-"""The plain ways to run an RHN that the wavefront is measured beside: stacks as `RHN.forward` takes them, by name.
+"""The plain ways to run an RHN that the wavefront is compared with: stacks as `RHN.forward` takes them, by name.
 
 R is the number of rows, T of tokens, H the hidden size.
 """
@@ -6,68 +6,25 @@ R is the number of rows, T of tokens, H the hidden size.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 from torch.utils.checkpoint import checkpoint
 
-from gflownet.rhn.cell import cell
-from gflownet.rhn.fold import fold, sizes_of
 from gflownet.rhn.layers import Adapter, RHNBlock
-from gflownet.rhn.network import Stack
-from gflownet.rhn.wavefront import Wavefront, diagonals
-
-
-def naive(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run the folded cell layer after layer, token after token, under torch.autograd."""
-    last_states = []
-    for n, block in enumerate(blocks):
-        x = _naive_layer(block, x, None if state is None else state[n : n + 1])
-        last_states.append(x[:, -1])
-    return x, torch.stack(last_states)
+from gflownet.rhn.network import Stack, layer_by_layer
+from gflownet.rhn.wavefront import Wavefront
 
 
 def checkpointed(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run as `naive` does, and each layer again in the backward pass: torch's way to train with less memory."""
+    """Run layer by layer, and each layer again in the backward pass: torch's way to train with less memory."""
     last_states = []
     for n, block in enumerate(blocks):
-        previous = None if state is None else state[n : n + 1]
-        x = cast(Tensor, checkpoint(_naive_layer, block, x, previous, use_reentrant=False))
-        last_states.append(x[:, -1])
+        x, last = cast(Any, checkpoint(block, x, None if state is None else state[n], use_reentrant=False))
+        last_states.append(last)
     return x, torch.stack(last_states)
-
-
-def _naive_layer(block: RHNBlock, x: Tensor, previous: Tensor | None) -> Tensor:
-    """Return the outputs [R, T, H] of one layer; `previous` is its state [1, R, H]."""
-    weights, sizes, outputs = fold([block]), sizes_of(block), []
-    for token in x.unbind(1):
-        mask = x.new_zeros(1, 1, 1) if previous is None else None
-        before = torch.zeros_like(token).unsqueeze(0) if previous is None else previous
-        previous = cell(token.unsqueeze(0), before, mask, sizes, weights)
-        outputs.append(previous[0])
-    return torch.stack(outputs, 1)
-
-
-def autograd_wavefront(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Run the folded cell along the wavefront, all layers in one group, under torch.autograd."""
-    weights, sizes = fold(blocks), sizes_of(blocks[0])
-    live = x.new_zeros(len(blocks), len(x), x.shape[-1]) if state is None else state
-    outputs = []
-    for diagonal in diagonals(len(blocks), x.shape[1]):
-        first, last = diagonal.first, diagonal.last
-        head = x[:, diagonal.s - 1].unsqueeze(0) if first == 0 else live[first - 1 : first]
-        mask = None
-        if diagonal.starts and state is None:
-            mask = x.new_ones(last + 1 - first, 1, 1)
-            mask[-1] = 0
-        inputs = torch.cat([head, live[first:last]])
-        new = cell(inputs, live[diagonal.layers], mask, sizes, weights.of(diagonal.layers))
-        live = torch.cat([live[:first], new, live[last + 1 :]])
-        if last == len(blocks) - 1:
-            outputs.append(new[-1])
-    return torch.stack(outputs, 1), live
 
 
 def materialised(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -106,8 +63,7 @@ STACKS: dict[str, Stack] = {
     "wavefront": Wavefront(),
     "one group": Wavefront(layers=1000),
     "layer by layer": Wavefront(layers=1),
-    "naive": naive,
+    "naive": layer_by_layer,
     "checkpointed": checkpointed,
-    "autograd wavefront": autograd_wavefront,
     "materialised": materialised,
 }

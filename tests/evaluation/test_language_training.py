@@ -13,7 +13,7 @@ from gflownet.evaluation.language_training import (
     train_language_model,
     training_steps,
 )
-from gflownet.rhn.stack_config import StackConfig, StackLayer
+from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack
 
 CYCLE = torch.tensor([65, 66, 65, 67], dtype=torch.uint8).repeat(200)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
-from gflownet.rhn.stack_config import PROJECTIONS, StackConfig, StackLayer
+from gflownet.rhn.config import PROJECTIONS, StackConfig, StackLayer
 from tests.oracles import rhn
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from gflownet.rhn.stack_config import CELLS, PROJECTIONS, REPEAT, StackConfig, StackLayer
+from gflownet.rhn.config import CELLS, PROJECTIONS, REPEAT, StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack
 from tests.rhn.random_networks import scattered
 

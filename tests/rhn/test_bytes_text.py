@@ -17,7 +17,7 @@ def test_text_comes_back(text: str) -> None:
 
 
 def test_half_a_surrogate_pair_is_refused() -> None:
-    with pytest.raises(ValueError, match=r"text: expected characters with a UTF-8, got '\\ud83d'"):
+    with pytest.raises(ValueError, match=r"text: expected characters that UTF-8 can encode, got '\\ud83d'"):
         encode("a\ud83d")
 
 

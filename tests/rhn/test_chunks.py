@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gflownet.rhn.chunks import backward_in_chunks
+from gflownet.rhn.network import backward_in_chunks
 from gflownet.rhn.wavefront import Wavefront
 from tests.oracles import rhn as oracle
 from tests.rhn.random_networks import Case, random_case

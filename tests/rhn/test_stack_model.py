@@ -13,7 +13,7 @@ from torch import Tensor
 
 from gflownet.errors import UserError
 from gflownet.rhn.checkpoint import load_language_model, save_language_model
-from gflownet.rhn.stack_config import StackConfig, StackLayer
+from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
 from tests.oracles import recurrent_stack as oracle
 from tests.rhn.random_stacks import random_stack
@@ -139,8 +139,8 @@ def test_a_folder_with_a_stack_that_is_none_is_refused_in_one_line(tmp_path: Pat
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"layers": ()}, "layers: expected a first one with a cell of its own, got none"),
-        ({"layers": (StackLayer("repeat"),)}, "layers: expected a first one .*, got one that repeats"),
+        ({"layers": ()}, "layers: expected at least one layer, .* got none"),
+        ({"layers": (StackLayer("repeat"),)}, "layers: expected .* first one with a cell, got .repeat. first"),
         ({"width": 0}, "width: expected at least 1, got 0"),
         ({"epsilon": 0.0}, "epsilon: expected a number > 0, got 0.0"),
     ],

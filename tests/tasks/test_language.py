@@ -16,7 +16,7 @@ from gflownet.config import load_config, with_task_options
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType
-from gflownet.rhn.stack_config import StackConfig, StackLayer
+from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import fit_parameters, num_parameters
 from tasks.language import LanguageConfig, LanguageTask
 

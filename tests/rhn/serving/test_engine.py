@@ -15,7 +15,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.network import RHN
 from gflownet.rhn.serving import sampler as sampler_module
@@ -26,7 +26,6 @@ from gflownet.rhn.serving.sampler import Sampler
 from gflownet.rhn.serving.sampling import Sampled, SamplingParams
 from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
 from gflownet.rhn.serving.stopping import FinishReason
-from gflownet.rhn.stack_config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack
 from tests.rhn.random_networks import random_network
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance

@@ -41,7 +41,7 @@ def test_a_line_of_jsonl_has_options_of_its_own(tmp_path: Path) -> None:
         ("p.jsonl", b"[]", 'line 1: expected an object with a text as "prompt", got []'),
         ("p.jsonl", b'{"prompt": ""}', 'line 1: expected an object with a text as "prompt", got '),
         ("p.jsonl", b'{"prompt": ["a"]}', 'line 1: expected an object with a text as "prompt", got '),
-        ("p.jsonl", b'{"prompt": "\\ud83d"}', "line 1: prompt: text: expected characters with a UTF-8, got "),
+        ("p.jsonl", b'{"prompt": "\\ud83d"}', "line 1: prompt: text: expected characters that UTF-8 can encode, got "),
         ("p.jsonl", b'{"prompt": "a", "temp": 1}', "line 1: expected prompt or one of temperature, seed, got 'temp'"),
     ],
 )
