@@ -1,65 +1,352 @@
-"""Trajectories sampled and training steps taken per CPU second, in turn with a plain sampler and with torchgfn.
+"""Measure trajectories sampled and training steps per CPU second, compared with a networkx sampler and torchgfn.
 
     python scripts/bench_sampling.py [--quick] [--profile] [--json FILE]
 
-Within a part all sides take turns, round after round, and figures are medians over rounds; ratios are medians of the
-rounds' ratios. Times are CPU seconds of the process that did the work, on one thread (shares: wall time), with
-Python's collector frozen after a first round that does not count. Policies are untrained, with 3 layers; a training
-step is what the trainer does with one batch: sample, trajectory balance, backward, Adam. Memory that is freed stays
-with the process, as in the trainer.
+All sides of a part take turns, round after round. Figures are medians over rounds, ratios are medians of the rounds'
+ratios. Times are CPU seconds of the process that did the work, on one thread (shares of a pass: wall time), after a
+warm-up round. Policies are untrained, with 3 layers. A training step is what the trainer does with one batch: sample,
+trajectory balance, backward, Adam. Freed memory stays with the process, as in the trainer.
 
-torchgfn runs in its own environment and process, once as it comes and once with freed memory kept; without that
-environment (python scripts/peers/environment.py installs it) its rows are missing.
+torchgfn runs in its own environment and process, once with its default memory management and once with freed memory
+kept. Install it with `python scripts/peers/process.py`; its rows are missing otherwise.
 """
 
 from __future__ import annotations
 
+import functools
+import gc
 import sys
-from dataclasses import replace
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import Any, NamedTuple
+from unittest.mock import patch
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
+from gflownet.data import sampler
+from gflownet.data.sampler import sample_forward
+from gflownet.envs.computation_graph import ComputationGraphEnv
+from gflownet.envs.config import EnvConfig
+from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.mdp import answer
+from gflownet.mdp.action import ActionMasks
+from gflownet.mdp.categorical import GraphActionCategorical
+from gflownet.mdp.policy import Policy
+from gflownet.policy.dense_transformer import DenseTransformerPolicy
+from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.workers.process import keep_freed_memory
-from scripts.bench import Row, finish, parse_arguments
-from scripts.sampling import growth, peer_settings, shares, side_by_side
+from scripts.bench import Row, at_least, at_most, figure, finish, median_ratio, parse_arguments, skip
+from scripts.peers.process import PeerError
+from scripts.sampling_sides import (
+    FIXED,
+    FREE,
+    NODE_TYPES,
+    OURS,
+    OURS_SPARSE,
+    TORCHGFN,
+    TWIN,
+    Key,
+    Ours,
+    Turn,
+    fixed_length,
+    our_sides,
+    take_turns,
+    torchgfn_sides,
+)
+from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 
-PROFILE_ROUNDS, PROFILE_ROUNDS_QUICK = 21, 5
+POLICIES: Mapping[str, type[Policy]] = {"dense": DenseTransformerPolicy, "message passing": GraphTransformerPolicy}
+PROFILE_BATCHES = (64, 256)
+MAX_OUTSIDE = 15.0  # percent
+GOAL_TWIN = 30.0
+GOAL_TORCHGFN = {"sample": 5.0, "train": 10.0}
+NETWORK, DISTRIBUTIONS, OTHER = "policy: network", "policy: distributions over legal actions", "everything else"
+Profile = Mapping[str, float]  # wall seconds of one pass by label; they add up to the whole pass
+
+
+class Stopwatch:
+    """Wall seconds by label; time in a nested labelled function counts for the inner label only."""
+
+    def __init__(self) -> None:
+        self.seconds: dict[str, float] = defaultdict(float)
+        self._inner: list[float] = []
+
+    def timed(self, label: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function with its time added to the label."""
+
+        @functools.wraps(function)
+        def run(*args: Any, **kwargs: Any) -> Any:
+            self._inner.append(0.0)
+            start = perf_counter()
+            result = function(*args, **kwargs)
+            elapsed = perf_counter() - start
+            self.seconds[label] += elapsed - self._inner.pop()
+            if self._inner:
+                self._inner[-1] += elapsed
+            return result
+
+        return run
+
+
+def profile_rows(batches: Sequence[int] = PROFILE_BATCHES, *, max_nodes: int, num_rounds: int) -> list[Row]:
+    """Print the profile of a sampling pass at each batch size and return the shares outside the policy."""
+    passes = {batch: Ours(fixed_length(max_nodes, 2 * (max_nodes - 1)), batch=batch) for batch in batches}
+    for ours in passes.values():
+        ours.sample_batch()
+    gc.collect()
+    gc.freeze()
+    profiles: dict[int, list[Profile]] = {batch: [] for batch in batches}
+    for _ in range(num_rounds):
+        for batch, ours in passes.items():
+            profiles[batch].append(_profile(ours))
+    rows = []
+    for batch, of_batch in profiles.items():
+        _print_profile(batch, of_batch)
+        label = f"share of a sampling pass, batch {batch}"
+        outside = median(100 * (1 - (p[NETWORK] + p[DISTRIBUTIONS]) / sum(p.values())) for p in of_batch)
+        network = median(100 * (1 - p[NETWORK] / sum(p.values())) for p in of_batch)
+        rows.append(at_most(f"{label}: outside policy(...)", outside, "%", MAX_OUTSIDE))
+        rows.append(figure(f"{label}: the same with the distributions that policy(...) returns", network, "%"))
+    return rows
+
+
+def _profile(ours: Ours) -> Profile:
+    watch = Stopwatch()
+    with _watched(ours, watch):
+        policy = watch.timed(NETWORK, ours.policy)
+        sample = watch.timed(OTHER, sample_forward)
+        sample(ours.context, policy, conditioning=ours.conditioning, generator=ours.generator)
+    return watch.seconds
+
+
+@contextmanager
+def _watched(ours: Ours, watch: Stopwatch) -> Iterator[None]:
+    """Time the functions of a sampling pass inside the context."""
+    context, env = ours.context, ours.context.env
+    functions: list[tuple[Any, str, str]] = [
+        (context, "categorical", DISTRIBUTIONS),
+        (answer, "distinct", "telling states apart"),
+        (GraphActionCategorical, "repeated", "telling states apart"),
+        (context, "to_batch", "encoding"),
+        (env, "forward_masks", "masks"),
+        (GraphActionCategorical, "sample", "drawing actions"),
+        (context, "from_indices", "drawing actions"),
+        (env, "apply", "step"),
+        (env, "backward_masks", "backward counts"),
+        (ActionMasks, "num_actions", "backward counts"),
+        (env, "num_automorphisms", "automorphisms"),
+        (sampler, "assembled", "joining the steps"),
+    ]
+    with ExitStack() as stack:
+        for owner, name, label in functions:
+            stack.enter_context(patch.object(owner, name, watch.timed(label, getattr(owner, name))))
+        yield
+
+
+def _print_profile(batch: int, profiles: Sequence[Profile]) -> None:
+    medians = {label: median(profile[label] for profile in profiles) for label in profiles[0]}
+    total = sum(medians.values())
+    print(f"\nA sampling pass, batch {batch} (dense, width 64, 7 nodes, 13 states), wall time:")
+    for label, seconds in sorted(medians.items(), key=lambda item: -item[1]):
+        print(f"  {label:40} {1e3 * seconds:8.2f} ms {100 * seconds / total:6.1f} %")
+
+
+@dataclass(frozen=True)
+class Setting:
+    """An environment, a policy and a batch size."""
+
+    env: GraphBuildingEnv
+    policy: type[Policy] = DenseTransformerPolicy
+    width: int = 64
+    batch: int = 64
+    is_trained: bool = True  # whether training steps are measured too
+
+    @property
+    def label(self) -> str:
+        """Return the row label of the setting."""
+        kind = "directed" if self.env.vocabulary.directed else "undirected"
+        length = FREE
+        if isinstance(self.env, FixedLengthGraphBuildingEnv):
+            length = f"{self.env.num_actions + 1} states"
+        network = "message passing" if self.policy is GraphTransformerPolicy else "dense"
+        sizes = f"{self.env.vocabulary.max_nodes} nodes, {length}"
+        return f"{kind}, {sizes}, {network}, width {self.width}, batch {self.batch}"
+
+
+_ENV = fixed_length(7, 12)
+SETTINGS = (
+    Setting(_ENV),
+    Setting(_ENV, batch=256),
+    Setting(_ENV, width=128),
+    Setting(_ENV, width=128, batch=256),
+    Setting(_ENV, policy=GraphTransformerPolicy, is_trained=False),
+    Setting(_ENV, policy=GraphTransformerPolicy, batch=256, is_trained=False),
+)
+LARGER_SETTINGS = (
+    Setting(fixed_length(7, 12, directed=False)),
+    Setting(GraphBuildingEnv(NODE_TYPES, max_nodes=7, directed=True)),
+    Setting(fixed_length(12, 24)),
+    Setting(fixed_length(20, 40)),
+    Setting(fixed_length(20, 40), policy=GraphTransformerPolicy),
+    Setting(fixed_length(40, 80)),
+    Setting(fixed_length(40, 80), policy=GraphTransformerPolicy),
+)
+
+
+def setting_rows(settings: Sequence[Setting], *, num_rounds: int) -> list[Row]:
+    """Return the speeds at all settings, measured in turn."""
+    sides = {}
+    for setting in settings:
+        for is_training in (False, True) if setting.is_trained else (False,):
+            ours = Ours(setting.env, policy_class=setting.policy, width=setting.width, batch=setting.batch)
+            sides[setting, is_training] = ours.train if is_training else ours.sample
+    rows = []
+    for (setting, is_training), turns in take_turns(sides, num_rounds=num_rounds).items():
+        if is_training:
+            speed = median(map(Turn.steps_per_second, turns))
+            rows.append(figure(f"{setting.label}: trained", speed, "steps/CPU-s"))
+        else:
+            speed = median(map(Turn.trajectories_per_second, turns))
+            rows.append(figure(f"{setting.label}: sampled", speed, "trajectories/CPU-s"))
+    return rows
+
+
+def side_by_side_rows(*, max_nodes: int = 7, num_actions: int = 12, batch: int = 64, num_rounds: int) -> list[Row]:
+    """Return the speeds of all sides and their ratios; without torchgfn's rows where it is not installed."""
+    with ExitStack() as stack:
+        sides = our_sides(max_nodes, num_actions, batch=batch)
+        try:
+            sides |= torchgfn_sides(stack, max_nodes, num_actions, batch=batch)
+        except PeerError as error:
+            skip("rows of torchgfn", str(error))
+        turns = take_turns(sides, num_rounds=num_rounds)
+    rows = []
+    for key, of_key in turns.items():
+        label, units = f"side by side, {key.length}, {key.side}: {key.activity}", {}
+        if key.activity == "sample":
+            units = {"trajectories": Turn.trajectories_per_second, "states": Turn.states_per_second}
+        else:
+            units = {"steps": Turn.steps_per_second}
+        rows += [figure(f"{label}, {unit}", median(map(of, of_key)), "per CPU-s") for unit, of in units.items()]
+        if key.length == FREE:
+            length = median(turn.num_states / turn.num_trajectories for turn in of_key)
+            rows.append(figure(f"{label}, length", length, "states per trajectory"))
+    return [*rows, *_ratio_rows(turns)]
+
+
+def _ratio_rows(turns: Mapping[Key, list[Turn]]) -> list[Row]:
+    """Return the speed of our sides over that of the networkx twin and of torchgfn."""
+    twin = Key(TWIN, "sample", FIXED)
+    comparisons = [
+        (twin._replace(side=OURS), twin, "trajectories", Turn.trajectories_per_second, GOAL_TWIN),
+        (twin._replace(side=OURS_SPARSE), twin, "trajectories", Turn.trajectories_per_second, None),
+    ]
+    for key in turns:
+        if key.side in TORCHGFN:
+            unit, of = (
+                ("states", Turn.states_per_second) if key.activity == "sample" else ("steps", Turn.steps_per_second)
+            )
+            comparisons.append((key._replace(side=OURS), key, unit, of, GOAL_TORCHGFN[key.activity]))
+    rows = []
+    for ours, other, unit, of, goal in comparisons:
+        ratio = median_ratio([of(turn) for turn in turns[ours]], [of(turn) for turn in turns[other]])
+        label = f"side by side, {ours.length}, {ours.side} against {other.side}: {ours.activity}, {unit}"
+        rows.append(at_least(label, ratio, "x", goal))
+    return rows
+
+
+@dataclass(frozen=True)
+class GrowthPlan:
+    """Graph sizes, ascending batch sizes, and limits of CPU seconds per pass; the smallest batch is always measured."""
+
+    hidden: Sequence[int]
+    batches: Sequence[int]
+    num_rounds: int
+    max_seconds: float  # expected time above which a pass is skipped
+    max_seconds_repeated: float  # the same in later rounds
+
+
+GROWTH = GrowthPlan((5, 10, 20, 40, 80), (16, 64, 256), num_rounds=3, max_seconds=120, max_seconds_repeated=10)
+GROWTH_QUICK = GrowthPlan((5, 10), (16, 64), num_rounds=1, max_seconds=2, max_seconds_repeated=0)
+
+
+class Cell(NamedTuple):
+    """A policy, a graph size and a batch size."""
+
+    policy: str
+    num_hidden: int
+    batch: int
+
+    @property
+    def label(self) -> str:
+        """Return the row label."""
+        return f"growth, {self.policy}, {self.num_hidden} hidden nodes, batch {self.batch}"
+
+
+def growth_rows(plan: GrowthPlan) -> list[Row]:
+    """Return CPU seconds per 1,000 trajectories of architectures as graphs (two edges per hidden node) grow."""
+    cells = [Cell(*cell) for cell in ((p, n, b) for p in POLICIES for n in plan.hidden for b in plan.batches)]
+    turns: dict[Cell, list[Turn]] = defaultdict(list)
+    for number in range(plan.num_rounds):
+        for cell in cells:
+            expected = _expected_seconds(cell, turns, plan)
+            if expected <= (plan.max_seconds_repeated if number else plan.max_seconds):
+                turns[cell].append(_architectures(cell).sample())
+            elif not number:
+                skip(cell.label, f"a pass would take about {expected:.2g} CPU seconds")
+    return [
+        figure(cell.label, median(1000 / turn.trajectories_per_second() for turn in of_cell), "CPU-s per 1,000")
+        for cell, of_cell in turns.items()
+    ]
+
+
+def _architectures(cell: Cell) -> Ours:
+    """Return a policy on the environment of the default search with another graph size."""
+    config = EnvConfig()
+    env = ComputationGraphEnv(
+        (8,),
+        (4,),
+        activations=config.activations,
+        aggregations=config.aggregations,
+        hidden_sizes=config.output_sizes,
+        max_hidden_nodes=cell.num_hidden,
+        max_edges=2 * cell.num_hidden,
+    )
+    return Ours(env, policy_class=POLICIES[cell.policy], batch=cell.batch)
+
+
+def _expected_seconds(cell: Cell, turns: Mapping[Cell, list[Turn]], plan: GrowthPlan) -> float:
+    """Return the CPU seconds of the cell's last pass, or an extrapolation from the next smaller batch measured."""
+    for batch in sorted(plan.batches, reverse=True):
+        known = turns.get(cell._replace(batch=batch))
+        if batch <= cell.batch and known:
+            return known[-1].cpu_seconds * cell.batch / batch
+    return 0.0
 
 
 def main() -> int:
-    """Run everything and return the exit status."""
-    arguments = parse_arguments(__doc__, profile="only the profile of a sampling pass")
+    """Run the benchmark and return the exit status."""
+    arguments = parse_arguments(__doc__, profile="measure only the profile of a sampling pass")
     keep_freed_memory()
     torch.set_num_threads(1)
-    num_rounds = PROFILE_ROUNDS_QUICK if arguments.quick else PROFILE_ROUNDS
-    rows = shares.measure(num_rounds=num_rounds)
+    quick = arguments.quick
+    rows = profile_rows(max_nodes=7, num_rounds=5 if quick else 21)
     if not arguments.profile:
-        rows += quick() if arguments.quick else full()
+        larger = LARGER_SETTINGS
+        if quick:
+            larger = [replace(s, is_trained=False) for s in larger if s.env.vocabulary.max_nodes <= 12]
+        rows += setting_rows(SETTINGS, num_rounds=2 if quick else 21)
+        rows += setting_rows(larger, num_rounds=1 if quick else 5)
+        rows += side_by_side_rows(num_rounds=2 if quick else 15)
+        rows += growth_rows(GROWTH_QUICK if quick else GROWTH)
     return finish(rows, json_path=arguments.json)
-
-
-def full() -> list[Row]:
-    """Return the figures but the shares."""
-    return [
-        *peer_settings.measure(peer_settings.SETTINGS, num_rounds=21),
-        *peer_settings.measure(peer_settings.SETTINGS_BESIDE, num_rounds=5),
-        *side_by_side.measure(num_rounds=15),
-        *growth.measure(growth.FULL),
-    ]
-
-
-def quick() -> list[Row]:
-    """Return fewer figures of fewer rounds."""
-    beside = [replace(s, is_trained=False) for s in peer_settings.SETTINGS_BESIDE if s.env.vocabulary.max_nodes <= 12]
-    return [
-        *peer_settings.measure(peer_settings.SETTINGS, num_rounds=2),
-        *peer_settings.measure(beside, num_rounds=1),
-        *side_by_side.measure(num_rounds=2),
-        *growth.measure(growth.QUICK),
-    ]
 
 
 if __name__ == "__main__":

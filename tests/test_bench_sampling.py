@@ -1,4 +1,4 @@
-"""The sampling benchmark at its smallest: every part runs, and shares of a pass add up."""
+"""scripts/bench_sampling.py at its smallest sizes."""
 
 from __future__ import annotations
 
@@ -9,40 +9,37 @@ import pytest
 import torch
 
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
-from scripts.peers.environment import PeerError
-from scripts.sampling import growth, peer_settings, shares, side_by_side
-from scripts.sampling.peer_settings import Setting, fixed_length
-from scripts.sampling.sides import Ours
+from scripts import bench_sampling
+from scripts.bench_sampling import GrowthPlan, Setting, growth_rows, profile_rows, setting_rows, side_by_side_rows
+from scripts.peers.process import PeerError
+from scripts.sampling_sides import Ours, fixed_length
 
 
 @pytest.fixture(autouse=True)
 def frozen() -> Iterator[None]:
-    """Keep the many objects of a test session from the collections before every turn."""
+    """Exclude the objects of the test session from the collections before every turn."""
     gc.freeze()
     yield
     gc.unfreeze()
 
 
-def test_shares_of_a_sampling_pass(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    monkeypatch.setattr(shares, "BATCHES", (2,))
-    monkeypatch.setattr(shares, "fixed_length", lambda max_nodes, num_actions: fixed_length(3, 4))
-    rows = shares.measure(num_rounds=1)
-    assert len(rows) == 2
+def test_profile_shares_add_up(capsys: pytest.CaptureFixture[str]) -> None:
+    rows = profile_rows((2,), max_nodes=3, num_rounds=1)
     assert 0 < rows[0].value < rows[1].value < 100
     lines = capsys.readouterr().out.strip().splitlines()[1:]
-    assert len(lines) == 11, "every watched function took part"
+    assert len(lines) == 11, "every watched function was called"
     assert sum(float(line.split()[-2]) for line in lines) == pytest.approx(100, abs=0.5)
 
 
-def test_speeds_at_a_setting() -> None:
+def test_setting_rows_units() -> None:
     env = fixed_length(3, 4)
     settings = (Setting(env, batch=2), Setting(env, batch=2, policy=GraphTransformerPolicy, is_trained=False))
-    rows = peer_settings.measure(settings, num_rounds=1)
+    rows = setting_rows(settings, num_rounds=1)
     assert [row.unit for row in rows] == ["trajectories/CPU-s", "steps/CPU-s", "trajectories/CPU-s"]
     assert all(row.value > 0 and not row.goal for row in rows)
 
 
-def test_training_side_trains_and_sampling_side_does_not() -> None:
+def test_our_side_trains_only_in_training_turns() -> None:
     ours = Ours(fixed_length(3, 4), batch=2)
 
     def weights() -> list[torch.Tensor]:
@@ -55,24 +52,19 @@ def test_training_side_trains_and_sampling_side_does_not() -> None:
     assert not all(map(torch.equal, before, weights()))
 
 
-def test_ratios_are_against_what_ran_beside(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def refuse() -> None:
+def test_side_by_side_without_torchgfn(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    def not_installed(*_: object, **__: object) -> None:
         raise PeerError("torchgfn is not installed")
 
-    monkeypatch.setattr(side_by_side, "find_environment", refuse)
-    monkeypatch.setattr(side_by_side, "BATCH", 2)
-    monkeypatch.setattr(side_by_side, "MAX_NODES", 3)
-    monkeypatch.setattr(side_by_side, "NUM_ACTIONS", 4)
-    rows = side_by_side.measure(num_rounds=1)
+    monkeypatch.setattr(bench_sampling, "torchgfn_sides", not_installed)
+    rows = side_by_side_rows(max_nodes=3, num_actions=4, batch=2, num_rounds=1)
     assert [row.goal for row in rows if "networkx twin: sample" in row.name] == ["", "", ">= 30", ""]
     assert not [row for row in rows if "torchgfn" in row.name]
     assert capsys.readouterr().out == "skipped: rows of torchgfn: torchgfn is not installed\n"
 
 
-def test_growth_skips_what_would_take_too_long(capsys: pytest.CaptureFixture[str]) -> None:
-    plan = growth.Plan((1,), (2, 4), num_rounds=1, most_seconds=0, most_seconds_again=0)
-    rows = growth.measure(plan)
+def test_growth_rows_skip_slow_passes(capsys: pytest.CaptureFixture[str]) -> None:
+    plan = GrowthPlan((1,), (2, 4), num_rounds=1, max_seconds=0, max_seconds_repeated=0)
+    rows = growth_rows(plan)
     assert [row.name.rpartition(" ")[2] for row in rows] == ["2", "2"]
     assert capsys.readouterr().out.count("skipped: ") == 2

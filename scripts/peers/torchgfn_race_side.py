@@ -1,10 +1,10 @@
-"""torchgfn's side of the race to an exact distribution; runs in torchgfn's own environment, as process.py starts it.
+"""torchgfn's side of race_torchgfn.py, run in torchgfn's environment by `PeerProcess`.
 
-Reads one JSON object per line and answers each with one: `{"do": "start", "name": ..., "space": ..., "setting": ...}`
-builds a learner and answers with the target distribution, over the coordinates (or the words) in lexicographic order;
-`{"do": "train", "name": ..., "steps": n}` takes n training steps and answers with what they cost and how far the exact
-terminating distribution is from the target then, which is measured outside the time. Everything but that is torchgfn's
-own: environments, networks, samplers, losses, replay buffer.
+Each JSON line is answered with one: `{"do": "start", "name": ..., "space": ..., "setting": ...}` builds a learner and
+returns the target distribution in lexicographic order of the terminal states; `{"do": "train", "name": ..., "steps":
+n}` takes n training steps and returns their CPU time and the exact total variation after them, measured outside that
+time; `{"do": "drop", "name": ...}` deletes the learner. Environments, networks, samplers, losses and replay buffer are
+torchgfn's own.
 """
 # pyright: reportMissingImports=false
 
@@ -31,7 +31,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Setting:
-    """How a learner is trained."""
+    """Training options of a learner."""
 
     objective: str  # tb, db or subtb
     batch: int
@@ -39,17 +39,17 @@ class Setting:
     learning_rate_log_z: float
     width: int
     num_layers: int
-    replay: int  # how many times as many more are drawn from a replay buffer to train on; 0: there is none
-    is_backward: bool  # it holds terminal states, from which they are drawn backwards, once per step
-    updates: int  # of the policy per step
-    buffer: int  # trajectories that it holds
-    clip: float  # of the gradient's norm; 0: not at all
-    temperature: float  # of the policy while sampling
+    replay: int  # replayed trajectories per sampled one; 0: no replay buffer
+    is_backward: bool  # the buffer holds terminal states; trajectories are drawn backward from them, once per step
+    updates: int  # optimiser steps per step
+    buffer: int  # capacity in trajectories
+    clip: float  # norm of the gradient; 0: no clipping
+    temperature: float  # of the sampling policy
     seed: int
 
 
 class WordPreprocessor(Preprocessor):
-    """One-hot words, with a slot for one that is not written: what KHotPreprocessor is to hypergrids."""
+    """One-hot words with an additional slot for an unwritten word, like KHotPreprocessor for hypergrids."""
 
     def __init__(self, num_words: int, num_places: int) -> None:
         super().__init__(output_dim=(num_words + 1) * num_places)
@@ -61,7 +61,7 @@ class WordPreprocessor(Preprocessor):
 
 
 class Learner:
-    """An environment, what is learned on it, and its exact distribution."""
+    """An environment, a GFlowNet in training on it, and its exact distribution."""
 
     def __init__(self, space: dict[str, Any], setting: Setting) -> None:
         torch.manual_seed(setting.seed)
@@ -80,7 +80,7 @@ class Learner:
         reward = self.env.log_reward(self.env.States(self.terminal)).double().exp()
         self.target = (reward / reward.sum())[self.order]
         gc.collect()
-        gc.freeze()  # what stays for ever is not looked through again and again
+        gc.freeze()  # exclude long-lived objects from later collections
 
     def train(self, steps: int) -> float:
         """Take training steps and return their CPU seconds."""
@@ -90,16 +90,16 @@ class Learner:
         return process_time() - start
 
     def _step(self) -> None:
-        softened = self.setting.temperature != 1
-        keeps = self.buffer is None and self.setting.updates == 1 and not softened  # the log-probabilities of sampling
-        options = {"temperature": self.setting.temperature} if softened else {}
+        is_tempered = self.setting.temperature != 1
+        keeps = self.buffer is None and self.setting.updates == 1 and not is_tempered  # log-probabilities of sampling
+        options = {"temperature": self.setting.temperature} if is_tempered else {}
         trajectories = self.gflownet.sample_trajectories(self.env, n=self.setting.batch, save_logprobs=keeps, **options)
         samples = self.gflownet.to_training_samples(trajectories)
         if self.buffer is not None:
             with torch.no_grad():
                 self.buffer.add(trajectories if self.setting.is_backward else samples)
         if self.setting.is_backward:
-            samples.extend(self.gflownet.to_training_samples(self._drawn_backward()))
+            samples.extend(self.gflownet.to_training_samples(self._sample_backward()))
         for _ in range(self.setting.updates):
             self._update(samples, keeps=keeps)
 
@@ -115,45 +115,45 @@ class Learner:
         self.optimiser.step()
 
     @torch.no_grad()
-    def _drawn_backward(self) -> Any:
-        """Return trajectories drawn backwards from remembered terminal states, as train_hypergrid_buffer.py does."""
-        assert self.buffer is not None, "there is one where there is replay"
+    def _sample_backward(self) -> Any:
+        """Return trajectories drawn backward from remembered terminal states, as train_hypergrid_buffer.py does."""
+        assert self.buffer is not None, "a setting with backward replay has a buffer"
         remembered = self.buffer.sample(n_samples=self.setting.batch * self.setting.replay)
         sampler = Sampler(estimator=self.gflownet.pb)
         backward = sampler.sample_trajectories(self.env, states=remembered.states, save_logprobs=False)
-        again = backward.reverse_backward_trajectories()
-        again._log_rewards = remembered.log_rewards
-        return again
+        reversed_batch = backward.reverse_backward_trajectories()
+        reversed_batch._log_rewards = remembered.log_rewards
+        return reversed_batch
 
     @torch.no_grad()
     def distribution(self) -> Tensor:
-        """Return the probability of each terminal state, lexicographically."""
-        flow, found = torch.ones(1, dtype=torch.float64), []
+        """Return the probability of each terminal state, in lexicographic order."""
+        flow, probabilities = torch.ones(1, dtype=torch.float64), []
         for level in self.levels:
             states = self.env.States(level.states)
             policy = self.gflownet.pf
             log_prob = policy.to_probability_distribution(states, policy(states)).logits.double().log_softmax(-1)
             moved = flow[:, None] * log_prob.exp()
-            found.append(moved[level.stops, -1])
+            probabilities.append(moved[level.stops, -1])
             flow = torch.zeros(level.num_next, dtype=torch.float64)
             flow.index_add_(0, level.child, moved[level.parent, level.action])
-        return torch.cat(found)[self.order]
+        return torch.cat(probabilities)[self.order]
 
 
 @dataclass(frozen=True)
 class Level:
-    """The n states that are as many actions away from the initial one, and where their actions lead."""
+    """The n states at one distance from the initial state, and the results of their m non-exit actions."""
 
     states: Tensor  # [n, places]
     stops: Tensor  # [n] bool, whether the exit action is legal
-    parent: Tensor  # [m] of each other legal action
+    parent: Tensor  # [m] index of the state
     action: Tensor  # [m]
-    child: Tensor  # [m] among the states of the next level
+    child: Tensor  # [m] index in the next level
     num_next: int
 
     @property
     def terminal(self) -> Tensor:
-        """Return the states that may be ended in."""
+        """Return the states in which the exit action is legal."""
         return self.states[self.stops]
 
 
@@ -171,13 +171,13 @@ def _levels(env: Any) -> list[Level]:
 
 
 def _lexicographic(states: Tensor) -> Tensor:
-    """Return the order that sorts [n, places]."""
+    """Return the permutation that sorts rows [n, places]."""
     rows = states.tolist()
     return torch.tensor(sorted(range(len(rows)), key=rows.__getitem__))
 
 
 def _environment(space: dict[str, Any]) -> tuple[Any, Preprocessor, bool]:
-    """Return the environment of a space, what shows its states to networks, and whether it is a tree."""
+    """Return the environment of a space, the preprocessor of its states, and whether its state graph is a tree."""
     if space["kind"] == "hypergrid":
         env = HyperGrid(space["num_dims"], space["side"], reward_fn_str="original", validate_modes=False)
         return env, KHotPreprocessor(space["side"], space["num_dims"]), False
@@ -187,11 +187,11 @@ def _environment(space: dict[str, Any]) -> tuple[Any, Preprocessor, bool]:
 
 
 def _gflownet(env: Any, preprocessor: Preprocessor, setting: Setting, *, is_tree: bool) -> Any:
-    """Return what learns: networks as in torchgfn's scripts, the flow's tied to the policy's, and a fixed P_B."""
+    """Return the GFlowNet with networks as in torchgfn's scripts: the flow shares the policy's trunk, P_B is fixed."""
     sizes = {"hidden_dim": setting.width, "n_hidden_layers": setting.num_layers}
     network = MLP(preprocessor.output_dim, env.n_actions, **sizes)
     pf = DiscretePolicyEstimator(network, env.n_actions, preprocessor=preprocessor)
-    pb = None  # there is but one way to a state of a tree
+    pb = None  # a state of a tree has one parent
     if not is_tree:
         uniform = DiscreteUniform(env.n_actions - 1)
         pb = DiscretePolicyEstimator(uniform, env.n_actions, preprocessor=preprocessor, is_backward=True)
@@ -203,7 +203,7 @@ def _gflownet(env: Any, preprocessor: Preprocessor, setting: Setting, *, is_tree
 
 
 class Server:
-    """Answers messages about learners by name."""
+    """Learners by name."""
 
     def __init__(self) -> None:
         self._learners: dict[str, Learner] = {}
@@ -227,14 +227,14 @@ class Server:
 
 def main() -> None:
     """Answer line by line until the input ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     server = Server()
     for line in sys.stdin:
         try:
             answer = server.answer(json.loads(line))
-        except Exception as error:  # the other side says which message it was
+        except Exception as error:  # reported by the other process
             answer = {"error": f"{type(error).__name__}: {(str(error) or repr(error)).splitlines()[0]}"}
         print(json.dumps(answer), file=answers, flush=True)
 

@@ -1,8 +1,8 @@
-"""torchgfn's side of the sampling benchmark; runs in torchgfn's own environment, as scripts/peers/process.py starts it.
+"""torchgfn's side of bench_sampling.py, run in torchgfn's environment by `PeerProcess`.
 
-Reads one JSON object per line, `{"do": "sample" or "train", ...}` with the fields of Settings, and answers each with
-one: what one batch, or one training step on one batch, cost and gave, or `{"error": ...}`. Sampling keeps the untrained
-policy; training steps follow one another. Everything is torchgfn's own but the masks of a fixed length.
+Each JSON line `{"do": "sample" or "train", "batch": n, ...}` with the fields of Settings is answered with the cost of
+one batch, or of one training step on it, or with `{"error": ...}`. Sampling uses an untrained policy; training steps
+continue one training. Everything is torchgfn's own except the masks of a fixed length.
 """
 # pyright: reportMissingImports=false
 
@@ -24,33 +24,33 @@ from gfn.gflownet.trajectory_balance import TBGFlowNet
 from gfn.gym.graph_building import GraphBuilding
 from gfn.utils.modules import GraphActionGNN
 
-LEARNING_RATE, LEARNING_RATE_LOG_Z = 1e-3, 5e-2  # those of torchgfn's tutorial train_graph_triangle.py
-# A training step needs memory in proportion to the square of its states (pad_sequence, backwards): at width 64 and 13
-# states each, 1.4 GiB for 64 trajectories, 4.4 for 128, 17 for 256. Past this it fails, and the machine lives on.
-MOST_MEMORY = 19 << 30
+LEARNING_RATE, LEARNING_RATE_LOG_Z = 1e-3, 5e-2  # of torchgfn's tutorial train_graph_triangle.py
+# A training step needs memory in proportion to the square of its states (pad_sequence, backward): at width 64 and 13
+# states each, 1.4 GiB for 64 trajectories, 4.4 for 128, 17 for 256. Above this limit it fails.
+MAX_MEMORY = 19 << 30
 
 
 @dataclass(frozen=True)
 class Settings:
-    """What is built: graphs with two types of node, and networks for both directions."""
+    """Graphs with two node types, and networks for both directions."""
 
     width: int = 64
     num_layers: int = 3
     max_nodes: int = 7
-    num_actions: int | None = None  # before EXIT, which is then not allowed; None: EXIT is always allowed
+    num_actions: int | None = None  # actions before EXIT, at which EXIT is the only one; None: EXIT is always legal
     directed: bool = True
     seed: int = 0
 
 
 class FixedLengthGraphBuilding(GraphBuilding):
-    """torchgfn's graph building in which exactly so many nodes and edges are added."""
+    """torchgfn's graph building with a fixed number of actions before EXIT."""
 
     def __init__(self, num_actions: int, **options: Any) -> None:
         self.num_actions = num_actions
         super().__init__(**options)
 
     def make_states_class(self) -> type:
-        """Return the states whose masks allow EXIT after all actions, and everything else before."""
+        """Return states whose masks allow EXIT after all actions, and only the other actions before."""
         base: Any = super().make_states_class()
         num_actions = self.num_actions
 
@@ -58,8 +58,8 @@ class FixedLengthGraphBuilding(GraphBuilding):
             @property
             def forward_masks(self) -> Any:
                 masks = super().forward_masks
-                taken = [graph.x.shape[0] + graph.edge_index.shape[1] for graph in self.data.flat]
-                finished = torch.tensor(taken).view(self.batch_shape) >= num_actions
+                num_taken = [graph.x.shape[0] + graph.edge_index.shape[1] for graph in self.data.flat]
+                finished = torch.tensor(num_taken).view(self.batch_shape) >= num_actions
                 types = masks[GraphActions.ACTION_TYPE_KEY]
                 types[finished] = False
                 types[..., GraphActionType.EXIT] = finished
@@ -73,12 +73,15 @@ class Side:
 
     def __init__(self, settings: Settings) -> None:
         torch.manual_seed(settings.seed)
-        options: dict[str, Any] = {"num_node_classes": 2, "num_edge_classes": 1}
-        self.env = self._environment(settings, options)
+        classes: dict[str, Any] = {"num_node_classes": 2, "num_edge_classes": 1}
+        options = {**classes, "is_directed": settings.directed, "max_nodes": settings.max_nodes}
+        options["state_evaluator"] = lambda states: torch.ones(states.batch_shape)
+        num_actions = settings.num_actions
+        self.env = GraphBuilding(**options) if num_actions is None else FixedLengthGraphBuilding(num_actions, **options)
         estimators = []
         for is_backward in (False, True):
             network = GraphActionGNN(
-                **options,
+                **classes,
                 directed=settings.directed,
                 embedding_dim=settings.width,
                 num_conv_layers=settings.num_layers,
@@ -96,9 +99,9 @@ class Side:
             return self.gflownet.sample_trajectories(self.env, n=batch)
 
     def train(self, batch: int) -> Any:
-        """Take a training step on a batch of new trajectories, whose forward log-probabilities are kept, and return it.
+        """Take a training step on a batch of new trajectories and return it.
 
-        The tutorial computes them a second time (`recalculate_all_logprobs`), which takes about a fifth longer.
+        The forward log-probabilities of sampling are kept; the tutorial computes them again, about a fifth slower.
         """
         trajectories = self.gflownet.sample_trajectories(self.env, n=batch, save_logprobs=True)
         samples = self.gflownet.to_training_samples(trajectories)
@@ -108,35 +111,23 @@ class Side:
         self.optimiser.step()
         return trajectories
 
-    def _environment(self, settings: Settings, options: dict[str, Any]) -> GraphBuilding:
-        options = {**options, "is_directed": settings.directed, "max_nodes": settings.max_nodes}
-        options["state_evaluator"] = lambda states: torch.ones(states.batch_shape)
-        if settings.num_actions is None:
-            return GraphBuilding(**options)
-        return FixedLengthGraphBuilding(settings.num_actions, **options)
-
 
 class Server:
-    """Answers commands; each kind of command has a side of its own, warmed up when it is first asked for."""
+    """Answer messages; each kind of message has its own Side, warmed up at its first message."""
 
     def __init__(self) -> None:
         self._runs: dict[tuple[str, int, Settings], Callable[[int], Any]] = {}
 
     def answer(self, do: str, *, batch: int, **settings: Any) -> dict[str, float]:
-        """Return the CPU seconds of one batch and what it was."""
+        """Return the cost and size of one batch."""
         run = self._run(do, batch, Settings(**settings))
         gc.collect()
-        start, system_start = process_time(), _system_seconds()
+        start = process_time()
         trajectories = run(batch)
-        cpu_seconds, system_seconds = process_time() - start, _system_seconds() - system_start
-        return {
-            "cpu_seconds": cpu_seconds,
-            "system_seconds": system_seconds,
-            "num_trajectories": batch,
-            # Those that the policy was asked about: with the initial one, without the sink after EXIT.
-            "num_states": int((~trajectories.states.is_sink_state).sum()),
-            "num_policy_calls": int(trajectories.max_length),
-        }
+        cpu_seconds = process_time() - start
+        # States evaluated by the policy: with the initial state, without the sink state after EXIT.
+        num_states = int((~trajectories.states.is_sink_state).sum())
+        return {"cpu_seconds": cpu_seconds, "num_trajectories": batch, "num_states": num_states}
 
     def _run(self, do: str, batch: int, settings: Settings) -> Callable[[int], Any]:
         if do not in ("sample", "train"):
@@ -147,25 +138,20 @@ class Server:
             self._runs[key] = side.sample if do == "sample" else side.train
             self._runs[key](batch)
             gc.collect()
-            gc.freeze()  # what stays for ever is not looked through again and again
+            gc.freeze()  # exclude long-lived objects from later collections
         return self._runs[key]
-
-
-def _system_seconds() -> float:
-    """Return the part of the process's CPU seconds that the kernel took, for new memory above all."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_stime
 
 
 def main() -> None:
     """Answer line by line until the input ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # whatever a library prints is no answer
+    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
     torch.set_num_threads(1)
-    resource.setrlimit(resource.RLIMIT_DATA, (MOST_MEMORY, MOST_MEMORY))
+    resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
     server = Server()
     for line in sys.stdin:
         try:
             answer: dict[str, Any] = server.answer(**json.loads(line))
-        except Exception as error:  # the other side says which command it was
+        except Exception as error:  # reported by the other process
             answer = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
         print(json.dumps(answer), file=answers, flush=True)
 
