@@ -19,23 +19,23 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Rule, Rules
 from gflownet.mdp.states import UNSET, Attribute, GraphStates
 
-MOST_WORD_BITS = 6  # a state keeps a word in seven bits
+MAX_WORD_BITS = 6  # a state stores a word in seven bits
 
 
 class BitSequenceEnv(SlotEnv):
     """Sequences of `num_bits` bits in words of `word_bits`; a trajectory stops when the last word is written."""
 
     def __init__(self, num_bits: int, word_bits: int) -> None:
-        if not 1 <= word_bits <= MOST_WORD_BITS or num_bits < 1 or num_bits % word_bits:
+        if not 1 <= word_bits <= MAX_WORD_BITS or num_bits < 1 or num_bits % word_bits:
             raise ValueError(
-                f"bit_sequence: expected word_bits from 1 to {MOST_WORD_BITS} and num_bits a multiple of it, "
+                f"bit_sequence: expected word_bits from 1 to {MAX_WORD_BITS} and num_bits a multiple of it, "
                 f"got {word_bits} and {num_bits}"
             )
         words = tuple(format(word, f"0{word_bits}b") for word in range(2**word_bits))
         super().__init__([f"word{i}" for i in range(num_bits // word_bits)], Attribute("word", words))
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return when a word may be written: at the first empty place."""
+        """Return the rules of writing a word: at the first empty place."""
         is_empty = states.node_attr[:, :, 0] == UNSET
         num_written = (~is_empty).sum(1, keepdim=True)
         return {
@@ -44,7 +44,7 @@ class BitSequenceEnv(SlotEnv):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return when a word may be erased: the last one."""
+        """Return the rule of erasing a word: the last one."""
         num_written = (states.node_attr[:, :, 0] != UNSET).sum(1, keepdim=True)
         is_last = (self._places == num_written - 1)[:, :, None]
         return {Kind.RemoveNodeAttr: [Rule("the word written last is erased first", is_last)]}
@@ -55,13 +55,13 @@ class BitSequenceEnv(SlotEnv):
 
 
 class BitSequenceContext(GraphBuildingEnvContext):
-    """The context of bit sequences; the environment comes from the options under `env.bit_sequence`."""
+    """Context of bit sequences, from the options under `env.bit_sequence`."""
 
     @classmethod
     def from_config(
         cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
     ) -> BitSequenceContext:
-        """Return the context of the sequences that the options describe; the task's sizes play no part."""
+        """Return the context of the sequences; the sizes of the task are not used."""
         bits = config.bit_sequence
         return cls(BitSequenceEnv(bits.num_bits, bits.word_bits), num_cond_dim=num_cond_dim)
 

@@ -1,6 +1,6 @@
 """Cells of tabular benchmarks: places for operations (NAS-Bench-201, NAS-Bench-Macro), or small graphs of them (101).
 
-Cells are known by their places: two cells of NAS-Bench-201 that compute the same count as two, as its table has them.
+Cells are identified by their places: two cells of NAS-Bench-201 with the same function are two cells, as in its table.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ _INPUT, _OUTPUT = "input", "output"
 
 @dataclass(frozen=True)
 class Cell:
-    """The places of a benchmark's cells and what may be put there."""
+    """The places of a benchmark's cells and their operations."""
 
     places: tuple[str, ...]
     operations: tuple[str, ...]
 
     def code(self, cell: Assignment) -> str:
-        """Return one digit per place, the operation's position: what tables are looked up by."""
+        """Return one digit per place, the operation's position: the key of the tables."""
         return "".join(str(self.operations.index(str(operation))) for operation in cell.values)
 
 
@@ -54,7 +54,7 @@ class CellEnv(SlotEnv):
         self.cell = cell
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return when an operation may be put somewhere: where there is none."""
+        """Return the rules of setting an operation: at an empty place."""
         is_empty = states.node_attr == UNSET
         return {
             Kind.Stop: [Rule("a place is empty", ~is_empty.flatten(1).any(1)[:, None, None])],
@@ -62,12 +62,12 @@ class CellEnv(SlotEnv):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return when an operation may be taken away: where there is one."""
+        """Return the rule of removing an operation: at a filled place."""
         return {Kind.RemoveNodeAttr: [Rule("the place is empty", states.node_attr != UNSET)]}
 
 
 class CellGraphEnv(ComputationGraphEnv):
-    """Cells of NAS-Bench-101: graphs of operations from one input to one output, every node on a way between."""
+    """Cells of NAS-Bench-101: graphs of operations from one input to one output, every node on a path between."""
 
     terminal_type = ColouredGraph
 
@@ -93,7 +93,7 @@ class CellGraphEnv(ComputationGraphEnv):
         return ColouredGraph(tuple(colours), dict.fromkeys(edges, "edge"))
 
     def describe(self, candidate: ColouredGraph) -> GraphDescription:
-        """Return a graph of operations in words of the vocabulary, input and output first."""
+        """Return a graph of operations in terms of the vocabulary, input and output first."""
         kinds = [position_of(self._colours, colour, "operation") for colour in candidate.node_colours]
         order = sorted(range(len(kinds)), key=kinds.__getitem__)
         place = {node: position for position, node in enumerate(order)}
@@ -102,13 +102,13 @@ class CellGraphEnv(ComputationGraphEnv):
 
 
 class CellSpaceContext(GraphBuildingEnvContext):
-    """The context of cells; the environment comes from the options under `env.cell_space`."""
+    """Context of cells, from the options under `env.cell_space`."""
 
     @classmethod
     def from_config(
         cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
     ) -> CellSpaceContext:
-        """Return the context of the cells that the options describe; the task's sizes play no part."""
+        """Return the context of the cells; the sizes of the task are not used."""
         return cls(make_cell_env(config), num_cond_dim=num_cond_dim)
 
 

@@ -1,19 +1,19 @@
-"""The MDP that builds neural architectures: from inputs and outputs to a graph whose every node lies on a path between.
+"""The MDP that builds neural architectures: from inputs and outputs to a graph with every node on a path between them.
 
-A hidden node is hung on a node that is fed (AddNode chooses its activation function), its remaining attributes are set
-at once and in order, then edges are added. Recurrent edges are an edge type of their own; the others close no cycle.
+AddNode attaches a hidden node to a node with an input path and chooses its activation function; its other attributes
+are set next, in order; then edges are added. Recurrent edges are a separate edge type; all other edges are acyclic.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from functools import cached_property
+from numbers import Integral
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from gflownet.envs.checks import check_search_space
 from gflownet.envs.config import EnvConfig
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Node
@@ -22,7 +22,7 @@ from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
-from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates, GraphVocabulary
+from gflownet.mdp.states import ABSENT, MOST_VALUES, UNSET, Attribute, GraphStates, GraphVocabulary
 
 FORWARD, RECURRENT = 0, 1  # positions of the edge types
 
@@ -92,7 +92,7 @@ class ComputationGraphEnv(Environment):
         return states
 
     def ordered_nodes(self, states: GraphStates) -> Tensor:
-        """Return which nodes combine their inputs in order (concat and its like), [B, N] bool."""
+        """Return the mask of nodes with ordered inputs (such as concat), [B, N] bool."""
         position = torch.arange(self.vocabulary.max_nodes)
         is_output = (position >= self.num_inputs) & (position < self.num_ends)
         ordered = (is_output & aggregation(self.output_aggregation).is_order_sensitive).expand(states.exists.shape)
@@ -104,7 +104,7 @@ class ComputationGraphEnv(Environment):
         return ordered | (hidden & self._is_ordered[chosen])
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return when a node or an edge may be added, an attribute set, and the graph be finished."""
+        """Return the rules of adding a node or an edge, of setting an attribute and of Stop."""
         facts = _Facts(self, states)
         complete = Rule("a hidden node still has attributes to be set", _graph(~facts.incomplete.any(1)))
         budget = f"at most {self.max_edges} edges, and every node must still be joined to an output"
@@ -137,7 +137,7 @@ class ComputationGraphEnv(Environment):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return what undoes some legal forward action: the newest-possible node, its attributes, or a spare edge."""
+        """Return the rules of removing a leaf node, its attributes, or an edge that is not needed."""
         facts = _Facts(self, states)
         forward = states.edge_type == FORWARD
         fresh = facts.is_hidden & (forward.sum(1) == 1) & (states.has_edge.sum(2) == 0) & (states.has_edge.sum(1) == 1)
@@ -185,7 +185,7 @@ class ComputationGraphEnv(Environment):
         return graph
 
     def describe(self, candidate: ComputationGraph) -> GraphDescription:
-        """Return an architecture in words of the vocabulary: inputs, outputs and hidden nodes, each by ascending id."""
+        """Return an architecture in terms of the vocabulary: inputs, outputs and hidden nodes, each by ascending id."""
         ranks = {NodeType.INPUT: 0, NodeType.OUTPUT: 1, NodeType.HIDDEN: 2}
         nodes = sorted(candidate.nodes.values(), key=lambda node: (ranks[node.node_type], node.node_id))
         position = {node.node_id: index for index, node in enumerate(nodes)}
@@ -208,12 +208,12 @@ class ComputationGraphEnv(Environment):
         return GraphDescription([kind for kind, _ in described], [values for _, values in described], edges)
 
     def _described_node(self, index: int, node: Node) -> tuple[int, list[int]]:
-        """Return the positions of a node's type and of its values."""
+        """Return the positions of the type and the values of a node."""
         if node.node_type is not NodeType.HIDDEN:
             return index, [UNSET] * len(self.vocabulary.node_attributes)
         kind = position_of(self.vocabulary.node_types[self.num_ends :], node.activation_function, "activation function")
-        said = {"aggregation": node.aggregation, "output_size": node.output_size}
-        chosen = [(a.values, said[a.name], a.name) for a in self.vocabulary.node_attributes]
+        values = {"aggregation": node.aggregation, "output_size": node.output_size}
+        chosen = [(a.values, values[a.name], a.name) for a in self.vocabulary.node_attributes]
         return self.num_ends + kind, [position_of(*choice) for choice in chosen]
 
     def _add_terminal_node(self, graph: ComputationGraph, node: int, node_type: int, values: Sequence[int]) -> None:
@@ -228,15 +228,15 @@ class ComputationGraphEnv(Environment):
                 attributes={"aggregation": self.output_aggregation},
             )
         else:
-            chosen: dict[str, Any] = dict(self._fixed)
+            chosen_values: dict[str, Any] = dict(self._fixed)
             pairs = zip(self.vocabulary.node_attributes, values, strict=True)
-            chosen.update({attribute.name: attribute.values[value] for attribute, value in pairs})
+            chosen_values.update({attribute.name: attribute.values[value] for attribute, value in pairs})
             graph.add_node(
                 node,
                 NodeType.HIDDEN,
-                output_size=chosen["output_size"],
+                output_size=chosen_values["output_size"],
                 activation_function=self.vocabulary.node_types[node_type],
-                attributes={"aggregation": chosen["aggregation"]},
+                attributes={"aggregation": chosen_values["aggregation"]},
             )
 
     @cached_property
@@ -256,7 +256,7 @@ class ComputationGraphEnv(Environment):
         affordable = room + needed <= self.max_edges
         absent = ~states.has_edge
         if len(self.vocabulary.edge_types) > 1:
-            # A recurrent edge into an output comes from an output only, so that it never takes a sink's way out.
+            # A recurrent edge into an output comes from an output only, so that a sink can still be connected.
             recurrent_ends = (hidden | output)[:, :, None] & (
                 hidden[:, None, :] | (output[:, :, None] & output[:, None, :])
             )
@@ -275,16 +275,16 @@ class ComputationGraphEnv(Environment):
 
 
 class ComputationGraphEnvContext(GraphBuildingEnvContext):
-    """The context of computation graphs; the environment comes from the options under `env` and the task's sizes."""
+    """Context of computation graphs, from the options under `env` and the sizes of the task."""
 
     @classmethod
     def from_config(
         cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
     ) -> ComputationGraphEnvContext:
-        """Return the context of the search space that the options describe.
+        """Return the context of the search space.
 
         Raises:
-            ValueError: the option, or the attribute of the task, that makes no computation graphs.
+            ValueError: an invalid option under `env`, or invalid sizes of the task.
         """
         check_search_space(config, input_sizes=input_sizes, output_sizes=output_sizes)
         for name in (*config.activations, config.output_activation):
@@ -307,7 +307,7 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
 
 
 class _Facts:
-    """What the rules ask about a batch of states, computed once."""
+    """Properties of a batch of states that the rules use, computed once."""
 
     def __init__(self, env: ComputationGraphEnv, states: GraphStates) -> None:
         position = torch.arange(env.vocabulary.max_nodes)
@@ -316,10 +316,38 @@ class _Facts:
         self.is_output = ((position >= env.num_inputs) & (position < env.num_ends)).expand(states.exists.shape)
         self.is_hidden = states.exists & (position >= env.num_ends)
         self.incomplete = self.is_hidden & (states.node_attr == UNSET).any(-1)  # [B, N]
-        self.sink = (self.is_input | self.is_hidden) & ~forward.any(2)  # [B, N] leads nowhere yet
-        self.uncovered = self.is_output & ~forward.any(1)  # [B, N] outputs that nothing feeds yet
+        self.sink = (self.is_input | self.is_hidden) & ~forward.any(2)  # [B, N] without an outgoing edge
+        self.uncovered = self.is_output & ~forward.any(1)  # [B, N] outputs without an incoming edge
         self.num_edges = states.has_edge.flatten(1).sum(1)  # [B]
 
 
 def _graph(condition: Tensor) -> Tensor:
     return condition[:, None, None]
+
+
+def check_search_space(config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> None:
+    """Raise ValueError for the first option, or attribute of the task, that is not valid for computation graphs."""
+    _check_widths("input_sizes", input_sizes)
+    _check_widths("output_sizes", output_sizes)
+    for name in ("activations", "aggregations", "output_sizes"):
+        values = list(getattr(config, name))
+        if not 1 <= len(set(map(str, values))) == len(values) <= MOST_VALUES:
+            raise ValueError(f"env.{name}: expected 1 to {MOST_VALUES} distinct values, got {values}")
+    num_ends, max_ends = len(input_sizes) + len(output_sizes), MOST_VALUES - max(1, len(config.activations))
+    if num_ends > max_ends:
+        raise ValueError(f"task: expected at most {max_ends} inputs and outputs together, got {num_ends}")
+    max_hidden = MOST_VALUES - num_ends
+    if not 0 <= config.max_hidden_nodes <= max_hidden:
+        expected = f"expected 0 to {max_hidden} with {num_ends} inputs and outputs of the task"
+        raise ValueError(f"env.max_hidden_nodes: {expected}, got {config.max_hidden_nodes}")
+    min_edges = max(len(input_sizes), len(output_sizes))
+    if config.max_edges < min_edges:
+        raise ValueError(
+            f"env.max_edges: expected at least {min_edges}, to connect inputs and outputs, got {config.max_edges}"
+        )
+
+
+def _check_widths(name: str, sizes: object) -> None:
+    widths = list(sizes) if isinstance(sizes, Sequence) else []
+    if not widths or not all(isinstance(width, Integral) and int(width) >= 1 for width in widths):
+        raise ValueError(f"task: expected {name} with one width >= 1 or more, got {sizes!r}")

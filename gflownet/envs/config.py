@@ -16,7 +16,7 @@ ENVIRONMENTS = ExtensionPoint(
         "computation_graph": BuiltIn(
             "gflownet.envs.computation_graph:ComputationGraphEnvContext", "networks of activations and aggregations"
         ),
-        "coloured_graph": BuiltIn("gflownet.envs.coloured_graph:ColouredGraphContext", "connected coloured graphs"),
+        "coloured_graph": BuiltIn("gflownet.envs.graph_building:ColouredGraphContext", "connected coloured graphs"),
         "labelled_dag": BuiltIn("gflownet.envs.labelled_dag:LabelledDAGContext", "DAGs over named variables"),
         "hypergrid": BuiltIn("gflownet.envs.hypergrid:HypergridContext", "points of a grid"),
         "bit_sequence": BuiltIn("gflownet.envs.bit_sequence:BitSequenceContext", "bit strings of fixed length"),

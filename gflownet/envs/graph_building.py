@@ -1,6 +1,6 @@
 """The generic graph-building MDP: connected undirected graphs, or directed acyclic graphs with a single source.
 
-Nodes are added one at a time, each hung on a node that is there (the first on nothing); edges and attributes follow.
+Nodes are added one at a time, each connected to an existing node (but the first); edges and attributes follow.
 """
 
 from __future__ import annotations
@@ -10,11 +10,13 @@ from functools import cached_property
 
 import torch
 
+from gflownet.envs.config import EnvConfig
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
-from gflownet.mdp.states import UNSET, Attribute, GraphStates, GraphVocabulary
+from gflownet.mdp.states import MOST_VALUES, UNSET, Attribute, GraphStates, GraphVocabulary
 
 
 class GraphBuildingEnv(Environment):
@@ -54,22 +56,22 @@ class GraphBuildingEnv(Environment):
         return self.coloured_graph(states, index)
 
     def describe(self, candidate: ColouredGraph) -> GraphDescription:
-        """Return a coloured graph, whose colours are those of `coloured_graph`, in words of the vocabulary."""
+        """Return a coloured graph, with colours as in `coloured_graph`, in terms of the vocabulary."""
         vocabulary, types, values, edges = self.vocabulary, [], [], {}
         if candidate.directed != vocabulary.directed:
             raise ValueError(f"expected directed {vocabulary.directed}, got {candidate.directed}")
         for colour in candidate.node_colours:
-            kind, _, given = colour.partition("|")
+            kind, _, text = colour.partition("|")
             types.append(position_of(vocabulary.node_types, kind, "node type"))
-            values.append(_value_positions(vocabulary.node_attributes, given))
+            values.append(_value_positions(vocabulary.node_attributes, text))
         for ends, colour in candidate.edge_colours.items():
-            kind, given, *_ = f"{colour}||".split("|")
+            kind, text, *_ = f"{colour}||".split("|")
             position = position_of(vocabulary.edge_types, kind, "edge type")
-            edges[ends] = DescribedEdge(position, _value_positions(vocabulary.edge_attributes, given))
+            edges[ends] = DescribedEdge(position, _value_positions(vocabulary.edge_attributes, text))
         return GraphDescription(types, values, edges)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return when a node or an edge may be added, an attribute set, and the graph be finished."""
+        """Return the rules of adding a node or an edge, of setting an attribute and of Stop."""
         num_nodes, exists, has_edge = states.num_nodes, states.exists, states.has_edge
         n = self.vocabulary.max_nodes
         rules: dict[Kind, list[Rule]] = {
@@ -106,7 +108,7 @@ class GraphBuildingEnv(Environment):
         return rules
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return when a leaf, an edge or an attribute may be taken away so that a legal state remains."""
+        """Return the rules of removing a leaf, an edge or an attribute so that a legal state remains."""
         has_edge = states.has_edge
         num_in, num_out = has_edge.sum(1), has_edge.sum(2)
         if self.vocabulary.directed:
@@ -147,12 +149,12 @@ class GraphBuildingEnv(Environment):
 
     @cached_property
     def _apart(self) -> torch.Tensor:
-        """Return which pairs are two nodes, [1, N, N]."""
+        """Return the mask of pairs of different nodes, [1, N, N]."""
         return ~torch.eye(self.vocabulary.max_nodes, dtype=torch.bool)[None]
 
     @cached_property
     def _listed(self) -> torch.Tensor:
-        """Return which pairs are spoken of, [1, N, N]: an undirected edge only as (smaller, larger)."""
+        """Return the mask of listed pairs, [1, N, N]: an undirected edge only as (smaller, larger)."""
         n = self.vocabulary.max_nodes
         every = torch.ones(n, n, dtype=torch.bool)
         return (every if self.vocabulary.directed else every.triu(1))[None]
@@ -167,11 +169,37 @@ class GraphBuildingEnv(Environment):
         return per_attribute[..., [a for a, _ in columns]]
 
 
-def _value_positions(attributes: Sequence[Attribute], given: str) -> list[int]:
-    """Return where the values, separated by commas, stand in the vocabulary; UNSET where one is not set."""
-    texts = given.split(",") if given else []
+class ColouredGraphContext(GraphBuildingEnvContext):
+    """Context of coloured graphs, from the options under `env.coloured_graph`."""
+
+    @classmethod
+    def from_config(
+        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
+    ) -> ColouredGraphContext:
+        """Return the context of the space; the sizes of the task are not used.
+
+        Raises:
+            ValueError: an invalid option.
+        """
+        options = config.coloured_graph
+        colours = list(options.colours)
+        if not 1 <= len(set(colours)) == len(colours) <= MOST_VALUES:
+            raise ValueError(f"env.coloured_graph.colours: expected 1 to {MOST_VALUES} distinct colours, got {colours}")
+        if options.min_nodes > options.max_nodes:
+            raise ValueError(
+                f"env.coloured_graph.min_nodes: expected at most max_nodes={options.max_nodes}, got {options.min_nodes}"
+            )
+        env = GraphBuildingEnv(
+            colours, max_nodes=options.max_nodes, min_nodes=options.min_nodes, directed=options.directed
+        )
+        return cls(env, num_cond_dim=num_cond_dim)
+
+
+def _value_positions(attributes: Sequence[Attribute], joined: str) -> list[int]:
+    """Return the positions of comma-separated values in the vocabulary; UNSET for ?."""
+    texts = joined.split(",") if joined else []
     if len(texts) != len(attributes):
-        raise ValueError(f"expected values of {[a.name for a in attributes]}, got {given!r}")
+        raise ValueError(f"expected values of {[a.name for a in attributes]}, got {joined!r}")
     known = [[*map(str, attribute.values)] for attribute in attributes]
     named = zip(attributes, known, texts, strict=True)
     return [UNSET if text == "?" else position_of(values, text, f"value of {a.name}") for a, values, text in named]

@@ -1,4 +1,4 @@
-"""The hypergrid of Bengio et al. 2021: from the origin, one coordinate is raised by one at a time.
+"""The hypergrid of Bengio et al. 2021: starting at the origin, each step raises one coordinate by one.
 
 Letters: B states, D dimensions, H coordinates of each.
 """
@@ -31,15 +31,15 @@ class HypergridEnv(SlotEnv):
         self.side = side
 
     def shown(self, position: int) -> str:
-        """Return the coordinate over the largest one, so that an object says all that a reward depends on."""
+        """Return the coordinate over the largest one, so that a terminal object determines its reward."""
         return f"{position + 1}/{self.side - 1}"
 
     def position(self, value: int | str) -> int:
-        """Return the coordinate as a state keeps it."""
+        """Return the coordinate as stored in a state."""
         return position_of([self.shown(position) for position in range(-1, self.side - 1)], value, "coordinate") - 1
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return when a coordinate may be raised; a trajectory may stop anywhere."""
+        """Return the rules of raising a coordinate; Stop is always legal."""
         is_next = self._columns == states.node_attr[:, :, :1] + 1
         return {
             Kind.Stop: [Rule("a trajectory may stop anywhere", torch.ones(1, 1, 1, dtype=torch.bool))],
@@ -47,7 +47,7 @@ class HypergridEnv(SlotEnv):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return when a coordinate may be lowered: unless it is 0."""
+        """Return the rule of lowering a coordinate: it is not 0."""
         return {Kind.RemoveNodeAttr: [Rule("the coordinate is 0", states.node_attr >= 0)]}
 
     @cached_property
@@ -56,12 +56,12 @@ class HypergridEnv(SlotEnv):
 
 
 class HypergridContext(GraphBuildingEnvContext):
-    """The context of hypergrids; the environment comes from the options under `env.hypergrid`."""
+    """Context of hypergrids, from the options under `env.hypergrid`."""
 
     @classmethod
     def from_config(
         cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
     ) -> HypergridContext:
-        """Return the context of the grid that the options describe; the task's sizes play no part."""
+        """Return the context of the grid; the sizes of the task are not used."""
         grid = config.hypergrid
         return cls(HypergridEnv(grid.num_dims, grid.side), num_cond_dim=num_cond_dim)

@@ -1,7 +1,7 @@
 """The MDP of Bayesian structure learning: directed acyclic graphs over named variables, edge by edge.
 
 Deleu et al. 2022, Bayesian structure learning with generative flow networks: a trajectory starts from all variables
-without edges, adds edges that close no cycle, and may stop in every state.
+without edges, adds edges that close no cycle, and may stop in any state.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from gflownet.mdp.states import GraphStates, GraphVocabulary
 
 
 class LabelledDAGEnv(Environment):
-    """All directed acyclic graphs over `num_nodes` variables, named 0, 1, ...; a name is a type of its own."""
+    """All directed acyclic graphs over `num_nodes` variables, named 0, 1, ...; each name is a node type."""
 
     terminal_type = ColouredGraph
 
@@ -41,12 +41,12 @@ class LabelledDAGEnv(Environment):
         return states
 
     def terminal(self, states: GraphStates, index: int) -> ColouredGraph:
-        """Return the graph with variables' names as colours; `parents_of` reads it."""
+        """Return the graph with the names of variables as colours, see `parents_of`."""
         edges = map(tuple, states.has_edge[index].nonzero().tolist())
         return ColouredGraph(self.vocabulary.node_types, dict.fromkeys(edges, "edge"))
 
     def describe(self, candidate: ColouredGraph) -> GraphDescription:
-        """Return a graph whose colours are variables' names in words of the vocabulary."""
+        """Return a graph whose colours are variables' names in terms of the vocabulary."""
         if sorted(candidate.node_colours) != sorted(self.vocabulary.node_types):
             raise ValueError(
                 f"expected variables {list(self.vocabulary.node_types)}, got {list(candidate.node_colours)}"
@@ -56,7 +56,7 @@ class LabelledDAGEnv(Environment):
         return GraphDescription(range(self.vocabulary.max_nodes), [], edges)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return when an edge may be added; a graph is finished whenever one likes."""
+        """Return the rules of adding an edge; Stop is always legal."""
         return {
             Kind.Stop: [Rule("every graph can be finished", torch.ones(1, 1, 1, dtype=torch.bool))],
             Kind.AddEdge: [
@@ -67,7 +67,7 @@ class LabelledDAGEnv(Environment):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return when an edge may be taken away: always."""
+        """Return the rule of removing an edge: it exists."""
         return {Kind.RemoveEdge: [Rule("the edge is not there", states.has_edge[..., None])]}
 
     @cached_property
@@ -76,20 +76,20 @@ class LabelledDAGEnv(Environment):
 
 
 class LabelledDAGContext(GraphBuildingEnvContext):
-    """The context of labelled DAGs; the environment comes from the options under `env.labelled_dag`."""
+    """Context of labelled DAGs, from the options under `env.labelled_dag`."""
 
     @classmethod
     def from_config(
         cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
     ) -> LabelledDAGContext:
-        """Return the context of the space that the options describe; the task's sizes play no part."""
+        """Return the context of the space; the sizes of the task are not used."""
         return cls(LabelledDAGEnv(config.labelled_dag.num_nodes), num_cond_dim=num_cond_dim)
 
 
 def parents_of(graph: ColouredGraph) -> list[list[int]]:
-    """Return the parents of every variable, ascending, whatever the order of the graph's nodes."""
+    """Return the parents of each variable, ascending, for any order of the graph's nodes."""
     names = [int(colour) for colour in graph.node_colours]
     parents: list[list[int]] = [[] for _ in names]
     for source, target in graph.edge_colours:
         parents[names[target]].append(names[source])
-    return [sorted(found) for found in parents]
+    return [sorted(names) for names in parents]

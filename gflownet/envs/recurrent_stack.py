@@ -1,9 +1,9 @@
-"""Stacks of recurrent layers, written layer by layer: cells, and what of them there is to choose.
+"""Stacks of recurrent layers, built layer by layer: the cell of each layer and its options.
 
-A choice is asked for only where it changes the architecture, so that no two finished stacks are the same one: adapters
-of RHN layers alone, sizes that all RHN layers share only where there is one.
+Only choices that change the architecture are made, so that different terminal states are different stacks: adapters
+only in RHN layers, sizes of RHN layers only in stacks with one.
 
-Letters: B states, N places, D layers at most.
+Letters: B states, N places, D maximum number of layers.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from gflownet.mdp.states import UNSET, Attribute, GraphStates
 
 RHN, REPEAT = "rhn", "repeat"
 CELLS = (RHN, "gru", "lstm")
-PROJECTIONS = ("gate", "up", "down")  # of a feed-forward network; several are written with + between
+PROJECTIONS = ("gate", "up", "down")  # projections of a feed-forward network, joined by +
 BETAS = ("on", "off")
-NOTHING = "none"  # what an object shows of a place that its architecture does not have
+NOTHING = "none"  # shown for a place that the architecture does not have
 WIDTH, RANK, RATIO = "width", "rank", "ratio"
 
 
@@ -35,14 +35,14 @@ WIDTH, RANK, RATIO = "width", "rank", "ratio"
 class ChosenLayer:
     """One layer of a finished stack."""
 
-    cell: str  # of CELLS, or REPEAT: the layer before once more, with the same weights
-    projections: tuple[str, ...] = ()  # adapted ones; of RHN layers alone, like `beta`
+    cell: str  # one of CELLS, or REPEAT: the previous layer again, with shared weights
+    projections: tuple[str, ...] = ()  # adapted projections, RHN layers only (like `beta`)
     beta: bool = False
 
 
 @dataclass(frozen=True)
 class ChosenStack:
-    """A finished stack, read: sizes are None where there was nothing to choose."""
+    """A finished stack; sizes without a choice are None."""
 
     layers: tuple[ChosenLayer, ...]
     width: int | None
@@ -51,10 +51,10 @@ class ChosenStack:
 
 
 class RecurrentStackEnv(SlotEnv):
-    """Stacks of `min_depth` to `max_depth` layers; a layer is put on when all that the one before needs is chosen.
+    """Stacks of `min_depth` to `max_depth` layers; a layer is added when the previous one is complete.
 
     Raises:
-        ValueError: an option names nothing that a stack could be made of.
+        ValueError: an option with an invalid value.
     """
 
     def __init__(self, config: RecurrentStackConfig) -> None:
@@ -66,15 +66,15 @@ class RecurrentStackEnv(SlotEnv):
         self._allowed = torch.tensor([[value in options for value in values] for options in self.choices.values()])
 
     def shown(self, position: int) -> str:
-        """Return the value at a position, `NOTHING` of a place that is empty."""
+        """Return the value at a position, `NOTHING` for an empty place."""
         return NOTHING if position == UNSET else str(self.values[position])
 
     def position(self, value: int | str) -> int:
-        """Return where a shown value stands in the vocabulary, or that the place is empty."""
+        """Return the position of a shown value in the vocabulary, UNSET for an empty place."""
         return UNSET if value == NOTHING else super().position(value)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return when a choice may be made: of what the last layer lacks, and of the next cell when it is whole."""
+        """Return the rules of a choice: missing options of the last layer, then the cell of the next one."""
         filled, needed, depth = self._filled(states), self._needed(states), self._depth(states)
         missing = needed & ~filled
         is_missing = missing.any(1, keepdim=True)
@@ -94,7 +94,7 @@ class RecurrentStackEnv(SlotEnv):
         }
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return when a choice may be taken back: while its layer is the last, and the cell after all others of it."""
+        """Return the rules of undoing a choice: only in the last layer, its cell last."""
         filled, is_rhn, last = self._filled(states), self._is_rhn(states), self._depth(states) - 1
         # Sizes of all RHN layers are chosen with the first of them, the width before any layer.
         first_rhn = is_rhn.int().argmax(1, keepdim=True)
@@ -108,50 +108,50 @@ class RecurrentStackEnv(SlotEnv):
         }
 
     def _filled(self, states: GraphStates) -> Tensor:
-        """Return which places have a value, [B, N] bool."""
+        """Return the mask of filled places, [B, N] bool."""
         return states.node_attr[:, :, 0] != UNSET
 
     def _depth(self, states: GraphStates) -> Tensor:
-        """Return how many layers there are, [B, 1]."""
+        """Return the number of layers, [B, 1]."""
         return (self._filled(states) & self._is_cell).sum(1, keepdim=True)
 
     def _is_rhn(self, states: GraphStates) -> Tensor:
-        """Return which layers are RHN layers, [B, D] bool."""
+        """Return the mask of RHN layers, [B, D] bool."""
         rhn = self.values.index(RHN) if RHN in self.values else len(self.values)
         return states.node_attr[:, self._is_cell, 0] == rhn
 
     def _needed(self, states: GraphStates) -> Tensor:
-        """Return which places a stack of these cells has, [B, N] bool."""
+        """Return the mask of places that exist for these cells, [B, N] bool."""
         is_rhn = self._is_rhn(states)
         whole = torch.where(self._is_of_rhn, is_rhn.any(1, keepdim=True), True)
-        of_layer = torch.where(self._is_cell, self._layer < self._depth(states), is_rhn[:, self._layer.clamp(min=0)])
-        return torch.where(self._layer < 0, whole, of_layer)
+        per_layer = torch.where(self._is_cell, self._layer < self._depth(states), is_rhn[:, self._layer.clamp(min=0)])
+        return torch.where(self._layer < 0, whole, per_layer)
 
     def _has_own_values(self, states: GraphStates) -> Tensor:
-        """Return whether every place that has a value has one of its own, [B, 1, 1] bool."""
+        """Return whether each filled place has one of its allowed values, [B, 1, 1] bool."""
         chosen = states.node_attr[:, :, 0].long().clamp(min=0)
         own = self._allowed.expand(len(states), -1, -1).gather(2, chosen[:, :, None])
         return (own | ~self._filled(states)[:, :, None]).all(1, keepdim=True)
 
     @cached_property
     def _layer(self) -> Tensor:
-        """Return the layer of every place, from 0; -1 where it is one of the whole stack, [N]."""
+        """Return the layer of each place, from 0; -1 for places of the whole stack, [N]."""
         names = self.vocabulary.node_types
         return torch.tensor([int(name.rstrip("]").partition("[")[2] or 0) - 1 for name in names])
 
     @cached_property
     def _is_cell(self) -> Tensor:
-        """Return which places say what cell a layer has, [N] bool."""
+        """Return the mask of places for the cell of a layer, [N] bool."""
         return torch.tensor([name.startswith("cell") for name in self.vocabulary.node_types])
 
     @cached_property
     def _is_of_rhn(self) -> Tensor:
-        """Return which places are sizes of all RHN layers, [N] bool."""
+        """Return the mask of places for sizes of all RHN layers, [N] bool."""
         return torch.tensor([name in (RANK, RATIO) for name in self.vocabulary.node_types])
 
 
 def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:
-    """Return the places and what each may hold."""
+    """Return the places and their allowed values."""
     choices = {WIDTH: tuple(map(str, config.widths))} if config.widths else {}
     has_rhn = RHN in config.cells
     if has_rhn:
@@ -166,7 +166,7 @@ def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:
 
 
 def check_choices(config: RecurrentStackConfig) -> None:
-    """Raise ValueError naming the first option that names nothing a stack could be made of."""
+    """Raise ValueError for the first option with an invalid value."""
     every = ["+".join(p for p, bit in zip(PROJECTIONS, (4, 2, 1), strict=True) if m & bit) for m in range(1, 8)]
     for name, known in (("cells", CELLS), ("projections", every), ("betas", BETAS)):
         values = list(getattr(config, name))
@@ -183,7 +183,7 @@ def check_choices(config: RecurrentStackConfig) -> None:
 
 
 def read_stack(stack: Assignment) -> ChosenStack:
-    """Return a finished stack as numbers and names."""
+    """Return a finished stack as a ChosenStack."""
     chosen = {name: str(value) for name, value in zip(stack.names, stack.values, strict=True) if value != NOTHING}
     layers = []
     while (cell := chosen.get(f"cell[{len(layers) + 1}]")) is not None:

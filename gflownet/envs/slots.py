@@ -1,4 +1,4 @@
-"""What the environments share whose states are named places, each empty or with a value: no edges, no symmetries.
+"""Base of environments whose states are named places, each empty or with a value: no edges, no symmetries.
 
 Letters: B states, N places, V values.
 """
@@ -17,11 +17,11 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.isomorphism import CanonicalForms, combine_codes
 from gflownet.mdp.states import Attribute, GraphStates, GraphVocabulary
 
-_BITS = 62  # of a code that places are packed into without a loss
+_BITS = 62  # bits of a code into which places are packed
 
 
 class SlotEnv(Environment):
-    """Places are nodes of a type each, all there from the start; an action sets a place's one attribute."""
+    """Each place is a node with its own type, present from the start; an action sets its one attribute."""
 
     terminal_type = Assignment
 
@@ -47,23 +47,23 @@ class SlotEnv(Environment):
         return Assignment(self.vocabulary.node_types, tuple(self.shown(value) for value in filled))
 
     def shown(self, position: int) -> int | str:
-        """Return the value at a position of the vocabulary as an object shows it."""
+        """Return the value at a position of the vocabulary as shown by a terminal object."""
         value = self.values[position]
         return value if isinstance(value, int) else str(value)
 
     def describe(self, candidate: Assignment) -> GraphDescription:
-        """Return an assignment to these places in words of the vocabulary."""
+        """Return an assignment to these places in terms of the vocabulary."""
         if candidate.names != self.vocabulary.node_types:
             raise ValueError(f"expected places {list(self.vocabulary.node_types)}, got {list(candidate.names)}")
         places = range(self.vocabulary.max_nodes)
         return GraphDescription(places, [[self.position(candidate.values[place])] for place in places])
 
     def position(self, value: int | str) -> int:
-        """Return where a shown value stands in the vocabulary."""
+        """Return the position of a shown value in the vocabulary."""
         return position_of(self.values, value, "value")
 
     def identify(self, states: GraphStates) -> Tensor:
-        """Return a number for each state, [B] int64: the filled places tell all."""
+        """Return a code for each state, [B] int64, equal for equal states."""
         digits = states.node_attr[..., 0].long() + 1
         base = len(self.values) + 1
         codes = []
@@ -80,5 +80,5 @@ class SlotEnv(Environment):
         )
 
     def num_automorphisms(self, states: GraphStates) -> list[int]:
-        """Return ones: no two places are of one type."""
+        """Return ones: all places have different types."""
         return [1] * len(states)

@@ -1,9 +1,9 @@
-"""The MDP of tensor programs: operations on given tensors in index notation, each index kept, summed, matched or new.
+"""The MDP of tensor programs: operations on input tensors in index notation.
 
-A state is a graph of tensors and indices (docs/decisions/0010-tensor-programs-as-graphs.md). An operation is hung on
-its first operand and gets an edge from its second; then each axis of the operands is put on an index of its own that is
-kept or summed over, or matched with an index of the other operand. A transform may have new indices. One operation is
-worked on at a time. The kept and the new indices are the axes of the result.
+A state is a graph of tensors and indices (docs/decisions/0010-tensor-programs-as-graphs.md). An operation is
+attached to its first operand and gets an edge from its second. Then each axis of the operands gets an index: a new one,
+kept or summed over, or an index of the other operand (a match). A transform may have additional indices. Only one
+operation is open at a time. Kept and additional indices are the axes of the result.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ _EDGE = 0  # the one edge type
 
 
 class TensorGraphEnv(Environment):
-    """Programs of up to `max_operations` operations on named inputs, of which one is the result."""
+    """Programs of up to `max_operations` operations on named inputs with one result."""
 
     terminal_type = TensorProgram
 
@@ -62,11 +62,11 @@ class TensorGraphEnv(Environment):
         types = (*ends, *operations, *indices)
         self.kinds = TensorKinds(types, self.inputs, operations)
         self.can_join = any(operation in BINARY for operation in operations)
-        most_axes = max([max_rank, *(len(shape) for shape in self.inputs.values())])
+        max_axes = max([max_rank, *(len(shape) for shape in self.inputs.values())])
         super().__init__(
             GraphVocabulary(
                 node_types=types,
-                max_nodes=len(ends) + max_operations * (1 + most_axes + max(most_axes, max_rank)),
+                max_nodes=len(ends) + max_operations * (1 + max_axes + max(max_axes, max_rank)),
                 directed=True,
                 node_attributes=(Attribute("function", tuple(functions)),) if functions else (),
                 ranked=ORDERED in operations,
@@ -103,11 +103,11 @@ class TensorGraphEnv(Environment):
         return states
 
     def ordered_nodes(self, states: GraphStates) -> Tensor:
-        """Return which nodes tell their operands apart: differences, [B, N] bool."""
+        """Return the mask of nodes with ordered operands (differences), [B, N] bool."""
         return self.kinds.is_ordered[states.node_type.long()]
 
     def apply(self, states: GraphStates, actions: ActionBatch) -> GraphStates:
-        """Return the states after one action each; an index hung on an axis is the open operation's."""
+        """Return the states after one action each; an index attached to an axis belongs to the open operation."""
         after = super().apply(states, actions)
         graphs = (actions.kind == int(Kind.AddNode)).nonzero().squeeze(1)
         graphs = graphs[self.kinds.is_placed[actions.column[graphs]]]
@@ -119,7 +119,7 @@ class TensorGraphEnv(Environment):
         return after
 
     def reverse(self, states: GraphStates, actions: ActionBatch) -> ActionBatch:
-        """Return the actions that lead back; an index that was removed is hung on its axis again."""
+        """Return the reverse actions; a removed index is attached to its axis again."""
         back = super().reverse(states, actions)
         graphs = (actions.kind == int(Kind.RemoveNode)).nonzero().squeeze(1)
         removed = actions.row[graphs]
@@ -137,7 +137,7 @@ class TensorGraphEnv(Environment):
         return TensorProgram(replace(graph, node_colours=colours))
 
     def describe(self, candidate: TensorProgram) -> GraphDescription:
-        """Return a program in words of the vocabulary."""
+        """Return a program in terms of the vocabulary."""
         graph, types, values = candidate.graph, [], []
         functions = [attribute.values for attribute in self.vocabulary.node_attributes]
         for colour in graph.node_colours:
@@ -150,7 +150,7 @@ class TensorGraphEnv(Environment):
         return GraphDescription(types, values, edges)
 
     def forward_rules(self, states: GraphStates) -> Rules:
-        """Return when something may be added, a function be set, and the program be finished."""
+        """Return the rules of adding nodes and edges, of setting a function and of Stop."""
         facts = IndexFacts(self.kinds, states)
         changed = "another operation has to be finished first"
         rules = {
@@ -185,10 +185,10 @@ class TensorGraphEnv(Environment):
         rank = torch.where(kept, open_rank, torch.where(new, facts.rank[:, :, None], -1))
         return [
             Rule("only operations and their indices are added", operation | placed | new),
-            Rule("hung on a tensor: an operation; on an unplaced axis: keep, sum; on a transform: new", fits),
+            Rule("attached to a tensor: an operation; to an unplaced axis: keep, sum; to a transform: new", fits),
             Rule(changed, free),
             Rule(
-                "an operation that another uses, or that has a function, stays as it is",
+                "an operation with a function or used by another operation is fixed",
                 ~new | (~facts.is_used & ~facts.has_function)[:, :, None],
             ),
             Rule(f"a result has at most {self.max_rank} axes", rank < self.max_rank),
@@ -200,9 +200,9 @@ class TensorGraphEnv(Environment):
         return f"at most {self.max_operations} operations, all of which must still lead to one result"
 
     def _affordable(self, facts: IndexFacts) -> Tensor:
-        """Return on which tensors which types may be put so that all results can still be joined, [B, N, C] bool."""
+        """Return the mask of types on tensors after which all results can still be joined, [B, N, C] bool."""
         left = (self.max_operations - facts.num_operations - 1)[:, None]
-        others = facts.num_sinks[:, None] - facts.is_sink.long()  # [B, N] results beside the operand
+        others = facts.num_sinks[:, None] - facts.is_sink.long()  # [B, N] results without the operand
         joins = left if self.can_join else torch.zeros_like(left)
         unary = (left >= 0) & (others <= joins)
         pair = (left >= 0) & (others - (others > 0).long() <= joins) & (facts.is_tensor.sum(1) > 1)[:, None]
@@ -228,14 +228,14 @@ class TensorGraphEnv(Environment):
         ]  # fmt: skip
 
     def backward_rules(self, states: GraphStates) -> Rules:
-        """Return what undoes some legal forward action: a decision about an operation that no other uses."""
+        """Return the rules of undoing a decision about an operation that no other operation uses."""
         facts = TensorGraphFacts(self.kinds, states)
         used = "another operation uses it, or it has a function"
         changed = "another operation has to be taken away or finished first"
         own = facts.of(self.kinds.is_operation)
         owner = facts.owns & own[:, :, None]  # [B, operation, index]
         untouched = ~(facts.is_used | facts.has_function)
-        # Of an operation and of its indices alike.
+        # The same for an operation and its indices.
         loose = (own & untouched) | (owner & untouched[:, :, None]).any(1)
         alone = (own & ~facts.other_open) | (owner & ~facts.other_open[:, :, None]).any(1)
         bare = ~facts.owns.any(2)
@@ -269,12 +269,12 @@ class TensorGraphEnv(Environment):
 
     @cached_property
     def sizes(self) -> Tensor:
-        """Return every extent that an axis may have, ascending."""
-        return self.kinds.extent.unique()[1:]  # the first is 0, of what is no axis
+        """Return all extents of axes, ascending."""
+        return self.kinds.extent.unique()[1:]  # the first is 0, of other types
 
 
 class TensorGraphContext(GraphBuildingEnvContext):
-    """The context of tensor programs: of each node it shows what the rules ask, too, extents and unplaced axes."""
+    """Context of tensor programs, with extra node features: extents, open operation, unplaced axes."""
 
     env: TensorGraphEnv
 
@@ -286,11 +286,11 @@ class TensorGraphContext(GraphBuildingEnvContext):
     def from_config(
         cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
     ) -> TensorGraphContext:
-        """Return the context of the space that the options describe; the task's sizes play no part."""
+        """Return the context of the space; the sizes of the task are not used."""
         return cls(make_tensor_graph_env(config), num_cond_dim=num_cond_dim)
 
     def extra_node_features(self, states: GraphStates) -> Tensor:
-        """Return extents, and what is open, unplaced, unused, how many axes and how many operands there are."""
+        """Return extents, the flags open, unplaced and unused, and the number of axes and of operands."""
         facts = TensorGraphFacts(self.env.kinds, states)
         flags = [facts.is_open, facts.is_pending, facts.is_sink, facts.rank / 4, facts.num_operands / 2]
         extents = facts.extent[:, :, None] == self.env.sizes
@@ -298,7 +298,7 @@ class TensorGraphContext(GraphBuildingEnvContext):
 
 
 def make_tensor_graph_env(config: EnvConfig) -> TensorGraphEnv:
-    """Return the environment that the options under `env.tensor_graph` describe."""
+    """Return the environment from the options under `env.tensor_graph`."""
     space = config.tensor_graph
     return TensorGraphEnv(
         read_inputs(space.inputs),

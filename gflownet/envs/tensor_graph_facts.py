@@ -1,4 +1,4 @@
-"""What the rules of tensor programs ask about a batch of states, read off types and edges once.
+"""Properties of a batch of tensor-program states that the rules use, computed once from types and edges.
 
 Letters: B states, N nodes, C node types.
 """
@@ -15,7 +15,7 @@ from gflownet.mdp.states import UNSET, GraphStates
 
 
 class TensorKinds:
-    """What each node type is, [C + 1] each; the last place stands for "no node", as ABSENT is -1."""
+    """Properties of each node type, [C + 1] each; the last entry stands for "no node" (ABSENT = -1)."""
 
     def __init__(self, types: Sequence[str], inputs: Mapping[str, Sequence[int]], operations: Sequence[str]) -> None:
         def table(condition: Callable[[str], bool]) -> Tensor:
@@ -33,12 +33,12 @@ class TensorKinds:
         self.is_placed = table(lambda kind: kind in (KEEP, SUM))  # indices that axes are placed on
         self.is_new = table(lambda kind: kind.startswith(f"{NEW}:"))
         self.is_axis = self.is_kept | table(lambda kind: extent_of(kind) > 0)
-        self.extent = torch.tensor([*map(extent_of, types), 0])  # of axes that pass theirs on, 0 of all else
+        self.extent = torch.tensor([*map(extent_of, types), 0])  # extents of axes, 0 for other types
         self.arity = self.is_operation.long() + self.is_binary.long()
 
 
 class TensorGraphFacts:
-    """What is there, what is open, and what of it still changes."""
+    """Existing nodes, the open operation, and the nodes that may still change."""
 
     def __init__(self, kinds: TensorKinds, states: GraphStates) -> None:
         self._types = states.node_type.long()
@@ -58,23 +58,23 @@ class TensorGraphFacts:
         self.has_operands = self.num_operands == self.of(kinds.arity)
         self.is_open = is_operation & (~self.has_operands | unplaced.any(2))
         self.has_open = self.is_open.any(1)  # [B]
-        self.other_open = self.has_open[:, None] & ~self.is_open  # [B, N]: one operation is open at most
+        self.other_open = self.has_open[:, None] & ~self.is_open  # [B, N]: at most one operation is open
         self.is_pending = (unplaced & (self.is_open & self.has_operands)[:, :, None]).any(1)  # [B, N] axes
         self.is_used = self.operand.any(2)
         self.is_sink = is_operation & ~self.is_used
         self.num_sinks, self.num_operations = self.is_sink.sum(1), is_operation.sum(1)  # [B]
         self.has_function = (states.node_attr != UNSET).any(2)  # [B, N]
         roots = torch.where(self.is_axis, self.of(kinds.extent), 0)
-        # An axis leads to nothing but the indices that it is placed on, directly or through results.
+        # An axis only reaches the indices on which it is placed, directly or through results.
         self.extent = (states.reach * roots[:, :, None]).amax(1) * (self.is_axis | self.is_index)
 
     def of(self, table: Tensor) -> Tensor:
-        """Return what a table [C + 1] says of every node, [B, N]."""
+        """Return the entry of a table [C + 1] for each node, [B, N]."""
         return table[self._types]
 
 
 class IndexFacts(TensorGraphFacts):
-    """Beside that, which axes are of a tensor that an index has an axis of."""
+    """Additionally: axes that share a tensor with an axis of an index."""
 
     def __init__(self, kinds: TensorKinds, states: GraphStates) -> None:
         super().__init__(kinds, states)

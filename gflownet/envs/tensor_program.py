@@ -1,8 +1,8 @@
-"""Tensor programs as typed graphs: what is the same but for the names of indices is one graph, up to isomorphism.
+"""Tensor programs as typed graphs: programs equal up to index names are isomorphic graphs.
 
 Nodes are tensors (inputs by name, operations) and indices (the axes of inputs, and of operations what is kept, summed
-over or new). Edges lead from an operand to its operation, from a tensor to its indices, and from an axis to the index
-that it is placed on. Ranks of operands tell the two sides of a difference apart; nothing else is in order.
+over or new). Edges lead from an operand to its operation, from a tensor to its indices, and from an axis to its
+index. The rank of an operand distinguishes the two sides of a difference; nothing else is ordered.
 """
 
 from __future__ import annotations
@@ -30,20 +30,20 @@ _AXIS = re.compile(r"(\w+)\.(\d+):(\d+)", re.ASCII)
 
 
 def read_inputs(texts: Sequence[str]) -> dict[str, tuple[int, ...]]:
-    """Return name and shape of inputs that are written like `A[3,4]`.
+    """Return the name and shape of inputs written as `A[3,4]`.
 
     Raises:
-        ValueError: one is not, or a name is there twice.
+        ValueError: another form, or a duplicate name.
     """
     inputs: dict[str, tuple[int, ...]] = {}
     for text in texts:
-        found = _INPUT.fullmatch(text.strip())
-        shape = tuple(int(extent) for extent in found[2].replace(",", " ").split()) if found else (0,)
-        if found is None or min(shape, default=1) < 1:
+        match = _INPUT.fullmatch(text.strip())
+        shape = tuple(int(extent) for extent in match[2].replace(",", " ").split()) if match else (0,)
+        if match is None or min(shape, default=1) < 1:
             raise ValueError(f"inputs: expected a name and a shape as in A[3,4], got {text!r}")
-        if found[1] in inputs or found[1] in (*OPERATIONS, KEEP, SUM, NEW):
-            raise ValueError(f"inputs: expected a name of its own, got {found[1]!r}")
-        inputs[found[1]] = shape
+        if match[1] in inputs or match[1] in (*OPERATIONS, KEEP, SUM, NEW):
+            raise ValueError(f"inputs: expected distinct names, got {match[1]!r}")
+        inputs[match[1]] = shape
     return inputs
 
 
@@ -54,24 +54,24 @@ def axis_name(name: str, axis: int, extent: int) -> str:
 
 @dataclass(frozen=True)
 class TensorProgram:
-    """A program; equal to another iff they differ by no more than names of indices and exchanged operands."""
+    """A program; two are equal iff they differ only in index names and exchanged operands."""
 
     graph: ColouredGraph  # colours "type|function"; edges "edge||rank of the operand"
 
     def canonical_key(self) -> str:
-        """Return a text that equal programs share."""
+        """Return a text, the same for equal programs."""
         return self.graph.canonical_key()
 
     def canonical_hash(self) -> str:
-        """Return a short digest of the key: a bucket, never an identity."""
+        """Return a short digest of the key, which may collide."""
         return self.graph.canonical_hash()
 
     def num_automorphisms(self) -> int:
-        """Return the number of ways to exchange nodes that leave the program as it is."""
+        """Return the number of automorphisms."""
         return self.graph.num_automorphisms()
 
     def to_dict(self) -> dict[str, Any]:
-        """Return the graph in networkx's node-link form, its attribute `program` says it in index notation."""
+        """Return the graph in networkx's node-link form, with the program in index notation as attribute `program`."""
         return {**self.graph.to_dict(), "graph": {"program": str(self)}}
 
     @classmethod
@@ -85,16 +85,16 @@ class TensorProgram:
         shapes: dict[str, dict[int, int]] = {
             kind: {} for kind in self._kinds if kind not in (*OPERATIONS, KEEP, SUM) and ":" not in kind
         }
-        for found in filter(None, map(_AXIS.fullmatch, self._kinds)):
-            shapes[found[1]][int(found[2])] = int(found[3])
+        for match in filter(None, map(_AXIS.fullmatch, self._kinds)):
+            shapes[match[1]][int(match[2])] = int(match[3])
         return {name: tuple(axes[axis] for axis in sorted(axes)) for name, axes in shapes.items()}
 
     def node(self, leaves: Mapping[str, Node] | None = None) -> Node:
-        """Return the tensor that the program computes; the order of its axes is that of the canonical form.
+        """Return the tensor that the program computes; its axes are in the order of the canonical form.
 
         Args:
-            leaves: what the inputs are; by default leaves of their names. One may have an axis more than its input, in
-                front: examples, which results have in front, too, and which nothing sums over.
+            leaves: tensors for the inputs, by default leaves with their names. A leaf may have one more axis in front
+                (examples); results then have it, too, and no operation sums over it.
 
         Raises:
             ValueError: there is not exactly one result.
@@ -146,7 +146,7 @@ class _Decoder:
         operations = [node for node in self._place if self._kinds[node] in OPERATIONS]
         results = [o for o in operations if not any(self._kinds[t] in OPERATIONS for t in self._children[o])]
         if len(results) != 1:
-            raise ValueError(f"program: expected one operation that no other uses, got {len(results)}")
+            raise ValueError(f"program: expected one unused operation, got {len(results)}")
         return self._tensor(results[0])
 
     def _tensor(self, node: int) -> Node:
@@ -207,14 +207,14 @@ def _built(
 def program_of(node: Node, inputs: Mapping[str, Sequence[int]]) -> TensorProgram:
     """Return the program that computes a node, up to the order of the result's axes.
 
-    An operation's function is part of it, and an operand that is used twice by one operation is copied first.
+    The function after an operation is part of the operation. An operand used twice by one operation is copied first.
 
     Args:
         node: the result.
-        inputs: name and shape of what programs start from; the node's leaves are some of them.
+        inputs: name and shape of the inputs of programs; the leaves of the node are some of them.
 
     Raises:
-        ValueError: the node, or one that it depends on, is none that programs are made of.
+        ValueError: the node depends on an operation that programs do not have.
     """
     return _Encoder(node, inputs).program
 
@@ -228,12 +228,12 @@ class _Encoder:
         self._edges: dict[tuple[int, int], str] = {}
         self._written: dict[Node, tuple[int, list[int]]] = {}  # a tensor and its axes
         self._num_uses = {node: sum(node in other.inputs for other in order) for node in order}
-        given = {name: self._input(name, shape) for name, shape in inputs.items()}
+        leaves = {name: self._input(name, shape) for name, shape in inputs.items()}
         for node in order:
             if not isinstance(node, LeafNode):
                 self._written[node] = self._write(node)
             elif node.name is not None and tuple(inputs.get(node.name, (0,))) == node.shape:
-                self._written[node] = given[node.name]
+                self._written[node] = leaves[node.name]
             else:
                 known = ", ".join(f"{name}{list(shape)}" for name, shape in inputs.items())
                 raise ValueError(f"{node.label}: expected a leaf out of {known}, got shape {list(node.shape)}")
@@ -271,7 +271,7 @@ class _Encoder:
             if operands[0] == operands[1]:
                 operands[1] = self._copy(*operands[1])
             return self._operation(node.operation, operands, node.index_dst, [node.index_src_l, node.index_src_r])
-        raise ValueError(f"{node!r}: expected an operation that programs are made of, without a factor")
+        raise ValueError(f"{node!r}: expected an operation of programs, without a factor")
 
     def _copy(self, tensor: int, axes: list[int]) -> tuple[int, list[int]]:
         indices = range(1, len(axes) + 1)

@@ -1,8 +1,8 @@
-"""Action values Q(s, a) >= 0 beside a policy (QGFN, Lau et al. 2024), learned from the policy's own trajectories.
+"""Action values Q(s, a) >= 0 (QGFN, Lau et al. 2024), learned from the trajectories of a policy.
 
-They say how good the object will be that an action leads to: its reward without the temperature, R(x)^(1 / beta), which
-is the score where the reward is its power (the published code, yunglau/QGFN, does the same). Nothing is earned on the
-way and nothing discounted. Letters: B trajectories, S steps, A slots of actions.
+Q is the expected reward without temperature, R(x)^(1 / beta), of the terminal state x after an action: the score where
+the reward is score^beta (as in the published code, yunglau/QGFN). There are no intermediate rewards and no discount.
+Letters: B trajectories, S steps, A slots of actions.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Loss
 
-_COLDEST = 1e-6  # the least beta, so that a reward without a temperature is no division by zero
+_COLDEST = 1e-6  # lower bound of beta against division by zero
 
 
 def action_value_loss(
@@ -28,27 +28,27 @@ def action_value_loss(
     *,
     num_steps: int,
 ) -> Loss:
-    """Return the mean Huber loss of the action values of every step against their n-step targets.
+    """Return the mean Huber loss of the action values of all steps against their n-step targets.
 
     Args:
-        context: what encodes the states.
-        network: its logits are the action values before the softplus that keeps them above zero.
-        lagged: an average of its past, which values the state that `num_steps` steps lead to.
-        trajectories: B, their rewards known.
-        num_steps: n; at least as long as trajectories, targets are the outcomes that were seen.
+        context: encodes the states.
+        network: its logits are the action values before softplus.
+        lagged: moving average of the network, for the value of the state `num_steps` steps later.
+        trajectories: B, with rewards.
+        num_steps: n; if at least the trajectory length, targets are the final rewards.
     """
-    shown = trajectories.conditioning[trajectories.trajectory]
-    answer = ask(context, network, trajectories.states, shown)
+    conditioning = trajectories.conditioning[trajectories.trajectory]
+    answer = ask(context, network, trajectories.states, conditioning)
     indices = context.to_indices(answer.batch, trajectories.actions, graphs=answer.owner)
-    found = softplus(answer.categorical.logits_of(indices))
+    predicted = softplus(answer.categorical.logits_of(indices))
     with torch.no_grad():
-        values = torch.zeros_like(found)
-        if num_steps < int(torch.bincount(trajectories.trajectory).max()):  # or else nobody asks for them
-            values = softplus(ask(context, lagged, trajectories.states, shown).categorical.slots.amax(1))
-        owner, outcome = trajectories.trajectory.to(found.device), outcomes(trajectories).to(found)
+        values = torch.zeros_like(predicted)
+        if num_steps < int(torch.bincount(trajectories.trajectory).max()):  # otherwise no target needs them
+            values = softplus(ask(context, lagged, trajectories.states, conditioning).categorical.slots.amax(1))
+        owner, outcome = trajectories.trajectory.to(predicted.device), outcomes(trajectories).to(predicted)
         target = n_step_targets(owner, values, outcome, num_steps=num_steps)
-    value = huber_loss(found, target)
-    return Loss(value, {"loss": float(value.detach()), "mean": float(found.detach().mean())})
+    value = huber_loss(predicted, target)
+    return Loss(value, {"loss": float(value.detach()), "mean": float(predicted.detach().mean())})
 
 
 def outcomes(trajectories: TrajectoryBatch) -> Tensor:
@@ -57,12 +57,12 @@ def outcomes(trajectories: TrajectoryBatch) -> Tensor:
 
 
 def n_step_targets(trajectory: Tensor, values: Tensor, outcome: Tensor, *, num_steps: int) -> Tensor:
-    """Return max_a Q(s_(t+n), a) for each step t, the outcome of its trajectory where that has ended by then, [S].
+    """Return max_a Q(s_(t+n), a) for each step t, or the outcome if the trajectory has ended by then, [S].
 
     Args:
-        trajectory: [S] which trajectory a step belongs to; its steps in order.
-        values: [S] max_a Q(s, a) of the state before every step.
-        outcome: [B] what a trajectory's end is worth.
+        trajectory: [S] index of the trajectory of each step; steps in order.
+        values: [S] max_a Q(s, a) of the state before each step.
+        outcome: [B] final reward of each trajectory.
         num_steps: n.
     """
     order = trajectory.argsort(stable=True)

@@ -1,4 +1,4 @@
-"""Muon for the weight matrices of a network, Adam for everything else, as one optimiser."""
+"""One optimiser: Muon for the weight matrices of a network, Adam for all other parameters."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 import torch
 from torch import Tensor
 
-# A narrower matrix is a table of few embeddings or a head: steps of equal singular values suit it ill.
-_LEAST_WIDTH = 16
+# Narrower matrices are small embedding tables or heads, for which orthogonalised steps work badly.
+_MIN_WIDTH = 16
 
 
 class MuonWithAdam(torch.optim.Optimizer):
     """Muon (Jordan et al. 2024: momentum, orthogonalised) on matrices at least 16 wide and high, Adam on the rest.
 
-    Matrices take steps of the size that Adam's would have (Liu et al. 2025, Muon is scalable for LLM training, eq. 4),
-    so that one learning rate serves both.
+    Steps of matrices are scaled to the size of Adam's (Liu et al. 2025, Muon is scalable for LLM training, eq. 4), so
+    one learning rate fits both.
     """
 
     def __init__(
         self, groups: list[dict], *, lr: float, weight_decay: float, betas: tuple[float, float], eps: float
     ) -> None:
-        """Split every group in two.
+        """Split each group into matrices and other parameters.
 
         Args:
             groups: parameter groups; a group's own learning rate and weight decay win.
             lr: learning rate.
             weight_decay: decoupled for matrices (AdamW's), in the gradient for the rest (Adam's).
-            betas: of Adam; the first is Muon's momentum, too.
+            betas: of Adam; the first is also the momentum of Muon.
             eps: of Adam.
         """
         split = [(group, [], []) for group in groups]
@@ -49,13 +49,13 @@ class MuonWithAdam(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], Any] | None = None) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Take one step of either."""
+        """Take one step of both optimisers."""
         assert closure is None, "the gradients are there"
         for part in self._parts:
             part.step()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the states of either."""
+        """Return the states of both optimisers."""
         return {"parts": [part.state_dict() for part in self._parts]}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -65,9 +65,9 @@ class MuonWithAdam(torch.optim.Optimizer):
         self.param_groups = self._groups()
 
     def _groups(self) -> list[dict]:
-        """Return the very groups of either, so that a schedule reaches both."""
+        """Return the groups of both optimisers (not copies), so that a schedule changes both."""
         return [group for part in self._parts for group in part.param_groups]
 
 
 def _is_matrix(parameter: Tensor) -> bool:
-    return parameter.ndim == 2 and min(parameter.shape) >= _LEAST_WIDTH
+    return parameter.ndim == 2 and min(parameter.shape) >= _MIN_WIDTH

@@ -1,4 +1,4 @@
-"""The optimiser of policy and objective, as the options under `opt` describe it."""
+"""The optimiser of policy and objective from the options under `opt`."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ _ADAM_BETA2 = 0.999  # Kingma and Ba 2015, algorithm 1
 
 
 def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.Optimizer:
-    """Return the optimiser over parameter groups; a group's own settings win."""
+    """Return the optimiser of parameter groups; settings of a group take precedence."""
     shared = {"lr": config.learning_rate, "weight_decay": config.weight_decay, "fused": True}
     if config.opt == "sgd":
         return SGD(groups, momentum=config.momentum, **shared)
@@ -31,7 +31,7 @@ def make_optimizer(groups: list[dict], config: OptimizerConfig) -> torch.optim.O
 
 
 def differentiate(loss: Loss) -> dict[str, float]:
-    """Add the gradient of a loss to what its parameters have, and return its metrics.
+    """Accumulate the gradient of a loss in its parameters and return its metrics.
 
     Raises:
         FloatingPointError: the loss is not finite.
@@ -44,7 +44,7 @@ def differentiate(loss: Loss) -> dict[str, float]:
 
 
 def clip_gradients(parameters: Sequence[Tensor], config: OptimizerConfig) -> None:
-    """Clip the gradients of all parameters together, as `clip_grad_type` says."""
+    """Clip the gradients of all parameters by `clip_grad_type`."""
     if config.clip_grad_type == "norm":
         torch.nn.utils.clip_grad_norm_(parameters, config.clip_grad_param)
     elif config.clip_grad_type == "value":

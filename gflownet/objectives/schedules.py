@@ -46,7 +46,7 @@ SCHEDULES: dict[str, Schedule] = {
 def make_schedule(
     optimizer: torch.optim.Optimizer, config: OptimizerConfig, *, num_steps: int
 ) -> torch.optim.lr_scheduler.LambdaLR:
-    """Return the schedule of all learning rates over a run of `num_steps`; warm-up is linear in front of each kind."""
+    """Return the schedule of all learning rates over a run of `num_steps`, after a linear warm-up."""
     factor = SCHEDULES[config.schedule]
 
     def warmed_up(step: int) -> float:

@@ -1,6 +1,6 @@
-"""What a policy says about every step of a batch of trajectories: the ground that the objectives stand on.
+"""log P_F and log P_B of every step of a batch of trajectories, shared by all objectives.
 
-Letters: B trajectories, S steps, U steps that another follows (all but Stop).
+Letters: B trajectories, S steps, U steps followed by another step (all but Stop).
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from gflownet.objectives.config import AlgoConfig
 
 @dataclass(frozen=True)
 class Steps:
-    """What the policy says, where it answers; the steps are in the order of the batch."""
+    """Log-probabilities of the steps, on the policy's device, in the order of the batch."""
 
-    answer: Answer  # about the state before every step
+    answer: Answer  # outputs for the state before each step
     trajectory: Tensor  # [S]
-    step: Tensor  # [U] steps that another follows
-    successor: Tensor  # [U] the step that follows each of them
-    log_forward: Tensor  # [S] log P_F of every action
-    log_backward: Tensor  # [S] log P_B of undoing it; 0 of Stop
-    log_reward: Tensor  # [B] that balances the flows: raised by log |Aut(x)| / |Aut(s0)| where symmetries are scaled
-    backward_loss: Tensor  # scalar, what teaches P_B beside the objective
+    step: Tensor  # [U] index of each step followed by another
+    successor: Tensor  # [U] index of the step after it
+    log_forward: Tensor  # [S] log P_F of each action
+    log_backward: Tensor  # [S] log P_B of undoing it; 0 for Stop
+    log_reward: Tensor  # [B] plus log |Aut(x)| / |Aut(s0)| if `symmetry` scales rewards
+    backward_loss: Tensor  # scalar, loss of the backward policy
 
     @property
     def num_trajectories(self) -> int:
@@ -42,14 +42,14 @@ class Steps:
 
     @property
     def is_stop(self) -> Tensor:
-        """Return which steps are Stop, [S] bool."""
+        """Return the mask of Stop steps, [S] bool."""
         goes_on = torch.zeros(len(self.trajectory), dtype=torch.bool, device=self.trajectory.device)
         goes_on[self.step] = True
         return ~goes_on
 
     @property
     def first(self) -> Tensor:
-        """Return the first step of every trajectory, [B], in which the state is the initial one."""
+        """Return the index of the first step of each trajectory, [B]."""
         follows = torch.zeros(len(self.trajectory), dtype=torch.bool, device=self.trajectory.device)
         follows[self.successor] = True
         steps = (~follows).nonzero().squeeze(1)
@@ -65,7 +65,7 @@ class Steps:
 
 
 class StepReader:
-    """Reads trajectories under one scheme of symmetries and one backward policy, which are never mixed."""
+    """Reads trajectories under one symmetry scheme and one backward policy."""
 
     def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
         self.context = context
@@ -78,18 +78,18 @@ class StepReader:
         self.backward_weight = BACKWARD_WEIGHTS.get(config.backward_policy, 1.0)
 
     def read(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Steps:
-        """Return what the policy says, from one evaluation of it."""
-        shown = trajectories.conditioning[trajectories.trajectory]
+        """Return the log-probabilities of the steps, from one evaluation of the policy."""
+        conditioning = trajectories.conditioning[trajectories.trajectory]
         if self.learns_backward:
-            answer = ask_both(self.context, cast(AnswersBothWays, policy), trajectories.states, shown)
+            answer = ask_both(self.context, cast(AnswersBothWays, policy), trajectories.states, conditioning)
         else:
-            answer = ask(self.context, policy, trajectories.states, shown)
+            answer = ask(self.context, policy, trajectories.states, conditioning)
         step, successor = trajectories.successors()
         log_forward = self._log_forward(answer, trajectories)
         device = log_forward.device
         undone = self._log_undone(answer, trajectories, step, successor)
-        kept = (undone.detach() if self.detaches_backward else undone).to(log_forward.dtype)
-        log_backward = torch.zeros_like(log_forward).index_put((step.to(device),), kept)
+        log_undone = (undone.detach() if self.detaches_backward else undone).to(log_forward.dtype)
+        log_backward = torch.zeros_like(log_forward).index_put((step.to(device),), log_undone)
         return Steps(
             answer=answer,
             trajectory=trajectories.trajectory.to(device),
@@ -102,11 +102,11 @@ class StepReader:
         )
 
     def log_reward(self, trajectories: TrajectoryBatch) -> Tensor:
-        """Return the log-rewards that flows have to balance, [B]."""
+        """Return the log-rewards on the right side of the balance, [B]."""
         return trajectories.log_reward + trajectories.log_symmetry if self.scales_rewards else trajectories.log_reward
 
     def log_symmetries(self, answer: Answer, trajectories: TrajectoryBatch) -> Tensor:
-        """Return log |Aut(s)| - log |Aut(s0)| of the state before every step, [S] float32, by what `read` answered."""
+        """Return log |Aut(s)| - log |Aut(s0)| of the state before each step, [S] float32, from the answer of `read`."""
         env, states = self.context.env, trajectories.states
         counted = states if answer.first is None else states[answer.first]
         counts = torch.tensor(env.num_automorphisms(counted), dtype=torch.float64)
@@ -114,7 +114,7 @@ class StepReader:
         return symmetries if answer.owner is None else symmetries[answer.owner]
 
     def _log_forward(self, answer: Answer, trajectories: TrajectoryBatch) -> Tensor:
-        """Return log P_F of every step, [S]."""
+        """Return log P_F of each step, [S]."""
         if not self.counts_classes:
             return answer.log_prob(trajectories.actions)
         same = equivalent_actions(self.context.env, trajectories.states, trajectories.actions)
@@ -122,14 +122,14 @@ class StepReader:
         return log_sum_by(same.owner.to(each.device), each, len(trajectories.actions))
 
     def _log_undone(self, answer: Answer, trajectories: TrajectoryBatch, step: Tensor, successor: Tensor) -> Tensor:
-        """Return log P_B of every step that can be undone, [U], where the policy answers."""
+        """Return log P_B of each step but Stop, [U], on the policy's device."""
         device = answer.numbers.device
         if not self.learns_backward and not self.counts_classes:
             return trajectories.log_backward[step].to(answer.numbers)
         after = trajectories.states[successor]
         if not self.learns_backward:
             return -num_parent_classes(self.context.env, after).to(answer.numbers).log()
-        undo = trajectories.backward[step]  # taken in the state that the step led to
+        undo = trajectories.backward[step]  # an action in the state after the step
         if not self.counts_classes:
             return answer.backward_log_prob(undo, states=successor)
         same = equivalent_actions(self.context.env, after, undo, backward=True)
@@ -144,7 +144,7 @@ class StepReader:
         device = undone.device
         steps = UndoneSteps(
             log_prob=undone,
-            log_ways=answer.log_ways()[successor.to(device)],
+            log_normaliser=answer.log_ways()[successor.to(device)],
             trajectory=trajectories.trajectory[step].to(device),
             origin=trajectories.origin.to(device),
         )

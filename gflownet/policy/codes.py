@@ -1,6 +1,6 @@
-"""Whole numbers that say what a node is and how two nodes are joined, for tables of learned vectors.
+"""Integer codes of nodes and of pairs of nodes, indices into embedding tables.
 
-Letters: B graphs, n nodes, F facets; each facet has codes of its own in one table, one after another.
+Letters: B graphs, n nodes, F facets, each with its own range of codes in one table.
 """
 
 from __future__ import annotations
@@ -13,11 +13,11 @@ from torch import Tensor
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
 
-_MOST_PATHS = 2  # more paths of length two than these look alike
+_MOST_PATHS = 2  # larger counts of paths of length two have the same code
 
 
 class NodeCodes:
-    """A node's type, its attributes, and how many edges of each type lead to it and away from it."""
+    """Codes of a node: its type, its attributes, and its in- and out-degree per edge type."""
 
     def __init__(self, context: GraphBuildingEnvContext) -> None:
         vocabulary = context.env.vocabulary
@@ -26,12 +26,12 @@ class NodeCodes:
         sizes = [len(vocabulary.node_types) + 1, *(len(a.values) + 1 for a in vocabulary.node_attributes)]
         sizes += [vocabulary.max_nodes + 1] * (self.num_edge_types * (2 if self.directed else 1))
         self.num_codes = sum(sizes)
-        # Types, values and their absence count from -1.
+        # Types and values start at -1, "absent".
         first = [-1] * (1 + len(vocabulary.node_attributes))
         self._starts = _starts(sizes, first=[*first, *[0] * (len(sizes) - len(first))])
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Return the codes of every node, [B, n, F] int64."""
+        """Return the codes of each node, [B, n, F] int64."""
         edge_type = batch["edge_type"]
         parts = [batch["node_type"][..., None], *([batch["node_attr"]] if self.has_attributes else [])]
         for kind in range(self.num_edge_types):
@@ -42,28 +42,28 @@ class NodeCodes:
 
 
 class PairCodes:
-    """The edges between two nodes, who reaches whom, paths of length two, and the edges' attributes and ranks."""
+    """Codes of a pair: edges, reachability, number of paths of length two, attributes and ranks of the edges."""
 
     def __init__(self, context: GraphBuildingEnvContext) -> None:
         vocabulary = context.env.vocabulary
         self.directed, self.num_kinds = vocabulary.directed, len(vocabulary.edge_types) + 1
         self.has_attributes, self.has_ranks = bool(vocabulary.edge_attributes), vocabulary.ranked
-        ways = 2 if self.directed else 1
+        directions = 2 if self.directed else 1
         paths = (_MOST_PATHS + 1) ** (3 if self.directed else 1)
-        self.num_joints = (2 * self.num_kinds) ** ways * paths
+        self.num_joints = (2 * self.num_kinds) ** directions * paths
         sizes = [self.num_joints]
-        sizes += [len(a.values) + 1 for a in vocabulary.edge_attributes] * ways if self.has_attributes else []
-        sizes += [vocabulary.max_nodes] * ways if self.has_ranks else []
+        sizes += [len(a.values) + 1 for a in vocabulary.edge_attributes] * directions if self.has_attributes else []
+        sizes += [vocabulary.max_nodes] * directions if self.has_ranks else []
         self.num_codes = sum(sizes)
-        num_values = len(vocabulary.edge_attributes) * ways
+        num_values = len(vocabulary.edge_attributes) * directions
         first = [0, *[-1] * num_values, *[0] * (len(sizes) - 1 - num_values)]
         self._starts = _starts(sizes, first=first)
 
     def __call__(self, batch: Batch) -> Tensor:
-        """Return the codes of every pair, [B, n, n, F] int64."""
+        """Return the codes of each pair, [B, n, n, F] int64."""
         parts = [self._joints(batch)[..., None]]
-        for given, name in ((self.has_attributes, "edge_attr"), (self.has_ranks, "edge_order")):
-            if given:
+        for is_present, name in ((self.has_attributes, "edge_attr"), (self.has_ranks, "edge_order")):
+            if is_present:
                 value = batch[name] if name == "edge_attr" else batch[name][..., None]
                 parts += [value, value.transpose(1, 2)] if self.directed else [value]
         if len(parts) == 1:
@@ -71,10 +71,10 @@ class PairCodes:
         return torch.cat(parts, -1) + self._starts.to(parts[0].device)
 
     def _joints(self, batch: Batch) -> Tensor:
-        """Return one code for edges, reachability and paths of length two together, [B, n, n] int64."""
+        """Return one joint code of edges, reachability and paths of length two, [B, n, n] int64."""
         edge_type, reach = batch["edge_type"], batch["reach"]
         edge = (edge_type >= 0).float()
-        kind = (edge_type + 1) + self.num_kinds * reach.to(torch.int16)  # up to twice as many as fit into int8
+        kind = (edge_type + 1) + self.num_kinds * reach.to(torch.int16)  # too large for int8
         if not self.directed:
             return kind + 2 * self.num_kinds * (edge @ edge).clamp_(max=_MOST_PATHS).long()
         n = edge.shape[-1]
@@ -87,5 +87,5 @@ class PairCodes:
 
 
 def _starts(sizes: Sequence[int], *, first: Sequence[int]) -> Tensor:
-    """Return what to add to each facet so that its smallest value gets the first code of its part of the table."""
+    """Return the offset of each facet that maps its smallest value to the first code of its range."""
     return torch.tensor([sum(sizes[:i]) - low for i, low in enumerate(first)])

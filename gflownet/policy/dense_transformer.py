@@ -1,4 +1,4 @@
-"""A transformer over the dense arrays of small graphs: attention between all nodes, biased by how they are joined.
+"""A transformer over the dense arrays of small graphs, with attention between all nodes.
 
 Letters: B graphs, n nodes of the largest graph of a batch, D width, H heads, C columns of an action type, K codes.
 """
@@ -12,29 +12,28 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
-from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.layout import Batch
-from gflownet.mdp.policy import TwoWayPolicy
-from gflownet.policy.attention import AttentionLayer, two_layers
 from gflownet.policy.codes import NodeCodes, PairCodes
 from gflownet.policy.config import ModelConfig
+from gflownet.policy.layers import AttentionLayer, two_layers
+from gflownet.policy.network import PolicyNetwork
 
-_Read = tuple[Tensor, Tensor, Tensor]
-_CODE_WIDTH = 16  # of the vectors that say what a code means for the logit of a pair
-_NEVER = -1e9  # the attention bias of a node that is not there; finite, so that no row is without a number
+_Encoding = tuple[Tensor, Tensor, Tensor]
+_CODE_WIDTH = 16  # width of the vector of a code in the logits of pairs
+_NEVER = -1e9  # attention bias of an absent node; finite, so that no row is NaN
 
 
-class DenseTransformerPolicy(TwoWayPolicy):
+class DenseTransformerPolicy(PolicyNetwork):
     """Every node attends to every node of its graph and to one virtual node, which carries the conditioning.
 
-    What joins two nodes (edges, their attributes, reachability, paths of length two) is a code; each code has a learned
-    bias per head and layer (Graphormer, Ying et al. 2021, eq. 6) and, in the logits of actions on pairs, one that
-    depends on the whole graph. Its cost grows with n^2; docs/benchmarks.md compares it with message passing.
+    The relation of two nodes (edges, their attributes, reachability, paths of length two) is a code. Each code has a
+    learned bias per head and layer (Graphormer, Ying et al. 2021, eq. 6), and in the logits of actions on pairs a bias
+    that depends on the whole graph. The cost grows with n^2; docs/benchmarks.md compares it with message passing.
 
     Raises:
-        ValueError: the width is no multiple of the number of heads, or the context is not in the dense layout.
+        ValueError: the width is not a multiple of the number of heads, or the context is not in the dense layout.
     """
 
     layout = DenseLayout
@@ -61,24 +60,7 @@ class DenseTransformerPolicy(TwoWayPolicy):
         for table in (self.embed_node, self.bias):
             nn.init.normal_(table.weight, std=0.5)
 
-    def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return the distributions over legal actions and one number per state, [B]."""
-        read = self._read(batch, conditioning)
-        return self._distributions(batch, read), self.graph_head(read[1]).squeeze(1)
-
-    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return the forward and the backward distributions and one number per state, from one evaluation."""
-        read = self._read(batch, conditioning)
-        backward = self.context.backward_categorical(batch, self._logits(self.context.backward_types, read))
-        return self._distributions(batch, read), backward, self.graph_head(read[1]).squeeze(1)
-
-    def _distributions(self, batch: Batch, read: _Read) -> GraphActionCategorical:
-        return self.context.categorical(batch, self._logits(self.context.action_types, read))
-
-    def _logits(self, kinds: Sequence[GraphActionType], read: _Read) -> list[Tensor]:
-        return [self.heads[kind.field_name](*read) for kind in kinds]
-
-    def _read(self, batch: Batch, conditioning: Tensor) -> _Read:
+    def encode(self, batch: Batch, conditioning: Tensor) -> _Encoding:
         """Return embeddings of nodes [B, n, D] and graphs [B, D], and the codes of pairs [B, n, n, F]."""
         pairs = self.pair_codes(batch)
         tokens = self._tokens(batch, conditioning)
@@ -86,6 +68,14 @@ class DenseTransformerPolicy(TwoWayPolicy):
             tokens = layer(tokens, bias)
         tokens = self.norm(tokens)
         return tokens[:, :-1], tokens[:, -1], pairs
+
+    def action_logits(self, kinds: Sequence[GraphActionType], batch: Batch, encoding: _Encoding) -> list[Tensor]:
+        """Return [B, R, C] for each action type."""
+        return [self.heads[kind.field_name](*encoding) for kind in kinds]
+
+    def state_flow(self, encoding: _Encoding) -> Tensor:
+        """Return one scalar per state, [B]."""
+        return self.graph_head(encoding[1]).squeeze(1)
 
     def _head(self, kind: GraphActionType, width: int) -> nn.Module:
         num_columns = self.context.num_columns[kind]
@@ -97,19 +87,19 @@ class DenseTransformerPolicy(TwoWayPolicy):
         return _PairHead(width, num_columns, self.pair_codes.num_codes, symmetric=not directed)
 
     def _tokens(self, batch: Batch, conditioning: Tensor) -> Tensor:
-        """Return the first embeddings of the nodes and, last, of the virtual node, [B, n + 1, D]."""
+        """Return the input embeddings of the nodes and, last, of the virtual node, [B, n + 1, D]."""
         codes = self.node_codes(batch)
         nodes = self.embed_node(codes.flatten(0, 1)).unflatten(0, codes.shape[:2])
         if self.embed_extra is not None:
             nodes = nodes + self.embed_extra(batch["extra"])
-        most = self.context.env.vocabulary.max_nodes
+        max_nodes = self.context.env.vocabulary.max_nodes
         num_edges = (batch["edge_type"] >= 0).flatten(1).sum(1)
-        filled = torch.stack([batch["num_nodes_of"] / most, num_edges / (2 * most)], 1)
+        filled = torch.stack([batch["num_nodes_of"] / max_nodes, num_edges / (2 * max_nodes)], 1)
         virtual = self.embed_graph(torch.cat([conditioning, filled], 1))
         return torch.cat([nodes, virtual[:, None]], 1)
 
     def _biases(self, batch: Batch, pairs: Tensor) -> Tensor:
-        """Return what is added to the attention scores of each layer, [layers, B, H, n + 1, n + 1]."""
+        """Return the bias of the attention scores of each layer, [layers, B, H, n + 1, n + 1]."""
         flat = self.bias(pairs.flatten(0, 2)).view(*pairs.shape[:3], len(self.layers), -1)
         absent = nn.functional.pad(batch["node_type"] < 0, (0, 1))
         bias = nn.functional.pad(flat.permute(3, 0, 4, 1, 2), (0, 1, 0, 1))
@@ -124,7 +114,7 @@ class _GraphHead(nn.Module):
         self.score = two_layers(width, width, 1)
 
     def forward(self, nodes: Tensor, graphs: Tensor, pairs: Tensor) -> Tensor:
-        """Return the logits, read off the graph alone: which node comes first is a matter of names."""
+        """Return the logits from the graph embedding alone, independent of the order of nodes."""
         return self.score(graphs)[:, None]
 
 
@@ -142,7 +132,7 @@ class _NodeHead(nn.Module):
 
 
 class _PairHead(nn.Module):
-    """Logits of actions on pairs, [B, n * n, C]: a product of the two nodes, and what their codes mean in a graph."""
+    """Logits of actions on pairs, [B, n * n, C]: a product of the two nodes plus a bias of their codes."""
 
     def __init__(self, width: int, num_columns: int, num_codes: int, *, symmetric: bool) -> None:
         super().__init__()
@@ -152,7 +142,7 @@ class _PairHead(nn.Module):
         self.code = nn.Parameter(torch.randn(_CODE_WIDTH, num_codes) * _CODE_WIDTH**-0.5)
 
     def forward(self, nodes: Tensor, graphs: Tensor, pairs: Tensor) -> Tensor:
-        """Return the logits; those of undirected pairs do not depend on which end is named first."""
+        """Return the logits; those of undirected pairs do not depend on the order of the two nodes."""
         source = self.source(nodes).unflatten(2, (self.num_columns, -1)).transpose(1, 2)  # [B, C, n, D]
         scores = source @ self.target(nodes)[:, None].transpose(2, 3) / math.sqrt(source.shape[3])
         if self.symmetric:

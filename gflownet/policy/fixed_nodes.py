@@ -1,4 +1,4 @@
-"""What the networks share that read states with a fixed set of nodes: values by place instead of nodes of a graph.
+"""Parts of the networks for states with a fixed set of nodes: values by place.
 
 Letters: B states, N nodes, F features of a state.
 """
@@ -17,7 +17,7 @@ from gflownet.mdp.layout import Batch
 
 
 class PlaceCodes(nn.Module):
-    """What lies where as one code per place, [B, F]: attribute values of every node, and the types of edges if any."""
+    """One code per place, [B, F]: attribute values of each node and, where edges can be added, their types."""
 
     def __init__(self, context: GraphBuildingEnvContext) -> None:
         super().__init__()
@@ -27,7 +27,7 @@ class PlaceCodes(nn.Module):
         if self.has_edges:
             sizes += [len(vocabulary.edge_types) + 1] * vocabulary.max_nodes**2
         self.num_places, self.num_codes = len(sizes), sum(sizes)
-        # Every place begins behind its one code for "nothing there", which is the value -1.
+        # Each place has one extra code for the value -1, "empty".
         starts = torch.tensor([0, *sizes[:-1]]).cumsum(0) + 1
         self.register_buffer("starts", starts, persistent=False)
 
@@ -40,22 +40,22 @@ class PlaceCodes(nn.Module):
 
 
 def check_fixed_nodes(context: GraphBuildingEnvContext, *, name: str, places_only: bool) -> None:
-    """Raise UserError unless every state has all the nodes there are and, with `places_only`, no edges.
+    """Raise UserError unless all nodes exist from the start and, with `places_only`, no edges can be added.
 
-    Extra node features are refused as well: PlaceCodes would leave them out.
+    Also for extra node features, which PlaceCodes would ignore.
     """
     env = context.env
     if context.num_extra_node_features:
         got = context.num_extra_node_features
         raise UserError(f"model.name={name}: expected a context without extra node features, got {got}")
-    every = int(env.initial_states(1).num_nodes[0]) == env.vocabulary.max_nodes
+    is_fixed = int(env.initial_states(1).num_nodes[0]) == env.vocabulary.max_nodes
     kinds = {GraphActionType.AddNode} | ({GraphActionType.AddEdge} if places_only else set())
-    if not every or kinds & set(env.forward_types):
+    if not is_fixed or kinds & set(env.forward_types):
         without = " and no edges" if places_only else ""
         expected = f"an environment with a fixed number of nodes{without}"
         raise UserError(f"model.name={name}: expected {expected}, got {type(env).__name__}")
 
 
 def rows_and_columns(context: GraphBuildingEnvContext, kinds: Sequence[GraphActionType]) -> list[tuple[int, int]]:
-    """Return how many rows and columns the logits of each action type have."""
+    """Return the number of rows and columns of the logits of each action type."""
     return [(context.env.vocabulary.num_rows(kind), context.num_columns[kind]) for kind in kinds]

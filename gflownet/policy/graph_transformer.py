@@ -1,4 +1,4 @@
-"""A graph transformer on torch_geometric: sums over edges to count, attends over them to choose, has a virtual node.
+"""A graph transformer on torch_geometric: sum aggregation and attention over edges, and a virtual node.
 
 Letters: B graphs, V nodes of the batch, D width, C conditioning.
 """
@@ -12,22 +12,23 @@ from torch import Tensor, nn
 from torch_geometric.nn import GINEConv, TransformerConv
 
 from gflownet.mdp.action import PAIR_TYPES, GraphActionType
-from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
-from gflownet.mdp.policy import TwoWayPolicy
 from gflownet.mdp.sparse_layout import SparseLayout
-from gflownet.policy.attention import two_layers
-from gflownet.policy.compiled import CompilableLayer
 from gflownet.policy.config import ModelConfig
+from gflownet.policy.layers import CompilableLayer, two_layers
+from gflownet.policy.network import PolicyNetwork
 
-_TO_VIRTUAL, _FROM_VIRTUAL = 0, 1  # the two kinds of edge between a node and its graph's virtual node
+_TO_VIRTUAL, _FROM_VIRTUAL = 0, 1  # edge types between a node and the virtual node
 
 
-class GraphTransformerPolicy(TwoWayPolicy):
-    """Message passing over directed edges seen from both ends; one head per action type.
+_Encoding = tuple[Tensor, Tensor]
 
-    The conditioning and the graph's features start the virtual node, which every node hears in every layer.
+
+class GraphTransformerPolicy(PolicyNetwork):
+    """Message passing along edges in both directions; one head per action type.
+
+    The virtual node starts from the conditioning and the features of the graph and is connected to every node.
     """
 
     layout = SparseLayout
@@ -54,31 +55,20 @@ class GraphTransformerPolicy(TwoWayPolicy):
             self.heads[kind.field_name] = two_layers(num_inputs, width, context.num_columns[kind])
         self.graph_head = two_layers(width, width, 1)
 
-    def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return the distributions over legal actions and one number per state, [B]."""
-        nodes, graphs = self._embed(batch, conditioning)
-        logits = self._logits(self.context.action_types, batch, nodes, graphs)
-        return self.context.categorical(batch, logits), self.graph_head(graphs).squeeze(1)
+    def action_logits(self, kinds: Sequence[GraphActionType], batch: Batch, encoding: _Encoding) -> list[Tensor]:
+        """Return [M, C] for each action type, one row per legal position."""
+        return [self.heads[kind.field_name](self._row(kind, batch, *encoding)) for kind in kinds]
 
-    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return the forward and the backward distributions and one number per state, from one evaluation."""
-        nodes, graphs = self._embed(batch, conditioning)
-        forward, backward = (
-            self._logits(kinds, batch, nodes, graphs)
-            for kinds in (self.context.action_types, self.context.backward_types)
-        )
-        numbers = self.graph_head(graphs).squeeze(1)
-        return self.context.categorical(batch, forward), self.context.backward_categorical(batch, backward), numbers
-
-    def _logits(self, kinds: Sequence[GraphActionType], batch: Batch, nodes: Tensor, graphs: Tensor) -> list[Tensor]:
-        return [self.heads[kind.field_name](self._row(kind, batch, nodes, graphs)) for kind in kinds]
+    def state_flow(self, encoding: _Encoding) -> Tensor:
+        """Return one scalar per state, [B]."""
+        return self.graph_head(encoding[1]).squeeze(1)
 
     def _num_row_features(self, kind: GraphActionType) -> int:
         if kind in PAIR_TYPES - {GraphActionType.AddEdge}:
             return self.context.num_edge_features - 2  # without the two flags of direction
         return self.context.num_pair_features if kind == GraphActionType.AddEdge else 0
 
-    def _embed(self, batch: Batch, conditioning: Tensor) -> tuple[Tensor, Tensor]:
+    def encode(self, batch: Batch, conditioning: Tensor) -> _Encoding:
         """Return embeddings of nodes [V, D] and of graphs [B, D]."""
         num_nodes, graph = batch["x"].shape[0], batch["batch"]
         virtual = self.embed_graph(torch.cat([conditioning, batch["graph_attr"]], 1))
@@ -96,7 +86,7 @@ class GraphTransformerPolicy(TwoWayPolicy):
         """Return the input of a head for every row of an action type."""
         index = batch[f"{kind.field_name}_index"]
         if kind == GraphActionType.Stop:
-            return graphs[batch["batch"][index]]  # of no node: which one comes first is a matter of names
+            return graphs[batch["batch"][index]]  # independent of the order of nodes
         if kind not in PAIR_TYPES:
             return torch.cat([nodes[index], graphs[batch["batch"][index]]], 1)
         source, target = nodes[index[0]], nodes[index[1]]

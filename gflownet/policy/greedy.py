@@ -1,6 +1,6 @@
-"""A policy made greedier by action values (QGFN, Lau et al. 2024), at inference: neither is trained again.
+"""Greedier sampling from a policy with action values (QGFN, Lau et al. 2024), at inference only.
 
-Letters: B graphs, A slots of actions, -inf where nothing is legal.
+Letters: B graphs, A slots of actions, -inf for illegal ones.
 """
 
 from __future__ import annotations
@@ -19,18 +19,18 @@ from gflownet.mdp.policy import PolicyFunction
 # Maps the logits of P_F [B, A], action values [B, A] and p to the logits [B, A] of the greedier policy.
 Greediness = Callable[[Tensor, Tensor, float], Tensor]
 
-_ROUNDING = 1e-9  # a position p (n - 1) that is a whole number but for rounding is that number
+_ROUNDING = 1e-9  # tolerance for positions p (n - 1) that are integers up to rounding
 
 
 def p_greedy(logits: Tensor, values: Tensor, p: float) -> Tensor:
-    """Return those of (1 - p) P_F + p times the action of the greatest value; several of it share."""
+    """Return the logits of (1 - p) P_F + p times the uniform distribution over the best actions."""
     best = (values == values.amax(1, keepdim=True)).to(logits)
     mixture = (1 - p) * logits.softmax(1) + p * best / best.sum(1, keepdim=True)
     return mixture.log()
 
 
 def p_quantile(logits: Tensor, values: Tensor, p: float) -> Tensor:
-    """Return those of P_F without the actions below the p-quantile of the values of all legal ones."""
+    """Return the logits of P_F without the actions below the p-quantile of the values of legal actions."""
     legal = values > -math.inf
     ordered = values.masked_fill(~legal, math.inf).sort(1).values
     position = (p * (legal.sum(1, keepdim=True) - 1).double() - _ROUNDING).ceil().long()
@@ -38,7 +38,7 @@ def p_quantile(logits: Tensor, values: Tensor, p: float) -> Tensor:
 
 
 def p_of_max(logits: Tensor, values: Tensor, p: float) -> Tensor:
-    """Return those of P_F without the actions whose value is less than p times the greatest one."""
+    """Return the logits of P_F without the actions with a value below p times the maximum."""
     return logits.masked_fill(values < p * values.amax(1, keepdim=True), -math.inf)
 
 
@@ -46,19 +46,19 @@ GREEDINESS: dict[str, Greediness] = {"p_greedy": p_greedy, "p_quantile": p_quant
 
 
 class GreedyPolicy:
-    """Answers for a policy, greedier the larger p is: 0 is the policy itself, 1 takes the best actions only."""
+    """A policy function filtered by action values; p = 0 is the policy itself, p = 1 takes only the best actions."""
 
     def __init__(self, policy: PolicyFunction, action_values: PolicyFunction, *, variant: str, p: float) -> None:
-        """Keep both, which read the same batches.
+        """Combine a policy with action values for the same batches.
 
         Args:
             policy: P_F.
-            action_values: its logits are action values before their softplus (`objectives.action_values`).
+            action_values: its logits are action values before softplus (`objectives.action_values`).
             variant: one of GREEDINESS.
             p: in [0, 1].
 
         Raises:
-            ValueError: there is no such variant, or p is out of bounds.
+            ValueError: an unknown variant, or p outside [0, 1].
         """
         if variant not in GREEDINESS:
             raise ValueError(f"variant: expected one of {', '.join(GREEDINESS)}, got {variant!r}")
@@ -67,7 +67,7 @@ class GreedyPolicy:
         self._policy, self._action_values, self._greediness, self._p = policy, action_values, GREEDINESS[variant], p
 
     def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return the greedier distributions, and the policy's numbers, see `Policy.forward`."""
+        """Return the greedier distributions and the scalars of the policy, see `Policy.forward`."""
         categorical, numbers = self._policy(batch, conditioning)
         if self._p == 0:
             return categorical, numbers

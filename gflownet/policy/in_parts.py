@@ -1,4 +1,4 @@
-"""A policy asked part by part, and once more for the gradient: the activations of one part at a time are kept."""
+"""Micro-batches: evaluate a policy in parts, with recomputation in the backward pass (gradient checkpointing)."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import Policy, TwoWayPolicy
 
-Flat = tuple[Tensor, ...]  # logits of every action type, forward ones first, and the numbers
+Flat = tuple[Tensor, ...]  # logits of each action type, forward ones first, and the scalar per state
 
 
 class PolicyInParts(TwoWayPolicy):
-    """Says what the policy says, with its gradient, in less memory and a forward pass more (Chen et al. 2016).
+    """The same outputs and gradient as the policy, with less memory and one more forward pass (Chen et al. 2016).
 
-    Whatever a loss does with the answers is none of its business: the gradient is that of the whole batch.
+    Works for any loss: the gradient is the gradient of the whole batch.
     """
 
     def __init__(self, policy: Policy, context: GraphBuildingEnvContext, *, num_parts: int) -> None:
@@ -29,43 +29,45 @@ class PolicyInParts(TwoWayPolicy):
         self.policy, self.context, self.num_parts = policy, context, num_parts
 
     def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return what the policy says, see `Policy.forward`."""
+        """Return the outputs of the policy, see `Policy.forward`."""
         if self._is_whole:
             return self.policy(batch, conditioning)
 
-        def ask(part: Batch, shown: Tensor) -> Flat:
-            categorical, numbers = self.policy(part, shown)
+        def evaluate(part: Batch, conditioning: Tensor) -> Flat:
+            categorical, numbers = self.policy(part, conditioning)
             return *categorical.logits, numbers
 
-        *logits, numbers = self._joined(ask, batch, conditioning)
+        *logits, numbers = self._joined(evaluate, batch, conditioning)
         return self.context.categorical(batch, logits), numbers
 
     def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return what a two-way policy says, see `TwoWayPolicy.both`."""
+        """Return the outputs of a two-way policy, see `TwoWayPolicy.both`."""
         policy = cast(TwoWayPolicy, self.policy)
         if self._is_whole:
             return policy.both(batch, conditioning)
 
-        def ask(part: Batch, shown: Tensor) -> Flat:
-            forward, backward, numbers = policy.both(part, shown)
+        def evaluate(part: Batch, conditioning: Tensor) -> Flat:
+            forward, backward, numbers = policy.both(part, conditioning)
             return *forward.logits, *backward.logits, numbers
 
-        *logits, numbers = self._joined(ask, batch, conditioning)
+        *logits, numbers = self._joined(evaluate, batch, conditioning)
         num = len(self.context.action_types)
         forward = self.context.categorical(batch, logits[:num])
         return forward, self.context.backward_categorical(batch, logits[num:]), numbers
 
     @property
     def _is_whole(self) -> bool:
-        """Return whether one part will do: without gradients there is nothing to keep."""
+        """Return whether one part is enough: without gradients no activations are stored."""
         return self.num_parts == 1 or not torch.is_grad_enabled()
 
-    def _joined(self, ask: Callable[[Batch, Tensor], Flat], batch: Batch, conditioning: Tensor) -> list[Tensor]:
-        """Return what all parts are answered."""
+    def _joined(self, evaluate: Callable[[Batch, Tensor], Flat], batch: Batch, conditioning: Tensor) -> list[Tensor]:
+        """Return the outputs of all parts, concatenated."""
         num_parts = min(self.num_parts, len(conditioning))
         bounds = [len(conditioning) * part // num_parts for part in range(num_parts + 1)]
-        answers = [
-            checkpoint(ask, self.context.layout.part(batch, start, stop), conditioning[start:stop], use_reentrant=False)
+        outputs = [
+            checkpoint(
+                evaluate, self.context.layout.part(batch, start, stop), conditioning[start:stop], use_reentrant=False
+            )
             for start, stop in pairwise(bounds)
         ]
-        return [torch.cat(parts) for parts in zip(*cast(list[Flat], answers), strict=True)]
+        return [torch.cat(parts) for parts in zip(*cast(list[Flat], outputs), strict=True)]

@@ -11,21 +11,22 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.mdp.action import GraphActionType
-from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.layout import Batch
-from gflownet.mdp.policy import TwoWayPolicy
-from gflownet.policy.compiled import CompilableLayer
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.fixed_nodes import PlaceCodes, check_fixed_nodes, rows_and_columns
+from gflownet.policy.layers import CompilableLayer
+from gflownet.policy.network import PolicyNetwork
+
+_Encoding = tuple[Tensor, Sequence[Tensor]]
 
 
-class MLPPolicy(TwoWayPolicy):
-    """`model.num_layers` hidden layers of width `model.num_emb` over what lies where, one logit per place and value.
+class MLPPolicy(PolicyNetwork):
+    """`model.num_layers` hidden layers of width `model.num_emb` over the values at all places.
 
     Raises:
-        UserError: the environment's states have no fixed set of nodes.
+        UserError: the number of nodes is not fixed.
     """
 
     layout = DenseLayout
@@ -44,30 +45,23 @@ class MLPPolicy(TwoWayPolicy):
         self.logits = nn.Linear(width, sum(sizes))
         self.number = nn.Linear(width, 1)
 
-    def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return the distributions over legal actions and one number per state, [B]."""
-        read = self._read(batch, conditioning)
-        forward = self.context.categorical(batch, self._logits(read)[: len(self.context.action_types)])
-        return forward, self.number(read).squeeze(1)
+    def encode(self, batch: Batch, conditioning: Tensor) -> _Encoding:
+        """Return the last hidden layer, [B, D], and the logits of each shown action type, [B, R, C]."""
+        hidden = self.hidden(self.embed(self.codes(batch)) + self.condition(conditioning))
+        return hidden, split_logits(self.context, self.logits(hidden), self.context.shown_types)
 
-    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return the forward and the backward distributions and one number per state, from one evaluation."""
-        read = self._read(batch, conditioning)
-        logits, num_forward = self._logits(read), len(self.context.action_types)
-        backward = self.context.backward_categorical(batch, logits[num_forward:])
-        return self.context.categorical(batch, logits[:num_forward]), backward, self.number(read).squeeze(1)
+    def action_logits(self, kinds: Sequence[GraphActionType], batch: Batch, encoding: _Encoding) -> list[Tensor]:
+        """Return [B, R, C] for each action type."""
+        logits = dict(zip(self.context.shown_types, encoding[1], strict=True))
+        return [logits[kind] for kind in kinds]
 
-    def _read(self, batch: Batch, conditioning: Tensor) -> Tensor:
-        """Return what the hidden layers make of the states, [B, D]."""
-        return self.hidden(self.embed(self.codes(batch)) + self.condition(conditioning))
-
-    def _logits(self, read: Tensor) -> Sequence[Tensor]:
-        """Return [B, R, C] of every action type that is shown."""
-        return split_logits(self.context, self.logits(read), self.context.shown_types)
+    def state_flow(self, encoding: _Encoding) -> Tensor:
+        """Return one scalar per state, [B]."""
+        return self.number(encoding[0]).squeeze(1)
 
 
 class _HiddenLayers(CompilableLayer):
-    """[B, D] -> [B, D]: what comes after the first layer, from the nonlinearity of that to the last."""
+    """[B, D] -> [B, D]: the nonlinearity of the first layer and all later layers."""
 
     def __init__(self, num_layers: int, width: int, *, is_compiled: bool) -> None:
         super().__init__(is_compiled=is_compiled)
@@ -83,7 +77,7 @@ class _HiddenLayers(CompilableLayer):
 def split_logits(
     context: GraphBuildingEnvContext, logits: Tensor, kinds: Sequence[GraphActionType]
 ) -> Sequence[Tensor]:
-    """Return logits [B, A] of all types side by side as one tensor [B, R, C] per type."""
+    """Split logits [B, A] of all action types into one tensor [B, R, C] per type."""
     shapes = rows_and_columns(context, kinds)
     parts = torch.split(logits, [rows * columns for rows, columns in shapes], 1)
     return [part.unflatten(1, shape) for part, shape in zip(parts, shapes, strict=True)]

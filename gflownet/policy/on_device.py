@@ -1,4 +1,4 @@
-"""A policy where it lives: batches are moved to its device, and computed in the precision that was chosen."""
+"""A policy on its device: moves batches there and evaluates them in the chosen precision."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from gflownet.mdp.policy import Policy, TwoWayPolicy
 
 
 class PolicyOnDevice:
-    """Calls a policy with batches of the main memory; answers stay on its device.
+    """Calls a policy with batches in main memory; the outputs stay on its device.
 
-    With `bfloat16`, matrix products are computed in it and weights, sums and distributions stay in float32
-    (Micikevicius et al. 2018); no loss scaling is needed, its exponents reach as far as those of float32.
+    With `bfloat16`, matrix products are computed in bfloat16; weights, sums and distributions stay in float32
+    (Micikevicius et al. 2018). No loss scaling is needed: bfloat16 has the exponent range of float32.
     """
 
     def __init__(self, policy: Policy, *, device: torch.device, precision: str) -> None:
@@ -24,13 +24,13 @@ class PolicyOnDevice:
         self._mixed = precision == "bfloat16"
 
     def __call__(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return what the policy says, see `Policy.forward`."""
+        """Return the outputs of the policy, see `Policy.forward`."""
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
             categorical, numbers = self.policy(self._moved(batch), conditioning.to(self.device))
         return categorical, numbers.float()
 
     def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return what a two-way policy says, see `TwoWayPolicy.both`."""
+        """Return the outputs of a two-way policy, see `TwoWayPolicy.both`."""
         policy = cast(TwoWayPolicy, self.policy)
         with torch.autocast(self.device.type, torch.bfloat16, enabled=self._mixed):
             forward, backward, numbers = policy.both(self._moved(batch), conditioning.to(self.device))

@@ -11,24 +11,23 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.mdp.action import GraphActionType
-from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.dense_layout import DenseLayout
 from gflownet.mdp.layout import Batch
-from gflownet.mdp.policy import TwoWayPolicy
-from gflownet.policy.attention import AttentionLayer
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.fixed_nodes import PlaceCodes, check_fixed_nodes
+from gflownet.policy.layers import AttentionLayer
+from gflownet.policy.network import PolicyNetwork
 
-_Read = tuple[Tensor, Tensor]
+_Encoding = tuple[Tensor, Tensor]
 
 
-class SequenceTransformerPolicy(TwoWayPolicy):
-    """Attention between all places and one more token, which carries the conditioning; a place is known by its number.
+class SequenceTransformerPolicy(PolicyNetwork):
+    """Attention between all places and one extra token for the conditioning; places have positional embeddings.
 
     Raises:
-        UserError: the environment's states have nodes or edges to add.
-        ValueError: the width is no multiple of the number of heads.
+        UserError: the environment adds nodes or edges.
+        ValueError: the width is not a multiple of the number of heads.
     """
 
     layout = DenseLayout
@@ -40,7 +39,7 @@ class SequenceTransformerPolicy(TwoWayPolicy):
         if width % config.num_heads:
             raise ValueError(f"model.num_emb: expected a multiple of num_heads={config.num_heads}, got {width}")
         self.context, self.codes = context, PlaceCodes(context)
-        # A code is a value at a place, so that the table holds the places' embeddings, too.
+        # A code identifies a value at a place, so the table contains the positional embeddings.
         self.embed = nn.Embedding(self.codes.num_codes, width)
         self.condition = nn.Linear(context.num_cond_dim, width)
         layers = (AttentionLayer(width, config.num_heads, is_compiled=config.compile) for _ in range(config.num_layers))
@@ -50,30 +49,21 @@ class SequenceTransformerPolicy(TwoWayPolicy):
         )
         self.number = nn.Linear(width, 1)
 
-    def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-        """Return the distributions over legal actions and one number per state, [B]."""
-        read = self._read(batch, conditioning)
-        forward = self.context.categorical(batch, self._logits(self.context.action_types, read))
-        return forward, self.number(read[1]).squeeze(1)
-
-    def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return the forward and the backward distributions and one number per state, from one evaluation."""
-        read = self._read(batch, conditioning)
-        forward = self.context.categorical(batch, self._logits(self.context.action_types, read))
-        backward = self.context.backward_categorical(batch, self._logits(self.context.backward_types, read))
-        return forward, backward, self.number(read[1]).squeeze(1)
-
-    def _read(self, batch: Batch, conditioning: Tensor) -> _Read:
+    def encode(self, batch: Batch, conditioning: Tensor) -> _Encoding:
         """Return embeddings of places [B, N, D] and of the whole state [B, D]."""
         places = self.embed(self.codes(batch))
         tokens = torch.cat([places, self.condition(conditioning)[:, None]], 1)
-        read = self.norm(self.layers(tokens))
+        embeddings = self.norm(self.layers(tokens))
         num_nodes, num_attributes = batch["node_attr"].shape[1:]
-        nodes = read[:, :-1].unflatten(1, (num_nodes, num_attributes)).sum(2)
-        return nodes, read[:, -1]
+        nodes = embeddings[:, :-1].unflatten(1, (num_nodes, num_attributes)).sum(2)
+        return nodes, embeddings[:, -1]
 
-    def _logits(self, kinds: Sequence[GraphActionType], read: _Read) -> list[Tensor]:
-        """Return [B, R, C] of every action type: of Stop from the whole state, of others place by place."""
-        nodes, whole = read
-        sources = [whole[:, None] if kind == GraphActionType.Stop else nodes for kind in kinds]
+    def action_logits(self, kinds: Sequence[GraphActionType], batch: Batch, encoding: _Encoding) -> list[Tensor]:
+        """Return [B, R, C] for each action type: Stop from the whole state, others from each place."""
+        nodes, state = encoding
+        sources = [state[:, None] if kind == GraphActionType.Stop else nodes for kind in kinds]
         return [self.heads[kind.field_name](source) for kind, source in zip(kinds, sources, strict=True)]
+
+    def state_flow(self, encoding: _Encoding) -> Tensor:
+        """Return one scalar per state, [B]."""
+        return self.number(encoding[1]).squeeze(1)

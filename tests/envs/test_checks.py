@@ -21,13 +21,13 @@ def context(*, inputs: Any = (4,), outputs: Any = (2,), **options: Any) -> Compu
     [
         (
             {"max_hidden_nodes": 200},
-            "env.max_hidden_nodes: expected 0 to 125 beside the task's 2 inputs and outputs, got 200",
+            "env.max_hidden_nodes: expected 0 to 125 with 2 inputs and outputs of the task, got 200",
         ),
         ({"output_sizes": [4, 4]}, "env.output_sizes: expected 1 to 127 distinct values, got [4, 4]"),
         ({"output_sizes": list(range(1, 130))}, "env.output_sizes: expected 1 to 127 distinct values, got [1, 2,"),
         ({"activations": ["relu", "relu"]}, "env.activations: expected 1 to 127 distinct values, got ['relu', 'relu']"),
         ({"aggregations": []}, "env.aggregations: expected 1 to 127 distinct values, got []"),
-        ({"max_edges": 1, "inputs": (4, 4)}, "env.max_edges: expected at least 2, to join inputs and outputs"),
+        ({"max_edges": 1, "inputs": (4, 4)}, "env.max_edges: expected at least 2, to connect inputs and outputs"),
         ({"inputs": ()}, "task: expected input_sizes with one width >= 1 or more, got ()"),
         ({"outputs": ()}, "task: expected output_sizes with one width >= 1 or more, got ()"),
         ({"inputs": (4, 0)}, "task: expected input_sizes with one width >= 1 or more, got (4, 0)"),

@@ -2,9 +2,8 @@
 
 import pytest
 
-from gflownet.envs.coloured_graph import ColouredGraphContext
 from gflownet.envs.config import ColouredGraphConfig, EnvConfig
-from gflownet.envs.graph_building import GraphBuildingEnv
+from gflownet.envs.graph_building import ColouredGraphContext, GraphBuildingEnv
 from gflownet.metrics.exact import enumerate_states
 
 

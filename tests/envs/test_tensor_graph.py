@@ -206,7 +206,7 @@ def _careless(env: TensorGraphEnv, kind: Kind, text: str) -> TensorGraphEnv:
         (Kind.AddEdge, "has its operands", {"inputs": {"a": (2,), "b": (2,), "c": (2,)}}),
         (Kind.AddNode, "at most 1 axes", {"max_rank": 1}),
         (Kind.AddNode, "at most 2 operations", {"max_operations": 2}),
-        (Kind.AddNode, "stays as it is", {"new_extents": (2,)}),
+        (Kind.AddNode, "is fixed", {"new_extents": (2,)}),
         (Kind.AddNode, "another operation has to be finished", {"max_operations": 2}),
         (Kind.RemoveNode, "another operation uses it", {"max_operations": 2}),
         (Kind.RemoveNode, "or is matched", {}),
@@ -281,7 +281,7 @@ def test_a_space_that_is_none_is_named(changes, message):
 @pytest.mark.parametrize("texts", [["A"], ["A[0]"], ["A[2]", "A[3]"], ["keep[2]"], ["2[3]"]])
 def test_inputs_are_names_and_shapes(texts):
     assert read_inputs(["A[3, 4]", "s[]"]) == {"A": (3, 4), "s": ()}
-    with pytest.raises(ValueError, match="inputs: expected a name"):
+    with pytest.raises(ValueError, match="inputs: expected (a|distinct) name"):
         read_inputs(texts)
 
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from gflownet.policy.attention import AttentionLayer
+from gflownet.policy.layers import AttentionLayer
 
 
 @pytest.mark.parametrize("is_biased", [False, True])

@@ -133,5 +133,5 @@ def test_message_passing_makes_its_tensors_where_the_batch_is():
     context, policy = made(GraphTransformerPolicy)
     batch: Any = context.to_batch(context.env.initial_states(3))
     there, moved = torch.device("meta"), cast(GraphTransformerPolicy, policy.to("meta"))
-    nodes, graphs = moved._embed(batch.to(there), torch.zeros(3, 1, device=there))
+    nodes, graphs = moved.encode(batch.to(there), torch.zeros(3, 1, device=there))
     assert nodes.device == graphs.device == there

@@ -1,0 +1,16 @@
+from .base import Loss as Loss
+from .base import Objective as Objective
+from .config import AlgoConfig as AlgoConfig
+from .config import OptimizerConfig as OptimizerConfig
+from .detailed_balance import DetailedBalance as DetailedBalance
+from .flow_matching import FlowMatching as FlowMatching
+from .regression import Regression as Regression
+from .state_flows import FlowObjective as FlowObjective
+from .state_flows import StateFlowObjective as StateFlowObjective
+from .steps import StepReader as StepReader
+from .steps import Steps as Steps
+from .sub_trajectory_balance import SubTrajectoryBalance as SubTrajectoryBalance
+from .trajectory_balance import LearnedLogPartition as LearnedLogPartition
+from .trajectory_balance import TrajectoryBalance as TrajectoryBalance
+from .trajectory_balance import VarGrad as VarGrad
+from .trajectory_balance import total_loss as total_loss

@@ -1,0 +1,11 @@
+from .codes import NodeCodes as NodeCodes
+from .codes import PairCodes as PairCodes
+from .config import ModelConfig as ModelConfig
+from .dense_transformer import DenseTransformerPolicy as DenseTransformerPolicy
+from .fixed_nodes import PlaceCodes as PlaceCodes
+from .fixed_nodes import check_fixed_nodes as check_fixed_nodes
+from .graph_transformer import GraphTransformerPolicy as GraphTransformerPolicy
+from .greedy import GreedyPolicy as GreedyPolicy
+from .mlp import MLPPolicy as MLPPolicy
+from .network import PolicyNetwork as PolicyNetwork
+from .sequence_transformer import SequenceTransformerPolicy as SequenceTransformerPolicy
