@@ -55,7 +55,7 @@ class PowerMean(Aggregation):
 
     @staticmethod
     def forward(messages, *, slope, power=2.0):
-        return ((messages.abs() * (1 + slope).unsqueeze(1)) ** power).mean(1) ** (1 / power)
+        return (messages.abs() * (1 + slope).unsqueeze(1)).clamp_min(1e-6).pow(power).mean(1) ** (1 / power)
 
 
 class Pair(Aggregation):
