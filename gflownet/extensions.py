@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from gflownet.config import Config, with_options
 from gflownet.envs.config import ENVIRONMENTS
+from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES, REGRESSIONS
 from gflownet.plugins import ExtensionPoint
@@ -49,6 +50,9 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
     schemas = {point.options_key: classes[point.key].Config for point, _ in choices(config) if point.options_key}
     config = with_options(config, schemas)
     for key in ("task", "env.name", "model.name", "algo.method"):
-        classes[key].check_config(config)
+        try:
+            classes[key].check_config(config)
+        except ValueError as error:
+            raise UserError(str(error)) from error
     extensions = Extensions(classes["task"], classes["env.name"], classes["model.name"], classes["algo.method"])
     return config, extensions

@@ -10,7 +10,7 @@ import importlib
 import inspect
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
 from gflownet.errors import UserError
@@ -104,6 +104,9 @@ def load_class(key: str, name: str, known: Mapping[str, str], *, contract: type[
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
         raise UserError(f"{key}: expected {name} to define {missing}, got an abstract class")
+    config_class = getattr(loaded, "Config", None)
+    if config_class is not None and not is_dataclass(config_class):
+        raise UserError(f"{key}: expected {name}.Config to be a dataclass, got {config_class!r}")
     return loaded
 
 
