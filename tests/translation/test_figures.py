@@ -1,21 +1,24 @@
-"""The figure of docs/translation.md shows what the translator computes today."""
+"""docs/images/aggregations.svg is what the translator computes; GFLOWNET_UPDATE_FIGURES=1 writes it again."""
 
+import os
 from pathlib import Path
 from xml.etree import ElementTree
 
 from gflownet.graphs.vocabulary import AGGREGATIONS
-from scripts.draw_aggregations import EXAMPLES, draw
+from tests.translation.aggregation_figure import EXAMPLES, draw
 
 FIGURE = Path(__file__).resolve().parents[2] / "docs" / "images" / "aggregations.svg"
 
 
-def test_the_committed_figure_is_what_the_script_draws_now():
-    drawn = draw()
-    ElementTree.fromstring(drawn)
-    assert FIGURE.read_text(encoding="utf-8") == drawn, (
-        "python scripts/draw_aggregations.py docs/images/aggregations.svg"
+def test_aggregation_figure_is_up_to_date():
+    drawing = draw()
+    ElementTree.fromstring(drawing)
+    if os.environ.get("GFLOWNET_UPDATE_FIGURES"):
+        FIGURE.write_text(drawing, encoding="utf-8")
+    assert FIGURE.read_text(encoding="utf-8") == drawing, (
+        "GFLOWNET_UPDATE_FIGURES=1 pytest tests/translation/test_figures.py"
     )
 
 
-def test_every_aggregation_has_a_panel():
+def test_aggregation_figure_has_every_aggregation():
     assert [example.aggregation for example in EXAMPLES] == list(AGGREGATIONS)

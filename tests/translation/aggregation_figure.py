@@ -1,35 +1,23 @@
-"""Draw docs/images/aggregations.svg: every aggregation of the same three inputs, with the translator's results.
+"""Draw docs/images/aggregations.svg: every aggregation of the same three inputs, computed by the translator.
 
-    python scripts/draw_aggregations.py [--quick] [--json FILE] [SVG]
-
-Without SVG nothing is written, and the drawing is compared with the one in docs/.
-
-Every result is the output of a translated graph of three INPUT nodes and one OUTPUT node (edge weights 1, biases 0).
-The mixing weights are not computed here but solved for in that result: three inputs that are linearly independent
-leave one answer.
+Each result is the output of a translated graph of three INPUT nodes and one OUTPUT node (edge weights 1, biases 0).
+The mixing weights are solved for from that result; three linearly independent inputs make the solution unique.
+`GFLOWNET_UPDATE_FIGURES=1 pytest tests/translation/test_figures.py` writes the figure.
 """
 
 from __future__ import annotations
 
 import re
-import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import zip_longest
-from pathlib import Path
 
 import torch
 from torch import Tensor
 from torch.nn.utils import vector_to_parameters
 
-sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import to_pytorch_model
-from scripts.bench import equals, figure, finish, make_parser
 
-ROOT = Path(__file__).resolve().parent.parent
-FIGURE = ROOT / "docs" / "images" / "aggregations.svg"
 INPUTS = torch.tensor([[1.0, -0.3, 0.6, 1.5], [-0.8, 1.2, 0.3, 0.5], [0.2, 0.7, -1.3, 1.0]], dtype=torch.float64)
 NUM_INPUTS, WIDTH = INPUTS.shape
 
@@ -41,14 +29,14 @@ CELL, ROW, TOP, LEFT = 30, 24, 76, 36
 
 @dataclass(frozen=True)
 class Example:
-    """One panel: a node and what is shown beside its inputs. In texts, ~ lowers the character after it."""
+    """One panel: an aggregation and its annotations. In texts, ~ makes the next character a subscript."""
 
     aggregation: str
     formula: str
     note: str = ""
-    values: Sequence[float] = ()  # of the query rows, routers or gates, one after the other
-    mixing: Sequence[str] = ()  # a name per row of mixing weights
-    scores: tuple[str, Sequence[float]] | None = None  # what the weights are made from: name, one per input
+    values: Sequence[float] = ()  # query rows, routers or gates, concatenated
+    mixing: Sequence[str] = ()  # one name per row of mixing weights
+    scores: tuple[str, Sequence[float]] | None = None  # name and one value per input, from which the weights follow
     attributes: Mapping[str, int | float] = field(default_factory=dict)
 
 
@@ -75,7 +63,7 @@ EXAMPLES = (
 
 
 def compute_aggregate(example: Example) -> Tensor:
-    """The aggregate [agg_size] that the translator computes; behind a `post` layer it is read off block by block."""
+    """Return the aggregate [agg_size] of the translated graph; a `post` layer is read block by block."""
     graph = ComputationGraph()
     attributes = {"aggregation": example.aggregation, **example.attributes}
     graph.add_node(NUM_INPUTS, "output", output_size=WIDTH, attributes=attributes)
@@ -108,7 +96,7 @@ def _number(value: float, digits: int) -> str:
 
 
 def _cell(x: float, y: float, value: float, *, width: float = CELL, frame: str = "") -> str:
-    """A number on its colour: blue above zero, orange below; coloured as rounded, so that no last bit shows."""
+    """Draw a number on its colour, blue above zero and orange below; rounded first, so that rounding errors do not show."""
     shown = round(value, 1)
     strength = min(abs(shown) / 2, 1) * 0.85
     colour = "".join(f"{round(255 + (end - 255) * strength):02x}" for end in (POSITIVE if shown > 0 else NEGATIVE))
@@ -119,7 +107,7 @@ def _cell(x: float, y: float, value: float, *, width: float = CELL, frame: str =
 
 
 def _weights(example: Example, aggregate: Tensor) -> list[str]:
-    """Right of the inputs: scores as numbers, mixing weights as numbers with bars."""
+    """Draw scores as numbers and mixing weights as numbers with bars, right of the inputs."""
     parts, x = [], LEFT + CELL * WIDTH + 12
     if example.scores:
         parts.append(_text(x, TOP - 6, example.scores[0], fill=FAINT))
@@ -127,7 +115,7 @@ def _weights(example: Example, aggregate: Tensor) -> list[str]:
         x += 46
     for name, mixed in zip(example.mixing, aggregate.split(WIDTH), strict=False):
         weights = torch.linalg.lstsq(INPUTS.T, mixed[:, None]).solution[:, 0]
-        assert torch.allclose(weights @ INPUTS, mixed), f"{example.aggregation} is no weighted sum of its inputs"
+        assert torch.allclose(weights @ INPUTS, mixed), f"{example.aggregation} is not a weighted sum of its inputs"
         parts.append(_text(x, TOP - 6, name, fill=FAINT))
         for j, weight in enumerate(weights.tolist()):
             y, length = TOP + j * ROW, 50 * round(abs(weight), 2)
@@ -138,7 +126,7 @@ def _weights(example: Example, aggregate: Tensor) -> list[str]:
 
 
 def _result(example: Example, aggregate: Tensor, frames: Sequence[str]) -> list[str]:
-    """Below the inputs: the aggregate, and under each block of a wide one where it comes from."""
+    """Draw the aggregate below the inputs, with a label under each block of a wide one."""
     y, num_blocks = TOP + 3 * ROW + 19, len(aggregate) // WIDTH
     parts = [f'<path d="M{LEFT + 59} {y - 16}v9m-5 -5l5 5l5 -5" fill="none" stroke="{FAINT}" stroke-width="1.6"/>']
     width, left = (CELL, LEFT) if num_blocks < 3 else (23, 12)
@@ -154,7 +142,7 @@ def _result(example: Example, aggregate: Tensor, frames: Sequence[str]) -> list[
 
 
 def draw_panel(example: Example, x: int, y: int) -> str:
-    """The SVG group of one aggregation with its upper left corner at (x, y)."""
+    """Return the SVG group of one aggregation with its upper left corner at (x, y)."""
     aggregate, frames, bold = compute_aggregate(example), [""] * WIDTH, ' font-weight="bold"'
     parts = [f'<rect width="{PANEL[0]}" height="{PANEL[1]}" rx="8" fill="#f8fafc" stroke="#cbd5e1"/>']
     parts.append(_text(12, 21, example.aggregation, size=14, more=bold))
@@ -170,7 +158,7 @@ def draw_panel(example: Example, x: int, y: int) -> str:
 
 
 def draw() -> str:
-    """The whole figure as SVG text."""
+    """Return the figure as SVG text."""
     across, down = (size + MARGIN for size in PANEL)
     width, height = NUM_COLUMNS * across + MARGIN, len(EXAMPLES) // NUM_COLUMNS * down + MARGIN
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'
@@ -179,24 +167,3 @@ def draw() -> str:
     corners = [(MARGIN + k % NUM_COLUMNS * across, MARGIN + k // NUM_COLUMNS * down) for k in range(len(EXAMPLES))]
     panels = [draw_panel(example, *corner) for example, corner in zip(EXAMPLES, corners, strict=True)]
     return "\n".join([head, "<title>Every aggregation on the same three inputs</title>", back, *panels, "</svg>\n"])
-
-
-def main() -> int:
-    """Write or compare the figure and return the exit status."""
-    parser = make_parser(__doc__)
-    parser.add_argument("svg", type=Path, nargs="?", metavar="SVG", help="write the figure to this file")
-    options = parser.parse_args()
-    drawn = draw()
-    if options.svg is not None:
-        options.svg.write_text(drawn, encoding="utf-8")
-    pairs = zip_longest(FIGURE.read_text(encoding="utf-8").splitlines(), drawn.splitlines())
-    num_different = sum(committed != line for committed, line in pairs)
-    rows = [
-        figure("panels", len(EXAMPLES)),
-        equals(f"lines that differ from {FIGURE.relative_to(ROOT)}", num_different, 0),
-    ]
-    return finish(rows, json_path=options.json)
-
-
-if __name__ == "__main__":
-    sys.exit(main())
