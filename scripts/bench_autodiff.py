@@ -1,18 +1,16 @@
-"""Times derivatives of tensor graphs beside torch.func, eager torch.autograd and jitted JAX, and how long they derive.
+"""Measure derivatives of tensor graphs against torch.func and eager torch.autograd, and the time to derive them.
 
     python scripts/bench_autodiff.py [--quick] [--json FILE]
 
-float64, one thread, CPU time; within a case all sides take turns, first and last alternating, and a figure is the
-median of the rounds' ratios. Before they are timed, ours and torch's have to agree. JAX runs in another process, which
-times one case at a time in the same turns; it is no dependency: the environment variable JAX_PYTHON names an
-interpreter that has it, and without one those rows are missing. A derivation is timed with an empty cache.
+float64, one thread, CPU time. All sides of a case take turns in alternating order; figures are medians of the rounds'
+ratios. The results of all sides are compared before they are timed. A derivation is timed with an empty cache.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Sequence
-from functools import partial
+import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from statistics import median
 
@@ -22,11 +20,10 @@ import torch
 from torch import Tensor
 
 from gflownet.autodiff.compilation import clear_cache, compile_gradient, compile_hessian
-from scripts.bench import Row, at_least, at_most, figure, finish, median_ratio, parse_arguments, skip
-from scripts.derivatives.problems import PROBLEMS
-from scripts.derivatives.sides import BY_HAND, Call, JaxSide, gradients, graph_of, hessians, products, seconds_per_call
+from scripts.autodiff_sides import PROBLEMS, Call, gradients, hessians, products
+from scripts.bench import Row, at_least, at_most, figure, finish, median_ratio, parse_arguments
 
-# By case, how many times as fast as torch.func.hessian ours is to be; JAX is to be no faster.
+# Goals: the time of torch over ours.
 HESSIANS = {
     "quadratic form n=1000": 10,
     "logistic regression n=300": 10,
@@ -48,114 +45,67 @@ GRADIENTS = {
     "quadratic form n=1000": 1.0,
     "logistic regression n=1000": 1.0,
 }
-PRODUCTS = ("logistic regression n=300", "logistic regression n=1000", "MLP 2xtanh h=16", "MLP 10xReLU h=16")
+PRODUCTS = dict.fromkeys(
+    ("logistic regression n=300", "logistic regression n=1000", "MLP 2xtanh h=16", "MLP 10xReLU h=16"), 3.0
+)
+# Row prefix, cases with goals, sides, and labels of the sides after ours; the goal belongs to the first label.
+DERIVATIVES = (
+    ("Hessian", HESSIANS, hessians, ("torch.func.hessian", "by hand")),
+    ("gradient", GRADIENTS, gradients, ("eager autograd",)),
+    ("Hessian-vector product", PRODUCTS, products, ("torch.func", "autograd twice")),
+)
 DEEP = "MLP 10xtanh h=16"
-SAME = 1e-8  # relative to the largest entry, in float64; torch's softplus is linear above 20, where e^-20 = 2e-9
+TOLERANCE = 1e-8  # relative to the largest entry; torch's softplus is linear above 20, where e^-20 = 2e-9
 
 
-def main() -> int:
-    """Run the benchmark and return 1 when a goal is missed."""
-    options = parse_arguments(__doc__)
-    torch.set_num_threads(1)
-    rounds, seconds = (5, 0.02) if options.quick else (25, 0.05)
-    jax_side = _jax_side()
-    bench = Bench(rounds, seconds, jax_side)
-    rows = [*bench.hessian_rows(), *bench.gradient_rows(), *bench.product_rows(), *derivation_rows(rounds)]
-    rows.append(at_most("largest relative difference of ours and torch's", bench.largest_error, "", SAME))
-    if jax_side is not None:
-        jax_side.close()
-    return finish(rows, json_path=options.json)
+def derivative_rows(rounds: int, seconds: float) -> list[Row]:
+    """Return our time per call and the time of the other sides over ours."""
+    rows, largest_error = [], 0.0
+    for kind, goals, make_sides, labels in DERIVATIVES:
+        for case, goal in goals.items():
+            sides = make_sides(PROBLEMS[case])
+            ours, *others = (side() for side in sides)
+            largest_error = max(largest_error, *(relative_difference(ours, other) for other in others))
+            times = interleaved_times(sides, rounds, seconds)
+            rows.append(figure(f"{kind}, {case}: ours", 1e6 * median(times[0]), "us"))
+            for number, (label, theirs) in enumerate(zip(labels, times[1:], strict=False)):
+                ratio = median_ratio(theirs, times[0])
+                rows.append(at_least(f"{kind}, {case}: {label} / ours", ratio, "x", None if number else goal))
+    return [*rows, at_most("largest relative difference of ours and torch's", largest_error, "", TOLERANCE)]
 
 
-def _jax_side() -> JaxSide | None:
-    try:
-        side = JaxSide.started()
-    except (RuntimeError, OSError) as error:
-        skip("rows of JAX", f"{error}; set JAX_PYTHON to an interpreter with JAX")
-        return None
-    print(f"JAX {side.version} in another process")
-    return side
+def interleaved_times(sides: Sequence[Call], rounds: int, seconds: float) -> list[list[float]]:
+    """Return the CPU seconds per call of each side in each round, after a warm-up round."""
+    times: list[list[float]] = [[] for _ in sides]
+    for number in range(rounds + 1):
+        places = range(len(sides))
+        for place in places if number % 2 else reversed(places):
+            times[place].append(seconds_per_call(sides[place], seconds))
+    return [of_side[1:] for of_side in times]
 
 
-class Bench:
-    """Times cases, all sides in turn."""
-
-    def __init__(self, rounds: int, seconds: float, jax_side: JaxSide | None) -> None:
-        """Take how many rounds there are, how long a side is called in each, and the process with JAX, if any."""
-        self.rounds, self.seconds, self.jax_side = rounds, seconds, jax_side
-        self.largest_error = 0.0
-
-    def hessian_rows(self) -> list[Row]:
-        """Return ours against torch.func.hessian, a closed form written by hand (no goal), and jitted JAX."""
-        rows = []
-        for case, factor in HESSIANS.items():
-            by_hand = BY_HAND.get(case.partition(" n=")[0])
-            ours, theirs, *others = self.times(case, "hessian", hessians(PROBLEMS[case], by_hand))
-            rows += [
-                _microseconds(f"Hessian, {case}: ours", ours),
-                _ratio(f"Hessian, {case}: torch.func.hessian / ours", theirs, ours, factor),
-            ]
-            if by_hand is not None:
-                rows.append(_ratio(f"Hessian, {case}: by hand / ours", others.pop(0), ours, None))
-            if others:
-                rows.append(_ratio(f"Hessian, {case}: JAX / ours", others[0], ours, 1.0))
-        return rows
-
-    def gradient_rows(self) -> list[Row]:
-        """Return ours beside eager autograd, and, without a goal, beside jitted JAX."""
-        rows = []
-        for case, factor in GRADIENTS.items():
-            times = self.times(case, "gradient", gradients(PROBLEMS[case]))
-            rows += [
-                _microseconds(f"gradient, {case}: ours", times[0]),
-                _ratio(f"gradient, {case}: eager autograd / ours", times[1], times[0], factor),
-            ]
-            if len(times) > 2:
-                rows.append(_ratio(f"gradient, {case}: JAX / ours", times[2], times[0], None))
-        return rows
-
-    def product_rows(self) -> list[Row]:
-        """Return ours beside torch.func, and, without a goal, beside autograd through a gradient and jitted JAX."""
-        rows = []
-        for case in PRODUCTS:
-            times = self.times(case, "product", products(PROBLEMS[case]))
-            rows += [
-                _microseconds(f"Hessian-vector product, {case}: ours", times[0]),
-                _ratio(f"Hessian-vector product, {case}: torch.func / ours", times[1], times[0], 3.0),
-                _ratio(f"Hessian-vector product, {case}: autograd twice / ours", times[2], times[0], None),
-            ]
-            if len(times) > 3:
-                rows.append(_ratio(f"Hessian-vector product, {case}: JAX / ours", times[3], times[0], None))
-        return rows
-
-    def times(self, case: str, kind: str, sides: Sequence[Call]) -> list[list[float]]:
-        """Return the seconds per call of each side, and of JAX last, round by round; a first round does not count."""
-        ours, *others = (side() for side in sides)
-        self.largest_error = max(self.largest_error, *(relative_difference(ours, other) for other in others))
-        timed: list[Callable[[], float]] = [partial(seconds_per_call, side, self.seconds) for side in sides]
-        if self.jax_side is not None:
-            timed.append(partial(self.jax_side.seconds_per_call, case, kind, self.seconds))
-        seconds: list[list[float]] = [[] for _ in timed]
-        for number in range(self.rounds + 1):
-            places = range(len(timed))
-            for place in places if number % 2 else reversed(places):
-                seconds[place].append(timed[place]())
-        return [of_side[1:] for of_side in seconds]
+def seconds_per_call(call: Call, seconds: float) -> float:
+    """Return the CPU seconds of a call, averaged over at least this wall time."""
+    num_calls, wall_start, cpu_start = 0, time.perf_counter(), time.process_time()
+    while not num_calls or time.perf_counter() - wall_start < seconds:
+        call()
+        num_calls += 1
+    return (time.process_time() - cpu_start) / num_calls
 
 
 def relative_difference(first: Tensor | Sequence[Tensor], second: Tensor | Sequence[Tensor]) -> float:
-    """Return the largest difference of two derivatives, over the largest entry."""
+    """Return the largest difference of two derivatives over the largest entry of the second."""
     pairs = list(zip(*(([x] if isinstance(x, Tensor) else x) for x in (first, second)), strict=True))
     return float(max((a - b).abs().max() for a, b in pairs) / max(b.abs().max() for _, b in pairs))
 
 
 def derivation_rows(rounds: int) -> list[Row]:
-    """Return how long it takes to derive and compile for ten layers, and to find what is there already."""
+    """Return the time to derive and compile for ten layers, with an empty cache and for a cached structure."""
     problem = PROBLEMS[DEEP]
 
     def gradient() -> None:
         loss, leaves = graph
-        compile_gradient(loss, [leaves[k] for k in problem.trained_positions], leaves=leaves)
+        compile_gradient(loss, [leaves[k] for k in problem.gradient_positions], leaves=leaves)
 
     def hessian() -> None:
         loss, leaves = graph
@@ -163,28 +113,23 @@ def derivation_rows(rounds: int) -> list[Row]:
 
     rows = []
     for name, derive, limit in (("gradient", gradient, 5.0), ("Hessian", hessian, 20.0)):
-        cold, warm = [], []
+        milliseconds: Mapping[str, list[float]] = {"derivation and compilation": [], "the same structure again": []}
         for _ in range(4 * rounds):
-            graph = graph_of(problem)  # new leaf objects, the same structure
             clear_cache()
-            cold.append(1000 * _once(derive))
-            graph = graph_of(problem)
-            warm.append(1000 * _once(derive))
-        rows += [at_most(f"{name}, {DEEP}: derivation and compilation", median(cold), "ms", limit)]
-        rows += [at_most(f"{name}, {DEEP}: the same structure again", median(warm), "ms", 0.5)]
+            for of_kind in milliseconds.values():
+                graph = problem.graph()  # new leaf objects, the same structure
+                of_kind.append(1000 * seconds_per_call(derive, 0.0))
+        for (label, of_kind), goal in zip(milliseconds.items(), (limit, 0.5), strict=True):
+            rows.append(at_most(f"{name}, {DEEP}: {label}", median(of_kind), "ms", goal))
     return rows
 
 
-def _once(call: Callable[[], None]) -> float:
-    return seconds_per_call(call, 0.0)
-
-
-def _microseconds(name: str, times: Sequence[float]) -> Row:
-    return figure(name, 1e6 * median(times), "us")
-
-
-def _ratio(name: str, theirs: Sequence[float], ours: Sequence[float], factor: float | None) -> Row:
-    return at_least(name, median_ratio(theirs, ours), "x", factor)
+def main() -> int:
+    """Run the benchmark and return the exit status."""
+    options = parse_arguments(__doc__)
+    torch.set_num_threads(1)
+    rounds, seconds = (5, 0.02) if options.quick else (25, 0.05)
+    return finish([*derivative_rows(rounds, seconds), *derivation_rows(rounds)], json_path=options.json)
 
 
 if __name__ == "__main__":

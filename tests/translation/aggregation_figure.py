@@ -96,7 +96,7 @@ def _number(value: float, digits: int) -> str:
 
 
 def _cell(x: float, y: float, value: float, *, width: float = CELL, frame: str = "") -> str:
-    """Draw a number on its colour, blue above zero and orange below; rounded first, so that rounding errors do not show."""
+    """Draw a number on its colour (blue above zero, orange below), rounded so that rounding errors do not show."""
     shown = round(value, 1)
     strength = min(abs(shown) / 2, 1) * 0.85
     colour = "".join(f"{round(255 + (end - 255) * strength):02x}" for end in (POSITIVE if shown > 0 else NEGATIVE))
