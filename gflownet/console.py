@@ -1,4 +1,4 @@
-"""Progress of a run on a terminal (a panel redrawn in place) or a pipe (plain lines), and the closing tables."""
+"""Progress of a run as a live panel on a terminal or as plain lines, and the closing tables."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from rich.text import Text
 
 from gflownet.errors import printable
 
-# Redrawing more often than this is not readable.
+# Faster updates are not readable.
 MAX_REFRESHES_PER_SECOND = 8
-# Below this width the figures stand in one column instead of two.
+# Terminal width for two columns of metrics.
 _TWO_COLUMN_WIDTH = 64
-# A table of the report needs about this much; a pipe has no width.
+# Width of the report's tables in a pipe, which has no width.
 _PIPE_WIDTH = 120
 _CURVE_WIDTH = 32
-# The table of a front shows as many of its architectures, evenly spread.
+# Maximum number of rows of a front's table.
 _MAX_FRONT_ROWS = 20
 _CURVE_MARKS = "▁▂▃▄▅▆▇█"
 
 
 @dataclass(frozen=True)
 class Figure:
-    """A metric as a person reads it."""
+    """Labels and format of a metric."""
 
     key: str
     label: str  # in the panel
@@ -48,7 +48,7 @@ FIGURES = (
     Figure("score_mean", "mean score", "mean", "{:.3f}".format),
     Figure("score_best", "best score", "best", "{:.3f}".format),
     Figure("num_distinct", "distinct architectures", "distinct", "{:,.0f}".format),
-    Figure("cached_share", "known already", "cached", "{:.0%}".format),
+    Figure("cached_share", "from cache", "cached", "{:.0%}".format),
     Figure("failed_share", "failed", "failed", "{:.0%}".format),
     Figure("evaluations_per_second", "evaluations / s", "eval/s", "{:.1f}".format),
 )
@@ -68,25 +68,25 @@ class ReportRow:
 
 
 class ProgressView(Protocol):
-    """Shows a run as it goes."""
+    """Live view of a run's metrics."""
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Show the metrics of a step."""
         ...
 
     def close(self) -> None:
-        """Leave the terminal as it was, the last figures standing."""
+        """Restore the terminal; the last values stay."""
         ...
 
 
 def make_view(console: Console, *, num_training_steps: int, print_every: int, first_step: int = 0) -> ProgressView:
-    """Return the panel for a terminal, the lines for a pipe or a file. `first_step`: steps done before a resume."""
+    """Return a live panel for a terminal, plain lines otherwise. `first_step`: steps completed before a resume."""
     clock = Clock(num_training_steps, first_step=first_step)
     return LivePanel(console, clock) if console.is_terminal else PlainLines(console, clock, print_every=print_every)
 
 
 class Clock:
-    """How far a run is, and how long it has to go at the pace of this process so far."""
+    """Estimate of the remaining time from the steps of this process."""
 
     def __init__(self, num_steps: int, *, first_step: int = 0, now: Callable[[], float] = time.monotonic) -> None:
         self.num_steps = num_steps
@@ -112,19 +112,19 @@ class PlainLines:
         self._print_every = print_every
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Print the line of a step, if it is its turn."""
+        """Print every `print_every`-th step and the last one."""
         if step % self._print_every and step != self._clock.num_steps:
             return
-        figures = [f"{figure.short} {_shown(figure, values)}" for figure in FIGURES]
+        figures = [f"{figure.short} {_cell(figure, values)}" for figure in FIGURES]
         line = " | ".join([f"step {step}/{self._clock.num_steps}", *figures, f"left {self._clock.time_left(step)}"])
         print_line(self._console, line)
 
     def close(self) -> None:
-        """Nothing to put back."""
+        """Do nothing."""
 
 
 class LivePanel:
-    """All figures in a panel redrawn in place; without a thread, so that workers can be forked at any time."""
+    """A panel redrawn in place; it uses no thread, so that workers can be forked at any time."""
 
     def __init__(self, console: Console, clock: Clock) -> None:
         self._console = console
@@ -137,16 +137,16 @@ class LivePanel:
         self._live.start()
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Redraw the panel, unless that was done a moment ago."""
+        """Redraw the panel, at most `MAX_REFRESHES_PER_SECOND` times per second."""
         self._step, self._values = step, values
         self._scores.append(values.get("score_mean", math.nan))
-        moment = self._clock.now()
-        if moment - self._drawn_at >= 1 / MAX_REFRESHES_PER_SECOND or step == self._clock.num_steps:
-            self._drawn_at = moment
+        now = self._clock.now()
+        if now - self._drawn_at >= 1 / MAX_REFRESHES_PER_SECOND or step == self._clock.num_steps:
+            self._drawn_at = now
             self._live.refresh()
 
     def close(self) -> None:
-        """Draw the last figures and give the cursor back."""
+        """Draw the last values and restore the cursor."""
         self._live.stop()
 
     def _panel(self) -> Panel:
@@ -159,10 +159,10 @@ class LivePanel:
             ProgressBar(total=self._clock.num_steps, completed=self._step),
             f"{self._clock.time_left(self._step)} left",
         )
-        parts: list[RenderableType] = [progress, self._figures()]
+        rows: list[RenderableType] = [progress, self._figures()]
         if self._console.encoding.lower().startswith("utf") and len(self._scores) > 1:
-            parts.append(Text.assemble(("mean score so far  ", "dim"), (curve(self._scores), "cyan")))
-        return Panel(Group(*parts), title="gflownet", box=box.ROUNDED)
+            rows.append(Text.assemble(("mean score so far  ", "dim"), (curve(self._scores), "cyan")))
+        return Panel(Group(*rows), title="gflownet", box=box.ROUNDED)
 
     def _figures(self) -> Table:
         num_columns = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1
@@ -172,13 +172,13 @@ class LivePanel:
             table.add_column(style="dim", no_wrap=True)
             table.add_column(justify="right", no_wrap=True, ratio=1)
         for row in range(num_rows):
-            cells = [cell for figure in FIGURES[row::num_rows] for cell in (figure.label, _shown(figure, self._values))]
+            cells = [cell for figure in FIGURES[row::num_rows] for cell in (figure.label, _cell(figure, self._values))]
             table.add_row(*cells)
         return table
 
 
 def curve(scores: Sequence[float]) -> str:
-    """Return the course of `scores` in at most 32 block characters, each the mean of its stretch."""
+    """Plot scores as at most 32 block characters, each the mean of a section."""
     finite = [score for score in scores if math.isfinite(score)]
     width = min(_CURVE_WIDTH, len(finite))
     bounds = [round(i * len(finite) / width) for i in range(width + 1)] if width else [0]
@@ -193,13 +193,13 @@ def curve(scores: Sequence[float]) -> str:
 def print_report(
     rows: Sequence[ReportRow], *, load_line: str | None, pictures: str = "", console: Console | None = None
 ) -> None:
-    """Print the table of the best architectures, and the line of Python that loads one as an nn.Module.
+    """Print the table of the best architectures, and the Python line that loads one as an nn.Module.
 
     Args:
-        rows: best first; if empty, one line is printed instead.
-        load_line: the line of Python; None where the objects are no computation graphs.
-        pictures: the folder that the pictures lie in.
-        console: where to print; default: standard output.
+        rows: best first; empty: a line without a table.
+        load_line: the Python line; None if the objects are not computation graphs.
+        pictures: folder of the pictures.
+        console: default: standard output.
     """
     console = console or make_console()
     if not rows:
@@ -225,12 +225,12 @@ def print_report(
 def print_front(
     objectives: Sequence[str], values: Sequence[Sequence[float]], *, console: Console | None = None
 ) -> None:
-    """Print the table of a Pareto front; of a long one as many rows as fit a page, the first and the last among them.
+    """Print the table of a Pareto front, at most `_MAX_FRONT_ROWS` evenly spaced rows.
 
     Args:
-        objectives: the names of the columns.
-        values: of each architecture of the front, in order of rank.
-        console: where to print; default: standard output.
+        objectives: column names.
+        values: of each architecture, in order of rank.
+        console: default: standard output.
     """
     num_rows = min(len(values), _MAX_FRONT_ROWS)
     ranks = [round(i * (len(values) - 1) / max(num_rows - 1, 1)) for i in range(num_rows)]
@@ -239,25 +239,25 @@ def print_front(
     for header in ("rank", *map(printable, objectives)):
         table.add_column(Text(header), justify="right", no_wrap=True)
     for rank in ranks:
-        table.add_row(str(rank), *(_measured(value) for value in values[rank]))
+        table.add_row(str(rank), *(_format(value) for value in values[rank]))
     (console or make_console()).print(table)
 
 
-def _measured(value: float) -> str:
+def _format(value: float) -> str:
     return f"{value:,.0f}" if value.is_integer() and abs(value) < 1e15 else f"{value:.4g}"
 
 
 def print_line(console: Console, text: str) -> None:
-    """Print a text as it is, without markup, and with control characters escaped."""
+    """Print a text without markup, with control characters escaped."""
     console.print(printable(text), markup=False, highlight=False, soft_wrap=True)
 
 
 def make_console() -> Console:
-    """Return a console for standard output; a pipe or a file gets lines wide enough for a table."""
+    """Return a console for standard output, wide enough for a table in a pipe or file."""
     console = Console()
     return console if console.is_terminal else Console(width=_PIPE_WIDTH)
 
 
-def _shown(figure: Figure, values: Mapping[str, float]) -> str:
+def _cell(figure: Figure, values: Mapping[str, float]) -> str:
     value = values.get(figure.key)
     return "-" if value is None or not math.isfinite(value) else figure.form(value)

@@ -1,4 +1,4 @@
-"""Errors that the user can mend, shown as one line, and text that is safe on a terminal."""
+"""User errors, printed as one line, and escaping of text for terminals."""
 
 import argparse
 import unicodedata
@@ -13,7 +13,7 @@ class UserError(ValueError):
 
 
 class CommandLine(argparse.ArgumentParser):
-    """A parser whose errors are UserErrors, where argparse would print its usage and exit."""
+    """An argument parser that raises UserError instead of exiting."""
 
     def error(self, message: str) -> NoReturn:
         """Raise UserError."""
@@ -21,14 +21,14 @@ class CommandLine(argparse.ArgumentParser):
 
 
 def printable(text: str) -> str:
-    """Return the text with every character that a terminal would act upon written as its escape, but for line feeds."""
+    """Escape all control characters except line feeds."""
     if text.isprintable():
         return text
     return "".join(c if c == "\n" or unicodedata.category(c) not in _HIDDEN else _escaped(c) for c in text)
 
 
 def error_line(error: Exception) -> str:
-    """Return the one line that a command prints for a user's mistake."""
+    """Return the line that a command prints for a user error."""
     return f"error: {printable(' '.join(str(error).split()))}"
 
 

@@ -1,4 +1,4 @@
-"""Atomic file writes: a file is whole or unchanged, also when the disk is full or the process is killed."""
+"""Atomic file writes: on failure, the old file is unchanged."""
 
 from __future__ import annotations
 
@@ -12,12 +12,10 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Replace the content of a file at once, durably; a link at `path` is replaced, not followed.
-
-    Folders that are missing are made.
+    """Replace a file atomically and durably, and create missing folders; a link at `path` is replaced, not followed.
 
     Raises:
-        UserError: the file cannot be written, for example on a full disk; the old one stands, no temporary is left.
+        UserError: the file cannot be written, for example on a full disk; the old file is unchanged.
     """
     data = content.encode() if isinstance(content, str) else content
     temporary = temporary_of(path)
@@ -37,7 +35,7 @@ def write_whole(path: Path, content: bytes | str) -> None:
 
 
 def temporary_of(path: Path) -> Path:
-    """Return the name under which a file is written before it takes its place."""
+    """Return the temporary path of a file during its write."""
     return path.with_name(path.name + TEMPORARY_SUFFIX)
 
 
@@ -47,7 +45,7 @@ def cannot_write(path: Path, error: OSError) -> UserError:
 
 
 def sync_folder(folder: Path) -> None:
-    """Make the names in a folder durable."""
+    """Flush the directory entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(descriptor)

@@ -1,4 +1,4 @@
-"""Signals and closed pipes: Ctrl-C and SIGTERM ask a run to stop, and stdout may lose its reader."""
+"""Graceful stop on Ctrl-C and SIGTERM, and output to closed pipes."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ class StopRequest:
 
 
 def discard_output_without_reader() -> bool:
-    """Return whether stdout is a pipe whose reader has left, as in `--help | head`; what is left to write is discarded.
+    """Return whether stdout is a pipe without a reader, as in `--help | head`, and discard further output.
 
-    A BrokenPipeError does not say which pipe it is about: it may also be one of a worker that died.
+    A BrokenPipeError does not name its pipe: it may also be the pipe of a dead worker.
     """
     try:
         descriptor = sys.stdout.fileno()
@@ -37,7 +37,7 @@ def discard_output_without_reader() -> bool:
 
 
 def discard_output_that_fails() -> None:
-    """Flush stdout; where that fails, as in a file on a full disk, discard what is left to write."""
+    """Flush stdout; if that fails, for example on a full disk, discard further output."""
     try:
         sys.stdout.flush()
     except OSError:
@@ -45,19 +45,19 @@ def discard_output_that_fails() -> None:
 
 
 def _discard(descriptor: int) -> None:
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    os.dup2(nowhere, descriptor)
-    os.close(nowhere)
+    null = os.open(os.devnull, os.O_WRONLY)
+    os.dup2(null, descriptor)
+    os.close(null)
 
 
 @contextmanager
 def stop_signals(
-    *kinds: signal.Signals, message: str = "\nstopping after this step, then the report; once more stops at once\n"
+    *kinds: signal.Signals, message: str = "\nstopping after this step and the report; repeat to stop immediately\n"
 ) -> Iterator[StopRequest]:
-    """Turn the first signal into a request to stop; a second one ends the process as usual.
+    """Turn the first signal into a request to stop; a second one ends the process.
 
     Args:
-        kinds: of signals; SIGINT and SIGTERM if none is given.
+        kinds: signals; default: SIGINT and SIGTERM.
         message: written to stderr on the first signal.
     """
     request, kinds = StopRequest(), kinds or (signal.SIGINT, signal.SIGTERM)

@@ -1,4 +1,4 @@
-"""The optimisers of torch, run without torch.compile's tracer, whose import takes as long as that of torch itself."""
+"""torch optimisers without torch._dynamo, whose import takes as long as the import of torch."""
 
 from __future__ import annotations
 
@@ -6,12 +6,12 @@ import inspect
 
 import torch
 
-# Each method is wrapped by torch in one that imports torch._dynamo, to keep it out of compiled graphs.
+# torch wraps these methods in functions that import torch._dynamo, to exclude them from compiled graphs.
 _METHODS = ("add_param_group", "zero_grad", "state_dict", "load_state_dict")
 
 
 def _eager(kind: type[torch.optim.Optimizer]) -> type:
-    """Return a subclass with the same methods, unwrapped; its steps are never differentiable nor compiled."""
+    """Return a subclass with unwrapped methods; its steps are neither differentiable nor compiled."""
     methods = {name: inspect.unwrap(getattr(kind, name)) for name in _METHODS}
     step = torch.no_grad()(inspect.unwrap(kind.step))
     return type(kind.__name__, (kind,), {**methods, "step": step, "__module__": __name__, "__doc__": kind.__doc__})

@@ -1,4 +1,4 @@
-"""run.json, the marker of a run folder: the run's id, the files that the run wrote, and a copy of its config."""
+"""run.json, the marker of a run folder: run id, list of the run's files, copy of its config."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class RunMarker:
 
 
 def read_marker(folder: Path) -> RunMarker | None:
-    """Return the marker of a run folder, None where there is none.
+    """Return the marker of a run folder, None without one.
 
     Raises:
         UserError: the marker is damaged, a link, or of another format.
@@ -54,6 +54,6 @@ def read_marker(folder: Path) -> RunMarker | None:
 
 
 def write_marker(folder: Path, marker: RunMarker) -> None:
-    """Write the marker. Raises UserError where the file cannot be written."""
+    """Write the marker. Raises UserError if the file cannot be written."""
     content = {"format": MARKER_FORMAT, **asdict(marker)}
     write_whole(folder / MARKER_NAME, json.dumps(content, indent=1) + "\n")

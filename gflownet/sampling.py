@@ -1,4 +1,4 @@
-"""Graphs sampled from the policy of a finished run."""
+"""Sample graphs from the policy of a finished run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from typing import Any
 
 import torch
 
-from gflownet.checkpoint import RunLock
 from gflownet.config import stored_config
 from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.policy import PolicyFunction
-from gflownet.run_folder import last_checkpoint
+from gflownet.run.checkpoint import RunLock
+from gflownet.run.folder import last_checkpoint
 from gflownet.trainer import GFNTrainer
 from gflownet.workers.process import get_random_state, set_random_state
 
-_AT_ONCE = 256  # trajectories sampled together, to bound memory
+_BATCH_SIZE = 256  # trajectories sampled together, to bound memory
 
 
 def sample(
@@ -33,24 +33,24 @@ def sample(
     seed: int = 0,
     device: str = "cpu",
 ) -> list[Any]:
-    """Return `num` terminal graphs sampled from the policy in the last checkpoint of a run, without exploration.
+    """Sample `num` terminal graphs from the policy in the last checkpoint of a run, without exploration.
 
-    Computation graphs carry the settings that the run's task translates them with.
+    Computation graphs carry the translation settings of the run's task.
 
     Args:
         run_folder: the run's log_dir.
-        num: how many.
-        beta: the inverse temperature they are asked for, one of those that training draws; drawn for each if not given.
-        preferences: weights of the objectives, scaled to sum to 1; drawn for each if not given.
-        focus: a direction in the space of objectives, scaled to sum to 1; drawn for each if not given.
-        greediness: p in [0, 1] of QGFN; above 0, the run has to have learned action values (algo.qgfn.use=true).
-        variant: p_greedy, p_quantile or p_of_max; the run's own if not given.
-        seed: decides what is sampled.
-        device: where the networks are to be, cpu, cuda or cuda:N.
+        num: number of graphs.
+        beta: inverse temperature, a value that training draws; None: drawn for each graph.
+        preferences: weights of the objectives, scaled to sum to 1; None: drawn for each graph.
+        focus: direction in the space of objectives, scaled to sum to 1; None: drawn for each graph.
+        greediness: p in [0, 1] of QGFN; above 0, the run needs action values (algo.qgfn.use=true).
+        variant: p_greedy, p_quantile or p_of_max; None: the option of the run.
+        seed: of the samples.
+        device: of the networks, cpu, cuda or cuda:N.
 
     Raises:
-        ValueError: there is no run or no checkpoint, it is still running, it has no action values, a value is out of
-            bounds, or training never conditions on it.
+        ValueError: there is no run or checkpoint, the run is active, it has no action values, or a value is out of
+            bounds or never used in training.
     """
     trainer = _restored(Path(run_folder), device=device)
     policy: PolicyFunction = trainer.learner.sampling
@@ -61,20 +61,20 @@ def sample(
     generator, context = torch.Generator().manual_seed(seed), trainer.context
     graphs: list[Any] = []
     while len(graphs) < num:
-        drawn = trainer.task.sample_conditioning(min(_AT_ONCE, num - len(graphs)), generator=generator)
-        asked = trainer.task.asked(drawn, beta=beta, preferences=preferences, focus=focus)
-        sampled = sample_forward(context, policy, conditioning=asked, generator=generator)
+        conditioning = trainer.task.sample_conditioning(min(_BATCH_SIZE, num - len(graphs)), generator=generator)
+        conditioning = trainer.task.asked(conditioning, beta=beta, preferences=preferences, focus=focus)
+        sampled = sample_forward(context, policy, conditioning=conditioning, generator=generator)
         graphs += [context.env.terminal(sampled.terminal, i) for i in range(len(sampled))]
     settings = trainer.task.translation_settings
     return [graph.with_translation(settings) if isinstance(graph, ComputationGraph) else graph for graph in graphs]
 
 
 def _restored(folder: Path, *, device: str) -> GFNTrainer:
-    """Return the trainer of a run as its last checkpoint left it; this process's random numbers stay what they are."""
+    """Restore the trainer of a run from its last checkpoint; random states of this process are unchanged."""
     config = stored_config(folder, [f"device={device}"])
     if config is None:
         raise UserError(f"run_folder: expected the log_dir of a run with a checkpoint, got {folder}")
-    with RunLock(folder):  # a run deletes checkpoints while it goes
+    with RunLock(folder):  # an active run deletes checkpoints
         checkpoint = last_checkpoint(folder, option="run_folder")
     random_state, num_threads = get_random_state(), torch.get_num_threads()
     try:

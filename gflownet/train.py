@@ -1,4 +1,4 @@
-"""python -m gflownet.train: reads the config, builds the trainer, runs it."""
+"""python -m gflownet.train: read the config, build the trainer, run it."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ if TYPE_CHECKING:
     from gflownet.trainer import GFNTrainer
 
 EXIT_USER_ERROR = 2
-# A shell reports 128 + N for a process that signal N ended.
+# Exit status 128 + N for signal N, as in shells.
 EXIT_SIGNAL = 128
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 2 for the user's mistakes, 130 and 143 when interrupted."""
+    """Run the command line; return the exit status: 0, 2 for user errors, 130 or 143 when interrupted."""
     try:
         with _refused_values_as_user_errors():
             trainer = _build(parse(sys.argv[1:] if argv is None else argv))
@@ -56,7 +56,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build(command: Command) -> GFNTrainer | None:
-    """Return the trainer, or None after --help and --print-config."""
+    """Return the trainer; None after --help or --print-config."""
     if command.help:
         print(help_text(), flush=True)
         return None
@@ -65,7 +65,7 @@ def _build(command: Command) -> GFNTrainer | None:
     if command.print_config:
         print(to_yaml(config), end="")
         return None
-    # Here and not above: importing the trainer imports torch, which neither --help nor an error should wait for.
+    # Imported here: --help and config errors do not wait for the import of torch.
     from gflownet.trainer import GFNTrainer
 
     return GFNTrainer(config)
@@ -73,7 +73,7 @@ def _build(command: Command) -> GFNTrainer | None:
 
 @contextmanager
 def _refused_values_as_user_errors() -> Iterator[None]:
-    """Turn a ValueError that our own code raised into a UserError; any other one is a bug and keeps its traceback."""
+    """Turn a ValueError raised by gflownet into a UserError; other errors keep their traceback."""
     try:
         yield
     except ValueError as error:
@@ -84,7 +84,7 @@ def _refused_values_as_user_errors() -> Iterator[None]:
 
 
 class OneLineFormatter(logging.Formatter):
-    """Formats a log record as one line that is safe on a terminal."""
+    """Formats a log record as one line without control characters."""
 
     def format(self, record: logging.LogRecord) -> str:
         """Return the line."""

@@ -1,4 +1,4 @@
-"""GFNTrainer: builds everything a run needs and runs the loop."""
+"""GFNTrainer: builds the components of a run and runs the training loop."""
 
 from __future__ import annotations
 
@@ -27,15 +27,15 @@ from gflownet.evaluation.task import GFNTask
 from gflownet.extensions import load_extensions
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.learning.auxiliary import AuxiliaryNetworks
-from gflownet.learning.learner import Learner, LearnerOptions, TrainingStep, fit
-from gflownet.logging import MetricLogger
+from gflownet.learning.learner import Learner, LearnerOptions, fit
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction, TwoWayPolicy
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import num_taught
-from gflownet.progress import Progress, mean
 from gflownet.report.closing import report_run
-from gflownet.run_folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder, policy_weights
+from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder, policy_weights
+from gflownet.run.logging import MetricLogger
+from gflownet.run.progress import Progress, mean
 from gflownet.workers.process import (
     get_random_state,
     keep_freed_memory,
@@ -51,18 +51,18 @@ if TYPE_CHECKING:
 
 NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json
 
-# Streams of randomness of one run; every part draws from its own, so that none shifts another.
+# Independent random streams of a run.
 _POLICY_STREAM, _TRAJECTORY_STREAM, _CERTIFICATE_STREAM, _AUXILIARY_STREAM, _MEMORY_STREAM = range(5)
 
 
 class GFNTrainer:
-    """One run: sample architectures, evaluate them, learn to sample the good ones.
+    """One run: sample architectures, evaluate them, train the policy.
 
-    The `build_...` methods make the parts; a subclass may replace any of them.
+    A subclass may override any of the `build_...` methods.
     """
 
     def __init__(self, config: Config) -> None:
-        """Build everything. Raises ValueError (mostly UserError) naming the option that makes no sense."""
+        """Build all components. Raises ValueError (mostly UserError) with the name of an invalid option."""
         validate(config)
         self.config, self.extensions = load_extensions(config)
         config = self.config
@@ -80,16 +80,16 @@ class GFNTrainer:
         self.auxiliary = self.build_auxiliary()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
-        self.run_id = uuid.uuid4().hex  # tells rows of a shared store apart; in `run`, the id of the run folder
+        self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
         self.step = 0
         self.progress = Progress()
 
     def build_task(self) -> GFNTask:
-        """Return the task that scores terminal graphs."""
+        """Build the task that scores terminal graphs."""
         return self.extensions.task(self.config)
 
     def build_context(self) -> GraphBuildingEnvContext:
-        """Return the context, and with it the environment, of the search space."""
+        """Build the context and the environment of the search space."""
         context = self.extensions.context.from_config(
             self.config.env,
             input_sizes=self.task.input_sizes,
@@ -104,15 +104,15 @@ class GFNTrainer:
         return context.with_backward()
 
     def build_policy(self) -> Policy:
-        """Return the policy network."""
+        """Build the policy network."""
         return self.extensions.policy(self.context, self.config.model)
 
     def build_objective(self) -> Objective:
-        """Return the objective."""
+        """Build the objective."""
         return self.extensions.objective.build(self.context, self.config.algo, load_policy=self._policy_of)
 
     def _policy_of(self, folder: str, option: str) -> Policy:
-        """Return the policy of the finished run in a folder, which is the value of an option."""
+        """Load the policy of the finished run in a folder; `option` is named in errors."""
         policy = self.build_policy()
         try:
             policy.load_state_dict(policy_weights(Path(folder), option=option))
@@ -123,7 +123,7 @@ class GFNTrainer:
         return policy
 
     def build_learner(self) -> Learner:
-        """Return the learner: optimiser, schedule and memory around policy and objective."""
+        """Build the learner: policy and objective with optimiser, schedule and memory."""
         config, algo, replay = self.config, self.config.algo, self.config.replay
         options = LearnerOptions(
             num_steps=config.num_training_steps,
@@ -135,11 +135,12 @@ class GFNTrainer:
             sampling_tau=algo.sampling_tau,
             seed=stream_seed(config.seed, _MEMORY_STREAM),
         )
-        parts = self.policy, self.objective, self.context
-        return Learner(*parts, config=config.opt, options=options, device=self.device)
+        return Learner(
+            self.policy, self.objective, self.context, config=config.opt, options=options, device=self.device
+        )
 
     def build_auxiliary(self) -> AuxiliaryNetworks:
-        """Return the auxiliary networks trained with the policy."""
+        """Build the auxiliary networks trained with the policy."""
         config = self.config
         return AuxiliaryNetworks(
             self.build_policy,
@@ -152,7 +153,7 @@ class GFNTrainer:
         )
 
     def build_source(self) -> TrajectorySource:
-        """Return what makes the data of every step."""
+        """Build the source of rollouts."""
         config, algo = self.config, self.config.algo
         options = SourceOptions(
             num_trajectories=algo.num_from_policy,
@@ -169,17 +170,17 @@ class GFNTrainer:
         return TrajectorySource(self.context, options, task=self.task, seed=seed, offline=offline)
 
     def build_evaluator(self, store: EvaluationStore) -> Evaluator:
-        """Return the evaluator that scores the sampled graphs."""
+        """Build the evaluator of sampled graphs."""
         config = self.config
         evaluator_class = EVALUATORS[config.evaluation.backend]
         return evaluator_class(self.task, store, config=config.evaluation, seed=config.seed, run=self.run_id)
 
     def run(self) -> int | None:
-        """Run to the last step, write the report, and return the number of the signal that ended it, if one did.
+        """Train, write the report, and return the number of the signal that stopped the run, None without one.
 
         Raises:
-            UserError: the run folder is in use, holds another run, or has nothing to resume from; or a file cannot be
-                written, for example on a full disk.
+            UserError: the run folder is in use, holds another run or no checkpoint to resume from, or a file cannot
+                be written, for example on a full disk.
         """
         config = self.config
         with ExitStack() as stack:
@@ -192,14 +193,14 @@ class GFNTrainer:
             location = config.evaluation.store_url or folder.store
             store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
             stop = stack.enter_context(stop_signals())
-            logger = self._open_logger(folder)  # here, so that a logger that does not open is its own error
+            logger = self._open_logger(folder)  # outside of `try`: its error needs no report
             try:
                 with logger:
                     self._train(folder, logger, self.build_evaluator(store), stop)
                     certificate = self._certify(folder, store, logger, stop)
             except Exception as error:
-                if self.progress.score_means:  # what was found until then is worth seeing
-                    with suppress(UserError, OSError):  # the first error is the one to mend
+                if self.progress.score_means:  # report the results so far
+                    with suppress(UserError, OSError):  # raise the first error only
                         self._report(folder, store, logger)
                 if isinstance(error, FloatingPointError):
                     raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
@@ -214,7 +215,7 @@ class GFNTrainer:
         return stop.signal
 
     def fit(self, rollouts: Iterable[Rollout]) -> Iterator[dict[str, float]]:
-        """Train to the last step on these rollouts, and yield the metrics of each step after it was taken."""
+        """Train on these rollouts, and yield the metrics after each step."""
         steps = fit(
             self.learner,
             rollouts,
@@ -222,19 +223,14 @@ class GFNTrainer:
             first_step=self.step + 1,
             auxiliary=self.auxiliary,
         )
-        for taken in steps:
-            self.step = taken.number
-            yield {**taken.metrics, **self._outcome(taken)}
-
-    def _outcome(self, taken: TrainingStep) -> dict[str, float]:
-        """Return what the rollout of a step found, as metrics."""
-        rollout = taken.rollout
-        log_reward_mean = float(rollout.trajectories.log_reward[: rollout.num_fresh].mean())
-        progress = self.progress.add(rollout.evaluations, others=rollout.others)
-        return {"log_reward_mean": log_reward_mean, **rollout.metrics, **progress}
+        for step in steps:
+            self.step, rollout = step.number, step.rollout
+            log_reward_mean = float(rollout.trajectories.log_reward[: rollout.num_fresh].mean())
+            progress = self.progress.add(rollout.evaluations, others=rollout.others)
+            yield {**step.metrics, "log_reward_mean": log_reward_mean, **rollout.metrics, **progress}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return everything that a resumed run needs to go on as if it had not stopped."""
+        """Return the complete state for a checkpoint: a resumed run continues exactly."""
         return {
             "run_id": self.run_id,
             "step": self.step,
@@ -246,7 +242,7 @@ class GFNTrainer:
         }
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         self.run_id = state["run_id"]
         self.step = state["step"]
         self.progress.load_state_dict(state["progress"])
@@ -256,7 +252,7 @@ class GFNTrainer:
         set_random_state(state["random_state"])
 
     def _start(self, folder: RunFolder) -> None:
-        """Restore the state of a resumed run, and leave what the run can be resumed from if it dies at any moment."""
+        """Restore the state of a resumed run, or write the first checkpoint of a new one."""
         self.run_id = folder.run_id
         checkpoint = None
         if folder.resumed:
@@ -267,7 +263,7 @@ class GFNTrainer:
                 self.load_state_dict(checkpoint.state)
             except (KeyError, TypeError, ValueError, RuntimeError) as error:
                 raise UserError(
-                    f"{checkpoint.path}: expected a state as this version writes it, got another "
+                    f"{checkpoint.path}: expected a state of this version, got another "
                     f"({type(error).__name__}); start a new run with another log_dir"
                 ) from error
         folder.write_config(self.config)
@@ -287,30 +283,30 @@ class GFNTrainer:
         )
 
     def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Evaluator, stop: StopRequest) -> None:
-        """Train until the last step or a signal; a checkpoint is written every so often and at the end."""
+        """Train until the last step or a signal, with regular checkpoints and one at the end."""
         config, progress = self.config, self.progress
-        num_known, seconds_before, started = progress.num_distinct, progress.seconds, math.inf
+        num_before, seconds_before, started = progress.num_distinct, progress.seconds, math.inf
 
         def until_stopped(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
             nonlocal started
             while stop.signal is None:
                 rollout = next(rollouts)
-                started = min(started, time.monotonic())  # the start of the workers is no evaluation time
+                started = min(started, time.monotonic())  # excludes the start of the workers
                 yield rollout
 
         if config.num_workers:
-            logger.say(f"starting {config.num_workers} workers")
+            logger.print(f"starting {config.num_workers} workers")
         with closing(self._rollouts(evaluator)) as rollouts:
             num_failed = progress.errors.total()
             for metrics in self.fit(until_stopped(rollouts)):
                 if progress.errors and not num_failed:
-                    logger.say(f"step {self.step}: an evaluation failed: {next(iter(progress.errors))}")
+                    logger.print(f"step {self.step}: an evaluation failed: {next(iter(progress.errors))}")
                 num_failed = progress.errors.total()
                 if config.validate_every and self.step % config.validate_every == 0:
                     metrics |= self._validate(evaluator)
-                here = time.monotonic() - started
-                progress.seconds = seconds_before + here
-                rate = (progress.num_distinct - num_known) / here
+                seconds = time.monotonic() - started
+                progress.seconds = seconds_before + seconds
+                rate = (progress.num_distinct - num_before) / seconds
                 metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds}
                 logger.write(self.step, metrics)
                 if self.step % config.checkpoint_every == 0:
@@ -318,27 +314,30 @@ class GFNTrainer:
         folder.checkpoints.save(self.step, self.state_dict())
 
     def _rollouts(self, evaluator: Evaluator) -> Generator[Rollout]:
-        """Return the data of the steps to come."""
-        config, policy = self.config, self.learner.sampling
-        parts: dict[str, Any] = {"policy": policy, "evaluator": evaluator, "replay": self.replay}
-        if self.auxiliary.teacher is not None:
-            parts["teacher"] = self.auxiliary.teacher.policy
+        """Return the rollouts of the next steps."""
+        config, teacher = self.config, self.auxiliary.teacher
+        arguments: dict[str, Any] = {
+            "policy": self.learner.sampling,
+            "evaluator": evaluator,
+            "replay": self.replay,
+            "first_step": self.step + 1,
+            "teacher": None if teacher is None else teacher.policy,
+        }
         if not config.num_workers:
-            return local_rollouts(self.source, **parts, first_step=self.step + 1)
+            return local_rollouts(self.source, **arguments)
         transport = make_transport(buffer_size=config.mp_buffer_size, pickle_messages=config.pickle_mp_messages)
         return worker_rollouts(
             self.source,
-            **parts,
-            first_step=self.step + 1,
+            **arguments,
             num_workers=config.num_workers,
             transport=transport,
             config=config.workers,
         )
 
     def _validate(self, evaluator: Evaluator) -> dict[str, float]:
-        """Return the mean score of a batch sampled without exploration; it changes nothing about the training.
+        """Return the mean score of a batch sampled without exploration, and of a greedy one with action values.
 
-        With action values, that of a batch sampled more greedily, too.
+        Training is not affected.
         """
         policies: dict[str, PolicyFunction] = {"validation_score_mean": self.learner.sampling}
         if self.auxiliary.action_values is not None:
@@ -354,27 +353,27 @@ class GFNTrainer:
     def _certify(
         self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger, stop: StopRequest
     ) -> RunCertificate | None:
-        """Write, log and return the certificate of what is sampled; None without one, or where a signal came first."""
+        """Write, log and return the certificate of the sampled distribution; None if off or after a signal."""
         config = self.config
         if not config.certify or stop.signal is not None:
             return None
         folder.claim_certificate()
-        # Here and not above: the statistics take a second to import, which other runs save.
+        # Imported here: it takes a second, which runs without a certificate save.
         from gflownet.certification import CertificateStore, Subject, certify
         from gflownet.report.certificate import certificate_metrics, write_certificate
 
         seed = stream_seed(config.seed, _CERTIFICATE_STREAM)
         seen = self.replay.sample(config.certify_samples, seed=seed)
-        with EvaluationStore(folder.path / CERTIFICATE_STORE_NAME, context=scoring_context(config)) as own:
-            known = CertificateStore(store, own)
+        with EvaluationStore(folder.path / CERTIFICATE_STORE_NAME, context=scoring_context(config)) as extra_store:
+            combined_store = CertificateStore(store, extra_store)
             subject = Subject(
                 context=self.context,
                 task=self.task,
                 policy=self.learner.sampling,
                 objective=self.objective,
                 trained=self.learner.trained,
-                evaluator=self.build_evaluator(cast(Any, known)),
-                store=known,
+                evaluator=self.build_evaluator(cast(Any, combined_store)),
+                store=combined_store,
                 step=self.step,
                 seed=seed,
             )
@@ -383,18 +382,18 @@ class GFNTrainer:
                 max_states=config.certify_max_states,
                 num_samples=config.certify_samples,
                 known=None if seen is None else seen.terminal,
-                say=logger.say,
+                say=logger.print,
                 stopped=lambda: stop.signal is not None,
             )
         if certificate is not None:
-            run = {"run": self.run_id, "method": config.algo.method, "symmetry": config.algo.symmetry}
-            paid = {"seed": config.seed, "step": self.step, "num_distinct": self.progress.num_distinct}
-            write_certificate(folder.path / CERTIFICATE_NAME, certificate, run={**run, **paid})
+            run: dict[str, Any] = {"run": self.run_id, "method": config.algo.method, "symmetry": config.algo.symmetry}
+            run |= {"seed": config.seed, "step": self.step, "num_distinct": self.progress.num_distinct}
+            write_certificate(folder.path / CERTIFICATE_NAME, certificate, run=run)
             logger.summarise(certificate_metrics(certificate))
         return certificate
 
     def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> list[UserError]:
-        """Write and show the best, and return the error of each file that could not be written."""
+        """Write and print the report; return the errors of files that could not be written."""
         best = store.top(NUM_REPORTED)
         write_errors = report_run(
             folder.path,
@@ -409,12 +408,12 @@ class GFNTrainer:
             write=folder.write,
         )
         if not best:
-            raise UserError("every evaluation failed; the task, the environment and evaluation.* have to fit together")
+            raise UserError("every evaluation failed; check that task, environment and evaluation.* fit together")
         return write_errors
 
 
 def _device(name: str) -> torch.device:
-    """Return the device, once it is known that there is one."""
+    """Return the device; raise UserError if it does not exist."""
     device = torch.device(name)
     if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
         raise UserError(f"device: expected cpu or one of {torch.cuda.device_count()} CUDA devices, got {name}")

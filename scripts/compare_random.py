@@ -21,9 +21,9 @@ from gflownet.config import Config, load_config
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.store import EvaluationStore
-from gflownet.logging import METRICS_NAME
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.run_folder import STORE_NAME
+from gflownet.run.folder import STORE_NAME
+from gflownet.run.logging import METRICS_NAME
 from gflownet.trainer import GFNTrainer
 from scripts.bench import Row, figure, finish, parse_arguments
 

@@ -5,7 +5,7 @@ import sys
 import tempfile
 from pathlib import Path
 
-from gflownet.checkpoint import FORMAT_VERSION
+from gflownet.run.checkpoint import FORMAT_VERSION
 from gflownet.train import main
 
 ASSET_FOLDER = Path(__file__).parent / "checkpoints"

@@ -212,7 +212,7 @@ def test_a_front_is_shown_from_its_first_to_its_last_and_fits_a_page(num: int) -
 SHOWING = """
 import pathlib, sys
 from gflownet.config import WandbConfig
-from gflownet.logging import MetricLogger
+from gflownet.run.logging import MetricLogger
 options = WandbConfig(mode="disabled")
 with MetricLogger(pathlib.Path(sys.argv[1]), num_training_steps=3, print_every=1, wandb=options, config={}) as logger:
     for step in (1, 2, 3):

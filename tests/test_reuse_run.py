@@ -13,8 +13,8 @@ from gflownet.data.rollouts import local_rollouts
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
-from gflownet.logging import TIME_KEYS
 from gflownet.mdp.trajectory import Origin
+from gflownet.run.logging import TIME_KEYS
 from gflownet.trainer import GFNTrainer
 
 SMALL = (

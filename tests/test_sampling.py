@@ -9,7 +9,7 @@ import gflownet
 from gflownet.config import load_config
 from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
-from gflownet.run_folder import last_checkpoint
+from gflownet.run.folder import last_checkpoint
 from gflownet.train import main
 from gflownet.trainer import GFNTrainer
 from tests.tiny_run import TINY_RUN

@@ -15,13 +15,13 @@ import pytest
 import torch
 import yaml
 
-from gflownet.checkpoint import RunLock, load, save
 from gflownet.config import CONFIG_NAME, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
-from gflownet.run_folder import last_checkpoint
+from gflownet.run.checkpoint import RunLock, load, save
+from gflownet.run.folder import last_checkpoint
 from gflownet.run_marker import read_marker
 from gflownet.train import main
 from gflownet.trainer import GFNTrainer
@@ -165,7 +165,7 @@ def test_a_state_with_other_content_is_refused_in_one_line(tmp_path, capsys):
         capsys.readouterr()
         assert run(folder, "resume=true") == 2
         error = capsys.readouterr().err
-        assert error.startswith(f"error: {checkpoint.path}: expected a state as this version writes it, got another (")
+        assert error.startswith(f"error: {checkpoint.path}: expected a state of this version, got another (")
         assert error.count("\n") == 1
 
 

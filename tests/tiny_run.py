@@ -3,7 +3,7 @@
 import json
 from pathlib import Path
 
-from gflownet.logging import TIME_KEYS
+from gflownet.run.logging import TIME_KEYS
 
 # Two steps of the default search, as small as it gets.
 TINY_RUN = (

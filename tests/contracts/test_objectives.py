@@ -19,7 +19,7 @@ from gflownet.objectives.config import OBJECTIVES, AlgoConfig
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.in_parts import PolicyInParts
-from gflownet.run_folder import policy_weights
+from gflownet.run.folder import policy_weights
 from gflownet.train import main
 from gflownet.trainer import GFNTrainer
 

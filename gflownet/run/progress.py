@@ -1,4 +1,4 @@
-"""Counts, best score and Pareto front of a run so far, as metrics."""
+"""Counts, best score and Pareto front of a run, as metrics."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ class Progress:
     """Counts and means over the steps of a run."""
 
     seconds: float = 0.0
-    num_distinct: int = 0  # architectures that this run has evaluated
+    num_distinct: int = 0  # evaluated architectures
     best_score: float = -math.inf
     score_means: list[float] = field(default_factory=list)  # of each step
-    front: list[list[float]] = field(default_factory=list)  # utilities that nothing sampled so far beats
+    front: list[list[float]] = field(default_factory=list)  # non-dominated utilities
     hypervolume: float = 0.0  # of the front, above utilities of 0
     errors: Counter[str] = field(default_factory=Counter)  # of this process's failed evaluations
 
     def add(self, evaluations: Sequence[Evaluation], *, others: Sequence[Evaluation] = ()) -> dict[str, float]:
-        """Count a step's evaluations, and return its metrics; means and shares are those of the fresh samples.
+        """Count a step's evaluations, and return its metrics; means and shares cover the fresh samples.
 
         Args:
             evaluations: of the step's fresh samples.
-            others: of the other graphs it scored; they count in best score, distinct graphs, errors and front.
+            others: of other scored graphs, included in best score, distinct graphs, errors and front.
         """
         scores, num, every = [evaluation.score for evaluation in evaluations], len(evaluations), [*evaluations, *others]
         self.errors.update(e.error for e in every if e.error is not None and not e.cached)
@@ -49,27 +49,27 @@ class Progress:
         }
 
     def _trade_offs(self, evaluations: Sequence[Evaluation]) -> dict[str, float]:
-        """Extend the front, and return its metrics; nothing where there is one objective."""
+        """Update the front, and return its metrics; nothing for one objective."""
         if not any(evaluation.utilities for evaluation in evaluations):
             return {}
-        known = {tuple(point) for point in self.front}
-        found = known | {e.utilities for e in evaluations if e.status is EvaluationStatus.OK}
-        if found != known:
-            points = np.array(sorted(found))
+        previous = {tuple(point) for point in self.front}
+        candidates = previous | {e.utilities for e in evaluations if e.status is EvaluationStatus.OK}
+        if candidates != previous:
+            points = np.array(sorted(candidates))
             self.front = points[non_dominated(points)].tolist()
-        if {tuple(point) for point in self.front} != known:
+        if {tuple(point) for point in self.front} != previous:
             self.hypervolume = hypervolume(np.array(self.front))
         return {"hypervolume": self.hypervolume, "front_size": len(self.front)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint; errors are counted per process and left out."""
+        """Return the state for a checkpoint; errors are counted per process and excluded."""
         return {name: value for name, value in asdict(self).items() if name != "errors"}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Restore what `state_dict` returned."""
+        """Restore the result of `state_dict`."""
         vars(self).update(state)
 
 
 def mean(values: Sequence[float]) -> float:
-    """Return the mean, NaN of nothing."""
+    """Return the mean, NaN for no values."""
     return sum(values) / len(values) if values else math.nan

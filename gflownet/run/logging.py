@@ -1,4 +1,4 @@
-"""The metrics of a run behind one `write(step, values)`: metrics.jsonl, the console, Weights & Biases."""
+"""Metric logs behind one `write(step, values)`: metrics.jsonl, console, Weights & Biases."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ WANDB_ID_NAME = "run_id"  # in the folder of wandb
 # Keys that differ between the rows of two runs with one seed.
 TIME_KEYS = frozenset({"evaluations_per_second", "seconds", "run"})
 
-# How long a run waits for a wandb server that does not answer, seconds: at its start, and at its end.
+# Timeouts in seconds for an unreachable wandb server, at the start and at the end of a run.
 INIT_TIMEOUT = 15.0
 FINISH_TIMEOUT = 30.0
 WANDB_SERVER = "https://api.wandb.ai"
@@ -36,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 
 class MetricLogger:
-    """Writes the metrics of each step everywhere they go. A context manager; leaving it closes everything."""
+    """Writes the metrics of each step to all logs. A context manager that closes them."""
 
     def __init__(
         self,
@@ -50,15 +50,15 @@ class MetricLogger:
         resume_step: int | None = None,
         console: Console | None = None,
     ) -> None:
-        """Opens the logs in the run folder.
+        """Open the logs in the run folder.
 
-        `config` is the unresolved config that wandb shows, `run` the id of the run. `resume_step` is the step of the
-        checkpoint that the run goes on from: later rows of metrics.jsonl are cut away; None starts a new file.
+        `config` is the unresolved config for wandb, `run` the id of the run. `resume_step` is the step of the
+        checkpoint of a resumed run: later rows of metrics.jsonl are removed; None starts a new file.
         """
         self.console = console or make_console()
         log_dir.mkdir(parents=True, exist_ok=True)
         self._file = MetricsFile(log_dir / METRICS_NAME, run=run, resume_step=resume_step)
-        self._wandb = WandbLog(log_dir, wandb, config=config, say=self.say)
+        self._wandb = WandbLog(log_dir, wandb, config=config, print_line=self.print)
         self._view = make_view(
             self.console,
             num_training_steps=num_training_steps,
@@ -67,17 +67,17 @@ class MetricLogger:
         )
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the metrics of one step; our own file comes first, it is the record."""
+        """Write the metrics of one step; metrics.jsonl first."""
         self._file.write(step, values)
         self._wandb.write(step, values)
         self._view.write(step, values)
 
     def summarise(self, values: Mapping[str, float]) -> None:
-        """Keep figures that belong to the run and to no step, in the summary of the wandb run."""
+        """Write metrics of the whole run to the summary of the wandb run."""
         self._wandb.summarise(values)
 
-    def say(self, text: str) -> None:
-        """Print a line, above the panel where there is one."""
+    def print(self, text: str) -> None:
+        """Print a line, above the live panel if there is one."""
         print_line(self.console, text)
 
     def close(self) -> None:
@@ -96,7 +96,7 @@ class MetricLogger:
 
 
 class MetricsFile:
-    """metrics.jsonl: one JSON object per step and line, in the file as soon as `write` returns."""
+    """metrics.jsonl: one JSON object per step and line, written unbuffered."""
 
     def __init__(self, path: Path, *, run: str = "", resume_step: int | None = None) -> None:
         """Open the file: empty, or with the rows of the run up to `resume_step`.
@@ -110,10 +110,10 @@ class MetricsFile:
         self._file = path.open("ab", buffering=0)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Append the row of a step; NaN and infinity, which JSON has not, become null.
+        """Append the row of a step; NaN and infinity become null.
 
         Raises:
-            UserError: the row cannot be written, for example on a full disk; the file is as it was before.
+            UserError: the row cannot be written, for example on a full disk; the file is unchanged.
         """
         row = {"step": step, **{key: _number(value) for key, value in values.items()}}
         if self._run:
@@ -133,18 +133,18 @@ class MetricsFile:
 
 
 class WandbLog:
-    """The metrics on Weights & Biases. A failure there is reported in one line and never ends the run."""
+    """Metrics on Weights & Biases. A failure is reported in one line and never ends the run."""
 
     def __init__(
-        self, log_dir: Path, options: WandbConfig, *, config: Mapping[str, Any], say: Callable[[str], None]
+        self, log_dir: Path, options: WandbConfig, *, config: Mapping[str, Any], print_line: Callable[[str], None]
     ) -> None:
-        self._say = say
+        self._print = print_line
         self._run: Any = None
         mode = options.mode
         if mode == "disabled":
             return
         if mode == "online" and not has_wandb_key():
-            say(
+            print_line(
                 "wandb: no API key, so metrics are saved offline in the run folder; set wandb.mode=disabled to turn "
                 "wandb off"
             )
@@ -160,17 +160,17 @@ class WandbLog:
         try:
             self._run.log(dict(values), step=step)
         except Exception as error:
-            self._say(f"wandb: logging stopped at step {step}, metrics.jsonl goes on: {_first_line(error)}")
+            self._print(f"wandb: logging stopped at step {step}, metrics.jsonl continues: {_first_line(error)}")
             self._run = None
 
     def summarise(self, values: Mapping[str, float]) -> None:
-        """Write figures into the run's summary."""
+        """Write values into the run's summary."""
         if self._run is None:
             return
         try:
             self._run.summary.update(dict(values))
         except Exception as error:
-            self._say(f"wandb: the run has no summary: {_first_line(error)}")
+            self._print(f"wandb: the run has no summary: {_first_line(error)}")
 
     def close(self) -> None:
         """End the run on wandb, waiting at most FINISH_TIMEOUT for the upload."""
@@ -180,14 +180,14 @@ class WandbLog:
         try:
             run.finish()
         except Exception as error:
-            self._say(f"wandb: the run was not finished, what is missing is in metrics.jsonl: {_first_line(error)}")
+            self._print(f"wandb: the run was not finished, metrics.jsonl is complete: {_first_line(error)}")
 
     def _start(self, log_dir: Path, options: WandbConfig, *, mode: str, config: Mapping[str, Any]) -> Any:
-        """Return the started wandb run, or None after saying why there is none."""
-        os.environ.setdefault("WANDB_SILENT", "true")  # read on import; the setting of a run comes too late for it
+        """Start a wandb run; return None after printing the reason of a failure."""
+        os.environ.setdefault("WANDB_SILENT", "true")  # read on import, before the settings of a run
         folder = log_dir.resolve()
         try:
-            import wandb  # half a second that wandb.mode=disabled saves
+            import wandb  # takes half a second; not needed with wandb.mode=disabled
 
             return wandb.init(
                 project=options.project,
@@ -208,13 +208,13 @@ class WandbLog:
                 ),
             )
         except Exception as error:
-            instead = "going on offline" if mode == "online" else "metrics.jsonl has it all"
-            self._say(f"wandb: {mode} logging failed, {instead}: {_first_line(error)}")
+            instead = "continuing offline" if mode == "online" else "metrics.jsonl is complete"
+            self._print(f"wandb: {mode} logging failed, {instead}: {_first_line(error)}")
             return None
 
 
 def has_wandb_key() -> bool:
-    """Return whether wandb would find credentials: in the environment, or in the netrc file of `wandb login`."""
+    """Return whether wandb has credentials: in the environment, or in the netrc file of `wandb login`."""
     if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
         return True
     host = os.environ.get("WANDB_BASE_URL", WANDB_SERVER).partition("://")[2].partition("/")[0].partition(":")[0]
@@ -235,24 +235,24 @@ def _run_id(folder: Path) -> str:
 
 
 def _rows_until(path: Path, step: int, *, run: str) -> bytes:
-    """Return the rows of the run up to `step`, and log a warning where some are missing or damaged.
+    """Return the rows of the run up to `step`, and log a warning if rows are missing or damaged.
 
-    A killed process may have left half a line at the end, and rows after `step`.
+    A killed process may leave half a line at the end, and rows after `step`.
     """
     lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
     whole = [line for line in lines if line.endswith(b"\n")]
     steps = [_step_of(line, run=run) for line in whole]
-    rows = [line for line, found in zip(whole, steps, strict=True) if found is not None and found <= step]
+    rows = [line for line, row_step in zip(whole, steps, strict=True) if row_step is not None and row_step <= step]
     if len(rows) != step or None in steps:
-        damaged = next((f", line {number} is damaged" for number, found in enumerate(steps, 1) if found is None), "")
+        damaged = next((f", line {number} is damaged" for number, row in enumerate(steps, 1) if row is None), "")
         _log.warning(
-            "%s: expected a row of each of %d steps, got %d%s; going on without", path, step, len(rows), damaged
+            "%s: expected one row for each of %d steps, got %d%s; continuing without", path, step, len(rows), damaged
         )
     return b"".join(rows)
 
 
 def _step_of(line: bytes, *, run: str) -> int | None:
-    """Return the step of a row, None where the line is damaged or of another run."""
+    """Return the step of a row; None if the line is damaged or belongs to another run."""
     try:
         row = json.loads(line)
     except (ValueError, RecursionError):

@@ -15,9 +15,9 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.checkpoint import FORMAT_VERSION, CheckpointFolder, DamagedCheckpointError, RunLock, load, save
 from gflownet.config import command_config
 from gflownet.errors import UserError
+from gflownet.run.checkpoint import FORMAT_VERSION, CheckpointFolder, DamagedCheckpointError, RunLock, load, save
 from gflownet.trainer import GFNTrainer
 from tests.checkpoint_assets import ASSET_RUN, asset
 
@@ -88,7 +88,7 @@ def test_load_refuses_earlier_formats_in_one_line(version: int, tmp_path: Path) 
     path = tmp_path / "step_00000001.pt"
     path.write_bytes(asset(version))
     with pytest.raises(
-        UserError, match=rf"expected a checkpoint of format {FORMAT_VERSION}, got format {version}, "
+        UserError, match=rf"expected a checkpoint of format {FORMAT_VERSION}, got format {version} of another version"
     ) as e:
         load(path)
     assert not isinstance(e.value, DamagedCheckpointError)
@@ -130,7 +130,7 @@ def test_a_malicious_file_is_refused_and_runs_nothing(tmp_path: Path, monkeypatc
     with pytest.raises(UserError, match="expected a checkpoint of gflownet"):
         load(path)
     # The same with a first line and a digest that are right, as an attacker would write them.
-    monkeypatch.setattr("gflownet.checkpoint._read_payload", lambda payload: {})
+    monkeypatch.setattr("gflownet.run.checkpoint._read_payload", lambda payload: {})
     save(path, exploit, run=RUN)
     monkeypatch.undo()
     with pytest.raises(UserError, match=r"expected tensors and plain containers, got posix.system$"):
@@ -167,14 +167,14 @@ def test_a_damaged_newest_checkpoint_means_the_one_before(tmp_path: Path, caplog
         found = folder.latest()
     assert found is not None
     assert found.step == 1
-    assert [message.partition("; ")[2] for message in caplog.messages] == ["going back to the checkpoint before"]
+    assert [message.partition("; ")[2] for message in caplog.messages] == ["using the previous checkpoint"]
     assert str(newest) in caplog.text
 
 
 def test_only_damaged_checkpoints_are_an_error_not_a_new_start(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, run=RUN)
     folder.save(1, {"step": 1}).write_bytes(b"")
-    with pytest.raises(UserError, match="expected a whole checkpoint, got 1 damaged"):
+    with pytest.raises(UserError, match="expected an intact checkpoint, got 1 damaged"):
         folder.latest()
 
 
@@ -220,7 +220,7 @@ def test_only_this_runs_temporary_files_are_removed(tmp_path: Path) -> None:
 # Saves step 1, then dies by signal 9 at one moment after the other of saving step 2; prints how each child ended.
 DYING = """
 import os, pathlib, signal, sys, torch
-from gflownet.checkpoint import CheckpointFolder
+from gflownet.run.checkpoint import CheckpointFolder
 
 def die(*_): os.kill(os.getpid(), signal.SIGKILL)
 
@@ -267,7 +267,7 @@ def test_a_process_killed_at_any_moment_of_saving_leaves_whole_checkpoints_only(
 
 HOLDING = """
 import sys, pathlib
-from gflownet.checkpoint import RunLock
+from gflownet.run.checkpoint import RunLock
 lock = RunLock(pathlib.Path(sys.argv[1]))
 print("held", flush=True)
 sys.stdin.read()
@@ -280,7 +280,7 @@ def test_a_second_run_in_a_folder_is_refused_until_the_first_is_gone(tmp_path: P
     with subprocess.Popen(command, cwd=checkout, stdin=pipe, stdout=pipe, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=r"log_dir: expected a folder that no run is using, got .*") as caught:
+        with pytest.raises(UserError, match=r"log_dir: expected a folder without an active run, got .*") as caught:
             RunLock(tmp_path)
         assert "\n" not in str(caught.value)
         process.kill()

@@ -1,4 +1,4 @@
-"""Checkpoints of a run, each whole or absent, and the lock of the run folder."""
+"""Atomic checkpoints of a run, and the lock of the run folder."""
 
 from __future__ import annotations
 
@@ -19,12 +19,11 @@ from filelock import FileLock, Timeout
 from gflownet.errors import UserError
 from gflownet.files import TEMPORARY_SUFFIX, write_whole
 
-# Raised whenever the content of a trainer's state changes: tests/checkpoints/ holds one file of each format.
-FORMAT_VERSION = 3
-NUM_KEPT = 2
+FORMAT_VERSION = 3  # of the trainer's state; tests/checkpoints/ holds one file of each version
+NUM_CHECKPOINTS = 2
 LOCK_NAME = ".lock"
 
-# The first line of a file; torch's payload is all that follows. The sha256 is of the run id and the payload.
+# First line of a file, followed by torch's payload. The sha256 covers run id and payload.
 _HEADER = re.compile(rb"gflownet checkpoint, format (\d+), (?:run ([0-9a-f]{32}), )?sha256 ([0-9a-f]{64})\n")
 _MAX_HEADER_BYTES = 256
 _FILE_NAME = re.compile(r"step_(\d{1,18})\.pt")
@@ -33,12 +32,12 @@ _log = logging.getLogger(__name__)
 
 
 class DamagedCheckpointError(UserError):
-    """A checkpoint whose bytes are not those that were written."""
+    """A checkpoint with altered or missing bytes."""
 
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A state that was saved after a training step."""
+    """A state saved after a training step."""
 
     step: int
     state: dict[str, Any]
@@ -46,53 +45,53 @@ class Checkpoint:
 
 
 def save(path: Path, state: Mapping[str, Any], *, run: str) -> None:
-    """Write the state of a run to `path` at once or not at all, also when the process is killed or power fails.
+    """Write the state of a run to `path` atomically and durably.
 
     Raises:
-        TypeError: `state` holds something that `load` would refuse; nothing was written.
-        UserError: the file cannot be written, for example on a full disk; an earlier one at `path` stands.
+        TypeError: `state` holds an object that `load` would refuse; nothing was written.
+        UserError: the file cannot be written, for example on a full disk; an earlier file at `path` is unchanged.
     """
     buffer = io.BytesIO()
     torch.save(dict(state), buffer)
     payload = buffer.getvalue()
     try:
-        _read_payload(payload)  # now, not when a run of days is to be resumed
+        _read_payload(payload)  # fail now, not when a long run is resumed
     except pickle.UnpicklingError as error:
-        raise TypeError(f"state: expected tensors and plain containers, got {_refused_part(error)}") from error
+        raise TypeError(f"state: expected tensors and plain containers, got {_refused_type(error)}") from error
     digest = hashlib.sha256(run.encode() + payload).hexdigest()
     header = f"gflownet checkpoint, format {FORMAT_VERSION}, run {run}, sha256 {digest}\n"
     write_whole(path, header.encode() + payload)
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Return the state saved at `path`; nothing in the file is executed.
+    """Return the state saved at `path` without executing code from the file.
 
     Raises:
-        DamagedCheckpointError: the file is truncated, altered or no checkpoint at all.
+        DamagedCheckpointError: the file is truncated, altered or not a checkpoint.
         UserError: the file is of another format version, or holds more than tensors and plain containers.
     """
     data = path.read_bytes()
     header = _HEADER.match(data[:_MAX_HEADER_BYTES])
     if header is None:
-        raise DamagedCheckpointError(f"{path}: expected a checkpoint of gflownet, got a file without its first line")
+        raise DamagedCheckpointError(f"{path}: expected a checkpoint of gflownet, got a file without its header")
     if int(header[1]) != FORMAT_VERSION:
         raise UserError(
-            f"{path}: expected a checkpoint of format {FORMAT_VERSION}, got format {int(header[1])}, which the version "
-            "of gflownet that wrote it reads; start a new run with another log_dir"
+            f"{path}: expected a checkpoint of format {FORMAT_VERSION}, got format {int(header[1])} of another version "
+            "of gflownet; start a new run with another log_dir"
         )
     payload = data[header.end() :]
     if hashlib.sha256((header[2] or b"") + payload).hexdigest() != header[3].decode():
-        raise DamagedCheckpointError(f"{path}: expected the bytes that were written, got others (sha256 differs)")
+        raise DamagedCheckpointError(f"{path}: expected an unchanged file, got a different sha256")
     try:
         return _read_payload(payload)
     except (pickle.UnpicklingError, RuntimeError) as error:
-        raise UserError(f"{path}: expected tensors and plain containers, got {_refused_part(error)}") from None
+        raise UserError(f"{path}: expected tensors and plain containers, got {_refused_type(error)}") from None
 
 
 class CheckpointFolder:
-    """The last checkpoints of a run, one file each; older ones are deleted when a new one is safe.
+    """The last checkpoints of a run, one file each; older ones are deleted after a new one is written.
 
-    The first line of a file names its run. Files of other runs are neither read nor counted nor deleted.
+    The header of a file names its run. Files of other runs are neither read nor deleted.
     """
 
     def __init__(self, folder: Path, *, run: str) -> None:
@@ -103,30 +102,30 @@ class CheckpointFolder:
         """Save the state after `step` and return its path.
 
         Raises:
-            UserError: the file cannot be written, or its name is taken by a file of another run.
+            UserError: the file cannot be written, or a file of another run has its name.
         """
         path = self.folder / f"step_{step:08d}.pt"
         if (path.is_symlink() or path.exists()) and self._run_of(path) != self.run:
             raise UserError(f"{path}: expected a free name for a checkpoint, got a file of another run")
         save(path, state, run=self.run)
-        for old in self.own()[NUM_KEPT:]:
+        for old in self.own()[NUM_CHECKPOINTS:]:
             old.unlink()
         return path
 
     def latest(self) -> Checkpoint | None:
-        """Return the newest whole checkpoint, logging a warning for each damaged one; None where there is none at all.
+        """Return the newest intact checkpoint, with a warning for each damaged one; None if there is no file.
 
         Raises:
-            UserError: every checkpoint is damaged, or the newest whole one cannot be read by this version.
+            UserError: every checkpoint is damaged, or the newest intact one has another format.
         """
         paths = [path for path in self.files() if self._run_of(path) in (self.run, None)]
         for path in paths:
             try:
                 return Checkpoint(step=_step_of(path), state=load(path), path=path)
             except DamagedCheckpointError as error:
-                _log.warning("%s; going back to the checkpoint before", error)
+                _log.warning("%s; using the previous checkpoint", error)
         if paths:
-            raise UserError(f"{self.folder}: expected a whole checkpoint, got {len(paths)} damaged ones")
+            raise UserError(f"{self.folder}: expected an intact checkpoint, got {len(paths)} damaged ones")
         return None
 
     def own(self) -> list[Path]:
@@ -134,7 +133,7 @@ class CheckpointFolder:
         return [path for path in self.files() if self._run_of(path) == self.run]
 
     def damaged(self) -> list[Path]:
-        """Return the files whose first line is not that of a checkpoint, so that their run is unknown."""
+        """Return the files without a valid header, whose run is unknown."""
         return [path for path in self.files() if self._run_of(path) is None]
 
     def files(self) -> list[Path]:
@@ -151,31 +150,33 @@ class CheckpointFolder:
                 path.unlink()
 
     def _run_of(self, path: Path) -> str | None:
-        """Return the run id in the first line of a file, empty without one and of links, None in a damaged file."""
+        """Return the run id in the header; empty for links and headers without one, None for a damaged file."""
         if path.is_symlink():
             return ""
         try:
             with path.open("rb") as file:
                 header = _HEADER.match(file.read(_MAX_HEADER_BYTES))
-        except FileNotFoundError:  # deleted by its run, which goes on in another process
+        except FileNotFoundError:  # deleted by its run in another process
             return self.run
         return None if header is None else (header[2] or b"").decode()
 
 
 class RunLock:
-    """Holds a run folder for one process; the operating system frees it when the process ends, however it ends."""
+    """Exclusive lock of a run folder; the operating system releases it when the process ends."""
 
     def __init__(self, folder: Path) -> None:
-        """Takes the lock. Raises UserError when another run holds it."""
+        """Acquire the lock. Raises UserError when another run holds it."""
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / LOCK_NAME)
         try:
             self._lock.acquire(blocking=False)
         except Timeout:
-            raise UserError(f"log_dir: expected a folder that no run is using, got {folder}, where one runs") from None
+            raise UserError(
+                f"log_dir: expected a folder without an active run, got {folder}, which is in use"
+            ) from None
 
     def release(self) -> None:
-        """Free the folder."""
+        """Release the lock."""
         self._lock.release()
 
     def __enter__(self) -> Self:
@@ -192,12 +193,12 @@ def _read_payload(payload: bytes) -> dict[str, Any]:
 
 
 def _step_of(path: Path) -> int:
-    found = _FILE_NAME.fullmatch(path.name)
-    assert found is not None
-    return int(found[1])
+    match = _FILE_NAME.fullmatch(path.name)
+    assert match is not None
+    return int(match[1])
 
 
-def _refused_part(error: Exception) -> str:
-    """Return the name of the type that torch refused, read from its page of advice."""
-    found = _REFUSED_NAME.search(str(error))
-    return found[1] if found else "something else"
+def _refused_type(error: Exception) -> str:
+    """Return the name of the type that torch refused, read from its error message."""
+    match = _REFUSED_NAME.search(str(error))
+    return match[1] if match else "something else"

@@ -1,4 +1,4 @@
-"""The folder of a run: its list of files, its lock, and the deletion of an earlier run."""
+"""The folder of a run: list of its files, lock, and deletion of an earlier run."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Literal, Self
 
-from gflownet.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
 from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
 from gflownet.errors import UserError
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
-from gflownet.logging import METRICS_NAME, WANDB_ID_NAME, WANDB_NAME
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
+from gflownet.run.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
+from gflownet.run.logging import METRICS_NAME, WANDB_ID_NAME, WANDB_NAME
 from gflownet.run_marker import MARKER_NAME, RunMarker, read_marker, write_marker
 
 STORE_NAME = "evaluations.sqlite"
@@ -27,7 +27,7 @@ CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
 CERTIFICATE_STORE_NAME = "certificate.sqlite"
 
-# Everything that a run may write, but for its checkpoints, whose first line names their run.
+# All files that a run may write, except its checkpoints, whose header names their run.
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _DAMAGED_STORE_NAME = f"{STORE_NAME}{DAMAGED_SUFFIX}"
 _DATABASES = (STORE_NAME, CERTIFICATE_STORE_NAME, _DAMAGED_STORE_NAME)
@@ -40,7 +40,7 @@ _WANDB_FOLDER = f"{WANDB_NAME}/"
 _FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME)
 _log = logging.getLogger(__name__)
 
-# Options that change the length or the place of a run and not its results.
+# Options that a resumed run may change: they do not change its results.
 _MAY_CHANGE = {
     "log_dir",
     "resume",
@@ -63,18 +63,18 @@ _MAY_CHANGE = {
 
 
 class RunFolder:
-    """A run's folder, held for one process while the context is open.
+    """A run's folder, locked for one process while the context is open.
 
-    run.json lists the files that the run wrote. Only those are replaced or deleted; any other file in the place of one
-    of them, a link or a checkpoint of another run is refused before anything is changed.
+    run.json lists the files that the run wrote. Only these are replaced or deleted. Other files with the name of one of
+    them, links, and checkpoints of other runs are refused before anything is changed.
     """
 
     def __init__(self, path: Path, *, resume: bool | Literal["auto"], overwrite: bool) -> None:
-        """Take the folder.
+        """Lock the folder.
 
         Raises:
-            UserError: the folder cannot be written, is in use, holds a run and neither option allows it, holds none to
-                resume, or has foreign files in the places of the run's.
+            UserError: the folder cannot be written, is in use, holds a run and neither option allows that, holds no run
+                to resume, or has other files with the names of the run's.
         """
         self.path = path
         try:
@@ -103,17 +103,17 @@ class RunFolder:
 
     @property
     def store(self) -> Path:
-        """Return where the evaluations are kept, unless the config names a database."""
+        """Return the path of the evaluations, unless the config names a database."""
         return self.path / STORE_NAME
 
     def last_checkpoint(self) -> Checkpoint | None:
-        """Return the checkpoint to resume from, None where the run died before it wrote one.
+        """Return the checkpoint to resume from; None if the run died before its first one.
 
         Raises:
-            UserError: the run got past its first checkpoint, but all are gone or damaged.
+            UserError: all checkpoints of the run are missing or damaged.
         """
         checkpoint = self.checkpoints.latest()
-        if checkpoint is None and (self.path / METRICS_NAME).exists():  # opened after the first checkpoint
+        if checkpoint is None and (self.path / METRICS_NAME).exists():  # created after the first checkpoint
             raise UserError(
                 f"resume: expected a checkpoint in {self.checkpoints.folder}, got none; restore one, or start a new "
                 "run with another log_dir"
@@ -121,7 +121,7 @@ class RunFolder:
         return checkpoint
 
     def check_unchanged(self, config: Config) -> None:
-        """Raise UserError naming the first option that a resumed run may not change."""
+        """Raise UserError for the first changed option that a resumed run may not change."""
         started = dict(_leaves(to_mapping(config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: "))))
         for key, value in _leaves(to_mapping(config)):
             if key.partition(".")[0] not in _MAY_CHANGE and started.get(key) != value:
@@ -131,7 +131,7 @@ class RunFolder:
                 )
 
     def write_config(self, config: Config) -> None:
-        """Keep the config that the run goes by, and list the files that every run writes."""
+        """Write the config, and list the files that every run writes."""
         names = [CONFIG_NAME, METRICS_NAME]
         if not config.evaluation.store_url:
             names += [name for name in _STORES if name.startswith(STORE_NAME)]
@@ -142,9 +142,9 @@ class RunFolder:
         write_whole(self.path / CONFIG_NAME, to_yaml(config))
 
     def repair_store(self) -> None:
-        """Log a warning where the store of a resumed run is missing or damaged, and keep its readable rows."""
+        """Warn if the store of a resumed run is missing or damaged, and recover its readable rows."""
         if not self.store.exists():
-            _log.warning("%s: expected the evaluations of the run, got no file; they are made again", self.store)
+            _log.warning("%s: expected the evaluations of the run, got no file; graphs are evaluated again", self.store)
             return
         damage = damage_of(self.store)
         if damage is not None:
@@ -158,20 +158,20 @@ class RunFolder:
             )
 
     def claim(self, *names: str) -> None:
-        """List files as this run's, before they are written.
+        """Add files to the list of this run, before they are written.
 
         Raises:
-            UserError: a file that this run did not write has the name of one of them; nothing was listed.
+            UserError: another file has one of these names; the list is unchanged.
         """
         new = [name for name in names if name not in self._marker.files]
         for name in new:
-            assert _may_be_listed(name), f"a file that overwriting would not find: {name}"
+            assert _may_be_listed(name), f"overwriting would not delete this file: {name}"
             if name != _WANDB_FOLDER and _is_taken(self.path / name):
                 raise _foreign_file(self.path / name)
         self._write_marker(RunMarker(self.run_id, (*self._marker.files, *new), self._marker.config))
 
     def claim_certificate(self) -> None:
-        """List the files of the certificate as this run's. Raises UserError like `claim`."""
+        """Add the certificate's files to the list of this run. Raises UserError like `claim`."""
         self.claim(CERTIFICATE_NAME, *(name for name in _STORES if name.startswith(CERTIFICATE_STORE_NAME)))
 
     def _write_marker(self, marker: RunMarker) -> None:
@@ -180,24 +180,24 @@ class RunFolder:
             self._marker = marker
 
     def write(self, path: Path, content: str) -> None:
-        """List a file in the folder as this run's and write it.
+        """Add a file to the list of this run and write it.
 
         Raises:
-            UserError: a file that this run did not write has its name, or it cannot be written.
+            UserError: another file has its name, or it cannot be written.
         """
         self.claim(path.relative_to(self.path).as_posix())
         write_whole(path, content)
 
     def _check(self, *, resume: bool | Literal["auto"], overwrite: bool) -> RunMarker | None:
-        """Return the marker of the run in the folder, None without one; raise UserError where it is not to be used."""
+        """Return the marker of the run in the folder, None without a run; raise UserError for an unusable folder."""
         path = self.path
         if path.is_symlink():
             raise UserError(f"log_dir: expected a folder, got {path}, a link to {path.resolve()}; give that path")
         marker = read_marker(path)
         if marker is None and (path / CONFIG_NAME).exists():
             raise UserError(
-                f"log_dir: expected a folder of this version, got {path}, whose {CONFIG_NAME} no {MARKER_NAME} lists: "
-                "written by an earlier version or by hand; choose another log_dir"
+                f"log_dir: expected a folder of this version, got {path} with a {CONFIG_NAME} but no {MARKER_NAME} "
+                "(written by an earlier version or by hand); choose another log_dir"
             )
         if marker is None and resume is True:
             raise UserError(
@@ -209,15 +209,15 @@ class RunFolder:
                 "overwrite_existing_exp=true replaces it, log_dir=OTHER starts one in another folder"
             )
         checkpoints = CheckpointFolder(path / CHECKPOINTS_NAME, run="" if marker is None else marker.run)
-        # A damaged file may be one of this run's, which going on from an earlier one may leave; nothing else may.
-        known = {*checkpoints.own(), *(checkpoints.damaged() if resume else ())} if marker is not None else set()
-        others = (file for file in checkpoints.files() if file not in known)
-        for file in chain(_foreign_files(path, () if marker is None else marker.files), others):
+        # A resumed run may have damaged checkpoints, whose run is unknown.
+        allowed = {*checkpoints.own(), *(checkpoints.damaged() if resume else ())} if marker is not None else set()
+        foreign = (file for file in checkpoints.files() if file not in allowed)
+        for file in chain(_foreign_files(path, () if marker is None else marker.files), foreign):
             raise _foreign_file(file)
         return marker
 
     def _clear(self, marker: RunMarker) -> None:
-        """Delete the run; the marker goes last: as long as it is there, the folder holds a run."""
+        """Delete the run, its marker last: a folder with a marker holds a run."""
         try:
             checkpoints = CheckpointFolder(self.path / CHECKPOINTS_NAME, run=marker.run)
             checkpoints.remove_temporaries()
@@ -270,18 +270,16 @@ def _may_be_listed(name: str) -> bool:
 
 
 def _is_taken(path: Path) -> bool:
-    """Return whether a file, a folder or a link has that name or its temporary one."""
+    """Return whether a file, folder or link has this name or its temporary name."""
     return path.is_symlink() or path.exists() or temporary_of(path).is_symlink() or temporary_of(path).exists()
 
 
 def _foreign_file(path: Path) -> UserError:
-    return UserError(
-        f"log_dir: expected no file or link that the run did not write, got {path}; move it or choose another log_dir"
-    )
+    return UserError(f"log_dir: expected only files that the run wrote, got {path}; move it or choose another log_dir")
 
 
 def _foreign_files(folder: Path, listed: Collection[str]) -> Iterator[Path]:
-    """Yield unlisted files with the names of a run's files, and links; checkpoints are checked by their run id."""
+    """Yield unlisted files with names of run files, and links; the header identifies checkpoints."""
     for name in (MARKER_NAME, LOCK_NAME):
         if (folder / name).is_symlink():
             yield folder / name
@@ -303,7 +301,7 @@ def _foreign_files(folder: Path, listed: Collection[str]) -> Iterator[Path]:
 
 
 def _made_by_wandb(folder: Path) -> Iterator[Path]:
-    """Yield the files of wandb in its folder: runs, links into the last one, and our note of the id."""
+    """Yield the files of wandb: run folders, links to the latest run, and the file of the run id."""
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_symlink() or path.name == WANDB_ID_NAME or _WANDB_RUN.fullmatch(path.name):
             yield path

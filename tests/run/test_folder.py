@@ -13,7 +13,7 @@ import pytest
 from gflownet.config import command_config, load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.store import EvaluationStore
-from gflownet.run_folder import RunFolder, last_checkpoint
+from gflownet.run.folder import RunFolder, last_checkpoint
 from gflownet.run_marker import read_marker
 from tests.evaluation.candidates import record
 
@@ -194,7 +194,7 @@ def test_a_folder_of_an_earlier_version_is_refused_in_one_line(path):
     (path / "run.json").unlink()
     for options in ({}, {"overwrite": True}, {"resume": True}, {"resume": "auto"}):
         line = refused(path, **options)
-        assert "whose config.yaml no run.json lists: written by an earlier version or by hand; choose another" in line
+        assert "with a config.yaml but no run.json (written by an earlier version or by hand); choose another" in line
 
 
 @pytest.mark.parametrize("damaged", [b"", b"[]", b"{", b'{"run": "x"}', b"\xff", b'{"format": 2}'])
@@ -251,7 +251,7 @@ def test_a_file_that_appears_during_the_run_is_not_replaced(path):
         (path / "certificate.json").write_text(MINE)
         with pytest.raises(
             UserError,
-            match=r"log_dir: expected no file or link that the run did not write, got .*certificate.json; move it",
+            match=r"log_dir: expected only files that the run wrote, got .*certificate.json; move it",
         ):
             folder.claim_certificate()
     marker = read_marker(path)
@@ -264,7 +264,7 @@ def test_a_missing_store_of_a_resumed_run_is_named(path, caplog):
     with RunFolder(path, resume=True, overwrite=False) as folder:
         folder.repair_store()
     assert [entry.getMessage() for entry in caplog.records] == [
-        f"{path}/evaluations.sqlite: expected the evaluations of the run, got no file; they are made again"
+        f"{path}/evaluations.sqlite: expected the evaluations of the run, got no file; graphs are evaluated again"
     ]
 
 

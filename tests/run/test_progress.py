@@ -4,7 +4,7 @@ import pytest
 
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store import EvaluationStatus
-from gflownet.progress import Progress
+from gflownet.run.progress import Progress
 
 
 def evaluation(*utilities: float, status: EvaluationStatus = EvaluationStatus.OK) -> Evaluation:

@@ -16,7 +16,7 @@ import pytest
 from rich.console import Console
 
 from gflownet.config import WandbConfig
-from gflownet.logging import METRICS_NAME, TIME_KEYS, MetricLogger, MetricsFile, WandbLog, has_wandb_key
+from gflownet.run.logging import METRICS_NAME, TIME_KEYS, MetricLogger, MetricsFile, WandbLog, has_wandb_key
 
 
 def rows_of(path: Path) -> list[dict[str, Any]]:
@@ -63,7 +63,7 @@ def test_missing_and_damaged_rows_are_named_in_one_line(tmp_path: Path, caplog: 
     write_steps(path, range(5, 7), resume_step=4)
     assert [row["step"] for row in rows_of(path)] == [5, 6]
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: expected a row of each of 4 steps, got 0; going on without"
+        f"{path}: expected one row for each of 4 steps, got 0; continuing without"
     ]
     lines = path.read_bytes().splitlines(keepends=True)
     for damaged in (b"\xff\n", b"[5]\n", b'{"step": "5"}\n', b'{"step": 5, "run": "other"}\n', b"[" * 10_000 + b"\n"):
@@ -72,7 +72,7 @@ def test_missing_and_damaged_rows_are_named_in_one_line(tmp_path: Path, caplog: 
         write_steps(path, range(7, 8), resume_step=6)
         assert [row["step"] for row in rows_of(path)] == [6, 7]
         assert [record.getMessage() for record in caplog.records] == [
-            f"{path}: expected a row of each of 6 steps, got 1, line 1 is damaged; going on without"
+            f"{path}: expected one row for each of 6 steps, got 1, line 1 is damaged; continuing without"
         ]
 
 
@@ -83,7 +83,7 @@ def test_a_damaged_line_among_all_rows_is_named(tmp_path: Path, caplog: pytest.L
     write_steps(path, range(3, 4), resume_step=2)
     assert [row["step"] for row in rows_of(path)] == [1, 2, 3]
     assert [record.getMessage() for record in caplog.records] == [
-        f"{path}: expected a row of each of 2 steps, got 2, line 1 is damaged; going on without"
+        f"{path}: expected one row for each of 2 steps, got 2, line 1 is damaged; continuing without"
     ]
 
 
@@ -136,29 +136,29 @@ def no_wandb_key(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 def log_two_steps(
     monkeypatch: pytest.MonkeyPatch, folder: Path, mode: Any, **failing: str
 ) -> tuple[FakeWandb, list[str]]:
-    fake, said = FakeWandb({name.replace("_", " "): text for name, text in failing.items()}), []
+    fake, lines = FakeWandb({name.replace("_", " "): text for name, text in failing.items()}), []
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    log = WandbLog(folder, WandbConfig(mode=mode), config={"seed": "${oc.env:S}"}, say=said.append)
+    log = WandbLog(folder, WandbConfig(mode=mode), config={"seed": "${oc.env:S}"}, print_line=lines.append)
     log.write(1, {"loss": 0.5})
     log.write(2, {"loss": 0.25})
     log.close()
-    return fake, said
+    return fake, lines
 
 
 @pytest.mark.usefixtures("no_wandb_key")
 def test_without_a_key_wandb_is_offline_after_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake, said = log_two_steps(monkeypatch, tmp_path, "online")
+    fake, lines = log_two_steps(monkeypatch, tmp_path, "online")
     assert fake.names == ["init offline", "log", "log", "finish"]
-    assert len(said) == 1
-    assert "no API key" in said[0]
+    assert len(lines) == 1
+    assert "no API key" in lines[0]
 
 
 @pytest.mark.usefixtures("no_wandb_key")
 def test_with_a_key_wandb_is_online_without_a_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    fake, said = log_two_steps(monkeypatch, tmp_path, "online")
+    fake, lines = log_two_steps(monkeypatch, tmp_path, "online")
     options = fake.calls[0][1]
-    assert (fake.names[0], said) == ("init online", [])
+    assert (fake.names[0], lines) == ("init online", [])
     assert options["dir"] == tmp_path
     assert options["config"] == {"seed": "${oc.env:S}"}
     assert 0 < options["settings"].init_timeout < 60
@@ -169,16 +169,18 @@ def test_with_a_key_wandb_is_online_without_a_word(monkeypatch: pytest.MonkeyPat
 
 
 def test_figures_of_the_run_are_in_its_summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    fake, said = FakeWandb({}), []
+    fake, lines = FakeWandb({}), []
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    log = WandbLog(tmp_path, WandbConfig(mode="offline"), config={}, say=said.append)
+    log = WandbLog(tmp_path, WandbConfig(mode="offline"), config={}, print_line=lines.append)
     log.summarise({"certificate/l1": 0.5})
-    assert (fake.summary, said) == ({"certificate/l1": 0.5}, [])
+    assert (fake.summary, lines) == ({"certificate/l1": 0.5}, [])
     monkeypatch.setattr(fake, "summary", None)
     log.summarise({"certificate/l1": 0.25})
-    assert said == ["wandb: the run has no summary: 'NoneType' object has no attribute 'update'"]
-    WandbLog(tmp_path, WandbConfig(mode="disabled"), config={}, say=said.append).summarise({"certificate/l1": 0.5})
-    assert len(said) == 1
+    assert lines == ["wandb: the run has no summary: 'NoneType' object has no attribute 'update'"]
+    WandbLog(tmp_path, WandbConfig(mode="disabled"), config={}, print_line=lines.append).summarise(
+        {"certificate/l1": 0.5}
+    )
+    assert len(lines) == 1
 
 
 @pytest.mark.usefixtures("no_wandb_key")
@@ -198,22 +200,22 @@ def test_whatever_breaks_in_wandb_is_one_line_and_the_run_goes_on(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
-    fake, said = log_two_steps(monkeypatch, tmp_path, "online", init_online="unreachable\nlong story")
+    fake, lines = log_two_steps(monkeypatch, tmp_path, "online", init_online="unreachable\nlong story")
     assert fake.names == ["init online", "init offline", "log", "log", "finish"]
-    assert said == ["wandb: online logging failed, going on offline: unreachable"]
-    fake, said = log_two_steps(monkeypatch, tmp_path, "online", init_online="a", init_offline="b")
+    assert lines == ["wandb: online logging failed, continuing offline: unreachable"]
+    fake, lines = log_two_steps(monkeypatch, tmp_path, "online", init_online="a", init_offline="b")
     assert fake.names == ["init online", "init offline"]
-    assert said[1] == "wandb: offline logging failed, metrics.jsonl has it all: b"
-    fake, said = log_two_steps(monkeypatch, tmp_path, "offline", log="pipe closed")
+    assert lines[1] == "wandb: offline logging failed, metrics.jsonl is complete: b"
+    fake, lines = log_two_steps(monkeypatch, tmp_path, "offline", log="pipe closed")
     assert fake.names == ["init offline", "log"]
-    assert said == ["wandb: logging stopped at step 1, metrics.jsonl goes on: pipe closed"]
-    fake, said = log_two_steps(monkeypatch, tmp_path, "offline", finish="gone")
-    assert [line.partition(",")[0] for line in said] == ["wandb: the run was not finished"]
+    assert lines == ["wandb: logging stopped at step 1, metrics.jsonl continues: pipe closed"]
+    fake, lines = log_two_steps(monkeypatch, tmp_path, "offline", finish="gone")
+    assert [line.partition(",")[0] for line in lines] == ["wandb: the run was not finished"]
 
 
 def test_disabled_wandb_is_not_even_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
-    log = WandbLog(tmp_path, WandbConfig(mode="disabled"), config={}, say=pytest.fail)
+    log = WandbLog(tmp_path, WandbConfig(mode="disabled"), config={}, print_line=pytest.fail)
     log.write(1, {"loss": 1.0})
     log.close()
     assert list(tmp_path.iterdir()) == []
@@ -222,7 +224,7 @@ def test_disabled_wandb_is_not_even_imported(monkeypatch: pytest.MonkeyPatch, tm
 REAL_RUN = """
 import sys, pathlib
 from gflownet.config import WandbConfig
-from gflownet.logging import MetricLogger
+from gflownet.run.logging import MetricLogger
 folder = pathlib.Path(sys.argv[1])
 with MetricLogger(folder, num_training_steps=2, print_every=1, wandb=WandbConfig(), config={"seed": 1}) as logger:
     for step in (1, 2):
@@ -250,7 +252,7 @@ def test_the_logger_writes_everywhere_and_closes(tmp_path: Path) -> None:
     with MetricLogger(
         tmp_path, num_training_steps=4, print_every=2, wandb=options, config={}, resume_step=1, console=console
     ) as logger:
-        logger.say("[bold]as written[/bold]")
+        logger.print("[bold]as written[/bold]")
         logger.write(2, {"loss": 1.5, "seconds": 0.1})
     assert output.getvalue().startswith("[bold]as written[/bold]\nstep 2/4 | loss 1.5 |")
     assert rows_of(tmp_path / METRICS_NAME) == [{"step": 2, "loss": 1.5, "seconds": 0.1}]

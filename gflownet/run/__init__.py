@@ -1,0 +1,5 @@
+"""Run folder, checkpoints, metric logs and progress of a run."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)
