@@ -13,7 +13,7 @@ from gflownet.autodiff.derivatives import Mode
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.program import Code, Program, code_of
-from gflownet.autodiff.simplification import is_described, terms_of
+from gflownet.autodiff.simplification import terms_of
 from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Term
 
@@ -183,14 +183,14 @@ def _program(
         while len(_kept) >= _MAX_KEPT:
             del _kept[next(iter(_kept))]
         _kept[key] = code
-    given = [node for node in order if isinstance(node, LeafNode) and not is_described(node)]
+    given = [node for node in order if isinstance(node, LeafNode) and not node.is_described]
     chosen = [leaf for leaf in given if leaf.given is None] if leaves is None else leaves
     return Program(code, given, chosen)
 
 
 def _code(order: list[Node], asked: list[Node], wrt: list[Node], derive: Derive, *, as_tuple: bool) -> Code:
     terms = Terms()
-    opaque = {node for node in wrt if not isinstance(node, LeafNode) or is_described(node)}
+    opaque = {node for node in wrt if not isinstance(node, LeafNode) or node.is_described}
     found, leaves = terms_of(terms, order, opaque=opaque)
     outputs = derive(terms, [found[node] for node in asked])
     if opaque:

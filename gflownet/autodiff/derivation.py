@@ -10,8 +10,9 @@ from typing import Protocol, TypeVar
 
 import torch
 
-from gflownet.autodiff.nodes import Node, is_continuous
+from gflownet.autodiff.nodes import Node
 from gflownet.autodiff.rules import Algebra, Form, Shape, forward, reverse, total
+from gflownet.autodiff.tensor_slot import is_continuous
 from gflownet.autodiff.terms import Term
 
 Item = TypeVar("Item", Node, Term)

@@ -6,15 +6,8 @@ from collections.abc import Mapping
 
 from gflownet.autodiff.functions import Call, Constant, Function, Power, Product, Sum, Variable, power
 from gflownet.autodiff.instructions import Instructions, Shape, Value
+from gflownet.autodiff.primitives import PRIMITIVES
 
-# In place where torch has it under the same name with an underscore.
-_CALLS = {
-    name: f"torch.{name}({{0}})" for name in ("exp", "log", "sin", "cos", "tanh", "sigmoid", "abs", "erf", "sign")
-}
-_CALLS |= {"relu": "torch.relu({0})", "gelu": "torch._C._nn.gelu({0})", "silu": "torch._C._nn.silu({0})"}
-_CALLS |= {"ndtr": "torch.special.ndtr({0})"}
-_IN_PLACE = {name: f"{{0}}.{name}_()" for name in ("exp", "log", "sin", "cos", "tanh", "sigmoid", "abs", "erf", "sign")}
-_IN_PLACE |= {"relu": "{0}.relu_()"}
 _POWERS = {-1.0: "reciprocal", 0.5: "sqrt", -0.5: "rsqrt"}
 _MAX_REPEATED = 4  # powers up to this are products
 
@@ -122,13 +115,12 @@ def _applied(code: Instructions, function: Function, x: Value, known: Mapping[Fu
 
 
 def _call(code: Instructions, primitive: str, x: Value) -> Value:
-    if primitive == "softplus":
-        return code.emit("torch.logaddexp({0}, torch.zeros_like({0}))", x, shape=x.shape)
     if primitive == "step":
-        # the relu is mostly there already; of NaN it is 0, as the comparison
+        # the relu is usually there already; of NaN it is 0, as the comparison
         return _call(code, "sign", _call(code, "relu", x))
-    in_place = ((0, _IN_PLACE[primitive]),) if primitive in _IN_PLACE else ()
-    return code.emit(_CALLS[primitive], x, shape=x.shape, in_place=in_place)
+    row = PRIMITIVES[primitive]
+    in_place = ((0, row.in_place),) if row.in_place else ()
+    return code.emit(row.code, x, shape=x.shape, in_place=in_place)
 
 
 def _power(code: Instructions, base: Value, exponent: float) -> Value:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from gflownet.autodiff import operators
+from gflownet.autodiff import nodes
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.nodes import (
     CastNode,
@@ -24,9 +24,16 @@ from gflownet.autodiff.nodes import (
     NonlinearNode,
     TransformNode,
 )
-from gflownet.autodiff.operators import Operand
 
 Given = Tensor | Sequence[int]
+
+Transform = TransformNode
+Elementwise = ElementwiseNode
+Linear = LinearNode
+Cast = CastNode
+Multiply = nodes.multiply
+Divide = nodes.divide
+MatMul = nodes.matrix_product
 
 
 def Input(given: Given, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
@@ -67,85 +74,25 @@ def Identity(shape: Sequence[int], *, name: str | None = None, dtype: torch.dtyp
     return LeafNode([*shape, *shape], kind=LeafKind.CONSTANT, is_identity=True, name=name, dtype=dtype)
 
 
-def Transform(
-    source: Node,
-    index_dst: Sequence[int],
-    index_src: Sequence[int],
-    *,
-    alpha: float = 1.0,
-    new_dims: Sequence[int] = (),
-    name: str | None = None,
-) -> Node:
-    """Return `dst[index_dst] = alpha * sum of src[index_src]`, see `TransformNode`."""
-    return TransformNode(source, index_dst, index_src, alpha=alpha, new_dims=new_dims, name=name)
-
-
-def Elementwise(
-    left: Node,
-    right: Node,
-    index_dst: Sequence[int],
-    index_src_l: Sequence[int],
-    index_src_r: Sequence[int],
-    *,
-    operation: operators.Operation,
-    name: str | None = None,
-) -> Node:
-    """Return `dst[index_dst] = sum of (L[index_src_l] op R[index_src_r])`, see `ElementwiseNode`."""
-    return ElementwiseNode(left, right, index_dst, index_src_l, index_src_r, operation=operation, name=name)
-
-
-def Linear(
-    left: Node,
-    right: Node,
-    index_dst: Sequence[int],
-    index_src_l: Sequence[int],
-    index_src_r: Sequence[int],
-    *,
-    name: str | None = None,
-) -> Node:
-    """Return `dst[index_dst] = sum of L[index_src_l] R[index_src_r]`, see `LinearNode`."""
-    return LinearNode(left, right, index_dst, index_src_l, index_src_r, name=name)
-
-
 def Nonlinear(source: Node, function: Function | str, *, name: str | None = None) -> Node:
     """Return a function of every entry; text as `Function.parse` reads it."""
     parsed = Function.parse(function) if isinstance(function, str) else function
     return NonlinearNode(source, parsed, name=name)
 
 
-def Cast(source: Node, dtype: torch.dtype, *, name: str | None = None) -> Node:
-    """Return the same entries in another dtype; the gradient comes back in the source's."""
-    return CastNode(source, dtype, name=name)
-
-
-def Add(left: Operand, right: Operand) -> Node:
+def Add(left: Node | float, right: Node | float) -> Node:
     """Return `left + right`."""
-    return operators.add(left, right)
+    return nodes.elementwise(left, right, "+")
 
 
-def Subtract(left: Operand, right: Operand) -> Node:
+def Subtract(left: Node | float, right: Node | float) -> Node:
     """Return `left - right`."""
-    return operators.subtract(left, right)
-
-
-def Multiply(left: Operand, right: Operand) -> Node:
-    """Return `left * right`, entry by entry."""
-    return operators.multiply(left, right)
-
-
-def Divide(left: Operand, right: Operand) -> Node:
-    """Return `left / right`, entry by entry."""
-    return operators.divide(left, right)
+    return nodes.elementwise(left, right, "-")
 
 
 def Power(base: Node, exponent: float) -> Node:
     """Return `base ** exponent`, entry by entry."""
-    return operators.power(base, exponent)
-
-
-def MatMul(left: Node, right: Node) -> Node:
-    """Return `left @ right`."""
-    return operators.matrix_product(left, right)
+    return base**exponent
 
 
 def Sum(source: Node, axes: Sequence[int] | None = None) -> Node:
@@ -159,7 +106,7 @@ def Mean(source: Node, axes: Sequence[int] | None = None) -> Node:
     """Return the mean over some axes, over all without any given."""
     total = Sum(source, axes)
     count = torch.Size(source.shape).numel() / torch.Size(total.shape).numel()
-    return operators.scaled(total, 1.0 / count)
+    return total * (1.0 / count)
 
 
 def Transpose(source: Node, order: Sequence[int] | None = None) -> Node:

@@ -1,7 +1,8 @@
-"""The five kinds of nodes of a tensor graph (seed 001, with the corrections of docs/tensor-graphs.md).
+"""The classes of nodes of a tensor graph, and arithmetic on nodes.
 
-A node says what is computed, and carries the value and the gradient of the graph that ran it last. Nodes are compared
-by identity and live as long as something uses them.
+A node describes an operation and holds the value and the gradient of the last pass of a `Graph`. Nodes are compared by
+identity. Operators (+ - * / ** @) work entry by entry: an operand of lower rank is broadcast over the leading axes of
+the other operand if its shape equals the last axes of that operand, so a scalar fits any shape.
 """
 
 from __future__ import annotations
@@ -9,35 +10,31 @@ from __future__ import annotations
 from collections.abc import Sequence
 from enum import IntEnum
 from math import inf, isfinite, prod
-from types import ModuleType
+from numbers import Real
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.indices import checked, extents_of, joint_extents, negatives
+from gflownet.autodiff.indices import checked, matrix_product_indices, negatives, pair_extents, transform_shape
+from gflownet.autodiff.tensor_slot import TensorSlot, is_continuous
 
 Operation = Literal["+", "-", "*"]
 
 
 class LeafKind(IntEnum):
-    """What a leaf is: the seed's `LeafType`."""
+    """Role of a leaf."""
 
     INPUT = 0
     PARAMETER = 1
     CONSTANT = 2
 
 
-def is_continuous(dtype: torch.dtype) -> bool:
-    """Return whether derivatives pass through numbers of a dtype; through whole numbers none does."""
-    return dtype.is_floating_point or dtype.is_complex
+class Node(TensorSlot):
+    """A tensor and the operation that computes it from other nodes."""
 
-
-class Node:
-    """A tensor, and how it is computed from those of other nodes."""
-
-    __slots__ = ("__weakref__", "dtype", "form", "forwarded", "gradient", "inputs", "name", "requires_grad", "shape")
+    __slots__ = ("form", "inputs")
 
     def __init__(
         self,
@@ -48,121 +45,57 @@ class Node:
         name: str | None,
         leaf_grad: bool = False,
     ) -> None:
-        self.inputs, self.shape, self.dtype = tuple(inputs), tuple(shape), dtype
-        self.name = name
-        self.requires_grad = is_continuous(dtype) and (leaf_grad or any(node.requires_grad for node in inputs))
+        requires_grad = leaf_grad or any(node.requires_grad for node in inputs)
+        super().__init__(shape, dtype, name=name, requires_grad=requires_grad)
+        self.inputs = tuple(inputs)
         self.form: Any = None  # cache of rules.node_form
-        # Values of the last forward and backward pass of a Graph; nothing else of a node ever changes.
-        self.forwarded: Tensor | None = None
-        self.gradient: Tensor | None = None
 
     def _check_dtype(self) -> None:
-        """Raise ValueError of a node that computes with whole numbers: only leaves and casts are of such a dtype."""
+        """Raise ValueError for integer operands: only leaves and casts may have an integer dtype."""
         source = self.inputs[0]
         if not is_continuous(source.dtype):
             message = f"expected a floating or complex operand, got {source.dtype} of {source.label}: Cast it first"
             raise ValueError(f"{self.label}: {message}")
 
-    @property
-    def label(self) -> str:
-        """Return what messages call the node."""
-        return f"{type(self).__name__} {self.name!r}" if self.name else type(self).__name__
-
-    @property
-    def rank(self) -> int:
-        """Return the number of axes; 0 of a scalar, which a tensor of shape [1] is not."""
-        return len(self.shape)
-
-    def value(self) -> Tensor:
-        """Return the tensor that the last forward pass computed.
-
-        Raises:
-            ValueError: no graph has run forward since, or a leaf holds nothing.
-        """
-        if self.forwarded is None:
-            raise ValueError(
-                f"{self.label}: value: expected a forward pass first (Graph.forward), or a leaf with a value"
-            )
-        return self.forwarded
-
-    def has_grad(self) -> bool:
-        """Return whether the node has a gradient: it depends, differentiably, on a leaf that wants one."""
-        return self.requires_grad
-
-    def grad(self) -> Tensor:
-        """Return the gradient gathered so far; filling it by hand starts a backward pass as `Graph.backward` does.
-
-        Raises:
-            ValueError: the node has none (see `has_grad`), or has no value yet.
-        """
-        if not self.requires_grad:
-            raise ValueError(f"{self.label}: grad: expected a node that depends on a leaf with requires_grad=True")
-        if self.gradient is None:
-            self.gradient = torch.zeros(self.shape, dtype=self.dtype, device=self.value().device)
-        return self.gradient
-
-    def __repr__(self) -> str:
-        """Return the kind, the name and the shape."""
-        return f"<{self.label} {list(self.shape)} {str(self.dtype).removeprefix('torch.')}>"
-
     def __add__(self, other: Node | float) -> Node:
-        """Return the sum of the entries."""
-        return _operators().add(self, other)
+        return elementwise(self, other, "+")
 
     def __radd__(self, other: float) -> Node:
-        """Return the sum of the entries."""
-        return _operators().add(self, other)
+        return elementwise(self, other, "+")
 
     def __sub__(self, other: Node | float) -> Node:
-        """Return the difference of the entries."""
-        return _operators().subtract(self, other)
+        return elementwise(self, other, "-")
 
     def __rsub__(self, other: float) -> Node:
-        """Return the difference of the entries."""
-        return _operators().subtract(other, self)
+        return elementwise(other, self, "-")
 
     def __mul__(self, other: Node | float) -> Node:
-        """Return the product of the entries."""
-        return _operators().multiply(self, other)
+        return multiply(self, other)
 
     def __rmul__(self, other: float) -> Node:
-        """Return the product of the entries."""
-        return _operators().multiply(self, other)
+        return multiply(self, other)
 
     def __truediv__(self, other: Node | float) -> Node:
-        """Return the quotient of the entries."""
-        return _operators().divide(self, other)
+        return divide(self, other)
 
     def __rtruediv__(self, other: float) -> Node:
-        """Return the quotient of the entries."""
-        return _operators().divide(other, self)
+        return divide(other, self)
 
     def __pow__(self, exponent: float) -> Node:
-        """Return a power of the entries."""
-        return _operators().power(self, exponent)
+        return NonlinearNode(self, Function.parse(f"power({_number(exponent)!r})"))
 
     def __neg__(self) -> Node:
-        """Return the negated entries."""
-        return _operators().multiply(self, -1.0)
+        return multiply(self, -1.0)
 
     def __matmul__(self, other: Node) -> Node:
-        """Return the matrix product."""
-        return _operators().matrix_product(self, other)
-
-
-def _operators() -> ModuleType:
-    """Return what the operators of nodes build with; that module needs this one."""
-    from gflownet.autodiff import operators
-
-    return operators
+        return matrix_product(self, other)
 
 
 class LeafNode(Node):
-    """A tensor that is given: an input, a parameter, or a constant.
+    """A given tensor: an input, a parameter, or a constant.
 
-    A constant may be described instead of given: `fill` is the number that every entry is, `is_identity` says that the
-    first half of the axes names a tensor's entry, the second half another's, and the entry is 1 where they are the
-    same (a product of Kronecker deltas). Neither has to be stored to be computed with.
+    A constant may be described instead of stored: `fill` is the value of all entries; with `is_identity` an entry is 1
+    where the first half of its index equals the second half, else 0 (a product of Kronecker deltas).
     """
 
     __slots__ = ("fill", "given", "is_identity", "kind")
@@ -182,23 +115,22 @@ class LeafNode(Node):
         """Describe the leaf.
 
         Args:
-            shape: extents of its axes, each at least 1; none of a scalar.
+            shape: extents of its axes, each at least 1; none for a scalar.
             kind: input, parameter or constant.
-            value: what it holds, of this shape; without one, it is bound when the graph runs.
-            fill: of a constant: the number that every entry is.
-            is_identity: of a constant: products of Kronecker deltas, see the class.
-            requires_grad: whether a gradient is wanted; by default of inputs and parameters.
-            dtype: of its entries; by default the value's, else torch's default.
-            name: what messages and drawings call it.
+            value: tensor of this shape; without a value, it is bound when the graph runs.
+            fill: value of all entries of a constant.
+            is_identity: of a constant, see the class.
+            requires_grad: whether a gradient is computed; by default for inputs and parameters.
+            dtype: by default that of the value, else torch's default.
+            name: shown in messages and drawings.
 
         Raises:
-            ValueError: the shape has an extent below 1, or shape or dtype is not that of the value, or a constant is
-                described twice.
+            ValueError: an extent is below 1, shape or dtype differ from the value's, or a constant is described twice.
         """
-        described = value.dtype if value is not None else torch.get_default_dtype()
-        wanted = kind != LeafKind.CONSTANT if requires_grad is None else requires_grad
+        default = value.dtype if value is not None else torch.get_default_dtype()
+        leaf_grad = kind != LeafKind.CONSTANT if requires_grad is None else requires_grad
         shape = [int(extent) for extent in shape]
-        super().__init__((), shape=shape, dtype=dtype or described, name=name, leaf_grad=wanted)
+        super().__init__((), shape=shape, dtype=dtype or default, name=name, leaf_grad=leaf_grad)
         self.kind, self.given, self.fill, self.is_identity = LeafKind(kind), value, fill, is_identity
         self._check()
         self.forwarded = None if value is None else value.detach()
@@ -217,9 +149,25 @@ class LeafNode(Node):
         if self.is_identity and self.shape[:half] != self.shape[half:]:
             raise ValueError(f"{self.label}: shape {list(self.shape)}: expected an identity to have its axes twice")
 
+    @property
+    def is_described(self) -> bool:
+        """Return whether the leaf is a constant that need not be stored."""
+        return self.fill is not None or self.is_identity
 
-class TransformNode(Node):
-    """`dst[D] = alpha * sum over dummies of src[S]`: identity, transposition, reduction, broadcast, and mixtures."""
+
+class _UnaryNode(Node):
+    """A node with one operand."""
+
+    __slots__ = ()
+
+    @property
+    def source(self) -> Node:
+        """Return the operand."""
+        return self.inputs[0]
+
+
+class TransformNode(_UnaryNode):
+    """`dst[D] = alpha * sum over dummies of src[S]`: transposition, reduction, broadcast, scaling and combinations."""
 
     __slots__ = ("alpha", "index_dst", "index_src")
 
@@ -236,43 +184,23 @@ class TransformNode(Node):
         """Describe the transformation.
 
         Args:
-            source: what is transformed.
+            source: operand.
             index_dst: one index per axis of the result; negative ones are New.
-            index_src: one index per axis of the source; negative ones are summed over. The negative indices of the
-                two arrays have nothing to do with each other.
-            alpha: a literal, never trained; a finite number.
-            new_dims: the extents of the New indices, in the order of `index_dst`.
-            name: what messages and drawings call it.
+            index_src: one index per axis of the source; negative ones are summed over. Negative indices of the two
+                arrays are unrelated.
+            alpha: a finite number, never trained.
+            new_dims: extents of the New indices, in the order of `index_dst`.
+            name: shown in messages and drawings.
 
         Raises:
-            ValueError: the arrays break a rule, which the message names with the node and the array; alpha is not
-                finite; or the source is of whole numbers (see `CastNode`).
+            ValueError: an index array breaks a rule, alpha is not finite, or the source has an integer dtype.
         """
         owner = f"TransformNode {name!r}" if name else "TransformNode"
         self.index_dst, self.index_src = checked(owner, "index_dst", index_dst), checked(owner, "index_src", index_src)
         self.alpha = _finite(owner, alpha)
-        extents = extents_of(owner, "index_src", self.index_src, source.shape)
-        for there, here, name_here in (
-            (self.index_src, self.index_dst, "index_dst"),
-            (self.index_dst, self.index_src, "index_src"),
-        ):
-            missing = sorted(i for i in here if i > 0 and i not in there)
-            if missing:
-                message = "expected positive indices on both sides"
-                raise ValueError(f"{owner}: {name_here} {list(here)}: {message}, got {missing} on this one only")
-        new = negatives(self.index_dst)
-        if len(new) != len(new_dims) or any(extent < 1 for extent in new_dims):
-            message = f"expected an extent of at least 1 for each of the {len(new)} New indices of index_dst"
-            raise ValueError(f"{owner}: new_dims {list(new_dims)}: {message} {list(self.index_dst)}")
-        extents = {i: n for i, n in extents.items() if i > 0} | dict(zip(new, new_dims, strict=True))
-        shape = [extents[i] for i in self.index_dst]
+        shape = transform_shape(owner, self.index_dst, self.index_src, source.shape, new_dims)
         super().__init__([source], shape=shape, dtype=source.dtype, name=name)
         self._check_dtype()
-
-    @property
-    def source(self) -> Node:
-        """Return what is transformed."""
-        return self.inputs[0]
 
     @property
     def new_dims(self) -> tuple[int, ...]:
@@ -297,16 +225,16 @@ class TransformNode(Node):
 
 def _finite(owner: str, alpha: float) -> float:
     try:
-        found = float(alpha)
+        number = float(alpha)
     except OverflowError:  # an integer beyond the floats
-        found = inf
-    if not isfinite(found):
-        raise ValueError(f"{owner}: alpha: expected a finite number, got {found}")
-    return found
+        number = inf
+    if not isfinite(number):
+        raise ValueError(f"{owner}: alpha: expected a finite number, got {number}")
+    return number
 
 
 class _PairNode(Node):
-    """Two operands, an operation between their entries, and a sum over the indices the result does not have."""
+    """Two operands, an operation between their entries, and a sum over the indices that the result lacks."""
 
     __slots__ = ("index_dst", "index_src_l", "index_src_r", "operation")
 
@@ -319,8 +247,22 @@ class _PairNode(Node):
         index_src_r: Sequence[int],
         *,
         operation: Operation,
-        name: str | None,
+        name: str | None = None,
     ) -> None:
+        """Describe the operation.
+
+        Args:
+            left: left operand.
+            right: right operand.
+            index_dst: one positive index per axis of the result.
+            index_src_l: one index per axis of the left operand; negative ones are summed over.
+            index_src_r: one index per axis of the right operand; negative ones are summed over.
+            operation: between entries.
+            name: shown in messages and drawings.
+
+        Raises:
+            ValueError: an index array breaks a rule, or the operands differ in dtype or have an integer dtype.
+        """
         kind = type(self).__name__
         owner = f"{kind} {name!r}" if name else kind
         if operation not in ("+", "-", "*"):
@@ -329,27 +271,12 @@ class _PairNode(Node):
         self.index_dst = checked(owner, "index_dst", index_dst)
         self.index_src_l = checked(owner, "index_src_l", index_src_l)
         self.index_src_r = checked(owner, "index_src_r", index_src_r)
-        extents = joint_extents(
-            owner,
-            extents_of(owner, "index_src_l", self.index_src_l, left.shape),
-            extents_of(owner, "index_src_r", self.index_src_r, right.shape),
-        )
-        self._check_sides(owner, extents)
+        sides = {"index_src_l": (self.index_src_l, left.shape), "index_src_r": (self.index_src_r, right.shape)}
+        extents = pair_extents(owner, self.index_dst, sides)
         if left.dtype != right.dtype:
             raise ValueError(f"{owner}: expected operands of one dtype (see Cast), got {left.dtype} and {right.dtype}")
         super().__init__([left, right], shape=[extents[i] for i in self.index_dst], dtype=left.dtype, name=name)
         self._check_dtype()
-
-    def _check_sides(self, owner: str, extents: dict[int, int]) -> None:
-        new = [index for index in self.index_dst if index < 0 or index not in extents]
-        if new:
-            message = f"expected indices of the operands, got {new}: compose with a Transform to bring in new ones"
-            raise ValueError(f"{owner}: index_dst {list(self.index_dst)}: {message}")
-        for name, indices in (("index_src_l", self.index_src_l), ("index_src_r", self.index_src_r)):
-            lost = [index for index in indices if index > 0 and index not in self.index_dst]
-            if lost:
-                message = f"expected positive indices to be in index_dst {list(self.index_dst)}, got {lost}"
-                raise ValueError(f"{owner}: {name} {list(indices)}: {message}: what is summed over is negative")
 
     @property
     def left(self) -> Node:
@@ -381,30 +308,10 @@ class _PairNode(Node):
 class ElementwiseNode(_PairNode):
     """`dst[D] = sum over dummies of (L[l] op R[r])`, op one of +, -, *.
 
-    Of + and - the sum covers the whole expression: an operand without a dummy index is counted once for each of its
-    values.
+    The sum covers both operands of + and -: an operand without a dummy index is counted once for each of its values.
     """
 
     __slots__ = ()
-
-    def __init__(
-        self,
-        left: Node,
-        right: Node,
-        index_dst: Sequence[int],
-        index_src_l: Sequence[int],
-        index_src_r: Sequence[int],
-        *,
-        operation: Operation,
-        name: str | None = None,
-    ) -> None:
-        """Describe the operation; the arrays as the class says.
-
-        Raises:
-            ValueError: the arrays break a rule, which the message names with the node and the array; or the operands
-                differ in dtype, or are of whole numbers (see `CastNode`).
-        """
-        super().__init__(left, right, index_dst, index_src_l, index_src_r, operation=operation, name=name)
 
     def num_repeats(self, side: int) -> int:
         """Return how often an entry of an operand (0 left, 1 right) is counted: the extents of dummies it lacks."""
@@ -427,57 +334,90 @@ class LinearNode(_PairNode):
         *,
         name: str | None = None,
     ) -> None:
-        """Describe the contraction; the arrays as the class says.
-
-        Raises:
-            ValueError: the arrays break a rule, which the message names with the node and the array; or the operands
-                differ in dtype, or are of whole numbers (see `CastNode`).
-        """
+        """Describe the contraction; arguments and errors as for `ElementwiseNode`."""
         super().__init__(left, right, index_dst, index_src_l, index_src_r, operation="*", name=name)
 
 
-class NonlinearNode(Node):
-    """A function of one variable, entry by entry."""
+class NonlinearNode(_UnaryNode):
+    """A function of one variable, applied to every entry."""
 
     __slots__ = ("function",)
 
     def __init__(self, source: Node, function: Function, *, name: str | None = None) -> None:
-        """Describe the function applied.
-
-        Args:
-            source: what it is applied to.
-            function: an elementary function or one composed of them.
-            name: what messages and drawings call it.
-
-        Raises:
-            ValueError: the source is of whole numbers (see `CastNode`).
-        """
+        """Describe the function applied; raise ValueError for a source of an integer dtype (see `CastNode`)."""
         super().__init__([source], shape=source.shape, dtype=source.dtype, name=name)
         self._check_dtype()
         self.function = function
 
-    @property
-    def source(self) -> Node:
-        """Return what the function is applied to."""
-        return self.inputs[0]
 
-
-class CastNode(Node):
-    """The same entries in another dtype; the one node that computes with whole numbers or makes them."""
+class CastNode(_UnaryNode):
+    """The same entries in another dtype; the only computed node with integer operands or results."""
 
     __slots__ = ()
 
     def __init__(self, source: Node, dtype: torch.dtype, *, name: str | None = None) -> None:
-        """Describe the conversion.
-
-        Args:
-            source: what is converted.
-            dtype: to which dtype.
-            name: what messages and drawings call it.
-        """
+        """Describe the conversion of a node to a dtype."""
         super().__init__([source], shape=source.shape, dtype=dtype, name=name)
 
-    @property
-    def source(self) -> Node:
-        """Return what is converted."""
-        return self.inputs[0]
+
+def elementwise(left: Node | float, right: Node | float, operation: Operation) -> Node:
+    """Return an operation on two operands, entry by entry, broadcast as in the module docstring.
+
+    Raises:
+        ValueError: the shapes do not fit, or both are numbers.
+    """
+    like = left if isinstance(left, Node) else _node(right)
+    left, right = (_constant(side, like.dtype) if not isinstance(side, Node) else side for side in (left, right))
+    small, large = sorted((left, right), key=lambda node: node.rank)
+    axes = tuple(range(1, large.rank + 1))
+    if large.shape[large.rank - small.rank :] != small.shape:
+        message = "expected operands of one shape, a scalar, or the other's last axes"
+        raise ValueError(f"{left.label} {operation} {right.label}: {message}, got {left.shape} and {right.shape}")
+    src_l, src_r = (axes[large.rank - node.rank :] for node in (left, right))
+    return ElementwiseNode(left, right, axes, src_l, src_r, operation=operation)
+
+
+def multiply(left: Node | float, right: Node | float) -> Node:
+    """Return the product, entry by entry; with a number it is a Transform."""
+    if isinstance(right, Node) and isinstance(left, Node):
+        return elementwise(left, right, "*")
+    node, factor = (_node(left), right) if isinstance(left, Node) else (_node(right), left)
+    axes = range(1, node.rank + 1)
+    return TransformNode(node, axes, axes, alpha=_number(factor))
+
+
+def divide(left: Node | float, right: Node | float) -> Node:
+    """Return the quotient, entry by entry."""
+    return multiply(left, right**-1.0 if isinstance(right, Node) else 1.0 / _number(right))
+
+
+def matrix_product(left: Node, right: Node) -> Node:
+    """Return the product over the last axis of the left operand and the last but one (of a vector: only) of the right.
+
+    Leading axes of both are a batch; an operand without batch axes is shared by the whole batch.
+
+    Raises:
+        ValueError: an operand is a scalar, or the extents do not fit.
+    """
+    if not (isinstance(right, Node) and left.rank and right.rank):
+        raise ValueError(f"{left.label} @ {right}: expected two operands of at least one axis")
+    if min(left.rank, right.rank) > 2 and left.rank != right.rank:
+        message = f"expected as many batch axes, got {left.shape} and {right.shape}"
+        raise ValueError(f"{left.label} @ {right.label}: {message}")
+    return LinearNode(left, right, *matrix_product_indices(left.rank, right.rank))
+
+
+def _constant(number: Node | float, dtype: torch.dtype) -> Node:
+    return LeafNode((), kind=LeafKind.CONSTANT, fill=_number(number), dtype=dtype)
+
+
+def _node(operand: Node | float) -> Node:
+    if not isinstance(operand, Node):
+        raise ValueError(f"expected a node, got {operand!r}")
+    return operand
+
+
+def _number(operand: Node | float) -> float:
+    if not isinstance(operand, Real):
+        raise ValueError(f"expected a number, got {operand!r}")
+    return float(operand)

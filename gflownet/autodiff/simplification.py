@@ -68,11 +68,6 @@ class _Rebuilt:
         return self._nodes[source.inputs[0]], tuple(axis_of[label] for label in source.labels)
 
 
-def is_described(leaf: LeafNode) -> bool:
-    """Return whether a leaf is a constant that is computed with instead of stored."""
-    return leaf.fill is not None or leaf.is_identity
-
-
 def terms_of(
     terms: Terms, order: Sequence[Node], *, opaque: Collection[Node] = ()
 ) -> tuple[dict[Node, Term], list[LeafNode]]:
@@ -86,7 +81,7 @@ def terms_of(
     found: dict[Node, Term] = {}
     leaves: list[LeafNode] = []
     for node in order:
-        if isinstance(node, LeafNode) and not is_described(node):
+        if isinstance(node, LeafNode) and not node.is_described:
             term = terms.leaf(len(leaves), node.shape, node.dtype)
             leaves.append(node)
         else:

@@ -4,7 +4,8 @@ import re
 
 import pytest
 
-from gflownet.autodiff.functions import PRIMITIVES, Function
+from gflownet.autodiff.functions import Function
+from gflownet.autodiff.primitives import PRIMITIVES
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from gflownet.autodiff.functions import PRIMITIVES, Call, Constant, Function, Power, Product, Sum, X
+from gflownet.autodiff.functions import Call, Constant, Function, Power, Product, Sum, X
+from gflownet.autodiff.primitives import PRIMITIVES
 from gflownet.autodiff.quoting import shortened
 from tests.oracles import tensor_graphs as oracle
 

@@ -10,8 +10,9 @@ from gflownet.autodiff import derivatives
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.compilation import compile, compile_gradient, compile_hessian, compile_jacobian
 from gflownet.autodiff.evaluation import evaluate
-from gflownet.autodiff.functions import PRIMITIVES, Function
+from gflownet.autodiff.functions import Function
 from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node
+from gflownet.autodiff.primitives import PRIMITIVES
 from tests.autodiff.living import Living
 
 DOUBLE = torch.float64
