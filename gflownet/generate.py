@@ -1,4 +1,4 @@
-"""python -m gflownet.generate: answers of a saved language model, at a terminal or to a file of prompts."""
+"""python -m gflownet.generate: text from a saved language model, for typed prompts or a file of prompts."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ if TYPE_CHECKING:
     from gflownet.rhn.serving.sampling import Sampled, SamplingParams
 
 EXIT_USER_ERROR = 2
-EXIT_SIGNAL = 128  # a shell reports 128 + N for a process that signal N ended
+EXIT_SIGNAL = 128  # a shell reports 128 + N for a process ended by signal N
 
-# Options of sampling as a file of prompts may name them too: type, default and help of each.
+# Sampling options of the command line and of a file of prompts: type, default, help.
 OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
-    "max_tokens": (int, 256, "at most so many tokens, which are bytes"),
+    "max_tokens": (int, 256, "maximum number of tokens (bytes) of an answer"),
     "temperature": (float, 1.0, "0: always the likeliest token"),
-    "top_k": (int, 0, "only the so many likeliest tokens; 0: all"),
-    "top_p": (float, 1.0, "only the likeliest tokens that together have this probability"),
-    "min_p": (float, 0.0, "only tokens at least so likely as this part of the likeliest one"),
-    "repetition_penalty": (float, 1.0, "above 1: against tokens of prompt and answer"),
-    "seed": (int, 0, "the prompt of line n, or the n-th that is typed, is answered with seed + n"),
+    "top_k": (int, 0, "sample from the K likeliest tokens only; 0: all"),
+    "top_p": (float, 1.0, "sample from the likeliest tokens with this total probability only"),
+    "min_p": (float, 0.0, "sample from tokens with at least this fraction of the largest probability only"),
+    "repetition_penalty": (float, 1.0, "above 1: penalise tokens of prompt and answer"),
+    "seed": (int, 0, "the prompt of line n, or the n-th typed prompt, uses seed + n"),
 }
 
 
@@ -39,45 +39,51 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     """Return the values of the command line.
 
     Raises:
-        UserError: an option that does not exist, lacks its value, or does not go with the others.
+        UserError: an unknown option, a missing value, or options that exclude each other.
     """
     parser = CommandLine(
         prog="python -m gflownet.generate",
-        description="Generates text from a saved language model. Without --prompts, prompts are typed one at a time: "
+        description="Generate text with a saved language model. Without --prompts, type prompts one at a time: "
         "Ctrl-C stops an answer, Ctrl-D ends.",
         allow_abbrev=False,
     )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="with model.json and model.safetensors")
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder with model.json and model.safetensors")
     group = parser.add_argument_group("sampling")
     for name, (kind, default, text) in OPTIONS.items():
         group.add_argument(_flag(name), type=kind, default=default, metavar="X", help=f"{text} (default: {default})")
-    group.add_argument("--stop", action="append", default=[], metavar="TEXT", help="ends an answer; may be repeated")
+    group.add_argument(
+        "--stop", action="append", default=[], metavar="TEXT", help="end an answer before this text; may be repeated"
+    )
     files = parser.add_argument_group("prompts from a file")
     files.add_argument(
         "--prompts",
         type=Path,
         metavar="FILE",
-        help="one prompt per line; in a file called *.jsonl an "
-        "object with prompt, and with options of its own: max_tokens, ..., stop, logprobs",
+        help="one prompt per line; in a *.jsonl file one object per line, "
+        "with prompt and optional max_tokens, ..., stop, logprobs",
     )
-    files.add_argument("--out", type=Path, metavar="FILE", help="answers as JSONL; those it has are not made again")
     files.add_argument(
-        "--logprobs", type=int, metavar="N", help="with each token its log-probability and those of the N likeliest"
+        "--out", type=Path, metavar="FILE", help="answers as JSONL; prompts with an answer in it are skipped"
     )
-    files.add_argument("--max-slots", type=int, default=32, metavar="N", help="so many prompts at a time (default: 32)")
-    found = parser.parse_args(arguments)
-    if (found.prompts is None) != (found.out is None):
+    files.add_argument(
+        "--logprobs", type=int, metavar="N", help="add the log-probabilities of each token and of the N likeliest"
+    )
+    files.add_argument(
+        "--max-slots", type=int, default=32, metavar="N", help="maximum number of prompts at once (default: 32)"
+    )
+    options = parser.parse_args(arguments)
+    if (options.prompts is None) != (options.out is None):
         raise UserError("expected --prompts and --out together, got one without the other")
-    if found.prompts is None and found.logprobs is not None:
+    if options.prompts is None and options.logprobs is not None:
         raise UserError("--logprobs: expected together with --prompts")
-    if found.max_slots < 1:
-        raise UserError(f"--max-slots: expected at least 1, got {found.max_slots}")
-    return found
+    if options.max_slots < 1:
+        raise UserError(f"--max-slots: expected at least 1, got {options.max_slots}")
+    return options
 
 
-def _options(asked: argparse.Namespace) -> dict[str, Any]:
-    """Return the options of sampling by name."""
-    return {name: getattr(asked, name) for name in (*OPTIONS, "stop", "logprobs")}
+def _sampling_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Return the sampling options by name."""
+    return {name: getattr(options, name) for name in (*OPTIONS, "stop", "logprobs")}
 
 
 def _flag(name: str) -> str:
@@ -85,10 +91,10 @@ def _flag(name: str) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run the command line and return its exit status: 0, 2 for the user's mistakes, 128 + a signal."""
+    """Run the command line; return the exit status: 0, 2 for an error of the user, 128 + a signal."""
     try:
-        asked = parse(sys.argv[1:] if argv is None else argv)
-        return converse(asked) if asked.prompts is None else answer_file(asked)
+        options = parse(sys.argv[1:] if argv is None else argv)
+        return converse(options) if options.prompts is None else answer_file(options)
     except UserError as error:
         print(error_line(error), file=sys.stderr)
         return EXIT_USER_ERROR
@@ -101,7 +107,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
-    """Return the options of sampling, checked; `where` begins the message of an error."""
+    """Check sampling options; `where` is the start of an error message."""
     from gflownet.rhn.serving.sampling import SamplingParams
 
     stop = [options["stop"]] if isinstance(options["stop"], str) else options["stop"]
@@ -112,8 +118,8 @@ def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
 
 
 def _engine(folder: Path, max_slots: int) -> Engine:
-    """Return an engine for a caller that is never refused: it submits no more than there are slots."""
-    # Here and not above: --help and a wrong option should not wait for torch.
+    """Return an engine without limits on the queue, for a caller that submits at most `max_slots` requests at once."""
+    # Imported here, so that --help and option errors do not import torch.
     from gflownet.rhn.checkpoint import load_byte_decoder
     from gflownet.rhn.serving.engine import Engine, EngineConfig
     from gflownet.rhn.serving.scheduler import SchedulerConfig
@@ -122,11 +128,11 @@ def _engine(folder: Path, max_slots: int) -> Engine:
     return Engine(load_byte_decoder(folder), config)
 
 
-def converse(asked: argparse.Namespace) -> int:
+def converse(options: argparse.Namespace) -> int:
     """Answer typed prompts until the end of the input."""
-    options = _options(asked)
-    _params(options)  # before the model is loaded
-    engine = _engine(asked.folder, 1)
+    sampling = _sampling_options(options)
+    _params(sampling)  # before the model is loaded
+    engine = _engine(options.folder, 1)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  # input() edits lines with it
@@ -145,11 +151,11 @@ def converse(asked: argparse.Namespace) -> int:
             continue
         if text:
             number += 1
-            _answer(engine, text, _params({**options, "seed": options["seed"] + number}))
+            _answer(engine, text, _params({**sampling, "seed": sampling["seed"] + number}))
 
 
 def _answer(engine: Engine, text: str, params: SamplingParams) -> None:
-    """Write the answer to one prompt while it is made, until Ctrl-C."""
+    """Stream the answer to one prompt to the terminal, until Ctrl-C."""
     from gflownet.rhn.serving.requests import Request, TokenEvent
 
     try:
@@ -168,7 +174,7 @@ def _answer(engine: Engine, text: str, params: SamplingParams) -> None:
 
 
 def _write(text: str) -> None:
-    """Write to the terminal, whose control characters no model should send."""
+    """Write text; on a terminal, escape control characters of the model."""
     sys.stdout.write(text.translate(_VISIBLE) if sys.stdout.isatty() else text)
     sys.stdout.flush()
 
@@ -176,32 +182,34 @@ def _write(text: str) -> None:
 _VISIBLE = {code: repr(chr(code))[1:-1] for code in (*range(0x20), *range(0x7F, 0xA0)) if chr(code) not in "\n\t"}
 
 
-def answer_file(asked: argparse.Namespace) -> int:
-    """Answer the prompts of a file that have no answer yet; return 0, or 128 + the signal that stopped it."""
+def answer_file(options: argparse.Namespace) -> int:
+    """Answer the prompts of a file that have no answer yet; return 0, or 128 + the signal that ended the run."""
     from rich.console import Console
     from rich.progress import Progress
 
-    prompts = read_prompts(asked.prompts, _options(asked))
-    params = {prompt.line: _params(prompt.options, f"{asked.prompts}: line {prompt.line}: ") for prompt in prompts}
-    with AnswerFile(asked.out) as answers:
-        undone = answers.undone(prompts)
-        engine = _engine(asked.folder, asked.max_slots)
+    prompts = read_prompts(options.prompts, _sampling_options(options))
+    params = {prompt.line: _params(prompt.options, f"{options.prompts}: line {prompt.line}: ") for prompt in prompts}
+    with AnswerFile(options.out) as answers:
+        unanswered = answers.unanswered(prompts)
+        engine = _engine(options.folder, options.max_slots)
         progress = Progress(console=Console(stderr=True))
-        with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped; the same command goes on\n") as stop:
-            task = progress.add_task("prompts", total=len(prompts), completed=len(prompts) - len(undone))
-            for answer in _answers(engine, [(prompt, params[prompt.line]) for prompt in undone], asked.max_slots, stop):
+        with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped; run the same command to continue\n") as stop:
+            task = progress.add_task("prompts", total=len(prompts), completed=len(prompts) - len(unanswered))
+            for answer in _answers(
+                engine, [(prompt, params[prompt.line]) for prompt in unanswered], options.max_slots, stop
+            ):
                 answers.write(answer)
                 progress.advance(task)
     return 0 if stop.signal is None else EXIT_SIGNAL + stop.signal
 
 
 def _answers(
-    engine: Engine, asked: Sequence[tuple[Prompt, SamplingParams]], max_running: int, stop: StopRequest
+    engine: Engine, prompts: Sequence[tuple[Prompt, SamplingParams]], max_running: int, stop: StopRequest
 ) -> Iterator[dict[str, Any]]:
     """Yield the answer to each prompt when it is finished, until a signal."""
     from gflownet.rhn.serving.requests import Request, TokenEvent
 
-    waiting = iter(asked)
+    waiting = iter(prompts)
     running: dict[int, tuple[Prompt, list[Sampled]]] = {}
     while stop.signal is None:
         for prompt, params in islice(waiting, max_running - len(running)):
@@ -217,14 +225,15 @@ def _answers(
 
 
 def _record(prompt: Prompt, sampled: Sequence[Sampled], end: FinishEvent) -> dict[str, Any]:
-    """Return the line of an answer."""
-    text = decode(one.token for one in sampled)
+    """Return the record of an answer."""
+    text = decode(token for token, *_ in sampled)
     record = {**prompt.record(), "text": text, "finish_reason": end.finish_reason, "num_tokens": end.num_tokens}
     if end.error:
         record["error"] = end.error
     if prompt.options["logprobs"] is not None:
         record["logprobs"] = [
-            {"token": one.token, "logprob": one.log_probability, "likeliest": one.likeliest} for one in sampled
+            {"token": token, "logprob": log_probability, "likeliest": likeliest}
+            for token, log_probability, likeliest in sampled
         ]
     return record
 

@@ -237,7 +237,7 @@ def test_every_package_of_the_tree_has_a_layer_and_a_place_in_the_documentation(
 
 def test_the_config_is_read_without_importing_torch(checkout: Path) -> None:
     code = (
-        "import sys, gflownet.train, gflownet.config_checks, gflownet.generate, gflownet.rhn.server.command; "
+        "import sys, gflownet.train, gflownet.config_checks, gflownet.generate, gflownet.rhn.server.__main__; "
         "print([m for m in sys.modules if m.startswith('torch')])"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)

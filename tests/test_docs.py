@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 
 from gflownet import generate, train
-from gflownet.rhn.server.command import parse as parse_server
+from gflownet.rhn.server.__main__ import parse as parse_server
 from tests.running_server import running_server
 
 DOCS = (

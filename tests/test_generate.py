@@ -162,7 +162,7 @@ def test_a_run_that_is_stopped_goes_on(
     with monkeypatch.context() as patch:
         patch.setattr(AnswerFile, "write", write_and_stop)
         assert main([str(folder), "--prompts", str(prompts), "--out", str(out)]) == status
-    assert "stopped; the same command goes on" in capsys.readouterr().err
+    assert "stopped; run the same command to continue" in capsys.readouterr().err
     assert [answer["line"] for answer in lines_of(out)] == [1, 2, 3, 5, 6]
     finish(folder, prompts, out)
 
@@ -298,7 +298,7 @@ REFUSED = (
     (["--logprobs", "1"], "--logprobs: expected together with --prompts"),
     (["--top-p", "2"], "top_p: expected a number > 0 and <= 1, got 2.0"),
     (["--stop", ""], "stop: expected "),
-    (["--prompts", "none.txt", "--out", "o"], "--prompts: expected a text file that can be read, got none.txt"),
+    (["--prompts", "none.txt", "--out", "o"], "--prompts: cannot read the text file none.txt"),
 )
 
 

@@ -1,4 +1,4 @@
-"""The HTTP side of serving: routes, limits, streams, and errors in OpenAI's shape."""
+"""HTTP application: routes, limits, streams, and errors in OpenAI's format."""
 
 from __future__ import annotations
 
@@ -17,14 +17,21 @@ from prometheus_client import CONTENT_TYPE_LATEST
 from starlette.exceptions import HTTPException
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from gflownet.rhn.server.answers import Envelope, joined, usage
+from gflownet.rhn.server.messages import (
+    CompletionRequest,
+    Envelope,
+    RequestError,
+    bad_request,
+    joined,
+    parse_request,
+    usage,
+)
 from gflownet.rhn.server.origins import OriginCheck, Origins
-from gflownet.rhn.server.schema import CompletionRequest, RequestError, bad_request, parse_request
 from gflownet.rhn.server.service import Answer, Service
 
-BODY_SECONDS = 30.0  # in which a body has to be there
-STALLED_SECONDS = 5.0  # after its time is over, until a client that does not read is hung up on
-HUNG_UP = 499  # as nginx; for the metrics alone
+BODY_SECONDS = 30.0  # to receive a body
+STALLED_SECONDS = 5.0  # after the time limit, before the connection of a client that does not read is closed
+CLIENT_CLOSED = 499  # status in the metrics for a request that the client gave up, as in nginx
 
 
 @dataclass(frozen=True)
@@ -35,21 +42,21 @@ class Limits:
     max_prompt: int  # tokens
     max_prompts: int  # in one request
     seconds: float  # until its last token
-    origins: Origins = field(default_factory=Origins)  # which Host and Origin headers are answered
+    origins: Origins = field(default_factory=Origins)  # allowed Host and Origin headers
 
 
 class Session:
-    """Release the slots of a request at its end: answered, hung up, too slow or failed."""
+    """ASGI middleware that frees the slots of a request when it ends: answered, closed, too slow or failed."""
 
     def __init__(self, app: ASGIApp, *, service: Service, seconds: float) -> None:
-        """Wrap an application; `seconds` bounds a request from its first byte to its last."""
+        """Wrap an application; `seconds` is the time limit of a request, from the first byte to the last."""
         self._app, self._service, self._seconds = app, service, seconds
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Run the application for one request."""
         if scope["type"] != "http":
             return await self._app(scope, receive, send)
-        status = HUNG_UP
+        status = CLIENT_CLOSED
 
         async def watched(message: Message) -> None:
             nonlocal status
@@ -59,7 +66,7 @@ class Session:
         answers: list[Answer] = []
         scope["state"] = {**scope.get("state", {}), "answers": answers}
         try:
-            # A client that does not read: the response stays unfinished, which makes the server hang up.
+            # If the client does not read, the response stays incomplete and the server closes the connection.
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._seconds):
                     await self._app(scope, receive, watched)
@@ -71,7 +78,7 @@ class Session:
 
 
 def create_app(service: Service, limits: Limits, *, on_start: Callable[[], None]) -> FastAPI:
-    """Return the application; `on_start` is called in its event loop before the first request."""
+    """Return the application; `on_start` is called in the event loop before the first request."""
 
     @asynccontextmanager
     async def lifespan(_: FastAPI) -> AsyncIterator[None]:
@@ -82,26 +89,26 @@ def create_app(service: Service, limits: Limits, *, on_start: Callable[[], None]
 
     app = FastAPI(title="gflownet language model", lifespan=lifespan, docs_url=None, redoc_url=None)
     seconds = BODY_SECONDS + limits.seconds + STALLED_SECONDS
-    # The last one added is the outermost.
+    # The middleware added last runs first.
     origins = sorted(limits.origins.allowed_origins)
     app.add_middleware(CORSMiddleware, allow_origins=origins, allow_methods=["GET", "POST"], allow_headers=["*"])
     app.add_middleware(OriginCheck, origins=limits.origins)
     app.add_middleware(Session, service=service, seconds=seconds)
-    app.add_exception_handler(RequestError, _say_request_error)
-    app.add_exception_handler(Exception, _say_failure)
-    app.add_exception_handler(HTTPException, _say_http_error)
+    app.add_exception_handler(RequestError, _request_error_response)
+    app.add_exception_handler(Exception, _failure_response)
+    app.add_exception_handler(HTTPException, _http_error_response)
     _add_state(app, service)
 
     @app.post("/v1/completions", openapi_extra={"requestBody": _body_schema()})
     async def completions(request: Request) -> Response:
         service.check_open()
-        asked = parse_request(await _read_body(request, limits.max_body))
-        answer = _submit(service, asked, limits)
+        body = parse_request(await _read_body(request, limits.max_body))
+        answer = _submit(service, body, limits)
         request.state.answers.append(answer)
         deadline = asyncio.get_running_loop().time() + limits.seconds
-        envelope = Envelope(asked.model, has_logprobs=asked.logprobs is not None)
-        if asked.stream:
-            include_usage = asked.stream_options is not None and asked.stream_options.include_usage
+        envelope = Envelope(body.model, has_logprobs=body.logprobs is not None)
+        if body.stream:
+            include_usage = body.stream_options is not None and body.stream_options.include_usage
             events = _events(answer, envelope, deadline, include_usage=include_usage)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
         return await _whole(request, answer, envelope, deadline)
@@ -135,29 +142,29 @@ def _body_schema() -> dict[str, Any]:
     return {"content": {"application/json": {"schema": CompletionRequest.model_json_schema()}}, "required": True}
 
 
-async def _say_request_error(_: Request, error: Exception) -> Response:
+async def _request_error_response(_: Request, error: Exception) -> Response:
     assert isinstance(error, RequestError)
     return JSONResponse(error.body(), error.status, headers=error.headers)
 
 
-async def _say_failure(_: Request, error: Exception) -> Response:
-    """Answer a defect of the server, whose traceback is logged by the framework."""
+async def _failure_response(_: Request, error: Exception) -> Response:
+    """Respond to an internal error; the framework logs the traceback."""
     failure = RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, f"the server failed: {type(error).__name__}")
     return JSONResponse(failure.body(), failure.status)
 
 
-async def _say_http_error(request: Request, error: Exception) -> Response:
-    """Answer an unknown path or method."""
+async def _http_error_response(request: Request, error: Exception) -> Response:
+    """Respond to an unknown path or method."""
     assert isinstance(error, HTTPException)
     message = f"{request.method} {request.url.path}: {error.detail}"
     return JSONResponse(RequestError(HTTPStatus(error.status_code), message).body(), error.status_code)
 
 
 async def _read_body(request: Request, max_bytes: int) -> bytes:
-    """Return the body, of which no more than `max_bytes` are ever kept.
+    """Read the body, with at most `max_bytes` in memory.
 
     Raises:
-        RequestError: it is larger, or takes too long.
+        RequestError: the body is too large, or takes too long.
     """
     body = bytearray()
     try:
@@ -173,49 +180,49 @@ async def _read_body(request: Request, max_bytes: int) -> bytes:
     return bytes(body)
 
 
-def _submit(service: Service, asked: CompletionRequest, limits: Limits) -> Answer:
-    """Put the prompts of a request into the queue, all of them or none.
+def _submit(service: Service, body: CompletionRequest, limits: Limits) -> Answer:
+    """Queue the prompts of a request, all or none.
 
     Raises:
-        RequestError: another model, a prompt that is too long, a parameter out of bounds, or a full queue.
+        RequestError: another model, a too long prompt, a parameter out of bounds, or a full queue.
     """
-    service.check_model(asked.model)
-    prompts = asked.prompts()
+    service.check_model(body.model)
+    prompts = body.prompts()
     longest = max(map(len, prompts))
     if longest > limits.max_prompt:
         message = f"prompt: expected at most {limits.max_prompt} tokens, got {longest}"
         raise RequestError(HTTPStatus.BAD_REQUEST, message, param="prompt", code="context_length_exceeded")
     if len(prompts) > limits.max_prompts:
         raise bad_request("prompt", f"expected at most {limits.max_prompts} prompts, got {len(prompts)}")
-    params = asked.params()
+    params = body.params()
     if params.seed is None:
-        return service.submit(prompts, [params] * len(prompts), echo=bool(asked.echo))
+        return service.submit(prompts, [params] * len(prompts), echo=bool(body.echo))
     seeded = [replace(params, seed=(params.seed + index) % 2**64) for index in range(len(prompts))]
-    return service.submit(prompts, seeded, echo=bool(asked.echo))
+    return service.submit(prompts, seeded, echo=bool(body.echo))
 
 
 async def _whole(request: Request, answer: Answer, envelope: Envelope, deadline: float) -> Response:
-    """Return the whole answer; nothing is sampled any more once the client has hung up."""
-    watcher = asyncio.create_task(_close_on_hang_up(request, answer))
+    """Return the whole answer; stop sampling if the client closes the connection."""
+    watcher = asyncio.create_task(_close_on_disconnect(request, answer))
     try:
-        pieces = [piece async for some in answer.pieces(deadline) for piece in some]
+        pieces = [piece async for pieces in answer.pieces(deadline) for piece in pieces]
     finally:
         watcher.cancel()
     return JSONResponse(envelope.message(joined(pieces), usage=usage(answer.num_prompt_tokens, answer.num_tokens)))
 
 
-async def _close_on_hang_up(request: Request, answer: Answer) -> None:
+async def _close_on_disconnect(request: Request, answer: Answer) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    answer.fail(RequestError(HUNG_UP, "the client hung up"))
+    answer.fail(RequestError(CLIENT_CLOSED, "the client closed the connection"))
 
 
 async def _events(answer: Answer, envelope: Envelope, deadline: float, *, include_usage: bool) -> AsyncIterator[str]:
-    """Yield the answer as server-sent events; an error is the last of them."""
-    nothing = {"usage": None} if include_usage else {}
+    """Yield the answer as server-sent events; an error is the last event."""
+    no_usage = {"usage": None} if include_usage else {}
     try:
         async for pieces in answer.pieces(deadline):
-            yield "".join(_event(envelope.message([piece], **nothing)) for piece in pieces)
+            yield "".join(_event(envelope.message([piece], **no_usage)) for piece in pieces)
     except RequestError as error:
         yield _event(error.body())
         return

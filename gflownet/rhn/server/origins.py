@@ -1,7 +1,7 @@
-"""Refuse requests that a foreign web page makes a browser send: Host and Origin headers by name.
+"""Refuse requests that a browser sends for another web page, by their Host and Origin headers.
 
-Without this any page that a user of the machine opens could use a server on 127.0.0.1: directly (Origin is that page),
-or through a name that the page's owner lets resolve to 127.0.0.1 (DNS rebinding: Host is that name).
+Otherwise any page open on the machine could use a server on 127.0.0.1: directly (Origin is the page), or through a name
+that resolves to 127.0.0.1 (DNS rebinding: Host is this name).
 """
 
 from __future__ import annotations
@@ -15,24 +15,24 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gflownet.rhn.server.schema import RequestError
+from gflownet.rhn.server.messages import RequestError
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 
 
 @dataclass(frozen=True)
 class Origins:
-    """The Host and Origin headers that are answered.
+    """Allowed Host and Origin headers.
 
     Raises:
-        ValueError: a host that is no name or address, an origin that is no scheme://host or scheme://host:port.
+        ValueError: an invalid host name or address, or an origin other than scheme://host or scheme://host:port.
     """
 
     allowed_hosts: frozenset[str] = frozenset()  # besides the loopback names; without port
     allowed_origins: frozenset[str] = frozenset()  # besides the server itself
 
     def __post_init__(self) -> None:
-        """Check every name, and keep it in the form that headers are compared in."""
+        """Check and normalise every name."""
         for host in self.allowed_hosts:
             if not host or (host_name(host) != host.lower() and not _is_ipv6(host)):
                 raise ValueError(f"expected a host name or address without port, got {host!r}")
@@ -44,7 +44,7 @@ class Origins:
         object.__setattr__(self, "allowed_origins", frozenset(origin.lower() for origin in self.allowed_origins))
 
     def check(self, host: str | None, origin: str | None) -> None:
-        """Raise RequestError for headers of a foreign page; None stands for a header that is missing."""
+        """Raise RequestError for headers of another page; None is a missing header."""
         if host is None or host_name(host) not in self.allowed_hosts:
             message = f"Host: expected a name of this server (option --allow-host), got {host!r:.80}"
             raise RequestError(HTTPStatus.FORBIDDEN, message)
@@ -56,10 +56,10 @@ class Origins:
 
 
 def host_name(host: str) -> str:
-    """Return the name or address in a Host header, lower case, without port and brackets; "" where there is none."""
+    """Return the name or address in a Host header, lower case, without port and brackets; "" if invalid."""
     try:
         parts = urlsplit(f"//{host}")
-        _ = parts.port  # raises where it is no number
+        _ = parts.port  # raises ValueError if it is not a number
     except ValueError:
         return ""
     is_plain = parts.netloc == host and "@" not in host
@@ -74,14 +74,14 @@ def _is_ipv6(host: str) -> bool:
 
 
 class OriginCheck:
-    """Answer 403 to requests with a foreign Host or Origin."""
+    """ASGI middleware: status 403 for requests with another Host or Origin."""
 
     def __init__(self, app: ASGIApp, *, origins: Origins) -> None:
         """Wrap an application."""
         self._app, self._origins = app, origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Run the application for one request, or refuse it."""
+        """Run the application for one request, or refuse the request."""
         if scope["type"] in ("http", "websocket"):
             headers = Headers(scope=scope)
             try:

@@ -1,4 +1,4 @@
-"""Between the event loop of a server and the thread in which its engine steps."""
+"""Connect the event loop of a server with the thread that runs its engine; metrics for Prometheus."""
 
 from __future__ import annotations
 
@@ -7,30 +7,29 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from http import HTTPStatus
 
 from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
+from prometheus_client.registry import Collector
 
 from gflownet.rhn.bytes_text import decode
-from gflownet.rhn.server.answers import Choice, Piece
-from gflownet.rhn.server.metrics import ServingCollector
-from gflownet.rhn.server.schema import RequestError, from_value_error
+from gflownet.rhn.server.messages import Choice, Piece, RequestError, from_value_error
 from gflownet.rhn.serving.engine import Engine
 from gflownet.rhn.serving.requests import Event, FinishEvent, Request, TokenEvent
-from gflownet.rhn.serving.sampling import SamplingParams
+from gflownet.rhn.serving.sampling import FinishReason, SamplingParams
 from gflownet.rhn.serving.scheduler import QueueFullError
-from gflownet.rhn.serving.stopping import FinishReason
 
 _log = logging.getLogger(__name__)
 
 
 class Answer:
-    """The answer to a client, piece by piece: one choice per prompt. For the event loop's thread alone."""
+    """A stream of pieces, one choice per prompt. Used by the thread of the event loop only."""
 
     def __init__(self, choices: dict[int, Choice], num_prompt_tokens: int, cancel: Callable[[int], None]) -> None:
-        """`choices` are by the number that the engine gave the prompt."""
+        """`choices` by request id of the engine."""
         self.num_prompt_tokens = num_prompt_tokens
         self._choices, self._open, self._cancel = choices, dict(choices), cancel
         self._events: list[Event] = []
@@ -39,11 +38,11 @@ class Answer:
 
     @property
     def num_tokens(self) -> int:
-        """Of all choices."""
+        """Number of sampled tokens of all choices."""
         return sum(choice.num_tokens for choice in self._choices.values())
 
-    def tell(self, event: Event) -> None:
-        """Take an event of the engine."""
+    def add(self, event: Event) -> None:
+        """Add an event of the engine."""
         self._events.append(event)
         self._changed.set()
 
@@ -54,15 +53,15 @@ class Answer:
         self.close()
 
     def close(self) -> None:
-        """Cancel the choices that are not finished."""
+        """Cancel the unfinished choices."""
         for request_id in self._open:
             self._cancel(request_id)
 
     async def pieces(self, deadline: float) -> AsyncIterator[list[Piece]]:
-        """Yield new pieces whenever there are some, until every choice is finished.
+        """Yield new pieces until every choice is finished.
 
         Raises:
-            RequestError: the loop's clock passes `deadline`, or the engine cannot go on.
+            RequestError: the clock of the event loop passes `deadline`, or the engine fails.
         """
         while self._open:
             try:
@@ -79,19 +78,19 @@ class Answer:
                 yield pieces
 
     def _read(self, events: Sequence[Event]) -> list[Piece]:
-        """Return the pieces of some events: one for each choice in them."""
+        """Return the pieces of some events, one per choice."""
         pieces: list[Piece | None] = []
-        touched: dict[int, Choice] = {}
+        changed: dict[int, Choice] = {}
         for event in events:
             choice = self._choices[event.request_id]
             if isinstance(event, TokenEvent):
                 choice.add(event.sampled)
-                touched[event.request_id] = choice
+                changed[event.request_id] = choice
                 continue
-            touched.pop(event.request_id, None)
+            changed.pop(event.request_id, None)
             del self._open[event.request_id]
             pieces.append(self._last_piece(choice, event))
-        pieces += [choice.piece() for choice in touched.values()]
+        pieces += [choice.piece() for choice in changed.values()]
         return [piece for piece in pieces if piece is not None]
 
     def _last_piece(self, choice: Choice, event: FinishEvent) -> Piece | None:
@@ -101,17 +100,17 @@ class Answer:
 
 
 class Service:
-    """One model: submit requests, step the engine in a thread, and pass each event to its answer.
+    """Submit requests to an engine, run it in a thread, and pass its events to the answers.
 
-    All but the constructor is called by the event loop's thread.
+    Every method except the constructor is called by the thread of the event loop.
     """
 
     def __init__(self, engine: Engine, name: str, *, on_failure: Callable[[], None]) -> None:
-        """Serve an engine under a name; `on_failure` is called when the engine raises."""
+        """Serve an engine under a model name; `on_failure` is called if the engine raises."""
         self._engine, self._name, self._on_failure = engine, name, on_failure
         self.card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gflownet"}
-        self._answers: dict[int, Answer] = {}  # by the engine's numbers, those that are not finished
-        self._closed: RequestError | None = None  # why nothing is taken any more
+        self._answers: dict[int, Answer] = {}  # unfinished answers by request id of the engine
+        self._closed: RequestError | None = None  # the response to new requests after the end of service
         self.failed = False
         self._idle = asyncio.Event()
         self._responses: Counter[int] = Counter()
@@ -121,7 +120,7 @@ class Service:
         self._thread = threading.Thread(target=self._step, name="engine", daemon=True)
 
     def start(self) -> None:
-        """Begin to step."""
+        """Start the thread of the engine."""
         self._loop = asyncio.get_running_loop()
         self._idle.set()
         self._thread.start()
@@ -140,14 +139,14 @@ class Service:
                 while self._engine.has_work and not self._stopping:
                     events = self._engine.step()
                     if events:
-                        self._loop.call_soon_threadsafe(self._tell, events)
+                        self._loop.call_soon_threadsafe(self._dispatch, events)
         except Exception:
             _log.exception("the engine failed")
             self._loop.call_soon_threadsafe(self._fail)
 
-    def _tell(self, events: Sequence[Event]) -> None:
+    def _dispatch(self, events: Sequence[Event]) -> None:
         for event in events:
-            self._answers[event.request_id].tell(event)
+            self._answers[event.request_id].add(event)
             if isinstance(event, FinishEvent):
                 del self._answers[event.request_id]
         if not self._answers:
@@ -159,7 +158,7 @@ class Service:
         self._on_failure()
 
     async def drain(self, seconds: float) -> None:
-        """Take no more requests, wait until nothing runs, and after so many seconds end the running requests."""
+        """Refuse new requests, and end running ones after `seconds` at most."""
         self._closed = RequestError(HTTPStatus.SERVICE_UNAVAILABLE, "the server is being stopped", retry=True)
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
@@ -172,21 +171,21 @@ class Service:
             answer.fail(error)
 
     def check_open(self) -> None:
-        """Raise RequestError if requests are not taken any more."""
+        """Raise RequestError after the end of service."""
         if self._closed is not None:
             raise self._closed
 
     def check_model(self, name: str) -> None:
-        """Raise RequestError if this is another model's name."""
+        """Raise RequestError for the name of another model."""
         if name != self._name:
             message = f"model: expected {self._name!r}, got {name!r}"
             raise RequestError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 
     def submit(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, echo: bool) -> Answer:
-        """Put prompts into the queue, all of them or none.
+        """Queue prompts, all or none.
 
         Raises:
-            RequestError: nothing is taken any more, the queue is full, or the engine refuses the request.
+            RequestError: service has ended, the queue is full, or the request is invalid.
         """
         self.check_open()
         choices: dict[int, Choice] = {}
@@ -218,5 +217,57 @@ class Service:
         self._responses[status] += 1
 
     def metrics(self) -> bytes:
-        """Return the figures of this moment in Prometheus' text format."""
+        """Return the present metrics in Prometheus' text format."""
         return generate_latest(self._registry)
+
+
+class ServingCollector(Collector):
+    """Metrics of the engine, with Prometheus' names and units, read at every scrape."""
+
+    def __init__(self, engine: Engine, responses: Mapping[int, int]) -> None:
+        """`responses`: a live mapping from status to number of responses."""
+        self._engine, self._responses = engine, responses
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every metric."""
+        now = self._engine.metrics()
+        sums = now.sums
+        yield _gauge("requests_waiting", "Prompts in the queue", now.num_waiting)
+        yield _gauge("requests_running", "Prompts that hold a slot", now.num_running)
+        finished = CounterMetricFamily("gflownet_requests_finished", "Finished prompts by reason", labels=["reason"])
+        for reason in FinishReason:
+            finished.add_metric([reason], sums.finished[reason])
+        yield finished
+        responses = CounterMetricFamily("gflownet_http_responses", "Responses by status", labels=["status"])
+        for status, count in sorted(self._responses.items()):
+            responses.add_metric([str(status)], count)
+        yield responses
+        yield _counter("steps", "Steps of the engine", sums.num_steps)
+        yield _counter("step_rows", "Tokens read, of prompts and answers", sums.num_rows)
+        yield _counter("step_seconds", "Time in steps", sums.step_seconds)
+        yield _counter("tokens", "Tokens of answers", sums.num_tokens)
+        yield _summary("queue_seconds", "From arrival to a slot", sums.num_admitted, sums.waited_seconds)
+        yield _summary(
+            "first_token_seconds", "From arrival to the first token", sums.num_first_tokens, sums.first_token_seconds
+        )
+        yield _summary(
+            "next_token_seconds", "Between tokens of one answer", sums.num_later_tokens, sums.later_token_seconds
+        )
+        yield _counter("prefix_hits", "Prompts that started from a cached state", sums.prefix_hits)
+        yield _counter("prefix_misses", "Prompts that did not", sums.prefix_misses)
+        yield _counter("prefix_tokens", "Tokens of prompts skipped by cached states", sums.prefix_tokens)
+        yield _counter("prefix_evictions", "Evicted cached states", now.prefix_evicted)
+        yield _gauge("prefix_states", "Cached states", now.prefix_entries)
+        yield _gauge("prefix_bytes", "Size of the cached states", now.prefix_bytes)
+
+
+def _gauge(name: str, text: str, value: float) -> Metric:
+    return GaugeMetricFamily(f"gflownet_{name}", text, value=value)
+
+
+def _counter(name: str, text: str, value: float) -> Metric:
+    return CounterMetricFamily(f"gflownet_{name}", text, value=value)
+
+
+def _summary(name: str, text: str, count: int, total: float) -> Metric:
+    return SummaryMetricFamily(f"gflownet_{name}", text, count_value=count, sum_value=total)

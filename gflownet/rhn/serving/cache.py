@@ -1,9 +1,13 @@
-"""States of running requests: one each, all in one tensor that is allocated once."""
+"""States of running requests in one preallocated tensor, and states of prompt prefixes for later requests."""
 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
+from array import array
+from collections import Counter, OrderedDict
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
 
 import numpy as np
 import torch
@@ -13,10 +17,7 @@ from gflownet.rhn.decoding import LanguageModel
 
 
 class CacheManager:
-    """The states of requests, one slot each.
-
-    Not safe to call from several threads at once.
-    """
+    """States of requests, one slot each. Not thread-safe."""
 
     def __init__(self, model: LanguageModel, num_slots: int) -> None:
         """Allocate the slots.
@@ -28,9 +29,9 @@ class CacheManager:
             raise ValueError(f"num_slots: expected at least 1, got {num_slots}")
         num_layers, width = model.state_shape
         self._states = torch.zeros(num_layers, num_slots, width, dtype=model.dtype, device=model.device)
-        self._free = list(range(num_slots))  # a heap: the lowest slot first, so that used slots lie side by side
+        self._free = list(range(num_slots))  # a heap: the lowest slot first, so that used slots are contiguous
         self._slots: dict[int, int] = {}
-        self._last: tuple[list[int], slice | Tensor] | None = None  # the requests looked up last, and where they lie
+        self._last: tuple[list[int], slice | Tensor] | None = None  # latest request ids, and the index of their slots
 
     @property
     def num_free(self) -> int:
@@ -38,7 +39,7 @@ class CacheManager:
         return len(self._free)
 
     def slot_of(self, request_id: int) -> int:
-        """Return where a request's state lies.
+        """Return the slot of a request.
 
         Raises:
             KeyError: the request has no slot.
@@ -46,7 +47,7 @@ class CacheManager:
         return self._slots[request_id]
 
     def allocate(self, request_id: int, state: Tensor | None = None) -> int:
-        """Return the slot that a request gets, its state [layers, width] as given or zero.
+        """Give a request a slot with a state [layers, width], default zeros, and return the slot.
 
         Raises:
             ValueError: the request has a slot, no slot is free, or a state of another shape.
@@ -63,7 +64,7 @@ class CacheManager:
         return slot
 
     def free(self, request_id: int) -> None:
-        """Let another request have the slot.
+        """Free the slot of a request.
 
         Raises:
             KeyError: the request has no slot.
@@ -72,16 +73,16 @@ class CacheManager:
         self._last = None
 
     def fork(self, request_id: int, new_request_id: int) -> int:
-        """Return the slot of a request that goes on from the state of another.
+        """Allocate a slot for a new request with a copy of a request's state, and return the slot.
 
         Raises:
-            KeyError: the other has no slot.
-            ValueError: the new one has one, or no slot is free.
+            KeyError: the request has no slot.
+            ValueError: the new request has a slot, or no slot is free.
         """
         return self.allocate(new_request_id, self.export_state(request_id))
 
     def export_state(self, request_id: int) -> Tensor:
-        """Return a copy [layers, width] of a request's state, which `allocate` takes again.
+        """Return a copy [layers, width] of a request's state, an argument of `allocate`.
 
         Raises:
             KeyError: the request has no slot.
@@ -89,36 +90,98 @@ class CacheManager:
         return self._states[:, self._slots[request_id]].clone()
 
     def get_caches(self, request_ids: Sequence[int]) -> Tensor:
-        """Return the states [layers, R, width] of requests; to be read before the next update, not to be changed.
+        """Return the states [layers, R, width] of requests: read-only, valid until the next update.
 
         Raises:
-            KeyError: one has no slot.
+            KeyError: a request has no slot.
         """
-        where = self._where(request_ids)
-        return self._states[:, where] if isinstance(where, slice) else self._states.index_select(1, where)
+        index = self._index(request_ids)
+        return self._states[:, index] if isinstance(index, slice) else self._states.index_select(1, index)
 
     def update_caches(self, request_ids: Sequence[int], new_caches: Tensor) -> None:
-        """Take the new states [layers, R, width] of requests.
+        """Replace the states of requests by [layers, R, width].
 
         Raises:
-            KeyError: one has no slot.
+            KeyError: a request has no slot.
         """
-        where = self._where(request_ids)
-        if isinstance(where, slice):
-            self._states[:, where] = new_caches
+        index = self._index(request_ids)
+        if isinstance(index, slice):
+            self._states[:, index] = new_caches
         else:
-            self._states.index_copy_(1, where, new_caches)
+            self._states.index_copy_(1, index, new_caches)
 
-    def _where(self, request_ids: Sequence[int]) -> slice | Tensor:
-        """Return the slots as an index, without a copy where they lie side by side."""
+    def _index(self, request_ids: Sequence[int]) -> slice | Tensor:
+        """Return the slots as an index; a slice, which needs no copy, if they are contiguous."""
         if self._last is not None and self._last[0] == request_ids:
             return self._last[1]
         slots = [self._slots[request_id] for request_id in request_ids]
-        lie_together = slots == list(range(slots[0], slots[0] + len(slots)))
-        where = (
-            slice(slots[0], slots[-1] + 1)
-            if lie_together
-            else torch.from_numpy(np.array(slots)).to(self._states.device)
-        )
-        self._last = list(request_ids), where
-        return where
+        if slots == list(range(slots[0], slots[0] + len(slots))):
+            index = slice(slots[0], slots[-1] + 1)
+        else:
+            index = torch.from_numpy(np.array(slots)).to(self._states.device)
+        self._last = list(request_ids), index
+        return index
+
+
+@dataclass(frozen=True)
+class PrefixHit:
+    """The longest cached prefix of a prompt."""
+
+    num_tokens: int
+    state: Tensor  # [layers, width], read-only
+
+
+class PrefixCache:
+    """States after prefixes of prompts, with LRU eviction. Not thread-safe."""
+
+    def __init__(self, max_bytes: int) -> None:
+        """Start empty; `max_bytes` bounds the total size of the states.
+
+        Raises:
+            ValueError: a negative bound.
+        """
+        if max_bytes < 0:
+            raise ValueError(f"max_bytes: expected at least 0, got {max_bytes}")
+        self._max_bytes = max_bytes
+        self.num_bytes = 0
+        self.num_evicted = 0
+        # by length and digest: 128 bits identify a prefix without its tokens
+        self._states: OrderedDict[tuple[int, bytes], Tensor] = OrderedDict()
+        self._lengths: Counter[int] = Counter()
+
+    def __len__(self) -> int:
+        """Return the number of cached prefixes."""
+        return len(self._states)
+
+    def put(self, tokens: Sequence[int], state: Tensor) -> None:
+        """Cache the state [layers, width] after at least one token; the state is not copied."""
+        (key,) = _keys(tokens, [len(tokens)])
+        if key in self._states:
+            self._states.move_to_end(key)
+            return
+        self._states[key] = state
+        self._lengths[key[0]] += 1
+        self.num_bytes += state.nbytes
+        while self.num_bytes > self._max_bytes:
+            (length, _), dropped = self._states.popitem(last=False)
+            self._lengths[length] -= 1
+            self.num_bytes -= dropped.nbytes
+            self.num_evicted += 1
+
+    def longest(self, prompt: Sequence[int]) -> PrefixHit | None:
+        """Return the longest cached prefix that leaves at least one token to read; None if there is none."""
+        lengths = sorted(length for length, count in self._lengths.items() if count and length < len(prompt))
+        for key in reversed(list(_keys(prompt, lengths))):
+            if key in self._states:
+                self._states.move_to_end(key)
+                return PrefixHit(key[0], self._states[key])
+        return None
+
+
+def _keys(tokens: Sequence[int], lengths: Iterable[int]) -> Iterator[tuple[int, bytes]]:
+    """Yield the keys of the prefixes of some ascending lengths."""
+    digest, start = blake2b(digest_size=16), 0
+    for length in lengths:
+        digest.update(array("q", tokens[start:length]).tobytes())
+        start = length
+        yield length, digest.digest()

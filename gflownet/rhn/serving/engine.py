@@ -1,7 +1,7 @@
-"""Continuous batching: one token of every running request per step, those that come and go sharing the batch.
+"""Continuous batching: each step reads one token of every running request, of its prompt or of its answer.
 
-Tokens of a prompt are rows like any other, so that reading a long prompt never delays the other answers. The logits of
-a row are a function of the tokens of that row, up to rounding; each row has its own random generator.
+Prompts need no separate prefill, so a long prompt does not delay other answers. The logits of a row are a function of
+the tokens of that row, up to rounding; each row has its own random generator.
 """
 
 from __future__ import annotations
@@ -13,37 +13,34 @@ from bisect import insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import count
+from operator import attrgetter
 
 import numpy as np
 import torch
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.cache import CacheManager
-from gflownet.rhn.serving.metrics import EngineMetrics, Tally
-from gflownet.rhn.serving.prefixes import PrefixCache
-from gflownet.rhn.serving.requests import ActiveRequest, Event, FinishEvent, Request
+from gflownet.rhn.serving.cache import CacheManager, PrefixCache
+from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, FinishEvent, Request, Tally
 from gflownet.rhn.serving.sampler import Draw, Sampler
-from gflownet.rhn.serving.sampling import SamplingError
+from gflownet.rhn.serving.sampling import FinishReason, SamplingError
 from gflownet.rhn.serving.scheduler import Phase, Scheduler, SchedulerConfig
-from gflownet.rhn.serving.stopping import FinishReason
 
 _log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """How requests are taken on, and how much is kept for later ones.
+    """Admission of requests, and the cache of prompt prefixes.
 
     Raises:
         ValueError: a value out of its bounds.
     """
 
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
-    prefix_bytes: int = 64 * 2**20  # of states kept of prompts that were read; 0: none
-    prefix_interval: int = 64  # tokens of a prompt between kept states; the one at its end is kept too
+    prefix_bytes: int = 64 * 2**20  # size of the cached states of prompt prefixes; 0: no cache
+    prefix_interval: int = 64  # tokens of a prompt between cached states; the state at its end is cached too
 
     def __post_init__(self) -> None:
-        """Check every value."""
         if self.prefix_bytes < 0:
             raise ValueError(f"prefix_bytes: expected at least 0, got {self.prefix_bytes}")
         if self.prefix_interval < 1:
@@ -53,22 +50,22 @@ class EngineConfig:
 def process_batch_step(
     active_requests: Sequence[ActiveRequest], cache_manager: CacheManager, *, model: LanguageModel, sampler: Sampler
 ) -> list[Draw]:
-    """Read the next token of each request and draw the one after it where the prompt is at its end.
+    """Read the next token of each request, and sample the token after it for requests whose prompt is read.
 
     Args:
-        active_requests: at least one, each with a slot in the cache; they are moved on by one token.
+        active_requests: at least one, each with a slot in the cache; `num_read` is advanced by one.
         cache_manager: holds their states, which are replaced.
         model: the language model.
-        sampler: with the requests in the slots that they have in the cache.
+        sampler: holds the requests in the same slots as the cache.
 
     Returns:
-        the token of each request; None where its prompt goes on, an error where no token can be drawn.
+        the token of each request; None if its prompt continues, an error if no token can be sampled.
     """
     device = model.device
     tokens = [request.tokens[request.num_read] for request in active_requests]
     starts = [request.num_read == 0 and request.starts for request in active_requests]
     request_ids = [request.request_id for request in active_requests]
-    # By way of numpy: torch reads a list at a fifth of the speed.
+    # Through numpy: torch reads a list at a fifth of the speed.
     logits, new_state = model.step(
         torch.from_numpy(np.array(tokens)).to(device),
         cache_manager.get_caches(request_ids),
@@ -78,14 +75,14 @@ def process_batch_step(
     for request in active_requests:
         request.num_read += 1
     slots = [request.slot for request in active_requests]
-    asking = [request.num_read == len(request.tokens) for request in active_requests]
-    return sampler.sample(slots, logits, asking)
+    samples = [request.num_read == len(request.tokens) for request in active_requests]
+    return sampler.sample(slots, logits, samples)
 
 
 class Engine:
-    """Answers requests, many at a time.
+    """Answer requests, many at a time.
 
-    `submit`, `cancel` and `metrics` may be called from any thread, `step` from one at a time.
+    `submit`, `cancel` and `metrics` are thread-safe; `step` must not run in two threads at once.
     """
 
     def __init__(
@@ -109,18 +106,18 @@ class Engine:
         self._tally = Tally()
         self._scheduler = Scheduler(self._config.scheduler, clock=clock)
         self._requests: dict[int, ActiveRequest] = {}  # waiting and running
-        self._cancelled: list[ActiveRequest] = []  # without a last event yet
+        self._cancelled: list[ActiveRequest] = []  # their finish event comes with the next step
         self._ids = count()
-        # Of the thread that steps: by slot, so that the states in use lie side by side.
+        # Used by `step` only. Sorted by slot, so that the states in use are contiguous.
         self._running: list[ActiveRequest] = []
 
     def submit(self, request: Request) -> int:
-        """Return the number of a request that waits from now on.
+        """Queue a request and return its id.
 
         Raises:
-            ValueError: an empty prompt, a token that the model does not know, a state of another shape, or what
-                `Scheduler.submit` refuses.
-            QueueFullError: too much is waiting.
+            ValueError: an empty prompt, a token outside the vocabulary, a state of another shape, or limits of
+                `Scheduler.submit`.
+            QueueFullError: too many requests or tokens are queued.
         """
         request.check(self._model)
         with self._lock:
@@ -131,7 +128,7 @@ class Engine:
         return request_id
 
     def cancel(self, request_id: int) -> bool:
-        """End a request, waiting or running; its slot is free within one step. Return False where it had ended."""
+        """End a waiting or running request; its slot is free after one step. Return False if it had ended."""
         with self._lock:
             request = self._requests.get(request_id)
             if request is None or request.cancelled:
@@ -144,12 +141,12 @@ class Engine:
 
     @property
     def has_work(self) -> bool:
-        """Whether a step would do anything."""
+        """Whether requests wait or run."""
         with self._lock:
             return bool(self._requests)
 
     def metrics(self) -> EngineMetrics:
-        """Return sums since the beginning, and how much waits and runs now."""
+        """Return sums since the start, and the present load."""
         with self._lock:
             return EngineMetrics(
                 replace(self._tally, finished=self._tally.finished.copy()),
@@ -161,23 +158,23 @@ class Engine:
             )
 
     def step(self) -> list[Event]:
-        """Read one token of every running request; return the events, in order for each request."""
+        """Read one token of every running request; return the events, in order per request."""
         events: list[Event] = []
-        began = self._clock()
+        start = self._clock()
         with self._lock:
-            self._end_cancelled(began, events)
-            self._admit(began, events)
+            self._end_cancelled(start, events)
+            self._admit(start, events)
         if not self._running:
             return events
-        drawn = process_batch_step(self._running, self._cache, model=self._model, sampler=self._sampler)
+        sampled = process_batch_step(self._running, self._cache, model=self._model, sampler=self._sampler)
         now = self._clock()
         with self._lock:
             tally = self._tally
             tally.num_steps += 1
             tally.num_rows += len(self._running)
-            tally.step_seconds += now - began
+            tally.step_seconds += now - start
             num_events = len(events)
-            ended = self._take(drawn, now, events)
+            ended = self._take(sampled, now, events)
             tally.num_tokens += len(events) - num_events
             for request, reason, error in ended:
                 self._end(request, reason, now, events, error)
@@ -186,11 +183,11 @@ class Engine:
     def _end_cancelled(self, now: float, events: list[Event]) -> None:
         cancelled, self._cancelled = self._cancelled, []
         for request in cancelled:
-            if request.request_id in self._requests:  # not ended by the step during which it was cancelled
+            if request.request_id in self._requests:  # the step during which it was cancelled may have ended it
                 self._end(request, FinishReason.CANCELLED, now, events)
 
     def _admit(self, now: float, events: list[Event]) -> None:
-        """Seat waiting requests, each after the longest prefix of its prompt that is known."""
+        """Give free slots to waiting requests, each from the longest cached prefix of its prompt."""
         if not self._scheduler.num_waiting:
             return
         schedule = self._scheduler.schedule()
@@ -212,7 +209,7 @@ class Engine:
             request.admitted = now
             self._tally.num_admitted += 1
             self._tally.waited_seconds += now - request.submitted
-            insort(self._running, request, key=_slot)
+            insort(self._running, request, key=attrgetter("slot"))
             try:
                 self._sampler.place(request.slot, request.request.params, request.tokens)
             except Exception as error:
@@ -221,11 +218,11 @@ class Engine:
                 self._end(request, FinishReason.ERROR, now, events, message)
 
     def _take(
-        self, drawn: Sequence[Draw], now: float, events: list[Event]
+        self, draws: Sequence[Draw], now: float, events: list[Event]
     ) -> list[tuple[ActiveRequest, FinishReason, str]]:
-        """Add the token of each running request; return requests that end, with reason and error."""
+        """Add the token of each running request; return the requests that end, with reason and error."""
         ended = []
-        for request, sampled in zip(self._running, drawn, strict=True):
+        for request, sampled in zip(self._running, draws, strict=True):
             if request.num_read == request.next_kept:
                 self._keep_prefix(request)
             if isinstance(sampled, SamplingError):
@@ -237,12 +234,12 @@ class Engine:
         return ended
 
     def _keep_prefix(self, request: ActiveRequest) -> None:
-        """Keep the state for prompts that begin likewise."""
+        """Cache the state for prompts with the same beginning."""
         self._prefixes.put(request.tokens[: request.num_read], self._cache.export_state(request.request_id))
         self._plan_prefix(request)
 
     def _plan_prefix(self, request: ActiveRequest) -> None:
-        """Set after how many tokens the state is kept next: every `prefix_interval`, and at the end of the prompt."""
+        """Set the next point to cache the state: every `prefix_interval` tokens and at the end of the prompt."""
         if self._keeps(request):
             interval = self._config.prefix_interval
             request.next_kept = min((request.num_read // interval + 1) * interval, request.num_prompt)
@@ -250,11 +247,11 @@ class Engine:
     def _end(
         self, request: ActiveRequest, reason: FinishReason, now: float, events: list[Event], error: str = ""
     ) -> None:
-        """Forget a request and add its last event."""
-        request_id, asked = request.request_id, request.request
+        """Remove a request and add its finish event."""
+        request_id, options = request.request_id, request.request
         state = None
         if request.slot >= 0:
-            if reason in (FinishReason.STOP, FinishReason.LENGTH) and (asked.keep_state or self._keeps(request)):
+            if reason in (FinishReason.STOP, FinishReason.LENGTH) and (options.keep_state or self._keeps(request)):
                 state = self._cache.export_state(request_id)
                 if self._keeps(request):
                     self._prefixes.put(request.tokens[: request.num_read], state)
@@ -276,21 +273,17 @@ class Engine:
                 request_id,
                 reason,
                 num_prompt_tokens=request.num_prompt,
-                num_tokens=request.num_told,
+                num_tokens=request.num_shown,
                 num_cached_tokens=request.num_cached,
                 waited=admitted - request.submitted,
                 first_token_after=first,
                 took=now - request.submitted,
                 error=error,
-                state=state.clone() if state is not None and asked.keep_state else None,
+                state=state.clone() if state is not None and options.keep_state else None,
                 unread=tuple(request.tokens[request.num_read :]),
             )
         )
 
     def _keeps(self, request: ActiveRequest) -> bool:
-        """Whether the prefixes of a request are kept: not after a given state, which its tokens do not determine."""
+        """Return whether the prefixes of a request are cached: not if it started from a state of the user."""
         return self._config.prefix_bytes > 0 and request.request.state is None
-
-
-def _slot(request: ActiveRequest) -> int:
-    return request.slot

@@ -1,4 +1,4 @@
-"""Answers to prompts without a server: one as it comes, or many at once."""
+"""Generate answers without a server: one as a stream, or many at once."""
 
 from __future__ import annotations
 
@@ -12,9 +12,8 @@ from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.requests import Request, TokenEvent
 from gflownet.rhn.serving.sampler import Sampler
-from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
+from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingError, SamplingParams
 from gflownet.rhn.serving.scheduler import SchedulerConfig
-from gflownet.rhn.serving.stopping import FinishReason
 
 DEFAULT_PARAMS = SamplingParams()
 
@@ -28,16 +27,16 @@ class Generation:
 
     @property
     def tokens(self) -> list[int]:
-        """Of the answer alone, without the prompt."""
+        """Tokens of the answer, without the prompt."""
         return [sampled.token for sampled in self.sampled]
 
 
 @dataclass
 class Stream:
-    """An answer as it comes; iterating reads the model, token after token.
+    """An answer as an iterator over its tokens; each iteration runs the model.
 
-    `finish_reason` is None until the end. A continuation starts from `state` [layers, 1, width], after the tokens that
-    the model has read, and `unread`, the tokens drawn after that.
+    `finish_reason` is None until the end. To continue, start from `state` [layers, 1, width], which is the state after
+    the tokens that the model has read, with `unread`, the tokens sampled after them.
     """
 
     model: LanguageModel
@@ -51,17 +50,17 @@ class Stream:
         """Check the request.
 
         Raises:
-            ValueError: an empty prompt, a token that the model does not know, or a state of another shape.
+            ValueError: an empty prompt, a token outside the vocabulary, or a state of another shape.
         """
-        given = None if self.state is None else self.state[:, 0]
-        Request(self.prompt, self.params, state=given).check(self.model)
+        before = None if self.state is None else self.state[:, 0]
+        Request(self.prompt, self.params, state=before).check(self.model)
         self._tokens = self._run()
 
     def __iter__(self) -> Iterator[Sampled]:
-        """Return an iterator over the tokens of the answer; tokens that may begin a stop string are held back.
+        """Return the iterator over the tokens of the answer; tokens that may begin a stop string are held back.
 
         Raises:
-            ValueError: no token can be drawn: see `SamplingError`.
+            ValueError: no token can be sampled: see `SamplingError`.
         """
         return self._tokens
 
@@ -69,7 +68,7 @@ class Stream:
         model, device = self.model, self.model.device
         sampler = Sampler(1, model.vocabulary_size, device)
         sampler.place(0, self.params, self.prompt)
-        answer, waiting, num_told = self.params.new_answer(), [], 0
+        answer, held, num_shown = self.params.new_answer(), [], 0
         logits, self.state = model.prefill(torch.tensor([list(self.prompt)], device=device), self.state)
         while self.finish_reason is None:
             (sampled,) = sampler.sample([0], logits, [True])
@@ -78,10 +77,10 @@ class Stream:
             assert sampled is not None
             self.unread = (sampled.token,)
             self.finish_reason = answer.add(sampled.token)
-            waiting.append(sampled)
-            while num_told < answer.num_shown:
-                num_told += 1
-                yield waiting.pop(0)
+            held.append(sampled)
+            while num_shown < answer.num_shown:
+                num_shown += 1
+                yield held.pop(0)
             if self.finish_reason is None:
                 logits, self.state = model.step(torch.tensor([sampled.token], device=device), self.state, None)
 
@@ -89,11 +88,11 @@ class Stream:
 def generate(
     model: LanguageModel, prompt: Sequence[int], params: SamplingParams = DEFAULT_PARAMS, *, state: Tensor | None = None
 ) -> Generation:
-    """Return the answer to a prompt: it is read along the wavefront, and every later token in a step of one row.
+    """Return the answer to a prompt: one prefill, then one step of one row per token.
 
     Args:
         model: the language model.
-        prompt: tokens, at least one; left as it is.
+        prompt: tokens, at least one.
         params: of the answer.
         state: [layers, 1, width] of the tokens before the prompt; None at the beginning.
 
@@ -109,11 +108,11 @@ def generate(
 def generate_batch(
     model: LanguageModel, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, max_slots: int = 32
 ) -> list[Generation]:
-    """Return the answers to prompts of any lengths, `max_slots` at a time as an `Engine` answers them.
+    """Return the answers to prompts of any lengths, computed by an `Engine` with `max_slots` slots.
 
-    Logits agree with `generate` and with a server up to rounding, so greedy tokens agree unless two tokens are
-    as likely as each other up to rounding, and sampled tokens with a seed unless the draw falls within rounding of a
-    boundary between two tokens.
+    Logits agree with `generate` and with a server up to rounding. So do greedy tokens unless two tokens are equally
+    likely up to rounding, and sampled tokens with a seed unless the random number is within rounding of a boundary
+    between two tokens.
 
     Args:
         model: the language model.
@@ -122,7 +121,7 @@ def generate_batch(
         max_slots: rows of a step.
 
     Raises:
-        ValueError: numbers of prompts and parameters differ, `Engine.submit` refuses a request, or an answer failed.
+        ValueError: unequal numbers of prompts and parameters, an invalid request (`Engine.submit`), or a failed answer.
     """
     requests = [Request(prompt, of_answer) for prompt, of_answer in zip(prompts, params, strict=True)]
     num_tokens = sum(len(request.prompt) + request.params.max_tokens for request in requests)

@@ -1,7 +1,7 @@
-"""Processors of logits before a token is drawn, named as in Hugging Face.
+"""Processors of logits before sampling, with the names of Hugging Face.
 
-Every row has its own parameters, so that requests of all kinds share a call; a neutral parameter leaves its row's bits
-as they are. R is the number of rows, V of the vocabulary; scores are float64.
+Every row has its own parameters, so that different requests share a call; a neutral parameter leaves its row unchanged
+to the bit. R is the number of rows, V of the vocabulary; scores are float64.
 """
 
 from __future__ import annotations
@@ -19,29 +19,29 @@ from torch import Tensor
 class History:
     """Token counts of the prompts and answers so far."""
 
-    prompts: Tensor  # [R, V], how often each token is in the prompt
-    generated: Tensor  # [R, V], how often each token was generated
+    prompts: Tensor  # [R, V], occurrences of each token in the prompt
+    generated: Tensor  # [R, V], occurrences of each token in the answer
     num_generated: Tensor  # [R, 1]
 
 
 def descending(x: Tensor) -> Tensor:
-    """Return the rows [R, V] in descending order; numpy's vectorised sort takes a twentieth of torch's time."""
+    """Return the rows [R, V] in descending order; on a CPU by numpy, in a twentieth of torch's time."""
     if x.device.type == "cpu":
         return -torch.from_numpy(np.sort(-x.numpy(), axis=-1))
     return x.sort(-1, descending=True).values
 
 
 class LogitsProcessor(Protocol):
-    """One step from logits to those that a token is drawn from."""
+    """One step from the logits to the scores that a token is sampled from."""
 
     def __call__(self, history: History, scores: Tensor) -> Tensor:
-        """Return scores [R, V] from scores [R, V], which are left as they are."""
+        """Return new scores [R, V] from scores [R, V]."""
         ...
 
 
 @dataclass(frozen=True)
 class RepetitionPenaltyLogitsProcessor:
-    """Divides the positive scores of tokens of the prompt and of the answer, multiplies the negative (Keskar 2019)."""
+    """Divide positive scores of tokens of prompt and answer by a penalty, multiply negative ones (Keskar 2019)."""
 
     penalty: Tensor  # [R, 1], > 0
 
@@ -54,7 +54,7 @@ class RepetitionPenaltyLogitsProcessor:
 
 @dataclass(frozen=True)
 class FrequencyPenaltyLogitsProcessor:
-    """Subtracts from a generated token's score a constant, and another per occurrence; the names are OpenAI's."""
+    """Subtract one constant from the scores of generated tokens, and another per occurrence; the names are OpenAI's."""
 
     presence: Tensor  # [R, 1]
     frequency: Tensor  # [R, 1]
@@ -67,7 +67,7 @@ class FrequencyPenaltyLogitsProcessor:
 
 @dataclass(frozen=True)
 class SequenceBiasLogitsProcessor:
-    """Adds to the scores of single tokens."""
+    """Add a bias to the scores of single tokens."""
 
     bias: Tensor  # [R, V]
 
@@ -78,30 +78,30 @@ class SequenceBiasLogitsProcessor:
 
 @dataclass(frozen=True)
 class MinNewTokensLengthLogitsProcessor:
-    """Keeps tokens that end an answer from being drawn too early."""
+    """Exclude stop tokens until an answer has its minimum number of tokens."""
 
     min_tokens: Tensor  # [R, 1]
     ends: Tensor  # [R, V] bool
 
     def __call__(self, history: History, scores: Tensor) -> Tensor:
-        """Return the scores, -inf where an end comes too early."""
+        """Return the scores, -inf for excluded tokens."""
         return scores.masked_fill(self.ends & (history.num_generated < self.min_tokens), -math.inf)
 
 
 @dataclass(frozen=True)
 class TemperatureLogitsWarper:
-    """Divides by the temperature."""
+    """Divide by the temperature."""
 
     temperature: Tensor  # [R, 1], > 0
 
     def __call__(self, history: History, scores: Tensor) -> Tensor:
-        """Return the scores below the largest, scaled; no temperature is so low that they overflow."""
+        """Return (scores - largest score) / temperature, which does not overflow at low temperatures."""
         return (scores - scores.max(-1, keepdim=True).values) / self.temperature
 
 
 @dataclass(frozen=True)
 class TopKLogitsWarper:
-    """Keeps the k largest scores, and those equal to the last of them (Fan et al. 2018)."""
+    """Keep the k largest scores, and scores equal to the k-th (Fan et al. 2018)."""
 
     top_k: Tensor  # [R, 1], 1 .. V
 
@@ -112,7 +112,7 @@ class TopKLogitsWarper:
 
 @dataclass(frozen=True)
 class TopPLogitsWarper:
-    """Keeps the likeliest tokens up to the one that brings their probability to p, and those as likely as that one.
+    """Keep the fewest likeliest tokens with total probability >= p, and tokens as likely as the last of them.
 
     Holtzman et al. 2020, section 3.1.
     """
@@ -120,11 +120,11 @@ class TopPLogitsWarper:
     top_p: Tensor  # [R, 1], 0 < p <= 1
 
     def __call__(self, history: History, scores: Tensor) -> Tensor:
-        """Return the scores, -inf for those less likely than the one that crosses."""
+        """Return the scores, -inf for excluded tokens."""
         probabilities = scores.softmax(-1)
         ordered = descending(probabilities)
         before = ordered.cumsum(-1) - ordered
-        # A sum may round to 1 before the last token: a row of p = 1 loses none.
+        # The sum may round to 1 before the last token; a row with p = 1 must keep all.
         late = (before >= self.top_p) & (self.top_p < 1)
         crossing = ordered.masked_fill(late, math.inf).amin(-1, keepdim=True)
         return scores.masked_fill(probabilities < crossing, -math.inf)
@@ -132,10 +132,10 @@ class TopPLogitsWarper:
 
 @dataclass(frozen=True)
 class MinPLogitsWarper:
-    """Keeps tokens at least a fraction as likely as the likeliest (Nguyen et al. 2024)."""
+    """Keep tokens whose probability is at least min_p times the largest one (Nguyen et al. 2024)."""
 
     log_min_p: Tensor  # [R, 1], -inf keeps all
 
     def __call__(self, history: History, scores: Tensor) -> Tensor:
-        """Return the scores, -inf for those too unlikely."""
+        """Return the scores, -inf for excluded tokens."""
         return scores.masked_fill(scores < scores.max(-1, keepdim=True).values + self.log_min_p, -math.inf)

@@ -1,4 +1,4 @@
-"""Prompts from a file and their answers in another, one line each, so that a second run does the missing ones."""
+"""Read a file of prompts and write a file of answers, one line each; a second run answers the missing prompts."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ class Prompt:
 
     line: int  # from 1
     text: str
-    options: Mapping[str, Any]  # of sampling, by name
+    options: Mapping[str, Any]  # sampling options by name
 
     def record(self) -> dict[str, Any]:
         """Return the first fields of the line of its answer."""
@@ -31,23 +31,23 @@ class Prompt:
 
 
 def read_prompts(path: Path, defaults: Mapping[str, Any]) -> list[Prompt]:
-    """Return the prompts of a file; empty lines are none.
+    """Return the prompts of a file, without empty lines.
 
-    A file called *.jsonl has an object with `prompt` on each line, beside it options for this prompt alone; every
-    other file has the prompts themselves. A line whose options have no seed of their own gets the default one plus its
-    line number, so that equal prompts have different answers.
+    A *.jsonl file has an object on each line, with `prompt` and options for this prompt; any other file has the prompts
+    themselves. Without a `seed` option a line gets the default seed plus its line number, so that equal prompts have
+    different answers.
 
     Args:
         path: of the file.
-        defaults: options by name, all that there are, `seed` among them.
+        defaults: all options by name, with `seed`.
 
     Raises:
-        UserError: no such file, not UTF-8, or a line that is no prompt.
+        UserError: no such file, not UTF-8, or an invalid line.
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")
     except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"--prompts: expected a text file that can be read, got {path} ({error})") from None
+        raise UserError(f"--prompts: cannot read the text file {path} ({error})") from None
     prompts = []
     for number, line in enumerate(lines, 1):
         if not line.strip():
@@ -59,58 +59,58 @@ def read_prompts(path: Path, defaults: Mapping[str, Any]) -> list[Prompt]:
             options |= own
         prompts.append(Prompt(number, text, options))
     if not prompts:
-        raise UserError(f"--prompts: expected at least one prompt, got {path}, which has none")
+        raise UserError(f"--prompts: expected at least one prompt, {path} has none")
     return prompts
 
 
 def _parse(where: str, line: str, known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the prompt of a JSON line, and the options that it names."""
+    """Return the prompt and the options of a JSON line."""
     try:
-        found = json.loads(line)
+        record = json.loads(line)
     except ValueError as error:
-        raise UserError(f"{where}: expected a JSON object, got something else: {error}") from None
-    if not isinstance(found, dict) or not isinstance(found.get("prompt"), str) or not found["prompt"]:
-        raise UserError(f'{where}: expected an object with a text as "prompt", got {found!r:.80}')
-    options = {name: value for name, value in found.items() if name != "prompt"}
+        raise UserError(f"{where}: expected a JSON object, got invalid text: {error}") from None
+    if not isinstance(record, dict) or not isinstance(record.get("prompt"), str) or not record["prompt"]:
+        raise UserError(f'{where}: expected an object with a text as "prompt", got {record!r:.80}')
+    prompt = record.pop("prompt")
     try:
-        encode(found["prompt"])
+        encode(prompt)
     except ValueError as error:
         raise UserError(f"{where}: prompt: {error}") from None
-    for name in options.keys() - known.keys():
+    for name in record.keys() - known.keys():
         raise UserError(f"{where}: expected prompt or one of {', '.join(known)}, got {name!r}")
-    return found["prompt"], options
+    return prompt, record
 
 
 class AnswerFile:
-    """The answers, a JSON object per line in the order in which they were finished; held for one process."""
+    """A file of answers, one JSON object per line in order of completion, locked by one process."""
 
     def __init__(self, path: Path) -> None:
-        """Open the file, which may be new, and cut off a line that a killed process left half written.
+        """Open or create the file, and remove an incomplete last line of a killed process.
 
         Raises:
-            UserError: it cannot be written, or another process has it open.
+            UserError: the file cannot be written, or another process has locked it.
         """
         self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = path.open("ab+")
         except OSError as error:
-            raise UserError(f"--out: expected a file that can be written, got {path} ({error})") from None
+            raise UserError(f"--out: cannot write the file {path} ({error})") from None
         try:
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._file.close()
-            raise UserError(f"--out: expected a file that no other run writes, got {path}") from None
+            raise UserError(f"--out: another run writes to {path}") from None
         self._file.seek(0)
         self._lines = self._file.read().split(b"\n")
-        half = self._lines.pop()
-        self._file.truncate(self._file.tell() - len(half))
+        incomplete = self._lines.pop()
+        self._file.truncate(self._file.tell() - len(incomplete))
 
-    def undone(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Return the prompts without an answer in the file as it was opened.
+    def unanswered(self, prompts: Sequence[Prompt]) -> list[Prompt]:
+        """Return the prompts without an answer in the file when it was opened.
 
         Raises:
-            UserError: a line that is no answer, or one of another prompt or of other options.
+            UserError: an invalid line, or an answer to another prompt or with other options.
         """
         by_line = {prompt.line: prompt for prompt in prompts}
         done = set()
@@ -133,7 +133,7 @@ class AnswerFile:
             yield number, answer
 
     def write(self, answer: Mapping[str, Any]) -> None:
-        """Add an answer; it is in the file when this returns, also when the process is killed then."""
+        """Append and flush an answer; it survives a kill of the process."""
         self._file.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
 

@@ -1,7 +1,8 @@
-"""Requests to the engine, its events, and its state per request."""
+"""Requests to the engine, its events and metrics, and its state per request."""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
@@ -9,35 +10,30 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.sampling import Sampled, SamplingParams
-from gflownet.rhn.serving.stopping import Answer, FinishReason
+from gflownet.rhn.serving.sampling import Answer, FinishReason, Sampled, SamplingParams
 
 
 @dataclass(frozen=True)
 class Request:
-    """A prompt and how it is to be answered."""
+    """A prompt and its options."""
 
     prompt: Sequence[int]
     params: SamplingParams = field(default_factory=SamplingParams)
     priority: int = 0  # -100 .. 100, lower is more urgent
     state: Tensor | None = None  # [layers, width] of the tokens before the prompt
-    keep_state: bool = False  # whether the last event has the state to go on from
+    keep_state: bool = False  # whether the finish event holds the state to continue from
 
     def check(self, model: LanguageModel) -> None:
         """Raise ValueError for a request that the model cannot answer."""
-        check_prompt(self.prompt, model.vocabulary_size)
-        self.params.check_vocabulary(model.vocabulary_size)
+        if not self.prompt:
+            raise ValueError("prompt: expected at least one token, got none")
+        size = model.vocabulary_size
+        if min(self.prompt) < 0 or max(self.prompt) >= size:
+            wrong = next(token for token in self.prompt if not 0 <= token < size)
+            raise ValueError(f"prompt: expected tokens of 0 .. {size - 1}, got {wrong}")
+        self.params.check_vocabulary(size)
         if self.state is not None and tuple(self.state.shape) != model.state_shape:
             raise ValueError(f"state: expected {model.state_shape} as (layers, width), got {tuple(self.state.shape)}")
-
-
-def check_prompt(prompt: Sequence[int], vocabulary_size: int) -> None:
-    """Raise ValueError for a prompt without tokens or with one that a model does not know."""
-    if not prompt:
-        raise ValueError("prompt: expected at least one token, got none")
-    if min(prompt) < 0 or max(prompt) >= vocabulary_size:
-        wrong = next(token for token in prompt if not 0 <= token < vocabulary_size)
-        raise ValueError(f"prompt: expected tokens of 0 .. {vocabulary_size - 1}, got {wrong}")
 
 
 class TokenEvent(NamedTuple):
@@ -49,19 +45,19 @@ class TokenEvent(NamedTuple):
 
 @dataclass(frozen=True)
 class FinishEvent:
-    """The end of a request; nothing comes after it."""
+    """The last event of a request."""
 
     request_id: int
     finish_reason: FinishReason
     num_prompt_tokens: int
     num_tokens: int  # of the answer, without held back ones
-    num_cached_tokens: int  # of the prompt, that an earlier request had read: 0 is a miss
+    num_cached_tokens: int  # of the prompt, read by an earlier request: 0 is a miss
     waited: float  # seconds in the queue
-    first_token_after: float | None  # seconds from submission; None where there is none
+    first_token_after: float | None  # seconds from submission; None without a token
     took: float  # seconds from submission
-    error: str = ""  # the error, where that is the reason
-    state: Tensor | None = None  # [layers, width] to go on from, if requested
-    unread: tuple[int, ...] = ()  # first tokens of a prompt that goes on from the state
+    error: str = ""  # the message if finish_reason is ERROR
+    state: Tensor | None = None  # [layers, width] to continue from, if requested
+    unread: tuple[int, ...] = ()  # first tokens of a prompt that continues from the state
 
 
 Event = TokenEvent | FinishEvent
@@ -69,7 +65,7 @@ Event = TokenEvent | FinishEvent
 
 @dataclass(eq=False)
 class ActiveRequest:
-    """A request that waits or runs."""
+    """A waiting or running request."""
 
     request_id: int
     request: Request
@@ -77,18 +73,17 @@ class ActiveRequest:
     tokens: list[int] = field(init=False)  # prompt and answer
     num_prompt: int = field(init=False)  # tokens of the prompt
     answer: Answer = field(init=False)
-    num_read: int = 0  # of the tokens: the model's state is that after these
-    num_told: int = 0  # of the answer
+    num_read: int = 0  # tokens that the model has read
+    num_shown: int = 0  # tokens of the answer in events
     num_cached: int = 0
-    next_kept: int = -1  # how many tokens are read when the state is next kept for other prompts; -1: it is not
+    next_kept: int = -1  # number of tokens after which the state is cached for other prompts; -1: not
     slot: int = -1  # in the cache; -1 while it waits
     admitted: float | None = None
-    first_token: float | None = None  # when it was drawn
+    first_token: float | None = None  # time at which it was sampled
     cancelled: bool = False
-    untold: list[Sampled] = field(default_factory=list)  # drawn, but a stop string may have begun
+    held: list[Sampled] = field(default_factory=list)  # sampled, but maybe the beginning of a stop string
 
     def __post_init__(self) -> None:
-        """Begin with a copy of the prompt."""
         self.tokens = list(self.request.prompt)
         self.num_prompt = len(self.tokens)
         self.answer = self.request.params.new_answer()
@@ -104,10 +99,62 @@ class ActiveRequest:
             self.first_token = now
         self.tokens.append(sampled.token)
         reason = self.answer.add(sampled.token)
-        self.untold.append(sampled)
-        num_new = self.answer.num_shown - self.num_told
+        self.held.append(sampled)
+        num_new = self.answer.num_shown - self.num_shown
         if num_new:
-            self.num_told += num_new
-            events += [TokenEvent(self.request_id, shown) for shown in self.untold[:num_new]]
-            del self.untold[:num_new]
+            self.num_shown += num_new
+            events += [TokenEvent(self.request_id, shown) for shown in self.held[:num_new]]
+            del self.held[:num_new]
         return reason
+
+
+@dataclass
+class Tally:
+    """Sums since the start of the engine; seconds of its clock."""
+
+    finished: Counter[FinishReason] = field(default_factory=Counter)  # requests
+    num_steps: int = 0  # with at least one row
+    num_rows: int = 0  # tokens read, of prompts and answers
+    num_tokens: int = 0  # of answers, without held back ones
+    step_seconds: float = 0.0
+    num_admitted: int = 0
+    waited_seconds: float = 0.0  # in the queue, of admitted requests
+    num_first_tokens: int = 0  # of finished answers, as are the next three
+    first_token_seconds: float = 0.0  # from submission to the first token
+    num_later_tokens: int = 0  # sampled after the first
+    later_token_seconds: float = 0.0  # from the first token to the end
+    prefix_hits: int = 0  # requests that started from a cached state
+    prefix_misses: int = 0
+    prefix_tokens: int = 0  # tokens of prompts that were not read again
+
+
+@dataclass(frozen=True)
+class EngineMetrics:
+    """Metrics of one moment."""
+
+    sums: Tally  # a copy
+    num_waiting: int
+    num_running: int
+    prefix_entries: int
+    prefix_bytes: int
+    prefix_evicted: int  # since the start of the engine
+
+    @property
+    def batch_size(self) -> float:
+        """Mean rows per step."""
+        return self.sums.num_rows / max(1, self.sums.num_steps)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens of answers / time in steps."""
+        return self.sums.num_tokens / self.sums.step_seconds if self.sums.step_seconds else 0.0
+
+    @property
+    def first_token_seconds(self) -> float:
+        """Mean time from submission to the first token."""
+        return self.sums.first_token_seconds / max(1, self.sums.num_first_tokens)
+
+    @property
+    def seconds_per_token(self) -> float:
+        """Mean time between tokens of one answer."""
+        return self.sums.later_token_seconds / max(1, self.sums.num_later_tokens)

@@ -1,6 +1,6 @@
-"""Draw the next tokens of a batch, each row by the parameters of its request.
+"""Sample the next tokens of a batch, each row with the parameters of its request.
 
-Each row has its own generator and is drawn in float64: its token is a function of its logits, parameters and seed.
+Each row has its own generator and is sampled in float64: its token is a function of its logits, parameters and seed.
 R is the number of rows, V of the vocabulary.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import math
 import random
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -32,19 +32,19 @@ from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
 
 _log = logging.getLogger(__name__)
 
-# Options of a request, as bits: an `enum.Flag` takes longer to read than a row to draw.
+# Options of a request as bits; reading an `enum.Flag` takes longer than sampling a row.
 _REPETITION, _FREQUENCY, _BIAS, _MIN_TOKENS, _DRAW, _TOP_K, _TOP_P, _MIN_P, _LOGPROBS = (1 << bit for bit in range(9))
 _HISTORY = _REPETITION | _FREQUENCY | _MIN_TOKENS
 _PER_TOKEN = _HISTORY | _BIAS
 _PROCESSED = _PER_TOKEN | _DRAW
-# A product with a sum of probabilities is then below the sum, so that a drawn token has a probability above 0.
+# Its product with a sum of probabilities is below the sum, so that a sampled token has a probability above 0.
 _BELOW_ONE = 1 - 2.0**-52
 _NO_HISTORY = History(torch.zeros(()), torch.zeros(()), torch.zeros(()))
 
 
 def _uses(params: SamplingParams) -> int:
     draws = params.temperature > 0
-    asked = {
+    options = {
         _REPETITION: params.repetition_penalty != 1,
         _FREQUENCY: params.presence_penalty != 0 or params.frequency_penalty != 0,
         _BIAS: bool(params.logit_bias),
@@ -55,10 +55,10 @@ def _uses(params: SamplingParams) -> int:
         _MIN_P: draws and params.min_p > 0,
         _LOGPROBS: params.logprobs is not None,
     }
-    return sum(flag for flag, is_asked in asked.items() if is_asked)
+    return sum(flag for flag, is_used in options.items() if is_used)
 
 
-# None where no token was requested.
+# None if no token was requested.
 Draw = Sampled | SamplingError | None
 
 
@@ -73,20 +73,19 @@ class _Seat:
 
 @dataclass(frozen=True)
 class _Batch:
-    """Constants of some slots until a request leaves or enters one of them."""
+    """Constants of a combination of slots, valid until a request enters or leaves one of them."""
 
     slots: Tensor  # [R]
     seats: tuple[_Seat, ...]
     uses: int
     processors: tuple[LogitsProcessor, ...]
-    greedy: Tensor | None  # [R] bool; None where no row is, or none is drawn
+    greedy: Tensor | None  # [R] bool; None if no row is greedy
 
 
 class _Tables:
-    """Token counts, biases and stop tokens of each slot [slots, V]; made when a request needs them."""
+    """Token counts, biases and stop tokens of each slot, [slots, V]; allocated when a request needs them."""
 
     def __init__(self, num_slots: int, vocabulary_size: int, device: torch.device) -> None:
-        """Start from zero."""
         shape = num_slots, vocabulary_size
         self.prompts, self.generated, self.bias = (
             torch.zeros(shape, dtype=torch.float64, device=device) for _ in range(3)
@@ -95,7 +94,7 @@ class _Tables:
         self.num_generated = torch.zeros(num_slots, 1, dtype=torch.float64, device=device)
 
     def place(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
-        """Start from a prompt."""
+        """Initialise a slot from a prompt."""
         device = self.prompts.device
         tokens = torch.tensor(prompt, device=device)
         self.prompts[slot] = torch.bincount(tokens, minlength=self.prompts.shape[1])
@@ -111,19 +110,15 @@ class _Tables:
         return History(self.prompts[slots], self.generated[slots], self.num_generated[slots])
 
     def add(self, slots: Tensor, tokens: Tensor) -> None:
-        """Take the token [R] that each slot was given."""
+        """Count a token [R] of each slot."""
         self.generated[slots, tokens] += 1
         self.num_generated[slots] += 1
 
 
 class Sampler:
-    """Draws the next tokens of the requests that sit in slots.
-
-    Not safe to call from several threads at once.
-    """
+    """Sample the next tokens of the requests in slots. Not thread-safe."""
 
     def __init__(self, num_slots: int, vocabulary_size: int, device: torch.device) -> None:
-        """Start with every slot empty."""
         self._shape = num_slots, vocabulary_size
         self._device = device
         self._seats: dict[int, _Seat] = {}
@@ -132,7 +127,7 @@ class Sampler:
         self._batches: dict[tuple[int, ...], _Batch] = {}
 
     def place(self, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
-        """Seat a request: `params` must have been checked against the vocabulary."""
+        """Put a request into a slot; `params` must have been checked against the vocabulary."""
         seed = random.getrandbits(64) if params.seed is None else params.seed % 2**64
         seat = self._seats[slot] = _Seat(params, _uses(params), random.Random(seed))
         self._batches.clear()
@@ -141,17 +136,17 @@ class Sampler:
                 self._tables = _Tables(*self._shape, self._device)
             self._tables.place(slot, params, prompt)
 
-    def sample(self, slots: Sequence[int], logits: Tensor, asking: Sequence[bool]) -> list[Draw]:
-        """Return the next token of each slot where `asking`, from its row of logits [R, V]; None for the others.
+    def sample(self, slots: Sequence[int], logits: Tensor, samples: Sequence[bool]) -> list[Draw]:
+        """Return the next token of each slot from its row of logits [R, V]; None where `samples` is False.
 
         A row whose logits or processed scores are not finite, or whose parameters make a processor raise, gets a
-        `SamplingError`; the other rows are drawn as without it.
+        `SamplingError`; the other rows are sampled as without it.
         """
         largest, tokens = logits.max(-1)
-        errors = _errors(largest, asking, "the model's logits are not finite")
+        errors = _errors(largest, samples, "the model's logits are not finite")
         if errors:
-            asking = [asks and row not in errors for row, asks in enumerate(asking)]
-            logits = torch.where(torch.tensor(asking, device=self._device).unsqueeze(-1), logits, 0)
+            samples = [has_draw and row not in errors for row, has_draw in enumerate(samples)]
+            logits = torch.where(torch.tensor(samples, device=self._device).unsqueeze(-1), logits, 0)
         try:
             batch = self._batch(tuple(slots))
             scores = self._scores(batch, logits) if batch.uses & _PROCESSED else None
@@ -159,23 +154,22 @@ class Sampler:
             if len(slots) == 1:
                 _log.exception("sampling failed")
                 return [SamplingError(f"sampling failed: {type(error).__name__}: {error}")]
-            rows = [([slot], logits[row : row + 1], [asking[row]]) for row, slot in enumerate(slots)]
+            rows = [([slot], logits[row : row + 1], [samples[row]]) for row, slot in enumerate(slots)]
             return [errors[row] if row in errors else self.sample(*each)[0] for row, each in enumerate(rows)]
         if scores is not None:
-            certainty, tokens = self._draw(batch, scores, asking)
-            errors |= _errors(certainty, asking, "the parameters of the request leave no token with a finite score")
+            totals, tokens = self._draw(batch, scores, samples)
+            errors |= _errors(totals, samples, "the parameters of the request leave no token with a finite score")
         if batch.uses & _HISTORY:
             assert self._tables is not None
-            rows = torch.tensor([row for row, asks in enumerate(asking) if asks], dtype=torch.long, device=self._device)
+            rows = torch.tensor(samples, device=self._device).nonzero().squeeze(-1)
             self._tables.add(batch.slots[rows], tokens[rows])
-        found = self._sampled(batch, tokens.tolist(), logits, asking)
-        return [errors.get(row, sampled) for row, sampled in enumerate(found)] if errors else found
+        sampled = self._sampled(batch, tokens.tolist(), logits, samples)
+        return [errors.get(row, token) for row, token in enumerate(sampled)] if errors else sampled
 
     def _batch(self, slots: tuple[int, ...]) -> _Batch:
-        batch = self._batches.get(slots)
-        if batch is None:
-            batch = self._batches[slots] = self._new_batch(slots)
-        return batch
+        if slots not in self._batches:
+            self._batches[slots] = self._new_batch(slots)
+        return self._batches[slots]
 
     def _scores(self, batch: _Batch, logits: Tensor) -> Tensor:
         """Return the processed scores, float64 [R, V]."""
@@ -187,33 +181,33 @@ class Sampler:
             scores = processor(history, scores)
         return scores
 
-    def _draw(self, batch: _Batch, scores: Tensor, asking: Sequence[bool]) -> tuple[Tensor, Tensor]:
-        """Return tokens [R] from scores [R, V], after numbers [R] that are finite where there is a token to draw.
+    def _draw(self, batch: _Batch, scores: Tensor, samples: Sequence[bool]) -> tuple[Tensor, Tensor]:
+        """Return totals [R] of the probabilities, not finite if a row has no token to sample, and tokens [R].
 
-        A row without a request for a token, or without one to draw, gets any.
+        Rows that do not sample, or cannot, get an arbitrary token.
         """
         if not batch.uses & _DRAW:
             largest, tokens = scores.max(-1)
             return largest, tokens
-        # One draw per token of a request: the next one does not depend on the other rows.
+        # One random number per token of a request, so that it does not depend on the other rows.
         draws = [
-            [seat.generator.random() * _BELOW_ONE if asks else 0.0]
-            for seat, asks in zip(batch.seats, asking, strict=True)
+            [seat.generator.random() * _BELOW_ONE if has_draw else 0.0]
+            for seat, has_draw in zip(batch.seats, samples, strict=True)
         ]
         cumulative = scores.softmax(-1).cumsum(-1)
         totals = cumulative[:, -1:]
         points = torch.tensor(draws, dtype=torch.float64, device=self._device) * totals
-        # Of a total of NaN the position is V, which is no token.
+        # The position for a total of NaN is V.
         tokens = torch.searchsorted(cumulative, points, right=True).squeeze(-1).clamp_(max=scores.shape[-1] - 1)
         if batch.greedy is not None:
             tokens = torch.where(batch.greedy, scores.max(-1).indices, tokens)
         return totals.squeeze(-1), tokens
 
-    def _sampled(self, batch: _Batch, tokens: list[int], logits: Tensor, asking: Sequence[bool]) -> list[Draw]:
+    def _sampled(self, batch: _Batch, tokens: list[int], logits: Tensor, samples: Sequence[bool]) -> list[Draw]:
         if batch.uses & _LOGPROBS:
-            return _with_logprobs(tokens, logits, batch.seats, asking)
+            return _with_logprobs(tokens, logits, batch.seats, samples)
         plain = self._plain
-        return [plain[token] if asks else None for token, asks in zip(tokens, asking, strict=True)]
+        return [plain[token] if has_draw else None for token, has_draw in zip(tokens, samples, strict=True)]
 
     def _new_batch(self, slots: tuple[int, ...]) -> _Batch:
         seats = tuple(self._seats[slot] for slot in slots)
@@ -229,61 +223,58 @@ class Sampler:
         return _Batch(where, seats, uses, tuple(self._processors(uses, params, where)), mask)
 
     def _processors(self, uses: int, params: Sequence[SamplingParams], slots: Tensor) -> list[LogitsProcessor]:
-        """Return the processors that any of some requests needs, in Hugging Face's order."""
+        """Return the processors that the requests need, in Hugging Face's order."""
 
-        def column(values: list[float], dtype: torch.dtype = torch.float64) -> Tensor:
-            return torch.tensor(values, dtype=dtype, device=self._device).unsqueeze(-1)
+        def column(value: Callable[[SamplingParams], float], dtype: torch.dtype = torch.float64) -> Tensor:
+            return torch.tensor([value(each) for each in params], dtype=dtype, device=self._device).unsqueeze(-1)
 
-        found: list[LogitsProcessor] = []
+        processors: list[LogitsProcessor] = []
         if uses & _REPETITION:
-            found.append(RepetitionPenaltyLogitsProcessor(column([each.repetition_penalty for each in params])))
+            processors.append(RepetitionPenaltyLogitsProcessor(column(lambda p: p.repetition_penalty)))
         if uses & _FREQUENCY:
-            presence = column([each.presence_penalty for each in params])
-            found.append(FrequencyPenaltyLogitsProcessor(presence, column([each.frequency_penalty for each in params])))
+            presence, frequency = column(lambda p: p.presence_penalty), column(lambda p: p.frequency_penalty)
+            processors.append(FrequencyPenaltyLogitsProcessor(presence, frequency))
         if uses & (_BIAS | _MIN_TOKENS):
-            # Without options by token, the tables of a slot hold entries of an earlier request: its end tokens do not
-            # matter without a minimum number of tokens.
-            asks = torch.tensor([bool(_uses(each) & _PER_TOKEN) for each in params], device=self._device).unsqueeze(-1)
+            # The tables of a slot whose request has no options by token hold entries of an earlier request.
+            is_current = column(lambda p: bool(_uses(p) & _PER_TOKEN), torch.bool)
             assert self._tables is not None
-            found.append(SequenceBiasLogitsProcessor(torch.where(asks, self._tables.bias[slots], 0.0)))
-            min_tokens = column([each.min_tokens if each.stop_token_ids else 0 for each in params])
-            found.append(MinNewTokensLengthLogitsProcessor(min_tokens, self._tables.ends[slots]))
+            processors.append(SequenceBiasLogitsProcessor(torch.where(is_current, self._tables.bias[slots], 0.0)))
+            min_tokens = column(lambda p: p.min_tokens if p.stop_token_ids else 0)
+            processors.append(MinNewTokensLengthLogitsProcessor(min_tokens, self._tables.ends[slots]))
         if uses & _DRAW:
-            # A greedy row is divided by 1: its largest score stays its largest.
-            found.append(TemperatureLogitsWarper(column([each.temperature or 1.0 for each in params])))
+            # A greedy row is divided by 1, which does not change its largest score.
+            processors.append(TemperatureLogitsWarper(column(lambda p: p.temperature or 1.0)))
         if uses & _TOP_K:
             size = self._shape[1]
-            found.append(TopKLogitsWarper(column([min(each.top_k, size) or size for each in params], torch.long)))
+            processors.append(TopKLogitsWarper(column(lambda p: min(p.top_k, size) or size, torch.long)))
         if uses & _TOP_P:
-            found.append(TopPLogitsWarper(column([each.top_p for each in params])))
+            processors.append(TopPLogitsWarper(column(lambda p: p.top_p)))
         if uses & _MIN_P:
-            found.append(
-                MinPLogitsWarper(column([math.log(each.min_p) if each.min_p else -math.inf for each in params]))
-            )
-        return found
+            processors.append(MinPLogitsWarper(column(lambda p: math.log(p.min_p) if p.min_p else -math.inf)))
+        return processors
 
 
-def _errors(certainty: Tensor, asking: Sequence[bool], message: str) -> dict[int, SamplingError]:
-    """Return an error for each row [R] with a request for a token and a number that is not finite."""
-    values = certainty.tolist()
+def _errors(totals: Tensor, samples: Sequence[bool], message: str) -> dict[int, SamplingError]:
+    """Return an error for each row [R] that samples but whose total is not finite."""
+    values = totals.tolist()
     if math.isfinite(sum(values)):
         return {}
-    pairs = zip(values, asking, strict=True)
-    return {row: SamplingError(message) for row, (value, asks) in enumerate(pairs) if asks and not math.isfinite(value)}
+    pairs = enumerate(zip(values, samples, strict=True))
+    return {row: SamplingError(message) for row, (value, has_draw) in pairs if has_draw and not math.isfinite(value)}
 
 
-def _with_logprobs(chosen: list[int], logits: Tensor, seats: Sequence[_Seat], asking: Sequence[bool]) -> list[Draw]:
-    """Return the drawn tokens with the requested log-probabilities."""
+def _with_logprobs(tokens: list[int], logits: Tensor, seats: Sequence[_Seat], samples: Sequence[bool]) -> list[Draw]:
+    """Return the sampled tokens with the requested log-probabilities."""
     log_probabilities = logits.double().log_softmax(-1)
-    found: list[Draw] = []
-    for row, (token, seat) in enumerate(zip(chosen, seats, strict=True)):
+    draws: list[Draw] = []
+    for row, (token, seat) in enumerate(zip(tokens, seats, strict=True)):
         count = seat.params.logprobs
-        if not asking[row]:
-            found.append(None)
+        if not samples[row]:
+            draws.append(None)
         elif count is None:
-            found.append(Sampled(token))
+            draws.append(Sampled(token))
         else:
-            values, tokens = log_probabilities[row].topk(min(count, log_probabilities.shape[1]))
-            likeliest = tuple(zip(tokens.tolist(), values.tolist(), strict=True))
-            found.append(Sampled(token, log_probabilities[row, token].item(), likeliest))
-    return found
+            values, indices = log_probabilities[row].topk(min(count, log_probabilities.shape[1]))
+            likeliest = tuple(zip(indices.tolist(), values.tolist(), strict=True))
+            draws.append(Sampled(token, log_probabilities[row, token].item(), likeliest))
+    return draws

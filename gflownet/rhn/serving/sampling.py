@@ -1,20 +1,121 @@
-"""Parameters of sampling with their bounds, and the results of a draw."""
+"""Sampling parameters with their bounds, sampled tokens, and the conditions that end an answer."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import StrEnum
 from typing import NamedTuple
 
-from gflownet.rhn.serving.stopping import Answer, EosTokenCriteria, MaxLengthCriteria, StopStringCriteria
-
-MAX_LOGPROBS = 20  # alternatives reported with a token, as OpenAI limits them
-MAX_BIAS = 100.0  # likewise
-MAX_PENALTY = 2.0  # likewise
+MAX_LOGPROBS = 20  # alternatives reported with a token; limits of this and the next two lines are OpenAI's
+MAX_BIAS = 100.0
+MAX_PENALTY = 2.0
 MAX_REPETITION_PENALTY = 100.0  # and at least its inverse: scores of any float32 model stay finite in float64
-MAX_TEMPERATURE = 1e6  # above, a draw is uniform to six digits
+MAX_TEMPERATURE = 1e6  # above, the distribution is uniform to six digits
 MAX_INT = 2**31 - 1  # of counts
 SEEDS = -(2**63), 2**64 - 1  # any 64-bit integer, signed or not
+
+
+class FinishReason(StrEnum):
+    """Why a request ended."""
+
+    STOP = "stop"  # a stop token or a stop string
+    LENGTH = "length"  # max_tokens
+    CANCELLED = "cancelled"
+    ERROR = "error"
+
+
+class SamplingError(Exception):
+    """No token can be sampled for a request; the other requests of the batch are not affected."""
+
+
+class Sampled(NamedTuple):
+    """A token, and its log-probability under the model before any processing."""
+
+    token: int
+    log_probability: float | None = None  # None if not requested
+    likeliest: tuple[tuple[int, float], ...] = ()  # (token, log-probability), likeliest first
+
+
+@dataclass(frozen=True)
+class EosTokenCriteria:
+    """End the answer at one of some tokens, which is not part of the answer."""
+
+    token_ids: frozenset[int]
+
+    def __call__(self, tokens: Sequence[int]) -> int | None:
+        """Return the number of last tokens that are not part of the answer if it ends here, 1; None if it goes on."""
+        return 1 if tokens[-1] in self.token_ids else None
+
+
+@dataclass(frozen=True)
+class StopStringCriteria:
+    """End the answer after one of some token sequences, which is not part of the answer; the earliest start counts."""
+
+    sequences: tuple[tuple[int, ...], ...]  # none empty
+
+    def __call__(self, tokens: Sequence[int]) -> int | None:
+        """Return the length of the sequence if the answer ends here, otherwise None."""
+        return max((len(s) for s in self.sequences if tuple(tokens[-len(s) :]) == s), default=None)
+
+    def num_open(self, tokens: Sequence[int]) -> int:
+        """Return the maximum number of last tokens that may be the beginning of a stop sequence."""
+        longest = max(map(len, self.sequences), default=0) - 1
+        for count in range(min(longest, len(tokens)), 0, -1):
+            tail = tuple(tokens[-count:])
+            if any(len(s) > count and s[:count] == tail for s in self.sequences):
+                return count
+        return 0
+
+
+@dataclass(frozen=True)
+class MaxLengthCriteria:
+    """End the answer after `max_tokens` tokens, all of them part of it."""
+
+    max_tokens: int
+
+    def __call__(self, tokens: Sequence[int]) -> int | None:
+        """Return 0 if the answer ends here, otherwise None."""
+        return 0 if len(tokens) >= self.max_tokens else None
+
+
+@dataclass
+class Answer:
+    """The tokens of one answer; holds back tokens that may be the beginning of a stop string."""
+
+    eos: EosTokenCriteria
+    stop_strings: StopStringCriteria
+    max_length: MaxLengthCriteria
+    min_tokens: int
+    tokens: list[int] = field(default_factory=list)
+    num_shown: int = 0
+
+    def __post_init__(self) -> None:
+        self._may_stop = bool(self.eos.token_ids or self.stop_strings.sequences)
+
+    def add(self, token: int) -> FinishReason | None:
+        """Add the next token, update `num_shown`, and return the reason if the answer ends."""
+        self.tokens.append(token)
+        held = 0
+        if self._may_stop:
+            dropped = self._dropped()
+            if dropped is not None:
+                # Tokens that were shown while min_tokens suppressed a stop string stay shown.
+                self.num_shown = max(self.num_shown, len(self.tokens) - dropped)
+                return FinishReason.STOP
+            held = self.stop_strings.num_open(self.tokens)
+        if self.max_length(self.tokens) is not None:
+            self.num_shown = len(self.tokens)
+            return FinishReason.LENGTH
+        self.num_shown = len(self.tokens) - held
+        return None
+
+    def _dropped(self) -> int | None:
+        """Return the number of last tokens that are not part of the answer if it ends here, otherwise None."""
+        if len(self.tokens) <= self.min_tokens:
+            return None
+        dropped = self.eos(self.tokens)
+        return self.stop_strings(self.tokens) if dropped is None else dropped
 
 
 @dataclass(frozen=True)
@@ -25,23 +126,22 @@ class SamplingParams:
         ValueError: a value out of its bounds, which the message names.
     """
 
-    temperature: float = 1.0  # 0: the likeliest token, always; at most 1e6
+    temperature: float = 1.0  # 0: always the likeliest token; at most 1e6
     top_k: int = 0  # 0: all
     top_p: float = 1.0
     min_p: float = 0.0
     repetition_penalty: float = 1.0  # of tokens of prompt and answer; 1: none; 0.01 to 100
     presence_penalty: float = 0.0  # of tokens of the answer
-    frequency_penalty: float = 0.0  # likewise, per occurrence
+    frequency_penalty: float = 0.0  # of tokens of the answer, per occurrence
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token
     seed: int | None = None  # None: another one each time
     max_tokens: int = 256
-    min_tokens: int = 0  # before this many, nothing stops the answer
+    min_tokens: int = 0  # nothing stops the answer before
     stop_token_ids: tuple[int, ...] = ()
     stop: tuple[str, ...] = ()  # in UTF-8, one token per byte
-    logprobs: int | None = None  # log-probabilities: None: none, n: of the token and of the n likeliest
+    logprobs: int | None = None  # None: none; n: log-probabilities of the token and of the n likeliest
 
     def __post_init__(self) -> None:
-        """Check every value."""
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
             raise ValueError(f"stop: expected a tuple of strings that are not empty, got {self.stop!r}")
         for name, expected, is_valid in _BOUNDS:
@@ -52,9 +152,8 @@ class SamplingParams:
             raise ValueError(f"min_tokens: expected at most max_tokens = {self.max_tokens}, got {self.min_tokens}")
 
     def check_vocabulary(self, vocabulary_size: int) -> None:
-        """Raise ValueError if a token or a stop string is none of a vocabulary's."""
-        named = {"logit_bias": self.logit_bias, "stop_token_ids": self.stop_token_ids}
-        for name, tokens in named.items():
+        """Raise ValueError for a token outside a vocabulary, or stop strings in a vocabulary other than bytes."""
+        for name, tokens in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             for token in tokens:
                 if not 0 <= token < vocabulary_size:
                     raise ValueError(f"{name}: expected tokens of 0 .. {vocabulary_size - 1}, got {token}")
@@ -79,39 +178,31 @@ def _is_number(value: object, low: float, high: float) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
+def _is_penalty(value: object) -> bool:
+    return _is_number(value, -MAX_PENALTY, MAX_PENALTY)
+
+
+def _is_repetition_penalty(value: object) -> bool:
+    return _is_number(value, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY)
+
+
+def _is_bias(value: Mapping[int, float]) -> bool:
+    return all(_is_int(token, 0) and _is_number(bias, -MAX_BIAS, MAX_BIAS) for token, bias in value.items())
+
+
 # name, expected values, check of a value
 _BOUNDS: tuple[tuple[str, str, Callable[..., bool]], ...] = (
     ("temperature", "a number from 0 to 1e6", lambda value: _is_number(value, 0, MAX_TEMPERATURE)),
     ("top_k", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("top_p", "a number > 0 and <= 1", lambda value: _is_number(value, 0, 1) and value > 0),
     ("min_p", "a number from 0 to 1", lambda value: _is_number(value, 0, 1)),
-    (
-        "repetition_penalty",
-        "a number from 0.01 to 100",
-        lambda value: _is_number(value, 1 / MAX_REPETITION_PENALTY, MAX_REPETITION_PENALTY),
-    ),
-    ("presence_penalty", "a number from -2 to 2", lambda value: _is_number(value, -MAX_PENALTY, MAX_PENALTY)),
-    ("frequency_penalty", "a number from -2 to 2", lambda value: _is_number(value, -MAX_PENALTY, MAX_PENALTY)),
-    (
-        "logit_bias",
-        "numbers from -100 to 100 by token",
-        lambda value: all(_is_int(key, 0) and _is_number(bias, -MAX_BIAS, MAX_BIAS) for key, bias in value.items()),
-    ),
+    ("repetition_penalty", "a number from 0.01 to 100", _is_repetition_penalty),
+    ("presence_penalty", "a number from -2 to 2", _is_penalty),
+    ("frequency_penalty", "a number from -2 to 2", _is_penalty),
+    ("logit_bias", "numbers from -100 to 100 by token", _is_bias),
     ("seed", "a whole number of 64 bits or None", lambda value: value is None or _is_int(value, *SEEDS)),
     ("max_tokens", f"a whole number from 1 to {MAX_INT}", lambda value: _is_int(value, 1)),
     ("min_tokens", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("stop_token_ids", "a tuple of tokens", lambda value: all(_is_int(token, 0) for token in value)),
     ("logprobs", "a whole number from 0 to 20 or None", lambda v: v is None or _is_int(v, 0, MAX_LOGPROBS)),
 )
-
-
-class SamplingError(Exception):
-    """No token can be drawn for a request; the requests that share its batch are not affected."""
-
-
-class Sampled(NamedTuple):
-    """A token, and its log-probability under the model before any processing."""
-
-    token: int
-    log_probability: float | None = None  # None if not requested
-    likeliest: tuple[tuple[int, float], ...] = ()  # (token, log-probability), likeliest first

@@ -1,7 +1,7 @@
 """Admission and priority queue for requests (no tensors).
 
-Waiting -> running -> finished. Those waiting come in the order of the time they arrived, plus `patience` seconds per
-step of priority: an urgent one overtakes, but none is overtaken by one that arrives later than that: none starves.
+Waiting -> running -> finished. Waiting requests are ordered by arrival time + `patience` seconds * priority. An urgent
+request overtakes others, but only those that arrived within this time before it, so that no request starves.
 """
 
 from __future__ import annotations
@@ -16,11 +16,11 @@ MAX_PRIORITY = 100
 
 
 class QueueFullError(Exception):
-    """A request was not taken because too much is waiting; to be tried again later."""
+    """A request was refused because the queue is full; try again later."""
 
 
 class Phase(Enum):
-    """Where a request is; one that is forgotten has none."""
+    """Phase of a request that is not finished."""
 
     WAITING = auto()
     RUNNING = auto()
@@ -28,7 +28,7 @@ class Phase(Enum):
 
 @dataclass(frozen=True)
 class SchedulerConfig:
-    """How much is taken on.
+    """Limits of the scheduler.
 
     Raises:
         ValueError: a value out of its bounds.
@@ -36,12 +36,11 @@ class SchedulerConfig:
 
     max_slots: int = 32  # requests answered at once
     max_queue: int = 1024  # requests waiting
-    max_waiting: float = 60.0  # seconds until a request that waits is given up
-    token_budget: int = 1_000_000  # tokens that those waiting and running may ask for together, prompts and answers
-    patience: float = 1.0  # seconds of waiting that one step of priority is worth
+    max_waiting: float = 60.0  # seconds until a waiting request expires
+    token_budget: int = 1_000_000  # total tokens of waiting and running requests, prompts and maximum answers
+    patience: float = 1.0  # seconds of waiting equal to one step of priority
 
     def __post_init__(self) -> None:
-        """Check every value."""
         for name in ("max_slots", "token_budget"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}: expected at least 1, got {getattr(self, name)}")
@@ -54,8 +53,6 @@ class SchedulerConfig:
 
 @dataclass
 class _Ticket:
-    """One request."""
-
     num_tokens: int
     arrived: float  # seconds of the scheduler's clock
     phase: Phase = Phase.WAITING
@@ -65,22 +62,19 @@ class _Ticket:
 class Schedule:
     """Result of `Scheduler.schedule`."""
 
-    admitted: list[int]  # running from now on, in this order
-    expired: list[int]  # waited too long, and are forgotten
+    admitted: list[int]  # newly running requests, in this order
+    expired: list[int]  # requests that waited too long and were removed
 
 
 class Scheduler:
-    """Admit requests and choose which of them run.
-
-    Not safe to call from several threads at once.
-    """
+    """Admit requests and select the running ones. Not thread-safe."""
 
     def __init__(self, config: SchedulerConfig, *, clock: Callable[[], float] = time.monotonic) -> None:
         """Start without requests; `clock` returns seconds."""
         self._config = config
         self._clock = clock
         self._tickets: dict[int, _Ticket] = {}
-        self._queue: list[tuple[float, int]] = []  # a heap of (when it is due, request), some of them gone
+        self._queue: list[tuple[float, int]] = []  # a heap of (due time, request); may hold finished requests
         self._num_waiting = 0
         self._num_tokens = 0
 
@@ -95,20 +89,20 @@ class Scheduler:
         return len(self._tickets) - self._num_waiting
 
     def phase_of(self, request_id: int) -> Phase | None:
-        """Return where a request is; None when it is finished or was never taken."""
+        """Return the phase of a request; None if it is finished or was never submitted."""
         ticket = self._tickets.get(request_id)
         return None if ticket is None else ticket.phase
 
     def submit(self, request_id: int, num_tokens: int, *, priority: int = 0) -> None:
-        """Let a request wait for a slot.
+        """Queue a request.
 
         Args:
-            request_id: not waiting or running; larger than those before it.
-            num_tokens: of its prompt and its longest answer.
+            request_id: new, larger than all before it.
+            num_tokens: of its prompt and its maximum answer.
             priority: -100 .. 100, lower is more urgent.
 
         Raises:
-            ValueError: a priority out of bounds, or more tokens than may ever run.
+            ValueError: a priority out of bounds, or more tokens than the budget.
             QueueFullError: too many requests wait, or they have too many tokens together.
         """
         config = self._config
@@ -117,12 +111,12 @@ class Scheduler:
         if num_tokens > config.token_budget:
             message = f"expected at most {config.token_budget} tokens of prompt and answer, got {num_tokens}"
             raise ValueError(f"max_tokens: {message}")
-        # A free slot is taken at the next step: a request that waits for that does not count as queued.
+        # A request that will get a free slot at the next step does not count as queued.
         if self._num_waiting >= config.max_queue + config.max_slots - self.num_running:
-            raise QueueFullError(f"{self._num_waiting} requests wait, at most {config.max_queue} may")
+            raise QueueFullError(f"{self._num_waiting} requests wait, the maximum is {config.max_queue}")
         if self._num_tokens + num_tokens > config.token_budget:
             raise QueueFullError(
-                f"{num_tokens} tokens more than the {self._num_tokens} asked for are above {config.token_budget}"
+                f"{self._num_tokens} tokens are requested; {num_tokens} more exceed the budget of {config.token_budget}"
             )
         assert request_id not in self._tickets, request_id
         now = self._clock()
@@ -132,7 +126,7 @@ class Scheduler:
         self._num_tokens += num_tokens
 
     def finish(self, request_id: int) -> Phase | None:
-        """Forget a request; return its phase, None when it is finished already."""
+        """Remove a request and return its phase; None if it was finished."""
         ticket = self._tickets.pop(request_id, None)
         if ticket is None:
             return None
@@ -141,7 +135,7 @@ class Scheduler:
         return ticket.phase
 
     def schedule(self) -> Schedule:
-        """Give up those that waited too long, and fill the free slots with the others, the most urgent first."""
+        """Remove requests that waited too long, and give free slots to the others, the most urgent first."""
         now = self._clock()
         expired = self._expired(now)
         for request_id in expired:
@@ -157,13 +151,13 @@ class Scheduler:
         return Schedule(admitted, expired)
 
     def _expired(self, now: float) -> list[int]:
-        """Return those that waited too long: the first to arrive are the first of the tickets."""
-        found = []
+        """Return the requests that waited too long; tickets are in order of arrival."""
+        expired = []
         if self._num_waiting == 0:
-            return found
+            return expired
         for request_id, ticket in self._tickets.items():
             if now - ticket.arrived <= self._config.max_waiting:
                 break
             if ticket.phase is Phase.WAITING:
-                found.append(request_id)
-        return found
+                expired.append(request_id)
+        return expired

@@ -17,8 +17,8 @@ from pathlib import Path
 import uvicorn
 
 from gflownet.rhn.checkpoint import load_byte_decoder
+from gflownet.rhn.server.__main__ import main
 from gflownet.rhn.server.app import Limits, create_app
-from gflownet.rhn.server.command import main
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.scheduler import SchedulerConfig

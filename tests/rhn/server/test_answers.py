@@ -12,7 +12,7 @@ except ModuleNotFoundError:
     pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.server.answers import Choice, Envelope, Piece, joined, token_name
+from gflownet.rhn.server.messages import Choice, Envelope, Piece, joined, token_name
 from gflownet.rhn.serving.sampling import Sampled
 
 

@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
 
 from gflownet.rhn.checkpoint import save_language_model
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.server.command import main
+from gflownet.rhn.server.__main__ import main
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import save_tiny
 
@@ -63,7 +63,7 @@ def test_an_address_that_cannot_be_had_is_refused(tmp_path: Path, capsys: pytest
         for host, port in (taken.getsockname(), (elsewhere, 8000)):
             said = refusal([folder, "--host", host, "--port", port], capsys)
             assert said.startswith(
-                f"error: --host, --port: expected an address to listen on, got {host}:{port} ([Errno"
+                f"error: --host, --port: cannot listen on {host}:{port} ([Errno"
             )
 
 
@@ -72,7 +72,7 @@ def test_missing_extra_is_named_in_the_error(
 ) -> None:
     monkeypatch.setitem(sys.modules, "uvicorn", None)
     said = refusal([save_tiny(tmp_path / "tiny")], capsys)
-    assert said == "error: expected what serving needs, got no uvicorn: pip install 'gflownet[serve]'\n"
+    assert said == "error: missing package uvicorn: pip install 'gflownet[serve]'\n"
 
 
 def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:

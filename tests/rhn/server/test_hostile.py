@@ -19,8 +19,8 @@ except ModuleNotFoundError as error:
 from torch import Tensor
 
 from gflownet.rhn.server.app import Limits, create_app
+from gflownet.rhn.server.messages import CompletionRequest
 from gflownet.rhn.server.origins import Origins
-from gflownet.rhn.server.schema import CompletionRequest
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving import sampler as sampler_module
 from gflownet.rhn.serving.engine import Engine, EngineConfig

@@ -14,7 +14,7 @@ except ModuleNotFoundError:
 
 from pydantic import ValidationError
 
-from gflownet.rhn.server.schema import CompletionRequest, RequestError, parse_request
+from gflownet.rhn.server.messages import CompletionRequest, RequestError, parse_request
 from gflownet.rhn.serving.sampling import SamplingParams
 
 

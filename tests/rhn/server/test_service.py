@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.server.app import Session
-from gflownet.rhn.server.schema import RequestError
+from gflownet.rhn.server.messages import RequestError
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.sampling import SamplingParams

@@ -23,9 +23,8 @@ from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.logits_processors import History, RepetitionPenaltyLogitsProcessor
 from gflownet.rhn.serving.requests import Event, FinishEvent, Request, TokenEvent
 from gflownet.rhn.serving.sampler import Sampler
-from gflownet.rhn.serving.sampling import Sampled, SamplingParams
+from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
-from gflownet.rhn.serving.stopping import FinishReason
 from gflownet.rhn.stack_model import RecurrentStack
 from tests.rhn.random_networks import random_network
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
@@ -249,7 +248,7 @@ def test_limits_refuse_and_expire_and_urgent_requests_come_first() -> None:
     first = engine.submit(Request([1], asked))
     engine.step()
     late, urgent = engine.submit(Request([1], asked)), engine.submit(Request([1], asked, priority=-1))
-    with pytest.raises(QueueFullError, match="2 requests wait, at most 2 may"):
+    with pytest.raises(QueueFullError, match="2 requests wait, the maximum is 2"):
         engine.submit(Request([1]))
     with pytest.raises(ValueError, match="at most 300 tokens of prompt and answer, got 401"):
         engine.submit(Request([1], SamplingParams(max_tokens=400)))

@@ -14,8 +14,7 @@ from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.network import RHN
 from gflownet.rhn.serving.generation import Generation, Stream, generate, generate_batch
-from gflownet.rhn.serving.sampling import SamplingParams
-from gflownet.rhn.serving.stopping import FinishReason
+from gflownet.rhn.serving.sampling import FinishReason, SamplingParams
 from tests.oracles import rhn as oracle
 from tests.rhn.random_networks import random_case, random_network
 

@@ -7,7 +7,7 @@ import random
 import pytest
 import torch
 
-from gflownet.rhn.serving.prefixes import PrefixCache
+from gflownet.rhn.serving.cache import PrefixCache
 
 
 def state_of(number: int) -> torch.Tensor:

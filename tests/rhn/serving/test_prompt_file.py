@@ -35,9 +35,9 @@ def test_a_line_of_jsonl_has_options_of_its_own(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "data", "message"),
     [
-        ("p.txt", b"\xff\xfe", "--prompts: expected a text file that can be read, got "),
-        ("p.txt", b"\n \n", "--prompts: expected at least one prompt, got "),
-        ("p.jsonl", b"\n{", "line 2: expected a JSON object, got something else: "),
+        ("p.txt", b"\xff\xfe", "--prompts: cannot read the text file "),
+        ("p.txt", b"\n \n", "--prompts: expected at least one prompt, "),
+        ("p.jsonl", b"\n{", "line 2: expected a JSON object, got invalid text: "),
         ("p.jsonl", b"[]", 'line 1: expected an object with a text as "prompt", got []'),
         ("p.jsonl", b'{"prompt": ""}', 'line 1: expected an object with a text as "prompt", got '),
         ("p.jsonl", b'{"prompt": ["a"]}', 'line 1: expected an object with a text as "prompt", got '),
@@ -56,7 +56,7 @@ def test_what_is_no_file_of_prompts_is_refused_in_one_line(
 
 
 def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"--prompts: expected a text file that can be read, got .*none.txt"):
+    with pytest.raises(UserError, match=r"--prompts: cannot read the text file .*none.txt"):
         read_prompts(tmp_path / "none.txt", DEFAULTS)
 
 
@@ -71,19 +71,19 @@ def answer_of(prompt: Prompt) -> dict[str, Any]:
 def test_a_second_run_does_what_the_first_left(lost: int, tmp_path: Path) -> None:
     path = tmp_path / "new" / "answers.jsonl"
     with AnswerFile(path) as answers:
-        assert answers.undone(PROMPTS) == PROMPTS
+        assert answers.unanswered(PROMPTS) == PROMPTS
         for prompt in PROMPTS[2:0:-1]:
             answers.write(answer_of(prompt))
     path.write_bytes(path.read_bytes()[: path.stat().st_size - lost])
     with AnswerFile(path) as answers:
-        undone = answers.undone(PROMPTS)
+        undone = answers.unanswered(PROMPTS)
         assert undone == ([PROMPTS[0]] if lost == 0 else PROMPTS[:2])
         for prompt in undone:
             answers.write(answer_of(prompt))
     written = [json.loads(line) for line in path.read_text().splitlines()]
     assert sorted(written, key=lambda answer: answer["line"]) == [answer_of(prompt) for prompt in PROMPTS]
     with AnswerFile(path) as answers:
-        assert answers.undone(PROMPTS) == []
+        assert answers.unanswered(PROMPTS) == []
 
 
 def test_an_answer_is_in_the_file_when_write_returns(tmp_path: Path) -> None:
@@ -106,18 +106,18 @@ def test_answers_to_something_else_are_refused_and_kept(line: str, message: str,
     path = tmp_path / "answers.jsonl"
     path.write_text(line + "\n")
     with AnswerFile(path) as answers, pytest.raises(UserError, match=message):
-        answers.undone(PROMPTS)
+        answers.unanswered(PROMPTS)
     assert path.read_text() == line + "\n"
 
 
 def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
-    with AnswerFile(path), pytest.raises(UserError, match="--out: expected a file that no other run writes, got "):
+    with AnswerFile(path), pytest.raises(UserError, match="--out: another run writes to "):
         AnswerFile(path)
     with AnswerFile(path):
         pass
 
 
 def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="--out: expected a file that can be written, got "):
+    with pytest.raises(UserError, match="--out: cannot write the file "):
         AnswerFile(tmp_path)

@@ -70,13 +70,13 @@ def test_a_full_queue_and_a_spent_budget_refuse() -> None:
     scheduler, _ = scheduler_of(max_slots=1, max_queue=1, token_budget=10)
     scheduler.submit(0, 4)
     scheduler.submit(1, 4)
-    with pytest.raises(QueueFullError, match="2 requests wait, at most 1 may"):
+    with pytest.raises(QueueFullError, match="2 requests wait, the maximum is 1"):
         scheduler.submit(2, 1)
     scheduler.schedule()
-    with pytest.raises(QueueFullError, match="1 requests wait, at most 1 may"):
+    with pytest.raises(QueueFullError, match="1 requests wait, the maximum is 1"):
         scheduler.submit(2, 1)
     scheduler.finish(1)
-    with pytest.raises(QueueFullError, match="7 tokens more than the 4 asked for are above 10"):
+    with pytest.raises(QueueFullError, match="4 tokens are requested; 7 more exceed the budget of 10"):
         scheduler.submit(2, 7)
     with pytest.raises(ValueError, match="at most 10 tokens of prompt and answer, got 11"):
         scheduler.submit(2, 11)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gflownet.rhn.serving.stopping import Answer, EosTokenCriteria, FinishReason, MaxLengthCriteria, StopStringCriteria
+from gflownet.rhn.serving.sampling import Answer, EosTokenCriteria, FinishReason, MaxLengthCriteria, StopStringCriteria
 
 
 def answer_of(
