@@ -62,9 +62,7 @@ def test_an_address_that_cannot_be_had_is_refused(tmp_path: Path, capsys: pytest
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         for host, port in (taken.getsockname(), (elsewhere, 8000)):
             said = refusal([folder, "--host", host, "--port", port], capsys)
-            assert said.startswith(
-                f"error: --host, --port: cannot listen on {host}:{port} ([Errno"
-            )
+            assert said.startswith(f"error: --host, --port: cannot listen on {host}:{port} ([Errno")
 
 
 def test_missing_extra_is_named_in_the_error(
