@@ -1,7 +1,7 @@
-"""Cells of tabular benchmarks: an architecture's score is an accuracy that somebody has measured, read from a table.
+"""Cells of tabular NAS benchmarks, scored by the measured accuracies of a table.
 
 A table is a CSV file with a header, gzipped or not. NAS-Bench-201 and NAS-Bench-Macro have a column `code`, one digit
-per place, and accuracies in percent; NAS-Bench-101 has `adjacency_rowmajor` and `op_labels`, and fractions.
+per position, and accuracies in percent; NAS-Bench-101 has `adjacency_rowmajor` and `op_labels`, and fractions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import csv
 import gzip
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from gflownet.envs.cell_space import CELLS, NB101_OPERATIONS, Cell
@@ -18,33 +18,31 @@ from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
+from gflownet.options import option
 
 _PERCENT = 100.0
 _CODE, _ADJACENCY, _LABELS = "code", "adjacency_rowmajor", "op_labels"
-# How EC-NAS writes the operations of NAS-Bench-101.
+# The operations of NAS-Bench-101 as EC-NAS writes them.
 _LABELLED = {"-1": "input", "-2": "output", **{str(i): operation for i, operation in enumerate(NB101_OPERATIONS)}}
 
 
 @dataclass
 class CellsConfig:
-    """The table and what is read from it."""
+    """The table and its columns."""
 
-    table: str = field(default="", metadata={"help": "path of the table, a CSV file, gzipped or not"})
-    column: str = field(default="c10_val12", metadata={"help": "column of the accuracies that are scores"})
-    test_column: str = field(
-        default="", metadata={"help": "column of the accuracies that the final report shows; empty: none"}
-    )
+    table: str = option("", "path of the table, a CSV file, gzipped or not")
+    column: str = option("c10_val12", "column of the accuracies used as scores")
+    test_column: str = option("", "column of the test accuracies in the final report; empty: none")
 
 
 class CellsTask(GFNTask):
     """Scores a cell by its accuracy in a column of a table, in [0, 1]: the mean where it was trained repeatedly."""
 
     Config = CellsConfig
+    environment = "cell_space"
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
-        if config.env.name != "cell_space":
-            raise ValueError(f"env.name: expected cell_space with this task, got {config.env.name}")
         self.cell: Cell | None = CELLS.get(config.env.cell_space.name)  # None: a cell is a graph
         options = config.task_options
         rows = read_rows(options.table, key=_ADJACENCY if self.cell is None else _CODE)
@@ -69,20 +67,21 @@ class CellsTask(GFNTask):
             raise ValueError(f"{self.config.task_options.table}: expected a row of cell {key} with {column}, got none")
         return scores[key]
 
-    def _means(self, rows: list[dict[str, str]], option: str) -> dict[str, float]:
-        """Return the mean accuracy in [0, 1] of every cell that has one in the column that an option names."""
-        column = self.config.task_options[option]
+    def _means(self, rows: list[dict[str, str]], option_name: str) -> dict[str, float]:
+        """Return the mean accuracy in [0, 1] of every cell, from the column named by an option."""
+        column = self.config.task_options[option_name]
         if column not in rows[0]:
-            raise ValueError(f"task_options.{option}: expected one of {', '.join(rows[0])}, got {column!r}")
+            raise ValueError(f"task_options.{option_name}: expected one of {', '.join(rows[0])}, got {column!r}")
         full = 1.0 if self.cell is None else _PERCENT
-        found: dict[str, list[float]] = {}
+        accuracies: dict[str, list[float]] = {}
         for row in rows:
             if row[column]:
-                found.setdefault(self._key(row), []).append(_accuracy(row[column], full, f"task_options.{option}"))
-        return {key: math.fsum(values) / len(values) for key, values in found.items()}
+                accuracy = _accuracy(row[column], full, f"task_options.{option_name}")
+                accuracies.setdefault(self._key(row), []).append(accuracy)
+        return {key: math.fsum(values) / len(values) for key, values in accuracies.items()}
 
     def _key(self, row: Mapping[str, str]) -> str:
-        """Return what a row's cell is known by. Raises ValueError for one of another benchmark."""
+        """Return the identity of a row's cell. Raises ValueError for a cell of another benchmark."""
         if self.cell is None:
             return graph_of_row(row).canonical_key()
         code, num_places = row[_CODE], len(self.cell.places)
@@ -98,14 +97,14 @@ def read_rows(table: str, *, key: str) -> list[dict[str, str]]:
     """Return the rows of the table at a path.
 
     Raises:
-        ValueError: there is no such file, it cannot be read, or it has no row or no column `key`.
+        ValueError: a missing or unreadable file, or one without rows or without the column `key`.
     """
     path = Path(table)
     if not path.is_file():
         raise ValueError(f"task_options.table: expected the path of a table of cells, got {table!r}, no file")
-    opened = gzip.open if path.suffix == ".gz" else open
+    open_table = gzip.open if path.suffix == ".gz" else open
     try:
-        with opened(path, "rt", encoding="utf-8", newline="") as file:
+        with open_table(path, "rt", encoding="utf-8", newline="") as file:
             rows = list(csv.DictReader(file))
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"task_options.table: expected a CSV file, got {path}: {error}") from error
@@ -116,7 +115,7 @@ def read_rows(table: str, *, key: str) -> list[dict[str, str]]:
 
 
 def graph_of_row(row: Mapping[str, str]) -> ColouredGraph:
-    """Return the graph that a row of NAS-Bench-101 describes."""
+    """Return the graph of a row of NAS-Bench-101."""
     colours = tuple(_LABELLED[label] for label in row[_LABELS].split())
     num_nodes, adjacency = len(colours), row[_ADJACENCY]
     edges = {divmod(place, num_nodes): "edge" for place, digit in enumerate(adjacency) if digit == "1"}
@@ -124,7 +123,7 @@ def graph_of_row(row: Mapping[str, str]) -> ColouredGraph:
 
 
 def _accuracy(text: str, full: float, option: str) -> float:
-    """Return a number from 0 to `full` as a share of it."""
+    """Return an accuracy from 0 to `full` scaled to [0, 1]."""
     try:
         value = float(text) / full
     except ValueError:

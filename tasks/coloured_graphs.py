@@ -1,32 +1,31 @@
-"""Graphs with coloured nodes under two rewards: one that is read off the graph, and one that nothing predicts."""
+"""Coloured graphs with two rewards: the share of mixed edges, or independent random numbers."""
 
 from __future__ import annotations
 
 import hashlib
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from statistics import NormalDist
 from typing import Literal
 
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import ColouredGraph
+from gflownet.options import option
 
-_MAX_LOG_REWARD = 6.0  # of `normal`: a standard normal number is larger once in a billion
+_MAX_LOG_REWARD = 6.0  # reward=normal: a standard normal number exceeds it with probability 1e-9
 
 
 @dataclass
 class ColouredGraphsRewardConfig:
-    """Which reward the graphs have."""
+    """The reward of a graph."""
 
-    reward: Literal["mixed_edges", "normal"] = field(
-        default="mixed_edges",
-        metadata={
-            "help": "mixed_edges: the share of edges between different colours; normal: an independent standard normal "
-            "log-reward for every graph, so that a policy has to learn every class"
-        },
+    reward: Literal["mixed_edges", "normal"] = option(
+        "mixed_edges",
+        "mixed_edges: the share of edges between different colours; normal: an independent standard normal "
+        "log-reward for every graph, so that a policy has to learn every class",
     )
-    reward_seed: int = field(default=0, metadata={"help": "normal: seed of the log-rewards"})
+    reward_seed: int = option(0, "normal: seed of the log-rewards")
 
 
 class ColouredGraphsTask(GFNTask):
@@ -52,7 +51,7 @@ class ColouredGraphsTask(GFNTask):
         return Score(score, metrics={"mixed_edges": float(num_mixed)})
 
     def _normal(self, graph: ColouredGraph) -> float:
-        """Return exp(z - 6) for a standard normal z that is drawn from the hash of the canonical form."""
+        """Return exp(z - 6) for a standard normal z derived from the hash of the canonical form."""
         digest = hashlib.sha256(f"{self._seed}|{graph.canonical_key()}".encode()).digest()
         quantile = (int.from_bytes(digest[:7], "big") + 0.5) / 2**56
         return math.exp(min(NormalDist().inv_cdf(quantile), _MAX_LOG_REWARD) - _MAX_LOG_REWARD)

@@ -11,7 +11,7 @@ import torch
 from gflownet.evaluation.supervised import Splits, SupervisedTask
 from gflownet.evaluation.training import Split
 
-# Shares of the examples; the rest is the test set.
+# Shares of the examples; the remainder is the test set.
 TRAIN_SHARE = 0.6
 VALIDATION_SHARE = 0.2
 # Grey values of the images run from 0 to 16.
@@ -19,14 +19,14 @@ MAX_GREY_VALUE = 16.0
 
 
 class DigitsTask(SupervisedTask):
-    """64 grey values in [0, 1] to one of 10 digits; stratified 60/20/20 split, fixed by `evaluation.split_seed`."""
+    """Classify 64 grey values in [0, 1] as one of 10 digits; stratified 60/20/20 split by `evaluation.split_seed`."""
 
     def splits(self) -> Splits:
         return digits_splits(seed=self.config.evaluation.split_seed)
 
 
 def digits_splits(*, seed: int) -> Splits:
-    """Returns the three parts, 64 grey values in [0, 1] per image."""
+    """Return the three splits, 64 grey values in [0, 1] per image."""
     images, digits = images_and_digits()
     inputs = torch.from_numpy(images / MAX_GREY_VALUE).float()
     targets = torch.from_numpy(digits).long()
@@ -36,7 +36,7 @@ def digits_splits(*, seed: int) -> Splits:
 
 
 def images_and_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return `load_digits(return_X_y=True)` from scikit-learn's file: the import takes over a CPU second."""
+    """Return `load_digits(return_X_y=True)`, read from the file: importing scikit-learn takes over a CPU second."""
     spec = importlib.util.find_spec("sklearn")
     (folder,) = (spec and spec.submodule_search_locations) or ("",)
     path = Path(folder, "datasets", "data", "digits.csv.gz")
@@ -49,7 +49,7 @@ def images_and_digits() -> tuple[np.ndarray, np.ndarray]:
 
 
 def _stratified_parts(digits: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns the indices of the train, validation and test examples, each with every digit's share."""
+    """Return the indices of the train, validation and test examples, stratified by digit."""
     rng = np.random.default_rng(seed)
     parts: tuple[list[np.ndarray], ...] = ([], [], [])
     for digit in np.unique(digits):

@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from fractions import Fraction
 
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.assignment import Assignment
+from gflownet.options import NOT_NEGATIVE, option
 
 
 @dataclass
 class HypergridRewardConfig:
-    """The three heights that a reward is made of."""
+    """The three heights of the reward."""
 
-    r0: float = field(default=0.1, metadata={"help": "reward of every place"})
-    r1: float = field(default=0.5, metadata={"help": "what is added in the corners"})
-    r2: float = field(default=2.0, metadata={"help": "what is added on the peak within each corner"})
+    r0: float = option(0.1, "reward of every point", NOT_NEGATIVE)
+    r1: float = option(0.5, "added reward in the corners", NOT_NEGATIVE)
+    r2: float = option(2.0, "added reward on the peak in each corner", NOT_NEGATIVE)
 
 
 class HypergridTask(GFNTask):
@@ -27,15 +27,11 @@ class HypergridTask(GFNTask):
     """
 
     Config = HypergridRewardConfig
+    environment = "hypergrid"
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
-        if config.env.name != "hypergrid":
-            raise ValueError(f"env.name: expected hypergrid with this task, got {config.env.name}")
         options = config.task_options
-        for name in ("r0", "r1", "r2"):
-            if not (math.isfinite(options[name]) and options[name] >= 0):
-                raise ValueError(f"task_options.{name}: expected a number >= 0, got {options[name]}")
         self.heights = (float(options.r0), float(options.r1), float(options.r2))
         lowest = self.heights[0] / (sum(self.heights) or 1.0)
         if not lowest >= config.evaluation.floor_score:
@@ -45,8 +41,8 @@ class HypergridTask(GFNTask):
             )
 
     def evaluate(self, graph: Assignment, *, seed: int) -> Score:
-        """Return R(x) / (R0 + R1 + R2); the metric is whether this is a peak."""
-        # 2 |x_d / (H - 1) - 0.5| as an exact number: the bounds are open, and grids have places right on them.
+        """Return R(x) / (R0 + R1 + R2); the metric `peak` is 1 on a peak, else 0."""
+        # 2 |x_d / (H - 1) - 0.5| as an exact number: the bounds are open, and grid points lie exactly on them.
         distances = [abs(2 * Fraction(str(coordinate)) - 1) for coordinate in graph.values]
         in_corner = all(distance > Fraction(1, 2) for distance in distances)
         on_peak = all(Fraction(3, 5) < distance < Fraction(4, 5) for distance in distances)

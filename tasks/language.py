@@ -1,9 +1,9 @@
-"""Byte-level language models out of recurrent stacks: which one learns a real text best in a short training?"""
+"""Recurrent stacks as byte-level language models, scored after a short training on a text."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 import torch
@@ -21,48 +21,49 @@ from gflownet.evaluation.language_training import (
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.assignment import Assignment
+from gflownet.options import POSITIVE, Interval, option
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
 
 
 @dataclass
 class LanguageConfig:
-    """The text, and how a stack is trained on it and scored."""
+    """The text, and the training and scoring of a stack."""
 
-    text: str = field(
-        default="", metadata={"help": "path of a file or a folder; empty: the source of Python's standard library"}
+    text: str = option("", "path of a file or a folder; empty: the source of Python's standard library")
+    megabytes: float = option(4.0, "maximum size of the text", POSITIVE)
+    num_parameters: int = option(
+        293_000, "parameters of every stack, which set its width, if env.recurrent_stack.widths is []", POSITIVE
     )
-    megabytes: float = field(default=4.0, metadata={"help": "most of the text that is read"})
-    num_parameters: int = field(
-        default=293_000,
-        metadata={"help": "of every stack, if env.recurrent_stack.widths is []: sets its width"},
+    budget: Literal["steps", "seconds"] = option(
+        "steps", "length of every training: equal steps, or equal seconds of CPU (not repeatable)"
     )
-    budget: Literal["steps", "seconds"] = field(
-        default="steps", metadata={"help": "what trainings have alike: steps, or seconds of CPU (not repeatable)"}
-    )
-    num_steps: int = field(default=300, metadata={"help": "steps of a training"})
-    seconds: float = field(default=20.0, metadata={"help": "CPU seconds of a training, with budget=seconds"})
-    sequence_length: int = field(default=64, metadata={"help": "bytes that a model reads at a time"})
-    bottleneck: int = field(default=16, metadata={"help": "of RHN layers, what adapters are written from"})
-    validation_bytes: int = field(default=16_384, metadata={"help": "bytes that a model is scored on"})
-    reference: float = field(default=2.0, metadata={"help": "bits per byte of score 1; the reward's unit, no more"})
+    num_steps: int = option(300, "steps of a training", POSITIVE)
+    seconds: float = option(20.0, "CPU seconds of a training, with budget=seconds", POSITIVE)
+    sequence_length: int = option(64, "bytes of a training sequence", POSITIVE)
+    bottleneck: int = option(16, "bottleneck width of RHN layers", POSITIVE)
+    validation_bytes: int = option(16_384, "bytes on which a model is scored", POSITIVE)
+    reference: float = option(2.0, "bits per byte of score 1: the unit of the reward", Interval(-100, 100))
 
 
 class LanguageTask(GFNTask):
     """A stack scores exp(reference - bits per byte) on held-out text: R = exp(-beta (bits per byte - reference)).
 
-    What diverges, or is worse than no knowledge, counts 8 bits. `evaluation.learning_rate` and `evaluation.batch_size`
-    are those of the training.
+    A diverged model, or one worse than a uniform prediction, counts 8 bits. `evaluation.learning_rate` and
+    `evaluation.batch_size` set the training.
     """
 
     Config = LanguageConfig
+    environment = "recurrent_stack"
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
-        if config.env.name != "recurrent_stack":
-            raise ValueError(f"env.name: expected recurrent_stack with this task, got {config.env.name}")
         options = config.task_options
-        _check(options)
+        if options.validation_bytes < options.sequence_length:
+            raise ValueError(
+                f"task_options.validation_bytes: expected at least sequence_length={options.sequence_length}, "
+                f"got {options.validation_bytes}"
+            )
         self.text = read_bytes(
             str(options.text),
             megabytes=float(options.megabytes),
@@ -78,7 +79,7 @@ class LanguageTask(GFNTask):
 
     @property
     def training(self) -> LanguageTraining:
-        """How every stack is trained."""
+        """The training of every stack."""
         options, evaluation = self.config.task_options, self.config.evaluation
         return LanguageTraining(
             num_steps=options.num_steps,
@@ -106,10 +107,10 @@ class LanguageTask(GFNTask):
         return self._score(UNIFORM_BITS if num_steps is None else self._bits(model, self.text.test))
 
     def config_of(self, graph: Assignment) -> StackConfig:
-        """Return the sizes of a stack: as wide as its own choice, or the budget of parameters, says."""
-        chosen, options = read_stack(graph), self.config.task_options
-        config = StackConfig(layers_of(chosen), width=chosen.width or 1, bottleneck=options.bottleneck)
-        return config if chosen.width else fit_parameters(config, options.num_parameters)
+        """Return the sizes of a stack; its width is chosen by the search or set by the budget of parameters."""
+        stack, options = read_stack(graph), self.config.task_options
+        config = StackConfig(layers_of(stack), width=stack.width or 1, bottleneck=options.bottleneck)
+        return config if stack.width else fit_parameters(config, options.num_parameters)
 
     def _trained(self, graph: Assignment, *, seed: int) -> tuple[RecurrentStack, int | None]:
         """Return a model after its training and the number of steps, None if it diverged."""
@@ -123,7 +124,7 @@ class LanguageTask(GFNTask):
         return model, last.step
 
     def _bits(self, model: RecurrentStack, text: torch.Tensor) -> float:
-        """Return bits per byte, at most those of no knowledge."""
+        """Return bits per byte, at most 8, the bits of a uniform prediction."""
         options = self.config.task_options
         bits = bits_per_byte(model, text, sequence_length=options.sequence_length, num_bytes=options.validation_bytes)
         return bits if bits < UNIFORM_BITS else UNIFORM_BITS
@@ -132,26 +133,11 @@ class LanguageTask(GFNTask):
         return math.exp(self.config.task_options.reference - bits)
 
 
-def layers_of(chosen: ChosenStack) -> tuple[StackLayer, ...]:
-    """Return the layers of a finished stack as a model takes them."""
+def layers_of(stack: ChosenStack) -> tuple[StackLayer, ...]:
+    """Return the layers of a finished stack."""
     return tuple(
-        StackLayer(RHN, rank=chosen.rank, projections=layer.projections, beta=layer.beta, ratio=chosen.ratio)
-        if layer.cell == RHN and chosen.rank is not None and chosen.ratio is not None
+        StackLayer(RHN, rank=stack.rank, projections=layer.projections, beta=layer.beta, ratio=stack.ratio)
+        if layer.cell == RHN and stack.rank is not None and stack.ratio is not None
         else StackLayer(layer.cell)
-        for layer in chosen.layers
+        for layer in stack.layers
     )
-
-
-def _check(options: LanguageConfig) -> None:
-    """Raise ValueError naming the first option whose value makes no sense."""
-    for name in ("megabytes", "seconds", "num_parameters", "num_steps", "sequence_length", "bottleneck"):
-        value = getattr(options, name)
-        if not (math.isfinite(value) and value > 0):
-            raise ValueError(f"task_options.{name}: expected a number > 0, got {value}")
-    if options.validation_bytes < options.sequence_length:
-        raise ValueError(
-            f"task_options.validation_bytes: expected at least sequence_length={options.sequence_length}, "
-            f"got {options.validation_bytes}"
-        )
-    if not math.isfinite(options.reference):
-        raise ValueError(f"task_options.reference: expected a number, got {options.reference}")

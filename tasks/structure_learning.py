@@ -1,4 +1,4 @@
-"""The posterior over Bayesian networks that some data leave: linear-Gaussian data, drawn from a random network.
+"""The posterior over Bayesian networks given linear-Gaussian data of a random network.
 
 Deleu et al. 2022, Bayesian structure learning with generative flow networks. The marginal likelihood of a graph is the
 BGe score (Geiger and Heckerman 1994) with the corrected normaliser of Kuipers, Moffa and Heckerman 2014.
@@ -7,7 +7,7 @@ BGe score (Geiger and Heckerman 1994) with the corrected normaliser of Kuipers, 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -15,25 +15,26 @@ from gflownet.envs.labelled_dag import parents_of
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.canonical import ColouredGraph
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, option
 
-MOST_VARIABLES = 12  # every one of 2^12 sets of variables has its determinant
+MAX_VARIABLES = 12  # one determinant for each of the 2^12 sets of variables
 
 
 @dataclass
 class StructureLearningConfig:
-    """The network and the data that are drawn."""
+    """The random network and its data."""
 
-    num_samples: int = field(default=50, metadata={"help": "rows of the data"})
-    edges_per_node: float = field(default=1.0, metadata={"help": "edges of the true network per variable, on average"})
-    noise: float = field(default=1.0, metadata={"help": "standard deviation of what parents do not explain"})
-    data_seed: int = field(default=0, metadata={"help": "seed of the true network and of the data"})
+    num_samples: int = option(50, "rows of the data", AT_LEAST_ONE)
+    edges_per_node: float = option(1.0, "expected number of edges of the true network per variable", NOT_NEGATIVE)
+    noise: float = option(1.0, "standard deviation of the noise of each variable", POSITIVE)
+    data_seed: int = option(0, "seed of the true network and of the data", NOT_NEGATIVE)
 
 
 @dataclass(frozen=True)
 class Problem:
-    """Data with what is known of them."""
+    """Data, their true network and their scores."""
 
-    parents: list[list[int]]  # of every variable in the true network
+    parents: list[list[int]]  # of each variable in the true network
     data: np.ndarray  # [num_samples, variables]
     log_marginal: np.ndarray  # [2^variables] log-likelihood of each set of variables under a complete network
     best: float  # the highest log-score of any graph
@@ -41,33 +42,27 @@ class Problem:
     def log_score(self, parents: list[list[int]]) -> float:
         """Return log p(data | graph), the BGe score."""
         total = 0.0
-        for node, own in enumerate(parents):
-            family = sum(1 << parent for parent in own)
+        for node, node_parents in enumerate(parents):
+            family = sum(1 << parent for parent in node_parents)
             total += float(self.log_marginal[family | 1 << node] - self.log_marginal[family])
         return total
 
 
 class StructureLearningTask(GFNTask):
-    """Scores a graph by exp((log p(data | graph) - that of the best graph) / num_samples), which lies in (0, 1].
+    """Scores a graph by exp((log p(data | graph) - log p(data | best graph)) / num_samples), which lies in (0, 1].
 
-    So score^beta is proportional to the posterior under a uniform prior over graphs where beta is the number of
-    samples, and to a tempered one, p(data | graph)^(beta / num_samples), elsewhere.
+    With beta = num_samples, score^beta is proportional to the posterior under a uniform prior over graphs. Other betas
+    temper it: p(data | graph)^(beta / num_samples).
     """
 
     Config = StructureLearningConfig
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
-        options = config.task_options
-        for name, low in (("num_samples", 1), ("edges_per_node", 0), ("data_seed", 0)):
-            if not (math.isfinite(options[name]) and options[name] >= low):
-                raise ValueError(f"task_options.{name}: expected a number >= {low}, got {options[name]}")
-        if not (math.isfinite(options.noise) and options.noise > 0):
-            raise ValueError(f"task_options.noise: expected a number > 0, got {options.noise}")
         self._problems: dict[int, Problem] = {}
 
     def evaluate(self, graph: ColouredGraph, *, seed: int) -> Score:
-        """Return the score; metrics are the log-score and the pairs of variables joined otherwise than in truth."""
+        """Return the score; metrics are the log-score and the Hamming distance to the true network."""
         problem, parents = self.problem(len(graph.node_colours)), parents_of(graph)
         log_score = problem.log_score(parents)
         score = math.exp((log_score - problem.best) / len(problem.data))
@@ -75,14 +70,14 @@ class StructureLearningTask(GFNTask):
         return Score(score, metrics={"log_score": log_score, "hamming_distance": distance})
 
     def problem(self, num_variables: int) -> Problem:
-        """Return the data over so many variables, the same for the same options.
+        """Return the data over a number of variables, the same for the same options.
 
         Raises:
-            ValueError: there are too many variables.
+            ValueError: too many variables.
         """
-        if num_variables > MOST_VARIABLES:
+        if num_variables > MAX_VARIABLES:
             raise ValueError(
-                f"env.labelled_dag.num_nodes: expected at most {MOST_VARIABLES} variables with this task, "
+                f"env.labelled_dag.num_nodes: expected at most {MAX_VARIABLES} variables with this task, "
                 f"got {num_variables}"
             )
         if num_variables not in self._problems:
@@ -95,16 +90,15 @@ def draw_problem(
 ) -> Problem:
     """Return a random network, data from it and their scores.
 
-    Every pair in a random order of the variables is an edge with one probability; x_j is the sum of w_ij x_i over its
-    parents i plus normal noise, with w_ij standard normal.
+    Each pair in a random order of the variables is an edge with the same probability; x_j is the sum of w_ij x_i over
+    its parents i plus normal noise, with w_ij standard normal.
     """
     rng = np.random.default_rng([data_seed, num_variables])
     order = rng.permutation(num_variables)
     probability = min(1.0, 2 * edges_per_node / max(1, num_variables - 1))
     data, parents = np.zeros((num_samples, num_variables)), [[] for _ in range(num_variables)]
     for place, node in enumerate(order):
-        own = [int(other) for other in order[:place] if rng.random() < probability]
-        parents[node] = sorted(own)
+        parents[node] = sorted(int(other) for other in order[:place] if rng.random() < probability)
         weights = rng.standard_normal(len(parents[node]))
         data[:, node] = data[:, parents[node]] @ weights + noise * rng.standard_normal(num_samples)
     log_marginal = log_marginals(data)
@@ -167,5 +161,5 @@ def _log_multigamma(a: float, size: int) -> float:
 
 def _hamming_distance(parents: list[list[int]], others: list[list[int]]) -> int:
     """Return the number of pairs of variables that two graphs join in different ways."""
-    edges, others_edges = ({(p, j) for j, own in enumerate(g) for p in own} for g in (parents, others))
+    edges, others_edges = ({(p, j) for j, of_node in enumerate(g) for p in of_node} for g in (parents, others))
     return len({frozenset(edge) for edge in edges ^ others_edges})

@@ -1,9 +1,9 @@
-"""Find a layer that mixes the rows and columns of an image: a tensor program, trained by its own symbolic gradient."""
+"""Layers that mix the rows and columns of an image: tensor programs, trained with symbolic gradients."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.evaluation.training import Split
+from gflownet.options import AT_LEAST_ONE, POSITIVE, option
 
 from .digits import digits_splits
 
@@ -27,15 +28,15 @@ SIDE, NUM_CLASSES = 8, 10
 
 @dataclass
 class TensorMixingConfig:
-    """How a layer is trained."""
+    """The training of a layer."""
 
-    num_steps: int = field(default=40, metadata={"help": "steps of Adam on all training images"})
-    learning_rate: float = field(default=0.03, metadata={"help": "learning rate of Adam"})
+    num_steps: int = option(40, "steps of Adam on all training images", AT_LEAST_ONE)
+    learning_rate: float = option(0.03, "learning rate of Adam", POSITIVE)
 
 
 @dataclass(frozen=True)
 class Classifier:
-    """A layer and the linear map to classes that reads it, as nodes on a batch of images."""
+    """A layer followed by a linear map to classes, as nodes on a batch of images."""
 
     logits: Node  # [examples, classes]
     images: LeafNode  # [examples, 8, 8]
@@ -43,22 +44,16 @@ class Classifier:
 
 
 class TensorMixingTask(GFNTask):
-    """Scores a program by the validation accuracy of a linear classifier of what it makes of images, both trained.
+    """Scores a program by the validation accuracy of a linear classifier on its output, both trained.
 
     Input `X[8,8]` is an image; the program's other inputs are its parameters. The gradient of the cross entropy is
-    derived from the nodes and compiled (gflownet.autodiff); torch differentiates nothing.
+    derived symbolically and compiled (gflownet.autodiff); torch.autograd is not used.
     """
 
     Config = TensorMixingConfig
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
-        options = config.task_options
-        if options.num_steps < 1 or not options.learning_rate > 0:
-            raise ValueError(
-                f"task_options: expected num_steps >= 1 and learning_rate > 0, "
-                f"got {options.num_steps} and {options.learning_rate}"
-            )
         self.inputs = read_inputs(config.env.tensor_graph.inputs)
         if self.inputs.get(IMAGE) != (SIDE, SIDE):
             raise ValueError(f"env.tensor_graph.inputs: expected {IMAGE}[{SIDE},{SIDE}] among {[*self.inputs]}")
@@ -66,10 +61,10 @@ class TensorMixingTask(GFNTask):
 
     def evaluate(self, graph: TensorProgram, *, seed: int) -> Score:
         """Return the accuracy on validation images after training."""
-        found = self._trained(graph)
-        if found is None:  # no image in it: one class for all
+        trained = self._trained(graph)
+        if trained is None:  # the program does not read the image: one class for all
             return Score(1 / NUM_CLASSES, num_parameters=0, metrics={"train_loss": 0.0})
-        values, scale, loss = found
+        values, scale, loss = trained
         size = sum(value.numel() for value in values)
         score = self._accuracy(graph, values, scale, self._splits.validation)
         return Score(score, num_parameters=size, metrics={"train_loss": loss})
@@ -77,11 +72,11 @@ class TensorMixingTask(GFNTask):
     def test(self, graph: TensorProgram, *, seed: int) -> float | None:
         """Return the accuracy on test images after the same training."""
         with seeded(seed):
-            found = self._trained(graph)
-        return None if found is None else self._accuracy(graph, found[0], found[1], self._splits.test)
+            trained = self._trained(graph)
+        return None if trained is None else self._accuracy(graph, trained[0], trained[1], self._splits.test)
 
     def _trained(self, graph: TensorProgram) -> tuple[list[Tensor], float, float] | None:
-        """Return the trained parameters, what the layer is scaled by, and the last loss; None if it sees no image."""
+        """Return the trained parameters, the scale of the layer, and the last loss; None if no image is read."""
         images, targets = self._arrays(self._splits.train)
         layer, leaves = self._layer(graph, len(images))
         if layer.rank == 0 or IMAGE not in _names(layer):
@@ -97,8 +92,8 @@ class TensorMixingTask(GFNTask):
     def _descend(self, classifier: Classifier, images: Tensor, targets: Tensor, values: Sequence[Tensor]) -> float:
         """Train the values in place by Adam with the compiled symbolic gradient, and return the last loss."""
         options = self.config.task_options
-        chosen = LeafNode(targets.shape, kind=LeafKind.CONSTANT, value=targets)
-        loss = Mean(PickNegLogSoftmax(classifier.logits, chosen))
+        labels = LeafNode(targets.shape, kind=LeafKind.CONSTANT, value=targets)
+        loss = Mean(PickNegLogSoftmax(classifier.logits, labels))
         leaves = classifier.parameters
         program = compile_value_and_gradient(loss, leaves, leaves=[classifier.images, *leaves])
         optimiser = torch.optim.Adam(list(values), lr=options.learning_rate)
@@ -111,7 +106,7 @@ class TensorMixingTask(GFNTask):
         return float(last)
 
     def _layer(self, graph: TensorProgram, num_images: int) -> tuple[Node, list[LeafNode]]:
-        """Return the program on a batch of images, and its leaves that it depends on, the images first."""
+        """Return the program on a batch of images and the leaves it depends on, the images first."""
         images = LeafNode((num_images, SIDE, SIDE), name=IMAGE, requires_grad=False, dtype=torch.float32)
         leaves = {
             name: LeafNode(shape, kind=LeafKind.PARAMETER, name=name, dtype=torch.float32)
@@ -123,7 +118,7 @@ class TensorMixingTask(GFNTask):
         return layer, [images, *(leaf for name, leaf in leaves.items() if name in used)]
 
     def _classifier(self, graph: TensorProgram, num_images: int, scale: float) -> Classifier:
-        layer, (images, *own) = self._layer(graph, num_images)
+        layer, (images, *parameters) = self._layer(graph, num_images)
         axes = [*range(1, layer.rank + 1)]
         scaled = TransformNode(layer, axes, axes, alpha=scale)
         weight = _parameter("weight", (*layer.shape[1:], NUM_CLASSES))
@@ -131,7 +126,7 @@ class TensorMixingTask(GFNTask):
         summed, last = [-axis for axis in axes[1:]], layer.rank + 1
         product = LinearNode(scaled, weight, [1, last], [1, *summed], [*summed, last])
         logits = ElementwiseNode(product, bias, [1, 2], [1, 2], [2], operation="+")
-        return Classifier(logits, images, (*own, weight, bias))
+        return Classifier(logits, images, (*parameters, weight, bias))
 
     def _accuracy(self, graph: TensorProgram, values: Sequence[Tensor], scale: float, split: Split) -> float:
         images, targets = self._arrays(split)

@@ -37,8 +37,8 @@ class GFNTask(Configurable, ABC):
     turn, never by two threads at once.
     """
 
-    # Widths of the input nodes that a graph starts from and of the output nodes that it ends in; an environment that
-    # needs them says so where there are none.
+    environment: ClassVar[str] = ""  # the env.name that this task needs; empty: any
+    # Widths of the input and output nodes of a graph, for environments that need them.
     input_sizes: tuple[int, ...] = ()
     output_sizes: tuple[int, ...] = ()
 
@@ -55,6 +55,8 @@ class GFNTask(Configurable, ABC):
             ValueError: evaluation.objectives names what is no objective of this task.
         """
         self.config = config
+        if self.environment and config.env.name != self.environment:
+            raise ValueError(f"env.name: expected {self.environment} with this task, got {config.env.name}")
         self.chosen_objectives = tuple(config.evaluation.objectives)
         for name in self.chosen_objectives:
             if name not in self.objectives:

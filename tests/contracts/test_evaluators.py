@@ -76,7 +76,7 @@ def test_equal_hashes_are_no_twins(build):
     assert [(e.score, e.cached) for e in evaluations] == [(0.25, False), (0.75, False)]
 
 
-def test_resumed_step_reports_what_the_interrupted_one_did(build):
+def test_resumed_step_reports_the_same_as_the_interrupted_one(build):
     outcomes = {"old": 0.1, "a": 0.25, "b": 0.75, "later": 0.9}
     build(StubTask(outcomes)).evaluate(candidates("old"), step=1)
     batch = candidates("a", "old", "b", "a")
@@ -91,7 +91,7 @@ def test_resumed_step_reports_what_the_interrupted_one_did(build):
     assert task.calls == []
 
 
-def test_what_another_run_scored_is_cached_at_any_step(build, store):
+def test_scores_of_another_run_are_cached_at_any_step(build, store):
     outcomes = {"a": 0.25, "b": 0.75}
     build(StubTask(outcomes), run="first").evaluate(candidates("a"), step=5)
     task = StubTask(outcomes)
@@ -134,13 +134,13 @@ def test_failure_is_recorded_with_its_reason_and_the_run_goes_on(build, store, o
     assert (again.status, again.score, again.cached) == (FAILED, floor, True)
 
 
-def test_failed_score_keeps_what_else_is_known(build):
+def test_failed_score_keeps_metrics_and_size(build):
     (evaluation,) = build(StubTask({"bad": math.nan})).evaluate(candidates("bad"), step=1)
     assert evaluation.num_parameters == 7
     assert math.isnan(evaluation.metrics["validation_accuracy"])
 
 
-def test_interrupt_passes_and_keeps_what_was_done(build, store):
+def test_interrupt_passes_and_keeps_finished_records(build, store):
     task = StubTask({"a": 0.25, "b": KeyboardInterrupt(), "c": 0.75})
     with pytest.raises(KeyboardInterrupt):
         build(task).evaluate(candidates("a", "b", "c"), step=1)
@@ -213,7 +213,7 @@ class ScoresTask(StubTask):
         (AnyScore(0.5, num_parameters="many"), "num_parameters: expected a number, got str"),
     ],
 )
-def test_what_is_no_score_fails_its_candidate_alone(build, store, outcome, reason):
+def test_invalid_score_fails_only_its_candidate(build, store, outcome, reason):
     evaluations = build(ScoresTask({"bad": outcome, "good": Score(0.75)})).evaluate(candidates("bad", "good"), step=1)
     assert [(e.score, e.status, e.error) for e in evaluations] == [(0.05, FAILED, reason), (0.75, OK, None)]
     assert store.count() == 2

@@ -87,6 +87,6 @@ def test_thermometer_of_an_unbounded_beta_stays_within_its_bins():
     assert 0.9 < float((sample.encoding[:, -1] < 1.0).float().mean()) < 1.0
 
 
-def test_constant_beta_is_not_told():
+def test_constant_beta_has_a_zero_encoding():
     sample = conditional("constant", [3.0], num_bins=2).sample(3, generator=torch.Generator())
     assert sample.encoding.tolist() == [[0.0, 0.0]] * 3

@@ -73,7 +73,7 @@ def test_objectives_are_two_or_more_different_ones(names):
         check_evaluation(config_with(f"evaluation.objectives={names}").evaluation)
 
 
-def test_what_reads_a_measured_objective_may_change_without_measuring_again():
+def test_targets_of_objectives_are_not_part_of_the_scoring_context():
     def context(*overrides: str) -> str:
         return scoring_context(config_with("evaluation.objectives=[accuracy,latency]", *overrides))
 
@@ -100,7 +100,7 @@ def test_senseless_evaluations_name_their_key(override):
         validate(config_with(f"evaluation.{override}"))
 
 
-def test_context_changes_with_what_a_score_depends_on():
+def test_scoring_context_changes_with_the_inputs_of_a_score():
     same = {
         scoring_context(config_with(override)) for override in ("log_dir=a", "evaluation.store_url=b", "num_workers=2")
     }

@@ -88,7 +88,7 @@ def test_a_weight_of_0_forgives_a_utility_of_0():
     assert score.tolist() == pytest.approx([0.4, 0.0])
 
 
-def test_only_tchebycheff_prefers_what_lies_in_a_dent_of_the_front():
+def test_only_tchebycheff_reaches_a_concave_front():
     utilities = torch.tensor([[1.0, 0.0], [0.4, 0.4], [0.0, 1.0]])
     best = {}
     for name in ("weighted_sum", "tchebycheff"):
@@ -156,7 +156,7 @@ def test_the_encoding_is_thermometer_preferences_focus():
     assert not torch.allclose(sample.encoding[:, 3:5], sample.encoding[:, 5:])
 
 
-def test_one_objective_draws_what_it_drew_before_there_were_several():
+def test_one_objective_draws_only_temperatures():
     config = ConditionalsConfig(TemperatureConfig("uniform", [1.0, 9.0]))
     one = RewardConditional(config).sample(6, generator=generator(5))
     alone = TemperatureConditional(config.temperature).sample(6, generator=generator(5))
@@ -215,7 +215,7 @@ def test_a_conditioning_that_does_not_fit_the_objectives_is_refused(given, messa
         TwoObjectives(config_with(CHOSEN)).conditioning(1, beta=1.0, **given)
 
 
-def test_utilities_are_those_of_the_chosen_objectives_in_their_order():
+def test_utilities_follow_the_order_of_the_chosen_objectives():
     score = Score(0.9, metrics={"cheap": 0.25, "bright": 0.5, "other": 3.0})
     assert TwoObjectives(config_with(CHOSEN)).utilities(score) == (0.5, 0.75)
     assert TwoObjectives(config_with("evaluation.objectives=[cheap,bright]")).utilities(score) == (0.75, 0.5)
@@ -242,7 +242,7 @@ def test_an_objective_that_the_task_does_not_know_is_named():
         TwoObjectives(config_with("evaluation.objectives=[bright,speed]"))
 
 
-def test_a_task_without_objectives_says_so():
+def test_task_without_objectives_raises():
     class Plain(TwoObjectives):
         objectives = ()
 
@@ -275,7 +275,7 @@ def asked(task: GFNTask, **given) -> Conditioning:
         ),
     ],
 )
-def test_what_is_never_drawn_cannot_be_asked_for(options, given, message):
+def test_conditioning_that_is_never_drawn_raises(options, given, message):
     with pytest.raises(ValueError, match=f"^{message}$"):
         asked(TwoObjectives(config_with(*spelled(options))), **given)
 
@@ -290,7 +290,7 @@ def test_what_is_never_drawn_cannot_be_asked_for(options, given, message):
         ([CHOSEN, "cond.focus.use=true", "cond.focus.directions=[[1,1],[0,2]]"], {"focus": [0, 1]}),
     ],
 )
-def test_what_may_be_drawn_can(options, given):
+def test_conditioning_that_may_be_drawn_is_accepted(options, given):
     task = TwoObjectives(config_with(*spelled(options)))
     assert len(asked(task, **given).encoding.unique(dim=0)) <= 2
     assert asked(task, **given).encoding.shape == (2, task.num_cond_dim)

@@ -67,7 +67,7 @@ def test_row_comes_back_as_it_was(store):
     assert store.find(StubCandidate("c")) is None
 
 
-def test_equal_hashes_are_told_apart_by_key(store):
+def test_equal_hashes_are_distinguished_by_key(store):
     store.add([record("hexagon", score=0.1, hash="same"), record("two triangles", score=0.2, hash="same")])
     keys = ["hexagon", "two triangles", "neither"]
     found = store.find_many([Identity("same", key) for key in keys])
@@ -246,7 +246,7 @@ def test_one_flipped_bit_never_changes_a_score(path, tmp_path):
 
 
 @pytest.mark.parametrize("limit", [40_000, 70_000])
-def test_full_disk_is_one_line_and_keeps_what_was_stored(path, limit):
+def test_full_disk_raises_one_line_and_keeps_stored_rows(path, limit):
     with EvaluationStore(path) as store:
         store.add([record("first", score=0.9)])
         rows = [record(str(i), graph="x" * 2_000) for i in range(100)]

@@ -165,7 +165,7 @@ def test_seed_decides_initial_values_and_order():
     assert losses[0] == losses[2] != losses[1]
 
 
-def test_scores_are_those_of_one_by_one_training():
+def test_group_scores_equal_single_training():
     task = build()
     seeds = range(3, 3 + len(ZOO))
     splits = in_double(task.splits())
@@ -194,7 +194,7 @@ def test_global_generators_are_left_alone():
     assert torch.equal(state, torch.get_rng_state())
 
 
-def test_failures_stay_in_their_places_and_harm_nobody():
+def test_failures_keep_their_place_and_do_not_affect_others():
     task = build("num_epochs=2")
     narrow = classifier_graph((8, "tanh"), input_size=NUM_FEATURES - 1, num_classes=NUM_CLASSES)
     invalid = graph_of((8, "wiggle"))
@@ -230,7 +230,7 @@ def test_no_candidates_no_outcomes():
     assert build().evaluate_many([], seeds=[]) == []
 
 
-def test_size_enters_the_score_where_asked_for():
+def test_size_weight_scales_the_score():
     graph = graph_of((8, "tanh"))
     plain = build().evaluate(graph, seed=0)
     sized = build("size_weight=0.5", f"target_parameters={cast(int, plain.num_parameters) * 4}").evaluate(graph, seed=0)

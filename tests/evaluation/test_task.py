@@ -36,7 +36,7 @@ class ForgetsTheBase(GFNTask):
         return Score(1.0)
 
 
-def test_a_task_that_does_not_call_the_base_s_init_is_told_so():
+def test_task_without_super_init_raises():
     task = ForgetsTheBase(config_with())
     for use in (lambda: task.num_cond_dim, lambda: task.sample_conditioning(1, generator=torch.Generator())):
         with pytest.raises(ValueError, match=r"^task: expected ForgetsTheBase\.__init__ to call super\(\)\.__init__"):

@@ -160,7 +160,7 @@ def test_together_reports_the_last_epoch(data):
     assert all(cast(float, one) > cast(float, other) for one, other in zip(early, late, strict=True))
 
 
-def test_one_that_diverges_keeps_its_first_error_and_harms_nobody(data):
+def test_diverged_candidate_keeps_its_first_error_and_does_not_affect_others(data):
     models = three_models()
     with torch.no_grad():
         models[1].get_parameter("weight_0_1").fill_(1e7)

@@ -45,7 +45,7 @@ def test_scores_fall_with_the_distance_to_the_nearest_mode():
         assert distances[int(score.metrics["nearest_mode"])] == min(distances)
 
 
-def test_all_rows_of_blocks_are_modes_where_as_many_are_asked_for():
+def test_maximum_number_of_modes_gives_all_block_sequences():
     modes = draw_modes(4, blocks=["00", "11"], num_modes=4, mode_seed=0)
     assert {"".join(map(str, mode)) for mode in modes.tolist()} == {"0000", "0011", "1100", "1111"}
 
@@ -58,12 +58,12 @@ def test_all_rows_of_blocks_are_modes_where_as_many_are_asked_for():
         ("task_options.blocks=[]", r"task_options\.blocks: expected different words of 0 and 1 .*, got \[\]"),
         ('task_options.blocks=["00000"]', r"length that divides env\.bit_sequence\.num_bits=12, got 5"),
         ("task_options.num_modes=126", r"task_options\.num_modes: expected 1 to 125, for 3 of 5 blocks, got 126"),
-        ("task_options.num_modes=0", r"task_options\.num_modes: expected 1 to 125, for 3 of 5 blocks, got 0"),
+        ("task_options.num_modes=0", r"task_options\.num_modes: expected a number >= 1, got 0"),
         ("task_options.mode_seed=-1", r"task_options\.mode_seed: expected a number >= 0, got -1"),
         ("evaluation.floor_score=0.5", r"evaluation\.floor_score: expected at most exp\(-1\)"),
         ("env.name=hypergrid", r"env\.name: expected bit_sequence with this task, got hypergrid"),
     ],
 )
-def test_what_makes_no_modes_is_named(option, message):
+def test_invalid_modes_raise(option, message):
     with pytest.raises(ValueError, match=message):
         make_task(option)

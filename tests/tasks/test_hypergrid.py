@@ -67,6 +67,6 @@ def test_heights_are_options():
         ("env.name=labelled_dag", r"env\.name: expected hypergrid with this task, got labelled_dag"),
     ],
 )
-def test_what_makes_no_reward_is_named(option, message):
+def test_invalid_rewards_raise(option, message):
     with pytest.raises(ValueError, match=message):
         make_task(option)

@@ -14,7 +14,7 @@ from gflownet.evaluation.conditioning import Conditioning
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.metrics.exact import enumerate_states
 from tasks.structure_learning import (
-    MOST_VARIABLES,
+    MAX_VARIABLES,
     StructureLearningConfig,
     StructureLearningTask,
     draw_problem,
@@ -142,4 +142,4 @@ def test_options_that_draw_no_data_are_named(option, message):
 
 def test_too_many_variables_are_named():
     with pytest.raises(ValueError, match=r"env\.labelled_dag\.num_nodes: expected at most 12 variables"):
-        make_task().problem(MOST_VARIABLES + 1)
+        make_task().problem(MAX_VARIABLES + 1)

@@ -27,7 +27,7 @@ def score(task: TensorMixingTask, text: str):
         return task.evaluate(read(task, text), seed=1)
 
 
-def test_what_mixes_is_told_from_what_adds_up():
+def test_mixing_scores_above_adding():
     task = make_task()
     found = {
         text: score(task, text)
@@ -46,7 +46,7 @@ def test_attention_learns_with_more_steps():
     assert many.metrics["train_loss"] < few.metrics["train_loss"]
 
 
-def test_training_is_that_of_torch():
+def test_training_equals_torch():
     """The same steps of Adam with the gradient of torch.autograd end in the same parameters."""
     task = make_task("task_options.num_steps=5")
     graph = read(task, ATTENTION)
@@ -89,11 +89,11 @@ def test_test_score_is_of_the_same_training():
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("task_options.num_steps=0", "expected num_steps >= 1"),
-        ("task_options.learning_rate=0", "expected num_steps >= 1 and learning_rate > 0"),
+        ("task_options.num_steps=0", "task_options.num_steps: expected a number >= 1, got 0"),
+        ("task_options.learning_rate=0", "task_options.learning_rate: expected a number > 0, got 0"),
         ("env.tensor_graph.inputs=['X[4,4]']", r"env.tensor_graph.inputs: expected X\[8,8\]"),
     ],
 )
-def test_what_is_no_training_is_named(override, message):
+def test_invalid_training_options_raise(override, message):
     with pytest.raises(ValueError, match=message):
         make_task(override)

@@ -50,7 +50,7 @@ def test_the_hidden_program_is_exact_and_parts_of_it_score_in_between():
         ("t[i,k] = sum_j A[i,j] B[j,k]; y[i,k] = t[i,k] + A[i,k]", 0, 0),
     ],
 )
-def test_what_computes_the_target_is_exact(text, is_exact, is_hidden):
+def test_equivalent_programs_are_exact(text, is_exact, is_hidden):
     task = make_task()
     metrics = task.evaluate(read(task, text), seed=0).metrics
     assert (metrics["exact"], metrics["hidden"]) == (is_exact, is_hidden)
@@ -72,7 +72,7 @@ def test_axes_that_are_missing_or_spare_cost_a_share():
     assert best_explained(spare, target) == pytest.approx(0.7)
 
 
-def test_share_explained_is_that_of_numpy():
+def test_explained_share_equals_numpy():
     """1 - sqrt(1 - R^2) of the best factor and offset, over both orders of the axes, by least squares."""
     rng = np.random.default_rng(0)
     result, target = rng.random((7, 3, 3)), rng.random((7, 3, 3)) + 1
@@ -112,10 +112,10 @@ def test_every_program_of_the_space_has_a_score():
     [
         (["task_options.target='y[i] = sum_j D[i,j]'"], "task_options.target: .*D"),
         (["task_options.target='y[i] = sum_j 2.0 * A[i,j]'"], "task_options.target: .*without a factor"),
-        (["task_options.num_examples=0"], "task_options.num_examples: expected at least 1"),
+        (["task_options.num_examples=0"], "task_options.num_examples: expected a number >= 1"),
     ],
 )
-def test_what_cannot_be_recovered_is_named(overrides, message):
+def test_invalid_targets_raise(overrides, message):
     with pytest.raises(ValueError, match=message):
         make_task(*overrides)
 

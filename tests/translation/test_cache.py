@@ -37,7 +37,7 @@ def test_metrics_count_structures():
     assert get_translation_cache_metrics() == {"hits": 0, "misses": 0, "entries": 0}
 
 
-def test_a_model_of_one_structure_has_one_class_and_values_of_its_own():
+def test_models_of_one_structure_share_a_class_but_no_values():
     first, data = build(chain(2, 3, 2)), chain(2, 3, 2)
     data["nodes"][1] |= {"bias": 0.5, "attributes": {"derivation_uuid": "a-b-c"}}
     second = build(data)

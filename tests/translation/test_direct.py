@@ -73,7 +73,7 @@ def assert_same_gradients(model):
 
 
 @pytest.mark.parametrize("projection", ["auto", "always"])
-def test_gradients_are_those_of_autograd(projection):
+def test_direct_gradients_equal_autograd(projection):
     for data in direct_data():
         (model,) = models_of(data, (0,), dtype=torch.float64, projection=projection)
         with torch.no_grad():
@@ -120,7 +120,7 @@ def test_training_many_structures_is_training_them_one_by_one():
             assert torch.allclose(model.state_dict()[name], value, atol=1e-9), name
 
 
-def test_a_candidate_is_the_same_to_the_bit_in_any_company():
+def test_candidate_is_bit_identical_in_every_group():
     def trained(structures, position):
         models = [models_of(chain(*sizes), (7,))[0] for sizes in structures]
         training = DirectTraining(models)
@@ -135,7 +135,7 @@ def test_a_candidate_is_the_same_to_the_bit_in_any_company():
     assert all(torch.equal(alone[name], beside[name]) for name in alone)
 
 
-def test_a_diverging_candidate_harms_no_other():
+def test_diverging_candidate_does_not_affect_others():
     models = models_of(chain(4, 6, 3))
     with torch.no_grad():
         models[1].proj_0_1.weight.fill_(float("nan"))

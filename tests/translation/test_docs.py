@@ -6,7 +6,7 @@ from pathlib import Path
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "translation.md"
 
 
-def test_the_examples_run_one_after_the_other(capsys):
+def test_doc_examples_run(capsys):
     examples = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
     assert len(examples) == 2
     namespace = {}

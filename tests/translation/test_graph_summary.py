@@ -14,7 +14,7 @@ from tests.translation.graphs import chain, mixed, recurrent
 
 
 @pytest.mark.parametrize("family", FAMILIES)
-def test_parameters_and_shapes_are_those_of_the_model(family):
+def test_summary_parameters_and_shapes_match_the_model(family):
     for seed in range(12):
         graph = ComputationGraph.from_dict(random_graph(family, seed))
         projection = ("auto", "always")[seed % 2]

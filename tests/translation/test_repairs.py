@@ -39,7 +39,7 @@ CASES = {
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_each_problem_is_repaired_and_told(code):
+def test_repair_lists_each_change(code):
     data, message = CASES[code]
     graph = ComputationGraph.from_dict(data)
     before = graph.to_dict()
@@ -68,7 +68,7 @@ def test_an_input_is_made_plain():
     assert (repaired.nodes[0].activation_function, repaired.nodes[0].bias) == ("linear", 0.0)
 
 
-def test_disable_cuts_off_what_was_wrong_and_keeps_outputs_fed():
+def test_repair_disable_cuts_faulty_parts_and_keeps_outputs_fed():
     data = chain(4, 3, 2)
     data["nodes"].append({"id": 8, "node_type": "hidden", "output_size": 3, "bias": NAN})
     data["edges"] += [{"source": 0, "target": 8, "edge_id": 5}, {"source": 8, "target": 2, "edge_id": 6}]
@@ -98,7 +98,7 @@ def test_a_valid_graph_stays_as_it_is():
         assert repaired.graph.to_dict() == graph.to_dict()
 
 
-def test_what_cannot_be_repaired_is_refused():
+def test_repair_refuses_graphs_without_ends():
     with pytest.raises(ValueError, match="input and output nodes"):
         repair(ComputationGraph())
     with pytest.raises(ValueError, match="expected one of minimal, disable, got 'delete'"):

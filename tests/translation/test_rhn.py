@@ -72,7 +72,7 @@ def with_recurrent_edge(data: Data) -> Data:
     ],
     ids=["chain", "branched", "recurrent", "narrow"],
 )
-def test_a_sequence_says_what_its_steps_say(data: Data, projection: str) -> None:
+def test_rhn_sequence_equals_single_steps(data: Data, projection: str) -> None:
     model = build(data, projection=projection)
     parameters = list(model.parameters())
     for length in (1, 2, 7):
@@ -126,7 +126,7 @@ def test_chain_of_rhn_nodes_equals_rhn_blocks() -> None:
         torch.testing.assert_close(tensor, wanted, rtol=0, atol=1e-10)
 
 
-def test_parameters_begin_as_those_of_a_block() -> None:
+def test_rhn_parameters_start_like_a_block() -> None:
     model = build(chain(4, 6, 2, activation="rhn"), random=False)
     own, block = model.get_submodule("rhn_1"), RHNBlock(rhn_config(6))
     assert isinstance(own, RHNBlock)
@@ -168,7 +168,7 @@ def test_rows_with_and_without_a_token_before_share_a_step() -> None:
     torch.testing.assert_close(model(x[1:2], reset_states=True)[0], y[1], rtol=0, atol=1e-12)
 
 
-def test_parameters_and_flops_are_those_of_the_model() -> None:
+def test_rhn_parameters_and_flops_match_the_model() -> None:
     graph = ComputationGraph.from_dict(branched())
     told, model = summary(graph), to_pytorch_model(graph)
     assert told.num_parameters == sum(parameter.numel() for parameter in model.parameters())
@@ -190,7 +190,7 @@ def test_models_are_copied_pickled_and_moved() -> None:
     assert difference < 1e-3 * expected.detach().abs().max()
 
 
-def test_an_exported_step_says_the_same() -> None:
+def test_rhn_exported_step_equals_the_model() -> None:
     model = to_pytorch_model(ComputationGraph.from_dict(chain(4, 5, 2, activation="rhn")))
     state = tuple(torch.rand(5, slot.size) for slot in model.plan.slots)
     x = torch.randn(5, 4)
@@ -201,7 +201,7 @@ def test_an_exported_step_says_the_same() -> None:
 
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
 @pytest.mark.slow
-def test_onnx_says_the_same(tmp_path) -> None:
+def test_rhn_onnx_equals_the_model(tmp_path) -> None:
     runtime = pytest.importorskip("onnxruntime")
     pytest.importorskip("onnxscript")
     model = to_pytorch_model(ComputationGraph.from_dict(chain(4, 5, 2, activation="rhn")))
@@ -214,7 +214,7 @@ def test_onnx_says_the_same(tmp_path) -> None:
     torch.testing.assert_close(torch.from_numpy(outputs[0]), model.step(x, state)[0], rtol=1e-4, atol=1e-5)
 
 
-def test_what_has_no_form_for_it_says_so_in_one_line() -> None:
+def test_rhn_unsupported_forms_raise_one_line() -> None:
     graph = ComputationGraph.from_dict(chain(4, 5, 2, activation="rhn"))
     with pytest.raises(ValueError, match=r"^node 1: expected a cell of torch in a stand-alone source, got rhn$"):
         to_source(graph)
