@@ -1,7 +1,6 @@
-"""From nodes to programs: values, gradients, Jacobians, Hessians, Hessian-vector products.
+"""Programs for values, gradients, Jacobians, Hessians and Hessian-vector products of nodes.
 
-What is derived and written for a structure is kept: a graph of the same structure, with other leaf objects, gets its
-program in the time that reading the structure takes.
+Code is cached by structure: a graph with other leaves but the same operations gets its program without derivation.
 """
 
 from __future__ import annotations
@@ -9,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 
 from gflownet.autodiff import cross_country, derivation
-from gflownet.autodiff.derivatives import Mode
+from gflownet.autodiff.derivatives import Mode, check_mode
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.program import Code, Program, code_of
@@ -18,23 +17,23 @@ from gflownet.autodiff.term_builder import Terms
 from gflownet.autodiff.terms import Term
 
 Nodes = Node | Sequence[Node]
-Derive = Callable[[Terms, list[Term]], list[Term]]  # the terms of the nodes asked about to those of the outputs
-_MAX_KEPT = 1024  # codes; beyond, the oldest goes
-_kept: dict[Hashable, Code] = {}
+Derive = Callable[[Terms, list[Term]], list[Term]]  # maps the terms of the requested nodes to the outputs
+_MAX_CACHED = 1024  # codes; beyond, the oldest is dropped
+_cache: dict[Hashable, Code] = {}
 
 
 def compile(outputs: Nodes, *, leaves: Sequence[LeafNode] | None = None) -> Program:
     """Return the program that computes nodes.
 
     Args:
-        outputs: one node, whose tensor the program returns, or several, for a tuple.
-        leaves: that a call gives, in this order; by default those that hold no value, in the order they are met.
+        outputs: one node, for a program that returns a tensor, or several, for a tuple.
+        leaves: arguments of the program, in this order; by default the leaves without a value, in topological order.
 
     Raises:
-        ValueError: a leaf that is not in `leaves` holds no value.
+        ValueError: a leaf that is not in `leaves` has no value.
     """
     as_tuple = not isinstance(outputs, Node)
-    return _program("value", _listed(outputs), [], lambda terms, found: found, leaves, as_tuple=as_tuple)
+    return _program("value", _listed(outputs), [], lambda terms, requested: requested, leaves, as_tuple=as_tuple)
 
 
 def compile_gradient(loss: Node, wrt: Nodes, *, leaves: Sequence[LeafNode] | None = None) -> Program:
@@ -42,35 +41,26 @@ def compile_gradient(loss: Node, wrt: Nodes, *, leaves: Sequence[LeafNode] | Non
 
     Args:
         loss: a scalar.
-        wrt: a node, whose gradient the program returns, or several, for a tuple.
-        leaves: as of `compile`.
+        wrt: one node, for a program that returns a tensor, or several, for a tuple.
+        leaves: as in `compile`.
 
     Raises:
-        ValueError: the loss is not a scalar; or as `compile`.
+        ValueError: the loss is not a scalar; or as in `compile`.
     """
     _check_scalar("compile_gradient", loss)
 
-    def derive(terms: Terms, found: list[Term]) -> list[Term]:
-        return derivation.gradient(terms, found[0], found[1:])
+    def derive(terms: Terms, requested: list[Term]) -> list[Term]:
+        return derivation.gradient(terms, requested[0], requested[1:])
 
     return _program("gradient", [loss], _listed(wrt), derive, leaves, as_tuple=not isinstance(wrt, Node))
 
 
 def compile_value_and_gradient(loss: Node, wrt: Sequence[Node], *, leaves: Sequence[LeafNode] | None = None) -> Program:
-    """Return the program that computes a scalar and then its gradient by every one of several nodes.
-
-    Args:
-        loss: a scalar.
-        wrt: the nodes.
-        leaves: as of `compile`.
-
-    Raises:
-        ValueError: the loss is not a scalar; or as `compile`.
-    """
+    """Return the program that computes a scalar and its gradient by several nodes; as `compile_gradient`."""
     _check_scalar("compile_value_and_gradient", loss)
 
-    def derive(terms: Terms, found: list[Term]) -> list[Term]:
-        return [found[0], *derivation.gradient(terms, found[0], found[1:])]
+    def derive(terms: Terms, requested: list[Term]) -> list[Term]:
+        return [requested[0], *derivation.gradient(terms, requested[0], requested[1:])]
 
     return _program("value and gradient", [loss], _listed(wrt), derive, leaves, as_tuple=True)
 
@@ -78,24 +68,24 @@ def compile_value_and_gradient(loss: Node, wrt: Sequence[Node], *, leaves: Seque
 def compile_jacobian(
     output: Node, wrt: Node, mode: Mode = "reverse", *, leaves: Sequence[LeafNode] | None = None
 ) -> Program:
-    """Return the program that computes a Jacobian.
+    """Return the program that computes a Jacobian: `[wrt..., output...]`, in forward mode `[output..., wrt...]`.
 
     Args:
-        output: what is differentiated.
-        wrt: by what.
-        mode: from which end; the layout is `[wrt..., output...]` in reverse mode and `[output..., wrt...]` in forward
-            mode.
-        leaves: as of `compile`.
+        output: node to differentiate.
+        wrt: node to differentiate by.
+        mode: reverse or forward.
+        leaves: as in `compile`.
 
     Raises:
-        ValueError: there is no such mode; or as `compile`.
+        ValueError: unknown mode; or as in `compile`.
     """
-    if mode not in ("reverse", "forward"):
-        raise ValueError(f"compile_jacobian: mode: expected 'reverse' or 'forward', got {mode!r}")
+    check_mode("compile_jacobian", mode)
     jacobian = derivation.reverse_jacobian if mode == "reverse" else derivation.forward_jacobian
-    return _program(
-        f"{mode} jacobian", [output], [wrt], lambda terms, found: [jacobian(terms, *found)], leaves, as_tuple=False
-    )
+
+    def derive(terms: Terms, requested: list[Term]) -> list[Term]:
+        return [jacobian(terms, *requested)]
+
+    return _program(f"{mode} jacobian", [output], [wrt], derive, leaves, as_tuple=False)
 
 
 def compile_hessian(
@@ -104,18 +94,19 @@ def compile_hessian(
     """Return the program that computes a Hessian, `[output..., first..., second...]`.
 
     Args:
-        output: what is differentiated.
-        first: by what first.
-        second: by what then; by default by the same.
-        leaves: as of `compile`.
+        output: node to differentiate.
+        first: node of the first derivative.
+        second: node of the second derivative, by default the same.
+        leaves: as in `compile`.
 
     Raises:
-        ValueError: as `compile`.
+        ValueError: as in `compile`.
     """
-    wrt = [first, first if second is None else second]
-    return _program(
-        "hessian", [output], wrt, lambda terms, found: [cross_country.hessian(terms, *found)], leaves, as_tuple=False
-    )
+
+    def derive(terms: Terms, requested: list[Term]) -> list[Term]:
+        return [cross_country.hessian(terms, *requested)]
+
+    return _program("hessian", [output], [first, second or first], derive, leaves, as_tuple=False)
 
 
 def compile_hvp(loss: Node, wrt: Nodes, vector: Nodes, *, leaves: Sequence[LeafNode] | None = None) -> Program:
@@ -123,33 +114,33 @@ def compile_hvp(loss: Node, wrt: Nodes, vector: Nodes, *, leaves: Sequence[LeafN
 
     Args:
         loss: a scalar.
-        wrt: a node, or several, for a tuple of products with the joint Hessian.
-        vector: a node of the shape of `wrt`, as a rule a leaf, or one for each.
-        leaves: as of `compile`.
+        wrt: one node, or several, for a tuple of products with the joint Hessian.
+        vector: a node of the shape of `wrt`, usually a leaf, or one for each.
+        leaves: as in `compile`.
 
     Raises:
-        ValueError: the loss is not a scalar, the vectors do not fit, or a node is given twice; or as `compile`.
+        ValueError: the loss is not a scalar, shape or dtype of a vector differs, or a node occurs twice; or as in
+            `compile`.
     """
     _check_scalar("compile_hvp", loss)
     nodes, vectors = _listed(wrt), _listed(vector)
     if len({*nodes}) < len(nodes):
         raise ValueError(f"compile_hvp: wrt: expected every node once, got {[node.label for node in nodes]}")
     if [(v.shape, v.dtype) for v in vectors] != [(n.shape, n.dtype) for n in nodes]:
-        shapes = [list(node.shape) for node in nodes]
-        message = f"expected one of shape and dtype of each node, {shapes}"
+        message = f"expected one of shape and dtype of each node, {[list(node.shape) for node in nodes]}"
         raise ValueError(f"compile_hvp: vector: {message}, got {[list(v.shape) for v in vectors]}")
 
-    def derive(terms: Terms, found: list[Term]) -> list[Term]:
-        output, sources, directions = found[0], found[1 : len(nodes) + 1], found[len(nodes) + 1 :]
+    def derive(terms: Terms, requested: list[Term]) -> list[Term]:
+        output, sources, directions = requested[0], requested[1 : len(nodes) + 1], requested[len(nodes) + 1 :]
         gradients = derivation.gradient(terms, output, sources)
         return derivation.tangents(terms, gradients, dict(zip(sources, directions, strict=True)))
 
-    return _program("hvp", [loss], nodes, derive, leaves, as_tuple=not isinstance(wrt, Node), others=vectors)
+    return _program("hvp", [loss], nodes, derive, leaves, as_tuple=not isinstance(wrt, Node), vectors=vectors)
 
 
 def clear_cache() -> None:
-    """Forget all code that was written."""
-    _kept.clear()
+    """Drop all cached code."""
+    _cache.clear()
 
 
 def _listed(nodes: Nodes) -> list[Node]:
@@ -169,30 +160,29 @@ def _program(
     leaves: Sequence[LeafNode] | None,
     *,
     as_tuple: bool,
-    others: Sequence[Node] = (),
+    vectors: Sequence[Node] = (),
 ) -> Program:
-    """Return the program of nodes asked about: outputs, what they are differentiated by, and others."""
-    asked = [*outputs, *wrt, *others]
-    order = topological_order(asked)
+    """Return the program of derived outputs; `derive` gets the terms of outputs, `wrt` and vectors."""
+    requested = [*outputs, *wrt, *vectors]
+    order = topological_order(requested)
     places = {node: place for place, node in enumerate(order)}
     rows = tuple([_structure(node, places) for node in order])
-    key = (kind, as_tuple, tuple([places[node] for node in asked]), rows)
-    code = _kept.get(key)
+    key = (kind, as_tuple, tuple([places[node] for node in requested]), rows)
+    code = _cache.get(key)
     if code is None:
-        code = _code(order, asked, wrt, derive, as_tuple=as_tuple)
-        while len(_kept) >= _MAX_KEPT:
-            del _kept[next(iter(_kept))]
-        _kept[key] = code
-    given = [node for node in order if isinstance(node, LeafNode) and not node.is_described]
-    chosen = [leaf for leaf in given if leaf.given is None] if leaves is None else leaves
-    return Program(code, given, chosen)
+        code = _code(order, requested, wrt, derive, as_tuple=as_tuple)
+        while len(_cache) >= _MAX_CACHED:
+            del _cache[next(iter(_cache))]
+        _cache[key] = code
+    stored = [node for node in order if isinstance(node, LeafNode) and not node.is_described]
+    return Program(code, stored, [leaf for leaf in stored if leaf.given is None] if leaves is None else leaves)
 
 
-def _code(order: list[Node], asked: list[Node], wrt: list[Node], derive: Derive, *, as_tuple: bool) -> Code:
+def _code(order: list[Node], requested: list[Node], wrt: list[Node], derive: Derive, *, as_tuple: bool) -> Code:
     terms = Terms()
     opaque = {node for node in wrt if not isinstance(node, LeafNode) or node.is_described}
-    found, leaves = terms_of(terms, order, opaque=opaque)
-    outputs = derive(terms, [found[node] for node in asked])
+    term_of, leaves = terms_of(terms, order, opaque=opaque)
+    outputs = derive(terms, [term_of[node] for node in requested])
     if opaque:
         outputs = cross_country.without_aliases(terms, outputs)
     return code_of(outputs, [(leaf.shape, leaf.dtype) for leaf in leaves], as_tuple=as_tuple)

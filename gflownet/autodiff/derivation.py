@@ -19,7 +19,7 @@ Item = TypeVar("Item", Node, Term)
 
 
 class Builder(Algebra[Item], Protocol[Item]):
-    """An algebra whose items remember what they were computed from."""
+    """An algebra over graph items: nodes or terms."""
 
     def form(self, item: Item) -> Form:
         """Return the operation that computes an item from its inputs."""

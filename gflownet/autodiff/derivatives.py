@@ -17,18 +17,15 @@ Mode = Literal["reverse", "forward"]
 
 
 def vjp(output: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
-    """Return the products of a cotangent and the Jacobians: reverse mode.
+    """Return the products of a cotangent and the Jacobians (reverse mode), `[wrt..., H...]` for each node of `wrt`.
 
     Args:
-        output: what is differentiated.
-        wrt: by which nodes; the derivative by one of them includes what reaches the output through another.
+        output: node to differentiate.
+        wrt: nodes to differentiate by; the derivative by one includes paths through the others.
         cotangent: `[output..., H...]`, H any further axes.
 
-    Returns:
-        Of each, `[wrt..., H...]`.
-
     Raises:
-        ValueError: the cotangent has not the output's axes first, or not its dtype.
+        ValueError: the cotangent lacks the axes of the output or has another dtype.
     """
     _check_fits("cotangent", cotangent, output)
     nodes, free = Nodes(), cotangent.shape[output.rank :]
@@ -37,17 +34,14 @@ def vjp(output: Node, wrt: Sequence[Node], cotangent: Node) -> list[Node]:
 
 
 def jvp(output: Node, tangents: Mapping[Node, Node]) -> Node:
-    """Return the product of the Jacobians and tangents, summed over the nodes they are of: forward mode.
+    """Return the sum of the products of Jacobians and tangents (forward mode), `[output..., H...]`.
 
     Args:
-        output: what is differentiated.
-        tangents: by node, `[node..., H...]`, H any further axes; a node of them is taken to depend on nothing.
-
-    Returns:
-        `[output..., H...]`.
+        output: node to differentiate.
+        tangents: by node, `[node..., H...]`, H any further axes; a node with a tangent counts as independent.
 
     Raises:
-        ValueError: there is no tangent, one has not its node's axes first or not its dtype, or their H differ.
+        ValueError: there is no tangent, one lacks the axes of its node or has another dtype, or their H differ.
     """
     return derivation.tangents(Nodes(), [output], tangents, _free_axes(tangents))[0]
 
@@ -57,14 +51,7 @@ def gradient(output: Node, wrt: Node) -> Node: ...
 @overload
 def gradient(output: Node, wrt: Sequence[Node]) -> list[Node]: ...
 def gradient(output: Node, wrt: Node | Sequence[Node]) -> Node | list[Node]:
-    """Return the derivative of a scalar by a node, or by each of several, in one reverse pass.
-
-    Args:
-        output: a scalar.
-        wrt: the node or the nodes.
-
-    Returns:
-        Of each, of its shape.
+    """Return the gradient of a scalar by a node, or by each of several, in one reverse pass.
 
     Raises:
         ValueError: the output is not a scalar.
@@ -75,39 +62,32 @@ def gradient(output: Node, wrt: Node | Sequence[Node]) -> Node | list[Node]:
     return gradients[0] if isinstance(wrt, Node) else gradients
 
 
+def check_mode(owner: str, mode: str) -> None:
+    """Raise ValueError for an unknown mode."""
+    if mode not in ("reverse", "forward"):
+        raise ValueError(f"{owner}: mode: expected 'reverse' or 'forward', got {mode!r}")
+
+
 def jacobian(output: Node, wrt: Node, mode: Mode = "reverse") -> Node:
-    """Return the derivative of a tensor by a tensor.
-
-    Args:
-        output: what is differentiated.
-        wrt: by what.
-        mode: from which end; it decides the layout, too.
-
-    Returns:
-        `[wrt..., output...]` in reverse mode, `[output..., wrt...]` in forward mode.
+    """Return the derivative of a tensor by a tensor: `[wrt..., output...]`, in forward mode `[output..., wrt...]`.
 
     Raises:
-        ValueError: there is no such mode.
+        ValueError: unknown mode.
     """
-    if mode == "reverse":
-        return derivation.reverse_jacobian(Nodes(), output, wrt)
-    if mode == "forward":
-        return derivation.forward_jacobian(Nodes(), output, wrt)
-    raise ValueError(f"jacobian: mode: expected 'reverse' or 'forward', got {mode!r}")
+    check_mode("jacobian", mode)
+    derive = derivation.reverse_jacobian if mode == "reverse" else derivation.forward_jacobian
+    return derive(Nodes(), output, wrt)
 
 
 def hessian(output: Node, first: Node, second: Node | None = None) -> Node:
-    """Return the derivative of a tensor by two nodes: forward mode over reverse mode.
+    """Return the derivative of a tensor by two nodes, `[output..., first..., second...]`: forward over reverse mode.
 
     Args:
-        output: what is differentiated.
-        first: by what first.
-        second: by what then; by default by the same.
-
-    Returns:
-        `[output..., first..., second...]`.
+        output: node to differentiate.
+        first: node of the first derivative.
+        second: node of the second derivative, by default the same.
     """
-    twice = jacobian(jacobian(output, first), first if second is None else second, mode="forward")
+    twice = jacobian(jacobian(output, first), second or first, mode="forward")
     return _rolled(twice, first.rank, output.rank)
 
 
@@ -116,18 +96,15 @@ def hvp(output: Node, wrt: Node, vector: Node) -> Node: ...
 @overload
 def hvp(output: Node, wrt: Sequence[Node], vector: Sequence[Node]) -> list[Node]: ...
 def hvp(output: Node, wrt: Node | Sequence[Node], vector: Node | Sequence[Node]) -> Node | list[Node]:
-    """Return the product of a scalar's Hessian and a vector, without the Hessian: forward mode over reverse mode.
+    """Return the product of a scalar's Hessian and a vector, without the Hessian: forward over reverse mode.
 
     Args:
         output: a scalar.
-        wrt: the node or the nodes it is differentiated by.
+        wrt: one node, or several, for a list of products with the joint Hessian.
         vector: of the node's shape and dtype, or one for each node.
 
-    Returns:
-        Of each node, of its shape.
-
     Raises:
-        ValueError: the output is not a scalar, the vectors do not fit the nodes, or a node is given twice.
+        ValueError: the output is not a scalar, the vectors do not fit the nodes, or a node occurs twice.
     """
     nodes = [wrt] if isinstance(wrt, Node) else list(wrt)
     vectors = [vector] if isinstance(vector, Node) else list(vector)

@@ -1,6 +1,6 @@
-"""What each kind of node computes, and how a gradient passes back through it, one node at a time, with torch.
+"""Evaluate nodes and pull back gradients one node at a time with torch.
 
-Slow but sound: what the running graph is made of, and what the compiled programs are tested against.
+The running graph uses this module, and compiled programs are tested against it.
 """
 
 from __future__ import annotations
@@ -25,49 +25,49 @@ MAX_LETTERS = 52
 
 
 def topological_order(sinks: Iterable[Node]) -> list[Node]:
-    """Return the sinks and all they depend on, every node once and after its inputs; any depth of graph."""
+    """Return the sinks and their direct and indirect inputs, every node once and after its inputs; at any depth."""
     order: list[Node] = []
-    seen: set[Node] = set()
+    visited: set[Node] = set()
     stack = [(node, False) for node in reversed(list(sinks))]
     while stack:
         node, inputs_done = stack.pop()
         if inputs_done:
             order.append(node)
-        elif node not in seen:
-            seen.add(node)
+        elif node not in visited:
+            visited.add(node)
             stack.append((node, True))
-            stack.extend((source, False) for source in reversed(node.inputs) if source not in seen)
+            stack.extend((source, False) for source in reversed(node.inputs) if source not in visited)
     return order
 
 
 def evaluate(outputs: Sequence[Node], leaves: Mapping[LeafNode, Any] | None = None) -> list[Tensor]:
-    """Return the values of nodes, leaving what the nodes carry as it is; torch may differentiate through it.
+    """Return the values of nodes without changing the nodes; torch may differentiate through it.
 
     Args:
-        outputs: whose values are wanted.
-        leaves: what leaves hold here, see `bound`; the others hold what they were given.
+        outputs: nodes.
+        leaves: values of leaves, see `bound`; other leaves keep their own.
 
     Raises:
-        ValueError: a leaf that is needed holds nothing, or what it is to hold does not fit.
+        ValueError: a needed leaf has no value, or a value does not fit.
     """
     leaves = leaves or {}
     order = topological_order(outputs)
     values: dict[Node, Tensor] = {leaf: bound(leaf, value) for leaf, value in leaves.items()}
     device = device_of(order, values)
     last_use = {source: node for node in order for source in node.inputs}
-    kept = {*outputs}
+    returned = {*outputs}
     for node in order:
         if node not in values:
             is_leaf = isinstance(node, LeafNode)
             values[node] = held(node, device) if is_leaf else compute(node, [values[source] for source in node.inputs])
         for source in {*node.inputs}:
-            if last_use[source] is node and source not in kept:
+            if last_use[source] is node and source not in returned:
                 del values[source]
     return [values[node] for node in outputs]
 
 
 def device_of(nodes: Iterable[Node], values: Mapping[Any, Tensor]) -> torch.device | None:
-    """Return the device of the first leaf that is no constant, by its value or what it was given; none without one."""
+    """Return the device of the value of the first leaf that is not a constant, None without such a value."""
     for node in nodes:
         if isinstance(node, LeafNode) and node.kind != LeafKind.CONSTANT:
             tensor = values.get(node, node.given)
@@ -77,14 +77,14 @@ def device_of(nodes: Iterable[Node], values: Mapping[Any, Tensor]) -> torch.devi
 
 
 def bound(leaf: LeafNode, value: Any) -> Tensor:
-    """Return what a leaf is to hold as a tensor of its dtype.
+    """Return a value for a leaf as a tensor of the leaf's dtype.
 
     Args:
         leaf: the leaf.
-        value: a tensor, array, nested list or number of its shape, whose dtype its own dtype can hold.
+        value: a tensor, array, nested list or number of its shape and of a dtype that converts without loss.
 
     Raises:
-        ValueError: no numbers, another shape, or a dtype that would lose something.
+        ValueError: not numeric, another shape, or a dtype that would lose precision.
     """
     try:
         tensor = value if isinstance(value, Tensor) else torch.from_numpy(np.array(value))
@@ -93,7 +93,7 @@ def bound(leaf: LeafNode, value: Any) -> Tensor:
         raise ValueError(f"{leaf.label}: value: {message}") from error
     if tuple(tensor.shape) != leaf.shape:
         raise ValueError(f"{leaf.label}: value: expected shape {list(leaf.shape)}, got {list(tensor.shape)}")
-    # Numbers of Python take the leaf's precision, arrays and tensors have one that is not to be lost.
+    # Python numbers take the leaf's precision; the precision of arrays and tensors must fit.
     if hasattr(value, "dtype"):
         fits = torch.promote_types(tensor.dtype, leaf.dtype) == leaf.dtype
     else:
@@ -104,14 +104,10 @@ def bound(leaf: LeafNode, value: Any) -> Tensor:
 
 
 def held(leaf: LeafNode, device: torch.device | None) -> Tensor:
-    """Return what a leaf was given, or the tensor that describes a constant.
-
-    Args:
-        leaf: the leaf.
-        device: where a constant is wanted; by default where it is.
+    """Return the value of a leaf; a constant is moved to the device, by default it stays where it is.
 
     Raises:
-        ValueError: it holds nothing.
+        ValueError: the leaf has no value.
     """
     if leaf.given is not None:
         return leaf.given.to(device) if leaf.kind == LeafKind.CONSTANT else leaf.given
@@ -180,20 +176,20 @@ class Tensors:
 
 
 def contract(operands: Sequence[tuple[Tensor, Labels]], indices: Labels, extents: Extents) -> Tensor:
-    """Return the product of one or two tensors, summed over the indices that the result does not have.
+    """Return the product of one or two tensors, summed over the indices that the result lacks.
 
     Args:
         operands: the tensors and their indices.
-        indices: of the result; it is the same along those that no operand has.
+        indices: of the result, which repeats along indices that no operand has.
         extents: of at least the indices of the result.
     """
     if len({index for _, array in operands for index in array}) > MAX_LETTERS:
         operands = [_squeezed(*operand) for operand in operands]
-    there = {index for _, array in operands for index in array}
-    shared = tuple(index for index in indices if index in there)
+    present = {index for _, array in operands for index in array}
+    shared = tuple(index for index in indices if index in present)
     result = _reduced(*operands[0], shared) if len(operands) == 1 else _product(operands[0], operands[1], shared)
     for axis, index in enumerate(indices):
-        if index not in there:
+        if index not in present:
             result = result.unsqueeze(axis)
     return result.expand([extents[index] for index in indices])
 
@@ -204,18 +200,18 @@ def _product(left: tuple[Tensor, Labels], right: tuple[Tensor, Labels], indices:
     return torch.einsum(left[0], first, right[0], second, result)
 
 
-def _squeezed(tensor: Tensor, own: Labels) -> tuple[Tensor, Labels]:
-    """Return an operand without its axes of extent 1: of more indices than letters, most have to be such axes."""
-    long = [(n, index) for n, index in zip(tensor.shape, own, strict=True) if n > 1]
+def _squeezed(tensor: Tensor, labels: Labels) -> tuple[Tensor, Labels]:
+    """Return an operand without its axes of extent 1."""
+    long = [(n, index) for n, index in zip(tensor.shape, labels, strict=True) if n > 1]
     return tensor.reshape([n for n, _ in long]), tuple(index for _, index in long)
 
 
-def _reduced(tensor: Tensor, own: Labels, indices: Labels) -> Tensor:
-    """Return the tensor summed over what `indices` lacks, its axes in their order."""
-    axes = [axis for axis, index in enumerate(own) if index not in indices]
+def _reduced(tensor: Tensor, labels: Labels, indices: Labels) -> Tensor:
+    """Return the tensor summed over the labels that `indices` lacks, its axes in the order of `indices`."""
+    axes = [axis for axis, index in enumerate(labels) if index not in indices]
     if axes:
         tensor = tensor.sum(axes, dtype=tensor.dtype)
-    left = [index for index in own if index in indices]
+    left = [index for index in labels if index in indices]
     return tensor.permute([left.index(index) for index in indices])
 
 

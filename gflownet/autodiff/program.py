@@ -23,8 +23,8 @@ from gflownet.autodiff.lowering import lowered
 from gflownet.autodiff.nodes import LeafNode
 from gflownet.autodiff.terms import Term
 
-# Nothing asks for a gradient where these are left out: a call of a small tensor takes a quarter less time. Unlike under
-# torch.inference_mode, what comes out is a tensor like others.
+# Without these dispatch keys, calls on small tensors take a quarter less time; unlike under torch.inference_mode, the
+# results are normal tensors.
 _AUTOGRAD_KEYS = (
     DispatchKeySet(DispatchKey.AutogradCPU)
     | DispatchKeySet(DispatchKey.AutogradCUDA)
@@ -36,7 +36,7 @@ Specification = tuple[tuple[int, ...], torch.dtype]  # of an argument
 
 @dataclass(frozen=True)
 class Code:
-    """What is compiled of a structure, whatever leaves it is of; two forms of it, for torch.autograd to go through."""
+    """The compiled code of a structure, independent of leaf objects, in a fast and in a differentiable form."""
 
     arguments: tuple[Specification, ...]
     instructions: Instructions
@@ -55,7 +55,7 @@ class Code:
 
     @cached_property
     def differentiable(self) -> Callable[..., Result]:
-        """Return the function that overwrites nothing, so that torch.autograd may go through it."""
+        """Return the function without in-place operations, for torch.autograd."""
         return _compiled(self._written(reuses_memory=False)[0])
 
     def _written(self, *, reuses_memory: bool) -> tuple[str, int]:
@@ -79,7 +79,7 @@ def _scalar(value: float, dtype: torch.dtype, device: torch.device) -> Tensor:
 
 
 def _is_transformed() -> bool:
-    """Return whether torch.func or forward-mode differentiation looks at what is computed."""
+    """Return whether a torch.func transformation or forward-mode differentiation is active."""
     return _are_functorch_transforms_active() or forward_ad._current_level >= 0
 
 
@@ -94,18 +94,18 @@ def code_of(outputs: Sequence[Term], arguments: Sequence[Specification], *, as_t
 
     Args:
         outputs: terms.
-        arguments: shape and dtype of each tensor that is given, by `Leaf.slot`.
-        as_tuple: whether one output comes as a tuple.
+        arguments: shape and dtype of each argument, by `Leaf.slot`.
+        as_tuple: whether one output is returned as a tuple.
     """
     instructions, values = lowered(outputs, arguments)
     return Code(tuple(arguments), instructions, tuple(values), as_tuple)
 
 
 class Program:
-    """A plain callable: tensors for the leaves in, the tensors of the nodes out.
+    """A callable from the tensors of leaves to the tensors of nodes.
 
-    `program(*tensors)` takes one for each of `leaves`, in that order; `program({leaf: tensor})` any of all its leaves,
-    those that hold a value may be left out. Nothing that comes out shares memory with what went in.
+    `program(*tensors)` takes one tensor per leaf of `leaves`, in order; `program({leaf: tensor})` takes values of any
+    leaves, and leaves with a value may be omitted. Results share no memory with arguments.
     """
 
     def __init__(self, code: Code, all_leaves: Sequence[LeafNode], leaves: Sequence[LeafNode]) -> None:
@@ -113,11 +113,11 @@ class Program:
 
         Args:
             code: takes a tensor for each of `all_leaves`.
-            all_leaves: that the result depends on.
-            leaves: those that a call gives, in the order of its arguments; the others hold values.
+            all_leaves: leaves that the result depends on.
+            leaves: arguments of a call, in order; the others have values.
 
         Raises:
-            ValueError: a leaf that is not among `leaves` holds no value.
+            ValueError: a leaf that is not in `leaves` has no value.
         """
         self._code, self._all_leaves = code, tuple(all_leaves)
         self.leaves = tuple(leaves)
@@ -125,29 +125,26 @@ class Program:
         for leaf in all_leaves:
             if leaf not in places and leaf.given is None:
                 raise ValueError(f"compile: leaves: expected {leaf.label} among them, which holds no value")
-        # the usual case, where the call's tensors are the code's arguments, is told once
+        # None if the arguments of a call are the arguments of the code, the usual case
         self._order = None if self._all_leaves == self.leaves else [places.get(leaf) for leaf in all_leaves]
         self._run = code.run
         self._shapes, self._dtypes = [shape for shape, _ in code.arguments], [dtype for _, dtype in code.arguments]
 
     @property
     def source(self) -> str:
-        """Return the Python that runs."""
+        """Return the generated Python code."""
         return self._code.source
 
     @property
     def num_operations(self) -> int:
-        """Return how many torch calls of it compute something; views are not counted."""
+        """Return the number of torch calls that compute something; views are not counted."""
         return self._code.num_operations
 
     def __call__(self, *tensors: Any) -> Any:
-        """Return the outputs.
-
-        Args:
-            tensors: one for each of `leaves`, or a single mapping of leaves to tensors.
+        """Return the outputs for one tensor per leaf of `leaves`, or for a mapping of leaves to tensors.
 
         Raises:
-            ValueError: a tensor is missing, or of another shape or dtype than its leaf.
+            ValueError: a tensor is missing, or its shape or dtype differs from the leaf's.
         """
         count = len(tensors)
         if self._order is not None or count != len(self.leaves) or (count == 1 and isinstance(tensors[0], Mapping)):
@@ -162,8 +159,8 @@ class Program:
 
     def _bound(self, tensors: tuple[Any, ...]) -> tuple[Tensor, ...]:
         if len(tensors) == 1 and isinstance(tensors[0], Mapping):
-            given = tensors[0]
-            return tuple(given[leaf] if leaf in given else _held(leaf) for leaf in self._all_leaves)
+            values = tensors[0]
+            return tuple(values[leaf] if leaf in values else _held(leaf) for leaf in self._all_leaves)
         if len(tensors) != len(self.leaves):
             names = [leaf.label for leaf in self.leaves]
             raise ValueError(f"program: expected {len(self.leaves)} tensors, for {names}, got {len(tensors)}")

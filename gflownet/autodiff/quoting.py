@@ -1,4 +1,4 @@
-"""What messages quote: values as they would be typed, cut where they are long."""
+"""Values in error messages: their repr, cut to a maximum length."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ _QUOTED.maxstring = _QUOTED.maxother = MAX_LENGTH
 
 
 def shortened(value: object) -> str:
-    """Return a value as it would be typed, in one line; of a long one the ends, of nested lists a few entries."""
+    """Return the repr of a value in one line, long ones abbreviated."""
     try:
         text = " ".join(_QUOTED.repr(value).split())
     except ValueError:  # an integer of more digits than Python writes out

@@ -1,4 +1,4 @@
-"""What every node has beside its operation: name, shape, dtype, and the value and gradient of the last pass."""
+"""The part of a node that does not depend on its operation: name, shape, dtype, value and gradient."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
-"""Builds terms: the simplest there is for each request, and of equal ones one object."""
+"""Builds simplified terms; equal terms are one object."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from typing import Any
 
 import torch
@@ -24,21 +24,24 @@ from gflownet.autodiff.terms import (
     Term,
     View,
     extents_of,
+    factor_to_expand,
     is_sparse,
     is_zero,
+    looked_through,
     ordered,
+    representative,
 )
 
 
 class Terms:
-    """Builds terms, the simplest there is for each request, and keeps them so that equal ones are one object."""
+    """Builds simplified terms and caches them, so that equal terms are one object."""
 
     def __init__(self) -> None:
         self._known: dict[tuple[Any, ...], Term] = {}
         self._count = 0
 
     def __len__(self) -> int:
-        """Return how many terms were built."""
+        """Return the number of terms built."""
         return self._count
 
     def _new(
@@ -58,7 +61,7 @@ class Terms:
         return term
 
     def leaf(self, slot: int, shape: Sequence[int], dtype: torch.dtype) -> Term:
-        """Return the given tensor number `slot`."""
+        """Return argument number `slot` of the program."""
         key = ("leaf", slot)
         if key not in self._known:
             self._known[key] = self._new(Leaf, shape, dtype, slot=slot)
@@ -115,7 +118,7 @@ class Terms:
         return self.einsum(factors, out, extents, dtype)
 
     def alias(self, source: Term) -> Term:
-        """Return a new opaque name for a term."""
+        """Return a new opaque copy of a term."""
         return self._new(Alias, source.shape, source.dtype, (source,))
 
     def full(self, value: float, shape: Sequence[int], dtype: torch.dtype) -> Term:
@@ -140,7 +143,7 @@ class Terms:
         return self._known[key]
 
     def map(self, function: Function, source: Term) -> Term:
-        """Return a function of every entry; what is linear in it is left to sums, so that it merges with others."""
+        """Return a function of every entry; coefficients and linear functions become views and sums."""
         if function is X:
             return source
         if isinstance(function, Constant):
@@ -189,14 +192,14 @@ class Terms:
         extents: Extents,
         dtype: torch.dtype,
     ) -> Term:
-        """Return `alpha * source` with its axes renamed.
+        """Return `alpha * source` with axes permuted, repeated or added.
 
         Args:
-            alpha: a number; the view of 0 has no source.
-            source: not itself a View; None for ones.
-            labels: of the source's axes.
-            out: of the result's axes; has every one of `labels`.
-            extents: of the labels.
+            alpha: coefficient; the view of 0 has no source.
+            source: None for ones.
+            labels: of the axes of the source.
+            out: labels of the result, with all of `labels`.
+            extents: by label.
             dtype: of the entries.
         """
         if alpha == 0.0:
@@ -225,33 +228,35 @@ class Terms:
         *,
         alpha: float = 1.0,
     ) -> Term:
-        """Return `alpha * product of factors`, summed over the labels that are not in the output.
+        """Return `alpha * product of factors`, summed over the labels that the output lacks.
 
-        Coefficients are hoisted, views are looked through, a delta renames a label, a label that no factor is left
-        with becomes its extent, and a factor that is a sum of sparse terms is multiplied out.
+        Coefficients are hoisted, views are resolved, a delta renames a label, a summed label without factors becomes
+        its extent, and a factor that is a sum of sparse terms is multiplied out.
 
         Args:
-            factors: terms, with a label for each axis; a label twice in one is its diagonal.
-            out: labels of the result, which may be there twice (a delta) or in no factor (a broadcast).
-            extents: of the labels.
+            factors: terms with a label per axis; a label twice in one factor is its diagonal.
+            out: labels of the result; a label may occur twice (a delta) or in no factor (a broadcast).
+            extents: by label.
             dtype: of the entries.
-            alpha: a number.
+            alpha: coefficient.
         """
-        alpha, flat, same = _looked_through(alpha, factors)
+        alpha, flat, same = looked_through(alpha, factors)
         if same:
-            renamed: list[Labelled] = [(term, [_find(same, label) for label in labels]) for term, labels in flat]
+            renamed: list[Labelled] = [
+                (term, [representative(same, label) for label in labels]) for term, labels in flat
+            ]
             flat = renamed
-            out = [_find(same, label) for label in out]
-        kept, used = set(out), {label for _, labels in flat for label in labels}
-        wanted = {_find(same, label) for _, labels in factors for label in labels}
-        for label in wanted - kept - used:
+            out = [representative(same, label) for label in out]
+        outer, used = set(out), {label for _, labels in flat for label in labels}
+        present = {representative(same, label) for _, labels in factors for label in labels}
+        for label in present - outer - used:
             alpha *= extents[label]
         if alpha == 0.0 or not flat:
             return self.view(alpha, None, (), out, extents, dtype)
-        to_expand = _to_expand(flat, used - kept, math.prod([extents[label] for label in out]))
+        to_expand = factor_to_expand(flat, used - outer, math.prod([extents[label] for label in out]))
         if to_expand is not None:
             return self._expanded(to_expand, flat, out, extents, dtype, alpha)
-        if len(flat) == 1 and used <= kept:
+        if len(flat) == 1 and used <= outer:
             return self.view(alpha, flat[0][0], flat[0][1], out, extents, dtype)
         core, core_labels = self._core(flat, out, extents, dtype)
         return self.view(alpha, core, core_labels, out, extents, dtype)
@@ -263,19 +268,19 @@ class Terms:
         if len(flat) > 1:
             flat.sort(key=lambda factor: (factor[0].uid, [position.get(label, -1) for label in factor[1]]))
         number: dict[Any, int] = {}
-        labels = tuple([tuple([number.setdefault(label, len(number)) for label in own]) for _, own in flat])
-        # laid out as whoever asks first wants it; to others it is a view
+        labels = tuple([tuple([number.setdefault(label, len(number)) for label in axes]) for _, axes in flat])
+        # in the layout of the first request; for other layouts it is a view
         core_out = tuple([number[label] for label in dict.fromkeys(out) if label in number])
         key = ("einsum", tuple([term.uid for term, _ in flat]), labels, tuple(sorted(core_out)))
-        found, names = self._known.get(key), list(number)
-        if found is None:
+        core, names = self._known.get(key), list(number)
+        if core is None:
             shape = [extents[names[k]] for k in core_out]
             inputs = tuple([term for term, _ in flat])
             sizes = tuple([extents[label] for label in names])
-            found = self._new(Einsum, shape, dtype, inputs, labels=labels, out=core_out, extents=sizes)
-            self._known[key] = found
-        assert isinstance(found, Einsum)
-        return found, [names[k] for k in found.out]
+            core = self._new(Einsum, shape, dtype, inputs, labels=labels, out=core_out, extents=sizes)
+            self._known[key] = core
+        assert isinstance(core, Einsum)
+        return core, [names[k] for k in core.out]
 
     def _expanded(
         self,
@@ -294,14 +299,8 @@ class Terms:
         return self.add(scaled, [extents[label] for label in out], dtype)
 
     def add(self, terms: Iterable[tuple[float, Term]], shape: Sequence[int], dtype: torch.dtype) -> Term:
-        """Return a sum of terms; deltas and broadcast axes that all of them have are factored out.
-
-        Args:
-            terms: coefficients and terms of `shape`.
-            shape: of the result.
-            dtype: of the entries.
-        """
-        found: dict[Term, float] = {}
+        """Return a sum of coefficients times terms of one shape; common deltas and broadcast axes are factored out."""
+        coefficients: dict[Term, float] = {}
         waiting = list(reversed(list(terms)))
         while waiting:
             coefficient, term = waiting.pop()
@@ -313,8 +312,8 @@ class Terms:
                 continue
             if isinstance(term, View) and term.alpha != 1.0:
                 coefficient, term = coefficient * term.alpha, self._unscaled(term)
-            found[term] = found.get(term, 0.0) + coefficient
-        left = [(coefficient, term) for term, coefficient in found.items() if coefficient != 0.0]
+            coefficients[term] = coefficients.get(term, 0.0) + coefficient
+        left = [(coefficient, term) for term, coefficient in coefficients.items() if coefficient != 0.0]
         if not left:
             return self.full(0.0, shape, dtype)
         if len(left) == 1:
@@ -331,7 +330,7 @@ class Terms:
     def _merged(
         self, parts: list[tuple[float, Term]], shape: Sequence[int], dtype: torch.dtype
     ) -> list[tuple[float, Term]]:
-        """Return the parts of a sum with one for those that have the same deltas."""
+        """Return the parts of a sum, parts with the same deltas merged into one."""
         groups: dict[Labels, list[tuple[float, Term]]] = {}
         for coefficient, term in parts:
             pattern = tuple([term.out.index(label) for label in term.out]) if isinstance(term, View) else ()
@@ -371,64 +370,13 @@ class Terms:
         ]
         if len(first) == len(shape) and not broadcast:
             return None
-        kept = [axis for axis in sorted(first.values()) if axis not in broadcast]
-        inner_shape = [shape[axis] for axis in kept]
+        remaining = [axis for axis in sorted(first.values()) if axis not in broadcast]
+        inner_shape = [shape[axis] for axis in remaining]
         inner = [
-            (c, self.view(1.0, source, view.labels, [view.out[axis] for axis in kept], extents_of(view), dtype))
+            (c, self.view(1.0, source, view.labels, [view.out[axis] for axis in remaining], extents_of(view), dtype))
             for c, view in views
             for source in (view.inputs or (None,))
         ]
         total = self.add(inner, inner_shape, dtype)
         out = [first[signature] for signature in signatures]
-        return self.einsum([(total, kept)], out, dict(enumerate(shape)), dtype)
-
-
-def _find(same: Mapping[Any, Any], label: Any) -> Any:
-    while label in same:
-        label = same[label]
-    return label
-
-
-def _looked_through(alpha: float, factors: Sequence[Labelled]) -> tuple[float, list[Labelled], dict[Any, Any]]:
-    """Return the coefficient, the factors without views, and which labels the deltas of the views make the same."""
-    flat: list[Labelled] = []
-    same: dict[Any, Any] = {}
-    for term, labels in factors:
-        if not isinstance(term, View):
-            flat.append((term, labels))
-            continue
-        alpha *= term.alpha
-        outer: dict[int, Any] = {}
-        for own, label in zip(term.out, labels, strict=True):
-            label, other = _find(same, label), _find(same, outer.setdefault(own, label))
-            if label != other:
-                same[label] = other
-        if term.inputs:
-            flat.append((term.inputs[0], [outer[own] for own in term.labels]))
-    return alpha, flat, same
-
-
-def _to_expand(flat: list[Labelled], summed: set[Any], size: int) -> int | None:
-    """Return which factor is to be multiplied out: a sum with zeros in its parts, or one summed over on its own."""
-    for k, (term, labels) in enumerate(flat):
-        if not isinstance(term, Sum):
-            continue
-        is_smaller_apart = not summed or (term.size > size and all(_is_spread(part) for part in term.inputs))
-        if len(flat) > 1 and any(is_sparse(part) for part in term.inputs) and (term.is_sparse or is_smaller_apart):
-            return k
-        if len(flat) == 1 and summed and (term.is_sparse or _has_part_without(term, labels, summed)):
-            return k
-    return None
-
-
-def _is_spread(part: Term) -> bool:
-    """Return whether a part of a sum is larger than what it is made of: a delta, or a product of vectors."""
-    core = part.inputs[0] if isinstance(part, View) and part.inputs else part
-    is_outer = isinstance(core, Einsum) and core.size > max(factor.size for factor in core.inputs)
-    return is_sparse(part) or is_outer
-
-
-def _has_part_without(total: Sum, labels: Sequence[Any], summed: set[Any]) -> bool:
-    """Return whether a part of a sum lacks an axis that is summed over: then each part is summed on its own."""
-    axes = [axis for axis, label in enumerate(labels) if label in summed]
-    return any(isinstance(t, View) and any(t.out[axis] not in t.labels for axis in axes) for t in total.inputs)
+        return self.einsum([(total, remaining)], out, dict(enumerate(shape)), dtype)
