@@ -1,14 +1,13 @@
-"""CPU seconds of starting: of an import, of --help, and of the default run to the end of its first training step.
+"""Measure the CPU seconds of imports, of --help, and of the default run to the end of its first training step.
 
     python scripts/bench_startup.py [--quick] [--json FILE]
 
-Every command runs in turn with the others, several times; a figure is the median of the user and system time of the
-process and of the children that it has waited for.
+All commands run in turn, several times; figures are medians of the user and system time of the process and its waited
+children.
 
-"To the end of the first step" is what the process itself has used when the metrics of step 1 are there: interpreter,
+"To the end of its first step" is the time of the process itself until the metrics of step 1 exist: interpreter,
 imports, config, data, task, policy, wandb (offline, as without an API key), sampling, the training of the step's
-candidates, and the update. The process that wandb starts for itself is in the row of the whole run only, which has the
-report, too.
+candidates, and the update. wandb's own process counts only in the row of the whole run, which includes the report.
 """
 
 from __future__ import annotations
@@ -23,14 +22,14 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from scripts.bench import Row, finish, parse_arguments
+from scripts.bench import at_most, finish, parse_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
 NUM_ROUNDS, NUM_ROUNDS_QUICK = 7, 3
 GOAL_FIRST_STEP = 4.0  # CPU seconds
 GOAL_HELP = 0.5
 
-# Runs the command line and writes to descriptor `sys.argv[1]` what the process has used after its first step.
+# Run the command line and write the CPU seconds after the first step to the file descriptor `sys.argv[1]`.
 _RUN = """
 import os, resource, sys
 from gflownet.train import main
@@ -56,7 +55,7 @@ COMMANDS = {
 
 
 def main() -> int:
-    """Measure, print the rows, and return whether they hold."""
+    """Run the benchmark and return the exit status."""
     arguments = parse_arguments(__doc__)
     seconds: dict[str, list[float]] = {}
     for _ in range(NUM_ROUNDS_QUICK if arguments.quick else NUM_ROUNDS):
@@ -66,20 +65,15 @@ def main() -> int:
             first, whole = run_seconds(mode)
             seconds.setdefault(f"default run to the end of its first step, wandb {mode}", []).append(first)
             seconds.setdefault(f"default run of one step with its report, wandb {mode}", []).append(whole)
-    rows = [row(name, statistics.median(values)) for name, values in seconds.items()]
+    rows = []
+    for name, values in seconds.items():
+        goal = GOAL_FIRST_STEP if "first step" in name else GOAL_HELP if "--help" in name else None
+        rows.append(at_most(name, statistics.median(values), "CPU s", goal))
     return finish(rows, json_path=arguments.json)
 
 
-def row(name: str, value: float) -> Row:
-    """Return a figure with its goal, where it has one."""
-    limit = GOAL_FIRST_STEP if "first step" in name else GOAL_HELP if "--help" in name else None
-    if limit is None:
-        return Row(name, value, "CPU s", "", True)
-    return Row(name, value, "CPU s", f"<= {limit:g}", value <= limit)
-
-
 def cpu_seconds(arguments: list[str], *, pass_fds: tuple[int, ...] = ()) -> float:
-    """Return the CPU seconds of a Python process and of its children."""
+    """Return the CPU seconds of a Python process and its children."""
     before = resource.getrusage(resource.RUSAGE_CHILDREN)
     subprocess.run(
         [sys.executable, *arguments],
@@ -95,7 +89,7 @@ def cpu_seconds(arguments: list[str], *, pass_fds: tuple[int, ...] = ()) -> floa
 
 
 def run_seconds(wandb_mode: str) -> tuple[float, float]:
-    """Return the CPU seconds of the default run to the end of its first step, and of one that ends there."""
+    """Return the CPU seconds of a default run of one step: to the end of the step, and of the whole run."""
     reader, writer = os.pipe()
     try:
         with tempfile.TemporaryDirectory() as folder:
