@@ -1,19 +1,18 @@
-"""Times an RHN along the wavefront beside plain ways to run it, and measures the memory that training it takes.
+"""Measure an RHN along the wavefront against plain ways to run it, and the peak memory of a training pass.
 
     python scripts/bench_rhn.py [--quick] [--json FILE]
 
-float32, one thread, CPU time of the blocks alone (no embedding, no unembedding); within a case all sides take turns,
-first and last alternating, and a ratio is the median of the rounds' ratios. The sides are in scripts/rhn/sides.py:
+float32, one thread, CPU time of the blocks alone (no embedding, no unembedding). All sides of a case take turns in
+alternating order; ratios are medians of the rounds' ratios. Sides (scripts/rhn_sides.py):
 
-- wavefront: `Wavefront()`, all that a caller has to say; its backward pass makes every diagonal again from the states;
+- wavefront: `Wavefront()`; its backward pass recomputes every diagonal from the states;
 - naive: `layer_by_layer`, layer after layer, token after token, under torch.autograd;
-- layer by layer: our buffered steps in that order, `Wavefront(layers=1)`: what the order alone is worth, and the way to
-  train with least memory;
-- checkpointed (memory only): naive, each layer run again in the backward pass (torch.utils.checkpoint);
-- materialised: the seed as it is written, W + B A for every token, under torch.autograd.
+- layer by layer: the buffered steps of `Wavefront(layers=1)`, the order with the least training memory;
+- checkpointed (memory only): naive, with every layer recomputed in the backward pass (torch.utils.checkpoint);
+- materialised: W + B A is built for every token, under torch.autograd.
 
-The share of the matmul peak counts the multiply-adds of the cell (three times those forward for both passes, what is
-made again not counted) against a product of two 2048 x 2048 matrices that takes its turn in every round.
+The share of the matmul peak counts the multiply-adds of the cell (times three for forward and backward; recomputation
+not counted) against a product of two 2048 x 2048 matrices, timed in every round.
 """
 
 from __future__ import annotations
@@ -33,10 +32,9 @@ import torch
 
 from gflownet.rhn.network import RHN, Stack
 from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments, skip
-from scripts.rhn.cases import CASES, Case
-from scripts.rhn.sides import STACKS
+from scripts.rhn_sides import CASES, STACKS, Case
 
-# By case and side, how many times as long as the wavefront the side is to take; None: shown without a goal.
+# Goals by case and side: time of the side over that of the wavefront; None: no goal.
 FORWARD: dict[str, dict[str, float | None]] = {
     "S": {"naive": 2.0, "layer by layer": None},
     "M": {"naive": None, "layer by layer": None},
@@ -52,7 +50,7 @@ BOTH: dict[str, dict[str, float | None]] = {
     "D24": {"naive": None, "layer by layer": None},
 }
 PEAK_SHARES = {("M", "forward"): 0.20, ("M", "forward+backward"): 0.15}
-# Cases, tokens, and how many times as much memory the naive side is to take as `Wavefront(layers=1)`.
+# Case, tokens, goal: memory of the naive side over that of `Wavefront(layers=1)`.
 MEMORY: tuple[tuple[str, int, float | None], ...] = (
     ("S", 64, None),
     ("M", 128, 20.0),
@@ -63,7 +61,7 @@ MATRIX = 2048
 
 
 def main() -> int:
-    """Run the benchmark and return 1 when a goal is missed."""
+    """Run the benchmark and return the exit status."""
     options = parse_arguments(__doc__)
     torch.set_num_threads(1)
     rounds, cases, memory = (1, ("S", "D12"), MEMORY[:1]) if options.quick else (3, CASES, MEMORY)
@@ -72,12 +70,12 @@ def main() -> int:
         for name, tokens, factor in memory:
             rows += memory_rows(name, tokens, factor)
     else:
-        skip("rows of peak memory", "/proc/self/clear_refs, by which Linux resets it, cannot be written")
+        skip("rows of peak memory", "/proc/self/clear_refs is not writable")
     return finish(rows, json_path=options.json)
 
 
 def speed_rows(name: str, rounds: int) -> list[Row]:
-    """Return the times of a case and what they are in terms of each other."""
+    """Return the times of the wavefront and the ratios of the other sides."""
     case, network = CASES[name], CASES[name].network()
     rows = []
     for passes, run, goals, cost in (("forward", _forward, FORWARD, 1), ("forward+backward", _both, BOTH, 3)):
@@ -100,9 +98,9 @@ def speed_rows(name: str, rounds: int) -> list[Row]:
 
 
 def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
-    """Return peak memories of both passes, each in a process of its own, and how many times as much autograd takes."""
+    """Return the peak memories of a training pass, each measured in a new process, and their ratios."""
     where = f"{name}, {tokens} tokens, peak memory"
-    script = Path(__file__).resolve().parent / "rhn" / "memory.py"
+    script = Path(__file__).with_name("rhn_sides.py")
     peaks = {}
     for stack in ("layer by layer", "wavefront", "naive", "checkpointed"):
         answer = subprocess.run(

@@ -31,8 +31,8 @@ from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
 from gflownet.rhn.serving.sampling import SamplingParams
 from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments, skip
-from scripts.rhn.sides import materialised
-from scripts.serving.loops import (
+from scripts.rhn_sides import materialised
+from scripts.serving_sides import (
     Continuous,
     DictionaryCache,
     Ideal,

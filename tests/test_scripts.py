@@ -16,7 +16,7 @@ import pytest
 from scripts.bench import FALLS_SHORT, HOLDS, SKIPPED, at_least, at_most, figure, finish, parse_arguments
 
 FOLDER = Path(__file__).resolve().parent.parent / "scripts"
-SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if '__name__ == "__main__"' in path.read_text())
+SCRIPTS = sorted(path.name for path in FOLDER.glob("*.py") if "parse_arguments(__doc__" in path.read_text())
 ROW_TYPES = {"name": str, "value": (int, float), "unit": str, "goal": str, "holds": bool}
 
 
