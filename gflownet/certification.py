@@ -1,6 +1,6 @@
-"""The certificate of a run: what its policy samples, against what its rewards say that it is to sample.
+"""The certificate of a run: the policy's distribution over terminal states compared with R(x) / Z.
 
-Letters: X terminal states, B trajectories, M trajectories drawn backwards from a state, C conditioning features.
+Letters: X terminal states, K objectives.
 """
 
 from __future__ import annotations
@@ -41,13 +41,12 @@ from gflownet.objectives.relative import RelativeTrajectoryBalance
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.workers.process import stream_seed
 
-NUM_ROLLOUTS = 10  # backward trajectories into each state whose p(x) is estimated (spec/gflownet.md, rung 5)
-# Where rewards are sharpened at random, those quantiles of beta are certified.
-BETA_QUANTILES = (0.05, 0.5, 0.95)
-_NUM_DRAWS = 999  # of what trajectories are conditioned on, to tell those
-_OTHER_AIMS = (ActorCritic, MaxLikelihood, OrderPreserving)  # objectives whose optimum is another p(x)
-_CHUNK = 16  # candidates evaluated between two looks at whether to stop: a training step of default size
-# What is drawn at random, each from a stream of its own.
+NUM_ROLLOUTS = 10  # backward trajectories from each state with an estimated p(x)
+BETA_QUANTILES = (0.05, 0.5, 0.95)  # of a random inverse temperature: the certified values
+_NUM_DRAWS = 999  # of the conditioning, to compute the quantiles
+_OTHER_TARGETS = (ActorCritic, MaxLikelihood, OrderPreserving)  # objectives with another optimal p(x)
+_CHUNK = 16  # candidates evaluated between two checks for a stop request: a default training step
+# Each random choice has its own stream.
 _CONDITIONING, _FORWARD, _BACKWARD, _INTERVALS = range(4)
 
 
@@ -56,62 +55,62 @@ class Certified:
     """The certificate under one conditioning."""
 
     beta: float
-    conditioning: tuple[float, ...]  # what the policy was shown
+    conditioning: tuple[float, ...]  # encoding read by the policy
     certificate: Certificate
 
 
 @dataclass(frozen=True)
 class RunCertificate:
-    """All that a run is certified by."""
+    """The certificates of a run and the evaluations behind them."""
 
     parts: tuple[Certified, ...]
-    num_rewards: int  # terminal states whose rewards it takes
-    num_evaluated: int  # those of them that were evaluated for it, and not in training
-    num_failed: int  # those states whose evaluation failed, and which count with the floor score
+    num_rewards: int  # terminal states with a reward
+    num_evaluated: int  # of these, evaluated for the certificate and not in training
+    num_failed: int  # of these, with a failed evaluation and the floor score
 
 
 class CertificateStore:
-    """The run's evaluations, and beside them those made for the certificate: a report knows of the search's alone."""
+    """The evaluations of a run, and a second store for new ones, which reports of the search exclude."""
 
-    def __init__(self, found: EvaluationStore, own: EvaluationStore) -> None:
-        self._found, self._own = found, own
+    def __init__(self, run: EvaluationStore, new: EvaluationStore) -> None:
+        self._run, self._new = run, new
 
     def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
-        """Return the row of each graph, or None."""
-        pairs = zip(self._found.find_many(identities), self._own.find_many(identities), strict=True)
-        return [found or own for found, own in pairs]
+        """Return the record of each graph, or None."""
+        pairs = zip(self._run.find_many(identities), self._new.find_many(identities), strict=True)
+        return [first or second for first, second in pairs]
 
     def add(self, records: Sequence[EvaluationRecord]) -> None:
-        """Keep what was evaluated for the certificate."""
-        self._own.add(records)
+        """Store new evaluations."""
+        self._new.add(records)
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What is certified, and who scores terminal states for it."""
+    """The certified policy with its task, objective and evaluator."""
 
     context: GraphBuildingEnvContext
     task: GFNTask
-    policy: PolicyOnDevice  # that samples
+    policy: PolicyOnDevice  # for sampling
     objective: Objective
-    trained: PolicyOnDevice  # of the objective; the one that samples may be a moving average of it
+    trained: PolicyOnDevice  # by the objective; the sampling policy may be a moving average of it
     evaluator: Evaluator
-    store: CertificateStore  # that of the evaluator
+    store: CertificateStore  # of the evaluator
     step: int
     seed: int
 
     def generator(self, *stream: int) -> torch.Generator:
-        """Return the randomness of one purpose."""
+        """Return the random generator of a stream."""
         return torch.Generator().manual_seed(stream_seed(self.seed, *stream))
 
     def log_z(self, conditioning: Conditioning) -> float | None:
-        """Return the learned log Z under a conditioning of one."""
-        found = self.objective.log_partition(self.trained, conditioning.encoding)
-        return None if found is None else float(found.detach())
+        """Return the learned log Z under a single conditioning, None if it is not learned."""
+        log_z = self.objective.log_partition(self.trained, conditioning.encoding)
+        return None if log_z is None else float(log_z.detach())
 
     @property
     def prior(self) -> PolicyFunction | None:
-        """Return the prior p0 of an objective that aims at p(x) ~ R(x) p0(x) in place of R(x)."""
+        """Return the prior p0 of an objective with the target R(x) p0(x) instead of R(x)."""
         objective = self.objective
         if not isinstance(objective, RelativeTrajectoryBalance):
             return None
@@ -119,20 +118,20 @@ class Subject:
             return PolicyOnDevice(objective.prior, device=self.policy.device, precision="float32")
 
         def uniform(batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-            categorical, numbers = self.policy(batch, conditioning)
-            return categorical.mixed(1.0), numbers
+            categorical, scalars = self.policy(batch, conditioning)
+            return categorical.mixed(1.0), scalars
 
         return uniform
 
     def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
-        """Return the log-rewards of scores [X], or of utilities [X, K], under a conditioning of one."""
-        return self.task.log_reward(scores, _repeated(conditioning, len(scores)))
+        """Return the log-rewards of scores [X], or of utilities [X, K], under a single conditioning, float64."""
+        return self.task.log_reward(scores, _repeated(conditioning, len(scores))).double()
 
 
 class _Method(Protocol):
-    """How a certificate comes about."""
+    """Exact or estimated certification."""
 
-    terminal: GraphStates  # X distinct terminal states whose rewards it takes
+    terminal: GraphStates  # X distinct terminal states, to be evaluated
 
     def certificate(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certificate:
         """Return the certificate under a conditioning, given the scores of the terminal states."""
@@ -140,7 +139,7 @@ class _Method(Protocol):
 
 
 class _Enumeration:
-    """Every terminal state, and the policy pushed forward through all states."""
+    """Exact certification by pushing the policy's probabilities forward through all states."""
 
     def __init__(self, subject: Subject, graph: StateGraph) -> None:
         self._subject, self._graph = subject, graph
@@ -149,7 +148,7 @@ class _Enumeration:
     def certificate(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certificate:
         subject, graph = self._subject, self._graph
         log_reward = torch.zeros(len(graph), dtype=torch.float64)
-        log_reward[graph.terminal] = subject.log_reward(scores, conditioning).double()
+        log_reward[graph.terminal] = subject.log_reward(scores, conditioning)
         if subject.prior is not None:
             log_prior = terminating_distribution(graph, self._log_forward(subject.prior, conditioning)).log()
             log_reward[graph.terminal] += log_prior[graph.terminal]
@@ -157,14 +156,13 @@ class _Enumeration:
         return certify_exactly(graph, log_forward, log_reward, learned_log_z=subject.log_z(conditioning))
 
     def _log_forward(self, policy: PolicyFunction, conditioning: Conditioning) -> Tensor:
-        ask = forward_scores(self._subject.context, policy, conditioning.encoding[0])
-        return policy_log_prob(self._graph, ask)
+        return policy_log_prob(self._graph, forward_scores(self._subject.context, policy, conditioning.encoding[0]))
 
 
 class _Sampling:
-    """Samples of the policy, and trajectories drawn backwards from those and from terminal states known before.
+    """Estimates from samples of the policy and backward trajectories from these and from known terminal states.
 
-    Under each conditioning p is compared with R on all of them, whichever they were sampled under.
+    Under each conditioning p is compared with R on the terminal states of all conditionings.
     """
 
     def __init__(
@@ -180,95 +178,58 @@ class _Sampling:
             )
             for index, conditioning in enumerate(conditionings)
         ]
-        env = subject.context.env
-        found = [sample.terminal for sample in self._samples] + ([] if known is None else [known])
-        states = GraphStates.cat(found)
-        _, owner = env.identify(states).unique(return_inverse=True)
-        first = torch.full((int(owner.max()) + 1,), len(states)).scatter_reduce(
-            0, owner, torch.arange(len(states)), "amin"
-        )
+        states = GraphStates.cat([*(sample.terminal for sample in self._samples), *([] if known is None else [known])])
+        _, owner = subject.context.env.identify(states).unique(return_inverse=True)
+        first = torch.full((int(owner.max()) + 1,), len(states))
+        first = first.scatter_reduce(0, owner, torch.arange(len(states)), "amin")
         self.terminal = states[first]
-        self._sampled = owner[: num_samples * len(conditionings)].split(num_samples)  # which of the X each one ended in
+        # Index of the terminal state of each sample.
+        self._sampled = owner[: num_samples * len(conditionings)].split(num_samples)
 
     def certificate(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certificate:
         subject = self._subject
-        samples = with_own_backward(subject.context, subject.policy, self._samples[index])
-        rolled_back = draw_back(
-            subject.context,
-            subject.policy,
-            self.terminal,
-            conditioning=conditioning,
-            generator=subject.generator(_BACKWARD, index),
-        )
-        log_symmetry = rolled_back.log_symmetry[::NUM_ROLLOUTS]
-        log_reward = subject.log_reward(scores, conditioning).double()
+        samples = self._with_own_backward(self._samples[index])
+        rollouts = self._rollouts(conditioning, subject.generator(_BACKWARD, index))
+        log_symmetry = rollouts.log_symmetry[::NUM_ROLLOUTS]
+        log_reward = subject.log_reward(scores, conditioning)
         if subject.prior is not None:
-            ratios = log_ratio(subject.context, subject.prior, rolled_back).reshape(-1, NUM_ROLLOUTS)
-            log_reward += terminating_log_prob(ratios, log_symmetry)
+            log_reward += terminating_log_prob(self._ratios(subject.prior, rollouts), log_symmetry)
+        checked = CheckedStates(
+            log_reward=log_reward,
+            log_symmetry=log_symmetry,
+            log_ratio=self._ratios(subject.policy, rollouts),
+            sampled=self._sampled[index],
+        )
         return certify_by_estimates(
             samples,
             log_ratio(subject.context, subject.policy, samples),
-            checked_states(
-                subject.context, subject.policy, rolled_back, log_reward=log_reward, sampled=self._sampled[index]
-            ),
+            checked,
             learned_log_z=subject.log_z(conditioning),
             seed=stream_seed(subject.seed, _INTERVALS, index),
         )
 
+    def _rollouts(self, conditioning: Conditioning, generator: torch.Generator) -> TrajectoryBatch:
+        """Return NUM_ROLLOUTS trajectories into each terminal state, sampled through the policy's P_B or uniformly."""
+        subject, num = self._subject, len(self.terminal)
+        rollouts = sample_backward(
+            subject.context,
+            self.terminal[torch.arange(num).repeat_interleave(NUM_ROLLOUTS)],
+            conditioning=_repeated(conditioning, num * NUM_ROLLOUTS),
+            generator=generator,
+            policy=subject.policy if subject.context.backward_types else None,
+        )
+        return self._with_own_backward(rollouts)
 
-def with_own_backward(
-    context: GraphBuildingEnvContext, policy: PolicyOnDevice, trajectories: TrajectoryBatch
-) -> TrajectoryBatch:
-    """Return the trajectories with log P_B of the policy, if it has a backward policy of its own."""
-    return with_learned_backward(context, policy, trajectories) if context.backward_types else trajectories
+    def _with_own_backward(self, trajectories: TrajectoryBatch) -> TrajectoryBatch:
+        """Return the trajectories with log P_B of the policy, if it has a learned backward policy."""
+        context = self._subject.context
+        if not context.backward_types:
+            return trajectories
+        return with_learned_backward(context, self._subject.policy, trajectories)
 
-
-def draw_back(
-    context: GraphBuildingEnvContext,
-    policy: PolicyOnDevice,
-    terminal: GraphStates,
-    *,
-    conditioning: Conditioning,
-    generator: torch.Generator,
-) -> TrajectoryBatch:
-    """Return NUM_ROLLOUTS trajectories into each terminal state under a conditioning of one, one state after another.
-
-    They are drawn through the policy's own P_B, if it has one, through the uniform one otherwise, and log P_B is that.
-    """
-    num = len(terminal)
-    drawn = sample_backward(
-        context,
-        terminal[torch.arange(num).repeat_interleave(NUM_ROLLOUTS)],
-        conditioning=_repeated(conditioning, num * NUM_ROLLOUTS),
-        generator=generator,
-        policy=policy if context.backward_types else None,
-    )
-    return with_own_backward(context, policy, drawn)
-
-
-def checked_states(
-    context: GraphBuildingEnvContext,
-    policy: PolicyOnDevice,
-    rolled_back: TrajectoryBatch,
-    *,
-    log_reward: Tensor,
-    sampled: Tensor,
-) -> CheckedStates:
-    """Return the terminal states that trajectories of `draw_back` lead into.
-
-    Args:
-        context: how the policy is shown states.
-        policy: the policy.
-        rolled_back: the trajectories into X states.
-        log_reward: [X].
-        sampled: which of the states each sample of the policy ended in.
-    """
-    return CheckedStates(
-        log_reward=log_reward,
-        log_symmetry=rolled_back.log_symmetry[::NUM_ROLLOUTS],
-        log_ratio=log_ratio(context, policy, rolled_back).reshape(-1, NUM_ROLLOUTS),
-        sampled=sampled,
-    )
+    def _ratios(self, policy: PolicyFunction, rollouts: TrajectoryBatch) -> Tensor:
+        """Return log P_F - log P_B of the rollouts into each terminal state, [X, NUM_ROLLOUTS]."""
+        return log_ratio(self._subject.context, policy, rollouts).reshape(-1, NUM_ROLLOUTS)
 
 
 def certify(
@@ -280,21 +241,20 @@ def certify(
     say: Callable[[str], None],
     stopped: Callable[[], bool],
 ) -> RunCertificate | None:
-    """Return the certificate of a trained policy, None if a signal came before it was complete.
+    """Return the certificate of a trained policy, None if a signal interrupted it.
 
     Args:
         subject: the policy and its target.
-        max_states: where there are more states than this, the certificate is made of estimates.
-        num_samples: trajectories that estimates are made from.
-        known: terminal states seen in training, which estimates are checked on, too.
-        say: is told what it takes, before it is done.
-        stopped: whether a signal came.
+        max_states: spaces with more states get estimates.
+        num_samples: number of trajectories for estimates.
+        known: terminal states from training, added to the states of the estimates.
+        say: prints a line before each stage.
+        stopped: whether a signal arrived.
     """
     conditionings = _conditionings(subject)
-    if isinstance(subject.objective, _OTHER_AIMS):
-        say(
-            f"certificate: {type(subject.objective).__name__} does not aim at p(x) ~ R(x), which it is measured against"
-        )
+    if isinstance(subject.objective, _OTHER_TARGETS):
+        name = type(subject.objective).__name__
+        say(f"certificate: {name} does not aim at p(x) ~ R(x), the reference of all distances below")
     method: _Method
     try:
         graph = enumerate_states(subject.context.env, max_states=max_states)
@@ -305,18 +265,18 @@ def certify(
         say(f"certificate: exact, from all {len(graph)} states, {len(graph.terminal)} of them terminal")
         method = _Enumeration(subject, graph)
     candidates = [subject.context.env.terminal(method.terminal, i) for i in range(len(method.terminal))]
-    known_before = subject.store.find_many([Identity.of(candidate) for candidate in candidates])
-    num_new = sum(record is None for record in known_before)
-    say(f"certificate: {num_new} of {len(candidates)} terminal states are to be evaluated first")
+    records = subject.store.find_many([Identity.of(candidate) for candidate in candidates])
+    num_new = sum(record is None for record in records)
+    say(f"certificate: evaluating {num_new} of {len(candidates)} terminal states")
     evaluations = _evaluated(subject, candidates, stopped)
     if evaluations is None:
-        say("certificate: none, it was interrupted")
+        say("certificate: none, interrupted")
         return None
     scores = torch.tensor([evaluation.utilities or evaluation.score for evaluation in evaluations])
     parts = []
     for index, conditioning in enumerate(conditionings):
-        found = method.certificate(index, conditioning, scores)
-        parts.append(Certified(float(conditioning.beta), tuple(conditioning.encoding[0].tolist()), found))
+        certificate = method.certificate(index, conditioning, scores)
+        parts.append(Certified(float(conditioning.beta), tuple(conditioning.encoding[0].tolist()), certificate))
     num_failed = sum(evaluation.status is EvaluationStatus.FAILED for evaluation in evaluations)
     return RunCertificate(tuple(parts), len(candidates), num_new, num_failed)
 
@@ -324,7 +284,7 @@ def certify(
 def _evaluated(
     subject: Subject, candidates: Sequence[Candidate], stopped: Callable[[], bool]
 ) -> list[Evaluation] | None:
-    """Return the evaluations, None if a signal came before the last one."""
+    """Return the evaluations, None if a signal arrived before the last one."""
     evaluations: list[Evaluation] = []
     for start in range(0, len(candidates), _CHUNK):
         if stopped():
@@ -334,14 +294,14 @@ def _evaluated(
 
 
 def _conditionings(subject: Subject) -> list[Conditioning]:
-    """Return what the policy is certified under: the one thing there is, or draws at the quantiles of beta."""
-    drawn = subject.task.sample_conditioning(_NUM_DRAWS, generator=subject.generator(_CONDITIONING))
-    together = torch.cat([drawn.encoding, drawn.beta[:, None]], 1)
-    if bool((together == together[0]).all()):
-        return [Conditioning(drawn.encoding[:1], drawn.beta[:1])]
-    order = drawn.beta.argsort(stable=True)
-    chosen = [order[round(quantile * (_NUM_DRAWS - 1))] for quantile in BETA_QUANTILES]
-    return [Conditioning(drawn.encoding[at][None], drawn.beta[at][None]) for at in chosen]
+    """Return the certified conditionings: the only one, or samples at the quantiles of beta."""
+    samples = subject.task.sample_conditioning(_NUM_DRAWS, generator=subject.generator(_CONDITIONING))
+    rows = torch.cat([samples.encoding, samples.beta[:, None]], 1)
+    if bool((rows == rows[0]).all()):
+        return [Conditioning(samples.encoding[:1], samples.beta[:1])]
+    order = samples.beta.argsort(stable=True)
+    indices = [order[round(quantile * (_NUM_DRAWS - 1))] for quantile in BETA_QUANTILES]
+    return [Conditioning(samples.encoding[index][None], samples.beta[index][None]) for index in indices]
 
 
 def _repeated(conditioning: Conditioning, num: int) -> Conditioning:

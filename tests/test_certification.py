@@ -1,4 +1,4 @@
-"""certify=true, from the command line to the file: what is printed, what is kept, and that wrong samplers show."""
+"""certify=true from the command line: printed lines, written files, and detection of wrong samplers."""
 
 import json
 import math
@@ -56,12 +56,12 @@ def certificate_of(folder: Path) -> dict[str, Any]:
 
 
 def scores_in(*stores: Path) -> list[float]:
-    found = []
+    result = []
     for store in stores:
         connection = sqlite3.connect(store)
-        found += [score for (score,) in connection.execute("select score from evaluations")]
+        result += [score for (score,) in connection.execute("select score from evaluations")]
         connection.close()
-    return found
+    return result
 
 
 @pytest.fixture(scope="module")
@@ -71,10 +71,10 @@ def corrected(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_trained_sampler_is_certified(corrected):
-    found = certificate_of(corrected)
-    assert (found["method"], found["symmetry"], found["step"], found["num_rewards"]) == ("tb", "reward", 80, 10)
-    (part,) = found["certificates"]
+def test_certify_trained_sampler(corrected):
+    result = certificate_of(corrected)
+    assert (result["method"], result["symmetry"], result["step"], result["num_rewards"]) == ("tb", "reward", 80, 10)
+    (part,) = result["certificates"]
     scores = scores_in(corrected / "evaluations.sqlite", corrected / "certificate.sqlite")
     assert part["kind"] == "exact"
     assert part["log_z"] == pytest.approx(math.log(sum(scores)), abs=1e-6)
@@ -84,7 +84,7 @@ def test_a_trained_sampler_is_certified(corrected):
     assert part["log_z_error"] < 0.3
 
 
-def test_a_sampler_that_ignores_symmetries_is_found_out(tmp_path, capsys):
+def test_certify_detects_uncorrected_sampler(tmp_path, capsys):
     assert main([*SYMMETRIC, "algo.symmetry=none", f"log_dir={tmp_path / 'run'}"]) == 0
     (part,) = certificate_of(tmp_path / "run")["certificates"]
     assert part["total_variation"] > 0.2
@@ -93,14 +93,14 @@ def test_a_sampler_that_ignores_symmetries_is_found_out(tmp_path, capsys):
     assert "IGNORED" in capsys.readouterr().out
 
 
-def test_a_finished_run_is_certified_by_estimates_that_agree_with_the_exact_figures(corrected, capsys):
+def test_estimated_certificate_agrees_with_exact_one(corrected, capsys):
     (exact,) = certificate_of(corrected)["certificates"]
     before = (corrected / "evaluations.sqlite").read_bytes()
     options = (f"log_dir={corrected}", "resume=true", "certify=true", "certify_max_states=5")
     assert main([*options]) == 0
     assert (corrected / "evaluations.sqlite").read_bytes() == before
-    found = certificate_of(corrected)
-    (part,) = found["certificates"]
+    result = certificate_of(corrected)
+    (part,) = result["certificates"]
     assert part["kind"] == "estimated"
     assert (part["num_samples"], part["num_rollouts"]) == (256, 10)
     assert part["log_z_low"] - 0.05 < exact["log_z"] < part["log_z_high"] + 0.05
@@ -112,7 +112,7 @@ def test_a_finished_run_is_certified_by_estimates_that_agree_with_the_exact_figu
     assert out.index("best architectures") < out.index("flow consistency in subsets of 8")
 
 
-def test_a_learned_backward_policy_is_asked_for_the_estimates(tmp_path):
+def test_estimates_use_learned_backward_policy(tmp_path):
     options = ("algo.backward_policy=learned", "certify_max_states=5", "certify_samples=16")
     assert main([*SMALL, *options, f"log_dir={tmp_path / 'run'}"]) == 0
     (part,) = certificate_of(tmp_path / "run")["certificates"]
@@ -121,7 +121,7 @@ def test_a_learned_backward_policy_is_asked_for_the_estimates(tmp_path):
     assert 1 <= part["effective_rollouts"] <= 10
 
 
-def test_a_sampled_temperature_is_certified_at_three_quantiles(tmp_path, capsys):
+def test_random_temperature_certified_at_three_quantiles(tmp_path, capsys):
     temperature = ("cond.temperature.sample_dist=uniform", "cond.temperature.dist_params=[1,3]")
     assert main([*SMALL, *temperature, f"log_dir={tmp_path / 'run'}"]) == 0
     parts = certificate_of(tmp_path / "run")["certificates"]
@@ -134,7 +134,7 @@ def test_a_sampled_temperature_is_certified_at_three_quantiles(tmp_path, capsys)
     assert capsys.readouterr().out.count("certificate of p(x) ~ R(x), exact") == 3
 
 
-def test_a_report_is_about_what_the_search_has_found(tmp_path):
+def test_report_excludes_certificate_evaluations(tmp_path):
     """The certificate evaluates all 201 graphs; the table and a resumed run know of eight at most."""
     folder = tmp_path / "run"
     assert main([*SMALL, f"log_dir={folder}"]) == 0
@@ -150,27 +150,27 @@ def test_a_report_is_about_what_the_search_has_found(tmp_path):
     assert not list(folder.glob("certificate*"))
 
 
-def test_ctrl_c_leaves_no_certificate(tmp_path, capsys):
+def test_interrupt_leaves_no_certificate(tmp_path, capsys):
     handler = signal.getsignal(signal.SIGINT)
     folder = tmp_path / "run"
     assert main([*SMALL, "task=tests.toy_tasks:Interrupts", f"log_dir={folder}"]) == 130
     assert signal.getsignal(signal.SIGINT) is handler
     out = capsys.readouterr().out
-    assert "certificate: none, it was interrupted" in out
+    assert "certificate: none, interrupted" in out
     assert "best architectures" in out
     assert "certificate of" not in out
     assert not (folder / "certificate.json").exists()
     assert len(scores_in(folder / "certificate.sqlite")) == 16, "what was evaluated until then is kept"
 
 
-def test_failed_evaluations_count_with_the_floor(tmp_path, capsys):
+def test_failed_evaluations_get_floor_score(tmp_path, capsys):
     assert main([*SMALL, "task=tests.toy_tasks:SometimesFails", f"log_dir={tmp_path / 'run'}"]) == 0
-    found = certificate_of(tmp_path / "run")
-    assert 0 < found["num_failed"] < 201
-    assert f", {found['num_failed']} failed; all figures" in capsys.readouterr().out
+    result = certificate_of(tmp_path / "run")
+    assert 0 < result["num_failed"] < 201
+    assert f", {result['num_failed']} failed; all figures" in capsys.readouterr().out
 
 
-def test_an_objective_with_another_aim_says_so(tmp_path, capsys):
+def test_objective_with_other_target_is_reported(tmp_path, capsys):
     assert main([*SMALL, "algo.method=a2c", f"log_dir={tmp_path / 'run'}"]) == 0
     assert "certificate: AdvantageActorCritic does not aim at p(x) ~ R(x)" in capsys.readouterr().out
     assert certificate_of(tmp_path / "run")["certificates"][0]["learned_log_z"] is None
@@ -201,8 +201,8 @@ class Empty:
 
 
 @pytest.mark.parametrize("max_states", [100, 5])
-def test_a_tilted_prior_is_the_target_of_relative_trajectory_balance(max_states):
-    """Under a constant reward that target is the prior, here what is uniform over legal actions: p itself."""
+def test_certificate_of_relative_trajectory_balance_uses_prior(max_states):
+    """With a constant reward the target is the prior, here the uniform policy over legal actions: p itself."""
     from gflownet.mdp.context import GraphBuildingEnvContext
 
     context = GraphBuildingEnvContext(CONNECTED_5)
@@ -219,9 +219,9 @@ def test_a_tilted_prior_is_the_target_of_relative_trajectory_balance(max_states)
         seed=0,
     )
     options: dict[str, Any] = {"known": None, "say": lambda text: None, "stopped": lambda: False}
-    found = certify(subject, max_states=max_states, num_samples=64, **options)
-    assert found is not None
-    certificate = found.parts[0].certificate
+    result = certify(subject, max_states=max_states, num_samples=64, **options)
+    assert result is not None
+    certificate = result.parts[0].certificate
     if max_states == 100:
         assert isinstance(certificate, ExactCertificate)
         assert certificate.total_variation < 1e-6

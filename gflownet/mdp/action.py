@@ -49,7 +49,7 @@ BACKWARD_TYPES = (
     GraphActionType.RemoveNodeAttr,
     GraphActionType.RemoveEdgeAttr,
 )
-# Actions on pairs of nodes, on attributes, and those of the latter that set a value.
+# Actions on pairs of nodes, actions on attributes, and actions that set the value of an attribute.
 PAIR_TYPES = frozenset(kind for kind in GraphActionType if "Edge" in kind.name)
 ATTRIBUTE_TYPES = frozenset(kind for kind in GraphActionType if "Attr" in kind.name)
 SETTING_TYPES = frozenset(kind for kind in GraphActionType if "Set" in kind.name)

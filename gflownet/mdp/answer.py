@@ -1,4 +1,4 @@
-"""Asking a policy about states: one evaluation for all that are the same, under the same conditioning.
+"""Evaluation of a policy on states, once per distinct pair of state and conditioning.
 
 Letters: B states, U distinct ones, C conditioning features.
 """
@@ -24,27 +24,26 @@ class AnswersBothWays(Protocol):
     """A `TwoWayPolicy`, or one on another device."""
 
     def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
-        """Return forward and backward distributions and numbers, see `TwoWayPolicy.both`."""
+        """Return forward and backward distributions and scalars, see `TwoWayPolicy.both`."""
         ...
 
 
 _SEED = 20_231_107  # of the multipliers that hash states
-# Kernels that are made for one shape, those of torch.compile and oneDNN's in bfloat16, are found again if large batches
-# come in few sizes.
+# torch.compile and oneDNN in bfloat16 cache kernels by shape: large batches are padded to few sizes to reuse them.
 _LARGE, _SIZE_STEP = 1_024, 256
 
 
 @dataclass(frozen=True)
 class Answer:
-    """What a policy says about B states."""
+    """A policy's outputs on B states."""
 
     context: GraphBuildingEnvContext
-    batch: Batch  # of U states, and repetitions that nobody asked for
-    first: Tensor | None  # [U] which of the B states each of the batch is like; None where U = B
-    owner: Tensor | None  # [B] which of the U states each one is; None where U = B
+    batch: Batch  # of U states and padding
+    first: Tensor | None  # [U] one of the B states for each distinct one; None if U = B
+    owner: Tensor | None  # [B] distinct state of each of the B states; None if U = B
     forward: GraphActionCategorical  # U distributions
     numbers: Tensor  # [B]
-    backward: GraphActionCategorical | None = None  # U distributions over what leads here, of `ask_both`
+    backward: GraphActionCategorical | None = None  # U distributions over backward actions, from `ask_both`
 
     @property
     def num_distinct(self) -> int:
@@ -53,11 +52,11 @@ class Answer:
 
     @cached_property
     def categorical(self) -> GraphActionCategorical:
-        """B distributions. What has a method here costs less: it is worked out for U of them."""
+        """B distributions. The methods of this class are cheaper: they work on U distributions."""
         return self._of_each(self.forward)
 
     def sample(self, generator: torch.Generator, *, random_action_prob: float = 0.0) -> ActionBatch:
-        """Return one action per state, drawn from the policy mixed with uniform actions."""
+        """Return one action per state, sampled from the policy mixed with uniform actions."""
         indices = self.categorical.mixed(random_action_prob).sample(generator)
         return self.context.from_indices(self.batch, indices, graphs=self.owner)
 
@@ -65,37 +64,39 @@ class Answer:
         """Return the log-probability of A legal actions, [A].
 
         Args:
-            actions: A of them.
-            states: which of the B states each one is taken in, [A]; one for each, in order, if not given.
+            actions: A actions.
+            states: index of the state of each action, [A]; one action per state, in order, by default.
         """
         graphs = self._graphs(states)
         return self.forward.log_prob(self.context.to_indices(self.batch, actions, graphs=graphs), graphs=graphs)
 
     def backward_log_prob(self, actions: ActionBatch, *, states: Tensor | None = None) -> Tensor:
-        """Return the log-probability of A legal backward actions, [A], as `log_prob` does; -inf where there is none."""
-        assert self.backward is not None, "asked by ask_both"
+        """Return the log-probability of A backward actions, [A], as `log_prob` does; -inf if a state has none."""
         graphs = self._graphs(states)
         indices = self.context.to_indices(self.batch, actions, graphs=graphs, backward=True)
-        return self.backward.log_prob(indices, graphs=graphs)
+        return self._backward.log_prob(indices, graphs=graphs)
 
     def sample_backward(self, generator: torch.Generator) -> ActionBatch:
-        """Return one backward action per state, drawn from the policy."""
-        assert self.backward is not None, "asked by ask_both"
-        indices = self._of_each(self.backward).sample(generator)
+        """Return one backward action per state, sampled from the policy."""
+        indices = self._of_each(self._backward).sample(generator)
         return self.context.from_indices(self.batch, indices, graphs=self.owner, backward=True)
 
     def log_ways(self) -> Tensor:
         """Return the log-normaliser of each state's backward logits, [B]."""
-        assert self.backward is not None, "asked by ask_both"
-        found = self.backward.logsumexp()
-        return found if self.owner is None else found[self.owner.to(found.device)]
+        log_sums = self._backward.logsumexp()
+        return log_sums if self.owner is None else log_sums[self.owner.to(log_sums.device)]
+
+    @property
+    def _backward(self) -> GraphActionCategorical:
+        assert self.backward is not None, "evaluated by ask_both"
+        return self.backward
 
     def _of_each(self, distributions: GraphActionCategorical) -> GraphActionCategorical:
         """Return B distributions for U."""
         return distributions if self.owner is None else distributions.repeated(self.owner.to(self.numbers.device))
 
     def _graphs(self, states: Tensor | None) -> Tensor | None:
-        """Return which graph of the batch each of these states is."""
+        """Return the graph of the batch for each of these states."""
         if self.owner is None:
             return states
         return self.owner if states is None else self.owner[states]
@@ -109,52 +110,52 @@ def ask(
     *,
     look_for_twins: bool = True,
 ) -> Answer:
-    """Return the policy's answer about B states under conditioning [B, C].
+    """Return the policy's outputs on B states under conditioning [B, C].
 
-    Every trajectory starts from one state, so the first states of a batch of trajectories are mostly the same.
+    Equal states are evaluated once (`look_for_twins`): all trajectories start from the same state, so most early
+    states of a batch are equal.
     """
     first, owner = distinct(states, conditioning) if look_for_twins else (None, None)
     if first is None or owner is None or len(first) == len(owner):
         batch = context.to_batch(states)
         return Answer(context, batch, None, None, *policy(batch, conditioning))
-    shown = _rounded_up(first)
-    batch = context.to_batch(states[shown])
-    forward, numbers = policy(batch, conditioning[shown])
+    padded = _padded_to_step(first)
+    batch = context.to_batch(states[padded])
+    forward, numbers = policy(batch, conditioning[padded])
     return Answer(context, batch, first, owner, forward, numbers[owner.to(numbers.device)])
 
 
 def ask_both(
     context: GraphBuildingEnvContext, policy: AnswersBothWays, states: GraphStates, conditioning: Tensor
 ) -> Answer:
-    """Return the answer of a two-way policy, backward distributions and all, from one evaluation."""
+    """Return the outputs of a two-way policy, with its backward distributions, from one evaluation."""
     first, owner = distinct(states, conditioning)
-    shown = _rounded_up(first)
-    batch = context.to_batch(states[shown])
-    forward, backward, numbers = policy.both(batch, conditioning[shown])
+    padded = _padded_to_step(first)
+    batch = context.to_batch(states[padded])
+    forward, backward, numbers = policy.both(batch, conditioning[padded])
     return Answer(context, batch, first, owner, forward, numbers[owner.to(numbers.device)], backward)
 
 
-def _rounded_up(first: Tensor) -> Tensor:
-    """Return which states to show: many are rounded up in number, the first of them once more as often as it takes."""
+def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]:
+    """Return one representative of each distinct (state, conditioning), [U], and the index in it of each state, [B].
+
+    They are compared by 64-bit hashes, sums of their bytes times random numbers: two different ones collide with a
+    probability of at most 2^-57, about 1e-17. Reachability and bridges follow from the other arrays.
+    """
+    n = int(states.num_nodes.max())
+    nodes, pairs = (states.node_type, states.node_attr), (states.edge_type, states.edge_attr, states.edge_order)
+    entries = [x[:, :n].flatten(1) for x in nodes if x.numel()] + [x[:, :n, :n].flatten(1) for x in pairs if x.numel()]
+    as_bytes = conditioning.detach().contiguous().view(torch.int8)  # wider numbers may only differ in their last bits
+    codes, owner = torch.unique(_hash(torch.cat(entries, 1), 0) + _hash(as_bytes, 1), return_inverse=True)
+    first = torch.empty_like(codes).scatter_(0, owner, torch.arange(len(owner)))
+    return first, owner
+
+
+def _padded_to_step(first: Tensor) -> Tensor:
+    """Return the states to evaluate: large numbers are rounded up by repeating the first state."""
     if len(first) < _LARGE:
         return first
     return torch.cat([first, first[:1].expand(-len(first) % _SIZE_STEP)])
-
-
-def distinct(states: GraphStates, conditioning: Tensor) -> tuple[Tensor, Tensor]:
-    """Return one representative of each distinct (state, conditioning), [U], and whose twin each state is, [B].
-
-    They are compared by 64-bit hashes, sums of their bytes times random numbers: two different ones are taken for one
-    with a probability of at most 2^-57, about 1e-17. Reachability and bridges follow from the rest.
-    """
-    n = int(states.num_nodes.max())  # there is nothing beyond
-    nodes, pairs = (states.node_type, states.node_attr), (states.edge_type, states.edge_attr, states.edge_order)
-    entries = [x[:, :n].flatten(1) for x in nodes if x.numel()] + [x[:, :n, :n].flatten(1) for x in pairs if x.numel()]
-    given = conditioning.detach().contiguous().view(torch.int8)  # wider numbers may differ in their last bits alone
-    code = _hash(torch.cat(entries, 1), 0) + _hash(given, 1)
-    found, owner = torch.unique(code, return_inverse=True)
-    first = torch.empty_like(found).scatter_(0, owner, torch.arange(len(owner)))
-    return first, owner
 
 
 def _hash(entries: Tensor, stream: int) -> Tensor:

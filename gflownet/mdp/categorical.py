@@ -1,6 +1,6 @@
-"""One categorical distribution per graph over groups of logits: which action, on which row, with which column.
+"""One categorical distribution per graph over actions (type, row, column), for ragged groups of logits.
 
-Letters: B graphs, T action types, M_t rows of all graphs and C_t columns of type t, R_t the most rows one graph has of
+Letters: B graphs, T action types, M_t rows of all graphs and C_t columns of type t, R_t maximum rows of one graph of
 type t, A = sum of R_t C_t slots of a graph, L legal actions of all graphs.
 """
 
@@ -20,15 +20,15 @@ _BELOW_ONE = 1 - 2**-52  # keeps a uniform number times a total strictly below t
 class GraphActionCategorical:
     """B independent distributions; actions are (type, row, column), rows counted within a graph.
 
-    A graph's logits lie side by side in A slots, -inf where nothing is legal, so that every operation is one over a
-    matrix [B, A]. Illegal actions have probability 0 and carry no gradient.
+    The logits of a graph are stored in A slots, -inf for illegal actions, so that each operation is one over a matrix
+    [B, A]. Illegal actions have probability 0 and carry no gradient.
 
     Args:
         logits: one tensor [M_t, C_t] per type.
-        masks: which entries are legal, one bool tensor [M_t, C_t] per type.
+        masks: legal entries, one bool tensor [M_t, C_t] per type.
         row_graphs: the graph of every row, ascending, one int64 tensor [M_t] per type.
         num_graphs: B.
-        may_be_empty: whether a graph without legal actions is no error; then no action of it has a probability.
+        may_be_empty: whether graphs without legal actions are allowed; their actions have no probability.
 
     Raises:
         ValueError: a graph has no legal action; the message names it.
@@ -54,12 +54,12 @@ class GraphActionCategorical:
     def dense(
         cls, logits: Sequence[Tensor], masks: Sequence[Tensor], *, may_be_empty: bool = False
     ) -> GraphActionCategorical:
-        """Return the distributions over rows that every graph has.
+        """Return the distributions over the same rows for every graph.
 
         Args:
             logits: one tensor [B, R_t, C_t] per type.
-            masks: which entries are legal, bool tensors of the same shapes.
-            may_be_empty: whether a graph without legal actions is no error.
+            masks: legal entries, bool tensors of the same shapes.
+            may_be_empty: whether graphs without legal actions are allowed.
 
         Raises:
             ValueError: a graph has no legal action; the message names it.
@@ -78,16 +78,16 @@ class GraphActionCategorical:
     def logits(self) -> list[Tensor]:
         """Return the logits, -inf where illegal, one per type: [M_t, C_t], of `dense` distributions [B, R_t, C_t]."""
         parts = self._logits.split([rows * columns for rows, columns in self._shapes], 1)
-        shown = [part.unflatten(1, shape) for part, shape in zip(parts, self._shapes, strict=True)]
-        return shown if self._rows is None else [x[at] for x, at in zip(shown, self._rows, strict=True)]
+        dense = [part.unflatten(1, shape) for part, shape in zip(parts, self._shapes, strict=True)]
+        return dense if self._rows is None else [x[at] for x, at in zip(dense, self._rows, strict=True)]
 
     @property
     def slots(self) -> Tensor:
-        """Return the logits of all slots, [B, A], -inf where nothing is legal."""
+        """Return the logits of all slots, [B, A], -inf for illegal actions."""
         return self._logits
 
     def with_slots(self, logits: Tensor) -> GraphActionCategorical:
-        """Return distributions over the same actions with other logits [B, A]; what was illegal stays so."""
+        """Return distributions over the same legal actions with other logits [B, A]."""
         return self._with(logits.masked_fill(~self._mask, -math.inf))
 
     def logits_of(self, actions: Tensor) -> Tensor:
@@ -107,7 +107,7 @@ class GraphActionCategorical:
         return part
 
     def repeated(self, graphs: Tensor) -> GraphActionCategorical:
-        """Return the distributions of these graphs [B'] in this order, in the dense layout."""
+        """Return the distributions of the given graphs [B'] in the dense layout."""
         part = self._with(self._logits[graphs])
         part._mask, part._rows = self._mask[graphs], None
         return part
@@ -121,7 +121,7 @@ class GraphActionCategorical:
 
         Args:
             actions: (type, row, column), [A, 3] int64.
-            graphs: which graph each action is of, [A]; one for each, in order, if not given.
+            graphs: graph of each action, [A]; one action per graph, in order, by default.
         """
         graphs = torch.arange(self.num_graphs) if graphs is None else graphs
         graphs = graphs.to(self._logits.device)
@@ -129,22 +129,22 @@ class GraphActionCategorical:
         return torch.where(exists, self._logits.log_softmax(1)[graphs, slot], -math.inf)
 
     def log_probs(self) -> tuple[Tensor, Tensor]:
-        """Return the graph [L] and the log-probability [L] of every legal action: types in order, graphs ascending."""
+        """Return the graph [L] and the log-probability [L] of every legal action, by type, then by graph."""
         graphs, values, log_p, start = [], [], self._logits.log_softmax(1), 0
         for rows, columns in self._shapes:
-            here = slice(start, start + rows * columns)
-            graph, slot = self._mask[:, here].nonzero(as_tuple=True)
+            slots = slice(start, start + rows * columns)
+            graph, slot = self._mask[:, slots].nonzero(as_tuple=True)
             graphs.append(graph)
-            values.append(log_p[:, here][graph, slot])
-            start = here.stop
+            values.append(log_p[:, slots][graph, slot])
+            start = slots.stop
         return torch.cat(graphs), torch.cat(values)
 
     @torch.no_grad()
     def sample(self, generator: torch.Generator | None = None) -> Tensor:
-        """Return one action per graph, [B, 3] int64: where a uniform number falls in the cumulated probabilities.
+        """Return one sampled action per graph, [B, 3] int64, by inverting the cumulative distribution.
 
         Raises:
-            FloatingPointError: the logits of a graph are not numbers; the message names it.
+            FloatingPointError: a graph has nan or inf logits; the message names it.
         """
         cumulated = self._logits.softmax(1).cumsum(1, dtype=torch.float64).cpu()
         total = cumulated[:, -1:]
@@ -152,12 +152,12 @@ class GraphActionCategorical:
             graph = int((~total.isfinite()).nonzero()[0, 0])
             raise FloatingPointError(f"graph {graph}: expected numbers as logits, got nan or inf")
         uniform = torch.rand(total.shape, dtype=torch.float64, generator=generator)
-        # The first slot beyond the threshold: cumulated sums rise at legal actions only.
+        # The first slot above the threshold is legal, because cumulative sums only rise at legal actions.
         slot = torch.searchsorted(cumulated, uniform.mul_(_BELOW_ONE).mul_(total), right=True)
         return self._actions(slot.squeeze(1))
 
     def argmax(self) -> Tensor:
-        """Return the most likely action of each graph, [B, 3] int64; the first one of equals."""
+        """Return the most likely action of each graph, [B, 3] int64; the first one of ties."""
         return self._actions(self._logits.argmax(1).cpu())
 
     def entropy(self) -> Tensor:
@@ -190,50 +190,50 @@ class GraphActionCategorical:
         if epsilon == 0:
             return self
         mixture = (1 - epsilon) * self._logits.softmax(1) + epsilon / self._mask.sum(1, keepdim=True)
-        # Illegal slots are kept away from the logarithm, whose gradient at zero is infinite.
+        # Illegal slots are masked because the gradient of the logarithm is infinite at zero.
         return self._with(mixture.log().masked_fill(~self._mask, -math.inf))
 
     def _lay_out(self, logits: Sequence[Tensor], masks: Sequence[Tensor], *, may_be_empty: bool) -> None:
-        """Put the types' [B, R_t, C_t] beside one another, and check that every graph has something to do."""
+        """Concatenate the [B, R_t, C_t] of all types and check that every graph has a legal action."""
         self._shapes = tuple((mask.shape[1], mask.shape[2]) for mask in masks)
         self._mask = torch.cat([mask.flatten(1) for mask in masks], 1)  # [B, A]
         flat = torch.cat([x.flatten(1) for x in logits], 1)
         if flat.dtype in (torch.bfloat16, torch.float16):
-            flat = flat.float()  # three digits would not do for probabilities
+            flat = flat.float()  # probabilities need more than three digits
         self._logits = flat.masked_fill(~self._mask, -math.inf)  # [B, A]
-        some = self._mask.any(1)
+        has_action = self._mask.any(1)
         if may_be_empty:
-            self._logits = self._logits.masked_fill(~some[:, None], 0.0)  # numbers that nobody asks for
-        elif not bool(some.all()):
-            graph = int((~some).nonzero()[0])
+            self._logits = self._logits.masked_fill(~has_action[:, None], 0.0)  # finite values, never read
+        elif not bool(has_action.all()):
+            graph = int((~has_action).nonzero()[0])
             raise ValueError(f"graph {graph}: expected at least one legal action, got none")
 
     def _with(self, logits: Tensor) -> GraphActionCategorical:
-        twin = object.__new__(GraphActionCategorical)
-        twin.__dict__.update(self.__dict__)
-        twin._logits = logits
-        return twin
+        other = object.__new__(GraphActionCategorical)
+        other.__dict__.update(self.__dict__)
+        other._logits = logits
+        return other
 
     def _actions(self, slot: Tensor) -> Tensor:
-        """Return the (type, row, column) [B, 3] behind one slot per graph."""
+        """Return the (type, row, column) [B, 3] of one slot per graph."""
         return _slot_actions(self._shapes).index_select(0, slot)
 
     def _slots(self, actions: Tensor, graphs: Tensor) -> tuple[Tensor, Tensor]:
         """Return the slot of every action, [A], and whether it is legal in its graph, [A] bool."""
         device = self._logits.device
         kind, row, column = actions.to(device).unbind(1)
-        known = (kind >= 0) & (kind < len(self._shapes))
+        is_type = (kind >= 0) & (kind < len(self._shapes))
         starts = accumulate((rows * columns for rows, columns in self._shapes), initial=0)
         layout = torch.tensor([(*shape, start) for shape, start in zip(self._shapes, starts, strict=False)])
-        rows, columns, start = layout.to(device)[torch.where(known, kind, 0)].unbind(1)
-        inside = known & (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
+        rows, columns, start = layout.to(device)[torch.where(is_type, kind, 0)].unbind(1)
+        inside = is_type & (row >= 0) & (row < rows) & (column >= 0) & (column < columns)
         slot = torch.where(inside, start + row * columns + column, 0)
         return slot, inside & self._mask[graphs, slot]
 
 
 @lru_cache(maxsize=256)
 def _slot_actions(shapes: tuple[tuple[int, int], ...]) -> Tensor:
-    """Return the (type, row, column) behind every slot, [A, 3]."""
+    """Return the (type, row, column) of every slot, [A, 3]."""
     every = [
         (t, row, column) for t, (rows, columns) in enumerate(shapes) for row in range(rows) for column in range(columns)
     ]
@@ -242,12 +242,12 @@ def _slot_actions(shapes: tuple[tuple[int, int], ...]) -> Tensor:
 
 
 def _rank(graphs: Tensor, num_graphs: int) -> Tensor:
-    """Return the position of every row among the rows of its graph, [M]."""
+    """Return the position of every row within its graph, [M]."""
     first = torch.searchsorted(graphs, torch.arange(num_graphs, device=graphs.device))
     return torch.arange(len(graphs), device=graphs.device) - first[graphs]
 
 
 def _padded(values: Tensor, graphs: Tensor, rank: Tensor, num_graphs: int) -> Tensor:
-    """Return rows [M, C] as [B, R, C], zero (False) where a graph has fewer than R."""
-    most = int(rank.max()) + 1 if len(rank) else 0
-    return values.new_zeros(num_graphs, most, values.shape[1]).index_put((graphs, rank), values)
+    """Return rows [M, C] as [B, R, C], padded with zeros (False)."""
+    num_rows = int(rank.max()) + 1 if len(rank) else 0
+    return values.new_zeros(num_graphs, num_rows, values.shape[1]).index_put((graphs, rank), values)

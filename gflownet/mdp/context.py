@@ -36,7 +36,7 @@ class GraphBuildingEnvContext(StateFeatures, Configurable):
         """Return the context for `env.name=module:Class`; a user's own MDP defines it.
 
         Args:
-            config: the options under `env`; `config.options` are those of the class's own `Config`.
+            config: the options under `env`; `config.options` holds the options of the class's own `Config`.
             input_sizes: widths of the task's inputs.
             output_sizes: widths of the task's outputs.
             num_cond_dim: width of the policy's conditioning.

@@ -20,7 +20,7 @@ from gflownet.mdp.states import ABSENT, UNSET, GraphStates
 class DenseLayout(BatchLayout):
     """The arrays of the states, cut to the n nodes of the largest graph, and masks over all rows.
 
-    Fields: those of `GraphStates`, [B], [B, n, ...] or [B, n, n, ...]; `extra` [B, n, F], the extra node features;
+    Fields: the arrays of `GraphStates`, [B], [B, n, ...] or [B, n, n, ...]; `extra` [B, n, F], the extra node features;
     `add_node_mask` [B, n, C], on pairs `add_edge_mask` [B, n * n, C], and `stop_mask` [B, 1, 1].
     """
 
@@ -95,7 +95,7 @@ class DenseLayout(BatchLayout):
     def split(
         self, categorical: GraphActionCategorical, batches: Sequence[Batch], kinds: Kinds
     ) -> list[GraphActionCategorical]:
-        """Return each batch's distributions, with its original number of rows, from those of the merged batch."""
+        """Return each batch's distributions, with its original number of rows, from the merged ones."""
         n, logits = max(batch["node_type"].shape[1] for batch in batches), categorical.logits
         parts, start = [], 0
         for batch in batches:
@@ -143,7 +143,7 @@ _IS_PAIR = torch.tensor([int(kind in PAIR_TYPES) for kind in GraphActionType])
 
 
 def _renumbered(kind: Tensor, row: Tensor, before: int, after: int) -> Tensor:
-    """Return rows with those of pairs, source * before + target, rewritten as source * after + target."""
+    """Return the rows of pairs, source * before + target, rewritten as source * after + target."""
     if before == after:
         return row
     return row + _IS_PAIR[kind] * (row.div(before, rounding_mode="floor") * (after - before))

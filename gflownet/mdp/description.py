@@ -58,11 +58,11 @@ def described_states(vocabulary: GraphVocabulary, descriptions: Sequence[GraphDe
     return states
 
 
-def position_of(known: Sequence, value: object, what: str) -> int:
+def position_of(values: Sequence, value: object, what: str) -> int:
     """Return the position of a type or a value in the vocabulary. Raises ValueError if it is not there."""
-    if value not in known:
-        raise ValueError(f"expected a {what} out of {list(known)}, got {value!r}")
-    return list(known).index(value)
+    if value not in values:
+        raise ValueError(f"expected a {what} out of {list(values)}, got {value!r}")
+    return list(values).index(value)
 
 
 def encode_action(vocabulary: GraphVocabulary, action: GraphAction) -> tuple[int, int, int]:

@@ -48,7 +48,7 @@ Rules = Mapping[GraphActionType, Sequence[Rule]]
 
 
 class Environment(ABC):
-    """A Markov decision process that builds graphs; its terminal states are those in which Stop is legal."""
+    """A Markov decision process that builds graphs; a state is terminal iff Stop is legal."""
 
     terminal_type: ClassVar[Any]  # class of terminal objects; its `from_dict` reads their `to_dict`
 

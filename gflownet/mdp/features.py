@@ -26,7 +26,7 @@ class StateFeatures:
         self.env = env
         self.num_cond_dim = num_cond_dim
         self.action_types = env.forward_types
-        self.backward_types: tuple[GraphActionType, ...] = ()  # those of a learned backward policy
+        self.backward_types: tuple[GraphActionType, ...] = ()  # set for a learned backward policy
         vocabulary = env.vocabulary
         self.num_columns = {kind: vocabulary.num_columns(kind) for kind in (*env.forward_types, *env.backward_types)}
         sizes = [len(a.values) + 1 for a in vocabulary.node_attributes]

@@ -114,7 +114,7 @@ class StateIdentifier:
         return marks
 
     def _search(self, states: GraphStates, index: int, marks: Sequence[int] = ()) -> tuple[int, int]:
-        """Return code (odd, unlike those of the batched search) and automorphism count of a state, cached."""
+        """Return code (odd; codes of the batched search are even) and automorphism count of a state, cached."""
         state = states[index]
         n = int(state.num_nodes)
         arrays = (state.node_type[:n], state.node_attr[:n], *(x[:n, :n] for x in (state.edge_type, state.edge_attr)))
@@ -251,9 +251,9 @@ def _search(graphs: _Coloured) -> tuple[Tensor, Tensor, Tensor]:
         graphs, owner = graphs[small[owner]].refined(), owner[small[owner]]
     leaf_owner, leaf_code = torch.cat(owners), torch.cat(codes)
     least = torch.zeros(num, dtype=torch.int64).scatter_reduce(0, leaf_owner, leaf_code, "amin", include_self=False)
-    chosen = (leaf_code == least[leaf_owner]).nonzero().squeeze(1)
-    counts = leaf_owner[chosen].bincount(minlength=num)
-    first = torch.full((num,), len(leaf_code)).scatter_reduce(0, leaf_owner[chosen], chosen, "amin")
+    least_leaves = (leaf_code == least[leaf_owner]).nonzero().squeeze(1)
+    counts = leaf_owner[least_leaves].bincount(minlength=num)
+    first = torch.full((num,), len(leaf_code)).scatter_reduce(0, leaf_owner[least_leaves], least_leaves, "amin")
     complete = first < len(leaf_code)
     colour = colour.clone()
     colour[complete] = torch.cat(colours)[first[complete]]

@@ -68,7 +68,7 @@ class BatchLayout(ABC):
     def split(
         self, categorical: GraphActionCategorical, batches: Sequence[Batch], kinds: Kinds
     ) -> list[GraphActionCategorical]:
-        """Return each batch's distributions over actions of these types, taken from those of the merged batch."""
+        """Return each batch's distributions over actions of these types, from the merged ones."""
 
 
 def masks_of(batch: Batch, kinds: Kinds) -> list[Tensor]:

@@ -127,7 +127,7 @@ class SparseLayout(BatchLayout):
     def split(
         self, categorical: GraphActionCategorical, batches: Sequence[Batch], kinds: Kinds
     ) -> list[GraphActionCategorical]:
-        """Return each batch's distributions from those of the merged batch; `kinds` is not needed."""
+        """Return each batch's distributions from the merged ones; `kinds` is not needed."""
         starts = _starts([_num_graphs(batch) for batch in batches])
         return [categorical[a : a + _num_graphs(batch)] for a, batch in zip(starts, batches, strict=True)]
 

@@ -178,7 +178,7 @@ def bridges(adjacency: Tensor) -> Tensor:
     """Return which edges of undirected graphs [B, N, N] are bridges, [B, N, N] bool.
 
     An edge is a bridge iff its effective resistance is 1 (Klein and Randic 1993); an edge on a cycle of length L has at
-    most 1 - 1/L, far from 1 in float64 for any graph that fits here.
+    most 1 - 1/L, no_path from 1 in float64 for any graph that fits here.
     """
     n = adjacency.shape[-1]
     weights = adjacency.double()
@@ -197,9 +197,9 @@ def count_bridges(adjacency: Tensor) -> Tensor:
     Computed as shortest paths (Floyd 1962) with length 1 for bridges and 0 for other edges.
     """
     n = adjacency.shape[-1]
-    far = 2 * n  # no path
+    no_path = 2 * n
     itself = torch.eye(n, dtype=torch.bool)
-    length = torch.where(bridges(adjacency), 1, torch.where(adjacency | itself, 0, far)).to(torch.int16)
+    length = torch.where(bridges(adjacency), 1, torch.where(adjacency | itself, 0, no_path)).to(torch.int16)
     for k in range(n):
         length = torch.minimum(length, length[:, :, k, None] + length[:, None, k, :])
-    return torch.where(length < far, length, 0).to(torch.int8)
+    return torch.where(length < no_path, length, 0).to(torch.int8)

@@ -1,6 +1,6 @@
-"""Trajectories from the initial state to a terminal one.
+"""Trajectories from the initial state to a terminal state.
 
-Letters: B trajectories, S their steps together, C conditioning features.
+Letters: B trajectories, S steps of all of them, C conditioning features.
 """
 
 from __future__ import annotations
@@ -18,16 +18,16 @@ from gflownet.mdp.states import GraphStates
 
 
 class Origin(IntEnum):
-    """Where a trajectory comes from."""
+    """The source of a trajectory."""
 
-    SAMPLED = 0  # forwards from the policy of this step, with the exploration of the options
-    REMEMBERED = 1  # sampled at an earlier step and kept, or by another policy (a teacher)
-    RESAMPLED = 2  # drawn backwards from a terminal state
+    SAMPLED = 0  # forwards from the current policy, with exploration
+    REMEMBERED = 1  # sampled at an earlier step and stored, or by another policy (a teacher)
+    RESAMPLED = 2  # sampled backwards from a terminal state
 
 
 @dataclass(frozen=True)
 class Trajectory:
-    """One trajectory: the states before each action, the actions (the last is Stop), and where it ended."""
+    """One trajectory: the states before each action, the actions (the last is Stop), and the terminal state."""
 
     states: GraphStates  # T states
     actions: ActionBatch  # T actions
@@ -46,9 +46,9 @@ class TrajectoryBatch:
     """
 
     states: GraphStates  # S states, each before its action; the steps of one trajectory in order
-    trajectory: Tensor  # [S] int64, which trajectory a step belongs to
+    trajectory: Tensor  # [S] int64, the trajectory of each step
     actions: ActionBatch  # S forward actions
-    backward: ActionBatch  # S actions that undo them, taken in the state after; of Stop, Stop
+    backward: ActionBatch  # S actions that undo them in the next state; Stop for Stop
     log_backward: Tensor  # [S] log of the uniform P_B of undoing the action
     terminal: GraphStates  # B states
     origin: Tensor  # [B] int8, an Origin
@@ -56,7 +56,7 @@ class TrajectoryBatch:
     beta: Tensor  # [B] float32, inverse temperature of the reward
     log_symmetry: Tensor  # [B] log |Aut(x)| - log |Aut(s0)|
     optional_log_reward: Tensor | None = None  # [B]
-    optional_state_log_reward: Tensor | None = None  # [S] log-reward of a state that may stop, 0 of others
+    optional_state_log_reward: Tensor | None = None  # [S] log-reward of states in which Stop is legal, else 0
     optional_log_forward: Tensor | None = None  # [S] log P_F of the action when the objective first read the batch
 
     @property
@@ -93,18 +93,18 @@ class TrajectoryBatch:
         )
 
     def successors(self) -> tuple[Tensor, Tensor]:
-        """Return the steps that another follows and their successors, [S - B] each."""
+        """Return all steps but the last of each trajectory and their successors, [S - B] each."""
         order = self.trajectory.argsort(stable=True)
         follows = self.trajectory[order[1:]] == self.trajectory[order[:-1]]
         return order[:-1][follows], order[1:][follows]
 
     def split(self, num_parts: int) -> list[TrajectoryBatch]:
-        """Return the trajectories in at most `num_parts` batches of about one size, in order."""
+        """Return the trajectories in at most `num_parts` batches of similar size, in order."""
         size = math.ceil(len(self) / num_parts)
         return [self.part(start, min(start + size, len(self))) for start in range(0, len(self), size)]
 
     def part(self, start: int, stop: int) -> TrajectoryBatch:
-        """Return trajectories `start` to `stop`, without the last."""
+        """Return trajectories `start` to `stop` - 1."""
         steps = ((self.trajectory >= start) & (self.trajectory < stop)).nonzero().squeeze(1)
         index = {f.name: steps if f.name in _PER_STEP else slice(start, stop) for f in fields(TrajectoryBatch)}
         present = {name: value for name in index if (value := getattr(self, name)) is not None}
@@ -125,7 +125,7 @@ class TrajectoryBatch:
 
     @staticmethod
     def cat(batches: Sequence[TrajectoryBatch]) -> TrajectoryBatch:
-        """Return the trajectories of all batches one after another.
+        """Return the concatenated batches.
 
         Raises:
             ValueError: some of the batches have an optional field that others lack.

@@ -1,1 +1,5 @@
-"""Exact terminating distributions and distances between distributions."""
+"""Exact distributions of small spaces, estimates for large ones, certificates, diversity and Pareto fronts."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,4 +1,4 @@
-"""Certificates: how far what a policy samples is from what it is to sample, exactly or by estimates.
+"""Certificates: the distance of a policy's distribution from the target R(x) / Z, exact or estimated.
 
 Letters: S states, M their actions (`gflownet.metrics.exact`), X terminal states.
 """
@@ -14,11 +14,11 @@ import torch
 from torch import Tensor
 
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.consistency import disjoint_subsets, flow_consistency
-from gflownet.metrics.correlation import pearson, spearman
 from gflownet.metrics.estimates import (
+    disjoint_subsets,
     effective_sample_size,
     evidence_lower_bound,
+    flow_consistency,
     log_partition,
     log_weights,
     reweighted_upper_bound,
@@ -33,56 +33,56 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.metrics.intervals import Interval, bootstrap
+from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 
-NO_DISTANCE = 1e-9  # between distributions that differ by rounding
-SLOPE_ROUNDING = 1e-5  # of a slope, of probabilities in single precision: an interval may be narrower than that
-SUBSET_SIZE = 8  # terminal states in a subset of the flow consistency
+NO_DISTANCE = 1e-9  # total variation caused by rounding alone
+SLOPE_ROUNDING = 1e-5  # error of a slope in single precision; intervals may be narrower
+SUBSET_SIZE = 8  # terminal states per subset of the flow consistency
 
 
 @dataclass(frozen=True)
 class ExactCertificate:
-    """A distribution p over all terminal states, pushed forward through the enumerated state graph, and its target."""
+    """Distances of the exact distribution p over all terminal states from the target R / Z."""
 
     num_states: int  # up to isomorphism
     num_terminal: int
     total_variation: float  # between p and R / Z
     l1: float
     jensen_shannon: float  # nats
-    spearman: float  # of log p and log R; NaN where either is constant
-    log_z: float  # the true one
-    learned_log_z: float | None  # None: the objective learns none
-    tv_uncorrected: float  # between p and R / |Aut|, which a sampler that ignores symmetries ends at
-    tv_of_symmetries: float  # between that and R / Z: what there is to get wrong
+    spearman: float  # of log p and log R; NaN if either is constant
+    log_z: float  # true value
+    learned_log_z: float | None  # None: not learned by this objective
+    tv_uncorrected: float  # between p and R / |Aut|, the optimum of a sampler without symmetry correction
+    tv_of_symmetries: float  # between R / |Aut| and R / Z, both normalised
 
     @property
     def symmetries_hold(self) -> bool | None:
-        """Return whether p is within half the way between R and R / |Aut| from R, or from the other; None: neither.
+        """Return whether p is near R (True) or near R / |Aut| (False): closer than half their distance; None: neither.
 
-        By the triangle inequality it can be but one of them; where the two are one, nothing tells.
+        By the triangle inequality at most one of them is near. None also if the two are equal.
         """
-        within = self.tv_of_symmetries / 2
-        if self.tv_of_symmetries < NO_DISTANCE or min(self.total_variation, self.tv_uncorrected) >= within:
+        radius = self.tv_of_symmetries / 2
+        if self.tv_of_symmetries < NO_DISTANCE or min(self.total_variation, self.tv_uncorrected) >= radius:
             return None
-        return self.total_variation < within
+        return self.total_variation < radius
 
     def figures(self) -> Mapping[str, float]:
-        """Return what is a number, by name; what is unknown is NaN."""
+        """Return the fields and the error of log Z by name, NaN for unknown values."""
         return _figures(self) | {"log_z_error": abs(_number(self.learned_log_z) - self.log_z)}
 
 
 @dataclass(frozen=True)
 class EstimatedCertificate:
-    """Estimates, with 95 % intervals, of what cannot be enumerated."""
+    """Estimates with 95 % intervals, for spaces too large to enumerate."""
 
-    num_samples: int  # trajectories of the policy, which the bounds are means over
-    num_test: int  # distinct terminal states, which the rest is about
-    num_rollouts: int  # trajectories drawn backwards from each of them
-    effective_rollouts: float  # how many of those carry the estimate of p(x), on average
+    num_samples: int  # trajectories of the policy, for the bounds of log Z
+    num_test: int  # distinct terminal states, for all other estimates
+    num_rollouts: int  # backward trajectories from each of them
+    effective_rollouts: float  # mean effective sample size of these in the estimate of p(x)
     elbo: Interval  # at most log Z
     log_z: Interval
     eubo: Interval  # at least log Z
-    learned_log_z: float | None  # None: the objective learns none
+    learned_log_z: float | None  # None: not learned by this objective
     log_prob: Interval  # mean log p(x)
     flow_consistency: Interval  # total variation within random subsets of SUBSET_SIZE
     spearman: Interval  # of log p and log R
@@ -91,15 +91,15 @@ class EstimatedCertificate:
 
     @property
     def symmetries_hold(self) -> bool | None:
-        """Return whether the slope's interval has 0 and not -1 in it; None where nothing tells."""
+        """Return whether the slope's interval contains 0 and not -1 (False: -1 and not 0); None if undecided."""
         if self.symmetry_slope is None:
             return None
         low, high = self.symmetry_slope.low - SLOPE_ROUNDING, self.symmetry_slope.high + SLOPE_ROUNDING
-        right, uncorrected = low <= 0 <= high, low <= -1 <= high
-        return None if right == uncorrected else right
+        corrected, uncorrected = low <= 0 <= high, low <= -1 <= high
+        return None if corrected == uncorrected else corrected
 
     def figures(self) -> Mapping[str, float]:
-        """Return what is a number, by name, intervals by their estimate and ends; what is unknown is NaN."""
+        """Return the fields by name, intervals as estimate and ends, NaN for unknown values."""
         return _figures(self)
 
 
@@ -114,47 +114,47 @@ def certify_exactly(
     Args:
         graph: all states.
         log_forward: [M] log P_F of every action (`policy_log_prob`).
-        log_reward: [S] log R of the terminal states, without any correction; anything elsewhere.
-        learned_log_z: log Z as the objective has learned it.
+        log_reward: [S] log R of the terminal states, uncorrected; other entries are ignored.
+        learned_log_z: log Z learned by the objective.
     """
-    found = terminating_distribution(graph, log_forward)
+    probability = terminating_distribution(graph, log_forward)
     target = target_distribution(graph, log_reward)
     uncorrected = target_distribution(graph, log_reward.double() - graph.num_automorphisms.log())
     ends = graph.terminal
     return ExactCertificate(
         num_states=len(graph),
         num_terminal=len(ends),
-        total_variation=total_variation(found, target),
-        l1=l1_distance(found, target),
-        jensen_shannon=jensen_shannon(found, target),
-        spearman=float(spearman(found[ends].numpy(), log_reward.double()[ends].numpy())),
+        total_variation=total_variation(probability, target),
+        l1=l1_distance(probability, target),
+        jensen_shannon=jensen_shannon(probability, target),
+        spearman=float(spearman(probability[ends].numpy(), log_reward.double()[ends].numpy())),
         log_z=float(log_reward.double()[ends].logsumexp(0)),
         learned_log_z=learned_log_z,
-        tv_uncorrected=total_variation(found, uncorrected),
+        tv_uncorrected=total_variation(probability, uncorrected),
         tv_of_symmetries=total_variation(target, uncorrected),
     )
 
 
 @dataclass(frozen=True)
 class CheckedStates:
-    """X distinct terminal states, and M trajectories drawn backwards from each of them."""
+    """X distinct terminal states and M backward trajectories from each of them."""
 
     log_reward: Tensor  # [X]
     log_symmetry: Tensor  # [X] log |Aut(x)| - log |Aut(s0)|
     log_ratio: Tensor  # [X, M] log P_F(tau) - log P_B(tau | x)
-    sampled: Tensor  # [B] int64, which of them each sample of the policy ended in
+    sampled: Tensor  # [B] int64, index of the terminal state of each sample of the policy
 
 
 def certify_by_estimates(
     samples: TrajectoryBatch, log_ratio: Tensor, checked: CheckedStates, *, learned_log_z: float | None, seed: int
 ) -> EstimatedCertificate:
-    """Return the certificate of a policy on a space that is too large to enumerate.
+    """Return the certificate of a policy on a space too large to enumerate.
 
     Args:
-        samples: trajectories of the policy, without exploration; they end in `checked.sampled`.
-        log_ratio: [B] log P_F(tau) - log P_B(tau | x) of those.
-        checked: the terminal states on which p is compared with R.
-        learned_log_z: log Z as the objective has learned it.
+        samples: trajectories of the policy without exploration; they end in `checked.sampled`.
+        log_ratio: [B] log P_F(tau) - log P_B(tau | x) of the samples.
+        checked: terminal states on which p is compared with R.
+        learned_log_z: log Z learned by the objective.
         seed: of the subsets and the intervals.
     """
     ends, generator = checked.sampled, torch.Generator().manual_seed(seed)
@@ -182,14 +182,14 @@ def certify_by_estimates(
 
 
 def _figures(certificate: Certificate) -> dict[str, float]:
-    found: dict[str, float] = {}
+    figures: dict[str, float] = {}
     for field in fields(certificate):
         value = getattr(certificate, field.name)
         if isinstance(value, Interval):
-            found |= {field.name: value.value, f"{field.name}_low": value.low, f"{field.name}_high": value.high}
+            figures |= {field.name: value.value, f"{field.name}_low": value.low, f"{field.name}_high": value.high}
         else:
-            found[field.name] = _number(value)
-    return found
+            figures[field.name] = _number(value)
+    return figures
 
 
 def _number(value: float | None) -> float:

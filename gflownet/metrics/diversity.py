@@ -1,4 +1,4 @@
-"""How different from one another sampled objects are.
+"""Modes, best scores and diversity of sampled objects.
 
 Letters: n nodes of the larger of two graphs, P permutations of n.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import combinations, permutations
+from itertools import accumulate, combinations, permutations
 from typing import TypeVar
 
 import numpy as np
@@ -18,39 +18,78 @@ from scipy.optimize import linear_sum_assignment
 from gflownet.graphs.canonical import ColouredGraph
 
 T = TypeVar("T")
-MOST_NODES = 8  # up to which all n! ways to map one graph onto another are tried: 40,320 in 30 ms
-_NOTHING = 0  # in place of the colour of a node or an edge that is not there
+MAX_EXACT_NODES = 8  # up to this size all n! mappings of two graphs are tried: 40,320 in 30 ms
+_ABSENT = 0  # in place of the colour of a missing node or edge
 
 
-def hamming_distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
-    """Return at how many positions two sequences differ (Hamming 1950).
+def find_modes(
+    objects: Sequence[T],
+    scores: Sequence[float],
+    *,
+    threshold: float,
+    key: Callable[[T], Hashable],
+    distance: Callable[[T, T], float] | None = None,
+    min_distance: float = 0.0,
+) -> list[int]:
+    """Return the positions of the modes, best first.
+
+    A mode is a distinct object with a score of at least `threshold` and, if a distance is given, at least
+    `min_distance` from every better mode (as Bengio et al. 2021 count modes of molecules, by similarity).
+
+    Args:
+        objects: in any order.
+        scores: their scores.
+        threshold: minimum score of a mode.
+        key: equal for equal objects.
+        distance: between two objects.
+        min_distance: between two modes.
+    """
+    modes: list[int] = []
+    for index in _best_distinct([key(each) for each in objects], scores):
+        if scores[index] < threshold:
+            break
+        if distance is None or all(distance(objects[index], objects[mode]) >= min_distance for mode in modes):
+            modes.append(index)
+    return modes
+
+
+def modes_by_evaluations(keys: Sequence[Hashable], scores: Sequence[float], *, threshold: float) -> list[int]:
+    """Return the number of distinct objects with a score of at least `threshold` among the first n, for each n."""
+    seen: set[Hashable] = set()
+    is_new = []
+    for key, score in zip(keys, scores, strict=True):
+        is_new.append(score >= threshold and key not in seen)
+        seen.add(key)
+    return list(accumulate(is_new, initial=0))[1:]
+
+
+def top_k_mean(keys: Sequence[Hashable], scores: Sequence[float], *, k: int) -> float:
+    """Return the mean score of the k best distinct objects, each with its best score; of all if there are fewer.
 
     Raises:
-        ValueError: they differ in length.
+        ValueError: there is no object, or k is not positive.
     """
-    if len(a) != len(b):
-        raise ValueError(f"hamming_distance: expected sequences of one length, got {len(a)} and {len(b)}")
-    return sum(x != y for x, y in zip(a, b, strict=True))
+    best = [scores[index] for index in _best_distinct(keys, scores)[: max(k, 0)]]
+    if not best:
+        raise ValueError(f"top_k_mean: expected k >= 1 and an object, got k={k} and {len(keys)} objects")
+    return sum(best) / len(best)
 
 
-def graph_edit_distance(a: ColouredGraph, b: ColouredGraph) -> int:
-    """Return how many nodes and edges have to be added, removed or recoloured to make one graph of the other.
-
-    Every edit costs 1 (Sanfeliu and Fu 1983), so that it never pays to remove a node and add another: the graphs,
-    filled up to one size, are mapped onto one another. Exact where both have up to `MOST_NODES` nodes; above that an
-    upper bound, a mapping that no swap of two nodes improves.
+def top_k_diversity(
+    objects: Sequence[T],
+    scores: Sequence[float],
+    *,
+    k: int,
+    key: Callable[[T], Hashable],
+    distance: Callable[[T, T], float],
+) -> float:
+    """Return the mean pairwise distance of the k best distinct objects, of all if there are fewer.
 
     Raises:
-        ValueError: one graph is directed, the other is not.
+        ValueError: there are fewer than two distinct objects.
     """
-    if a.directed != b.directed:
-        raise ValueError("graph_edit_distance: expected two directed or two undirected graphs, got one of each")
-    num_nodes = max(len(a.node_colours), len(b.node_colours))
-    numbers: dict[Hashable, int] = {}
-    edits = _Edits(_arrays(a, num_nodes, numbers), _arrays(b, num_nodes, numbers), directed=a.directed)
-    if num_nodes <= MOST_NODES:
-        return int(edits.count(_permutations(num_nodes)).min())
-    return edits.count_by_swaps()
+    best = _best_distinct([key(each) for each in objects], scores)[:k]
+    return mean_pairwise_distance([objects[index] for index in best], distance)
 
 
 def mean_pairwise_distance(
@@ -65,8 +104,8 @@ def mean_pairwise_distance(
     Args:
         objects: two or more.
         distance: between two of them.
-        most_pairs: where there are more pairs, the mean is over as many drawn at random.
-        generator: draws them.
+        most_pairs: if there are more pairs, the mean is over this many random ones.
+        generator: of the random pairs.
 
     Raises:
         ValueError: there are fewer than two objects.
@@ -79,28 +118,47 @@ def mean_pairwise_distance(
     return sum(distance(objects[i], objects[j]) for i, j in pairs) / len(pairs)
 
 
-def top_k_diversity(
-    objects: Sequence[T],
-    scores: Sequence[float],
-    *,
-    k: int,
-    key: Callable[[T], Hashable],
-    distance: Callable[[T, T], float],
-) -> float:
-    """Return the mean pairwise distance of the k best distinct objects, of all where there are fewer.
+def hamming_distance(a: Sequence[Hashable], b: Sequence[Hashable]) -> int:
+    """Return the number of positions at which two sequences differ (Hamming 1950).
 
     Raises:
-        ValueError: those are fewer than two.
+        ValueError: they differ in length.
     """
-    best: dict[Hashable, T] = {}
-    for index in sorted(range(len(objects)), key=lambda i: -scores[i]):
-        best.setdefault(key(objects[index]), objects[index])
-    return mean_pairwise_distance(list(best.values())[:k], distance)
+    if len(a) != len(b):
+        raise ValueError(f"hamming_distance: expected sequences of one length, got {len(a)} and {len(b)}")
+    return sum(x != y for x, y in zip(a, b, strict=True))
+
+
+def graph_edit_distance(a: ColouredGraph, b: ColouredGraph) -> int:
+    """Return the number of nodes and edges to add, remove or recolour to turn one graph into the other.
+
+    Every edit costs 1 (Sanfeliu and Fu 1983), so it suffices to map the graphs, padded to one size, onto each other.
+    Exact up to `MAX_EXACT_NODES` nodes; above that an upper bound: the edits of a mapping that no swap improves.
+
+    Raises:
+        ValueError: one graph is directed, the other is not.
+    """
+    if a.directed != b.directed:
+        raise ValueError("graph_edit_distance: expected two directed or two undirected graphs, got one of each")
+    num_nodes = max(len(a.node_colours), len(b.node_colours))
+    ids: dict[Hashable, int] = {}
+    edits = _Edits(_arrays(a, num_nodes, ids), _arrays(b, num_nodes, ids), directed=a.directed)
+    if num_nodes <= MAX_EXACT_NODES:
+        return int(edits.count(_permutations(num_nodes)).min())
+    return edits.count_by_swaps()
+
+
+def _best_distinct(keys: Sequence[Hashable], scores: Sequence[float]) -> list[int]:
+    """Return the position of each distinct key with its best score, best first."""
+    best: dict[Hashable, int] = {}
+    for index in sorted(range(len(keys)), key=lambda i: -scores[i]):
+        best.setdefault(keys[index], index)
+    return list(best.values())
 
 
 @dataclass(frozen=True)
 class _Edits:
-    """Two graphs of n nodes each, some of them perhaps nothing."""
+    """Two graphs padded to n nodes each."""
 
     first: tuple[np.ndarray, np.ndarray]  # colours of nodes [n] and of edges [n, n]
     second: tuple[np.ndarray, np.ndarray]
@@ -111,13 +169,13 @@ class _Edits:
         (nodes_a, edges_a), (nodes_b, edges_b) = self.first, self.second
         off = edges_a != edges_b[order[:, :, None], order[:, None, :]]  # [P, n, n]
         edges = off.sum((1, 2))
-        if not self.directed:  # both halves hold every edge but loops
+        if not self.directed:  # every edge but loops is stored twice
             edges = (edges + off.diagonal(axis1=1, axis2=2).sum(1)) // 2
         return (nodes_a != nodes_b[order]).sum(1) + edges
 
     def count_by_swaps(self) -> int:
-        """Return the edits of a mapping that no swap improves, from one that suits nodes and edges one by one."""
-        order = self._suited()
+        """Return the edits of a mapping that no swap improves, starting from `_initial_mapping`."""
+        order = self._initial_mapping()
         swapped = np.arange(len(order)) + np.zeros((len(order) * (len(order) - 1) // 2, 1), dtype=np.int64)
         for row, (i, j) in zip(swapped, combinations(range(len(order)), 2), strict=True):
             row[[i, j]] = j, i
@@ -128,37 +186,30 @@ class _Edits:
                 return best
             best, order = int(edits.min()), order[swapped[edits.argmin()]]
 
-    def _suited(self) -> np.ndarray:
-        """Return the mapping of nodes at the least cost if the edges at a node were all that it has (Riesen 2009)."""
+    def _initial_mapping(self) -> np.ndarray:
+        """Return the mapping of nodes with the least cost of nodes and their incident edges (Riesen 2009)."""
+        num_colours = int(max(self.first[1].max(), self.second[1].max())) + 1
         cost = (self.first[0][:, None] != self.second[0][None, :]).astype(np.float64)
         for axis in (0, 1):
-            counts = [_colour_counts(edges, axis, self._num_colours) for _, edges in (self.first, self.second)]
+            # [n, colours] edges of each colour at one end of each node
+            counts = [(e[..., None] == np.arange(1, num_colours)).sum(axis) for _, e in (self.first, self.second)]
             cost += np.abs(counts[0][:, None, :] - counts[1][None, :, :]).sum(-1) / 4
         return linear_sum_assignment(cost)[1]
 
-    @property
-    def _num_colours(self) -> int:
-        return int(max(self.first[1].max(), self.second[1].max())) + 1
 
-
-def _colour_counts(edges: np.ndarray, axis: int, num_colours: int) -> np.ndarray:
-    """Return how many edges of each colour every node has on one side, [n, colours]."""
-    return (edges[..., None] == np.arange(1, num_colours)).sum(axis)
-
-
-def _arrays(graph: ColouredGraph, num_nodes: int, numbers: dict[Hashable, int]) -> tuple[np.ndarray, np.ndarray]:
-    """Return colours of nodes [n] and of edges [n, n] as numbers, undirected edges in both halves."""
-    nodes = np.full(num_nodes, _NOTHING, dtype=np.int16)
-    edges = np.full((num_nodes, num_nodes), _NOTHING, dtype=np.int16)
+def _arrays(graph: ColouredGraph, num_nodes: int, ids: dict[Hashable, int]) -> tuple[np.ndarray, np.ndarray]:
+    """Return colours of nodes [n] and of edges [n, n] as integers, undirected edges in both halves."""
+    nodes = np.full(num_nodes, _ABSENT, dtype=np.int16)
+    edges = np.full((num_nodes, num_nodes), _ABSENT, dtype=np.int16)
     for node, colour in enumerate(graph.node_colours):
-        nodes[node] = numbers.setdefault(colour, len(numbers) + 1)
+        nodes[node] = ids.setdefault(colour, len(ids) + 1)
     for (source, target), colour in graph.edge_colours.items():
-        edges[source, target] = numbers.setdefault(colour, len(numbers) + 1)
+        edges[source, target] = ids.setdefault(colour, len(ids) + 1)
         if not graph.directed:
             edges[target, source] = edges[source, target]
     return nodes, edges
 
 
-@lru_cache(maxsize=MOST_NODES + 1)
+@lru_cache(maxsize=MAX_EXACT_NODES + 1)
 def _permutations(num: int) -> np.ndarray:
     return np.array(list(permutations(range(num))), dtype=np.int64)

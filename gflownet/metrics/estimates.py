@@ -1,7 +1,8 @@
-"""What a policy samples, and how far from its target, where a space is too large to be enumerated.
+"""Estimates of a policy's distribution and of its distance to the target, for spaces too large to enumerate.
 
-Everything is read off the log-probabilities of trajectories, forwards under the policy and backwards under whatever
-P_B has drawn them. Letters: B trajectories, S their steps together, X terminal states, M trajectories into each.
+All of them are computed from log-probabilities of trajectories, forward under the policy and backward under the P_B
+that the trajectories were sampled with. Letters: B trajectories, X terminal states, M trajectories into each of them,
+K subsets of m terminal states.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from gflownet.mdp.answer import AnswersBothWays, ask, ask_both
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.intervals import Interval, bootstrap
+from gflownet.metrics.statistics import Interval, bootstrap
 
-_CHUNK = 256  # trajectories shown to a policy at once, to bound memory
+_CHUNK = 256  # trajectories evaluated at once, to bound memory
 
 
 @torch.no_grad()
 def log_ratio(context: GraphBuildingEnvContext, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Tensor:
-    """Return log P_F(tau) - log P_B(tau | x) of each trajectory, [B] float64; log P_B is that of the batch."""
+    """Return log P_F(tau) - log P_B(tau | x) of each trajectory, [B] float64, with log P_B from the batch."""
     parts = []
     for part in trajectories.split(math.ceil(len(trajectories) / _CHUNK)):
-        answer = ask(context, policy, part.states, part.conditioning[part.trajectory])
-        log_forward = answer.log_prob(part.actions).double().cpu()
+        output = ask(context, policy, part.states, part.conditioning[part.trajectory])
+        log_forward = output.log_prob(part.actions).double().cpu()
         total = torch.zeros(len(part), dtype=torch.float64)
         parts.append(total.index_add(0, part.trajectory, log_forward - part.log_backward.double()))
     return torch.cat(parts)
@@ -39,30 +40,29 @@ def log_ratio(context: GraphBuildingEnvContext, policy: PolicyFunction, trajecto
 def with_learned_backward(
     context: GraphBuildingEnvContext, policy: AnswersBothWays, trajectories: TrajectoryBatch
 ) -> TrajectoryBatch:
-    """Return the trajectories with log P_B of the policy's own backward distributions in place of the uniform one.
+    """Return the trajectories with log P_B of the policy's own backward distributions instead of the uniform one.
 
     Args:
-        context: one that shows backward actions (`with_backward`).
+        context: made by `with_backward`.
         policy: the policy.
-        trajectories: drawn forwards, or backwards by that very P_B.
+        trajectories: sampled forward, or backward by the same P_B.
     """
     parts = []
     for part in trajectories.split(math.ceil(len(trajectories) / _CHUNK)):
-        answer = ask_both(context, policy, part.states, part.conditioning[part.trajectory])
+        output = ask_both(context, policy, part.states, part.conditioning[part.trajectory])
         step, successor = part.successors()
-        log_undone = answer.backward_log_prob(part.backward[step], states=successor)
         log_backward = torch.zeros_like(part.log_backward)
-        log_backward[step] = log_undone.to(log_backward)
+        log_backward[step] = output.backward_log_prob(part.backward[step], states=successor).to(log_backward)
         parts.append(replace(part, log_backward=log_backward))
     return TrajectoryBatch.cat(parts)
 
 
 def terminating_log_prob(log_ratios: Tensor, log_symmetry: Tensor) -> Tensor:
-    """Return log p(x) of terminal states, estimated from M trajectories drawn backwards from each, [X].
+    """Return log p(x) of terminal states, estimated from M trajectories sampled backward from each, [X].
 
-    p(x) = |Aut(s0)| / |Aut(x)| E[P_F(tau) / P_B(tau | x)], tau ~ P_B: as many labelled ways lead forwards to the forms
-    of x as lead backwards from one of them, times |Aut(s0)| / |Aut(x)| (the orbit identity of spec/gflownet.md). The
-    estimate of p(x) has no bias, that of log p(x) errs towards too little.
+    p(x) = |Aut(s0)| / |Aut(x)| E[P_F(tau) / P_B(tau | x)], tau ~ P_B: there are |Aut(s0)| / |Aut(x)| as many labelled
+    trajectories forward to the forms of x as backward from one of them (orbit identity: n_forward(s, s') |Aut(s')| =
+    n_backward(s', s) |Aut(s)|). The estimate of p(x) is unbiased, log p(x) is too low on average.
 
     Args:
         log_ratios: [X, M] log P_F(tau) - log P_B(tau | x).
@@ -72,9 +72,9 @@ def terminating_log_prob(log_ratios: Tensor, log_symmetry: Tensor) -> Tensor:
 
 
 def effective_sample_size(log_ratios: Tensor) -> Tensor:
-    """Return how many of the M trajectories carry the estimate of p(x), [X], 1 to M: (sum w)^2 / sum w^2 (Kong 1992).
+    """Return the effective number of the M trajectories in the estimate of p(x), [X]: (sum w)^2 / sum w^2 (Kong 1992).
 
-    M where P_F and P_B balance, 1 where one trajectory drowns the others and the estimate is not to be relied on.
+    M if P_F and P_B balance; near 1 one trajectory dominates and the estimate is unreliable.
     """
     return (2 * log_ratios.logsumexp(1) - (2 * log_ratios).logsumexp(1)).exp()
 
@@ -82,7 +82,7 @@ def effective_sample_size(log_ratios: Tensor) -> Tensor:
 def log_weights(log_ratios: Tensor, log_reward: Tensor, log_symmetry: Tensor) -> Tensor:
     """Return log w = log R(x) + log |Aut(x)| / |Aut(s0)| + log P_B(tau | x) - log P_F(tau), all arguments [B].
 
-    E[w] = Z over trajectories of the policy, and w = Z on every one where p(x) = R(x) / Z and P_B balances.
+    E[w] = Z over trajectories of the policy, and w = Z on each of them if p(x) = R(x) / Z and P_B balances.
     """
     return log_reward.double() + log_symmetry.double() - log_ratios
 
@@ -93,7 +93,7 @@ def evidence_lower_bound(log_weight: Tensor, *, seed: int) -> Interval:
 
 
 def evidence_upper_bound(log_weight: Tensor, *, seed: int) -> Interval:
-    """Return E[log w] over trajectories drawn backwards (P_B) from samples of the target, at least log Z.
+    """Return E[log w] over trajectories sampled backward (P_B) from samples of the target, at least log Z.
 
     EUBO = log Z + KL(R P_B / Z || P_F) (Blessing et al. 2024, Beyond ELBOs).
     """
@@ -101,14 +101,14 @@ def evidence_upper_bound(log_weight: Tensor, *, seed: int) -> Interval:
 
 
 def reweighted_upper_bound(log_reward: Tensor, log_prob: Tensor, log_weight: Tensor, *, seed: int) -> Interval:
-    """Return the same bound where nobody has samples of the target: those of the policy, weighted by R(x) / p(x).
+    """Return the same bound from samples of the policy, weighted by R(x) / p(x), if there are none of the target.
 
-    It cannot tell of what the policy never samples, and errs towards too little.
+    It ignores states that the policy never samples, so it is too low on average.
 
     Args:
-        log_reward: [B] of terminal states drawn by the policy.
+        log_reward: [B] of terminal states sampled by the policy.
         log_prob: [B] their log p(x) (`terminating_log_prob`).
-        log_weight: [B, M] of M trajectories drawn backwards (P_B) from each of them.
+        log_weight: [B, M] of M trajectories sampled backward (P_B) from each of them.
         seed: of the interval.
     """
     arrays = [_array(log_reward.double() - log_prob.double()), _array(log_weight.mean(1))]
@@ -121,14 +121,42 @@ def log_partition(log_weight: Tensor, *, seed: int) -> Interval:
 
 
 def symmetry_slope(log_prob: Tensor, log_reward: Tensor, log_symmetry: Tensor, *, seed: int) -> Interval | None:
-    """Return by how much log p(x) - log R(x) rises with log |Aut(x)|, by least squares; None where that is constant.
+    """Return the least-squares slope of log p(x) - log R(x) against log |Aut(x)|; None if that is constant.
 
-    0 where p(x) ~ R(x); -1 where nothing corrects for symmetries, p(x) ~ R(x) / |Aut(x)|.
+    0 if p(x) ~ R(x); -1 for a sampler without symmetry correction, p(x) ~ R(x) / |Aut(x)|.
     """
     if float(log_symmetry.min()) == float(log_symmetry.max()):
         return None
     excess = _array(log_prob.double() - log_reward.double())
     return bootstrap(_slope, [_array(log_symmetry), excess], seed=seed)
+
+
+def flow_consistency(log_prob: Tensor, log_reward: Tensor, subsets: Tensor, *, seed: int) -> Interval:
+    """Return the expected total variation between p and R, both restricted to a random subset, in [0, 1].
+
+    Flow consistency in sub-graphs, E_S[TV(p restricted to S, R restricted to S)] (Silva et al. 2025, When do GFlowNets
+    learn the right distribution?, definition 1); 0 iff p(x) ~ R(x). Noise in estimates of log p raises it. The
+    interval assumes independent subsets.
+
+    Args:
+        log_prob: [X] log p(x), up to a constant.
+        log_reward: [X] log R(x), up to a constant.
+        subsets: [K, m] indices of the states in each subset.
+        seed: of the interval.
+    """
+    distances = restricted_distances(log_prob.double()[subsets], log_reward.double()[subsets])
+    return bootstrap(np.mean, [distances.numpy()], seed=seed)
+
+
+def restricted_distances(log_prob: Tensor, log_reward: Tensor) -> Tensor:
+    """Return the total variation between p and R within each subset, [K], of values [K, m]."""
+    return (log_prob.softmax(1) - log_reward.softmax(1)).abs().sum(1) / 2
+
+
+def disjoint_subsets(num_states: int, *, size: int, generator: torch.Generator) -> Tensor:
+    """Return the maximum number of random disjoint subsets of `size` states, [X // m, m]."""
+    num = num_states // size
+    return torch.randperm(num_states, generator=generator)[: num * size].reshape(num, size)
 
 
 def _array(values: Tensor) -> np.ndarray:

@@ -1,6 +1,6 @@
-"""The exact distribution over terminal states that a policy samples from, on spaces small enough to enumerate.
+"""Enumerated state spaces and the exact distribution of a policy over their terminal states.
 
-States are taken up to isomorphism. Letters: S states, M legal forward and K legal backward actions of all of them.
+States are enumerated up to isomorphism. Letters: S states, M legal forward and K legal backward actions of all states.
 """
 
 from __future__ import annotations
@@ -21,21 +21,20 @@ from gflownet.mdp.states import GraphStates
 
 _CHUNK = 2_000  # states expanded at once, to bound memory
 
-# Maps states to (graph [L], log-probability [L]) of all legal actions, in the order of `ActionMasks.positions`: what
-# `GraphActionCategorical.log_probs` returns.
+# Maps states to (graph [L], log-probability [L]) of all legal actions, as `GraphActionCategorical.log_probs` does.
 Scores = Callable[[GraphStates], tuple[Tensor, Tensor]]
 
 
 @dataclass(frozen=True)
 class StateGraph:
-    """Every state of an environment once, and where every labelled action of its representative leads."""
+    """Every state of an environment once, and the child of every labelled action of it."""
 
-    states: GraphStates  # S states, level by level: every action leads to the next
-    code: Tensor  # [S] int64, their identities (Environment.identify)
+    states: GraphStates  # S states, by level: every action leads to the next level
+    code: Tensor  # [S] int64, from Environment.identify
     level: Tensor  # [S] number of actions from the initial state
     num_automorphisms: Tensor  # [S] float64
     num_backward: Tensor  # [S] legal backward actions
-    parent: Tensor  # [M] state an action is taken in, ascending; the actions of Stop come with child = parent
+    parent: Tensor  # [M] state before each action, ascending; Stop has child = parent
     action: ActionBatch  # M actions
     child: Tensor  # [M]
 
@@ -45,51 +44,51 @@ class StateGraph:
 
     @property
     def stops(self) -> Tensor:
-        """Return which of the M actions are Stop."""
+        """Return which of the M actions are Stop, [M] bool."""
         return self.action.kind == int(GraphActionType.Stop)
 
     @property
     def terminal(self) -> Tensor:
-        """Return the indices of the states on which Stop is legal, [X], ascending."""
+        """Return the indices of the states in which Stop is legal, [X], ascending."""
         return self.parent[self.stops]
 
     def locate(self, codes: Tensor) -> Tensor:
-        """Return which state has each identity, [B] int64.
+        """Return the state with each code, [B] int64.
 
         Raises:
-            ValueError: a code is of no state here.
+            ValueError: no enumerated state has this code.
         """
         return _locate(self._sorted_code, codes)
 
     @cached_property
     def _sorted_code(self) -> tuple[Tensor, Tensor]:
-        """Return the identities, ascending, and whose each is: thousands of batches are looked up in them."""
-        ordered, state = self.code.sort()
-        return ordered, state
+        """Return the codes, ascending, and their states, cached for thousands of look-ups."""
+        values, states = self.code.sort()
+        return values, states
 
     def level_actions(self) -> list[slice]:
-        """Return the range of the M actions that are taken on each level."""
+        """Return the range of actions of each level."""
         bounds = torch.searchsorted(self.level[self.parent], torch.arange(int(self.level.max()) + 2)).tolist()
         return [slice(first, last) for first, last in pairwise(bounds)]
 
 
 @dataclass(frozen=True)
 class BackwardActions:
-    """Every labelled backward action of the states' representatives, and what each forward action is undone by."""
+    """Every labelled backward action, and the inverse of every forward action."""
 
-    child: Tensor  # [K] state an action is taken in, ascending
+    child: Tensor  # [K] state before each backward action, ascending
     action: ActionBatch  # K actions
-    parent: Tensor  # [K] state it leads to
-    undoing: Tensor  # [M] for each forward action one that undoes it (equivalent ones count the same), -1 for Stop
+    parent: Tensor  # [K] state after each backward action
+    undoing: Tensor  # [M] a backward action that undoes each forward action, up to equivalence; -1 for Stop
 
     def per_forward(self, log_backward: Tensor) -> Tensor:
-        """Return log P_B of undoing each forward action, [M] float64, from those of the K actions; 0 for Stop."""
+        """Return log P_B of undoing each forward action, [M] float64, given that of the K actions; 0 for Stop."""
         return torch.where(self.undoing < 0, 0.0, log_backward.double()[self.undoing])
 
 
 @dataclass(frozen=True)
 class Flows:
-    """Flows that balance a reward exactly, and the forward policy they mean."""
+    """Flows that balance a reward exactly, and their forward policy."""
 
     log_forward: Tensor  # [M] log P_F
     log_flow: Tensor  # [S] log of the flow through each state
@@ -101,39 +100,39 @@ class Flows:
 
 
 def enumerate_states(env: Environment, *, max_states: int = 100_000) -> StateGraph:
-    """Return every state reachable from the initial one, up to isomorphism, level by level.
+    """Return every state reachable from the initial one, up to isomorphism, by level.
 
     Raises:
-        ValueError: there are more than `max_states`, or ways of different lengths lead to a state.
+        ValueError: there are more than `max_states`, or paths of different lengths lead to a state.
     """
     frontier = env.initial_states(1)
-    known = {int(env.identify(frontier)): 0}
+    index_of = {int(env.identify(frontier)): 0}
     levels, sizes, parents, actions, children = [], [], [], [], []
     start = 0
     while len(frontier):
         levels.append(frontier)
         sizes.append(len(frontier))
-        found = [frontier[:0]]
+        new_states = [frontier[:0]]
         for first in range(0, len(frontier), _CHUNK):
             part = frontier[first : first + _CHUNK]
             graph, action = _positions(env.forward_masks(part))
-            child, new = _successors(env, part, graph, action, known)
+            child, new = _successors(env, part, graph, action, index_of)
             if bool(((child >= 0) & (child < start + len(frontier))).any()):
-                raise ValueError("expected as many actions on every way to a state, got ways of several lengths")
+                raise ValueError("expected all paths to a state to have the same length, got several lengths")
             parents.append(graph + start + first)
             actions.append(action)
             children.append(torch.where(child < 0, parents[-1], child))
-            found.append(new)
-            if len(known) > max_states:
-                raise ValueError(f"expected at most {max_states} states, found {len(known)} and more to come")
+            new_states.append(new)
+            if len(index_of) > max_states:
+                raise ValueError(f"expected at most {max_states} states, got at least {len(index_of)}")
         start += len(frontier)
-        frontier = GraphStates.cat(found)
+        frontier = GraphStates.cat(new_states)
     states = GraphStates.cat(levels)
     chunks = [states[first : first + _CHUNK] for first in range(0, len(states), _CHUNK)]
     automorphisms = [count for chunk in chunks for count in env.num_automorphisms(chunk)]
     return StateGraph(
         states=states,
-        code=torch.tensor(list(known)),
+        code=torch.tensor(list(index_of)),
         level=torch.arange(len(sizes)).repeat_interleave(torch.tensor(sizes)),
         num_automorphisms=torch.tensor(automorphisms, dtype=torch.float64),
         num_backward=torch.cat([env.backward_masks(chunk).num_actions() for chunk in chunks]),
@@ -147,22 +146,22 @@ def enumerate_backward(env: Environment, graph: StateGraph) -> BackwardActions:
     """Return every legal backward action of every state.
 
     Raises:
-        ValueError: one leads to a state that no forward action reaches.
+        ValueError: a backward action leads to a state that no forward action reaches.
     """
-    children, actions, parents, orbits, undone = [], [], [], [], []
+    children, actions, parents, codes, inverse_codes = [], [], [], [], []
     for first in range(0, len(graph), _CHUNK):
         states = graph.states[first : first + _CHUNK]
         owner, action = _positions(env.backward_masks(states))
         children.append(owner + first)
         actions.append(action)
         parents.append(graph.locate(env.identify(env.apply(states[owner], action))))
-        orbits.append(env.identify_actions(states[owner], action))
+        codes.append(env.identify_actions(states[owner], action))
     moves = (~graph.stops).nonzero().squeeze(1)
     for part in moves.split(_CHUNK * 10):
         before, action = graph.states[graph.parent[part]], graph.action[part]
-        undone.append(env.identify_actions(env.apply(before, action), env.reverse(before, action)))
+        inverse_codes.append(env.identify_actions(env.apply(before, action), env.reverse(before, action)))
     undoing = torch.full_like(graph.parent, -1)
-    undoing[moves] = _locate(torch.cat(orbits).sort(), torch.cat(undone))
+    undoing[moves] = _locate(torch.cat(codes).sort(), torch.cat(inverse_codes))
     return BackwardActions(torch.cat(children), ActionBatch.cat(actions), torch.cat(parents), undoing)
 
 
@@ -174,36 +173,35 @@ def _positions(masks: ActionMasks) -> tuple[Tensor, ActionBatch]:
 
 
 def _successors(
-    env: Environment, states: GraphStates, graph: Tensor, action: ActionBatch, known: dict[int, int]
+    env: Environment, states: GraphStates, graph: Tensor, action: ActionBatch, index_of: dict[int, int]
 ) -> tuple[Tensor, GraphStates]:
-    """Return the state behind every action, -1 for Stop, and the new ones; `known` grows by those."""
+    """Return the state after every action, -1 for Stop, and the new states, which are added to `index_of`."""
     moves = (action.kind != int(GraphActionType.Stop)).nonzero().squeeze(1)
     after = env.apply(states[graph[moves]], action[moves])
-    before, found = len(known), []
-    indices = [known.setdefault(code, len(known)) for code in env.identify(after).tolist()]
+    num_before, new = len(index_of), []
+    indices = [index_of.setdefault(code, len(index_of)) for code in env.identify(after).tolist()]
     for position, index in enumerate(indices):
-        if index == before + len(found):
-            found.append(position)
+        if index == num_before + len(new):
+            new.append(position)
     child = torch.full_like(graph, -1)
     child[moves] = torch.tensor(indices, dtype=torch.int64)
-    return child, after[torch.tensor(found, dtype=torch.int64)]
+    return child, after[torch.tensor(new, dtype=torch.int64)]
 
 
-def _locate(known: tuple[Tensor, Tensor], codes: Tensor) -> Tensor:
-    """Return where each code is among known ones, which come sorted and with their positions, [B] int64."""
-    ordered, position = known
-    index = torch.searchsorted(ordered, codes).clamp_(max=len(ordered) - 1)
-    missing = (ordered[index] != codes).nonzero().squeeze(1)
+def _locate(table: tuple[Tensor, Tensor], codes: Tensor) -> Tensor:
+    """Return the position of each code in a table of sorted codes and their positions, [B] int64."""
+    sorted_codes, position = table
+    index = torch.searchsorted(sorted_codes, codes).clamp_(max=len(sorted_codes) - 1)
+    missing = (sorted_codes[index] != codes).nonzero().squeeze(1)
     if len(missing):
-        raise ValueError(f"{len(missing)} of {len(codes)}: expected states that were enumerated, got others")
+        raise ValueError(f"expected enumerated states, got {len(missing)} of {len(codes)} others")
     return position[index]
 
 
 def class_log_backward(graph: StateGraph) -> Tensor:
-    """Return log P_B [M] of class-level counting, for each forward action; 0 for Stop.
+    """Return log P_B [M] of each forward action if classes of graphs are counted; 0 for Stop.
 
-    A state's parent classes are equally likely, and so are the actions that lead from a class to it (scheme 2 of
-    spec/gflownet.md: the probabilities of equivalent actions are summed).
+    The parent classes of a state are equally likely, and so are the actions from one class to it.
     """
     pairs = graph.parent * len(graph) + graph.child
     distinct, position, num_equivalent = torch.unique(pairs, return_inverse=True, return_counts=True)
@@ -217,26 +215,25 @@ def class_log_backward(graph: StateGraph) -> Tensor:
 def analytic_flows(graph: StateGraph, log_reward: Tensor, log_backward: Tensor | None = None) -> Flows:
     """Return the flows that balance a reward exactly under a backward policy.
 
-    F(s) = sum over actions of F(s') P_B(action | s'), plus R(s) where Stop is legal (the detailed balance conditions of
-    Bengio et al. 2023, section 3). In labelled counting the reward is R(x) |Aut(x)| to sample x in proportion to R(x).
+    F(s) = sum over actions of F(s') P_B(action | s'), plus R(s) if Stop is legal (detailed balance, Bengio et al. 2023,
+    section 3). With labelled counting, use the reward R(x) |Aut(x)| to sample x in proportion to R(x).
 
     Args:
         graph: the enumerated states.
         log_reward: [S] log-reward of the terminal states; anything elsewhere.
         log_backward: [M] log P_B of undoing each forward action (`BackwardActions.per_forward`, or
-            `class_log_backward` with the plain reward); uniform over the labelled backward actions if not given.
+            `class_log_backward` with the plain reward); uniform over the labelled backward actions by default.
     """
     if log_backward is None:
         log_backward = -graph.num_backward[graph.child].double().log()
-    shift = float(log_reward.double()[graph.terminal].max())  # rewards may be far below the least float
+    shift = float(log_reward.double()[graph.terminal].max())  # rewards may be below the smallest float
     flow = torch.zeros(len(graph), dtype=torch.float64)
     edge_flow = torch.zeros(len(graph.parent), dtype=torch.float64)
     stops, share = graph.stops, log_backward.double().exp()
     edge_flow[stops] = (log_reward.double()[graph.terminal] - shift).exp()
-    for here in reversed(graph.level_actions()):
-        moving = torch.where(stops[here], edge_flow[here], flow[graph.child[here]] * share[here])
-        edge_flow[here] = moving
-        flow.index_add_(0, graph.parent[here], moving)
+    for level in reversed(graph.level_actions()):
+        edge_flow[level] = torch.where(stops[level], edge_flow[level], flow[graph.child[level]] * share[level])
+        flow.index_add_(0, graph.parent[level], edge_flow[level])
     return Flows(edge_flow.log() - flow.log()[graph.parent], flow.log() + shift)
 
 
@@ -247,7 +244,7 @@ def analytic_log_prob(graph: StateGraph, log_reward: Tensor) -> tuple[Tensor, fl
 
 
 def terminating_distribution(graph: StateGraph, log_prob: Tensor) -> Tensor:
-    """Return p(x) over all S states [S] float64 (zero where Stop is illegal) by pushing probability forward.
+    """Return p(x) over all S states [S] float64 by pushing probability forward; 0 if Stop is illegal.
 
     Args:
         graph: the enumerated states.
@@ -257,15 +254,15 @@ def terminating_distribution(graph: StateGraph, log_prob: Tensor) -> Tensor:
     stops, flow = graph.stops, torch.zeros(len(graph), dtype=torch.float64)
     moved = probability.masked_fill(stops, 0.0)
     flow[0] = 1.0
-    for here in graph.level_actions():
-        flow.index_add_(0, graph.child[here], flow[graph.parent[here]] * moved[here])
+    for level in graph.level_actions():
+        flow.index_add_(0, graph.child[level], flow[graph.parent[level]] * moved[level])
     result = torch.zeros_like(flow)
     result[graph.terminal] = flow[graph.terminal] * probability[stops]
     return result
 
 
 def target_distribution(graph: StateGraph, log_reward: Tensor) -> Tensor:
-    """Return R(x) / sum R over all S states, [S] float64, zero where Stop is illegal."""
+    """Return R(x) / sum R over all S states, [S] float64, 0 if Stop is illegal."""
     target = torch.zeros(len(graph), dtype=torch.float64)
     target[graph.terminal] = log_reward.double()[graph.terminal].softmax(0)
     return target
@@ -282,39 +279,30 @@ def policy_log_backward(graph: StateGraph, backward: BackwardActions, score: Sco
 
 
 def forward_scores(context: GraphBuildingEnvContext, policy: PolicyFunction, encoding: Tensor) -> Scores:
-    """Return what a policy that is conditioned on `encoding` [C] says of forward actions, without gradients."""
-
-    @torch.no_grad()
-    def score(states: GraphStates) -> tuple[Tensor, Tensor]:
-        return policy(context.to_batch(states), encoding.expand(len(states), -1))[0].log_probs()
-
-    return score
+    """Return the `Scores` of forward actions under conditioning `encoding` [C], without gradients."""
+    return torch.no_grad()(
+        lambda states: policy(context.to_batch(states), encoding.expand(len(states), -1))[0].log_probs()
+    )
 
 
 def backward_scores(context: GraphBuildingEnvContext, policy: TwoWayPolicy, encoding: Tensor) -> Scores:
-    """Return what a two-way policy that is conditioned on `encoding` [C] says of backward actions, without gradients.
+    """Return the `Scores` of backward actions under conditioning `encoding` [C], without gradients.
 
-    Args:
-        context: one that shows backward actions (`with_backward`).
-        policy: the policy.
-        encoding: what it is conditioned on.
+    The context shows backward actions (`with_backward`).
     """
-
-    @torch.no_grad()
-    def score(states: GraphStates) -> tuple[Tensor, Tensor]:
-        return policy.both(context.to_batch(states), encoding.expand(len(states), -1))[1].log_probs()
-
-    return score
+    return torch.no_grad()(
+        lambda states: policy.both(context.to_batch(states), encoding.expand(len(states), -1))[1].log_probs()
+    )
 
 
 def _scored(states: GraphStates, owner: Tensor, score: Scores, chunk: int) -> Tensor:
-    """Return what a policy says of every action, in the order of `owner`, which ascends."""
+    """Return the log-probability of every action, given the ascending state `owner` of each."""
     values = torch.empty(len(owner), dtype=torch.float64)
     for first in range(0, len(states), chunk):
         part = states[first : first + chunk]
         graph, log_prob = score(part)
         low, high = torch.searchsorted(owner, torch.tensor([first, first + len(part)])).tolist()
-        # Both lists hold a state's actions in one order; a stable sort by state lines them up.
+        # Both lists have the actions of a state in the same order; a stable sort by state aligns them.
         values[low:high] = log_prob.detach().double()[graph.argsort(stable=True)]
     return values
 
@@ -331,10 +319,10 @@ def total_variation(p: Tensor, q: Tensor) -> float:
 
 def jensen_shannon(p: Tensor, q: Tensor) -> float:
     """Return the Jensen-Shannon divergence in nats, in [0, log 2]."""
-    return float((_from_the_middle(p, q) + _from_the_middle(q, p)) / 2)
+    return float((_entropy_to_mean(p, q) + _entropy_to_mean(q, p)) / 2)
 
 
-def _from_the_middle(p: Tensor, q: Tensor) -> Tensor:
-    """Return the relative entropy of p to (p + q) / 2, which is not computed: half of the least number is zero."""
-    there = p > 0
-    return (p[there] * (2 * p[there] / (p + q)[there]).log()).sum()
+def _entropy_to_mean(p: Tensor, q: Tensor) -> Tensor:
+    """Return the relative entropy of p to (p + q) / 2, without halving, which could underflow to zero."""
+    positive = p > 0
+    return (p[positive] * (2 * p[positive] / (p + q)[positive]).log()).sum()

@@ -1,6 +1,6 @@
-"""Several objectives at once: which points no other one beats, and how much space those dominate.
+"""Pareto front and hypervolume of several objectives, all maximised.
 
-Larger is better in every objective. Letters: N points, K objectives.
+Letters: N points, K objectives.
 """
 
 from __future__ import annotations
@@ -9,30 +9,30 @@ import numpy as np
 
 
 def non_dominated(points: np.ndarray) -> np.ndarray:
-    """Returns which of the points [N, K] are on the Pareto front, [N] bool.
+    """Return which points [N, K] are on the Pareto front, [N] bool; equal points are all on the front or none is.
 
-    A point dominates another if it is nowhere worse and somewhere better; equal points are all on the front or none is.
+    A point dominates another if it is not worse in any objective and better in at least one.
 
     Raises:
         ValueError: not a table of numbers, or a number is NaN.
     """
     points = _checked(points)
     is_on_front = np.zeros(len(points), dtype=bool)
-    # What dominates a point comes before it in lexicographic order: each first one of those left is on the front.
-    left = np.lexsort(points.T[::-1])[::-1]
-    while len(left):
-        first = points[left[0]]
-        is_equal = (points[left] == first).all(1)
-        is_on_front[left[is_equal]] = True
-        left = left[(points[left] > first).any(1)]
+    # A point comes after those that dominate it in descending lexicographic order: the first candidate is on the front.
+    candidates = np.lexsort(points.T[::-1])[::-1]
+    while len(candidates):
+        first = points[candidates[0]]
+        is_equal = (points[candidates] == first).all(1)
+        is_on_front[candidates[is_equal]] = True
+        candidates = candidates[(points[candidates] > first).any(1)]
     return is_on_front
 
 
 def hypervolume(points: np.ndarray, reference: np.ndarray | None = None) -> float:
-    """Returns the exact volume that the points [N, K] dominate above the reference [K], the origin unless given.
+    """Return the exact volume dominated by the points [N, K] above the reference [K], the origin by default.
 
-    A point that is not above the reference in every objective adds nothing. By exclusive contributions (WFG: While,
-    Bradstreet and Barone 2012, sections III and IV): what a point adds to those that come later.
+    A point that is not above the reference in every objective adds nothing. Computed by exclusive contributions (WFG:
+    While, Bradstreet and Barone 2012, sections III and IV) of each point relative to the later ones.
 
     Raises:
         ValueError: not a table of numbers, or a number is NaN.
@@ -44,7 +44,7 @@ def hypervolume(points: np.ndarray, reference: np.ndarray | None = None) -> floa
 
 
 def _volume(points: np.ndarray) -> float:
-    """Returns the volume that points above the origin dominate."""
+    """Return the volume dominated by points above the origin."""
     if not len(points):
         return 0.0
     if points.shape[1] == 1:
@@ -55,14 +55,14 @@ def _volume(points: np.ndarray) -> float:
     points = points[points[:, -1].argsort(kind="stable")]
     total = 0.0
     for place, point in enumerate(points):
-        # Later ones reach at least as high in the last objective: what they take away is as high as the point itself.
-        taken = np.minimum(points[place + 1 :, :-1], point[:-1])
-        total += float(point[-1]) * (float(point[:-1].prod()) - _volume(taken))
+        # Later points are at least as high in the last objective, so the overlap is as high as the point itself.
+        overlap = np.minimum(points[place + 1 :, :-1], point[:-1])
+        total += float(point[-1]) * (float(point[:-1].prod()) - _volume(overlap))
     return total
 
 
 def _area(points: np.ndarray) -> float:
-    """Returns the area that points of two objectives dominate: strips between one height and the next."""
+    """Return the area dominated by points of two objectives, as a sum of strips."""
     widths, heights = points[points[:, 0].argsort()[::-1]].T
     reached = np.maximum.accumulate(heights)
     return float((widths * np.diff(reached, prepend=0.0)).sum())

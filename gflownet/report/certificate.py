@@ -16,7 +16,7 @@ from gflownet.certification import Certified, RunCertificate
 from gflownet.console import print_line
 from gflownet.files import write_whole
 from gflownet.metrics.certificate import NO_DISTANCE, SUBSET_SIZE, Certificate, EstimatedCertificate, ExactCertificate
-from gflownet.metrics.intervals import Interval
+from gflownet.metrics.statistics import Interval
 
 
 def certificate_metrics(certificate: RunCertificate) -> dict[str, float]:

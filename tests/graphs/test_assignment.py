@@ -1,4 +1,4 @@
-"""Values of named places as objects: identity, JSON, what is refused."""
+"""Assignments: identity, JSON and errors."""
 
 import json
 import pickle
@@ -8,7 +8,7 @@ import pytest
 from gflownet.graphs.assignment import Assignment
 
 
-def test_json_gives_the_same_object_back_from_nodes_in_any_order():
+def test_assignment_json_round_trip_in_any_order():
     one = Assignment(("a", "b", "c"), (3, "none", "1/7"))
     data = json.loads(json.dumps(one.to_dict()))
     assert Assignment.from_dict(data) == one
@@ -16,7 +16,7 @@ def test_json_gives_the_same_object_back_from_nodes_in_any_order():
     assert pickle.loads(pickle.dumps(one)) == one
 
 
-def test_names_values_and_their_types_are_the_identity():
+def test_assignment_key_contains_names_values_and_types():
     different = [
         Assignment(("a", "b"), (1, 2)),
         Assignment(("a", "b"), (2, 1)),
@@ -31,11 +31,11 @@ def test_names_values_and_their_types_are_the_identity():
     assert [one.num_automorphisms() for one in different] == [1] * len(different)
 
 
-def test_a_value_is_found_by_its_name():
+def test_assignment_value_by_name():
     assert Assignment(("a", "b"), ("x", 5))["b"] == 5
 
 
 @pytest.mark.parametrize(("names", "values"), [(("a", "a"), (1, 2)), (("a", "b"), (1,)), ((), (1,))])
-def test_names_that_repeat_or_lack_a_value_are_refused(names, values):
+def test_assignment_invalid_names_raise(names, values):
     with pytest.raises(ValueError, match="assignment: expected a value for each of different names"):
         Assignment(names, values)

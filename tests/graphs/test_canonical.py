@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from gflownet.graphs.canonical import ColouredGraph
 from tests.oracles import graphs as oracle
 
-# No deadline: how long an example takes depends on what else the machine does.
+# No deadline, because the time of an example depends on the load of the machine.
 thorough = pytest.mark.parametrize("num_examples", [60, pytest.param(300, marks=pytest.mark.slow)])
 
 
@@ -31,12 +31,12 @@ def coloured_graphs(draw, max_nodes=6):
     colours = tuple(draw(st.sampled_from(["a", "b"])) for _ in range(num_nodes))
     pairs = [(s, t) for s in range(num_nodes) for t in range(num_nodes) if directed or s <= t]
     edge = st.sampled_from([None, None, "x", "y"]) if draw(st.booleans()) else st.sampled_from([None, "x"])
-    drawn = {pair: draw(edge) for pair in pairs}
-    return ColouredGraph(colours, {pair: colour for pair, colour in drawn.items() if colour}, directed)
+    colours_of = {pair: draw(edge) for pair in pairs}
+    return ColouredGraph(colours, {pair: colour for pair, colour in colours_of.items() if colour}, directed)
 
 
 @thorough
-def test_relabelling_changes_neither_key_nor_hash_nor_equality(num_examples):
+def test_canonical_form_invariant_under_relabelling(num_examples):
     @for_all(num_examples, coloured_graphs(), st.randoms(use_true_random=False))
     def _(graph, rng):
         other = oracle.relabelled(graph, rng.sample(range(len(graph.node_colours)), len(graph.node_colours)))
@@ -68,21 +68,21 @@ def test_equality_is_isomorphism(num_examples):
 
 
 @thorough
-def test_automorphisms_are_counted_as_by_trying_all_permutations(num_examples):
+def test_automorphism_count_matches_permutations(num_examples):
     @for_all(num_examples, coloured_graphs(max_nodes=5))
     def _(graph):
         assert graph.num_automorphisms() == oracle.automorphisms_by_permutation(graph)
 
 
 @thorough
-def test_automorphisms_are_counted_as_by_vf2(num_examples):
+def test_automorphism_count_matches_vf2(num_examples):
     @for_all(num_examples, coloured_graphs(max_nodes=7))
     def _(graph):
         assert graph.num_automorphisms() == oracle.automorphisms_by_vf2(graph)
 
 
 @thorough
-def test_the_order_maps_the_graph_onto_its_canonical_form(num_examples):
+def test_canonical_order_maps_graph_onto_form(num_examples):
     @for_all(num_examples, coloured_graphs())
     def _(graph):
         form = graph.canonical_form()
@@ -96,12 +96,12 @@ def test_the_order_maps_the_graph_onto_its_canonical_form(num_examples):
         )
 
 
-# Numbers of connected graphs, and L1 distance between 1/|Aut| (normalised) and uniform: spec/gflownet.md.
+# Numbers of connected graphs, and L1 distance between 1/|Aut| (normalised) and uniform.
 @pytest.mark.parametrize(
     ("num_nodes", "num_classes", "distance"),
     [(4, 6, 0.5965), (5, 21, 0.6264), pytest.param(6, 112, 0.6254, marks=pytest.mark.slow)],
 )
-def test_connected_graphs_fall_into_the_known_classes(num_nodes, num_classes, distance):
+def test_number_of_connected_graph_classes(num_nodes, num_classes, distance):
     class_of = {}
     num_labelled = Counter()
     for graph in oracle.labelled_connected_graphs(num_nodes):
@@ -114,7 +114,7 @@ def test_connected_graphs_fall_into_the_known_classes(num_nodes, num_classes, di
     assert l1 == pytest.approx(distance, abs=5e-5)
 
 
-def test_orbit_identity_holds_on_every_edge_of_the_state_graph():
+def test_orbit_identity_of_state_graph():
     """n_forward(G -> G') |Aut G'| = n_backward(G' -> G) |Aut G| for the adding and removing of an edge."""
     num_nodes = 5
     classes = {graph.canonical_key(): graph for graph in oracle.labelled_connected_graphs(num_nodes)}
@@ -126,14 +126,14 @@ def test_orbit_identity_holds_on_every_edge_of_the_state_graph():
         for key, num_forward in Counter(other.canonical_key() for other in bigger).items():
             target = classes[key]
             smaller = [[pair for pair in target.edge_colours if pair != removed] for removed in target.edge_colours]
-            num_backward = sum(oracle.undirected(num_nodes, kept) == graph for kept in smaller)
+            num_backward = sum(oracle.undirected(num_nodes, remaining) == graph for remaining in smaller)
             assert num_forward * target.num_automorphisms() == num_backward * graph.num_automorphisms()
             transitions += 1
     assert transitions == 42
 
 
-def test_a_hexagon_is_not_two_triangles():
-    """Colour refinement sees no difference; the 12-node pair is the one of spec/reliability.md, row 37."""
+def test_hexagon_differs_from_two_triangles():
+    """Colour refinement cannot separate them, also as 12-node pairs."""
     for copies in (1, 2):
         hexagons = oracle.from_undirected_networkx(nx.disjoint_union_all([nx.cycle_graph(6)] * copies))
         triangles = oracle.from_undirected_networkx(nx.disjoint_union_all([nx.cycle_graph(3)] * 2 * copies))
@@ -159,7 +159,7 @@ ROOK = nx.line_graph(nx.complete_bipartite_graph(4, 4))
         nx.disjoint_union(nx.dodecahedral_graph(), nx.desargues_graph()),
     ],
 )
-def test_keys_agree_where_refinement_leaves_several_orbits(graph):
+def test_canonical_key_with_several_orbits_per_cell(graph):
     rng = Random(0)
     coloured = oracle.from_undirected_networkx(graph)
     for _ in range(8):
@@ -167,7 +167,7 @@ def test_keys_agree_where_refinement_leaves_several_orbits(graph):
         assert oracle.relabelled(coloured, permutation).canonical_key() == coloured.canonical_key()
 
 
-def test_strongly_regular_graphs_of_equal_parameters_are_told_apart():
+def test_strongly_regular_graphs_differ():
     rook, shrikhande = oracle.from_undirected_networkx(ROOK), oracle.from_undirected_networkx(SHRIKHANDE)
     assert rook.num_automorphisms() == 1152
     assert shrikhande.num_automorphisms() == 192
@@ -193,11 +193,11 @@ def test_strongly_regular_graphs_of_equal_parameters_are_told_apart():
         pytest.param(nx.disjoint_union(SHRIKHANDE, ROOK), 192 * 1152, marks=pytest.mark.slow),
     ],
 )
-def test_groups_of_known_order_are_counted_without_enumeration(graph, order):
+def test_automorphism_count_of_large_groups(graph, order):
     assert oracle.from_undirected_networkx(graph).num_automorphisms() == order
 
 
-def test_direction_colours_and_loops_count():
+def test_direction_colours_and_loops_change_identity():
     triangle = {(0, 1): "x", (1, 2): "x", (2, 0): "x"}
     nodes = ("a", "a", "a")
     assert ColouredGraph(nodes, triangle).num_automorphisms() == 3
@@ -218,12 +218,12 @@ def test_direction_colours_and_loops_count():
     assert len(set(variants)) == len(variants)
 
 
-def test_the_number_one_is_not_the_text_one():
+def test_colours_are_not_parsed():
     assert ColouredGraph(("1",), {}) != ColouredGraph(('"1"',), {})
     assert ColouredGraph(("a,b", "c"), {}) != ColouredGraph(("a", "b,c"), {})
 
 
-def test_an_undirected_edge_may_be_given_from_either_end_but_once():
+def test_undirected_edge_given_twice_raises():
     assert ColouredGraph(("a", "b"), {(0, 1): "x"}, False) == ColouredGraph(("a", "b"), {(1, 0): "x"}, False)
     with pytest.raises(ValueError, match="both directions"):
         ColouredGraph(("a", "b"), {(0, 1): "x", (1, 0): "x"}, directed=False)
@@ -232,7 +232,7 @@ def test_an_undirected_edge_may_be_given_from_either_end_but_once():
 
 
 @thorough
-def test_dict_networkx_and_pickle_keep_every_label(num_examples):
+def test_coloured_graph_round_trips(num_examples):
     @for_all(num_examples, coloured_graphs())
     def _(graph):
         for copy in (
@@ -245,17 +245,17 @@ def test_dict_networkx_and_pickle_keep_every_label(num_examples):
         assert as_networkx.number_of_edges() == len(graph.edge_colours)
 
 
-def test_node_ids_must_be_gapless():
+def test_coloured_graph_node_ids_with_gap_raise():
     with pytest.raises(ValueError, match=r"expected node ids 0 \.\. 0, got \[1\]"):
         ColouredGraph.from_dict({"directed": True, "nodes": [{"id": 1, "colour": "a"}], "edges": []})
 
 
-def test_a_graph_equals_no_other_thing():
+def test_coloured_graph_not_equal_to_other_types():
     assert ColouredGraph((), {}) != "[true,[],[]]"
 
 
-def test_hashes_name_their_version_and_are_stable():
-    """Stored hashes stay valid: whoever changes the key has to change the version, and this line."""
+def test_canonical_hash_version_and_text():
+    """Stored hashes stay valid: a changed key needs a new version, here too."""
     graph = ColouredGraph(("a", "b"), {(0, 1): "x"})
     assert graph.canonical_key() == '[true,["a","b"],[[0,1,"x"]]]'
     assert graph.canonical_hash().startswith("g1-")

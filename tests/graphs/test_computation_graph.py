@@ -12,7 +12,7 @@ from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, Node
 from tests.oracles import graphs as oracle
 
 SEEDS = range(60)
-# The example of spec/translation.md.
+# A graph in node-link form, most fields left to their defaults.
 EXAMPLE = {
     "directed": True,
     "multigraph": False,
@@ -65,7 +65,7 @@ def star(aggregation: str, sources: list[int]) -> ComputationGraph:
     return graph
 
 
-def test_missing_fields_take_their_defaults():
+def test_from_dict_defaults():
     graph = ComputationGraph.from_dict(EXAMPLE)
     assert graph.nodes[0] == Node(0, NodeType.INPUT, 4, "linear", 0.0, {})
     assert graph.nodes[0].aggregation == "sum"
@@ -78,10 +78,10 @@ def test_missing_fields_take_their_defaults():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_every_way_out_and_back_keeps_everything(seed):
+def test_computation_graph_round_trips(seed):
     graph = oracle.random_computation_graph(Random(seed))
     text = graph.to_json()
-    ways = {
+    copies = {
         "dict": ComputationGraph.from_dict(graph.to_dict()),
         "json": ComputationGraph.from_json(text),
         "networkx": ComputationGraph.from_networkx(graph.to_networkx()),
@@ -90,22 +90,22 @@ def test_every_way_out_and_back_keeps_everything(seed):
         "deepcopy": copy.deepcopy(graph),
         "pickle": pickle.loads(pickle.dumps(graph)),
     }
-    for way, other in ways.items():
-        assert other.to_json() == text, way
-        assert other == graph, way
+    for name, other in copies.items():
+        assert other.to_json() == text, name
+        assert other == graph, name
         assert [edge.edge_id for edge in other.in_edges(graph.output_node_ids[0])] == [
             edge.edge_id for edge in graph.in_edges(graph.output_node_ids[0])
         ]
 
 
-def test_the_dict_is_what_networkx_writes():
+def test_to_dict_matches_networkx():
     for graph in (ComputationGraph.from_dict(EXAMPLE), oracle.random_computation_graph(Random(1))):
-        written = nx.node_link_data(graph.to_networkx(), edges="edges")
-        written["edges"].sort(key=lambda edge: edge["edge_id"])
-        assert written == graph.to_dict()
+        node_link = nx.node_link_data(graph.to_networkx(), edges="edges")
+        node_link["edges"].sort(key=lambda edge: edge["edge_id"])
+        assert node_link == graph.to_dict()
 
 
-def test_config_and_nested_attributes_survive():
+def test_json_keeps_config_and_nested_attributes():
     data = edited("graph", {"name": "best", "tags": [1, {"a": [True, None]}]})
     data["nodes"][1]["attributes"]["note"] = {"list": [1, 2.5, "x"], "none": None}
     data["edges"][0]["attributes"] = {"note": {"a": [1, [2]]}}
@@ -118,7 +118,7 @@ def test_config_and_nested_attributes_survive():
     assert graph.config["name"] == "best"
 
 
-def test_non_finite_numbers_survive_so_that_validate_can_report_them():
+def test_json_keeps_non_finite_numbers():
     data = edited("nodes.1.bias", nan)
     data["edges"][1]["weight"] = inf
     graph = ComputationGraph.from_json(json.dumps(data))
@@ -162,26 +162,26 @@ def test_non_finite_numbers_survive_so_that_validate_can_report_them():
         ("edges.0.attributes", "recurrent", "edge 0: expected a mapping attributes, got 'recurrent'"),
     ],
 )
-def test_malformed_data_are_refused_by_name(path, value, message):
+def test_from_dict_malformed_data_raises(path, value, message):
     with pytest.raises(ValueError, match=message):
         ComputationGraph.from_dict(edited(path, value))
 
 
-def test_text_that_is_no_json_is_refused():
+def test_from_json_invalid_text_raises():
     with pytest.raises(ValueError, match="Expecting"):
         ComputationGraph.from_json("{")
     with pytest.raises(ValueError, match="graph: expected an object, got 3"):
         ComputationGraph.from_json("3")
 
 
-def test_generated_edge_ids_avoid_the_given_ones():
+def test_generated_edge_ids_avoid_collisions():
     data = edited("edges.0", {"source": 0, "target": 1})
     graph = ComputationGraph.from_dict(data)
     assert {edge_id: edge.source for edge_id, edge in graph.edges.items()} == {1: 1, 2: 0}
     assert graph.add_edge(0, 2).edge_id == 3
 
 
-def test_numpy_numbers_become_plain_ones():
+def test_numpy_numbers_become_python_numbers():
     numpy = pytest.importorskip("numpy")
     graph = ComputationGraph()
     graph.add_node(numpy.int64(0), "input", output_size=numpy.int32(3), bias=numpy.float32(0.5))
@@ -189,7 +189,7 @@ def test_numpy_numbers_become_plain_ones():
     assert json.loads(graph.to_json()) == graph.to_dict()
 
 
-def test_edges_of_a_node_come_by_order_then_id():
+def test_edges_sorted_by_order_then_id():
     graph = star("concat", [2, 0, 1])
     assert [edge.source for edge in graph.in_edges(3)] == [2, 0, 1]
     graph.add_edge(0, 3, edge_id=10, attributes={"order": -1})
@@ -201,7 +201,7 @@ def test_edges_of_a_node_come_by_order_then_id():
         graph.in_edges(77)
 
 
-def test_marks_and_orders_of_the_wrong_type_are_passed_over():
+def test_invalid_marks_and_orders_are_ignored():
     """validate() reports them."""
     edges = [Edge(7, 0, 1, attributes={"is_recurrent": mark}) for mark in (True, False, None, 1, "yes")]
     assert [edge.is_recurrent for edge in edges] == [True, False, False, False, False]
@@ -211,7 +211,7 @@ def test_marks_and_orders_of_the_wrong_type_are_passed_over():
     assert orders == [2, -0.5, 10**400, 7, 7, 7, 7, 7]
 
 
-def test_the_dict_does_not_depend_on_insertion():
+def test_to_dict_independent_of_insertion_order():
     def built(rng: Random) -> ComputationGraph:
         graph = ComputationGraph()
         for node_id in rng.sample(range(6), 6):
@@ -223,7 +223,7 @@ def test_the_dict_does_not_depend_on_insertion():
     assert len({built(Random(seed)).to_json() for seed in range(5)}) == 1
 
 
-def test_parts_are_read_only():
+def test_nodes_and_edges_are_read_only():
     graph = ComputationGraph.from_dict(EXAMPLE)
     with pytest.raises(TypeError):
         graph.nodes[0] = graph.nodes[1]  # type: ignore[index]
@@ -234,7 +234,7 @@ def test_parts_are_read_only():
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_renaming_hidden_nodes_and_edges_keeps_the_identity(seed):
+def test_identity_invariant_under_renaming(seed):
     rng = Random(seed)
     graph = oracle.random_computation_graph(rng)
     other = oracle.renamed(graph, rng)
@@ -264,7 +264,7 @@ def test_renaming_hidden_nodes_and_edges_keeps_the_identity(seed):
         ("edges.0.target", 77),
     ],
 )
-def test_everything_else_counts(path, value):
+def test_identity_depends_on_every_field(path, value):
     graph, other = ComputationGraph.from_dict(EXAMPLE), ComputationGraph.from_dict(edited(path, value))
     assert other != graph
     assert other.canonical_hash() != graph.canonical_hash()
@@ -283,12 +283,12 @@ def test_everything_else_counts(path, value):
         ("nodes.2.attributes.aggregation", "sum"),
     ],
 )
-def test_labels_and_stated_defaults_do_not_count(path, value):
+def test_identity_ignores_labels_and_defaults(path, value):
     assert ComputationGraph.from_dict(edited(path, value)) == ComputationGraph.from_dict(EXAMPLE)
 
 
 @pytest.mark.parametrize("aggregation", ["concat", "matrix_product", "topk_weighted_sum", "moe"])
-def test_the_order_of_in_edges_counts_where_it_matters(aggregation):
+def test_identity_includes_in_edge_order_of_concat(aggregation):
     graph = star(aggregation, [0, 1, 2])
     assert star(aggregation, [0, 2, 1]) != graph
     by_attribute = star(aggregation, [])
@@ -298,11 +298,11 @@ def test_the_order_of_in_edges_counts_where_it_matters(aggregation):
 
 
 @pytest.mark.parametrize("aggregation", ["sum", "mean", "max", "min", "attention", "attn_pool", "gated_sum"])
-def test_the_order_of_in_edges_does_not_count_elsewhere(aggregation):
+def test_identity_ignores_in_edge_order_of_sum(aggregation):
     assert star(aggregation, [0, 2, 1]) == star(aggregation, [0, 1, 2])
 
 
-def test_inputs_and_outputs_are_fixed_one_by_one():
+def test_identity_fixes_inputs_and_outputs():
     def crossed(first: int, second: int) -> ComputationGraph:
         graph = ComputationGraph()
         for node_id, node_type in enumerate(["input", "input", "hidden", "hidden", "output", "output"]):
@@ -316,7 +316,7 @@ def test_inputs_and_outputs_are_fixed_one_by_one():
     assert crossed(4, 5).num_automorphisms() == 1
 
 
-def test_parallel_edges_count_each():
+def test_identity_includes_parallel_edges():
     def parallel(*weights: float) -> ComputationGraph:
         graph = ComputationGraph(config={"multigraph": True})
         graph.add_node(0, "input", output_size=1)
@@ -329,7 +329,7 @@ def test_parallel_edges_count_each():
     assert len({parallel(1.0), parallel(1.0, 1.0), parallel(1.0, 2.0), parallel(1.0, 1.0, 2.0)}) == 4
 
 
-def test_sixteen_interchangeable_nodes_have_sixteen_factorial_automorphisms():
+def test_automorphisms_of_interchangeable_nodes():
     graph = ComputationGraph()
     graph.add_node(0, "input", output_size=1)
     graph.add_node(1, "output", output_size=1)
@@ -342,7 +342,7 @@ def test_sixteen_interchangeable_nodes_have_sixteen_factorial_automorphisms():
     assert graph.num_automorphisms() == 87178291200
 
 
-def test_growing_a_graph_changes_its_identity():
+def test_identity_updated_after_adding():
     graph = ComputationGraph.from_dict(EXAMPLE)
     before = graph.canonical_key()
     graph.add_edge(0, 2)
@@ -352,7 +352,7 @@ def test_growing_a_graph_changes_its_identity():
     assert graph != "a text"
 
 
-def test_a_broken_graph_has_an_identity_too():
+def test_identity_of_invalid_graph():
     def dangling(target: int) -> ComputationGraph:
         graph = ComputationGraph.from_dict(edited("edges.0.target", target))
         return ComputationGraph.from_dict(graph.to_dict())
@@ -364,7 +364,7 @@ def test_a_broken_graph_has_an_identity_too():
     assert ComputationGraph() == ComputationGraph()
 
 
-def test_canonical_order_follows_the_structure():
+def test_canonical_order_invariant_under_renaming():
     rng = Random(5)
     for seed in SEEDS:
         graph = oracle.random_computation_graph(Random(seed))
@@ -376,5 +376,5 @@ def test_canonical_order_follows_the_structure():
         ]
 
 
-def test_repr_says_the_size():
+def test_repr_contains_sizes():
     assert repr(ComputationGraph.from_dict(EXAMPLE)) == "ComputationGraph(3 nodes, 2 edges)"

@@ -37,25 +37,25 @@ def unmarked(graph: ComputationGraph) -> ComputationGraph:
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_closing_edges_break_every_cycle_and_none_is_needless(seed):
+def test_closing_edges_are_minimal(seed):
     graph = unmarked(oracle.random_computation_graph(Random(seed), num_edges=14))
     before = graph.to_json()
     closing = graph.detect_cycles()
     assert graph.to_json() == before
     assert nx.is_directed_acyclic_graph(without(graph, closing))
     for edge_id in closing:
-        kept = tuple(other for other in closing if other != edge_id)
-        assert not nx.is_directed_acyclic_graph(without(graph, kept))
+        remaining = tuple(other for other in closing if other != edge_id)
+        assert not nx.is_directed_acyclic_graph(without(graph, remaining))
     assert closing == tuple(sorted(closing))
 
 
-def test_the_seeds_above_do_contain_cycles():
+def test_random_graphs_contain_cycles():
     graphs = [unmarked(oracle.random_computation_graph(Random(seed), num_edges=14)) for seed in range(80)]
     assert sum(bool(graph.detect_cycles()) for graph in graphs) > 40
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_closing_edges_depend_neither_on_ids_nor_on_insertion(seed):
+def test_closing_edges_invariant_under_renaming(seed):
     """The renamed graph with the closing edges marked equals the graph with its closing edges marked."""
     rng = Random(seed)
     graph = unmarked(oracle.random_computation_graph(rng, num_edges=14))
@@ -72,7 +72,7 @@ def marked(graph: ComputationGraph) -> ComputationGraph:
     return ComputationGraph.from_dict(data)
 
 
-def test_the_edge_back_is_the_one_that_closes():
+def test_closing_edge_is_back_edge():
     edges = [(0, 1), (1, 2), (2, 3), (3, 1)]
     for order in permutations(edges):
         graph = chain(1)
@@ -84,7 +84,7 @@ def test_the_edge_back_is_the_one_that_closes():
         assert (graph.edges[closing].source, graph.edges[closing].target) == (3, 1)
 
 
-def test_what_leads_to_an_output_does_not_close():
+def test_edge_to_output_is_not_closing():
     graph = chain(2)
     graph.add_node(2, "output", output_size=1)
     for source, target in ((0, 2), (1, 2), (2, 1)):
@@ -92,7 +92,7 @@ def test_what_leads_to_an_output_does_not_close():
     assert graph.detect_cycles() == (3,)
 
 
-def test_marks_and_disabled_edges_are_respected():
+def test_closing_edges_ignore_recurrent_and_disabled():
     graph = chain(3)
     graph.add_edge(2, 1, attributes={"is_recurrent": True})
     graph.add_edge(2, 0, enabled=False)
@@ -103,12 +103,12 @@ def test_marks_and_disabled_edges_are_respected():
     assert forward_marked.detect_cycles() == ()
 
 
-def test_self_loops_and_parallel_edges_close_each():
+def test_self_loops_and_parallel_edges_are_closing():
     graph = chain(3, (1, 1), (2, 1), (2, 1))
     assert graph.detect_cycles() == (2, 3, 4)
 
 
-def test_long_chains_fit():
+def test_ordering_of_long_chains():
     graph = chain(2000)
     assert graph.detect_cycles() == ()
     assert graph.topological_sort() == list(range(2000))
@@ -118,12 +118,12 @@ def test_long_chains_fit():
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_topological_sort_is_the_least_in_dictionary_order(seed):
+def test_topological_sort_is_lexicographic(seed):
     graph = oracle.random_computation_graph(Random(seed))
     assert graph.topological_sort() == list(nx.lexicographical_topological_sort(without(graph, ())))
 
 
-def test_a_cycle_is_named():
+def test_topological_sort_of_cycle_raises():
     with pytest.raises(ValueError, match=r"closed by edge 2 \(2 -> 1\)"):
         chain(3, (2, 1)).topological_sort()
     graph = chain(3)
@@ -132,7 +132,7 @@ def test_a_cycle_is_named():
         graph.topological_sort(ignore_recurrent=False)
 
 
-def test_dangling_edges_are_passed_over():
+def test_ordering_ignores_dangling_edges():
     graph = chain(3, (1, 77), (78, 1))
     assert graph.topological_sort() == [0, 1, 2]
     assert graph.detect_cycles() == ()

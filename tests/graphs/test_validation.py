@@ -26,12 +26,12 @@ def problems(graph: ComputationGraph) -> list[tuple[str, int | None, int | None]
 
 
 @pytest.mark.parametrize("seed", range(30))
-def test_sound_graphs_have_no_problem(seed):
+def test_valid_graphs_have_no_problems(seed):
     assert oracle.random_computation_graph(Random(seed)).validate() == []
 
 
 @pytest.mark.parametrize("activation", ACTIVATIONS)
-def test_every_activation_is_known(activation):
+def test_every_activation_is_valid(activation):
     assert line(hidden={"activation_function": activation}).validate() == []
 
 
@@ -63,12 +63,12 @@ BAD = {
 }
 
 
-def test_the_lists_cover_every_parameter():
+def test_cases_cover_every_parameter():
     assert set(GOOD) == set(BAD) == aggregation_parameters()
 
 
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
-def test_parameters_of_each_aggregation(aggregation):
+def test_aggregation_parameters(aggregation):
     for name in sorted(aggregation_parameters()):
         accepted = name in vocabulary.aggregation(aggregation).accepted()
         for value in GOOD[name]:
@@ -79,7 +79,7 @@ def test_parameters_of_each_aggregation(aggregation):
             assert problems(graph) == [("invalid_agg_param", 1, None)], (name, value)
 
 
-def test_messages_say_what_was_expected_and_got():
+def test_problem_messages():
     graph = line(hidden={"attributes": {"aggregation": "attention", "temperature": -1.0, "num_heads": 2}})
     messages = [problem.message for problem in graph.validate()]
     accepted = "attn_eps, dropout_p, head_dim, post_projection, temperature"
@@ -115,7 +115,7 @@ def test_messages_say_what_was_expected_and_got():
         ({"attributes": {"derivation_uuid": 3}}, ["invalid_attribute"]),
     ],
 )
-def test_problems_of_a_node(hidden, codes):
+def test_node_problems(hidden, codes):
     assert problems(line(hidden=hidden)) == [(code, 1, None) for code in codes]
 
 
@@ -135,11 +135,11 @@ def test_problems_of_a_node(hidden, codes):
         ({"attributes": {"head_dim": 3}}, ["unknown_attribute"]),
     ],
 )
-def test_problems_of_an_edge(edge, codes):
+def test_edge_problems(edge, codes):
     assert problems(line(edge=edge)) == [(code, None, 0) for code in codes]
 
 
-def test_problems_of_an_input():
+def test_input_problems():
     graph = ComputationGraph()
     graph.add_node(0, "input", output_size=4, activation_function="relu", bias=1.0, attributes={"head_dim": 2})
     graph.add_node(1, "output", output_size=4)
@@ -151,7 +151,7 @@ def test_problems_of_an_input():
     ]
 
 
-def test_ends_must_exist_and_inputs_take_no_edges():
+def test_edge_end_problems():
     graph = line()
     graph.add_edge(0, 77)
     graph.add_edge(78, 79)
@@ -164,7 +164,7 @@ def test_ends_must_exist_and_inputs_take_no_edges():
     ]
 
 
-def test_duplicate_edges_belong_in_multigraphs():
+def test_duplicate_edge_problems():
     graph = line()
     graph.add_edge(0, 1, enabled=False)
     graph.add_edge(0, 1)
@@ -173,11 +173,11 @@ def test_duplicate_edges_belong_in_multigraphs():
     assert ComputationGraph.from_dict(data).validate() == []
 
 
-def test_an_empty_graph_lacks_both_ends():
+def test_empty_graph_problems():
     assert problems(ComputationGraph()) == [("missing_input", None, None), ("missing_output", None, None)]
 
 
-def test_outputs_must_be_reachable_over_enabled_edges():
+def test_unreachable_output_problems():
     assert problems(line(edge={"enabled": False})) == [("unreachable_output", 2, None)]
     graph = line()
     graph.add_node(3, "output", output_size=1)
@@ -189,13 +189,13 @@ def test_outputs_must_be_reachable_over_enabled_edges():
     assert problems(graph) == []
 
 
-def test_an_unmarked_cycle_is_no_problem():
+def test_unmarked_cycle_is_valid():
     graph = line()
     graph.add_edge(2, 1)
     assert graph.validate() == []
 
 
-def test_every_problem_is_reported_at_once():
+def test_all_problems_reported_together():
     graph = ComputationGraph.from_dict(
         {
             "nodes": [
@@ -239,7 +239,7 @@ def test_every_problem_is_reported_at_once():
         ({"output_size": 4, "attributes": {"aggregation": "multi_head_attention", "num_heads": 2**20}}, "auto", False),
     ],
 )
-def test_number_of_parameters_is_limited(hidden, projection, is_too_large):
+def test_parameter_limit(hidden, projection, is_too_large):
     graph = line(hidden=hidden).with_translation({"projection": projection})
     expected = [("too_many_parameters", None, None)] if is_too_large else []
     assert problems(graph) == expected

@@ -29,14 +29,14 @@ def legal(masks: ActionMasks, graph: int) -> set[tuple[int, ...]]:
     return {(int(k), *rc) for k, m in masks.masks.items() for rc in map(tuple, m[graph].nonzero().tolist())}
 
 
-def test_positions_and_counts_list_every_legal_action_once(masks):
+def test_masks_positions_and_counts(masks):
     graphs, actions = masks.positions()
     assert masks.num_actions().tolist() == [1, 5, 2]
-    found = Counter(zip(graphs.tolist(), as_tuples(actions), strict=True))
-    assert found == Counter((g, a) for g in range(3) for a in legal(masks, g))
+    listed = Counter(zip(graphs.tolist(), as_tuples(actions), strict=True))
+    assert listed == Counter((g, a) for g in range(3) for a in legal(masks, g))
 
 
-def test_contains_is_membership_also_outside_the_tables(masks):
+def test_masks_contains(masks):
     for kind in (*masks.masks, GraphActionType.RemoveNode):
         for row in range(-5, 6):
             for column in range(-4, 5):
@@ -45,7 +45,7 @@ def test_contains_is_membership_also_outside_the_tables(masks):
                 assert masks.contains(actions).tolist() == expected
 
 
-def test_uniform_sampling_is_uniform_over_all_types_together(masks):
+def test_sample_uniform_over_all_types(masks):
     generator, num_draws = torch.Generator().manual_seed(0), 4_000
     draws = [as_tuples(masks.sample_uniform(generator)) for _ in range(num_draws)]
     for graph in range(3):
@@ -56,13 +56,13 @@ def test_uniform_sampling_is_uniform_over_all_types_together(masks):
             assert abs(count / num_draws - p) <= 4.5 * math.sqrt(p * (1 - p) / num_draws)
 
 
-def test_uniform_sampling_names_the_graph_without_actions(masks):
+def test_sample_uniform_without_actions_raises(masks):
     empty = ActionMasks({STOP: torch.tensor([True, False]).reshape(2, 1, 1)})
     with pytest.raises(ValueError, match="graph 1: expected at least one legal action"):
         empty.sample_uniform(torch.Generator())
 
 
-def test_action_batches_are_joined_and_chosen_from(masks):
+def test_action_batch_cat_and_index(masks):
     _, actions = masks.positions()
     order = torch.tensor([3, 1])
     assert as_tuples(actions[order]) == [as_tuples(actions)[3], as_tuples(actions)[1]]
@@ -80,14 +80,14 @@ def test_action_batches_are_joined_and_chosen_from(masks):
         GraphAction(GraphActionType.AddNode, 99, value="relu"),
     ],
 )
-def test_a_node_there_is_no_room_for_is_refused(name, action):
+def test_encode_node_above_limit_raises(name, action):
     env = ENVIRONMENTS[name]()
     with pytest.raises(ValueError, match=r"expected nodes 0 to \d, got"):
         env.encode(action)
 
 
 @pytest.mark.parametrize("kind", [kind for kind in GraphActionType if kind != STOP])
-def test_an_action_without_the_nodes_it_acts_on_is_refused(kind):
+def test_encode_without_nodes_raises(kind):
     env = ENVIRONMENTS["computation_graph"]()
     words = {"attribute": "aggregation", "value": "relu" if kind == GraphActionType.AddNode else None}
     with pytest.raises(ValueError, match=rf"^{kind.name}\(.*\): expected a source, got none$"):
@@ -98,14 +98,14 @@ def test_an_action_without_the_nodes_it_acts_on_is_refused(kind):
 
 
 @pytest.mark.parametrize("row", [-1, 16, 99])
-def test_a_position_outside_the_tables_is_refused(row):
+def test_step_outside_of_tables_raises(row):
     env = ENVIRONMENTS["directed"]()
     action = ActionBatch(torch.tensor([int(ADD_EDGE)]), torch.tensor([row]), torch.tensor([0]))
     with pytest.raises(IllegalAction, match=f"AddEdge has no row {row}, column 0"):
         env.step(env.initial_states(1), action)
 
 
-def test_actions_read_well():
+def test_action_text():
     assert str(GraphAction(ADD_EDGE, 0, 3)) == "AddEdge(source=0, target=3)"
     assert str(GraphAction(STOP)) == "Stop()"
     assert GraphActionType.SetEdgeAttr.field_name == "set_edge_attr"

@@ -1,4 +1,4 @@
-"""What is said about many states is what would be said about each alone."""
+"""Outputs for a batch of states equal the outputs for each state alone."""
 
 import pytest
 import torch
@@ -30,16 +30,16 @@ def made(name: str, policy_class, *, num: int = 24) -> tuple[GraphBuildingEnvCon
 
 
 @pytest.mark.parametrize(("name", "policy_class"), CASES)
-def test_asking_once_for_twins_changes_nothing(name, policy_class):
+def test_ask_evaluates_equal_states_once(name, policy_class):
     context, policy, sampled = made(name, policy_class)
-    shown = sampled.conditioning[sampled.trajectory]
-    once, each = (ask(context, policy, sampled.states, shown, look_for_twins=t) for t in (True, False))
+    conditioning = sampled.conditioning[sampled.trajectory]
+    once, each = (ask(context, policy, sampled.states, conditioning, look_for_twins=t) for t in (True, False))
     assert once.num_distinct < each.num_distinct == len(sampled.states)
     assert torch.allclose(once.log_prob(sampled.actions), each.log_prob(sampled.actions), atol=1e-5)
     assert torch.allclose(once.numbers, each.numbers, atol=1e-5)
     for epsilon in (0.0, 0.5):
         ours, theirs = (
-            answer.sample(torch.Generator().manual_seed(3), random_action_prob=epsilon) for answer in (once, each)
+            output.sample(torch.Generator().manual_seed(3), random_action_prob=epsilon) for output in (once, each)
         )
         assert bool(context.env.forward_masks(sampled.states).contains(ours).all())
         for mine, other in ((ours.kind, theirs.kind), (ours.row, theirs.row), (ours.column, theirs.column)):
@@ -47,9 +47,9 @@ def test_asking_once_for_twins_changes_nothing(name, policy_class):
 
 
 @pytest.mark.parametrize("policy_class", [DenseTransformerPolicy, GraphTransformerPolicy])
-def test_large_batches_come_in_few_sizes_and_say_the_same(policy_class, monkeypatch):
+def test_ask_pads_large_batches(policy_class, monkeypatch):
     context, policy, sampled = made("directed", policy_class)
-    shown, said, sizes = sampled.conditioning[sampled.trajectory], [], []
+    conditioning, outputs, sizes = sampled.conditioning[sampled.trajectory], [], []
 
     def watched(batch, conditioning):
         sizes.append(len(conditioning))
@@ -59,24 +59,24 @@ def test_large_batches_come_in_few_sizes_and_say_the_same(policy_class, monkeypa
         monkeypatch.setattr(answers, "_LARGE", large)
         monkeypatch.setattr(answers, "_SIZE_STEP", sizes[0] + 3 if sizes else 1)
         policy.zero_grad()
-        answer = ask(context, watched, sampled.states, shown)
-        each = answer.log_prob(sampled.actions)
-        (each.sum() + answer.numbers.sum()).backward()
+        output = ask(context, watched, sampled.states, conditioning)
+        each = output.log_prob(sampled.actions)
+        (each.sum() + output.numbers.sum()).backward()
         gradients = torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
-        said.append((each.detach(), answer.numbers.detach(), gradients))
-        assert answer.num_distinct == sizes[0]
+        outputs.append((each.detach(), output.numbers.detach(), gradients))
+        assert output.num_distinct == sizes[0]
     assert sizes[1] == sizes[0] + 3
-    for ours, rounded_up in zip(*said, strict=True):
+    for ours, rounded_up in zip(*outputs, strict=True):
         assert torch.allclose(ours, rounded_up, rtol=1e-4, atol=1e-4)
 
 
 @pytest.mark.parametrize("policy_class", [DenseTransformerPolicy, GraphTransformerPolicy])
-def test_gradients_of_twins_add_up(policy_class):
+def test_ask_sums_gradients_of_equal_states(policy_class):
     context, policy, sampled = made("directed", policy_class)
-    shown, gradients = sampled.conditioning[sampled.trajectory], []
+    conditioning, gradients = sampled.conditioning[sampled.trajectory], []
     for look_for_twins in (True, False):
         policy.zero_grad()
-        ask(context, policy, sampled.states, shown, look_for_twins=look_for_twins).log_prob(
+        ask(context, policy, sampled.states, conditioning, look_for_twins=look_for_twins).log_prob(
             sampled.actions
         ).sum().backward()
         gradients.append(torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None]))
@@ -84,7 +84,7 @@ def test_gradients_of_twins_add_up(policy_class):
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_distinct_states_are_told_apart_and_twins_found(name):
+def test_distinct_matches_pairwise_comparison(name):
     """The slow way compares every pair."""
     _, _, sampled = made(name, DenseTransformerPolicy)
     states, conditioning = sampled.states, sampled.conditioning[sampled.trajectory]
@@ -96,7 +96,7 @@ def test_distinct_states_are_told_apart_and_twins_found(name):
     assert torch.equal(owner[first], torch.arange(len(first)))
 
 
-def test_conditioning_that_differs_in_signs_alone_is_told_apart():
+def test_distinct_conditioning_with_other_signs():
     """These signs once cancelled out: times a random number, a highest bit leaves only the lowest bits of that."""
     conditioning = torch.ones(2, 40)
     conditioning[1, [2, 4, 7, 11, 15, 16, 18, 21, 30, 31, 33, 34, 39]] = -1

@@ -43,7 +43,7 @@ def build(case, *, grad: bool = False) -> GraphActionCategorical:
 
 @settings(max_examples=150, deadline=None)
 @given(cases())
-def test_equals_a_softmax_per_graph(case):
+def test_categorical_equals_softmax_per_graph(case):
     logits, masks, row_graphs, num_graphs = case
     categorical = build(case)
     for graph in range(num_graphs):
@@ -62,7 +62,7 @@ def test_equals_a_softmax_per_graph(case):
 
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.floats(0.0, 1.0), st.floats(0.2, 5.0))
-def test_mixing_and_temperature(case, epsilon, temperature):
+def test_categorical_mixing_and_temperature(case, epsilon, temperature):
     logits, masks, row_graphs, num_graphs = case
     owner, log_p = build(case).tempered(temperature).mixed(epsilon).log_probs()
     for graph in range(num_graphs):
@@ -74,7 +74,7 @@ def test_mixing_and_temperature(case, epsilon, temperature):
 
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.integers(0, 2**31))
-def test_samples_are_legal_and_illegal_actions_have_no_probability(case, seed):
+def test_categorical_samples_legal_actions_only(case, seed):
     logits, masks, row_graphs, num_graphs = case
     categorical = build(case)
     sampled = categorical.sample(torch.Generator().manual_seed(seed))
@@ -90,11 +90,11 @@ def test_samples_are_legal_and_illegal_actions_have_no_probability(case, seed):
                         actions = sampled.clone()
                         actions[graph] = torch.tensor([t, row, column])
                         assert float(categorical.log_prob(actions)[graph]) == -math.inf
-    for shown, mask in zip(categorical.logits, masks, strict=True):
-        assert torch.equal(shown == -math.inf, ~mask)
+    for logits_shown, mask in zip(categorical.logits, masks, strict=True):
+        assert torch.equal(logits_shown == -math.inf, ~mask)
 
 
-def test_sampling_frequencies_match_the_probabilities():
+def test_categorical_sampling_frequencies():
     logits = [torch.tensor([[0.0, 1.0], [2.0, -1.0], [5.0, 0.0]]), torch.tensor([[0.5], [1.5]])]
     masks = [torch.tensor([[True, True], [True, False], [True, True]]), torch.ones(2, 1, dtype=torch.bool)]
     row_graphs = [torch.tensor([0, 0, 1]), torch.tensor([0, 1])]
@@ -112,7 +112,7 @@ def test_sampling_frequencies_match_the_probabilities():
 
 @settings(max_examples=40, deadline=None)
 @given(cases())
-def test_masked_logits_carry_no_gradient(case):
+def test_categorical_masked_logits_have_no_gradient(case):
     categorical = build(case, grad=True)
     (categorical.logsumexp().sum() + categorical.entropy().sum()).backward()
     for values, mask in zip(case[0], case[1], strict=True):
@@ -121,7 +121,7 @@ def test_masked_logits_carry_no_gradient(case):
             assert bool(values.grad.isfinite().all())
 
 
-def test_gradient_of_a_log_probability_is_one_minus_p():
+def test_categorical_log_prob_gradient():
     logits = torch.zeros(3, 1, requires_grad=True)
     masks = [torch.tensor([[True], [True], [False]])]
     categorical = GraphActionCategorical([logits], masks, row_graphs=[torch.tensor([0, 0, 0])], num_graphs=1)
@@ -130,13 +130,13 @@ def test_gradient_of_a_log_probability_is_one_minus_p():
     assert logits.grad.squeeze(1).tolist() == pytest.approx([0.5, -0.5, 0.0])
 
 
-def test_a_graph_without_legal_actions_is_named():
+def test_categorical_graph_without_actions_raises():
     masks = [torch.tensor([[True], [False], [True]])]
     with pytest.raises(ValueError, match="graph 1: expected at least one legal action"):
         GraphActionCategorical([torch.zeros(3, 1)], masks, row_graphs=[torch.tensor([0, 1, 2])], num_graphs=3)
 
 
-def test_only_one_legal_action_is_certain():
+def test_categorical_single_legal_action():
     masks = [torch.tensor([[False, True]])]
     categorical = GraphActionCategorical(
         [torch.tensor([[1e4, -1e4]])], masks, row_graphs=[torch.tensor([0])], num_graphs=1
@@ -146,7 +146,7 @@ def test_only_one_legal_action_is_certain():
 
 
 @pytest.mark.parametrize(("name", "value"), [("tempered", 0.0), ("tempered", -1.0), ("mixed", 1.5), ("mixed", -0.1)])
-def test_bad_temperature_or_epsilon_is_refused(name, value):
+def test_categorical_invalid_temperature_or_epsilon_raises(name, value):
     categorical = GraphActionCategorical(
         [torch.zeros(1, 1)], [torch.ones(1, 1, dtype=torch.bool)], row_graphs=[torch.tensor([0])], num_graphs=1
     )

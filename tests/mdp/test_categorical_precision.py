@@ -22,17 +22,17 @@ def close_race(seed: int) -> tuple[list, list, list, int]:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_probabilities_keep_six_digits(seed):
+def test_categorical_precision_of_probabilities(seed):
     logits, masks, row_graphs, num_graphs = close_race(seed)
     categorical = GraphActionCategorical(logits, masks, row_graphs=row_graphs, num_graphs=num_graphs)
     owner, log_p = categorical.log_probs()
     mixed = categorical.mixed(0.25).log_probs()[1]
     for graph in range(num_graphs):
         expected = oracle.probabilities(oracle.legal_logits(logits, masks, row_graphs, graph))
-        wanted = list(expected.values())
-        assert log_p[owner == graph].exp().tolist() == pytest.approx(wanted, abs=1e-6)
+        probabilities = list(expected.values())
+        assert log_p[owner == graph].exp().tolist() == pytest.approx(probabilities, abs=1e-6)
         assert mixed[owner == graph].exp().tolist() == pytest.approx(
-            [0.75 * p + 0.25 / len(wanted) for p in wanted], abs=1e-6
+            [0.75 * p + 0.25 / len(expected) for p in probabilities], abs=1e-6
         )
         for action, p in expected.items():
             actions = torch.zeros(num_graphs, 3, dtype=torch.int64)
@@ -40,7 +40,7 @@ def test_probabilities_keep_six_digits(seed):
             assert math.exp(float(categorical.log_prob(actions)[graph])) == pytest.approx(p, abs=1e-6)
 
 
-def test_gradients_of_large_logits_are_those_of_the_softmax():
+def test_categorical_gradients_of_large_logits():
     logits, masks, row_graphs, num_graphs = close_race(9)
     logits = [x.requires_grad_() for x in logits]
     categorical = GraphActionCategorical(logits, masks, row_graphs=row_graphs, num_graphs=num_graphs)

@@ -46,7 +46,7 @@ def edges_of(env: Environment, states: GraphStates) -> dict[tuple[int, int], lis
     return found
 
 
-def test_a_directed_edge_looks_different_from_its_two_ends():
+def test_directed_edge_features():
     env = ENVIRONMENTS["directed"]()
     edges = edges_of(env, built(env, add_node(None, "a"), add_node(0, "a")))
     assert edges.keys() == {(0, 1), (1, 0)}
@@ -56,7 +56,7 @@ def test_a_directed_edge_looks_different_from_its_two_ends():
     assert edges[0, 1] == edges[1, 0]
 
 
-def test_a_recurrent_edge_looks_different_and_both_directions_of_a_pair_can_be_there():
+def test_recurrent_edge_features():
     env = computation_graphs(
         activations=("relu",),
         aggregations=("sum",),
@@ -77,7 +77,7 @@ def test_a_recurrent_edge_looks_different_and_both_directions_of_a_pair_can_be_t
     assert looped[3, 3][0] != looped[3, 3][1]
 
 
-def test_the_rank_of_an_input_of_concat_is_seen():
+def test_edge_features_include_concat_rank():
     env = computation_graphs(
         activations=("relu",),
         aggregations=("concat",),
@@ -94,7 +94,7 @@ def test_the_rank_of_an_input_of_concat_is_seen():
     assert edges[2, 3] == other_way[0, 3]
 
 
-def test_an_unset_attribute_differs_from_every_value():
+def test_unset_node_attribute_features():
     env = ENVIRONMENTS["computation_graph"]()
     context, node = GraphBuildingEnvContext(env), (add_node(0, "relu"),)
     states = [built(env, *node)]
@@ -105,21 +105,21 @@ def test_an_unset_attribute_differs_from_every_value():
             states.append(built(env, *node, *words))
     states.append(built(env, add_node(0, "tanh")))
     data: list[Any] = [context.to_data(s, 0) for s in states]
-    shown = {tuple(d.x[2].tolist()) for d in data}
-    assert len(shown) == len(states)
+    encodings = {tuple(d.x[2].tolist()) for d in data}
+    assert len(encodings) == len(states)
 
 
-def test_an_unset_edge_attribute_differs_from_every_value():
+def test_unset_edge_attribute_features():
     env = GraphBuildingEnv(["a"], max_nodes=2, directed=True, edge_attributes=[Attribute("gain", (0, 1))])
     start = (add_node(None, "a"), add_node(0, "a"))
-    shown = {str(edges_of(env, built(env, *start)))}
+    encodings = {str(edges_of(env, built(env, *start)))}
     for value in (0, 1):
         action = GraphAction(Kind.SetEdgeAttr, 0, 1, attribute="gain", value=value)
-        shown.add(str(edges_of(env, built(env, *start, action))))
-    assert len(shown) == 3
+        encodings.add(str(edges_of(env, built(env, *start, action))))
+    assert len(encodings) == 3
 
 
-def test_an_empty_graph_is_one_blank_node_on_which_a_node_can_be_added():
+def test_empty_graph_is_encoded_as_blank_node():
     env = ENVIRONMENTS["undirected"]()
     context = GraphBuildingEnvContext(env)
     batch: Any = context.to_batch(GraphStates.cat([env.initial_states(2), built(env, add_node(None, "b"))]))
@@ -141,7 +141,7 @@ def mixed() -> tuple[Environment, GraphStates, ActionBatch]:
     return env, states[graph[order]], actions[order]
 
 
-def test_indices_of_mixed_batches_round_trip_and_do_not_depend_on_the_neighbours(mixed):
+def test_indices_of_mixed_batches_round_trip(mixed):
     env, states, actions = mixed
     context = GraphBuildingEnvContext(env)
     batch = context.to_batch(states)
@@ -155,7 +155,7 @@ def test_indices_of_mixed_batches_round_trip_and_do_not_depend_on_the_neighbours
         assert context.action_to_index(states, i, word) == tuple(indices[i].tolist())
 
 
-def test_indices_count_the_rows_that_the_batch_lists(mixed):
+def test_indices_count_rows_of_batch(mixed):
     """Row r of an index is the r-th row of its graph in the batch, and its mask allows the column."""
     env, states, actions = mixed
     context = GraphBuildingEnvContext(env)
@@ -168,7 +168,7 @@ def test_indices_count_the_rows_that_the_batch_lists(mixed):
         assert int(batch[f"{name}_row"][position]) == int(actions.row[graph])
 
 
-def test_action_indices_point_at_the_nodes_of_the_batch(mixed):
+def test_action_indices_refer_to_batch_nodes(mixed):
     env, states, _ = mixed
     context = GraphBuildingEnvContext(env)
     batch: Any = context.to_batch(states[:50])
@@ -182,7 +182,7 @@ def test_action_indices_point_at_the_nodes_of_the_batch(mixed):
 
 
 @pytest.mark.parametrize("name", ["undirected", "directed", "computation_graph_two_hidden"])
-def test_pairs_show_how_their_nodes_stand_to_each_other(name):
+def test_pair_features(name):
     """Whether the first reaches the second, and per N the paths of two steps along, against, out to and in from."""
     env = ENVIRONMENTS[name]()
     graph, n = enumerate_states(env), env.vocabulary.max_nodes
@@ -228,13 +228,13 @@ def test_pairs_show_how_their_nodes_stand_to_each_other(name):
         ("computation_graph", (), add_edge(1, 0), "an edge leads from a node that is there into a hidden or output"),
     ],
 )
-def test_an_illegal_action_has_no_index_and_the_error_names_the_rule(name, start, action, rule):
+def test_action_to_index_of_illegal_action_raises(name, start, action, rule):
     env = ENVIRONMENTS[name]()
     with pytest.raises(IllegalAction, match=f"graph 0: .*illegal: {rule}"):
         GraphBuildingEnvContext(env).action_to_index(built(env, *start), 0, action)
 
 
-def test_only_the_first_node_of_an_empty_graph_has_no_source():
+def test_action_to_index_of_first_node():
     env = ENVIRONMENTS["directed"]()
     context, first = GraphBuildingEnvContext(env), add_node(None, "a")
     states = GraphStates.cat([env.initial_states(1), built(env, first)])
@@ -244,7 +244,7 @@ def test_only_the_first_node_of_an_empty_graph_has_no_source():
 
 
 class DegreeContext(GraphBuildingEnvContext):
-    """Shows the number of out-edges beside what every context shows."""
+    """Adds the number of out-edges to the features of every context."""
 
     num_extra_node_features = 2
 
@@ -253,25 +253,25 @@ class DegreeContext(GraphBuildingEnvContext):
         return torch.stack([out_degree, states.exists.long() * 7], -1).float()
 
 
-def test_a_subclass_shows_features_of_its_own():
+def test_context_subclass_with_extra_node_features():
     env = ENVIRONMENTS["directed"]()
     states = GraphStates.cat([env.initial_states(1), built(env, add_node(None, "a"), add_node(0, "b"))])
     context, plain = DegreeContext(env), GraphBuildingEnvContext(env)
     batch: Any = context.to_batch(states)
-    shown: Any = plain.to_batch(states)
+    encodings: Any = plain.to_batch(states)
     assert context.num_node_features == plain.num_node_features + 2 == batch.x.shape[1]
-    assert torch.equal(batch.x[:, :-2], shown.x)
+    assert torch.equal(batch.x[:, :-2], encodings.x)
     assert batch.x[:, -2:].tolist() == [[0, 0], [1, 7], [0, 7]]
 
 
-def test_a_context_without_options_of_its_own_says_so():
+def test_context_without_from_config_raises():
     with pytest.raises(
         ValueError, match=r"^env\.name: expected a context with a from_config .*, DegreeContext has none$"
     ):
         DegreeContext.from_config(None, input_sizes=(1,), output_sizes=(1,), num_cond_dim=1)
 
 
-def test_an_index_beyond_its_graphs_rows_is_refused():
+def test_from_indices_beyond_rows_raises():
     env = computation_graphs()
     context = GraphBuildingEnvContext(env)
     batch = context.to_batch(env.initial_states(2))

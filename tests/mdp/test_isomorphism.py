@@ -1,4 +1,4 @@
-"""Identities and symmetries of many states at once, against the canonical form of each."""
+"""Batched codes and automorphism counts against the canonical form of each state."""
 
 from collections.abc import Sequence
 
@@ -48,10 +48,10 @@ def states_of(env: Environment, graphs: list[nx.Graph]) -> GraphStates:
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_identities_and_symmetries_are_those_of_the_canonical_form(name):
+def test_codes_and_counts_match_canonical_forms(name):
     env = ENVIRONMENTS[name]()
     states = enumerate_states(env, max_states=6_000).states
-    other = states if isinstance(env, SlotEnv) else renamed(states, seed=1)  # a place's node is where it is
+    other = states if isinstance(env, SlotEnv) else renamed(states, seed=1)  # nodes of slots are never permuted
     keep = torch.randperm(len(states), generator=torch.Generator().manual_seed(2))[:300]
     states, other = states[keep], other[keep]
     codes = env.identify(states)
@@ -62,7 +62,7 @@ def test_identities_and_symmetries_are_those_of_the_canonical_form(name):
 
 
 def pointed(env: Environment, states: GraphStates, index: int, action: Sequence[int]) -> tuple:
-    """Return what isomorphic pairs of a state and an action share: a pointer is one more node, joined to the ends."""
+    """Return an identity of a state with an action: its canonical key with a pointer node joined to the ends."""
     graph, (kind, row, column) = env.coloured_graph(states, index), action
     ends = divmod(row, env.vocabulary.max_nodes) if kind in PAIR_TYPES else (row,)
     pointer, num_nodes = len(graph.node_colours), int(states.num_nodes[index])
@@ -75,7 +75,7 @@ def pointed(env: Environment, states: GraphStates, index: int, action: Sequence[
 
 
 @pytest.mark.parametrize("name", ["undirected", "directed", "undirected_attributes", "computation_graph_recurrent"])
-def test_identities_of_actions(name):
+def test_identify_actions(name):
     env = ENVIRONMENTS[name]()
     states = enumerate_states(env, max_states=6_000).states
     states = states[torch.randperm(len(states), generator=torch.Generator().manual_seed(3))[:60]]
@@ -112,7 +112,7 @@ GRAPHS = {
 
 @pytest.mark.parametrize("directed", [False, True])
 def test_symmetric_graphs_of_one_colour(directed):
-    """Regular graphs, which refinement alone does not tell apart, and all graphs on six nodes."""
+    """Regular graphs, which refinement alone cannot separate, and all graphs on six nodes."""
     env = GraphBuildingEnv(["a"], max_nodes=10, directed=directed)
     atlas = [g for g in nx.graph_atlas_g() if 1 <= len(g) <= 6]
     states = states_of(env, [*GRAPHS.values(), *atlas])
@@ -126,13 +126,13 @@ def test_symmetric_graphs_of_one_colour(directed):
     assert env.num_automorphisms(states) == [g.num_automorphisms() for g in graphs]
 
 
-def test_room_for_more_nodes_changes_nothing():
+def test_identify_independent_of_max_nodes():
     small, large = (GraphBuildingEnv(["a"], max_nodes=n) for n in (10, 14))
     codes = [env.identify(states_of(env, list(GRAPHS.values()))) for env in (small, large)]
     assert torch.equal(*codes)
 
 
-def test_what_takes_a_search_is_searched_once(monkeypatch):
+def test_single_search_is_cached(monkeypatch):
     env = GraphBuildingEnv(["a"], max_nodes=16)
     states = states_of(env, [nx.hypercube_graph(4), GRAPHS["path"], nx.hypercube_graph(4)])
     assert canonical_forms(states).num_automorphisms.tolist() == [UNKNOWN, 2, UNKNOWN]
@@ -142,25 +142,25 @@ def test_what_takes_a_search_is_searched_once(monkeypatch):
     assert env.num_automorphisms(states) == [384, 2, 384]
     codes = env.identify(states)
     assert codes[0] == codes[2] != codes[1]
-    assert (codes % 2).tolist() == [1, 0, 1]  # what was searched never has the number of what was not
+    assert (codes % 2).tolist() == [1, 0, 1]  # odd codes: from the single search
     assert env.num_automorphisms(states) == [384, 2, 384]
     assert len(searched) == 1
 
 
-def test_identities_of_actions_that_take_a_search():
-    """In two hypercubes, pairs of nodes are alike iff they are equally far apart."""
+def test_identify_actions_with_single_search():
+    """In two hypercubes, pairs of nodes have equal codes iff they have equal distances."""
     env = GraphBuildingEnv(["a"], max_nodes=32)
     cube = nx.hypercube_graph(4)
     cubes = nx.disjoint_union(cube, cube)
     states = states_of(env, [cubes])[torch.zeros(31, dtype=torch.int64)]
     pairs = ActionBatch(torch.full((31,), int(GraphActionType.AddEdge)), torch.arange(1, 32), torch.zeros(31).long())
     codes = env.identify_actions(states, pairs).tolist()
-    far = nx.single_source_shortest_path_length(cubes, 0)
-    distances = [far.get(node) for node in range(1, 32)]
+    distance_of = nx.single_source_shortest_path_length(cubes, 0)
+    distances = [distance_of.get(node) for node in range(1, 32)]
     assert len(set(codes)) == len(set(zip(codes, distances, strict=True))) == 5
 
 
-def test_other_states_of_the_batch_play_no_part():
+def test_identify_actions_independent_of_batch():
     env = GraphBuildingEnv(["a", "b"], max_nodes=5)
     states = enumerate_states(env).states
     owner, actions = env.backward_masks(states).positions()
@@ -170,7 +170,7 @@ def test_other_states_of_the_batch_play_no_part():
         assert torch.equal(env.identify_actions(states[owner[one]], actions[one]), together[one])
 
 
-def test_more_attributes_than_a_number_holds():
+def test_canonical_forms_unknown_for_many_attributes():
     env = ENVIRONMENTS["undirected"]()
     states = enumerate_states(env).states
     wide = GraphStates(
@@ -183,6 +183,6 @@ def test_more_attributes_than_a_number_holds():
     assert not bool(canonical_forms(wide).known.any())
 
 
-def test_no_states_have_no_identities():
+def test_identify_no_states():
     env = ENVIRONMENTS["directed"]()
     assert env.identify(env.initial_states(0)).shape == (0,)

@@ -14,7 +14,7 @@ def random_adjacency(n: int, num: int, *, density: float, directed: bool, seed: 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 5, 9, 17])
 @pytest.mark.parametrize("density", [0.08, 0.3])
-def test_transitive_closure_is_that_of_networkx(n, density):
+def test_transitive_closure_matches_networkx(n, density):
     adjacency = random_adjacency(n, 10, density=density, directed=True, seed=n)
     for one, closed in zip(adjacency, transitive_closure(adjacency), strict=True):
         graph = nx.from_numpy_array(one.numpy(), create_using=nx.DiGraph)
@@ -22,7 +22,7 @@ def test_transitive_closure_is_that_of_networkx(n, density):
         assert {(s, t) for s, t in closed.nonzero().tolist()} == expected
 
 
-def test_transitive_closure_follows_the_longest_chain():
+def test_transitive_closure_of_longest_chain():
     for n in (2, 3, 4, 5, 8, 9, 33, 64, 65):
         chain = torch.diag_embed(torch.ones(1, n - 1), 1).bool()
         assert bool(transitive_closure(chain)[0, 0].all())
@@ -30,16 +30,16 @@ def test_transitive_closure_follows_the_longest_chain():
 
 @pytest.mark.parametrize("n", [2, 4, 7, 12, 40])
 @pytest.mark.parametrize("degree", [1.0, 1.8, 3.0])
-def test_bridges_are_those_of_networkx(n, degree):
+def test_bridges_match_networkx(n, degree):
     """Also on graphs of several components, and with nodes that have no edge."""
     adjacency = random_adjacency(n, 12, density=degree / n, directed=False, seed=n)
-    for one, found in zip(adjacency, bridges(adjacency), strict=True):
+    for one, result in zip(adjacency, bridges(adjacency), strict=True):
         expected = set(nx.bridges(nx.from_numpy_array(one.numpy())))
-        assert {(s, t) for s, t in found.triu(1).nonzero().tolist()} == {tuple(sorted(e)) for e in expected}
-        assert torch.equal(found, found.T)
+        assert {(s, t) for s, t in result.triu(1).nonzero().tolist()} == {tuple(sorted(e)) for e in expected}
+        assert torch.equal(result, result.T)
 
 
-def test_one_long_cycle_has_no_bridge_and_a_chain_has_nothing_else():
+def test_bridges_of_cycle_and_chain():
     """The effective resistance of an edge of a cycle of N nodes is 1 - 1/N: as close to a bridge's 1 as it gets."""
     chain = torch.diag_embed(torch.ones(126), 1)
     chain = chain + chain.T
@@ -49,7 +49,7 @@ def test_one_long_cycle_has_no_bridge_and_a_chain_has_nothing_else():
     assert torch.equal(bridges(chain.bool()[None])[0], chain.bool())
 
 
-def test_equals_sees_every_field():
+def test_equals_compares_every_field():
     env = ENVIRONMENTS["directed_attributes"]()
     states = env.initial_states(2)
     for name, value in vars(states).items():
@@ -61,7 +61,7 @@ def test_equals_sees_every_field():
         assert value.data_ptr() != tensor.data_ptr() or not tensor.numel()
 
 
-def test_a_state_chosen_by_slice_mask_or_index_is_the_same():
+def test_states_indexing_by_slice_mask_or_index():
     env = ENVIRONMENTS["computation_graph"]()
     states = env.initial_states(3)
     states.num_nodes[:] = torch.tensor([2, 3, 4])
@@ -82,6 +82,6 @@ def test_a_state_chosen_by_slice_mask_or_index_is_the_same():
         ({"edge_attributes": (Attribute("bond", (1, "1")),)}, "expected distinct types and values"),
     ],
 )
-def test_a_vocabulary_that_cannot_be_told_apart_or_stored_is_refused(choices, message):
+def test_invalid_vocabulary_raises(choices, message):
     with pytest.raises(ValueError, match=message):
         GraphVocabulary(**{"node_types": ("a",), "max_nodes": 3, "directed": True, **choices})

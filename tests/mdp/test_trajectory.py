@@ -23,7 +23,7 @@ def batch() -> TrajectoryBatch:
     return sampled.with_rewards(torch.arange(6.0) / 10)
 
 
-def test_one_trajectory_holds_its_own_steps_in_order(batch):
+def test_trajectory_indexing(batch):
     assert len({len(batch[i].actions) for i in range(6)}) > 1
     for i in range(len(batch)):
         one = batch[i]
@@ -36,7 +36,7 @@ def test_one_trajectory_holds_its_own_steps_in_order(batch):
         assert one.log_reward == pytest.approx(i / 10)
 
 
-def test_negative_and_foreign_indices(batch):
+def test_trajectory_negative_and_invalid_indices(batch):
     assert bool(batch[-1].terminal.equals(batch[5].terminal).all())
     assert torch.equal(batch[-1].actions.row, batch[5].actions.row)
     for index in (6, -7):
@@ -44,7 +44,7 @@ def test_negative_and_foreign_indices(batch):
             batch[index]
 
 
-def test_joined_batches_keep_every_trajectory(batch):
+def test_trajectory_batch_cat(batch):
     joined = TrajectoryBatch.cat([batch, batch, batch])
     assert len(joined) == 18
     for i in range(18):
@@ -58,7 +58,7 @@ def test_joined_batches_keep_every_trajectory(batch):
 
 
 @pytest.mark.parametrize("num_parts", [1, 2, 4, 5, 6, 9])
-def test_parts_together_are_the_whole(batch, num_parts):
+def test_trajectory_batch_split(batch, num_parts):
     parts = batch.split(num_parts)
     assert 1 <= len(parts) <= num_parts
     assert sum(len(part) for part in parts) == len(batch)

@@ -11,10 +11,10 @@ from gflownet.metrics.estimates import log_ratio
 from gflownet.metrics.exact import analytic_flows, enumerate_states
 from tests.metrics.test_estimates import Case, make_case
 
-CONNECTED_5 = GraphBuildingEnv(["a"], max_nodes=5, min_nodes=5)  # 21 graphs; uncorrected L1 = 0.6264 (spec/gflownet.md)
+CONNECTED_5 = GraphBuildingEnv(["a"], max_nodes=5, min_nodes=5)  # 21 graphs; uncorrected L1 = 0.6264
 
 
-def test_an_exact_certificate_tells_right_from_uncorrected():
+def test_exact_certificate_separates_corrected_and_uncorrected():
     graph = enumerate_states(CONNECTED_5)
     log_reward, log_symmetry = torch.zeros(len(graph)), graph.num_automorphisms.log()
     flows = analytic_flows(graph, log_reward + log_symmetry)
@@ -37,15 +37,15 @@ def test_an_exact_certificate_tells_right_from_uncorrected():
     assert neither.symmetries_hold is None
 
 
-def test_rewards_that_differ_have_an_order_and_a_space_without_symmetries_has_nothing_to_hold():
+def test_exact_certificate_with_unequal_rewards_or_without_symmetries():
     graph = enumerate_states(GraphBuildingEnv(["a", "b"], max_nodes=2, min_nodes=2, directed=True))
     assert bool((graph.num_automorphisms == 1).all())
     log_reward = torch.randn(len(graph), generator=torch.Generator().manual_seed(0))
     flows = analytic_flows(graph, log_reward)
-    found = certify_exactly(graph, flows.log_forward, log_reward, learned_log_z=flows.log_z + 0.5)
-    assert found.spearman == pytest.approx(1)
-    assert found.symmetries_hold is None
-    assert found.figures()["log_z_error"] == pytest.approx(0.5)
+    certificate = certify_exactly(graph, flows.log_forward, log_reward, learned_log_z=flows.log_z + 0.5)
+    assert certificate.spearman == pytest.approx(1)
+    assert certificate.symmetries_hold is None
+    assert certificate.figures()["log_z_error"] == pytest.approx(0.5)
 
 
 def estimated(case: Case, *, learned_log_z: float | None = None) -> EstimatedCertificate:
@@ -63,33 +63,35 @@ def estimated(case: Case, *, learned_log_z: float | None = None) -> EstimatedCer
     return certify_by_estimates(samples, ratio, states, learned_log_z=learned_log_z, seed=3)
 
 
-def test_an_estimated_certificate_of_flows_that_balance_has_no_error():
+def test_estimated_certificate_of_balanced_flows_has_no_error():
     case = make_case("connected_5")
-    found = estimated(case, learned_log_z=case.log_z)
-    for bound in (found.elbo, found.log_z, found.eubo):
+    certificate = estimated(case, learned_log_z=case.log_z)
+    for bound in (certificate.elbo, certificate.log_z, certificate.eubo):
         assert [bound.low, bound.value, bound.high] == pytest.approx([case.log_z] * 3, abs=1e-4)
-    assert found.flow_consistency.value < 1e-5
-    assert [found.spearman.value, found.pearson.value] == pytest.approx([1, 1])
-    assert found.effective_rollouts == pytest.approx(4, abs=1e-3)
-    assert found.log_prob.value == pytest.approx(float((case.log_reward[case.ends] - case.log_z).mean()), abs=1e-4)
-    assert found.symmetries_hold is True
-    figures = found.figures()
+    assert certificate.flow_consistency.value < 1e-5
+    assert [certificate.spearman.value, certificate.pearson.value] == pytest.approx([1, 1])
+    assert certificate.effective_rollouts == pytest.approx(4, abs=1e-3)
+    assert certificate.log_prob.value == pytest.approx(
+        float((case.log_reward[case.ends] - case.log_z).mean()), abs=1e-4
+    )
+    assert certificate.symmetries_hold is True
+    figures = certificate.figures()
     assert figures["learned_log_z"] == case.log_z
     assert figures["elbo_low"] <= figures["elbo"] <= figures["elbo_high"]
 
 
-def test_an_estimated_certificate_shows_what_ignores_symmetries():
-    found = estimated(make_case("connected_5", corrected=False))
-    slope = found.symmetry_slope
+def test_estimated_certificate_detects_uncorrected_policy():
+    certificate = estimated(make_case("connected_5", corrected=False))
+    slope = certificate.symmetry_slope
     assert slope is not None
     assert slope.value == pytest.approx(-1, abs=1e-3)
-    assert found.symmetries_hold is False
-    assert found.flow_consistency.low > 0.1
-    assert found.spearman.high < 1
-    assert math.isnan(found.figures()["learned_log_z"])
+    assert certificate.symmetries_hold is False
+    assert certificate.flow_consistency.low > 0.1
+    assert certificate.spearman.high < 1
+    assert math.isnan(certificate.figures()["learned_log_z"])
 
 
-def test_an_estimated_certificate_without_symmetries_leaves_them_out():
+def test_estimated_certificate_without_symmetries():
     case = make_case("two_coloured_3", noise=0.5)
     only = (case.log_symmetry == 0).nonzero().squeeze(1)
     states = CheckedStates(
@@ -100,7 +102,7 @@ def test_an_estimated_certificate_without_symmetries_leaves_them_out():
     )
     samples = case.into(case.ends[only][:1].expand(8), seed=1)
     ratio = log_ratio(case.context, case.policy, samples)
-    found = certify_by_estimates(samples, ratio, states, learned_log_z=None, seed=0)
-    assert found.symmetry_slope is None
-    assert found.symmetries_hold is None
-    assert math.isnan(found.figures()["symmetry_slope"])
+    certificate = certify_by_estimates(samples, ratio, states, learned_log_z=None, seed=0)
+    assert certificate.symmetry_slope is None
+    assert certificate.symmetries_hold is None
+    assert math.isnan(certificate.figures()["symmetry_slope"])

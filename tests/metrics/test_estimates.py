@@ -11,22 +11,23 @@ from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.consistency import disjoint_subsets, flow_consistency, random_subsets, restricted_distances
-from gflownet.metrics.correlation import pearson, spearman
 from gflownet.metrics.estimates import (
+    disjoint_subsets,
     effective_sample_size,
     evidence_lower_bound,
     evidence_upper_bound,
+    flow_consistency,
     log_partition,
     log_ratio,
     log_weights,
+    restricted_distances,
     reweighted_upper_bound,
     symmetry_slope,
     terminating_log_prob,
     with_learned_backward,
 )
 from gflownet.metrics.exact import enumerate_states, total_variation
-from gflownet.metrics.intervals import Interval, bootstrap
+from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 from tests.oracles.tabular import (
     Classes,
     Flows,
@@ -48,7 +49,7 @@ SPACES = {
 
 @dataclass(frozen=True)
 class Case:
-    """A space, rewards, and a policy on it whose terminating distribution is known."""
+    """A space, rewards, and a policy with a known terminating distribution."""
 
     space: Classes
     log_reward: Tensor  # [S]
@@ -76,20 +77,20 @@ class Case:
         for (s, after, stop), at in table.forward_keys.items():
             weights[s, after, stop] = float(logits[at].exp()) * (1 if stop else space.num_forward[s, after])
             total[s] += weights[s, after, stop]
-        flow, found = {0: 1.0}, dict.fromkeys(self.ends.tolist(), 0.0)
+        flow, estimate = {0: 1.0}, dict.fromkeys(self.ends.tolist(), 0.0)
         for s in reversed(space.by_level):
             for (before, after, stop), weight in weights.items():
                 if before != s or s not in flow:
                     continue
                 moved = flow[s] * weight / float(total[s])
                 if stop:
-                    found[s] = moved
+                    estimate[s] = moved
                 else:
                     flow[after] = flow.get(after, 0.0) + moved
-        return torch.tensor([found[s] for s in self.ends.tolist()], dtype=torch.float64)
+        return torch.tensor([estimate[s] for s in self.ends.tolist()], dtype=torch.float64)
 
     def into(self, ends: Tensor, *, seed: int, learned: bool = False) -> TrajectoryBatch:
-        """One trajectory drawn backwards into each state."""
+        """One backward trajectory from each state."""
         batch = sample_backward(
             self.context,
             self.space.graph.states[ends],
@@ -110,36 +111,42 @@ class Case:
         return log_weights(log_ratio(self.context, self.policy, batch), batch.log_reward, batch.log_symmetry)
 
 
+def random_subsets(num_states: int, *, size: int, num: int, generator: torch.Generator) -> Tensor:
+    """Independent uniform subsets, [num, size]."""
+    return torch.stack([torch.randperm(num_states, generator=generator)[:size] for _ in range(num)])
+
+
 def _nothing(num: int) -> Conditioning:
     return Conditioning(torch.zeros(num, 1), torch.ones(num))
 
 
 def make_case(name: str, *, corrected: bool = True, learned: bool = False, noise: float = 0.0) -> Case:
-    """A policy with flows that balance, with rewards scaled by symmetries or not, its logits then disturbed."""
+    """A policy with balanced flows, with or without symmetry correction, and noise added to its logits."""
     env = SPACES[name]
     space = classes_of(env, enumerate_states(env))
     log_reward = torch.randn(len(space.graph), generator=torch.Generator().manual_seed(7), dtype=torch.float64)
     backward = random_backward(space, seed=5) if learned else uniform_backward(space)
     flows = labelled_flows(space, log_reward + space.graph.num_automorphisms.log() * corrected, backward)
-    context, policy = tabular(space, _disturbed(flows, noise), backward=learned)
+    context, policy = tabular(space, _with_noise(flows, noise), backward=learned)
     return Case(space, log_reward, context, policy)
 
 
-def _disturbed(flows: Flows, noise: float) -> Flows:
-    drawn = noise * torch.randn(len(flows.log_forward), generator=torch.Generator().manual_seed(2), dtype=torch.float64)
-    pairs = zip(flows.log_forward.items(), drawn.tolist(), strict=True)
+def _with_noise(flows: Flows, noise: float) -> Flows:
+    generator = torch.Generator().manual_seed(2)
+    shifts = noise * torch.randn(len(flows.log_forward), generator=generator, dtype=torch.float64)
+    pairs = zip(flows.log_forward.items(), shifts.tolist(), strict=True)
     return replace(flows, log_forward={key: value + shift for (key, value), shift in pairs})
 
 
 @pytest.mark.parametrize("name", SPACES)
-def test_importance_weights_find_the_exact_distribution(name):
-    """Within four standard errors, of a policy that balances nothing; without |Aut| it would not be."""
+def test_terminating_log_prob_matches_exact_distribution(name):
+    """Within four standard errors for a policy without balance; the result without |Aut| is outside."""
     case, num = make_case(name, noise=0.7), 400
     ratios = log_ratio(case.context, case.policy, case.into(case.ends.repeat_interleave(num), seed=1)).reshape(-1, num)
-    found, exact = terminating_log_prob(ratios, case.log_symmetry), case.exact()
+    estimate, exact = terminating_log_prob(ratios, case.log_symmetry), case.exact()
     assert float(exact.sum()) == pytest.approx(1)
     error = ratios.exp().std(1) / num**0.5 / case.log_symmetry.exp()
-    off = (found.exp() - exact).abs()
+    off = (estimate.exp() - exact).abs()
     assert bool((off < 4 * error + 1e-6).all())
     assert bool((off < 0.3 * exact).all())
     wrong = terminating_log_prob(ratios, torch.zeros(len(exact)))
@@ -150,20 +157,20 @@ def test_importance_weights_find_the_exact_distribution(name):
 
 @pytest.mark.parametrize("learned", [False, True])
 @pytest.mark.parametrize("name", SPACES)
-def test_where_flows_balance_one_trajectory_tells_everything(name, learned):
-    """With any P_B: p(x) = R(x) / Z from a single way back, ELBO = log Z = EUBO, and subsets are consistent."""
+def test_estimates_of_balanced_flows_are_exact(name, learned):
+    """With any P_B: p(x) = R(x) / Z from one backward trajectory, ELBO = log Z = EUBO, and subsets are consistent."""
     case = make_case(name, learned=learned)
-    drawn = case.into(case.ends.repeat_interleave(3), seed=4, learned=learned)
-    ratios = log_ratio(case.context, case.policy, drawn).reshape(-1, 3)
-    log_prob = terminating_log_prob(ratios[:, :1], drawn.log_symmetry[::3])
+    rollouts = case.into(case.ends.repeat_interleave(3), seed=4, learned=learned)
+    ratios = log_ratio(case.context, case.policy, rollouts).reshape(-1, 3)
+    log_prob = terminating_log_prob(ratios[:, :1], rollouts.log_symmetry[::3])
     assert torch.allclose(log_prob, case.log_reward[case.ends] - case.log_z, atol=1e-5)
     assert torch.allclose(effective_sample_size(ratios), torch.full((len(ratios),), 3.0).double(), atol=1e-4)
     samples = case.samples(50, seed=5)
     weight = case.weights(with_learned_backward(case.context, case.policy, samples) if learned else samples)
     for bound in (evidence_lower_bound, log_partition):
-        found = bound(weight, seed=0)
-        assert [found.low, found.value, found.high] == pytest.approx([case.log_z] * 3, abs=1e-5)
-    back = case.weights(drawn).reshape(-1, 3)
+        estimate = bound(weight, seed=0)
+        assert [estimate.low, estimate.value, estimate.high] == pytest.approx([case.log_z] * 3, abs=1e-5)
+    back = case.weights(rollouts).reshape(-1, 3)
     upper = (
         evidence_upper_bound(back[:, 0], seed=0),
         reweighted_upper_bound(torch.zeros(len(back)), log_prob, back, seed=0),
@@ -175,14 +182,14 @@ def test_where_flows_balance_one_trajectory_tells_everything(name, learned):
     assert flow_consistency(log_prob, case.log_reward[case.ends], subsets, seed=0).value < 1e-5
 
 
-def test_bounds_lie_on_their_sides_of_log_z():
+def test_evidence_bounds_enclose_log_z():
     case = make_case("connected_5", noise=0.4)
     weight = case.weights(case.samples(600, seed=6))
     target = case.log_reward[case.ends].softmax(0)
-    drawn = case.ends[torch.multinomial(target, 600, replacement=True, generator=torch.Generator().manual_seed(7))]
+    ends = case.ends[torch.multinomial(target, 600, replacement=True, generator=torch.Generator().manual_seed(7))]
     elbo, eubo = (
         evidence_lower_bound(weight, seed=0),
-        evidence_upper_bound(case.weights(case.into(drawn, seed=8)), seed=0),
+        evidence_upper_bound(case.weights(case.into(ends, seed=8)), seed=0),
     )
     assert elbo.high < case.log_z < eubo.low
     assert case.log_z in log_partition(weight, seed=0)
@@ -197,24 +204,24 @@ def test_bounds_lie_on_their_sides_of_log_z():
     )
 
 
-def test_an_uncorrected_policy_is_off_by_its_symmetries():
+def test_symmetry_slope_of_uncorrected_policy():
     case = make_case("connected_5", corrected=False)
-    drawn = case.into(case.ends, seed=9)
-    log_prob = terminating_log_prob(log_ratio(case.context, case.policy, drawn)[:, None], drawn.log_symmetry)
+    rollouts = case.into(case.ends, seed=9)
+    log_prob = terminating_log_prob(log_ratio(case.context, case.policy, rollouts)[:, None], rollouts.log_symmetry)
     off = log_prob - case.log_reward[case.ends] + case.log_symmetry
     assert float(off.max() - off.min()) < 1e-4
-    slope = symmetry_slope(log_prob, case.log_reward[case.ends], drawn.log_symmetry, seed=0)
+    slope = symmetry_slope(log_prob, case.log_reward[case.ends], rollouts.log_symmetry, seed=0)
     assert slope is not None
     assert slope.value == pytest.approx(-1, abs=1e-3)
     right = make_case("connected_5")
-    log_prob = terminating_log_prob(log_ratio(right.context, right.policy, drawn)[:, None], drawn.log_symmetry)
-    slope = symmetry_slope(log_prob, case.log_reward[case.ends], drawn.log_symmetry, seed=0)
+    log_prob = terminating_log_prob(log_ratio(right.context, right.policy, rollouts)[:, None], rollouts.log_symmetry)
+    slope = symmetry_slope(log_prob, case.log_reward[case.ends], rollouts.log_symmetry, seed=0)
     assert slope is not None
     assert slope.value == pytest.approx(0, abs=1e-3)
     assert symmetry_slope(log_prob, log_prob, torch.zeros(len(log_prob)), seed=0) is None
 
 
-def test_flow_consistency_is_the_mean_distance_within_subsets():
+def test_flow_consistency_is_mean_distance_within_subsets():
     generator = torch.Generator().manual_seed(0)
     log_p, log_r = torch.randn(2, 12, generator=generator).double()
     together = torch.arange(12)[None]
@@ -225,18 +232,18 @@ def test_flow_consistency_is_the_mean_distance_within_subsets():
         flow_consistency(log_p, log_p - 3, random_subsets(12, size=4, num=9, generator=generator), seed=0).value < 1e-9
     )
     every = torch.combinations(torch.arange(12), 3)
-    drawn = random_subsets(12, size=3, num=800, generator=generator)
-    assert all(len(set(subset)) == 3 for subset in drawn.tolist())
+    subsets = random_subsets(12, size=3, num=800, generator=generator)
+    assert all(len(set(subset)) == 3 for subset in subsets.tolist())
     exact = restricted_distances(log_p[every], log_r[every]).mean().item()
-    found = flow_consistency(log_p, log_r, drawn, seed=0)
-    assert exact in found
-    assert found.high - found.low < 0.05
+    estimate = flow_consistency(log_p, log_r, subsets, seed=0)
+    assert exact in estimate
+    assert estimate.high - estimate.low < 0.05
     apart = disjoint_subsets(12, size=5, generator=generator)
     assert apart.shape == (2, 5)
     assert len(apart.unique()) == 10
 
 
-def test_correlations_are_those_of_scipy_with_ties():
+def test_correlations_match_scipy_with_ties():
     from scipy import stats
 
     rng = np.random.default_rng(0)
@@ -248,8 +255,8 @@ def test_correlations_are_those_of_scipy_with_ties():
     assert np.isnan(spearman(np.ones(3), np.arange(3.0)))
 
 
-def test_intervals_hold_the_truth_about_as_often_as_they_say():
-    """Of 50 repeats 47.5, give or take 1.5; of log Z, whose estimate is skewed, fewer. None of them by being wide."""
+def test_interval_coverage():
+    """47.5 of 50 repeats are expected, with a deviation of 1.5; fewer for log Z, whose estimate is skewed."""
     case = make_case("connected_5", noise=0.4)
     weights = case.weights(case.samples(50 * 100, seed=11)).reshape(50, 100)
     log_prob, log_reward = case.exact().log(), case.log_reward[case.ends]
@@ -261,14 +268,14 @@ def test_intervals_hold_the_truth_about_as_often_as_they_say():
     for seed in range(50):
         hits["log_z"] += case.log_z in log_partition(weights[seed], seed=seed)
         hits["elbo"] += float(weights.mean()) in evidence_lower_bound(weights[seed], seed=seed)
-        some = subsets[30 * seed : 30 * seed + 30]
-        hits["consistency"] += consistency in flow_consistency(log_prob, log_reward, some, seed=seed)
+        selected = subsets[30 * seed : 30 * seed + 30]
+        hits["consistency"] += consistency in flow_consistency(log_prob, log_reward, selected, seed=seed)
         pair = rng.multivariate_normal([0, 0], [[1.0, 0.6], [0.6, 1.0]], 60).T
         hits["spearman"] += 6 / np.pi * np.arcsin(0.3) in bootstrap(spearman, list(pair), seed=seed)
     assert all(43 <= num <= 49 for num in hits.values()), hits
 
 
-def test_intervals_of_what_does_not_vary_and_of_one_observation():
+def test_bootstrap_of_constant_and_single_observation():
     same = bootstrap(np.mean, [np.full(5, 2.0)], seed=0)
     assert same == Interval(2.0, 2.0, 2.0)
     assert 2.0 in same
@@ -276,5 +283,5 @@ def test_intervals_of_what_does_not_vary_and_of_one_observation():
     assert one.value == 2.0
     assert 2.0 not in one
     rare = np.array([1.0] + [0.0] * 5)  # without its first entry it is constant, as in a third of all resamples
-    found = bootstrap(spearman, [rare, np.arange(6.0)], seed=0)
-    assert np.isfinite([found.low, found.high]).all()
+    estimate = bootstrap(spearman, [rare, np.arange(6.0)], seed=0)
+    assert np.isfinite([estimate.low, estimate.high]).all()

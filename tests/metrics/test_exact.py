@@ -1,4 +1,4 @@
-"""The exactness ladder of spec/gflownet.md on the toy spaces, with a tabular policy and analytic flows."""
+"""Exactness on toy spaces with a tabular policy and analytic flows."""
 
 import pytest
 import torch
@@ -63,10 +63,10 @@ class TabularPolicy(Policy):
         self.table: dict[str, dict[tuple[str, bool], float]] = {}
         after = self.env.apply(graph.states[graph.parent], graph.action)
         for i, parent in enumerate(graph.parent.tolist()):
-            own = self.env.coloured_graph(graph.states, parent).canonical_key()
+            key = self.env.coloured_graph(graph.states, parent).canonical_key()
             child = self.env.coloured_graph(after, i).canonical_key()
             stop = bool(graph.stops[i])
-            self.table.setdefault(own, {})[child, stop] = float(log_prob[i])
+            self.table.setdefault(key, {})[child, stop] = float(log_prob[i])
         self.states = graph.states
 
     def forward(self, batch, conditioning):
@@ -75,8 +75,8 @@ class TabularPolicy(Policy):
         after = self.env.apply(self.states[graph], action)
         values = []
         for i, (g, kind) in enumerate(zip(graph.tolist(), action.kind.tolist(), strict=True)):
-            own = self.env.coloured_graph(self.states, g).canonical_key()
-            values.append(self.table[own][self.env.coloured_graph(after, i).canonical_key(), kind == 0])
+            key = self.env.coloured_graph(self.states, g).canonical_key()
+            values.append(self.table[key][self.env.coloured_graph(after, i).canonical_key(), kind == 0])
         logits, start = [], 0
         for mask in self.context.masks(batch):
             num = int(mask.sum())
@@ -88,7 +88,7 @@ class TabularPolicy(Policy):
 
 
 class RememberingContext(GraphBuildingEnvContext):
-    """Hands the states to the tabular policy before it is asked about their batch."""
+    """Passes the states to the tabular policy before it evaluates their batch."""
 
     policy: TabularPolicy
 
@@ -110,20 +110,20 @@ def pushed_forward(graph: StateGraph, context: RememberingContext, policy: Tabul
     return terminating_distribution(graph, policy_log_prob(graph, score))
 
 
-def test_a_policy_is_asked_for_hundreds_of_states_at_once(space):
+def test_policy_log_prob_evaluates_states_in_chunks(space):
     env, graph, *_ = space
     context, policy = tabular(env, graph, analytic_log_prob(graph, torch.zeros(len(graph)))[0])
-    asked: list[int] = []
+    num_states: list[int] = []
 
     def score(states):
-        asked.append(len(states))
+        num_states.append(len(states))
         return policy(context.to_batch(states), torch.zeros(len(states), 1))[0].log_probs()
 
     policy_log_prob(graph, score, chunk=100)
-    assert asked == [100] * (len(graph) // 100) + [len(graph) % 100]
+    assert num_states == [100] * (len(graph) // 100) + [len(graph) % 100]
 
 
-def test_analytic_flows_sample_in_proportion_to_the_reward(space):
+def test_analytic_flows_sample_in_proportion_to_reward(space):
     env, graph, num_classes, _ = space
     assert len(graph.terminal) == num_classes
     log_reward = random_log_reward(graph)
@@ -134,20 +134,20 @@ def test_analytic_flows_sample_in_proportion_to_the_reward(space):
     assert log_z == pytest.approx(float(log_reward[graph.terminal].double().logsumexp(0)), abs=1e-6)
 
 
-def test_uncorrected_flows_land_on_the_published_distance(space):
+def test_uncorrected_flows_have_published_distance(space):
     env, graph, _, distance = space
     uniform = torch.zeros(len(graph))
     context, policy = tabular(env, graph, analytic_log_prob(graph, uniform)[0])
-    found = pushed_forward(graph, context, policy)
-    assert l1_distance(found, target_distribution(graph, uniform)) == pytest.approx(distance, abs=5.1e-5)
+    result = pushed_forward(graph, context, policy)
+    assert l1_distance(result, target_distribution(graph, uniform)) == pytest.approx(distance, abs=5.1e-5)
     divided = target_distribution(graph, uniform - graph.num_automorphisms.log())
-    assert l1_distance(found, divided) < 1e-6
+    assert l1_distance(result, divided) < 1e-6
 
 
 @pytest.mark.parametrize("backwards", [False, True])
 @pytest.mark.parametrize("correct_symmetries", [True, False])
 @pytest.mark.parametrize("name", ["connected_5", "two_coloured_4", "dag_4_two_types"])
-def test_analytic_flows_have_no_trajectory_balance_loss(name, correct_symmetries, backwards):
+def test_analytic_flows_have_zero_trajectory_balance_loss(name, correct_symmetries, backwards):
     env = SPACES[name][0]
     graph = enumerate_states(env)
     log_reward = random_log_reward(graph)
@@ -184,7 +184,7 @@ def test_distances_on_known_distributions():
     assert jensen_shannon(least, torch.tensor([1.0, 0.0], dtype=torch.float64)) < 1e-300
 
 
-def test_too_many_states_are_refused():
+def test_enumerate_states_above_limit_raises():
     with pytest.raises(ValueError, match="expected at most 10 states"):
         enumerate_states(SPACES["connected_5"][0], max_states=10)
 
@@ -197,17 +197,19 @@ def random_log_backward(env: Environment, graph: StateGraph, backward: BackwardA
     return logits - total.log()[backward.child]
 
 
-def test_backward_actions_are_the_parents_of_every_state(space):
+def test_enumerate_backward_matches_parents(space):
     env, graph, _, _ = space
     backward = enumerate_backward(env, graph)
     assert torch.equal(backward.child.bincount(minlength=len(graph)), graph.num_backward)
     for index in range(0, len(graph), max(1, len(graph) // 20)):
-        wanted = sorted(env.coloured_graph(parent, 0).canonical_key() for _, parent in env.parents(graph.states, index))
-        found = backward.parent[backward.child == index].tolist()
-        assert sorted(env.coloured_graph(graph.states, i).canonical_key() for i in found) == wanted
+        expected = sorted(
+            env.coloured_graph(parent, 0).canonical_key() for _, parent in env.parents(graph.states, index)
+        )
+        result = backward.parent[backward.child == index].tolist()
+        assert sorted(env.coloured_graph(graph.states, i).canonical_key() for i in result) == expected
 
 
-def test_analytic_flows_of_any_backward_policy_hit_the_reward(space):
+def test_analytic_flows_of_any_backward_policy_match_reward(space):
     """In labelled counting with |Aut|, and with a wrong P_B the distribution is another one."""
     env, graph, _, _ = space
     backward = enumerate_backward(env, graph)
@@ -224,7 +226,7 @@ def test_analytic_flows_of_any_backward_policy_hit_the_reward(space):
     assert l1_distance(terminating_distribution(graph, wrong.log_forward), target) > 1e-2
 
 
-def test_an_action_is_undone_by_one_of_its_own_orbit():
+def test_undoing_action_is_in_same_orbit():
     """n_forward(orbit) |Aut child| = n_backward(orbit) |Aut parent|, orbit by orbit, which class by class hides."""
     env = GraphBuildingEnv(["a"], max_nodes=6)
     graph = enumerate_states(env)
@@ -233,17 +235,17 @@ def test_an_action_is_undone_by_one_of_its_own_orbit():
     assert len(orbit.unique()) > torch.stack([backward.child, backward.parent]).unique(dim=1).shape[1]
     num_backward = orbit.bincount().double()
     moves = ~graph.stops
-    undone = orbit[backward.undoing[moves]]
-    num_forward = undone.bincount(minlength=len(num_backward)).double()
+    undoing = orbit[backward.undoing[moves]]
+    num_forward = undoing.bincount(minlength=len(num_backward)).double()
     child, parent = (torch.zeros(len(num_backward), dtype=torch.int64) for _ in range(2))
     child[orbit], parent[orbit] = backward.child, backward.parent
-    assert torch.equal(child[undone], graph.child[moves])
-    assert torch.equal(parent[undone], graph.parent[moves])
+    assert torch.equal(child[undoing], graph.child[moves])
+    assert torch.equal(parent[undoing], graph.parent[moves])
     symmetries = graph.num_automorphisms
     assert torch.equal(num_forward * symmetries[child], num_backward * symmetries[parent])
 
 
-def test_counting_classes_needs_no_symmetries(space):
+def test_class_log_backward_needs_no_symmetry_correction(space):
     """Scheme 2 hits the reward as it is; labelled backward probabilities in its place do not (schemes mixed)."""
     _, graph, _, _ = space
     log_reward = random_log_reward(graph)
@@ -255,17 +257,17 @@ def test_counting_classes_needs_no_symmetries(space):
     assert l1_distance(terminating_distribution(graph, scaled.log_forward), target) > 1e-2
 
 
-def test_what_was_not_enumerated_is_not_located():
+def test_locate_unknown_state_raises():
     small, large = (GraphBuildingEnv(["a"], max_nodes=n) for n in (3, 4))
     graph = enumerate_states(small)
     order = torch.randperm(len(graph), generator=torch.Generator().manual_seed(0))
     assert torch.equal(graph.locate(small.identify(graph.states[order])), order)
-    with pytest.raises(ValueError, match="expected states that were enumerated"):
+    with pytest.raises(ValueError, match="expected enumerated states"):
         graph.locate(large.identify(enumerate_states(large).states))
 
 
-def test_policies_are_asked_forwards_and_backwards():
-    """The distributions over the legal actions of every state sum to one, whatever the chunk."""
+def test_policy_scores_sum_to_one_forward_and_backward():
+    """The distributions over the legal actions of every state sum to one for every chunk size."""
     env = GraphBuildingEnv(["a", "b"], max_nodes=4)
     graph = enumerate_states(env)
     backward = enumerate_backward(env, graph)

@@ -7,12 +7,14 @@ import torch
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.metrics import diversity
 from gflownet.metrics.diversity import (
+    find_modes,
     graph_edit_distance,
     hamming_distance,
     mean_pairwise_distance,
+    modes_by_evaluations,
     top_k_diversity,
+    top_k_mean,
 )
-from gflownet.metrics.modes import find_modes, modes_by_evaluations, top_k_mean
 
 
 def random_graph(num_nodes: int, *, directed: bool, generator: torch.Generator) -> ColouredGraph:
@@ -28,7 +30,7 @@ def random_graph(num_nodes: int, *, directed: bool, generator: torch.Generator) 
 
 
 def by_networkx(a: ColouredGraph, b: ColouredGraph) -> float:
-    """The exact distance; loops are part of their nodes, for those of edges are counted wrongly by networkx 3.6."""
+    """The exact distance; loops are encoded as node colours, because networkx 3.6 counts edge loops wrongly."""
 
     def graph_of(graph: ColouredGraph) -> nx.Graph:
         result = nx.DiGraph() if graph.directed else nx.Graph()
@@ -50,7 +52,7 @@ def by_networkx(a: ColouredGraph, b: ColouredGraph) -> float:
 
 
 @pytest.mark.parametrize("directed", [True, False])
-def test_edit_distances_of_small_graphs_are_exact(directed):
+def test_graph_edit_distance_exact_for_small_graphs(directed):
     generator = torch.Generator().manual_seed(3)
     sizes = [(0, 0), (0, 2), (1, 1), (2, 4), (3, 3), (3, 4), (4, 4), (4, 4), (4, 4), (2, 3)]
     for first, second in sizes:
@@ -59,13 +61,13 @@ def test_edit_distances_of_small_graphs_are_exact(directed):
         assert graph_edit_distance(a, a) == 0
 
 
-def test_edit_distances_of_large_graphs_are_upper_bounds(monkeypatch):
+def test_graph_edit_distance_upper_bound_for_large_graphs(monkeypatch):
     generator = torch.Generator().manual_seed(4)
     for directed in (True, False):
         pairs = [[random_graph(7, directed=directed, generator=generator) for _ in range(2)] for _ in range(20)]
         exact = [graph_edit_distance(a, b) for a, b in pairs]
         with monkeypatch.context() as patch:
-            patch.setattr(diversity, "MOST_NODES", 6)
+            patch.setattr(diversity, "MAX_EXACT_NODES", 6)
             bounds = [graph_edit_distance(a, b) for a, b in pairs]
         assert all(low <= high for low, high in zip(exact, bounds, strict=True))
         assert sum(bounds) < 1.15 * sum(exact)
@@ -74,14 +76,14 @@ def test_edit_distances_of_large_graphs_are_upper_bounds(monkeypatch):
     assert graph_edit_distance(a, b) > 50
 
 
-def test_a_loop_is_an_edge():
+def test_graph_edit_distance_counts_loops():
     """Two nodes are recoloured, two loops removed, one edge recoloured, one added."""
     a = ColouredGraph(("b", "a", "b"), {(0, 0): "y", (2, 0): "y", (2, 2): "x"})
     b = ColouredGraph(("a", "a", "a"), {(0, 1): "x", (2, 0): "x"})
     assert graph_edit_distance(a, b) == by_networkx(a, b) == 2 + 2 + 1 + 1
 
 
-def test_graphs_of_two_kinds_have_no_distance():
+def test_graph_edit_distance_of_directed_and_undirected_raises():
     with pytest.raises(ValueError, match="expected two directed or two undirected graphs"):
         graph_edit_distance(ColouredGraph((), {}), ColouredGraph((), {}, directed=False))
 
@@ -93,23 +95,23 @@ def test_hamming_distance_counts_positions():
         hamming_distance("0", "00")
 
 
-def test_mean_pairwise_distance_is_over_pairs():
+def test_mean_pairwise_distance():
     words = ["000", "001", "111"]
     assert mean_pairwise_distance(words, hamming_distance) == pytest.approx((1 + 3 + 2) / 3)
     generator = torch.Generator().manual_seed(0)
-    some = mean_pairwise_distance(words * 9, hamming_distance, most_pairs=200, generator=generator)
-    assert some == pytest.approx(mean_pairwise_distance(words * 9, hamming_distance), abs=0.15)
+    sampled = mean_pairwise_distance(words * 9, hamming_distance, most_pairs=200, generator=generator)
+    assert sampled == pytest.approx(mean_pairwise_distance(words * 9, hamming_distance), abs=0.15)
     with pytest.raises(ValueError, match="two or more objects, got 1"):
         mean_pairwise_distance(words[:1], hamming_distance)
 
 
-def test_top_k_diversity_is_that_of_the_best_distinct_objects():
+def test_top_k_diversity_of_best_distinct_objects():
     words, scores = ["000", "000", "111", "001"], [3.0, 2.0, 1.0, 2.5]
     assert top_k_diversity(words, scores, k=2, key=str, distance=hamming_distance) == 1
     assert top_k_diversity(words, scores, k=9, key=str, distance=hamming_distance) == 2
 
 
-def test_modes_are_distinct_good_and_apart():
+def test_find_modes():
     words, scores = ["000", "001", "000", "111", "110", "010"], [5.0, 4.0, 5.0, 3.0, 3.5, 1.0]
     assert find_modes(words, scores, threshold=3.0, key=str) == [0, 1, 4, 3]
     apart = find_modes(words, scores, threshold=3.0, key=str, distance=hamming_distance, min_distance=2)
@@ -121,12 +123,12 @@ def test_modes_are_distinct_good_and_apart():
     assert in_a_row == [0, 2], "far from the better mode, near a better object that is none"
 
 
-def test_modes_are_counted_as_evaluations_go_by():
+def test_modes_by_evaluations():
     assert modes_by_evaluations("abacb", [2.0, 1.0, 2.0, 3.0, 1.0], threshold=2.0) == [1, 1, 1, 2, 2]
     assert modes_by_evaluations("", [], threshold=0.0) == []
 
 
-def test_the_mean_of_the_best_counts_an_object_once():
+def test_top_k_mean_counts_distinct_objects():
     assert top_k_mean("aab", [4.0, 4.0, 1.0], k=2) == 2.5
     assert top_k_mean("aba", [4.0, 3.0, 1.0], k=1) == 4.0
     assert top_k_mean("ab", [4.0, 1.0], k=5) == 2.5

@@ -13,7 +13,7 @@ def slow_front(points: np.ndarray) -> list[bool]:
 
 
 def inclusion_exclusion(points: np.ndarray) -> float:
-    """The volume of a union of boxes from the origin: what they share has the smallest of their sides."""
+    """The volume of a union of boxes at the origin: an intersection has the smallest of their sides."""
     total = 0.0
     for size in range(1, len(points) + 1):
         for subset in combinations(points, size):
@@ -31,38 +31,38 @@ def points_of(seed: int, num: int, num_objectives: int, *, levels: int | None) -
 
 @pytest.mark.parametrize("num_objectives", [1, 2, 3, 4])
 @pytest.mark.parametrize("levels", [None, 3])
-def test_fronts_against_all_pairs(num_objectives, levels):
+def test_non_dominated_matches_pairwise_comparison(num_objectives, levels):
     for seed in range(25):
         points = points_of(seed, 40, num_objectives, levels=levels)
         assert non_dominated(points).tolist() == slow_front(points)
 
 
-def test_equal_points_are_on_the_front_together():
+def test_non_dominated_equal_points():
     points = np.array([[1.0, 0.0], [0.5, 0.5], [1.0, 0.0], [0.5, 0.5], [0.5, 0.4], [1.0, -1.0]])
     assert non_dominated(points).tolist() == [True, True, True, True, False, False]
 
 
-def test_points_that_differ_in_the_last_bit_are_told_apart():
+def test_non_dominated_distinguishes_last_bit():
     above = np.nextafter(0.1, 1.0)
     points = np.array([[0.1, 0.7, 0.2], [above, 0.7, 0.2], [0.1, 0.7, 0.2]])
     assert non_dominated(points).tolist() == [False, True, False]
 
 
-def test_nothing_has_no_front_and_no_volume():
+def test_empty_front_and_volume():
     assert non_dominated(np.zeros((0, 3))).tolist() == []
     assert hypervolume(np.zeros((0, 3))) == 0.0
 
 
 @pytest.mark.parametrize("num_objectives", [1, 2, 3, 4, 5])
 @pytest.mark.parametrize("levels", [None, 4])
-def test_volumes_against_inclusion_and_exclusion(num_objectives, levels):
+def test_hypervolume_matches_inclusion_exclusion(num_objectives, levels):
     for seed in range(12):
         points = points_of(seed, 8, num_objectives, levels=levels) - (0.1 if seed % 2 else 0.0)
         assert hypervolume(points) == pytest.approx(inclusion_exclusion(points), abs=1e-12)
 
 
 @pytest.mark.parametrize("num_objectives", [2, 3, 4])
-def test_volumes_of_large_fronts_against_counting_cells(num_objectives):
+def test_hypervolume_of_large_front_matches_cell_count(num_objectives):
     """On points of a grid the volume is the number of dominated cells: no rounding, many points."""
     levels = 8
     points = points_of(num_objectives, 60, num_objectives, levels=levels)
@@ -71,7 +71,7 @@ def test_volumes_of_large_fronts_against_counting_cells(num_objectives):
     assert hypervolume(points) == pytest.approx(dominated.sum() / levels**num_objectives, abs=1e-12)
 
 
-def test_volumes_of_large_fronts_against_random_points():
+def test_hypervolume_of_large_front_matches_random_points():
     directions = np.abs(np.random.default_rng(0).normal(size=(80, 4)))
     points = directions / np.linalg.norm(directions, axis=1, keepdims=True)  # none dominates another
     assert non_dominated(points).all()
@@ -86,13 +86,13 @@ def test_volumes_of_large_fronts_against_random_points():
     assert hypervolume(points) == pytest.approx(share, abs=5 * (share * (1 - share) / num) ** 0.5)
 
 
-def test_the_reference_moves_the_origin_and_what_is_not_above_it_adds_nothing():
+def test_hypervolume_reference_point():
     points = np.array([[3.0, 2.0], [2.0, 3.0], [5.0, 1.0], [0.5, 9.0]])
     assert hypervolume(points, np.array([1.0, 1.0])) == pytest.approx(2 * 1 + 1 * 2 - 1 * 1)
     assert hypervolume(points, np.array([5.0, 9.0])) == 0.0
 
 
-def test_dominated_points_copies_and_order_change_nothing():
+def test_hypervolume_ignores_dominated_points_copies_and_order():
     points = points_of(3, 30, 3, levels=None)
     value = hypervolume(points)
     assert hypervolume(points[non_dominated(points)]) == pytest.approx(value, abs=1e-14)
@@ -109,6 +109,6 @@ def test_dominated_points_copies_and_order_change_nothing():
         (np.array([[1.0, np.nan]]), "expected numbers, got NaN"),
     ],
 )
-def test_what_is_no_table_of_numbers_is_refused(function, points, message):
+def test_pareto_invalid_points_raise(function, points, message):
     with pytest.raises(ValueError, match=rf"^points: {message}$"):
         function(points)

@@ -1,4 +1,4 @@
-"""Estimates with their confidence intervals, by the bootstrap."""
+"""Correlations of two lists of values and bootstrap intervals of statistics."""
 
 from __future__ import annotations
 
@@ -16,34 +16,34 @@ _NUM_RESAMPLES = 2_000
 
 @dataclass(frozen=True)
 class Interval:
-    """An estimate and the ends of its 95 % interval; NaN where one observation is all there is."""
+    """An estimate and the ends of its 95 % interval; the ends are NaN for a single observation."""
 
     value: float
     low: float
     high: float
 
     def __contains__(self, value: float) -> bool:
-        """Return whether a value lies between the ends."""
+        """Return whether a value is between the ends."""
         return self.low <= value <= self.high
 
 
 def bootstrap(statistic: Callable[..., np.ndarray], samples: Sequence[np.ndarray], *, seed: int) -> Interval:
     """Return a statistic of N observations with its interval.
 
-    The bias-corrected and accelerated bootstrap (Efron 1987); where that is not defined, percentiles of the resamples
-    for which the statistic is.
+    The bias-corrected and accelerated bootstrap (Efron 1987), or percentiles of the finite resampled statistics if
+    that is undefined.
 
     Args:
-        statistic: what maps arrays to their statistic along `axis`, a keyword.
+        statistic: maps arrays to their statistic along the keyword `axis`.
         samples: one array [N] for each argument of the statistic; they are resampled together.
-        seed: decides which observations are resampled.
+        seed: of the resampling.
     """
     value = float(statistic(*samples, axis=-1))
     if len(samples[0]) < 2:
         return Interval(value, math.nan, math.nan)
     with warnings.catch_warnings(), np.errstate(invalid="ignore", divide="ignore"):
         warnings.simplefilter("ignore", stats.DegenerateDataWarning)
-        found = stats.bootstrap(
+        result = stats.bootstrap(
             samples,
             statistic,
             n_resamples=_NUM_RESAMPLES,
@@ -53,8 +53,20 @@ def bootstrap(statistic: Callable[..., np.ndarray], samples: Sequence[np.ndarray
             method="BCa",
             rng=np.random.default_rng(seed),
         )
-    low, high = float(found.confidence_interval.low), float(found.confidence_interval.high)
-    defined = found.bootstrap_distribution[np.isfinite(found.bootstrap_distribution)]
+    low, high = float(result.confidence_interval.low), float(result.confidence_interval.high)
+    defined = result.bootstrap_distribution[np.isfinite(result.bootstrap_distribution)]
     if not (math.isfinite(low) and math.isfinite(high)) and len(defined):
         low, high = np.quantile(defined, [(1 - LEVEL) / 2, (1 + LEVEL) / 2]).tolist()
     return Interval(value, low, high)
+
+
+def pearson(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Return the correlation along an axis, in [-1, 1]; NaN for constant values (Pearson 1895)."""
+    a, b = (x - x.mean(axis, keepdims=True) for x in (a, b))
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.clip((a * b).sum(axis) / np.sqrt((a * a).sum(axis) * (b * b).sum(axis)), -1.0, 1.0)
+
+
+def spearman(a: np.ndarray, b: np.ndarray, axis: int = -1) -> np.ndarray:
+    """Return the correlation of the ranks along an axis; equal values share their mean rank (Spearman 1904)."""
+    return pearson(stats.rankdata(a, axis=axis), stats.rankdata(b, axis=axis), axis)
