@@ -4,16 +4,15 @@ from __future__ import annotations
 
 import shutil
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
 from gflownet.config import OPTIONS, config_names, nearest_key
 from gflownet.errors import UserError
-from gflownet.evaluation.tasks import TASKS
-from gflownet.options import Option
+from gflownet.options import Option, find_options
 
-USAGE = "usage: python -m gflownet.train [--config NAME|PATH] [--print-config] [--help] [KEY=VALUE ...]"
+USAGE = "usage: python -m gflownet.train [--config NAME] [--print-config|--version|--help] [KEY=VALUE ...]"
 MAX_WIDTH = 100
 _KEY_WIDTH = 39
 
@@ -25,23 +24,24 @@ class Command:
     config: str | None = None
     overrides: tuple[str, ...] = ()
     print_config: bool = False
+    version: bool = False
     help: bool = False
 
 
 def parse(arguments: Sequence[str]) -> Command:
-    """Return the command that the arguments spell; options and overrides may be mixed.
+    """Parse the arguments; options and overrides may be mixed.
 
     Raises:
-        UserError: an option that does not exist or lacks its value.
+        UserError: an unknown option, or an option without its value.
     """
     config: str | None = None
     overrides: list[str] = []
-    flags = {"--print-config": False, "--help": False}
-    rest = iter(arguments)
-    for argument in rest:
+    flags = {"--print-config": False, "--version": False, "--help": False}
+    remaining = iter(arguments)
+    for argument in remaining:
         name, equals, value = argument.partition("=")
         if name == "--config":
-            config = value if equals else next(rest, "")
+            config = value if equals else next(remaining, "")
             if not config:
                 raise UserError("--config: expected the name or the path of a config, got nothing")
         elif argument == "-h":
@@ -50,35 +50,40 @@ def parse(arguments: Sequence[str]) -> Command:
             flags[argument] = True
         elif argument.startswith("-"):
             example = f"{nearest_key(name.lstrip('-'))}={value or 'VALUE'}"
-            known = "--config, --print-config, --help"
+            known = "--config, --print-config, --version, --help"
             raise UserError(f"{argument}: expected one of {known} or KEY=VALUE, for example {example}")
         else:
             overrides.append(argument)
-    return Command(config, tuple(overrides), print_config=flags["--print-config"], help=flags["--help"])
+    print_config, version, help = flags.values()
+    return Command(config, tuple(overrides), print_config=print_config, version=version, help=help)
 
 
-def help_text() -> str:
-    """Return the usage and every option with its type, default and one line, as wide as the terminal, at most 100."""
+def help_text(schemas: Mapping[str, type | None] | None = None) -> str:
+    """Return the usage and all options with type, default and help, as wide as the terminal, at most 100 columns.
+
+    Args:
+        schemas: further groups of options, those of the chosen classes: group -> dataclass.
+    """
+    added = [
+        option for group, schema in (schemas or {}).items() if schema for option in find_options(schema, f"{group}.")
+    ]
+    options = [*OPTIONS.values(), *added]
     width = min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)
     blocks = [
         USAGE,
         textwrap.fill(
             "Searches neural architectures: samples computation graphs in proportion to their reward. "
-            "Defaults < the config's values < KEY=VALUE on the command line. Without --config, the config that has "
-            "the task's name, where there is one.",
+            "Precedence: defaults, then the config, then KEY=VALUE. Without --config, the config with the name of the "
+            "task is used, if there is one. task=NAME --help (or another class) shows the options of that class, too.",
             width,
         ),
-        "\n".join(
-            textwrap.fill(line, width, subsequent_indent=" " * 9)
-            for line in (
-                f"configs: {', '.join(config_names())}, or the path of a YAML file",
-                f"tasks:   {', '.join(TASKS)}, or module:Class, a subclass of gflownet.GFNTask",
-            )
+        textwrap.fill(
+            f"configs: {', '.join(config_names())}, or the path of a YAML file", width, subsequent_indent=" " * 9
         ),
     ]
-    for (group, title), options in groupby(OPTIONS.values(), key=lambda option: (option.group, option.group_help)):
+    for (group, title), members in groupby(options, key=lambda option: (option.group, option.group_help)):
         heading = textwrap.fill(f"{group}: {title}" if group else title, width, subsequent_indent="  ")
-        blocks.append("\n".join([heading, *(_option_lines(option, width) for option in options)]))
+        blocks.append("\n".join([heading, *(_option_lines(option, width) for option in members)]))
     return "\n\n".join(blocks)
 
 

@@ -29,15 +29,13 @@ class Extensions:
     objective: type[Objective]
 
 
+EXTENSION_POINTS = (TASKS, ENVIRONMENTS, POLICIES, OBJECTIVES, REGRESSIONS)
+
+
 def choices(config: Config) -> list[tuple[ExtensionPoint, str]]:
     """Return the extension points with the class that the config chooses of each, by name or module:Class."""
-    return [
-        (TASKS, config.task),
-        (ENVIRONMENTS, config.env.name),
-        (POLICIES, config.model.name),
-        (OBJECTIVES, config.algo.method),
-        (REGRESSIONS, config.algo.regression),
-    ]
+    names = (config.task, config.env.name, config.model.name, config.algo.method, config.algo.regression)
+    return list(zip(EXTENSION_POINTS, names, strict=True))
 
 
 def load_extensions(config: Config) -> tuple[Config, Extensions]:
@@ -47,8 +45,7 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
         ValueError: a class that cannot be loaded, an option of a class, or a combination that a class refuses.
     """
     classes = {point.key: point.load(name) for point, name in choices(config)}
-    schemas = {point.options_key: classes[point.key].Config for point, _ in choices(config) if point.options_key}
-    config = with_options(config, schemas)
+    config = with_options(config, {p.options_key: classes[p.key].Config for p in EXTENSION_POINTS if p.options_key})
     for key in ("task", "env.name", "model.name", "algo.method"):
         try:
             classes[key].check_config(config)
@@ -56,3 +53,14 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
             raise UserError(str(error)) from error
     extensions = Extensions(classes["task"], classes["env.name"], classes["model.name"], classes["algo.method"])
     return config, extensions
+
+
+def option_schemas(config: Config) -> dict[str, type | None]:
+    """Return the dataclass of each group of options that belongs to a chosen class other than the default.
+
+    Raises:
+        ValueError: a class that cannot be loaded.
+    """
+    defaults = dict(choices(Config()))
+    chosen = {point: name for point, name in choices(config) if point.options_key and name != defaults[point]}
+    return {point.options_key: point.load(name).Config for point, name in chosen.items()}

@@ -42,7 +42,7 @@ class BuiltIn:
     summary: str  # one phrase for --help and the docs
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ExtensionPoint:
     """A kind of pluggable class and its built-in ones. Iterates over their names."""
 

@@ -12,10 +12,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
+import gflownet
 from gflownet.cli import Command, help_text, parse
 from gflownet.config import command_config, to_yaml
 from gflownet.config_checks import validate
 from gflownet.errors import UserError, error_line, printable
+from gflownet.extensions import option_schemas
 from gflownet.interrupts import discard_output_that_fails, discard_output_without_reader
 
 if TYPE_CHECKING:
@@ -56,9 +58,14 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _build(command: Command) -> GFNTrainer | None:
-    """Return the trainer; None after --help or --print-config."""
+    """Return the trainer; None after --help, --version or --print-config."""
+    if command.version:
+        print(f"gflownet {gflownet.__version__}")
+        return None
     if command.help:
-        print(help_text(), flush=True)
+        chosen = command.config or command.overrides
+        schemas = option_schemas(command_config(command.config, command.overrides)) if chosen else None
+        print(help_text(schemas), flush=True)
         return None
     config = command_config(command.config, command.overrides)
     validate(config)

@@ -59,7 +59,7 @@ def test_every_config_runs(name: str, tmp_path: Path) -> None:
     assert (tmp_path / "run" / "top_architectures.json").exists()
 
 
-@pytest.mark.parametrize("flag", ["--help", "--print-config"])
+@pytest.mark.parametrize("flag", ["--help", "--version", "--print-config"])
 def test_printing_exits_0_without_torch(flag: str, checkout: Path) -> None:
     done = run_probe(checkout, flag, "seed=3")
     assert (done.returncode, done.stderr) == (0, "False\n")

@@ -23,7 +23,7 @@ from tests.running_server import running_server
 DOCS = (
     "quickstart.md",
     "adding-a-task.md",
-    "adding-an-environment.md",
+    "extending.md",
     "workers.md",
     "objectives.md",
     "conditioning.md",

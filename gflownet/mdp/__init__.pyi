@@ -1,3 +1,4 @@
+from .action import PAIR_TYPES as PAIR_TYPES
 from .action import ActionBatch as ActionBatch
 from .action import ActionMasks as ActionMasks
 from .action import GraphAction as GraphAction

@@ -75,7 +75,7 @@ def make_regression(name: str) -> Regression:
         ValueError: as `load_class`; or its values at -1, 0 and 1 are not finite, >= 0 and 0 at 0.
     """
     regression: Regression = REGRESSIONS.load(name)()
-    values = regression(torch.tensor([-1.0, 0.0, 1.0]))
+    values = torch.as_tensor(regression(torch.tensor([-1.0, 0.0, 1.0])))
     is_loss = values.shape == (3,) and bool(values.isfinite().all() and (values >= 0).all()) and not values[1]
     if not is_loss:
         expected = "losses >= 0 of the imbalances -1, 0, 1, and 0 at 0"

@@ -281,7 +281,7 @@ def test_a_space_that_is_none_is_named(changes, message):
 @pytest.mark.parametrize("texts", [["A"], ["A[0]"], ["A[2]", "A[3]"], ["keep[2]"], ["2[3]"]])
 def test_inputs_are_names_and_shapes(texts):
     assert read_inputs(["A[3, 4]", "s[]"]) == {"A": (3, 4), "s": ()}
-    with pytest.raises(ValueError, match="inputs: expected (a|distinct) name"):
+    with pytest.raises(ValueError, match=r"inputs: expected (a|distinct) name"):
         read_inputs(texts)
 
 
