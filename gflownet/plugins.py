@@ -9,7 +9,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -97,10 +97,12 @@ def load_class(key: str, name: str, known: Mapping[str, str], *, contract: type[
     """
     check_name(key, name, known)
     module_name, class_name = known.get(name, name).split(":")
-    loaded = getattr(_imported(key, module_name), class_name, None)
+    module = _imported(key, module_name)
+    loaded = getattr(module, class_name, None)
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
-        expected = f"{key}: expected a subclass of {contract.__name__}, got {name!r}"
-        raise UserError(f"{expected}; did you mean {_nearest(name, known)}?")
+        fitting = [f"{module_name}:{n}" for n, member in vars(module).items() if _is_concrete(member, contract)]
+        hint = f"; did you mean {_nearest(name, fitting)}?" if fitting else ""
+        raise UserError(f"{key}: expected a subclass of {contract.__name__}, got {name!r}{hint}")
     if inspect.isabstract(loaded):
         missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
         raise UserError(f"{key}: expected {name} to define {missing}, got an abstract class")
@@ -121,5 +123,9 @@ def _imported(key: str, module_name: str) -> Any:
         raise UserError(f"{key}: importing {module_name!r} failed: {type(error).__name__}: {error}") from error
 
 
-def _nearest(name: str, known: Mapping[str, str]) -> str:
+def _is_concrete(member: object, contract: type) -> bool:
+    return isinstance(member, type) and issubclass(member, contract) and not inspect.isabstract(member)
+
+
+def _nearest(name: str, known: Iterable[str]) -> str:
     return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]

@@ -79,7 +79,8 @@ def make_regression(name: str) -> Regression:
     is_loss = values.shape == (3,) and bool(values.isfinite().all() and (values >= 0).all()) and not values[1]
     if not is_loss:
         expected = "losses >= 0 of the imbalances -1, 0, 1, and 0 at 0"
-        raise UserError(f"{REGRESSIONS.key}: expected {name} to return {expected}, got {values.tolist()}")
+        got = [float(f"{value:.4g}") for value in values.flatten().tolist()]
+        raise UserError(f"{REGRESSIONS.key}: expected {name} to return {expected}, got {got}")
     return regression
 
 

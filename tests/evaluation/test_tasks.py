@@ -30,7 +30,7 @@ def test_own_task_loads():
         ("os.system", f"expected one of {KNOWN} or module:Class, got 'os.system'; did you mean "),
         ("digit", f"expected one of {KNOWN} or module:Class, got 'digit'; did you mean digits?"),
         ("", f"expected one of {KNOWN} or module:Class, got ''; did you mean "),
-        ("os:system", "expected a subclass of GFNTask, got 'os:system'; did you mean "),
+        ("os:system", "expected a subclass of GFNTask, got 'os:system'"),
         ("collections:OrderedDict", "expected a subclass of GFNTask"),
         ("tests.evaluation.candidates:Missing", "expected a subclass of GFNTask"),
         ("no_such_module:Task", "expected an importable module, got 'no_such_module'"),
