@@ -72,7 +72,9 @@ class Partition:
             for node, signature in signatures_of.items():
                 groups = touched.setdefault(colours[node], {})
                 groups.setdefault(tuple(sorted(signature)), []).append(node)
-            changed = [node for start in sorted(touched) for node in self._split(start, touched[start])]
+            changed = []
+            for start in sorted(touched):
+                changed += self._split(start, touched[start])
 
     def order_twins(self, graph: Adjacency) -> int:
         """Fix any order within cells of pairwise interchangeable nodes; return the number of such orders.
@@ -104,7 +106,9 @@ class Partition:
         number of ungrouped nodes, because long chains lose one node at a time.
         """
         cell = self.cells[start]
-        signatures = sorted(groups, key=lambda signature: (-len(groups[signature]), signature))
+        signatures = list(groups)
+        if len(signatures) > 1:
+            signatures.sort(key=lambda signature: (-len(groups[signature]), signature))
         if len(groups[signatures[0]]) == len(cell):
             return []
         for signature in signatures:

@@ -88,14 +88,13 @@ class StateIdentifier:
 
     def num_automorphisms(self, states: GraphStates) -> list[int]:
         """Return the number of automorphisms of each state."""
-        counts = canonical_forms(states).num_automorphisms.tolist()
-        return [count or self._search(states, i)[1] for i, count in enumerate(counts)]
+        _, counts, _ = identify_batch(states)
+        return [count or self._search(states, i)[1] for i, count in enumerate(counts.tolist())]
 
     def identify(self, states: GraphStates, marks: Tensor | None = None) -> Tensor:
         """Return a code of each state, with the nodes' `marks` [B, N] as further colours; [B] int64."""
-        forms = canonical_forms(states, marks)
-        codes = forms.code.clone()
-        for i in (~forms.known).nonzero().squeeze(1).tolist():
+        codes, counts, _ = identify_batch(states, marks)
+        for i in (counts == UNKNOWN).nonzero().squeeze(1).tolist():
             codes[i] = self._search(states, i, () if marks is None else marks[i].tolist())[0]
         return codes
 
@@ -132,8 +131,17 @@ class StateIdentifier:
         return self._results[name]
 
 
-def canonical_forms(states: GraphStates, marks: Tensor | None = None) -> CanonicalForms:
-    """Return the canonical forms of B states by the batched search.
+def canonical_forms(states: GraphStates) -> CanonicalForms:
+    """Return the canonical forms of B states by the batched search."""
+    codes, counts, colour = identify_batch(states)
+    colour = colour.masked_fill(~states.exists, torch.iinfo(torch.int64).max)
+    return CanonicalForms(codes, counts, colour.argsort(dim=1, stable=True))
+
+
+def identify_batch(states: GraphStates, marks: Tensor | None = None) -> tuple[Tensor, Tensor, Tensor]:
+    """Return codes [B], automorphism counts [B] and node colours [B, N] by the batched search.
+
+    The colours of a state are distinct. States with count UNKNOWN have no valid code and colours.
 
     Args:
         states: B graphs.
@@ -142,16 +150,12 @@ def canonical_forms(states: GraphStates, marks: Tensor | None = None) -> Canonic
     num, n = states.node_type.shape
     marks = torch.zeros_like(states.node_type, dtype=torch.int64) if marks is None else marks
     if max(states.node_attr.shape[-1], states.edge_attr.shape[-1]) > _MAX_ATTRIBUTES:
-        unknown = torch.full_like(states.num_nodes, UNKNOWN)
-        return CanonicalForms(torch.zeros_like(states.num_nodes), unknown, torch.arange(n).expand(num, n))
+        return torch.zeros_like(states.num_nodes), torch.full_like(states.num_nodes, UNKNOWN), marks
     size = max(1, _MAX_ENTRIES // max(1, n * n))
-    parts = []
-    for first in range(0, max(num, 1), size):
-        part = states[first : first + size]
-        codes, counts, colour = _identify(part, marks[first : first + size])
-        colour = colour.masked_fill(~part.exists, torch.iinfo(torch.int64).max)
-        parts.append(CanonicalForms(codes, counts, colour.argsort(dim=1, stable=True)))
-    return CanonicalForms.cat(parts)
+    starts = range(0, max(num, 1), size)
+    parts = [_identify(states[first : first + size], marks[first : first + size]) for first in starts]
+    codes, counts, colours = map(torch.cat, zip(*parts, strict=True))
+    return codes, counts, colours
 
 
 def combine_codes(*codes: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""What a policy says about the steps of a batch where actions that lead to the same class are counted as one.
+"""Log-probabilities of the steps of a batch, with actions into the same class counted as one.
 
-Classes are told apart by their canonical forms, state by state; the losses of tests/oracles/losses.py are the same.
+Classes are identified by canonical forms, state by state; the losses of tests/oracles/losses.py are the same.
 """
 
 import math
@@ -25,7 +25,7 @@ class Alike:
 
 
 def alike_of(env, batch: TrajectoryBatch) -> list[Alike]:
-    """Return what counts as one with every step, of all that could be done instead."""
+    """Return the legal actions that are equivalent to the action of each step."""
     following = dict(zip(*(steps.tolist() for steps in batch.successors()), strict=True))
     found = []
     for step in range(len(batch.actions)):
@@ -62,7 +62,7 @@ def class_keys(env, states) -> list[Hashable]:
 
 
 def keys_behind(env, state, actions: ActionBatch) -> list[Hashable]:
-    """The canonical forms of what each action on one state leads to."""
+    """The canonical forms of the states after each action on one state."""
     return class_keys(env, env.apply(state[torch.zeros(len(actions), dtype=torch.int64)], actions))
 
 
@@ -70,7 +70,7 @@ def keys_behind(env, state, actions: ActionBatch) -> list[Hashable]:
 def listen_to_classes(
     context, policy, batch: TrajectoryBatch, beside: nn.Module | None, alike: Sequence[Alike], *, learned: bool
 ) -> Trajectories:
-    """Ask about every state, with what leads to the same class counted as one; P_B learned, or uniform over classes."""
+    """Evaluate every state with equivalent actions counted as one; P_B learned, or uniform over classes."""
     shown = context.to_batch(batch.states)
     forward, backward, _ = policy.both(shown, batch.conditioning[batch.trajectory])
     heard = [list(said) for said in listen(context, policy, batch, beside)]

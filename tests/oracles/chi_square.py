@@ -1,4 +1,4 @@
-"""Whether counts are what probabilities say: Pearson's test."""
+"""Whether counts match probabilities, by Pearson's test."""
 
 from collections.abc import Mapping
 from typing import Any

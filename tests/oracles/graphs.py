@@ -26,7 +26,7 @@ def relabelled(graph: ColouredGraph, permutation: Sequence[int]) -> ColouredGrap
 
 
 def labelled_form(graph: ColouredGraph) -> tuple:
-    """What two graphs share iff they are the same label by label."""
+    """Return a value that two graphs share iff all their labels are equal."""
     edges = {
         (ends if graph.directed or ends[0] <= ends[1] else ends[::-1]): c for ends, c in graph.edge_colours.items()
     }
@@ -139,7 +139,7 @@ def renamed(graph: ComputationGraph, rng: Random) -> ComputationGraph:
 
 
 def _new_edge_ids(graph: ComputationGraph, rng: Random) -> dict[int, int]:
-    """Random ids; those of the in-edges of an order-sensitive node ascend as before."""
+    """Random ids; ids of in-edges of an order-sensitive node keep their order."""
     drawn = iter(rng.sample(range(1000, 9000), len(graph.edges)))
     new_ids = {}
     for node_id, node in graph.nodes.items():

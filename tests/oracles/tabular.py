@@ -145,7 +145,7 @@ def maximum_entropy_backward(space: Classes, *, by_class: bool = False) -> tuple
 def labelled_flows(space: Classes, log_reward: Tensor, log_backward: dict[Pair, float]) -> Flows:
     """F(s) = R(s) + sum over labelled actions of F(s') P_B: detailed balance in labelled counting.
 
-    `log_reward` [S] is that which is balanced: with |Aut| or without.
+    `log_reward` [S] is the balanced reward: with |Aut| or without.
     """
     flow: dict[int, float] = {}
     log_forward: dict[tuple[int, int, bool], float] = {}
@@ -159,7 +159,7 @@ def labelled_flows(space: Classes, log_reward: Tensor, log_backward: dict[Pair, 
 
 
 def class_flows(space: Classes, log_reward: Tensor, log_backward: dict[Pair, float]) -> Flows:
-    """The same with classes counted: `log_backward` is that of a labelled action, its class sums them up."""
+    """The same with classes counted: `log_backward` of a class is the sum over its labelled actions."""
     flow: dict[int, float] = {}
     log_forward: dict[tuple[int, int, bool], float] = {}
     for s in space.by_level:
@@ -238,7 +238,7 @@ class TabularPolicy(TwoWayPolicy):
 
 
 def tabular(space: Classes, flows: Flows, *, backward: bool, **options) -> tuple[RememberingContext, TabularPolicy]:
-    """A context and a policy with these flows; `backward` says whether it answers both ways."""
+    """A context and a policy with these flows; `backward`: whether it has backward distributions."""
     context = RememberingContext(space.env).with_layout(DenseLayout)
     context = context.with_backward() if backward else context
     assert isinstance(context, RememberingContext)

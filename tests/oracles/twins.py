@@ -65,7 +65,7 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
 
 
 def to_networkx(env: Environment, states: GraphStates, index: int) -> nx.Graph:
-    """Return what the arrays say about one graph; every entry where nothing is must be blank."""
+    """Return the entries of one graph; every entry of absent nodes must be blank."""
     v, state = env.vocabulary, states[index]
     n = int(state.num_nodes)
     assert bool((state.node_type[:n] != ABSENT).all())
