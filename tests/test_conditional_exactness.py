@@ -114,7 +114,7 @@ class ConditionalTable(TabularPolicy):
 
 
 @pytest.mark.parametrize("overrides", [(), ("cond.focus.use=true", "cond.focus.cosim=0.8")])
-def test_analytic_flows_of_every_conditioning_balance_side_by_side(overrides):
+def test_conditional_analytic_flows_balance(overrides):
     space = space_of(3, *overrides)
     conditioning = space.task.sample_conditioning(6, generator=torch.Generator().manual_seed(3))
     rewards = space.log_rewards(conditioning)
@@ -144,7 +144,7 @@ def test_analytic_flows_of_every_conditioning_balance_side_by_side(overrides):
     assert float(objective.loss(policy, wrong).value) > 0.1
 
 
-def test_a_trained_policy_samples_what_each_temperature_and_preference_asks_for():
+def test_conditional_policy_samples_every_target():
     space = space_of(3)
     torch.manual_seed(0)
     generator = torch.Generator().manual_seed(0)

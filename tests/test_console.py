@@ -49,7 +49,7 @@ class FakeTime:
         return self.moment
 
 
-def test_a_line_has_every_figure() -> None:
+def test_plain_lines_contain_all_metrics() -> None:
     output = io.StringIO()
     view = make_view(Console(file=output, width=40), num_training_steps=20, print_every=5)
     assert isinstance(view, PlainLines)
@@ -60,7 +60,7 @@ def test_a_line_has_every_figure() -> None:
     assert line.startswith("step 5/20 | ")
 
 
-def test_lines_come_every_few_steps_and_at_the_end() -> None:
+def test_plain_lines_print_every() -> None:
     output = io.StringIO()
     view = PlainLines(Console(file=output, width=40), Clock(12), print_every=5)
     for step in range(1, 13):
@@ -70,7 +70,7 @@ def test_lines_come_every_few_steps_and_at_the_end() -> None:
     assert "loss - |" in output.getvalue()
 
 
-def test_the_time_left_is_at_the_pace_of_this_process() -> None:
+def test_clock_time_left() -> None:
     now = FakeTime()
     clock = Clock(200, first_step=100, now=now)
     assert clock.time_left(100) == "-"
@@ -86,7 +86,7 @@ def panel(width: int) -> tuple[LivePanel, io.StringIO, FakeTime]:
 
 
 @pytest.mark.parametrize("width", [40, 80, 120])
-def test_the_panel_has_every_figure_at_any_width(width: int) -> None:
+def test_live_panel_contains_all_metrics(width: int) -> None:
     view, output, now = panel(width)
     view.write(1, {**VALUES, "score_mean": 0.5})
     now.moment += 10
@@ -101,7 +101,7 @@ def test_the_panel_has_every_figure_at_any_width(width: int) -> None:
     assert max(len(line) for line in last.splitlines()) <= width
 
 
-def test_the_panel_is_redrawn_in_place_and_gives_the_cursor_back() -> None:
+def test_live_panel_redraws_in_place() -> None:
     view, output, now = panel(80)
     for step in range(1, 4):
         now.moment += 1
@@ -114,7 +114,7 @@ def test_the_panel_is_redrawn_in_place_and_gives_the_cursor_back() -> None:
     assert written.count(line_up) >= 2
 
 
-def test_the_panel_is_not_drawn_more_often_than_one_can_read() -> None:
+def test_live_panel_refresh_rate() -> None:
     view, output, now = panel(80)
     for step in range(1, 20):
         now.moment += 0.001
@@ -137,18 +137,18 @@ def test_the_panel_is_not_drawn_more_often_than_one_can_read() -> None:
         ([float("nan")], ""),
     ],
 )
-def test_the_curve_goes_from_the_lowest_to_the_highest_mean(scores: list[float], marks: str) -> None:
+def test_curve_range(scores: list[float], marks: str) -> None:
     assert curve(scores) == marks
 
 
-def test_a_long_curve_is_condensed_to_means() -> None:
+def test_curve_of_many_scores() -> None:
     marks = curve([float(i) for i in range(3205)])
     assert len(marks) == 32
     assert list(marks) == sorted(marks)
     assert set(marks) == set("▁▂▃▄▅▆▇█")
 
 
-def test_a_terminal_without_unicode_gets_the_panel_in_ascii() -> None:
+def test_live_panel_in_ascii() -> None:
     written = io.BytesIO()
     file = io.TextIOWrapper(written, encoding="ascii")
     view = LivePanel(Console(file=file, force_terminal=True, width=80, color_system=None), Clock(2))
@@ -158,7 +158,7 @@ def test_a_terminal_without_unicode_gets_the_panel_in_ascii() -> None:
     assert "step 2/2" in written.getvalue().decode("ascii")
 
 
-def test_the_report_is_a_table_and_a_line_of_python() -> None:
+def test_print_report_table_and_load_line() -> None:
     output = io.StringIO()
     rows = [
         ReportRow(1, 0.97221, 0.9611, 12345, 3, 7, "[1].svg"),
@@ -175,7 +175,7 @@ def test_the_report_is_a_table_and_a_line_of_python() -> None:
     assert f"\n  {load_line}\n" in output.getvalue()
 
 
-def test_the_report_keeps_a_row_on_one_line_at_80_columns() -> None:
+def test_print_report_at_80_columns() -> None:
     output = io.StringIO()
     rows = [ReportRow(rank, 0.9722, 0.9611, 123_456_789, 126, 127, f"rank_{rank}.svg") for rank in range(10, 20)]
     print_report(rows, load_line=None, console=Console(file=output, width=80))
@@ -187,14 +187,14 @@ def test_the_report_keeps_a_row_on_one_line_at_80_columns() -> None:
     assert max(map(len, lines)) <= 80
 
 
-def test_without_architectures_the_report_is_one_line() -> None:
+def test_print_report_without_architectures() -> None:
     output = io.StringIO()
     print_report([], load_line="gflownet.load(...)", pictures="logs", console=Console(file=output, width=80))
     assert output.getvalue() == "no architecture could be evaluated\n"
 
 
 @pytest.mark.parametrize("num", [1, 3, 20, 47])
-def test_a_front_is_shown_from_its_first_to_its_last_and_fits_a_page(num: int) -> None:
+def test_print_front_maximum_rows(num: int) -> None:
     output = io.StringIO()
     values = [[1 - rank / 100, 10_000.0 - rank, 1.25e-5] for rank in range(num)]
     print_front(("accuracy", "parameters", "latency"), values, console=Console(file=output, width=80))
@@ -221,7 +221,7 @@ with MetricLogger(pathlib.Path(sys.argv[1]), num_training_steps=3, print_every=1
 """
 
 
-def test_a_real_terminal_gets_the_panel_and_what_a_task_prints(tmp_path: Path, checkout: Path) -> None:
+def test_live_panel_on_pseudo_terminal(tmp_path: Path, checkout: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "90", "LINES": "30", "PYTHONUTF8": "1"}
     command = [sys.executable, "-c", SHOWING, str(tmp_path)]
@@ -242,7 +242,7 @@ def test_a_real_terminal_gets_the_panel_and_what_a_task_prints(tmp_path: Path, c
     assert text.rstrip().endswith("\x1b[?25h"), "the cursor is back"
 
 
-def test_escapes_in_names_are_shown_and_not_obeyed() -> None:
+def test_console_escapes_control_characters() -> None:
     output = io.StringIO()
     console = Console(file=output, force_terminal=False, width=120)
     row = ReportRow(0, 0.5, None, None, 1, 2, picture="\x1b[31m.svg")

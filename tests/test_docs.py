@@ -126,13 +126,13 @@ def run_page(page: Path, folder: Path, python: Python) -> int:
 
 
 @pytest.mark.parametrize("name", DOCS)
-def test_examples_run(name, tmp_path, checkout, in_process):
+def test_docs_examples_run(name, tmp_path, checkout, in_process):
     assert run_page(checkout / "docs" / name, tmp_path, in_process) >= 2
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", DOCS)
-def test_examples_run_as_processes(name, tmp_path, checkout, in_subprocesses):
+def test_docs_examples_run_as_processes(name, tmp_path, checkout, in_subprocesses):
     assert run_page(checkout / "docs" / name, tmp_path, in_subprocesses) >= 2
 
 
@@ -142,7 +142,7 @@ def texts_of(path: Path) -> list[str]:
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
 
-def test_the_messages_that_are_explained_are_those_of_the_code(checkout):
+def test_docs_messages_of_workers_page_exist(checkout):
     texts = [text for path in (checkout / "gflownet").rglob("*.py") for text in texts_of(path)]
     page = (checkout / "docs" / "workers.md").read_text(encoding="utf-8")
     section = page.partition("## Errors")[2].partition("\n## ")[0]
@@ -152,7 +152,7 @@ def test_the_messages_that_are_explained_are_those_of_the_code(checkout):
     assert [part for part in parts if not any(part in text for text in texts)] == []
 
 
-def test_the_task_of_the_readme_runs(tmp_path, checkout, in_process):
+def test_docs_readme_task_runs(tmp_path, checkout, in_process):
     found = [text for language, text in blocks((checkout / "README.md").read_text()) if language == "python"]
     tasks = [(file[1], text) for text in found if (file := _FILE.match(text))]
     assert len(tasks) == 1
@@ -164,7 +164,7 @@ def test_the_task_of_the_readme_runs(tmp_path, checkout, in_process):
     assert run_shell(command[0], in_process) == 1
 
 
-def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(checkout):
+def test_docs_links_exist(checkout):
     pages = [checkout / "README.md", checkout / "CONTRIBUTING.md", *(checkout / "docs").rglob("*.md")]
     for page in pages:
         text = page.read_text()
@@ -174,12 +174,12 @@ def test_links_lead_somewhere_and_nothing_is_left_to_fill_in(checkout):
                 assert (page.parent / target).exists(), f"{page.name} links to {target}"
 
 
-def test_the_examples_of_serving_run(tmp_path, checkout, in_process):
+def test_docs_serving_examples_run(tmp_path, checkout, in_process):
     run_serving(tmp_path, checkout, in_process)
 
 
 @pytest.mark.slow
-def test_the_examples_of_serving_run_as_processes(tmp_path, checkout, in_subprocesses):
+def test_docs_serving_examples_run_as_processes(tmp_path, checkout, in_subprocesses):
     run_serving(tmp_path, checkout, in_subprocesses)
 
 

@@ -65,13 +65,13 @@ def folder(tmp_path_factory, checkout) -> Path:
 
 
 @pytest.mark.parametrize("task", ENDINGS)
-def test_a_run_that_was_ended_is_continued_as_if_it_had_not(folder, task):
+def test_killed_run_resumes_exactly(folder, task):
     assert metric_rows(folder / task) == metric_rows(folder / "whole")
     assert "best architectures" in (folder / f"{task} again.out").read_text()
     assert (folder / f"{task} again.err").read_text() == ""
 
 
 @pytest.mark.parametrize("task", ["Terminates", "Interrupts"])
-def test_a_run_that_is_asked_to_stop_reports(folder, task):
+def test_stop_signal_writes_report(folder, task):
     assert "best architectures" in (folder / f"{task} first.out").read_text()
     assert (folder / f"{task} first.err").read_text().startswith("\nstopping after this step")

@@ -12,11 +12,11 @@ HOSTILE = "\x1b]0;owned\x07\x1b[2J\r\x9b31m\u202e\u2066\u200b\u2028\udc80\x00end
 
 
 @pytest.mark.parametrize("text", ["", "plain", "ä → ∂ 漢字 é", "two\nlines", "no\u00a0break"])
-def test_plain_text_stays(text):
+def test_printable_keeps_plain_text(text):
     assert printable(text) == text
 
 
-def test_every_hidden_character_is_escaped():
+def test_printable_escapes_hidden_characters():
     hidden = [c for c in map(chr, range(0x110000)) if unicodedata.category(c) in ("Cc", "Cf", "Cs", "Zl", "Zp")]
     assert len(hidden) > 2_000
     shown = printable("".join(hidden))
@@ -26,13 +26,13 @@ def test_every_hidden_character_is_escaped():
     )
 
 
-def test_an_error_is_one_printable_line():
+def test_error_line_is_one_printable_line():
     line = error_line(UserError(f"task:\n  {HOSTILE}"))
     assert line.isprintable()
     assert line.startswith("error: task: \\x1b]0;owned\\x07\\x1b[2J \\x9b31m\\u202e")
 
 
-def test_a_warning_is_one_printable_line():
+def test_warning_is_one_printable_line():
     record = logging.LogRecord("x", logging.WARNING, "", 1, "%s: damaged\nfile", (HOSTILE,), None)
     line = OneLineFormatter().format(record)
     assert line.isprintable()

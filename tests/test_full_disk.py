@@ -44,7 +44,7 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path):
+def test_write_whole_full_disk_keeps_old_file(tmp_path):
     path = tmp_path / "file"
     write_whole(path, "old")
     with file_size_limit(10), pytest.raises(UserError, match=r"^.*/file: cannot be written \(File too large\)$"):
@@ -52,7 +52,7 @@ def test_a_file_that_does_not_fit_leaves_the_old_one(tmp_path):
     assert [(file.name, file.read_text()) for file in tmp_path.iterdir()] == [("file", "old")]
 
 
-def test_a_row_that_does_not_fit_leaves_the_rows_before(tmp_path):
+def test_metrics_file_full_disk_keeps_rows(tmp_path):
     file = MetricsFile(tmp_path / "metrics.jsonl")
     file.write(1, {"loss": 0.5})
     before = file.path.read_bytes()
@@ -66,7 +66,7 @@ def test_a_row_that_does_not_fit_leaves_the_rows_before(tmp_path):
 
 # Bytes that a file may have: too few for run.json, too few for the store.
 @pytest.mark.parametrize("limit", [900, 33_000])
-def test_a_run_that_cannot_write_ends_in_one_line_and_is_continued(finished, tmp_path, capsys, limit):
+def test_run_with_file_size_limit_resumes(finished, tmp_path, capsys, limit):
     folder = tmp_path / "run"
     assert run(folder, "num_training_steps=2") == 0
     before = {path.name: path.read_bytes() for path in folder.rglob("*") if path.is_file()}
@@ -86,7 +86,7 @@ def test_a_run_that_cannot_write_ends_in_one_line_and_is_continued(finished, tmp
 
 # Kilobytes that are free: too few for the first checkpoint, the store, the third checkpoint.
 @pytest.mark.parametrize("num_free", [4, 100, 500])
-def test_a_run_on_a_full_disk_ends_in_one_line_and_is_continued(finished, tmp_path, capsys, num_free):
+def test_run_on_full_disk_resumes(finished, tmp_path, capsys, num_free):
     with small_file_system(tmp_path / "disk", 4_000_000) as disk:
         filler = disk / "filler"
         filler.write_bytes(b"x" * (4_000_000 // 4096 * 4096 - 1_024 * num_free))
@@ -109,7 +109,7 @@ class WritesTheReport(RewardsNodesOrEdges):
         (Path(cast(Any, self.config).log_dir) / "top_architectures.json").write_text("mine")
 
 
-def test_a_report_that_cannot_be_written_is_shown(tmp_path, capsys):
+def test_report_on_full_disk_is_printed(tmp_path, capsys):
     assert run(tmp_path / "run", "task=tests.test_full_disk:WritesTheReport", "num_training_steps=1") == 2
     shown = capsys.readouterr()
     assert "best architectures" in shown.out
@@ -118,7 +118,7 @@ def test_a_report_that_cannot_be_written_is_shown(tmp_path, capsys):
     assert (tmp_path / "run" / "pareto_front.json").exists()
 
 
-def test_a_log_on_a_full_disk_ends_the_run_in_one_line(finished, tmp_path, capsys, monkeypatch):
+def test_metrics_on_full_disk_raise(finished, tmp_path, capsys, monkeypatch):
     for arguments in ([*SETTINGS, f"log_dir={tmp_path / 'run'}", "print_every=2"], ["--help"]):
         with Path("/dev/full").open("w") as full, monkeypatch.context() as patch:
             patch.setattr(sys, "stdout", full)

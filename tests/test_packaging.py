@@ -83,18 +83,18 @@ def check_runs(python: Path, *, cwd: Path, log_dir: Path, package: Path, tasks: 
     assert [row["step"] for row in rows] == [1, 2]
 
 
-def test_a_checkout_is_found_without_being_installed(checkout: Path, tmp_path: Path) -> None:
+def test_checkout_import_without_install(checkout: Path, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
     check_commands(python, cwd=checkout, package=checkout / "gflownet", tasks=checkout / "tasks")
 
 
 @pytest.mark.slow
-def test_a_checkout_runs_without_being_installed(checkout: Path, tmp_path: Path) -> None:
+def test_checkout_runs_without_install(checkout: Path, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
     check_runs(python, cwd=checkout, log_dir=tmp_path / "run", package=checkout / "gflownet", tasks=checkout / "tasks")
 
 
-def test_an_editable_install_is_found_from_an_empty_folder(checkout: Path, tmp_path: Path) -> None:
+def test_editable_install_import(checkout: Path, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
     install(python, "--editable", checkout, cwd=tmp_path)
     empty = tmp_path / "empty"
@@ -103,7 +103,7 @@ def test_an_editable_install_is_found_from_an_empty_folder(checkout: Path, tmp_p
 
 
 @pytest.mark.slow
-def test_an_editable_install_runs_from_an_empty_folder(checkout: Path, tmp_path: Path) -> None:
+def test_editable_install_runs(checkout: Path, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
     install(python, "--editable", checkout, cwd=tmp_path)
     empty = tmp_path / "empty"
@@ -111,7 +111,7 @@ def test_an_editable_install_runs_from_an_empty_folder(checkout: Path, tmp_path:
     check_runs(python, cwd=empty, log_dir=empty / "run", package=checkout / "gflownet", tasks=checkout / "tasks")
 
 
-def test_a_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
+def test_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
     install(python, wheel, cwd=tmp_path)
     empty = tmp_path / "empty"
@@ -120,7 +120,7 @@ def test_a_wheel_runs_from_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     check_runs(python, cwd=empty, log_dir=empty / "run", package=package, tasks=package / "tasks")
 
 
-def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel: Path, checkout: Path) -> None:
+def test_wheel_contents(wheel: Path, checkout: Path) -> None:
     names = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     expected = {
         f"{prefix}{path.relative_to(checkout).as_posix()}"
@@ -131,7 +131,7 @@ def test_the_wheel_has_all_of_the_package_and_nothing_else(wheel: Path, checkout
     assert names == expected
 
 
-def test_the_short_imports_lead_somewhere(checkout: Path) -> None:
+def test_package_exports(checkout: Path) -> None:
     import gflownet
 
     for name in gflownet.__all__:

@@ -61,7 +61,7 @@ def rollouts_of(trainer: GFNTrainer):
     return local_rollouts(trainer.source, policy=policy, evaluator=OneScore(), replay=trainer.replay, first_step=1)
 
 
-def test_samples_are_drawn_from_the_moving_average_and_not_from_the_policy(tmp_path):
+def test_run_samples_from_moving_average(tmp_path):
     """A policy that would stop at once does not show in samples until the average has come near it."""
     trainer = made(tmp_path, "algo.sampling_tau=0.9", "algo.train_random_action_prob=0", "replay.use=false")
     before = {name: value.clone() for name, value in trainer.learner.sampling_policy.state_dict().items()}
@@ -79,7 +79,7 @@ def test_samples_are_drawn_from_the_moving_average_and_not_from_the_policy(tmp_p
     assert len(next(rollouts_of(trainer)).trajectories) == 4
 
 
-def test_further_updates_are_further_steps_on_replayed_states(tmp_path):
+def test_run_num_updates_on_replayed_states(tmp_path):
     trainer = made(tmp_path, "replay.num_updates=3", "opt.opt=sgd")
     rollouts, num_steps = rollouts_of(trainer), []
     trainer.learner.optimizer.register_step_post_hook(lambda *_: num_steps.append(trainer.step))
@@ -95,7 +95,7 @@ def test_further_updates_are_further_steps_on_replayed_states(tmp_path):
     assert len(texts) > 1, "each draws its own"
 
 
-def test_a_run_with_everything_is_resumed_bit_for_bit(tmp_path):
+def test_run_with_all_exploration_resumes_exactly(tmp_path):
     whole = made(tmp_path / "whole", *EVERYTHING)
     whole.run()
     made(tmp_path / "parts", *EVERYTHING, "num_training_steps=2").run()
@@ -113,7 +113,7 @@ def metrics_of(folder: Path) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in TIME_KEYS} for row in rows]
 
 
-def test_a_policy_learns_to_build_the_graphs_that_it_is_given(tmp_path):
+def test_max_likelihood_learns_offline_graphs(tmp_path):
     """Maximum likelihood on what another run has found: graphs with two hidden nodes, out of its store."""
     made(tmp_path / "first", "algo.num_from_policy=32", "num_training_steps=2").run()
     with EvaluationStore(tmp_path / "first/run/evaluations.sqlite", context=context_of(tmp_path)) as store:
@@ -151,11 +151,11 @@ def context_of(tmp_path: Path) -> str:
         ("offline.num=-1", "offline.num: expected a number >= 0, got -1"),
     ],
 )
-def test_senseless_values_are_named(override, message):
+def test_invalid_exploration_options_raise(override, message):
     with pytest.raises(UserError, match=f"^{message}"):
         validate(load_config(None, [override]))
 
 
-def test_a_search_from_replayed_states_needs_a_replay():
+def test_local_search_from_replay_without_replay_raises():
     with pytest.raises(UserError, match=r"^local_search.start: expected fresh with replay.use=false, got replay"):
         validate(load_config(None, ["local_search.num=1", "local_search.start=replay", "replay.use=false"]))

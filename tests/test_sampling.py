@@ -52,7 +52,7 @@ def asked(monkeypatch) -> list[dict]:
     return calls
 
 
-def test_what_is_asked_for_reaches_the_policy_exactly(several, asked):
+def test_sample_conditioning_reaches_policy(several, asked):
     task = GFNTrainer(load_config(str(several / "config.yaml"))).task
     graphs = gflownet.sample(several, 5, beta=6, preferences=[3, 1], focus=[1, 2])
     assert [graph.config["translation"] for graph in graphs] == [task.translation_settings] * 5
@@ -62,7 +62,7 @@ def test_what_is_asked_for_reaches_the_policy_exactly(several, asked):
 
 
 @pytest.mark.parametrize("given", [{}, {"beta": 2.5}, {"preferences": [1, 1]}, {"focus": [0, 1]}])
-def test_what_is_not_asked_for_is_drawn_as_in_training(several, asked, given):
+def test_sample_default_conditioning_as_in_training(several, asked, given):
     task = GFNTrainer(load_config(str(several / "config.yaml"))).task
     gflownet.sample(several, 4, seed=3, **given)
     found = asked[0]["conditioning"]
@@ -76,7 +76,7 @@ def test_what_is_not_asked_for_is_drawn_as_in_training(several, asked, given):
         assert len(random.unique(dim=0)) == 4, "else the draws would show nothing"
 
 
-def test_the_moving_average_samples(several, asked):
+def test_sample_from_moving_average(several, asked):
     gflownet.sample(several, 1)
     checkpoint = last_checkpoint(several, option="run")
     found, stored = asked[0]["policy"].policy.state_dict(), checkpoint.state
@@ -94,12 +94,12 @@ def test_the_moving_average_samples(several, asked):
         ({"focus": [0, 0]}, r"focus: expected numbers >= 0, one of them > 0, got .*"),
     ],
 )
-def test_what_the_run_does_not_know_is_refused(several, given, message):
+def test_sample_unused_conditioning_raises(several, given, message):
     with pytest.raises(UserError, match=f"^{message}$"):
         gflownet.sample(several, 2, **given)
 
 
-def test_a_high_beta_is_answered_by_better_graphs(tmp_path):
+def test_sample_high_beta_gives_better_graphs(tmp_path):
     space = ("task=hypergrid", "env.name=hypergrid", "env.hypergrid.num_dims=1", "env.hypergrid.side=8")
     longer = ("num_training_steps=150", "algo.num_from_policy=32", "opt.learning_rate=0.01", "model.name=mlp")
     config = [*ONE_SCORE, *space, *longer, "cond.temperature.dist_params=[0,2]", f"log_dir={tmp_path / 'run'}"]

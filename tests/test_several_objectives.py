@@ -41,7 +41,7 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_run_ends_with_the_front_of_all_that_it_evaluated(finished):
+def test_run_reports_front_of_all_evaluations(finished):
     entries = json.loads((finished / "pareto_front.json").read_text())
     points = np.array([list(entry["utilities"].values()) for entry in entries])
     assert non_dominated(points).all()
@@ -51,7 +51,7 @@ def test_a_run_ends_with_the_front_of_all_that_it_evaluated(finished):
     assert (finished / "pareto_front.svg").is_file()
 
 
-def test_rewards_are_what_each_trajectory_was_asked_for(tmp_path, monkeypatch):
+def test_rewards_follow_conditioning_of_trajectory(tmp_path, monkeypatch):
     seen: list[tuple[GFNTrainer, Rollout]] = []
 
     class Watched(GFNTrainer):
@@ -70,13 +70,13 @@ def test_rewards_are_what_each_trajectory_was_asked_for(tmp_path, monkeypatch):
     assert [len(rollout.trajectories) > rollout.num_fresh for _, rollout in seen][-1]  # replayed ones among them
 
 
-def test_hypervolume_never_falls(finished):
+def test_hypervolume_is_monotonic(finished):
     volumes = [row["hypervolume"] for row in metric_rows(finished)]
     assert volumes == sorted(volumes)
     assert volumes[0] > 0
 
 
-def test_a_stopped_run_goes_on_as_if_it_had_not(finished, tmp_path):
+def test_run_with_several_objectives_resumes_exactly(finished, tmp_path):
     folder = tmp_path / "again"
     assert main([*SETTINGS, f"log_dir={folder}", "num_training_steps=3"]) == 0
     assert main([*SETTINGS, f"log_dir={folder}", "resume=true"]) == 0
@@ -86,7 +86,7 @@ def test_a_stopped_run_goes_on_as_if_it_had_not(finished, tmp_path):
     assert fronts[0] == fronts[1]
 
 
-def test_a_worker_does_the_same_kind_of_work(tmp_path, capsys):
+def test_run_with_several_objectives_in_worker(tmp_path, capsys):
     assert main([*SETTINGS, f"log_dir={tmp_path}", "num_workers=1", "num_training_steps=3"]) == 0
     assert "Pareto front" in capsys.readouterr().out
     assert metric_rows(tmp_path)[-1]["hypervolume"] > 0

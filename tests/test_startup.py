@@ -32,7 +32,7 @@ def test_default_run_imports_no_slow_package(tmp_path: Path, checkout: Path) -> 
     assert lines == ["by --help: []", "by a run: []"]
 
 
-def test_optimisers_take_the_steps_of_torch() -> None:
+def test_optimisers_match_torch() -> None:
     settings = {"Adam": {"fused": True}, "AdamW": {"weight_decay": 0.1}, "SGD": {"momentum": 0.9}}
     for name, options in settings.items():
         parameters = [torch.nn.Parameter(torch.linspace(-1, 1, 6).view(2, 3)) for _ in range(2)]

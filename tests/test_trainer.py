@@ -55,7 +55,7 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
-def test_a_run_leaves_everything_it_promises(finished):
+def test_run_writes_all_files(finished):
     assert [row["step"] for row in metric_rows(finished)] == list(range(1, 9))
     config = yaml.safe_load((finished / "config.yaml").read_text())
     assert config["algo"]["num_from_policy"] == 4
@@ -78,7 +78,7 @@ def test_a_run_leaves_everything_it_promises(finished):
     assert count == metric_rows(finished)[-1]["num_distinct"]
 
 
-def test_metrics_are_those_of_the_step(finished):
+def test_run_metrics_of_step(finished):
     for row in metric_rows(finished):
         assert 0.1 <= row["score_mean"] <= row["score_best"] <= 0.4
         assert row["failed_share"] == 0
@@ -87,14 +87,14 @@ def test_metrics_are_those_of_the_step(finished):
         assert row["log_reward_mean"] <= 0
 
 
-def test_one_seed_gives_one_run(finished, tmp_path):
+def test_run_is_reproducible(finished, tmp_path):
     assert run(tmp_path / "again") == 0
     assert metric_rows(tmp_path / "again") == metric_rows(finished)
     assert run(tmp_path / "other", "seed=1") == 0
     assert metric_rows(tmp_path / "other") != metric_rows(finished)
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(finished, tmp_path):
+def test_resume_equals_uninterrupted_run(finished, tmp_path):
     folder = tmp_path / "run"
     assert run(folder, "num_training_steps=4") == 0
     assert run(folder, "resume=true") == 0
@@ -108,7 +108,7 @@ def reported(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in entry.items() if name != "run"} for entry in entries]
 
 
-def test_a_run_that_died_between_checkpoints_is_resumed_as_if_it_had_not(finished, tmp_path):
+def test_resume_between_checkpoints(finished, tmp_path):
     folder = tmp_path / "run"
     assert run(folder, "num_training_steps=5") == 0
     (folder / "checkpoints" / "step_00000005.pt").unlink()  # as after a kill: metrics and store are ahead of step 3
@@ -116,7 +116,7 @@ def test_a_run_that_died_between_checkpoints_is_resumed_as_if_it_had_not(finishe
     assert metric_rows(folder) == metric_rows(finished)
 
 
-def test_a_run_that_died_before_its_first_checkpoint_is_resumed_from_step_0(finished, tmp_path, monkeypatch):
+def test_resume_before_first_checkpoint_from_step_0(finished, tmp_path, monkeypatch):
     calls, evaluate = itertools.count(1), RewardsHiddenNodes.evaluate
 
     def dies(self, graph, *, seed):
@@ -135,7 +135,7 @@ def test_a_run_that_died_before_its_first_checkpoint_is_resumed_from_step_0(fini
     assert fresh < num_distinct, "what was evaluated before is known"
 
 
-def test_every_artefact_names_its_run(finished):
+def test_run_files_contain_run_id(finished):
     marker = read_marker(finished)
     assert marker is not None
     lines = (finished / "metrics.jsonl").read_text().splitlines()
@@ -148,7 +148,7 @@ def test_every_artefact_names_its_run(finished):
         assert {record.run for record in store.top(100)} == {marker.run}
 
 
-def test_a_run_without_its_store_is_continued_after_one_line(tmp_path, caplog):
+def test_resume_without_store_warns(tmp_path, caplog):
     assert run(tmp_path / "run", "num_training_steps=2") == 0
     (tmp_path / "run" / "evaluations.sqlite").unlink()
     assert run(tmp_path / "run", "num_training_steps=3", "resume=true") == 0
@@ -156,7 +156,7 @@ def test_a_run_without_its_store_is_continued_after_one_line(tmp_path, caplog):
     assert "evaluations.sqlite: expected the evaluations of the run, got no file" in line
 
 
-def test_a_state_with_other_content_is_refused_in_one_line(tmp_path, capsys):
+def test_resume_with_other_state_raises(tmp_path, capsys):
     folder = tmp_path / "run"
     assert run(folder, "num_training_steps=2") == 0
     checkpoint = last_checkpoint(folder, option="run")
@@ -169,7 +169,7 @@ def test_a_state_with_other_content_is_refused_in_one_line(tmp_path, capsys):
         assert error.count("\n") == 1
 
 
-def test_an_average_of_the_policy_samples_and_is_resumed(tmp_path):
+def test_resume_with_moving_average(tmp_path):
     options = ("algo.sampling_tau=0.9", "validate_every=2")
     assert run(tmp_path / "whole", *options) == 0
     assert run(tmp_path / "halves", *options, "num_training_steps=4") == 0
@@ -179,7 +179,7 @@ def test_an_average_of_the_policy_samples_and_is_resumed(tmp_path):
     assert validated == [2, 4, 6, 8]
 
 
-def test_ctrl_c_saves_reports_and_can_be_resumed(finished, tmp_path, capsys):
+def test_ctrl_c_saves_and_reports(finished, tmp_path, capsys):
     folder = tmp_path / "run"
     handler = signal.getsignal(signal.SIGINT)
     assert run(folder, "task=tests.toy_tasks:Interrupts") == 130
@@ -192,7 +192,7 @@ def test_ctrl_c_saves_reports_and_can_be_resumed(finished, tmp_path, capsys):
     assert metric_rows(folder) == metric_rows(finished)
 
 
-def test_resume_needs_no_other_option_and_refuses_changed_ones(finished, tmp_path, capsys):
+def test_resume_reads_options_and_refuses_changes(finished, tmp_path, capsys):
     folder = tmp_path / "run"
     assert run(folder, "num_training_steps=4") == 0
     for change in ("seed=7", "opt.learning_rate=0.1", "env.max_hidden_nodes=2", "task=digits"):
@@ -204,7 +204,7 @@ def test_resume_needs_no_other_option_and_refuses_changed_ones(finished, tmp_pat
     assert metric_rows(folder) == metric_rows(finished)
 
 
-def test_all_random_states_are_resumed(tmp_path):
+def test_resume_restores_random_states(tmp_path):
     option = "task=tests.toy_tasks:DrawsFromEveryGenerator"
     assert run(tmp_path / "whole", option) == 0
     assert run(tmp_path / "halves", option, "num_training_steps=4") == 0
@@ -214,14 +214,14 @@ def test_all_random_states_are_resumed(tmp_path):
     assert len(set(rewards)) == len(rewards)
 
 
-def test_validation_does_not_change_the_training(finished, tmp_path):
+def test_validation_does_not_affect_training(finished, tmp_path):
     assert run(tmp_path / "run", "validate_every=1") == 0
     stripped = [{k: v for k, v in row.items() if k != "validation_score_mean"} for row in metric_rows(tmp_path / "run")]
     assert [row["loss"] for row in stripped] == [row["loss"] for row in metric_rows(finished)]
 
 
 @pytest.mark.parametrize("name", ["file", "file/inside", "/proc/none"])
-def test_a_folder_that_cannot_be_is_one_line(tmp_path, capsys, name):
+def test_unwritable_log_dir_raises(tmp_path, capsys, name):
     (tmp_path / "file").write_text("")
     assert run(tmp_path / name) == 2
     error = capsys.readouterr().err
@@ -229,12 +229,12 @@ def test_a_folder_that_cannot_be_is_one_line(tmp_path, capsys, name):
     assert error.count("\n") == 1
 
 
-def test_resume_of_nothing_leaves_nothing(tmp_path):
+def test_resume_without_run_creates_no_files(tmp_path):
     assert run(tmp_path / "typo", "resume=true") == 2
     assert not (tmp_path / "typo").exists()
 
 
-def test_a_search_in_which_all_fails_says_why(tmp_path, capsys):
+def test_run_with_only_failures_reports_reason(tmp_path, capsys):
     assert run(tmp_path / "run", "task=tests.toy_tasks:AlwaysFails") == 2
     shown = capsys.readouterr()
     assert "step 1: an evaluation failed: RuntimeError: nothing works" in shown.out
@@ -242,7 +242,7 @@ def test_a_search_in_which_all_fails_says_why(tmp_path, capsys):
     assert "gflownet.load" not in shown.out
 
 
-def test_escapes_in_errors_and_paths_do_not_reach_the_terminal(tmp_path, capsys):
+def test_run_escapes_control_characters(tmp_path, capsys):
     folder = tmp_path / "run\u202e[b]"
     assert run(folder, "task=tests.toy_tasks:FailsWithEscapes", "num_training_steps=2") == 0
     assert run(folder) == 2
@@ -254,14 +254,14 @@ def test_escapes_in_errors_and_paths_do_not_reach_the_terminal(tmp_path, capsys)
     assert r"run\u202e[b]" in shown.err
 
 
-def test_the_report_tests_with_the_seed_of_the_evaluation(tmp_path):
+def test_report_uses_seed_of_evaluation(tmp_path):
     assert run(tmp_path / "run", "task=tests.toy_tasks:ScoresTheSeed", "num_training_steps=2", "seed=5") == 0
     entries = json.loads((tmp_path / "run" / "top_architectures.json").read_text())
     assert len({entry["validation_score"] for entry in entries}) > 1
     assert [entry["test_score"] for entry in entries] == [entry["validation_score"] for entry in entries]
 
 
-def test_no_process_outlives_a_killed_run(tmp_path):
+def test_killed_run_leaves_no_process(tmp_path):
     command = [sys.executable, "-m", "gflownet.train", *SMALL, f"log_dir={tmp_path}", "num_workers=2"]
     command += ["num_training_steps=100000"]
     run = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
@@ -293,7 +293,7 @@ def session_members(session: int) -> list[int]:
     return found
 
 
-def test_failing_candidates_are_recorded_and_the_run_goes_on(tmp_path):
+def test_run_records_failing_candidates(tmp_path):
     folder = tmp_path / "run"
     assert run(folder, "task=tests.toy_tasks:SometimesFails", "num_training_steps=12") == 0
     shares = [row["failed_share"] for row in metric_rows(folder)]
@@ -308,7 +308,7 @@ def test_failing_candidates_are_recorded_and_the_run_goes_on(tmp_path):
     assert floors == {load_config().evaluation.floor_score}
 
 
-def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path, capsys):
+def test_existing_run_is_not_overwritten(finished, tmp_path, capsys):
     before = metric_rows(finished)
     assert run(finished) == 2
     assert "overwrite_existing_exp=true" in capsys.readouterr().err
@@ -323,7 +323,7 @@ def test_a_folder_with_a_run_is_not_overwritten_unasked(finished, tmp_path, caps
     assert (own / "notes.txt").read_text() == "mine"
 
 
-def test_a_nan_loss_ends_the_run_with_its_step(tmp_path):
+def test_run_nan_loss_raises_with_step(tmp_path):
     trainer = GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path}"]))
     parts: dict[str, Any] = {
         "policy": trainer.learner.sampling_policy,
@@ -345,7 +345,7 @@ class _OneScore(Evaluator):
         return [Evaluation(0.5, EvaluationStatus.OK, 0.0, None, 1, {}, False) for _ in candidates]
 
 
-def test_one_worker_and_one_seed_give_one_run_by_every_transport_and_backend(tmp_path):
+def test_run_with_one_worker_equal_for_transports_and_backends(tmp_path):
     """Two transports and backends in two runs: the seed decides, the way of the messages does not."""
     ways = {
         "first": ("mp_buffer_size=1000000", "workers.backend=processes"),
@@ -357,7 +357,7 @@ def test_one_worker_and_one_seed_give_one_run_by_every_transport_and_backend(tmp
     assert len(metric_rows(tmp_path / "first")) == 8
 
 
-def test_micro_batches_add_up_to_the_gradient_of_the_whole(tmp_path):
+def test_micro_batches_gradient(tmp_path):
     gradients = []
     for num in (1, 3):
         trainer = GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path}", f"opt.num_micro_batches={num}"]))
@@ -376,20 +376,20 @@ def test_micro_batches_add_up_to_the_gradient_of_the_whole(tmp_path):
     assert torch.allclose(whole, summed, rtol=1e-4, atol=1e-5 * float(whole.abs().max()))
 
 
-def test_mixed_precision_runs_here_and_in_workers(tmp_path):
+def test_run_mixed_precision(tmp_path):
     for name, workers in (("here", "num_workers=0"), ("there", "num_workers=1")):
         options = ("opt.precision=bfloat16", "opt.num_micro_batches=2", "num_training_steps=3")
         assert run(tmp_path / name, *options, workers) == 0
         assert len(metric_rows(tmp_path / name)) == 3
 
 
-def test_a_learned_backward_policy_is_an_option(finished, tmp_path):
+def test_run_learned_backward_policy(finished, tmp_path):
     assert run(tmp_path / "run", "algo.backward_policy=learned", "model.name=graph_transformer") == 0
     assert [row["step"] for row in metric_rows(tmp_path / "run")] == list(range(1, 9))
     assert metric_rows(tmp_path / "run") != metric_rows(finished)
 
 
-def test_several_workers_train_and_resume(tmp_path):
+def test_run_with_several_workers_resumes(tmp_path):
     folder = tmp_path / "run"
     options = ("num_workers=2", "mp_buffer_size=1000000")
     assert run(folder, *options, "num_training_steps=4") == 0
@@ -409,7 +409,7 @@ def test_several_workers_train_and_resume(tmp_path):
         ("env.name=nothing", "env.name: expected one of computation_graph"),
     ],
 )
-def test_a_users_mistake_is_one_line(tmp_path, capsys, override, message):
+def test_run_user_error_is_one_line(tmp_path, capsys, override, message):
     assert run(tmp_path / "run", override) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -437,7 +437,7 @@ def test_a_users_mistake_is_one_line(tmp_path, capsys, override, message):
         (["num_threads=2", "workers.start_method=fork"], "workers.start_method=fork: "),
     ],
 )
-def test_what_workers_cannot_do_is_one_line(tmp_path, capsys, options, message):
+def test_run_unsupported_worker_options_raise(tmp_path, capsys, options, message):
     assert run(tmp_path / "run", "num_workers=1", *options) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -445,7 +445,7 @@ def test_what_workers_cannot_do_is_one_line(tmp_path, capsys, options, message):
     torch.set_num_threads(1)
 
 
-def test_the_users_own_exception_in_a_worker_keeps_its_traceback(tmp_path):
+def test_run_user_exception_in_worker_has_traceback(tmp_path):
     with pytest.raises(WorkerError, match="no reward today") as caught:
         run(tmp_path / "run", "num_workers=1", "task=tests.toy_tasks:BreaksItsReward")
     cause = caught.value.__cause__
@@ -453,12 +453,12 @@ def test_the_users_own_exception_in_a_worker_keeps_its_traceback(tmp_path):
     assert "in log_reward" in str(cause.__cause__)
 
 
-def test_two_runs_do_not_share_a_folder(tmp_path):
+def test_second_run_in_folder_raises(tmp_path):
     with RunLock(tmp_path / "run"), pytest.raises(UserError, match="no run is using"):
         GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path / 'run'}"])).run()
 
 
-def test_a_shared_store_tells_runs_apart(tmp_path):
+def test_shared_store_rows_have_run_id(tmp_path):
     store = f"evaluation.store_url=sqlite:///{tmp_path / 'shared.sqlite'}"
     assert run(tmp_path / "first", store) == 0
     assert run(tmp_path / "second", store) == 0
@@ -468,7 +468,7 @@ def test_a_shared_store_tells_runs_apart(tmp_path):
     assert [row["score_mean"] for row in second] == [row["score_mean"] for row in first]
 
 
-def test_a_logger_that_does_not_open_is_its_own_error(tmp_path, monkeypatch):
+def test_run_logger_failure_raises(tmp_path, monkeypatch):
     assert run(tmp_path / "run", "num_training_steps=2") == 0
 
     def refuse(self, folder):

@@ -29,7 +29,7 @@ def walked(env, sequences: ActionSequences) -> TrajectoryBatch:
     return sequences.walk(env, conditioning=unconditional(len(sequences)), origin=Origin.REMEMBERED)
 
 
-def test_a_forward_trajectory_is_walked_bit_for_bit(sampled):
+def test_action_sequences_replay_forward_trajectories_exactly(sampled):
     env, fresh, _ = sampled
     again = walked(env, action_sequences(env, fresh))
     assert bool(again.states.equals(fresh.states).all())
@@ -41,7 +41,7 @@ def test_a_forward_trajectory_is_walked_bit_for_bit(sampled):
     assert again.origin.tolist() == [int(Origin.REMEMBERED)] * NUM
 
 
-def test_a_backward_trajectory_passes_through_the_same_states_up_to_the_names_of_nodes(sampled):
+def test_action_sequences_replay_backward_trajectories_up_to_isomorphism(sampled):
     env, _, back = sampled
     again = walked(env, action_sequences(env, back))
     env.step(again.states, again.actions)  # raises if one is illegal
@@ -53,7 +53,7 @@ def test_a_backward_trajectory_passes_through_the_same_states_up_to_the_names_of
         assert len(arrived) == 1 or bool(arrived[: len(arrived) - 1].equals(ours.states[1:]).all())
 
 
-def test_chosen_and_joined_sequences_keep_their_actions(sampled):
+def test_action_sequences_index_and_cat(sampled):
     env, fresh, back = sampled
     both = ActionSequences.cat([action_sequences(env, fresh), action_sequences(env, back)])
     index = torch.tensor([3, NUM + 2, 3, 0])

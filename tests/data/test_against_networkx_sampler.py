@@ -49,7 +49,7 @@ def told() -> Conditioning:
     return Conditioning(encoding, torch.ones(NUM_TRAJECTORIES))
 
 
-def test_replayed_actions_give_the_same_states_features_and_probabilities(sampled):
+def test_sampler_matches_networkx_sampler(sampled):
     context, policy, trajectories = sampled
     env, oracle = context.env, rules_of(context.env)
     states, alive, num_steps = env.initial_states(len(trajectories)), list(range(len(trajectories))), 0
@@ -82,7 +82,7 @@ def same_data(ours: Any, theirs: Any) -> None:
         assert torch.equal(ours[name], theirs[name]), name
 
 
-def test_symmetries_of_terminal_states_are_counted(sampled):
+def test_sampler_automorphism_counts_match_networkx(sampled):
     context, _, trajectories = sampled
     env = context.env
     for trajectory in trajectories:
@@ -92,7 +92,7 @@ def test_symmetries_of_terminal_states_are_counted(sampled):
         assert env.num_automorphisms(states) == [trajectory.num_automorphisms]
 
 
-def test_the_twin_draws_actions_as_often_as_the_policy_says():
+def test_networkx_sampler_action_frequencies():
     """The first action of an empty graph, two of which are legal, against their probabilities; 4.5 sigmas wide."""
     context = GraphBuildingEnvContext(GraphBuildingEnv(["a", "b"], max_nodes=1))
     with torch.random.fork_rng():

@@ -22,7 +22,7 @@ NUM = 1_500
 
 
 @pytest.mark.parametrize(("temperature", "epsilon"), [(2.5, 0.0), (0.4, 0.0), (2.5, 0.3)])
-def test_a_temperature_divides_the_logits_before_uniform_actions_are_mixed_in(temperature, epsilon):
+def test_exploration_temperature_before_uniform_mixture(temperature, epsilon):
     env = GraphBuildingEnv(["a", "b"], max_nodes=3)
     context, policy = opinionated(env)
     graph = enumerate_states(env)
@@ -56,7 +56,7 @@ def test_a_temperature_divides_the_logits_before_uniform_actions_are_mixed_in(te
 
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("name", ["undirected_attributes", "directed_attributes", "computation_graph_ordered"])
-def test_backward_trajectories_follow_the_learned_backward_policy(name, dense):
+def test_sample_backward_learned_policy_frequencies(name, dense):
     """Which states are passed through on the way from one terminal state, against their exact probabilities."""
     env = ENVIRONMENTS[name]()
     context, policy = opinionated(env, two_way=True, dense=dense, sharpness=7.0)
@@ -101,7 +101,7 @@ def visits(env, graph, context, policy, start: int) -> dict[str, tuple[int, floa
     return {names[s]: (int(graph.level[s]), p) for s, p in mass.items()}
 
 
-def test_the_generator_decides_what_a_learned_backward_policy_draws():
+def test_sample_backward_learned_policy_generator():
     env = ENVIRONMENTS["directed"]()
     context, policy = opinionated(env, two_way=True)
     graph = enumerate_states(env)

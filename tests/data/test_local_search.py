@@ -79,7 +79,7 @@ class Space:
         ("computation_graph_ordered", True, True),
     ],
 )
-def test_the_metropolis_filter_keeps_the_target_in_detailed_balance_whatever_the_policy(name, two_way, scales_rewards):
+def test_local_search_metropolis_detailed_balance(name, two_way, scales_rewards):
     """From exact samples of the target, every move is as frequent as its reverse, and what they end in is one, too."""
     space, num = Space(MADE[name]()), 4_000
     context, policy = opinionated(space.env, two_way=two_way, sharpness=1.0)
@@ -104,7 +104,7 @@ def test_the_metropolis_filter_keeps_the_target_in_detailed_balance_whatever_the
     assert chi2.sf(statistic, len(pairs)) > 1e-3
 
 
-def test_where_flows_balance_every_move_between_states_of_one_length_is_accepted():
+def test_local_search_metropolis_accepts_all_at_balanced_flows():
     """The ratio is one then, but for the number of steps that may be undone: one, and one only."""
     space = Space(MADE["many_lengths"]())
     classes = classes_of(space.env, space.graph)
@@ -130,7 +130,7 @@ def num_steps(env: Environment, terminal: GraphStates) -> Tensor:
 
 @pytest.mark.parametrize("name", [*MADE, "undirected_attributes"])
 @pytest.mark.parametrize("two_way", [False, True])
-def test_proposals_are_whole_trajectories_that_share_their_beginning_with_a_way_to_the_state(name, two_way):
+def test_local_search_proposals_share_first_steps(name, two_way):
     space = Space({**ENVIRONMENTS, **MADE}[name]())
     env = space.env
     context, policy = opinionated(env, two_way=two_way, sharpness=1.0)
@@ -153,7 +153,7 @@ def test_proposals_are_whole_trajectories_that_share_their_beginning_with_a_way_
     assert set(refined.proposals[0].origin.tolist()) == {int(Origin.RESAMPLED)}
 
 
-def test_better_states_are_kept_and_worse_ones_left():
+def test_local_search_better_acceptance():
     space = Space(MADE["many_lengths"]())
     context, policy = opinionated(space.env, sharpness=1.0)
     index = torch.arange(40) % len(space.terminal)
@@ -168,7 +168,7 @@ def test_better_states_are_kept_and_worse_ones_left():
     assert refined.accepted_share == pytest.approx(improved / 5)
 
 
-def test_the_generator_decides_what_is_tried():
+def test_local_search_generator():
     space = Space(MADE["directed"]())
     context, policy = opinionated(space.env, two_way=True)
     config = LocalSearchConfig(num=8, accept="metropolis")

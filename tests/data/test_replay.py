@@ -43,28 +43,28 @@ def drawn(buffer: ReplayBuffer, num: int, *, seed: int = 0) -> Counter:
     return Counter(scores.int().tolist())
 
 
-def test_the_oldest_states_make_room(terminal):
+def test_replay_evicts_oldest(terminal):
     buffer = filled(terminal, capacity=10)
     assert len(buffer) == 10
     assert drawn(buffer, 2_000).keys() == set(range(30, 40))
     assert buffer.state_dict()["keys"] == [str(i) for i in range(30, 40)]
 
 
-def test_more_states_at_once_than_there_is_room_for(terminal):
+def test_replay_add_more_than_capacity(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=1, capacity=3))
     buffer.add(SeenStates(terminal[:10], torch.arange(10.0)), keys=list("abcdefghij"))
     assert buffer.state_dict()["keys"] == ["h", "i", "j"]
     assert drawn(buffer, 200).keys() == {7, 8, 9}
 
 
-def test_a_state_that_left_may_come_back(terminal):
+def test_replay_add_evicted_state_again(terminal):
     buffer = filled(terminal, num=4, capacity=3)
     assert buffer.state_dict()["keys"] == ["1", "2", "3"]
     buffer.add(SeenStates(terminal[:1], torch.tensor([50.0])), keys=["0"])
     assert buffer.state_dict()["keys"] == ["2", "3", "0"]
 
 
-def test_one_key_is_kept_once_with_its_first_score(terminal):
+def test_replay_duplicate_key_keeps_first_score(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=1, top_share=0.0))
     buffer.add(SeenStates(terminal[:4], torch.tensor([1.0, 2.0, 3.0, 4.0])), keys=["a", "b", "a", "c"])
     buffer.add(SeenStates(terminal[:2], torch.tensor([9.0, 9.0])), keys=["c", "a"])
@@ -73,14 +73,14 @@ def test_one_key_is_kept_once_with_its_first_score(terminal):
     assert buffer.state_dict()["scores"].tolist() == [1.0, 2.0, 4.0]
 
 
-def test_states_and_scores_stay_together(terminal):
+def test_replay_state_score_pairs(terminal):
     buffer = filled(terminal, capacity=25)
     states, scores = sampled(buffer, 200, seed=1)
     assert bool(states.equals(terminal[scores.long()]).all())
 
 
 @pytest.mark.parametrize("top_share", [0.0, 0.5, 1.0])
-def test_a_share_is_drawn_from_the_best_tenth_and_the_rest_from_all(terminal, top_share):
+def test_replay_mixed_priority_shares(terminal, top_share):
     buffer, num = filled(terminal, top_share=top_share), 10_000
     counts = drawn(buffer, num)
     best = range(36, 40)  # four of forty
@@ -92,7 +92,7 @@ def test_a_share_is_drawn_from_the_best_tenth_and_the_rest_from_all(terminal, to
         assert counts[i] == pytest.approx(num * (1 - top_share) / 40, rel=0.45)
 
 
-def test_uniformly_no_state_comes_again_before_all_were_there(terminal):
+def test_replay_uniform_draws_without_early_repeats(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=1, priority="uniform"))
     buffer.add(SeenStates(terminal[:20], torch.arange(20.0)), keys=[str(i) for i in range(20)])
     assert drawn(buffer, 4_000) == dict.fromkeys(range(20), 200)
@@ -106,7 +106,7 @@ def test_uniformly_no_state_comes_again_before_all_were_there(terminal):
     num=st.integers(0, 60),
     seed=st.integers(0, 10_000),
 )
-def test_indices_come_as_often_as_their_weights_say_but_for_less_than_once(weights, num, seed):
+def test_draw_counts_near_expectation(weights, num, seed):
     weights = torch.tensor([*weights, 1.0])
     counts = draw(weights, num, torch.Generator().manual_seed(seed)).bincount(minlength=len(weights))
     expected = num * weights.double() / weights.double().sum()
@@ -115,7 +115,7 @@ def test_indices_come_as_often_as_their_weights_say_but_for_less_than_once(weigh
     assert not bool(counts[weights == 0].any())
 
 
-def test_over_many_seeds_indices_come_as_often_as_their_weights_say():
+def test_draw_frequencies_over_seeds():
     weights, num, num_seeds = torch.tensor([1.0, 4.0, 0.5, 2.0, 7.0, 0.0, 1.0]), 3, 4_000
     counts = torch.zeros(len(weights))
     for seed in range(num_seeds):
@@ -125,7 +125,7 @@ def test_over_many_seeds_indices_come_as_often_as_their_weights_say():
     assert bool(((counts / num_seeds - expected).abs() <= 4.5 * deviation).all())
 
 
-def test_the_weight_of_a_state_falls_with_its_rank_and_equals_weigh_the_same(terminal):
+def test_replay_rank_weights(terminal):
     """Weights 1 / (0.01 n + rank), rank the number of better states."""
     scores = [3.0, 9.0, 1.0, 3.0, 7.0, 3.0, 0.0, 2.0, 8.0, 4.0]
     buffer = ReplayBuffer(ReplayConfig(warmup=1, priority="rank"))
@@ -137,13 +137,13 @@ def test_the_weight_of_a_state_falls_with_its_rank_and_equals_weigh_the_same(ter
     assert p_value(drawn(buffer, 20_000), expected) > 1e-3
 
 
-def test_several_objectives_rank_by_the_mean_of_their_utilities(terminal):
+def test_replay_rank_by_mean_utility(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=1, evict="worst", capacity=2))
     buffer.add(SeenStates(terminal[:3], torch.tensor([[0.0, 1.0], [0.4, 0.4], [0.9, 0.3]])), keys=["a", "b", "c"])
     assert buffer.state_dict()["keys"] == ["a", "c"]
 
 
-def test_the_worst_states_make_room_and_the_oldest_of_equals(terminal):
+def test_replay_evicts_worst(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=1, capacity=3, evict="worst"))
     assert buffer.add(SeenStates(terminal[:2], torch.tensor([5.0, 1.0])), keys=["a", "b"]) == 2
     assert buffer.add(SeenStates(terminal[2:5], torch.tensor([0.0, 1.0, 7.0])), keys=["c", "d", "e"]) == 3
@@ -153,28 +153,28 @@ def test_the_worst_states_make_room_and_the_oldest_of_equals(terminal):
     assert buffer.state_dict()["keys"] == ["a", "d", "e"]
 
 
-def test_equal_scores_are_all_among_the_best(terminal):
+def test_replay_mixed_priority_with_equal_scores(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=1, top_share=1.0))
     buffer.add(SeenStates(terminal[:20], torch.ones(20)), keys=[str(i) for i in range(20)])
     states, _ = sampled(buffer, 500, seed=2)
     assert all(bool(states.equals(GraphStates.cat([terminal[i : i + 1]] * 500)).any()) for i in range(20))
 
 
-def test_the_seed_decides_what_is_drawn(terminal):
+def test_replay_sample_seed(terminal):
     buffer = filled(terminal)
     first, second, other = (sampled(buffer, 50, seed=seed)[1].tolist() for seed in (3, 3, 4))
     assert first == second
     assert first != other
 
 
-def test_an_empty_buffer_has_nothing_to_draw(terminal):
+def test_replay_empty_sample_is_none(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=1))
     buffer.add(SeenStates(terminal[:0], torch.zeros(0)), keys=[])
     assert len(buffer) == 0
     assert buffer.sample(1, seed=0) is None
 
 
-def test_nothing_is_drawn_before_the_warmup_is_over(terminal):
+def test_replay_warmup(terminal):
     buffer = ReplayBuffer(ReplayConfig(warmup=3))
     for i in range(3):
         assert buffer.sample(1, seed=0) is None
@@ -191,7 +191,7 @@ def saved_and_loaded(buffer: ReplayBuffer, *, capacity: int = 100) -> ReplayBuff
     return again
 
 
-def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(terminal):
+def test_replay_state_dict_round_trip(terminal):
     buffer = filled(terminal, num=20, capacity=30)
     again = saved_and_loaded(buffer, capacity=30)
     assert len(again) == 20
@@ -203,14 +203,14 @@ def test_a_saved_buffer_goes_on_as_if_nothing_had_happened(terminal):
     assert bool(ours[0].equals(theirs[0]).all())
 
 
-def test_an_empty_buffer_can_be_saved(terminal):
+def test_replay_empty_state_dict(terminal):
     again = saved_and_loaded(ReplayBuffer(ReplayConfig(warmup=1)))
     assert len(again) == 0
     again.add(SeenStates(terminal[:2], torch.ones(2)), keys=["a", "b"])
     assert len(again) == 2
 
 
-def test_what_was_saved_does_not_change_with_the_buffer(terminal):
+def test_replay_state_dict_is_a_snapshot(terminal):
     buffer = filled(terminal, num=5, capacity=5)
     state = buffer.state_dict()
     buffer.add(SeenStates(terminal[10:15], torch.arange(5.0) + 10), keys=list("abcde"))

@@ -13,13 +13,13 @@ def fail(cause: BaseException | None) -> None:
         raise WorkerError("worker 0 failed") from cause
 
 
-def test_user_errors_of_the_main_process_stay_user_errors():
+def test_worker_failure_with_user_error_cause():
     """A full disk under the store that a worker writes to is one line, as without workers."""
     with pytest.raises(UserError, match=r"^store: cannot be written$"):
         fail(UserError("store: cannot be written"))
 
 
-def test_other_failures_keep_their_cause_or_name_the_options():
+def test_worker_failure_with_other_or_no_cause():
     with pytest.raises(WorkerError):
         fail(RuntimeError("the user's own"))
     with pytest.raises(UserError, match=r"^num_workers=2: worker 0 failed \(workers.deadline, workers.max_restarts\)$"):

@@ -93,14 +93,14 @@ def check_valid(env: Environment, batch: TrajectoryBatch, *, up_to_order: bool) 
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_forward_trajectories_are_valid(name):
+def test_sample_forward_trajectories_are_valid(name):
     env = SAMPLED[name]()
     batch = forward(env, num=6, seed=1, stop=-2.0)
     check_valid(env, batch, up_to_order=False)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
-def test_backward_trajectories_are_valid(name):
+def test_sample_backward_trajectories_are_valid(name):
     env = SAMPLED[name]()
     terminal = forward(env, num=6, seed=2, stop=-4.0).terminal
     generator = torch.Generator().manual_seed(3)
@@ -109,7 +109,7 @@ def test_backward_trajectories_are_valid(name):
     check_valid(env, batch, up_to_order=True)
 
 
-def test_symmetric_terminal_states_occur_and_are_counted():
+def test_sampler_counts_automorphisms():
     env = ENVIRONMENTS["undirected_fixed_size"]()
     batch = forward(env, num=40, seed=4)
     counts = [num_automorphisms(to_networkx(env, batch.terminal, i)) for i in range(40)]
@@ -117,7 +117,7 @@ def test_symmetric_terminal_states_occur_and_are_counted():
     assert batch.log_symmetry.exp().tolist() == pytest.approx(counts, rel=1e-5)
 
 
-def test_finished_graphs_leave_the_batch():
+def test_sample_forward_drops_finished_graphs():
     env = ENVIRONMENTS["undirected"]()
     context = GraphBuildingEnvContext(env)
     policy = BiasedPolicy(context, 0.0)
@@ -129,7 +129,7 @@ def test_finished_graphs_leave_the_batch():
     assert min(lengths) < max(lengths)
 
 
-def test_the_policy_reads_the_same_state_once():
+def test_sample_forward_deduplicates_states():
     context = GraphBuildingEnvContext(ENVIRONMENTS["undirected"]())
     policy = BiasedPolicy(context, -5.0)
     generator = torch.Generator().manual_seed(7)
@@ -139,7 +139,7 @@ def test_the_policy_reads_the_same_state_once():
     assert max(policy.batch_sizes) < 200
 
 
-def test_every_trajectory_keeps_its_own_conditioning():
+def test_sampler_conditioning_per_trajectory():
     """Half of the batch is told to stop at once, the other half to go on: mixed up, both would show."""
     env = ENVIRONMENTS["undirected"]()
     context = GraphBuildingEnvContext(env)
@@ -168,7 +168,7 @@ def actions_by_state(env: Environment, batch: TrajectoryBatch) -> dict[str, Coun
     return found
 
 
-def test_with_epsilon_one_every_legal_action_is_equally_likely():
+def test_sample_forward_epsilon_one_is_uniform():
     env = ENVIRONMENTS["directed"]()
     batch = forward(env, num=1_500, seed=7, epsilon=1.0, stop=30.0)
     num_legal = env.forward_masks(batch.states).num_actions().tolist()
@@ -185,7 +185,7 @@ def test_with_epsilon_one_every_legal_action_is_equally_likely():
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.2])
-def test_epsilon_is_the_share_of_uniform_actions(epsilon):
+def test_sample_forward_epsilon_share(epsilon):
     """On a single node, 1 + 2 actions are legal, and a sure policy takes Stop."""
     env = ENVIRONMENTS["undirected"]()
     batch = forward(env, num=2_000, seed=8, epsilon=epsilon, stop=60.0)
@@ -201,7 +201,7 @@ def same(ours: TrajectoryBatch, theirs: TrajectoryBatch) -> bool:
     return all(equal) and torch.equal(ours.trajectory, theirs.trajectory)
 
 
-def test_the_generator_decides_everything():
+def test_sampler_generator():
     env = ENVIRONMENTS["computation_graph_ordered"]()
     torch.manual_seed(0)
     first = forward(env, num=8, seed=9, epsilon=0.5)
@@ -236,7 +236,7 @@ def small_space() -> tuple[Environment, StateGraph, GraphBuildingEnvContext, Pol
 
 
 @pytest.mark.parametrize("epsilon", [0.0, 0.5])
-def test_terminal_states_are_as_frequent_as_the_exact_push_forward_says(small_space, epsilon):
+def test_sample_forward_terminal_frequencies(small_space, epsilon):
     env, graph, context, policy = small_space
     num = 6_000
 
@@ -262,7 +262,7 @@ def test_terminal_states_are_as_frequent_as_the_exact_push_forward_says(small_sp
     assert not counts
 
 
-def test_the_backward_sampler_draws_every_parent_equally_often():
+def test_sample_backward_uniform_parents():
     env, num = ENVIRONMENTS["undirected"](), 3_000
     graph = enumerate_states(env)
     index = max(range(len(graph)), key=lambda i: len({key(env, state) for _, state in env.parents(graph.states, i)}))
@@ -280,7 +280,7 @@ def test_the_backward_sampler_draws_every_parent_equally_often():
         assert within_binomial_bounds(counts[parent], num, multiplicity / parents.total())
 
 
-def test_a_backward_action_is_undone_by_the_forward_action_that_is_kept():
+def test_sample_backward_forward_actions_invert():
     """Stop comes last although backward sampling begins with it."""
     env = ENVIRONMENTS["directed_attributes"]()
     terminal = forward(env, num=5, seed=13, stop=-5.0).terminal

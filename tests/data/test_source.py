@@ -52,7 +52,7 @@ class Raises(CountsNodes):
         raise RuntimeError("no reward today")
 
 
-def test_a_rollout_is_evaluated_remembered_and_replayed(tmp_path):
+def test_rollout_scores_stores_and_replays(tmp_path):
     with parts(tmp_path) as made:
         first, second, third = islice(made.here(), 3)
         assert first.num_fresh == len(first.trajectories) == len(first.evaluations) == 6
@@ -78,7 +78,7 @@ def test_rollout_searches_canonical_form_once_per_terminal_graph(tmp_path, monke
     assert 0 < len(searches) <= rollout.num_fresh
 
 
-def test_a_step_can_be_made_again_in_any_order(tmp_path):
+def test_rollout_is_stateless(tmp_path):
     with parts(tmp_path / "once") as once, parts(tmp_path / "again") as again:
         expected = list(islice(once.here(), 3))
         ours = {}
@@ -88,7 +88,7 @@ def test_a_step_can_be_made_again_in_any_order(tmp_path):
         assert [ours[step] for step in (1, 2, 3)] == [num_nodes(r) for r in expected]
 
 
-def test_validation_draws_from_a_stream_of_its_own_without_exploration(tmp_path):
+def test_sample_on_policy_separate_stream(tmp_path):
     with parts(tmp_path, epsilon=1.0) as made:
         write_stop(made.policy, bias=1e4)
         sampled = made.source.sample_on_policy(5, policy=made.policy)
@@ -104,7 +104,7 @@ WAYS = [
 
 @pytest.mark.parametrize(("transport", "dense", "backend"), WAYS)
 @pytest.mark.filterwarnings("ignore:mp_buffer_size")
-def test_one_worker_makes_the_same_rollouts_bit_for_bit(tmp_path, transport, dense, backend):
+def test_worker_rollouts_one_worker_bit_equal(tmp_path, transport, dense, backend):
     with parts(tmp_path / "here", dense=dense) as here, parts(tmp_path / "there", dense=dense) as there:
         expected = list(islice(here.here(), 5))
         with closing(there.of_workers(transport, config=WorkersConfig(backend=backend))) as stream:
@@ -119,7 +119,7 @@ def test_one_worker_makes_the_same_rollouts_bit_for_bit(tmp_path, transport, den
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_policy_on_a_cuda_device_answers_workers(tmp_path, backend):
+def test_worker_rollouts_policy_on_cuda(tmp_path, backend):
     with parts(tmp_path) as made:
         made.policy.cuda()
         config = WorkersConfig(backend=backend)
@@ -130,7 +130,7 @@ def test_a_policy_on_a_cuda_device_answers_workers(tmp_path, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_two_workers_take_turns_and_each_step_is_its_own(tmp_path, backend):
+def test_worker_rollouts_two_workers_alternate(tmp_path, backend):
     with parts(tmp_path / "here") as here, parts(tmp_path / "there") as there:
         expected = list(islice(here.here(), 6))
         with closing(there.of_workers("buffer", num_workers=2, config=WorkersConfig(backend=backend))) as stream:
@@ -140,7 +140,7 @@ def test_two_workers_take_turns_and_each_step_is_its_own(tmp_path, backend):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_worker_samples_from_the_weights_published_before_its_rollout_began(tmp_path, backend):
+def test_worker_rollouts_use_published_weights(tmp_path, backend):
     config = WorkersConfig(backend=backend)
     with parts(tmp_path, epsilon=0.0) as made, closing(made.of_workers("buffer", config=config)) as stream:
         first = next(stream)
@@ -153,7 +153,7 @@ def test_a_worker_samples_from_the_weights_published_before_its_rollout_began(tm
         assert num_nodes(next(stream)) == [4] * 6
 
 
-def test_weights_are_there_before_the_fastest_worker_asks_for_them(tmp_path, monkeypatch):
+def test_worker_rollouts_publish_before_first_refresh(tmp_path, monkeypatch):
     start = rollout_module._pool
 
     def asked_at_once(work, server, **options):
@@ -167,7 +167,7 @@ def test_weights_are_there_before_the_fastest_worker_asks_for_them(tmp_path, mon
         assert len(num_nodes(next(stream))) == 6
 
 
-def test_a_killed_worker_is_replaced_and_no_step_is_lost(tmp_path):
+def test_worker_rollouts_replace_killed_worker(tmp_path):
     sign = tmp_path / "sign"
     with parts(tmp_path / "here") as here, parts(tmp_path / "there", task=DiesOnce, sign=sign) as there:
         expected = list(islice(here.here(), 6))
@@ -179,7 +179,7 @@ def test_a_killed_worker_is_replaced_and_no_step_is_lost(tmp_path):
         assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
 
 
-def test_a_killed_worker_of_a_dataloader_ends_the_stream_in_one_line(tmp_path):
+def test_worker_rollouts_dataloader_killed_worker_raises(tmp_path):
     sign = tmp_path / "sign"
     sign.touch()
     with (
@@ -191,7 +191,7 @@ def test_a_killed_worker_of_a_dataloader_ends_the_stream_in_one_line(tmp_path):
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
-def test_a_worker_that_raises_says_so_with_its_traceback(tmp_path, backend):
+def test_worker_rollouts_user_exception_with_traceback(tmp_path, backend):
     with (
         parts(tmp_path, task=Raises) as made,
         closing(made.of_workers("pickle", config=WorkersConfig(backend=backend))) as stream,
@@ -203,7 +203,7 @@ def test_a_worker_that_raises_says_so_with_its_traceback(tmp_path, backend):
     assert "in log_reward" in str(cause.__cause__ or cause)
 
 
-def test_merged_calls_are_answered_as_each_alone(tmp_path):
+def test_merged_policy_calls_equal_separate_calls(tmp_path):
     for dense in (True, False):
         with parts(tmp_path, dense=dense) as made:
             context, env = made.source.context, made.source.context.env
@@ -224,7 +224,7 @@ def test_merged_calls_are_answered_as_each_alone(tmp_path):
                     assert bool(categorical.log_prob(context.to_indices(batch, actions)).isfinite().all())
 
 
-def test_small_states_merge_with_large_ones(tmp_path):
+def test_merged_policy_calls_with_different_sizes(tmp_path):
     """Batches of a dense layout are as wide as their largest graph."""
     with parts(tmp_path) as made:
         context = made.source.context

@@ -48,7 +48,7 @@ def finished(tmp_path_factory) -> Path:
     return folder
 
 
-def test_it_says_how_both_are_doing(finished):
+def test_auxiliary_metrics_are_logged(finished):
     found = metric_rows(finished)
     assert len(found) == 6
     for row in found:
@@ -58,13 +58,13 @@ def test_it_says_how_both_are_doing(finished):
     assert [row["step"] for row in found if "greedy_score_mean" in row] == [2, 4, 6]
 
 
-def test_a_resumed_run_equals_an_uninterrupted_one(finished, tmp_path):
+def test_auxiliary_run_resumes_exactly(finished, tmp_path):
     assert run(tmp_path / "run", *BOTH, "num_training_steps=3") == 0
     assert run(tmp_path / "run", *BOTH, "resume=true") == 0
     assert metric_rows(tmp_path / "run") == metric_rows(finished)
 
 
-def test_one_worker_and_one_seed_give_one_run(tmp_path):
+def test_auxiliary_run_with_one_worker_is_reproducible(tmp_path):
     for name, transport in (("first", "mp_buffer_size=1000000"), ("second", "pickle_mp_messages=true")):
         # Without validations: what they score while a worker scores the same is one's or the other's.
         assert run(tmp_path / name, *BOTH, "validate_every=0", "num_workers=1", transport) == 0
@@ -72,7 +72,7 @@ def test_one_worker_and_one_seed_give_one_run(tmp_path):
     assert all("teacher_loss" in row for row in metric_rows(tmp_path / "first"))
 
 
-def test_action_values_change_nothing_about_the_training(tmp_path):
+def test_action_values_do_not_affect_training(tmp_path):
     options = ("num_training_steps=3", "task=tests.toy_tasks:DrawsFromEveryGenerator")
     assert run(tmp_path / "without", *options) == 0
     assert run(tmp_path / "with", *options, "algo.qgfn.use=true") == 0
@@ -87,7 +87,7 @@ class _OneScore(Evaluator):
         return [Evaluation(0.5, EvaluationStatus.OK, 0.0, None, 1, {}, False) for _ in candidates]
 
 
-def test_the_teacher_samples_its_share_and_those_are_not_the_policys_own(tmp_path):
+def test_teacher_share_of_trajectories_is_off_policy(tmp_path):
     options = ("algo.num_from_policy=10", "algo.teacher.share=0.3", "replay.use=false")
     trainer = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}", *options]))
     teacher = trainer.auxiliary.teacher
@@ -112,7 +112,7 @@ def test_the_teacher_samples_its_share_and_those_are_not_the_policys_own(tmp_pat
     assert trajectories().origin.tolist() == [int(Origin.SAMPLED)] * 10
 
 
-def test_targets_are_made_of_a_moving_average(tmp_path):
+def test_action_values_target_is_moving_average(tmp_path):
     options = ("algo.qgfn.use=true", "algo.qgfn.decay=0.9", "algo.qgfn.learning_rate=0.1")
     trainer = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}", *options]))
     values = trainer.auxiliary.action_values
@@ -127,7 +127,7 @@ def test_targets_are_made_of_a_moving_average(tmp_path):
     assert any(not torch.equal(value, first[name]) for name, value in state["network"].items())
 
 
-def test_the_teacher_does_not_begin_as_the_policy(tmp_path):
+def test_teacher_initial_weights_differ_from_policy(tmp_path):
     trainer = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}", *BOTH]))
     plain = GFNTrainer(load_config(None, [*RUN, f"log_dir={tmp_path}"]))
     teacher, own = trainer.auxiliary.teacher, dict(trainer.policy.named_parameters())
@@ -155,7 +155,7 @@ def test_the_teacher_does_not_begin_as_the_policy(tmp_path):
         (["algo.qgfn.p=2"], "algo.qgfn.p: expected a number in [0, 1], got 2"),
     ],
 )
-def test_what_makes_no_sense_is_one_line(tmp_path, capsys, overrides, message):
+def test_invalid_auxiliary_options_raise(tmp_path, capsys, overrides, message):
     assert run(tmp_path / "run", *BOTH, *overrides) == 2
     error = capsys.readouterr().err
     assert message in error
@@ -163,13 +163,13 @@ def test_what_makes_no_sense_is_one_line(tmp_path, capsys, overrides, message):
 
 
 @pytest.mark.parametrize("method", ["vargrad", "db", "subtb"])
-def test_it_teaches_under_other_objectives(tmp_path, method):
+def test_teacher_with_other_objectives(tmp_path, method):
     options = (f"algo.method={method}", "algo.teacher.share=0.5", "num_training_steps=2", "opt.num_micro_batches=2")
     assert run(tmp_path / "run", *options, "algo.backward_policy=learned", "algo.symmetry=actions") == 0
     assert all(row["teacher_loss"] >= 0 for row in metric_rows(tmp_path / "run"))
 
 
-def test_graphs_of_a_finished_run_are_sampled_again(finished):
+def test_sample_greedy_graphs_of_finished_run(finished):
     before = torch.get_rng_state()
     drawn = {p: gflownet.sample(finished, 5, greediness=p, seed=3) for p in (0.0, 1.0)}
     assert torch.equal(torch.get_rng_state(), before)
@@ -182,7 +182,7 @@ def test_graphs_of_a_finished_run_are_sampled_again(finished):
     assert len(set(keys[1.0])) == 1  # the best action each time: always the same way
 
 
-def test_what_cannot_be_sampled_is_said(finished, tmp_path):
+def test_sample_invalid_arguments_raise(finished, tmp_path):
     with pytest.raises(UserError, match="run_folder: expected the log_dir of a run with a checkpoint"):
         gflownet.sample(tmp_path / "none", 5)
     assert run(tmp_path / "run", "num_training_steps=1") == 0

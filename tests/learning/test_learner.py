@@ -69,7 +69,7 @@ def step_of(learner: Learner) -> torch.Tensor:
     return parameters_of(learner) - before
 
 
-def test_gradients_are_clipped_by_norm_by_value_or_not_at_all():
+def test_learner_gradient_clipping():
     free = step_of(make_learner(opt=replace(SGD, clip_grad_type="none")))
     assert float(free.norm()) > 0.1
     by_norm = step_of(make_learner(opt=replace(SGD, clip_grad_type="norm", clip_grad_param=0.05)))
@@ -79,7 +79,7 @@ def test_gradients_are_clipped_by_norm_by_value_or_not_at_all():
     assert float(by_value.abs().max()) == pytest.approx(0.01, rel=1e-3)
 
 
-def test_a_training_step_takes_num_updates_optimiser_steps():
+def test_learner_num_updates():
     learner, steps = make_learner(num_updates=3), []
     learner.optimizer.register_step_post_hook(lambda *_: steps.append(learner.num_steps_done))
     assert [one.number for one in fit(learner, rollouts_of(learner), num_steps=2)] == [1, 2]
@@ -87,7 +87,7 @@ def test_a_training_step_takes_num_updates_optimiser_steps():
     assert learner.num_steps_done == 2
 
 
-def test_remembered_batches_grow_linearly_and_are_drawn_anew_for_each_update():
+def test_learner_remembered_batches_grow_linearly():
     learner = make_learner(opt=replace(SGD, learning_rate=1e-4), num_steps=8, num_updates=2, num_remembered=8)
     for _ in fit(learner, rollouts_of(learner), num_steps=8):
         pass
@@ -100,14 +100,14 @@ def test_remembered_batches_grow_linearly_and_are_drawn_anew_for_each_update():
     assert ends[0] != ends[1]
 
 
-def test_constant_growth_sees_all_remembered_batches_from_the_second_step_on():
+def test_learner_remembered_batches_constant_growth():
     learner = make_learner(num_steps=3, num_remembered=2, remembered_growth="constant")
     for _ in fit(learner, rollouts_of(learner), num_steps=3):
         pass
     assert [len(batch) for batch in batches_of(learner)] == [8, 24, 24]
 
 
-def test_only_fresh_trajectories_are_remembered():
+def test_learner_remembers_fresh_trajectories_only():
     learner = make_learner(num_steps=1, num_remembered=1)
     rollout = next(rollouts_of(learner))
     learner.learn(replace(rollout, num_fresh=3))
@@ -116,7 +116,7 @@ def test_only_fresh_trajectories_are_remembered():
     assert torch.equal(kept.trajectories.log_reward, rollout.trajectories.log_reward[:3])
 
 
-def test_the_oldest_batch_leaves_a_full_memory():
+def test_memory_evicts_oldest_batch():
     learner = make_learner(num_steps=4, num_remembered=1, memory_capacity=2)
     batches = list(itertools.islice(rollouts_of(learner), 3))
     for rollout in batches:
@@ -128,7 +128,7 @@ def test_the_oldest_batch_leaves_a_full_memory():
 
 
 @pytest.mark.parametrize("merge_isomorphic", [False, True])
-def test_a_restored_learner_continues_bit_for_bit(merge_isomorphic):
+def test_learner_state_dict_continues_exactly(merge_isomorphic):
     """Four steps, a restart from a file, and three more, against seven without the restart."""
     opt = OptimizerConfig(opt="adam", schedule="linear", warmup=2)
     options = {"num_steps": 7, "num_updates": 2, "num_remembered": 3, "merge_isomorphic": merge_isomorphic}
@@ -147,7 +147,7 @@ def test_a_restored_learner_continues_bit_for_bit(merge_isomorphic):
     assert torch.equal(*averages)
 
 
-def test_the_sampling_policy_is_a_moving_average():
+def test_learner_sampling_policy_is_moving_average():
     learner = make_learner(sampling_tau=0.9)
     before = [p.detach().clone() for p in learner.sampling_policy.parameters()]
     learner.learn(next(rollouts_of(learner)))
@@ -156,14 +156,14 @@ def test_the_sampling_policy_is_a_moving_average():
         assert torch.allclose(average, 0.9 * old + 0.1 * current, atol=1e-6)
 
 
-def test_replays_are_further_updates_on_their_own_trajectories():
+def test_learner_replays_are_extra_updates():
     learner = make_learner()
     fresh, replayed = itertools.islice(rollouts_of(learner, num=4), 2)
     learner.learn(replace(fresh, replays=[replayed.trajectories, replayed.trajectories.part(0, 2)]))
     assert [len(batch) for batch in batches_of(learner)] == [4, 4, 2]
 
 
-def test_merging_and_memory_change_no_update_without_isomorphic_states_or_batches():
+def test_learner_merging_and_memory_without_effect():
     """A first step has nothing to remember, and merged states give the same gradient up to rounding."""
     plain, merging = step_of(make_learner()), step_of(make_learner(merge_isomorphic=True, num_remembered=4))
     assert torch.allclose(plain, merging, atol=1e-4 * float(plain.abs().max()))
@@ -180,7 +180,7 @@ class Broken(TrajectoryBalance):
         return Loss(found.value * torch.nan, found.metrics) if self.num_losses > 2 else found
 
 
-def test_fit_names_the_step_of_a_loss_that_is_not_finite():
+def test_fit_infinite_loss_raises_with_step():
     context, policy = opinionated(ENV)
     learner = Learner(policy, Broken(context, AlgoConfig()), context, config=SGD, options=LearnerOptions(num_steps=5))
     steps = fit(learner, rollouts_of(learner), num_steps=5)
@@ -189,7 +189,7 @@ def test_fit_names_the_step_of_a_loss_that_is_not_finite():
         next(steps)
 
 
-def test_fit_asks_for_a_rollout_only_when_the_step_before_was_consumed():
+def test_fit_requests_rollouts_lazily():
     learner = make_learner(num_steps=9)
     asked = []
 
@@ -207,7 +207,7 @@ def test_fit_asks_for_a_rollout_only_when_the_step_before_was_consumed():
     assert len(asked) == 4
 
 
-def test_fit_prepares_the_objective_once_and_trains_auxiliary_networks_first():
+def test_fit_order_of_objective_and_auxiliary_networks():
     learner, events = make_learner(), []
     learner.objective.prepare = lambda policy, trajectories: events.append("prepare")
 

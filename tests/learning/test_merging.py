@@ -37,7 +37,7 @@ def num_distinct(batch: TrajectoryBatch) -> int:
 
 
 @pytest.mark.parametrize("name", ENVIRONMENTS)
-def test_merged_actions_are_legal_and_lead_to_the_same_classes(name):
+def test_merge_isomorphic_actions_are_legal(name):
     env = ENVIRONMENTS[name]()
     before = trajectories_of(env, num=30)
     after = merged(env, before)
@@ -54,7 +54,7 @@ def test_merged_actions_are_legal_and_lead_to_the_same_classes(name):
 
 
 @pytest.mark.parametrize("directed", [False, True])
-def test_merged_actions_are_isomorphic_to_the_original_ones(directed):
+def test_merge_isomorphic_actions_are_isomorphic(directed):
     """The class of (state, action) stays, which the class of the next state alone does not tell."""
     env = GraphBuildingEnv(["a", "b"], max_nodes=5, directed=directed)
     before = trajectories_of(env, num=100)
@@ -68,7 +68,7 @@ def test_merged_actions_are_isomorphic_to_the_original_ones(directed):
 
 
 @pytest.mark.parametrize("backward_policy", ["uniform", "learned"])
-def test_merging_keeps_the_loss(backward_policy):
+def test_merge_isomorphic_keeps_loss(backward_policy):
     env = GraphBuildingEnv(["a", "b"], max_nodes=5)
     context, policy = opinionated(env, two_way=backward_policy == "learned")
     objective = TrajectoryBalance(context, AlgoConfig(backward_policy=backward_policy))
@@ -77,7 +77,7 @@ def test_merging_keeps_the_loss(backward_policy):
     assert objective.loss(policy, merged(env, before)).value.item() == pytest.approx(expected, rel=1e-4)
 
 
-def test_states_without_a_short_search_stay_as_they_are():
+def test_merge_isomorphic_skips_hard_states():
     env = GraphBuildingEnv(["a"], max_nodes=6)
     before = trajectories_of(env, num=20)
     forms = env.canonical_forms(before.states)
@@ -87,7 +87,7 @@ def test_states_without_a_short_search_stay_as_they_are():
     assert all(torch.equal(a, b) for a, b in zip(after.actions.parts, before.actions.parts, strict=True))
 
 
-def test_stop_and_the_first_node_have_no_node_to_rename():
+def test_merge_isomorphic_stop_and_first_node():
     actions = ActionBatch(
         torch.tensor([int(GraphActionType.Stop), int(GraphActionType.AddNode)]), torch.zeros(2).long(), torch.zeros(2)
     )
@@ -95,7 +95,7 @@ def test_stop_and_the_first_node_have_no_node_to_rename():
     assert actions.renamed(names, directed=False).row.tolist() == [0, 0]
 
 
-def test_an_undirected_pair_is_written_from_the_smaller_node():
+def test_merge_isomorphic_undirected_pair_order():
     kind = torch.full((2,), int(GraphActionType.AddEdge))
     actions = ActionBatch(kind, torch.tensor([1, 1]), torch.zeros(2))  # nodes 0 and 1 of 3
     names = torch.tensor([[2, 1, 0], [1, 2, 0]])

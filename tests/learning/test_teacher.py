@@ -62,7 +62,7 @@ class Lesson:
 
 
 @pytest.mark.parametrize("symmetry", ["reward", "none"])
-def test_it_comes_to_sample_the_mode_that_the_student_misses(symmetry):
+def test_teacher_samples_missing_mode(symmetry):
     lesson = Lesson(symmetry=symmetry)
     before = copy.deepcopy(lesson.student.state_dict())
     own, first = lesson.distribution(lesson.student)[lesson.mode], lesson.distribution(lesson.teacher.policy)
@@ -78,7 +78,7 @@ def test_it_comes_to_sample_the_mode_that_the_student_misses(symmetry):
 
 
 @pytest.mark.parametrize("symmetry", ["reward", "none"])
-def test_the_flows_of_its_reward_leave_nothing_to_learn(symmetry):
+def test_teacher_zero_loss_at_balanced_flows(symmetry):
     lesson = Lesson(symmetry=symmetry)
     wrong = torch.zeros_like(lesson.log_reward)
     wrong[lesson.mode] = MISSED_BY
@@ -89,7 +89,7 @@ def test_the_flows_of_its_reward_leave_nothing_to_learn(symmetry):
     assert other.learn(lesson.student, lesson.objective, batch, is_first=False)["teacher_loss"] > 1e-2
 
 
-def test_its_rewards_are_those_of_the_known_imbalance():
+def test_teacher_rewards_of_known_imbalance():
     lesson = Lesson(symmetry="reward")
     batch = lesson.trajectories(60)
     found = lesson.teacher.rewarded(lesson.student, lesson.objective, batch)
@@ -100,7 +100,7 @@ def test_its_rewards_are_those_of_the_known_imbalance():
     assert found.log_symmetry is batch.log_symmetry
 
 
-def test_micro_batches_change_nothing():
+def test_teacher_micro_batches():
     figures = []
     for num in (1, 4):
         # Adam would make a step of the noise in gradients that are zero.

@@ -55,7 +55,7 @@ def same(left: Any, right: Any) -> bool:
     return left == right
 
 
-def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
+def test_checkpoint_round_trip(tmp_path: Path) -> None:
     state = make_state(3)
     save(tmp_path / "state.pt", state, run=RUN)
     assert same(load(tmp_path / "state.pt"), state)
@@ -63,7 +63,7 @@ def test_a_state_comes_back_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("where", [0, 25, 60, 97, 140, 150, 1000, -1])
-def test_one_flipped_bit_is_noticed(where: int, tmp_path: Path) -> None:
+def test_load_flipped_bit_raises(where: int, tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     save(path, make_state(), run=RUN)
     data = bytearray(path.read_bytes())
@@ -74,7 +74,7 @@ def test_one_flipped_bit_is_noticed(where: int, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.5, 0.999])
-def test_a_truncated_file_is_noticed(share: float, tmp_path: Path) -> None:
+def test_load_truncated_file_raises(share: float, tmp_path: Path) -> None:
     path = tmp_path / "state.pt"
     save(path, make_state(), run=RUN)
     data = path.read_bytes()
@@ -84,7 +84,7 @@ def test_a_truncated_file_is_noticed(share: float, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("version", range(1, FORMAT_VERSION))
-def test_load_refuses_earlier_formats_in_one_line(version: int, tmp_path: Path) -> None:
+def test_load_earlier_format_raises(version: int, tmp_path: Path) -> None:
     path = tmp_path / "step_00000001.pt"
     path.write_bytes(asset(version))
     with pytest.raises(
@@ -95,7 +95,7 @@ def test_load_refuses_earlier_formats_in_one_line(version: int, tmp_path: Path) 
     assert "\n" not in str(e.value)
 
 
-def test_state_content_is_that_of_the_format(tmp_path: Path) -> None:
+def test_trainer_state_matches_format_version(tmp_path: Path) -> None:
     """A state with other content needs a higher FORMAT_VERSION, and its file by `python -m tests.checkpoint_assets`."""
     path = tmp_path / "step_00000001.pt"
     path.write_bytes(asset(FORMAT_VERSION))
@@ -123,7 +123,7 @@ class Exploit:
         return os.system, (self.command,)
 
 
-def test_a_malicious_file_is_refused_and_runs_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_malicious_file_raises_without_execution(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path, proof = tmp_path / "state.pt", tmp_path / "pwned"
     exploit = {"step": Exploit(f"touch {proof}")}
     torch.save(exploit, path)
@@ -141,13 +141,13 @@ def test_a_malicious_file_is_refused_and_runs_nothing(tmp_path: Path, monkeypatc
 
 
 @pytest.mark.parametrize("value", [np.float64(1.0), Path("x"), np.arange(3)])
-def test_what_could_not_be_loaded_is_refused_when_it_is_saved(value: object, tmp_path: Path) -> None:
+def test_save_unsafe_state_raises(value: object, tmp_path: Path) -> None:
     with pytest.raises(TypeError, match=r"state: expected tensors and plain containers, got (numpy|pathlib)"):
         save(tmp_path / "state.pt", {"value": value}, run=RUN)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
+def test_checkpoint_folder_keeps_last_two(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path / "checkpoints", run=RUN)
     assert folder.latest() is None
     for step in (5, 10, 100, 1_000_000_000):
@@ -158,7 +158,7 @@ def test_the_last_two_checkpoints_are_kept(tmp_path: Path) -> None:
     assert sorted(path.name for path in folder.folder.iterdir()) == ["step_00000100.pt", "step_1000000000.pt"]
 
 
-def test_a_damaged_newest_checkpoint_means_the_one_before(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_latest_skips_damaged_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = CheckpointFolder(tmp_path, run=RUN)
     folder.save(1, {"step": 1})
     newest = folder.save(2, {"step": 2})
@@ -171,14 +171,14 @@ def test_a_damaged_newest_checkpoint_means_the_one_before(tmp_path: Path, caplog
     assert str(newest) in caplog.text
 
 
-def test_only_damaged_checkpoints_are_an_error_not_a_new_start(tmp_path: Path) -> None:
+def test_latest_with_only_damaged_checkpoints_raises(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, run=RUN)
     folder.save(1, {"step": 1}).write_bytes(b"")
     with pytest.raises(UserError, match="expected an intact checkpoint, got 1 damaged"):
         folder.latest()
 
 
-def test_a_checkpoint_of_another_version_is_no_reason_to_go_back(tmp_path: Path) -> None:
+def test_latest_of_other_format_raises(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path, run=RUN)
     folder.save(1, {"step": 1})
     newest = folder.save(2, {"step": 2})
@@ -187,7 +187,7 @@ def test_a_checkpoint_of_another_version_is_no_reason_to_go_back(tmp_path: Path)
         folder.latest()
 
 
-def test_checkpoints_of_another_run_are_neither_read_nor_counted_nor_deleted(tmp_path: Path) -> None:
+def test_checkpoint_folder_ignores_other_runs(tmp_path: Path) -> None:
     other = CheckpointFolder(tmp_path, run=OTHER_RUN)
     foreign = [other.save(step, {"step": step}) for step in (3, 900)]
     (tmp_path / "step_00000950.pt").symlink_to(foreign[1])
@@ -207,7 +207,7 @@ def test_checkpoints_of_another_run_are_neither_read_nor_counted_nor_deleted(tmp
             folder.save(step, {"step": step})
 
 
-def test_only_this_runs_temporary_files_are_removed(tmp_path: Path) -> None:
+def test_remove_temporaries_of_this_run_only(tmp_path: Path) -> None:
     for run, name in ((RUN, "step_00000001.pt"), (OTHER_RUN, "step_00000002.pt")):
         path = CheckpointFolder(tmp_path, run=run).save(int(name[5:13]), {})
         path.with_name(f"{name}.tmp").write_bytes(path.read_bytes()[:200])
@@ -251,7 +251,7 @@ for moment, arm in moments.items():
 """
 
 
-def test_a_process_killed_at_any_moment_of_saving_leaves_whole_checkpoints_only(tmp_path: Path, checkout: Path) -> None:
+def test_save_is_atomic_under_sigkill(tmp_path: Path, checkout: Path) -> None:
     command = [sys.executable, "-c", DYING, str(tmp_path), RUN]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=60)
     assert done.stdout.split("\n") == ["write 9", "fsync 9", "replace 9", "unlink 9", ""]
@@ -274,7 +274,7 @@ sys.stdin.read()
 """
 
 
-def test_a_second_run_in_a_folder_is_refused_until_the_first_is_gone(tmp_path: Path, checkout: Path) -> None:
+def test_run_lock_excludes_second_run(tmp_path: Path, checkout: Path) -> None:
     command = [sys.executable, "-c", HOLDING, str(tmp_path)]
     pipe = subprocess.PIPE
     with subprocess.Popen(command, cwd=checkout, stdin=pipe, stdout=pipe, text=True) as process:

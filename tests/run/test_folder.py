@@ -58,7 +58,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run"
 
 
-def test_overwriting_deletes_the_files_of_the_run_and_no_others(path):
+def test_overwrite_deletes_only_listed_files(path):
     first = start(path, "wandb.mode=offline")
     made_by_wandb = path / "wandb" / "offline-run-20260101_000000-abcd1234" / "files"
     made_by_wandb.mkdir(parents=True)
@@ -101,7 +101,7 @@ def test_overwriting_deletes_the_files_of_the_run_and_no_others(path):
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": "auto"}])
-def test_foreign_files_are_refused(path, name, options):
+def test_run_folder_with_other_files_raises(path, name, options):
     (path / name).parent.mkdir(parents=True, exist_ok=True)
     (path / name).write_text(MINE)
     assert refused(path, **options).startswith("log_dir: expected ")
@@ -111,7 +111,7 @@ def test_foreign_files_are_refused(path, name, options):
     "name",
     ["certificate.json", "architectures/rank_7.svg", "certificate.sqlite", "wandb/run_id", "checkpoints/step_9.pt"],
 )
-def test_overwriting_a_run_refuses_files_that_the_run_did_not_write(path, name):
+def test_overwrite_with_unlisted_files_raises(path, name):
     start(path, "wandb.mode=disabled")
     (path / name).parent.mkdir(exist_ok=True)
     (path / name).write_text(MINE)
@@ -119,7 +119,7 @@ def test_overwriting_a_run_refuses_files_that_the_run_did_not_write(path, name):
 
 
 @pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": True}, {"resume": "auto"}])
-def test_checkpoints_of_another_run_are_refused(path, tmp_path, options):
+def test_run_folder_with_checkpoints_of_other_run_raises(path, tmp_path, options):
     start(tmp_path / "other", step=90)
     newer = tmp_path / "other" / "checkpoints" / "step_00000090.pt"
     if options:
@@ -145,7 +145,7 @@ def test_checkpoints_of_another_run_are_refused(path, tmp_path, options):
     ],
 )
 @pytest.mark.parametrize("options", [{"overwrite": True}, {"resume": True}])
-def test_links_are_not_followed(path, tmp_path, name, options):
+def test_run_folder_links_raise(path, tmp_path, name, options):
     start(path)
     (tmp_path / "elsewhere").mkdir()
     moved = tmp_path / "elsewhere" / "moved"
@@ -156,7 +156,7 @@ def test_links_are_not_followed(path, tmp_path, name, options):
     assert (content(moved) if moved.is_dir() else moved.read_bytes()) == before
 
 
-def test_a_list_of_files_from_a_stranger_deletes_nothing_else(path, tmp_path):
+def test_overwrite_with_manipulated_file_list_raises(path, tmp_path):
     start(path)
     (tmp_path / "precious").write_text(MINE)
     for name in ("../precious", str(tmp_path / "precious"), "notes.txt", "wandb/../../precious"):
@@ -166,13 +166,13 @@ def test_a_list_of_files_from_a_stranger_deletes_nothing_else(path, tmp_path):
         (path / "run.json").write_text(json.dumps(marker))
 
 
-def test_auto_starts_a_run_or_continues_it(path):
+def test_resume_auto_starts_or_continues(path):
     assert "got none; omit resume" in refused(path, resume=True)
     first = start(path, resume="auto")
     assert start(path, resume="auto") == start(path, resume=True) == first
 
 
-def test_a_run_that_died_before_its_first_checkpoint_is_continued(path):
+def test_resume_before_first_checkpoint(path):
     with RunFolder(path, resume="auto", overwrite=False) as folder:
         folder.write_config(config_with())
         run = folder.run_id
@@ -181,7 +181,7 @@ def test_a_run_that_died_before_its_first_checkpoint_is_continued(path):
         assert (folder.run_id, folder.resumed) == (run, True)
 
 
-def test_a_run_whose_checkpoints_are_gone_is_not_started_from_step_0(path):
+def test_resume_without_checkpoints_raises(path):
     start(path)
     (path / "checkpoints" / "step_00000003.pt").unlink()
     message = r"resume: expected a checkpoint in .*checkpoints, got none; restore one"
@@ -189,7 +189,7 @@ def test_a_run_whose_checkpoints_are_gone_is_not_started_from_step_0(path):
         folder.last_checkpoint()
 
 
-def test_a_folder_of_an_earlier_version_is_refused_in_one_line(path):
+def test_run_folder_of_earlier_version_raises(path):
     start(path)
     (path / "run.json").unlink()
     for options in ({}, {"overwrite": True}, {"resume": True}, {"resume": "auto"}):
@@ -198,7 +198,7 @@ def test_a_folder_of_an_earlier_version_is_refused_in_one_line(path):
 
 
 @pytest.mark.parametrize("damaged", [b"", b"[]", b"{", b'{"run": "x"}', b"\xff", b'{"format": 2}'])
-def test_a_damaged_marker_is_refused_in_one_line(path, damaged):
+def test_damaged_marker_raises(path, damaged):
     start(path)
     (path / "run.json").write_bytes(damaged)
     for options in ({}, {"overwrite": True}, {"resume": True}, {"resume": "auto"}):
@@ -206,7 +206,7 @@ def test_a_damaged_marker_is_refused_in_one_line(path, damaged):
 
 
 @pytest.mark.parametrize("damaged", [b"", b"\xff", b"seed: [", b"seeed: 1\n", None])
-def test_a_damaged_config_is_named_and_replaced_by_its_copy(path, damaged, caplog):
+def test_damaged_config_is_restored_with_warning(path, damaged, caplog):
     start(path, "seed=7", "task=hypergrid")
     before = (path / "config.yaml").read_bytes()
     (path / "config.yaml").unlink()
@@ -223,7 +223,7 @@ def test_a_damaged_config_is_named_and_replaced_by_its_copy(path, damaged, caplo
     assert (path / "config.yaml").read_bytes() == before
 
 
-def test_a_value_that_changed_in_the_config_file_is_named(path):
+def test_resume_with_edited_config_file_raises(path):
     start(path, "seed=7")
     text = (path / "config.yaml").read_text()
     (path / "config.yaml").write_text(text.replace("seed: 7", "seed: 3"))
@@ -234,7 +234,7 @@ def test_a_value_that_changed_in_the_config_file_is_named(path):
         folder.check_unchanged(command_config(None, [f"log_dir={path}", "resume=true"]))
 
 
-def test_an_option_that_is_newer_than_the_run_has_its_default(path):
+def test_resume_older_run_uses_default_of_new_option(path):
     start(path)
     marker = json.loads((path / "run.json").read_text())
     del marker["config"]["opt"]["momentum"]
@@ -245,7 +245,7 @@ def test_an_option_that_is_newer_than_the_run_has_its_default(path):
             folder.check_unchanged(config_with("opt.momentum=0.5"))
 
 
-def test_a_file_that_appears_during_the_run_is_not_replaced(path):
+def test_file_created_during_run_is_not_replaced(path):
     with RunFolder(path, resume=False, overwrite=False) as folder:
         folder.write_config(config_with())
         (path / "certificate.json").write_text(MINE)
@@ -259,7 +259,7 @@ def test_a_file_that_appears_during_the_run_is_not_replaced(path):
     assert "certificate.json" not in marker.files
 
 
-def test_a_missing_store_of_a_resumed_run_is_named(path, caplog):
+def test_resume_with_missing_store_warns(path, caplog):
     start(path)
     with RunFolder(path, resume=True, overwrite=False) as folder:
         folder.repair_store()
@@ -268,7 +268,7 @@ def test_a_missing_store_of_a_resumed_run_is_named(path, caplog):
     ]
 
 
-def test_a_damaged_store_of_a_resumed_run_is_named_and_its_rows_are_used(path, caplog):
+def test_resume_with_damaged_store_recovers_rows(path, caplog):
     start(path)
     with EvaluationStore(path / "evaluations.sqlite") as store:
         store.add([record(str(i)) for i in range(50)])

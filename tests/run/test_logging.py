@@ -30,7 +30,7 @@ def write_steps(path: Path, steps: range, *, resume_step: int | None = None) -> 
     file.close()
 
 
-def test_each_step_is_one_json_object_with_integers_kept(tmp_path: Path) -> None:
+def test_metrics_file_one_json_object_per_step(tmp_path: Path) -> None:
     path = tmp_path / METRICS_NAME
     file = MetricsFile(path)
     file.write(1, {"loss": 0.1, "num_distinct": 3, "log_Z": math.nan, "score_best": -math.inf})
@@ -38,7 +38,7 @@ def test_each_step_is_one_json_object_with_integers_kept(tmp_path: Path) -> None
     file.close()
 
 
-def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
+def test_metrics_file_of_new_run_is_empty(tmp_path: Path) -> None:
     path = tmp_path / METRICS_NAME
     write_steps(path, range(1, 5))
     write_steps(path, range(1, 3))
@@ -46,7 +46,7 @@ def test_a_new_run_starts_a_new_file(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("torn", ["", '{"step": 10, "lo', '{"step": 9}'])
-def test_a_resumed_file_equals_that_of_an_uninterrupted_run(torn: str, tmp_path: Path) -> None:
+def test_metrics_file_resume_equals_uninterrupted(torn: str, tmp_path: Path) -> None:
     """The last checkpoint was of step 4, the run was killed in step 9 or 10, perhaps within a line."""
     whole, resumed = tmp_path / "whole.jsonl", tmp_path / "resumed.jsonl"
     write_steps(whole, range(1, 13))
@@ -58,7 +58,7 @@ def test_a_resumed_file_equals_that_of_an_uninterrupted_run(torn: str, tmp_path:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["resumed.jsonl", "whole.jsonl"]
 
 
-def test_missing_and_damaged_rows_are_named_in_one_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_file_warns_about_missing_rows(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / METRICS_NAME
     write_steps(path, range(5, 7), resume_step=4)
     assert [row["step"] for row in rows_of(path)] == [5, 6]
@@ -76,7 +76,7 @@ def test_missing_and_damaged_rows_are_named_in_one_line(tmp_path: Path, caplog: 
         ]
 
 
-def test_a_damaged_line_among_all_rows_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_metrics_file_warns_about_damaged_line(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     path = tmp_path / METRICS_NAME
     write_steps(path, range(1, 3))
     path.write_bytes(b"{damaged\n" + path.read_bytes())
@@ -87,7 +87,7 @@ def test_a_damaged_line_among_all_rows_is_named(tmp_path: Path, caplog: pytest.L
     ]
 
 
-def test_rows_name_their_run(tmp_path: Path) -> None:
+def test_metrics_file_rows_contain_run_id(tmp_path: Path) -> None:
     path = tmp_path / METRICS_NAME
     with closing(MetricsFile(path, run="a" * 32)) as file:
         file.write(1, {"loss": 0.5})
@@ -146,7 +146,7 @@ def log_two_steps(
 
 
 @pytest.mark.usefixtures("no_wandb_key")
-def test_without_a_key_wandb_is_offline_after_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_without_key_is_offline(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake, lines = log_two_steps(monkeypatch, tmp_path, "online")
     assert fake.names == ["init offline", "log", "log", "finish"]
     assert len(lines) == 1
@@ -154,7 +154,7 @@ def test_without_a_key_wandb_is_offline_after_one_line(monkeypatch: pytest.Monke
 
 
 @pytest.mark.usefixtures("no_wandb_key")
-def test_with_a_key_wandb_is_online_without_a_word(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_with_key_is_online(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     fake, lines = log_two_steps(monkeypatch, tmp_path, "online")
     options = fake.calls[0][1]
@@ -168,7 +168,7 @@ def test_with_a_key_wandb_is_online_without_a_word(monkeypatch: pytest.MonkeyPat
     assert again.calls[0][1]["id"] == options["id"], "a resumed run goes on in the same wandb run"
 
 
-def test_figures_of_the_run_are_in_its_summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_summary(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     fake, lines = FakeWandb({}), []
     monkeypatch.setitem(sys.modules, "wandb", fake)
     log = WandbLog(tmp_path, WandbConfig(mode="offline"), config={}, print_line=lines.append)
@@ -184,7 +184,7 @@ def test_figures_of_the_run_are_in_its_summary(monkeypatch: pytest.MonkeyPatch, 
 
 
 @pytest.mark.usefixtures("no_wandb_key")
-def test_a_key_may_be_in_a_netrc_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_wandb_key_in_netrc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     assert not has_wandb_key()
     (tmp_path / "netrc").write_text("machine wandb.example login user password secret\n")
     (tmp_path / "netrc").chmod(0o600)
@@ -196,7 +196,7 @@ def test_a_key_may_be_in_a_netrc_file(monkeypatch: pytest.MonkeyPatch, tmp_path:
     assert not has_wandb_key()
 
 
-def test_whatever_breaks_in_wandb_is_one_line_and_the_run_goes_on(
+def test_wandb_failures_print_one_line(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
@@ -213,7 +213,7 @@ def test_whatever_breaks_in_wandb_is_one_line_and_the_run_goes_on(
     assert [line.partition(",")[0] for line in lines] == ["wandb: the run was not finished"]
 
 
-def test_disabled_wandb_is_not_even_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_disabled_wandb_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setitem(sys.modules, "wandb", None)  # importing it would raise
     log = WandbLog(tmp_path, WandbConfig(mode="disabled"), config={}, print_line=pytest.fail)
     log.write(1, {"loss": 1.0})
@@ -233,7 +233,7 @@ with MetricLogger(folder, num_training_steps=2, print_every=1, wandb=WandbConfig
 
 
 @pytest.mark.usefixtures("no_wandb_key")
-def test_a_real_offline_run_stays_in_the_run_folder_and_is_silent(tmp_path: Path, checkout: Path) -> None:
+def test_wandb_offline_run_writes_in_run_folder(tmp_path: Path, checkout: Path) -> None:
     command = [sys.executable, "-c", REAL_RUN, str(tmp_path)]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=60)
     first, *lines = done.stdout.splitlines()
@@ -245,7 +245,7 @@ def test_a_real_offline_run_stays_in_the_run_folder_and_is_silent(tmp_path: Path
     assert [row["loss"] for row in rows_of(tmp_path / METRICS_NAME)] == [1.0, 0.5]
 
 
-def test_the_logger_writes_everywhere_and_closes(tmp_path: Path) -> None:
+def test_metric_logger_writes_all_logs(tmp_path: Path) -> None:
     output = io.StringIO()
     options = WandbConfig(mode="disabled")
     console = Console(file=output, width=120)
@@ -260,5 +260,5 @@ def test_the_logger_writes_everywhere_and_closes(tmp_path: Path) -> None:
         logger.write(3, {"loss": 1.0})
 
 
-def test_times_are_the_only_metrics_that_may_differ() -> None:
+def test_time_keys() -> None:
     assert {"evaluations_per_second", "seconds", "run"} == TIME_KEYS

@@ -16,7 +16,7 @@ def trade_offs(progress: Progress, *evaluations: Evaluation) -> tuple[float, int
     return metrics["hypervolume"], int(metrics["front_size"])
 
 
-def test_the_front_is_that_of_all_steps():
+def test_progress_front_over_all_steps():
     progress = Progress()
     assert trade_offs(progress, evaluation(0.5, 0.5)) == (0.25, 1)
     assert trade_offs(progress, evaluation(0.4, 0.5), evaluation(0.5, 0.5)) == (0.25, 1)
@@ -25,13 +25,13 @@ def test_the_front_is_that_of_all_steps():
     assert progress.front == [[0.9, 0.5]]
 
 
-def test_failures_are_on_no_front():
+def test_progress_front_excludes_failures():
     progress = Progress()
     assert trade_offs(progress, evaluation(0.0, 0.0, status=EvaluationStatus.FAILED)) == (0.0, 0)
     assert trade_offs(progress, evaluation(0.5, 0.5), evaluation(0.0, 0.0, status=EvaluationStatus.FAILED)) == (0.25, 1)
 
 
-def test_a_resumed_run_goes_on_from_its_front():
+def test_progress_front_after_resume():
     first, again = Progress(), Progress()
     trade_offs(first, evaluation(0.5, 0.5), evaluation(0.8, 0.25))
     again.load_state_dict(first.state_dict())
@@ -39,11 +39,11 @@ def test_a_resumed_run_goes_on_from_its_front():
     assert again.front == first.front
 
 
-def test_one_objective_has_no_front():
+def test_progress_without_front_for_one_objective():
     assert not {"hypervolume", "front_size"} & Progress().add([evaluation()]).keys()
 
 
-def test_only_fresh_failures_are_errors():
+def test_progress_counts_new_failures_only():
     def failed(reason: str, *, cached: bool) -> Evaluation:
         return Evaluation(0.05, EvaluationStatus.FAILED, 0.1, reason, None, {}, cached=cached)
 

@@ -30,7 +30,7 @@ def travelled(error: BaseException) -> Exception:
     return pickle.loads(pickle.dumps(failure)).error()
 
 
-def test_an_exception_arrives_as_what_it_was_with_its_traceback():
+def test_failure_keeps_class_and_traceback():
     error = travelled(KeyError("x"))
     assert type(error) is KeyError
     assert error.args == ("x",)
@@ -40,23 +40,23 @@ def test_an_exception_arrives_as_what_it_was_with_its_traceback():
 
 
 @pytest.mark.parametrize("error", [TwoArgumentError(3, "bad"), UnpicklableError(), ChangingError("odd"), SystemExit(2)])
-def test_one_that_cannot_be_rebuilt_or_would_end_the_reader_arrives_as_a_runtime_error(error):
+def test_failure_of_unpicklable_exception_is_runtime_error(error):
     arrived = travelled(error)
     assert type(arrived) is RuntimeError
     assert str(arrived).partition(":")[0].endswith(type(error).__name__)
     assert "in travelled" in str(arrived.__cause__)
 
 
-def test_the_message_is_kept():
+def test_failure_keeps_message():
     assert "node 3: bad" in str(travelled(TwoArgumentError(3, "bad")))
 
 
-def test_one_whose_class_the_reader_does_not_have_arrives_as_a_runtime_error():
+def test_failure_of_unknown_class_is_runtime_error():
     failure = Failure(b"not a pickle", "odd.Error: x", "Traceback")
     assert repr(failure.error()) == "RuntimeError('odd.Error: x')"
 
 
-def test_the_causes_of_an_exception_are_in_its_text():
+def test_failure_text_contains_causes():
     error = KeyError("second")
     error.__cause__ = ValueError("first")
     assert "ValueError: first\n\nThe above exception was the direct cause" in Failure.of(error).text

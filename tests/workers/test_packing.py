@@ -17,24 +17,24 @@ def delivered(packed: Packed):
 
 
 @pytest.mark.parametrize("name", cases())
-def test_a_message_taken_apart_is_put_together_again(name):
+def test_pack_unpack_round_trip(name):
     message = cases()[name]
     assert_same(delivered(pack(message)), message)
 
 
-def test_the_bytes_of_tensors_stay_out_of_the_structure():
+def test_pack_structure_excludes_tensor_bytes():
     packed = pack({"large": torch.zeros(10_000), "small": torch.zeros(3), "batch": built_batch()})
     assert len(packed.structure) < 1_000
     assert len(packed.tensors) == 5
 
 
-def test_tensors_are_laid_out_one_after_another_aligned():
+def test_pack_aligns_tensors():
     packed = pack([torch.zeros(3), torch.zeros(0), torch.zeros(17), torch.zeros(1, dtype=torch.bool)])
     assert packed.offsets == [0, ALIGNMENT, ALIGNMENT, 3 * ALIGNMENT]
     assert packed.num_bytes == 4 * ALIGNMENT
 
 
-def test_a_tensor_that_occurs_twice_travels_once():
+def test_pack_shared_tensor_once():
     tensor = torch.ones(4)
     packed = pack((tensor, [tensor]))
     assert len(packed.tensors) == 1
@@ -42,7 +42,7 @@ def test_a_tensor_that_occurs_twice_travels_once():
     assert first is second
 
 
-def test_a_batch_stays_one():
+def test_pack_keeps_torch_geometric_batch():
     """Graphs can be taken out of a collated batch, and its storage knows whose it is."""
     batch = delivered(pack(Batch.from_data_list([graph(2), graph(3)])))
     assert [one.num_nodes for one in batch.to_data_list()] == [2, 3]
@@ -52,13 +52,13 @@ def test_a_batch_stays_one():
     assert (built.num_graphs, built.num_nodes) == (3, 6)
 
 
-def test_a_batch_with_something_beside_its_fields_keeps_it():
+def test_pack_keeps_extra_attributes_of_batch():
     batch = built_batch()
     batch.__dict__["note"] = "mine"
     assert delivered(pack(batch)).__dict__["note"] == "mine"
 
 
-def test_a_function_of_every_tensor():
+def test_map_tensors():
     message = Outer(Inner(torch.ones(2), "a"), (), {"x": torch.zeros(1)}, 2.0)
     mapped = map_tensors(message, lambda tensor: tensor + 1)
     assert_same(mapped, replace(message, inner=Inner(torch.full((2,), 2.0), "a"), by_name={"x": torch.ones(1)}))
@@ -82,13 +82,13 @@ WITH_GRAD = torch.ones(2, requires_grad=True)
         ({"f": lambda: None}, "['f']: expected something that can be pickled"),
     ],
 )
-def test_what_cannot_travel_is_refused_with_its_place(message, place):
+def test_pack_unpicklable_field_raises_with_path(message, place):
     with pytest.raises(MessageError) as caught:
         pack(message)
     assert str(caught.value).startswith(place)
 
 
-def test_a_message_that_goes_round_in_circles_is_refused_once():
+def test_pack_cyclic_message_raises():
     message: list = []
     message.append([message, threading.Lock()])
     with pytest.raises(MessageError, match=r"^\[0\]\[1\]: expected something that can be pickled"):

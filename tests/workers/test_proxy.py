@@ -16,7 +16,7 @@ from tests.workers.messages import TRANSPORTS, TwoArgumentError, assert_same, bu
 from tests.workers.served_model import Rows
 
 
-def test_a_proxy_is_called_like_the_object(endpoint, model):
+def test_proxy_call_like_object(endpoint, model):
     policy = endpoint.proxy("policy")
     rows = torch.arange(3.0)
     expected = (rows * 2).tolist()
@@ -28,14 +28,14 @@ def test_a_proxy_is_called_like_the_object(endpoint, model):
     assert numbers.index(5) == 3
 
 
-def test_arguments_options_and_results_travel(endpoint):
+def test_proxy_arguments_and_results(endpoint):
     batch = built_batch()
     arguments, options, *_ = endpoint.proxy("plain").how(batch, 1, x=torch.ones(2))
     assert_same(arguments, (batch, 1))
     assert_same(options, {"x": torch.ones(2)})
 
 
-def test_unknown_methods_and_attributes_fail_at_once_and_name_the_methods(endpoint, model):
+def test_proxy_unknown_attribute_raises(endpoint, model):
     plain = endpoint.proxy("plain")
     model.gate.clear()  # a message would wait here
     with pytest.raises(
@@ -56,23 +56,23 @@ def test_unknown_methods_and_attributes_fail_at_once_and_name_the_methods(endpoi
     model.gate.set()
 
 
-def test_a_proxy_can_be_copied(endpoint):
+def test_proxy_copy(endpoint):
     assert copy.copy(endpoint.proxy("policy"))(torch.ones(1)).tolist() == [2.0]
 
 
-def test_only_methods_can_have_a_merger(model):
+def test_served_merger_of_unknown_method_raises(model):
     with pytest.raises(ValueError, match=r"mergers: expected methods of Model, got \['num_layers'\]"):
         Served(model, {"num_layers": Rows()})
 
 
-def test_no_call_has_gradients_and_only_a_pure_one_is_in_inference_mode(model, transport):
+def test_server_gradient_modes(model, transport):
     with ProxyServer({"model": Served(model, {"how": Rows()})}, transport=transport) as server:
         mergeable, *_ = [server.connect().proxy("model")]
         assert mergeable.how(torch.ones(1))[2:] == (False, True)
         assert mergeable.how(torch.ones(1), option=1)[2:] == (False, False)
 
 
-def test_what_the_object_keeps_and_what_the_caller_gets_is_theirs(endpoint, model):
+def test_proxy_arguments_and_results_are_copies(endpoint, model):
     policy = endpoint.proxy("policy")
     policy.keep(torch.zeros(2))
     first = policy(torch.zeros(2))
@@ -83,7 +83,7 @@ def test_what_the_object_keeps_and_what_the_caller_gets_is_theirs(endpoint, mode
     (model.kept[0] * model.weight).sum().backward()  # an inference tensor would be refused
 
 
-def test_a_failure_reaches_the_caller_and_the_thread_lives_on(endpoint):
+def test_proxy_exception_reaches_caller(endpoint):
     policy = endpoint.proxy("policy")
     with pytest.raises(ZeroDivisionError) as caught:
         policy.fail(ZeroDivisionError)
@@ -100,7 +100,7 @@ def test_a_failure_reaches_the_caller_and_the_thread_lives_on(endpoint):
     assert policy(torch.ones(1)).tolist() == [2.0]
 
 
-def test_what_cannot_travel_is_refused_on_either_side_with_its_place(endpoint):
+def test_proxy_unsendable_message_raises_with_path(endpoint):
     policy = endpoint.proxy("policy")
     batch = built_batch()
     batch.x.requires_grad_()
@@ -122,13 +122,13 @@ class Broken:
         return int, ("no number",)
 
 
-def test_a_call_that_cannot_be_read_is_the_callers_error(endpoint):
+def test_proxy_unreadable_call_raises(endpoint):
     with pytest.raises(MessageError, match="expected a message that can be read, got ValueError"):
         endpoint.proxy("policy").keep(Broken())
     assert endpoint.proxy("policy")(torch.ones(1)).tolist() == [2.0]
 
 
-def test_results_are_the_same_by_every_transport(model):
+def test_proxy_results_equal_for_all_transports(model):
     """Bit for bit, and not only close."""
     results = []
     for make in TRANSPORTS.values():
@@ -143,7 +143,7 @@ def test_results_are_the_same_by_every_transport(model):
     assert_same(results[0], results[2])
 
 
-def test_the_device_to_build_tensors_on():
+def test_get_worker_device_in_main_process():
     assert get_worker_device() == torch.device("cpu")
     set_main_process_device(torch.device("meta"))
     assert get_worker_device() == torch.device("meta")

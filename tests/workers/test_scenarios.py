@@ -73,7 +73,7 @@ def end_of_all(session: int) -> Iterator[None]:
     assert left == []
 
 
-def test_nothing_is_left_when_the_main_process_is_killed(tmp_path):
+def test_workers_exit_with_killed_main_process(tmp_path):
     with child("waits_busily", tmp_path / "errors", transport="queue") as (main, said):
         assert said == "ready"
         with end_of_all(main.pid):
@@ -82,7 +82,7 @@ def test_nothing_is_left_when_the_main_process_is_killed(tmp_path):
         assert members(main.pid) == []
 
 
-def test_ctrl_c_reaches_the_main_process_alone(tmp_path):
+def test_workers_ignore_ctrl_c(tmp_path):
     """A terminal sends it to all of them."""
     with child("waits_busily", tmp_path / "errors", transport="buffer") as (main, said):
         assert said == "ready"
@@ -96,7 +96,7 @@ def test_ctrl_c_reaches_the_main_process_alone(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_nothing_is_left_when_a_main_program_with_other_start_methods_is_killed(checkout, start_method):
+def test_workers_exit_with_killed_main_process_all_start_methods(checkout, start_method):
     main = subprocess.Popen(
         command("waits_busily", "queue", start_method),
         cwd=checkout,
@@ -113,7 +113,7 @@ def test_nothing_is_left_when_a_main_program_with_other_start_methods_is_killed(
 
 
 @pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
-def test_openmp_hangs_no_worker_and_nothing_is_left_when_the_main_process_fails(checkout, start_method):
+def test_workers_after_openmp_and_main_failure(checkout, start_method):
     """Forking is refused as long as torch computes on several threads."""
     done = subprocess.run(
         command("leaves_without_closing", "buffer", start_method),
@@ -138,7 +138,7 @@ def assert_only_the_queue_warns(texts: dict[str, list[str]], warning: str) -> No
     assert texts["queue"][0].startswith(warning)
 
 
-def test_few_open_files_are_enough(tmp_path):
+def test_workers_with_few_open_files(tmp_path):
     with child("may_open_few_files", tmp_path / "errors") as (_, texts):
         assert_only_the_queue_warns(texts, "open files: expected a limit of at least")
 
@@ -150,7 +150,7 @@ def can_mount() -> bool:
 
 
 @pytest.mark.slow  # tests/workers/test_transport.py has a full /dev/shm in this process
-def test_a_small_shared_memory_is_enough(checkout):
+def test_workers_with_small_shared_memory(checkout):
     """Messages of 10 MB with a /dev/shm of 8 MB: buffers do not need it, torch's sharing would be killed."""
     if not can_mount():
         pytest.skip("needs user namespaces: unshare -rm mount")

@@ -36,7 +36,7 @@ def pair(transport) -> Iterator[Pair]:
 
 
 @pytest.mark.parametrize("name", cases())
-def test_messages_arrive_as_they_were_in_both_directions(pair, name):
+def test_channel_round_trip(pair, name):
     near, far = pair
     message = cases()[name]
     for sender, receiver in ((near, far), (far, near)):
@@ -46,7 +46,7 @@ def test_messages_arrive_as_they_were_in_both_directions(pair, name):
         assert_same(receiver.view(), message)
 
 
-def test_what_is_received_is_the_receivers_own(pair):
+def test_channel_receive_copies(pair):
     near, far = pair
     tensor = torch.zeros(3)
     far.send(tensor)
@@ -59,7 +59,7 @@ def test_what_is_received_is_the_receivers_own(pair):
     assert tensor.tolist() == [1.0] * 3
 
 
-def test_tensors_stay_in_the_memory_of_either_side(pair):
+def test_channel_tensor_memory(pair):
     near, far = pair
     tensor = torch.ones(3)
     near.send(tensor)
@@ -68,21 +68,21 @@ def test_tensors_stay_in_the_memory_of_either_side(pair):
     assert not received.is_shared()  # each would hold a file descriptor as long as it lives
 
 
-def test_only_pickles_carry_the_bytes_of_tensors_through_the_pipe(transport, pair):
+def test_channel_tensor_bytes_in_pipe(transport, pair):
     near, far = pair
     near.send(torch.zeros(10_000))
     frame = far.connection.recv_bytes()
     assert len(frame) > 40_000 if isinstance(transport, PickleTransport) else len(frame) < 1_000
 
 
-def test_a_part_of_a_large_tensor_travels_without_the_rest(pair):
+def test_channel_slice_without_storage(pair):
     near, far = pair
     near.send(torch.zeros(1_000_000)[:3])
     received = far.receive()
     assert received.untyped_storage().nbytes() == 12
 
 
-def test_tensors_of_inference_arrive_as_ordinary_ones(pair):
+def test_channel_inference_tensors(pair):
     near, far = pair
     with torch.inference_mode():
         tensor = torch.ones(3)
@@ -103,7 +103,7 @@ def test_tensors_of_inference_arrive_as_ordinary_ones(pair):
         (lambda: None, "can be pickled"),
     ],
 )
-def test_what_cannot_travel_is_refused_where_it_is_sent(pair, part, reason):
+def test_channel_unsendable_message_raises(pair, part, reason):
     near, far = pair
     with pytest.raises(MessageError, match=rf"^\[0\].values: .*{reason}"):
         near.send([Inner(part, "a")])
@@ -119,7 +119,7 @@ class Unreadable:
         return int, ("no number",)
 
 
-def test_what_cannot_be_read_is_an_error_of_its_own_and_the_channel_lives_on(pair):
+def test_channel_unreadable_message_raises(pair):
     near, far = pair
     near.send((Unreadable(), torch.ones(2)))
     near.send("next")
@@ -129,7 +129,7 @@ def test_what_cannot_be_read_is_an_error_of_its_own_and_the_channel_lives_on(pai
 
 
 @pytest.mark.parametrize("read", ["receive", "view"])
-def test_the_end_of_the_other_side_is_told_apart(pair, read):
+def test_channel_closed_peer_raises(pair, read):
     near, far = pair
     far.close()
     with pytest.raises((EOFError, OSError)):
@@ -138,7 +138,7 @@ def test_the_end_of_the_other_side_is_told_apart(pair, read):
         near.send(1)
 
 
-def test_nothing_is_left_of_a_closed_channel(transport):
+def test_channel_close_releases_resources(transport):
     def use() -> None:
         near, far = transport.pair()
         near.send((torch.ones(3), built_batch()))
@@ -157,7 +157,7 @@ def test_nothing_is_left_of_a_closed_channel(transport):
     assert named_memory(os.getpid()) == []
 
 
-def test_options_choose_the_transport():
+def test_make_transport():
     buffered = make_transport(buffer_size=2048, pickle_messages=True)
     assert isinstance(buffered, BufferTransport)
     assert buffered.num_bytes == 2048
@@ -181,7 +181,7 @@ def told(transport: Transport, messages: list[Any]) -> list[str]:
     return [str(warning.message) for warning in caught]
 
 
-def test_a_message_larger_than_the_buffer_is_pickled_and_the_size_to_set_said_once():
+def test_buffer_transport_large_message_warns_once():
     large, small = torch.arange(1000.0), torch.ones(3)
     (text,) = told(BufferTransport(1024), [small, large, large, (large, large), small])
     assert text == (
@@ -191,7 +191,7 @@ def test_a_message_larger_than_the_buffer_is_pickled_and_the_size_to_set_said_on
     assert told(BufferTransport(8064), [small, large, (large, large)]) == []
 
 
-def test_without_memory_for_buffers_messages_are_pickled_and_that_is_said(monkeypatch):
+def test_buffer_transport_without_memory_warns(monkeypatch):
     def refuse(*_):
         raise OSError(28, "No space left on device")
 
@@ -200,7 +200,7 @@ def test_without_memory_for_buffers_messages_are_pickled_and_that_is_said(monkey
     assert text.startswith("mp_buffer_size=1024: no shared memory, messages are pickled: OSError(28")
 
 
-def test_a_full_shared_memory_makes_the_queue_pickle(monkeypatch):
+def test_queue_transport_full_shared_memory(monkeypatch):
     full = SimpleNamespace(f_bavail=2, f_frsize=4096)
     monkeypatch.setattr(os, "statvfs", lambda _: full)
     assert told(QueueTransport(), [(torch.ones(3), torch.ones(3))]) == []
@@ -209,7 +209,7 @@ def test_a_full_shared_memory_makes_the_queue_pickle(monkeypatch):
     assert "mp_buffer_size" in text
 
 
-def test_few_open_files_make_the_queue_pickle(monkeypatch):
+def test_queue_transport_few_open_files(monkeypatch):
     in_use = len(os.listdir("/proc/self/fd"))
     monkeypatch.setattr(resource, "getrlimit", lambda _: (in_use + 100, 4096))
     assert told(QueueTransport(), [(torch.ones(3), torch.ones(3))]) == []
@@ -219,7 +219,7 @@ def test_few_open_files_make_the_queue_pickle(monkeypatch):
 
 
 @pytest.mark.parametrize("make", TRANSPORTS.values())
-def test_tensors_arrive_on_the_device_of_the_main_process(make):
+def test_channel_device(make):
     """Shown by a device without memory: what arrives there has shapes and types only."""
     transport, meta = make(), torch.device("meta")
     near, far = transport.pair(meta)
@@ -236,7 +236,7 @@ def test_tensors_arrive_on_the_device_of_the_main_process(make):
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("make", TRANSPORTS.values())
-def test_tensors_move_to_a_cuda_device_and_back(make):
+def test_channel_cuda_round_trip(make):
     transport, cuda = make(), torch.device("cuda")
     near, far = transport.pair(cuda)
     for read in (near.receive, near.view):

@@ -39,13 +39,13 @@ def policy_call(*rows: float) -> Call:
     return Call("policy", CALL, (torch.tensor(rows),), {})
 
 
-def test_calls_that_wait_together_become_one(server, model, pool):
+def test_server_merges_simultaneous_calls(server, model, pool):
     answers = waiting_together(server, model, [policy_call(1, 2), policy_call(3), policy_call()], pool)
     assert model.sizes == [1, 3]
     assert [answer.tolist() for answer in answers] == [[2.0, 4.0], [6.0], []]
 
 
-def test_only_calls_of_one_method_without_options_become_one(server, model, pool):
+def test_server_merges_one_method_without_options(server, model, pool):
     other = Call("policy", "forward", (torch.ones(1),), {})
     named = Call("policy", CALL, (), {"rows": torch.ones(1)})
     unmerged = Call("plain", CALL, (torch.ones(1),), {})
@@ -54,7 +54,7 @@ def test_only_calls_of_one_method_without_options_become_one(server, model, pool
     assert [answer.tolist() for answer in answers] == [[2.0], [2.0], [2.0], [2.0], [10.0]]
 
 
-def test_of_calls_that_become_one_only_the_culprit_hears_of_a_failure(server, model, pool):
+def test_server_merged_failure_raises_in_one_caller(server, model, pool):
     with pytest.warns(UserWarning, match=r"policy.__call__: 2 calls are made one by one, as one they raise TwoArg"):
         good, bad = waiting_together(server, model, [policy_call(1), policy_call(-3)], pool)
     assert good.tolist() == [2.0]
@@ -62,7 +62,7 @@ def test_of_calls_that_become_one_only_the_culprit_hears_of_a_failure(server, mo
         raise bad.error()
 
 
-def test_an_exit_in_a_call_for_many_ends_nothing(server, model, pool):
+def test_server_survives_exit_in_merged_call(server, model, pool):
     with pytest.warns(UserWarning, match="one by one, as one they raise SystemExit"):
         good, bad = waiting_together(server, model, [policy_call(1), policy_call(-300)], pool)
     assert good.tolist() == [2.0]
@@ -77,7 +77,7 @@ class Forgetful(Rows):
         return super().split(result, calls)[1:]
 
 
-def test_a_merger_that_loses_a_result_is_found_out(model, transport, pool):
+def test_server_merger_with_missing_result(model, transport, pool):
     served = {"policy": Served(model, {CALL: Forgetful()}), "numbers": Served([3])}
     with ProxyServer(served, transport=transport) as server:
         with pytest.warns(UserWarning, match="split: expected 2 results, got 1"):
@@ -85,7 +85,7 @@ def test_a_merger_that_loses_a_result_is_found_out(model, transport, pool):
         assert [answer.tolist() for answer in answers] == [[2.0], [4.0]]
 
 
-def test_where_warnings_are_errors_the_callers_hear_them(server, model, pool):
+def test_server_warnings_as_errors_reach_callers(server, model, pool):
     answers = waiting_together(server, model, [policy_call(1), policy_call(-3)], pool)
     for answer in answers:
         with pytest.raises(UserWarning, match="one by one"):
@@ -93,7 +93,7 @@ def test_where_warnings_are_errors_the_callers_hear_them(server, model, pool):
     assert server.connect().proxy("policy")(torch.ones(1)).tolist() == [2.0]
 
 
-def test_a_slow_object_keeps_nobody_waiting(server, model, pool):
+def test_server_slow_object_does_not_block(server, model, pool):
     slow, quick = server.connect().proxy("slow"), server.connect().proxy("numbers")
     model.gate.clear()
     first: Future = pool.submit(slow, torch.ones(2))
@@ -104,7 +104,7 @@ def test_a_slow_object_keeps_nobody_waiting(server, model, pool):
     assert first.result(SOON_S).tolist() == [2.0, 2.0]
 
 
-def test_a_caller_that_goes_is_forgotten_and_the_others_go_on(server):
+def test_server_survives_closed_caller(server):
     """In the middle of writing a message, too: what it wrote is half of one."""
     callers = [server.connect() for _ in range(4)]
     callers[0].detach()
@@ -115,14 +115,14 @@ def test_a_caller_that_goes_is_forgotten_and_the_others_go_on(server):
     assert callers[3].proxy("policy")(torch.ones(1)).tolist() == [2.0]
 
 
-def test_a_caller_hears_that_the_server_is_closed(server, endpoint):
+def test_server_close_raises_in_caller(server, endpoint):
     server.close()
     server.close()
     with pytest.raises(ConnectionError, match="the main process hung up"):
         endpoint.proxy("policy")(torch.ones(1))
 
 
-def test_closing_does_not_wait_for_ever(server, model, endpoint, pool):
+def test_server_close_timeout(server, model, endpoint, pool):
     model.gate.clear()
     call = pool.submit(endpoint.proxy("policy"), torch.ones(1))
     assert model.entered.wait(SOON_S)
@@ -133,14 +133,14 @@ def test_closing_does_not_wait_for_ever(server, model, endpoint, pool):
     call.exception(SOON_S)
 
 
-def test_between_calls_nothing_is_answered(server, endpoint, model, pool):
+def test_server_between_calls(server, endpoint, model, pool):
     with server.between_calls():
         call = pool.submit(endpoint.proxy("policy"), torch.ones(1))
         assert not model.entered.wait(0.1)
     assert call.result(SOON_S).tolist() == [2.0]
 
 
-def test_a_server_without_calls_uses_no_processor(server, endpoint):
+def test_server_idle_cpu_time(server, endpoint):
     endpoint.proxy("policy")(torch.ones(1))
     clock = time.pthread_getcpuclockid(server.thread.ident)
     start = time.clock_gettime(clock)
@@ -148,7 +148,7 @@ def test_a_server_without_calls_uses_no_processor(server, endpoint):
     assert time.clock_gettime(clock) - start < 0.001
 
 
-def test_nothing_is_left_of_a_closed_server(model, transport):
+def test_server_close_releases_resources(model, transport):
     def use() -> None:
         with ProxyServer({"policy": Served(model)}, transport=transport) as server:
             endpoint = server.connect()

@@ -35,7 +35,7 @@ def text(one: Trajectory) -> str:
 
 
 @pytest.mark.parametrize("searches", [False, True])
-def test_remembered_trajectories_are_the_ones_that_found_the_states(tmp_path, searches):
+def test_source_replays_original_trajectories(tmp_path, searches):
     with parts(tmp_path, replay=REMEMBERS, options=SEARCHES if searches else {}) as made:
         env, first = made.source.context.env, {}
         for rollout in islice(made.here(), 4):
@@ -53,7 +53,7 @@ def test_remembered_trajectories_are_the_ones_that_found_the_states(tmp_path, se
         assert len(again) == 12
 
 
-def test_fresh_ways_into_the_same_states_are_drawn_otherwise(tmp_path):
+def test_source_resamples_backward_trajectories(tmp_path):
     with parts(tmp_path, replay=ReplayConfig(warmup=6, num_from_replay=12)) as made:
         env, ways = made.source.context.env, {}
         for rollout in islice(made.here(), 6):
@@ -62,7 +62,7 @@ def test_fresh_ways_into_the_same_states_are_drawn_otherwise(tmp_path):
         assert max(len(found) for found in ways.values()) > 3
 
 
-def test_further_updates_draw_states_and_trajectories_from_their_own_streams(tmp_path):
+def test_source_extra_updates_use_separate_streams(tmp_path):
     """Every further update asks for states with its own seed, and walks back from equal states on its own ways."""
     options = ReplayConfig(warmup=6, num_from_replay=12, num_updates=4)
     with parts(tmp_path, replay=options) as made:
@@ -88,7 +88,7 @@ def test_further_updates_draw_states_and_trajectories_from_their_own_streams(tmp
         assert len(ends) == 1
 
 
-def test_what_local_search_finds_is_evaluated_counted_and_replayed(tmp_path):
+def test_source_local_search_proposals_are_scored_and_stored(tmp_path):
     with parts(tmp_path, options=SEARCHES) as made:
         env, known, num_scored = made.source.context.env, set(), 0
         for rollout in islice(made.here(), 4):
@@ -106,7 +106,7 @@ def test_what_local_search_finds_is_evaluated_counted_and_replayed(tmp_path):
         assert num_scored == made.evaluator.store.count() == len(known)
 
 
-def test_a_search_may_begin_at_replayed_states(tmp_path):
+def test_source_local_search_from_replay(tmp_path):
     search = LocalSearchConfig(num=9, num_iterations=1, start="replay", share_back=0.01)
     with parts(tmp_path, options={"local_search": search}) as made:
         sizes = [len(rollout.trajectories) for rollout in islice(made.here(), 5)]
@@ -114,7 +114,7 @@ def test_a_search_may_begin_at_replayed_states(tmp_path):
         assert sizes[-1] == 6 + 9 + 3
 
 
-def test_states_on_the_way_are_scored_where_they_may_stop(tmp_path):
+def test_source_intermediate_state_rewards(tmp_path):
     with parts(tmp_path, options={"scores_states": True}) as made:
         env = made.source.context.env
         for rollout in islice(made.here(), 3):
@@ -128,7 +128,7 @@ def test_states_on_the_way_are_scored_where_they_may_stop(tmp_path):
 
 
 @pytest.mark.parametrize(("transport", "dense"), [("buffer", True), ("queue", True), ("pickle", False)])
-def test_a_worker_asks_for_both_ways(tmp_path, transport, dense):
+def test_worker_rollouts_with_learned_backward_policy(tmp_path, transport, dense):
     """Replay and a filtered search through a learned P_B, bit for bit as without the worker."""
     search = LocalSearchConfig(num=3, num_iterations=2, accept="metropolis")
     made_of = {"dense": dense, "two_way": True, "replay": ReplayConfig(warmup=4, num_from_replay=3)}
@@ -143,7 +143,7 @@ def test_a_worker_asks_for_both_ways(tmp_path, transport, dense):
                 assert_same(next(stream), rollout)
 
 
-def test_remembered_trajectories_come_back_from_a_worker(tmp_path):
+def test_worker_rollouts_replay_original_trajectories(tmp_path):
     with (
         parts(tmp_path / "here", replay=REMEMBERS, options=SEARCHES) as here,
         parts(tmp_path / "there", replay=REMEMBERS, options=SEARCHES) as there,
@@ -155,7 +155,7 @@ def test_remembered_trajectories_come_back_from_a_worker(tmp_path):
                 assert_same(next(stream), rollout)
 
 
-def test_a_saved_buffer_replays_the_same_trajectories(tmp_path):
+def test_replay_state_dict_keeps_action_sequences(tmp_path):
     with parts(tmp_path, replay=REMEMBERS) as made, parts(tmp_path / "again", replay=REMEMBERS) as again:
         rollouts = list(islice(made.here(), 3))
         torch.save(made.replay.state_dict(), tmp_path / "buffer")
@@ -189,7 +189,7 @@ def written(folder, *lines: object) -> str:
 
 
 @pytest.mark.parametrize("two_way", [False, True])
-def test_offline_graphs_are_reached_backwards_each_as_often_as_the_others(tmp_path, two_way):
+def test_source_offline_graphs_uniform(tmp_path, two_way):
     entries = [{"graph": PATH.to_dict(), "score": 0.5}, {"graph": EDGE.to_dict(), "score": 0.25, "more": "ignored"}]
     config = OfflineConfig(path=written(tmp_path, *entries), num=100)
     offline = load_offline(config, undirected(), CountsNodes(Config()))
@@ -208,7 +208,7 @@ def test_offline_graphs_are_reached_backwards_each_as_often_as_the_others(tmp_pa
         assert [text(batch[i]) for i in range(6, 20)] != [text(second.trajectories[i]) for i in range(9, 23)]
 
 
-def test_a_list_of_architectures_is_read_as_a_run_reports_it(tmp_path):
+def test_load_offline_reads_report_file(tmp_path):
     path = tmp_path / "top_architectures.json"
     path.write_text(json.dumps([{"rank": 0, "graph": PATH.to_dict(), "validation_score": 0.75}], indent=1))
     seen = load_offline(OfflineConfig(path=str(path)), undirected(), CountsNodes(Config()))
@@ -236,13 +236,13 @@ LARGE = ColouredGraph(("a|",) * 5, {(i, i + 1): "edge||0" for i in range(4)}, di
         (7, "expected an object, got 7"),
     ],
 )
-def test_a_graph_that_does_not_fit_is_named_by_its_line(tmp_path, entry, reason):
+def test_load_offline_invalid_graph_raises_with_line(tmp_path, entry, reason):
     path = written(tmp_path, {"graph": EDGE.to_dict(), "score": 1.0}, entry)
     with pytest.raises(UserError, match=f"^offline.path: .*graphs.jsonl, line 2: {reason}$"):
         load_offline(OfflineConfig(path=path), undirected(), CountsNodes(Config()))
 
 
-def test_a_file_that_cannot_be_read_is_named(tmp_path):
+def test_load_offline_unreadable_file_raises(tmp_path):
     task = CountsNodes(Config())
     with pytest.raises(UserError, match=r"offline.path: expected a file of graphs, got .*none"):
         load_offline(OfflineConfig(path=str(tmp_path / "none")), undirected(), task)

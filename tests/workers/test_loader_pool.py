@@ -30,7 +30,7 @@ from tests.workers.messages import TwoArgumentError
 from tests.workers.pools import workers
 
 
-def test_a_killed_worker_names_the_backend_that_restarts():
+def test_loader_pool_killed_worker_error():
     with workers(PickleTransport(), producers.DiesAtOnce(), backend="dataloader", num_workers=2) as pool:
         with pytest.raises(WorkerError) as caught:
             pool.next()
@@ -42,7 +42,7 @@ def ignore(*_: Any) -> None:
     pass
 
 
-def test_a_worker_that_dies_while_the_main_process_computes_does_not_interrupt_it(monkeypatch):
+def test_loader_pool_death_does_not_interrupt_main(monkeypatch):
     """Torch's own handler of SIGCHLD would raise there; it is the next message that fails."""
     usual = signal.signal(signal.SIGCHLD, ignore)
     monkeypatch.setattr(signal_handling, "_SIGCHLD_handler_set", False)  # as in a process without DataLoaders
@@ -56,7 +56,7 @@ def test_a_worker_that_dies_while_the_main_process_computes_does_not_interrupt_i
         signal.signal(signal.SIGCHLD, usual)
 
 
-def test_a_worker_that_dies_while_it_starts_is_one_error(monkeypatch, capfd):
+def test_loader_pool_death_during_start_raises(monkeypatch, capfd):
     def broken(loader: DataLoader) -> Any:
         raise BrokenPipeError(32, "Broken pipe")
 
@@ -132,7 +132,7 @@ class Ported(IterableDataset):
 
 
 @pytest.mark.parametrize("options", [{}, {"pickle_messages": True}, {"sb_size": 4096}], ids=str)
-def test_ported_code_in_a_dataloader_of_its_own(options):
+def test_mp_object_wrapper_in_plain_dataloader(options):
     replay = Buffer()
     wrappers = [mp_object_wrapper(obj, 2, cast_types=(), **options) for obj in (Scale(), replay)]
     model, items = (wrapper.placeholder for wrapper in wrappers)
@@ -169,7 +169,7 @@ def test_ported_code_in_a_dataloader_of_its_own(options):
         len(items)
 
 
-def test_an_object_without_a_length_is_true_and_has_none():
+def test_mp_object_placeholder_without_length():
     wrapper = mp_object_wrapper(Scale(), 1)
     assert wrapper.placeholder
     with pytest.raises(TypeError, match="expected an object with a length, got one without"):
@@ -179,7 +179,7 @@ def test_an_object_without_a_length_is_true_and_has_none():
     wrapper.terminate()
 
 
-def test_the_device_is_the_runs_in_the_main_process_and_the_cpu_in_a_worker(monkeypatch):
+def test_get_worker_device(monkeypatch):
     set_main_process_device(torch.device("meta"))
     try:
         assert get_worker_device() == torch.device("meta")
@@ -193,7 +193,7 @@ class _LoaderInfo:
     id, num_workers, seed = 3, 4, 17
 
 
-def test_the_generator_of_a_worker_is_part_of_the_random_state(monkeypatch):
+def test_get_worker_rng_is_part_of_random_state(monkeypatch):
     state = get_random_state()
     seed_all(4)
     first = get_worker_rng().normal(size=3).tolist()

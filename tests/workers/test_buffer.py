@@ -21,7 +21,7 @@ def buffer():
 
 
 @pytest.mark.parametrize("name", cases())
-def test_what_is_written_can_be_read_and_viewed(buffer, name):
+def test_buffer_write_read_view(buffer, name):
     message = cases()[name]
     structure = buffer.write(message)
     assert_same(buffer.read(structure), message)
@@ -29,7 +29,7 @@ def test_what_is_written_can_be_read_and_viewed(buffer, name):
     assert_same(buffer.transfer(structure, torch.device("cpu")), message)
 
 
-def test_a_view_lies_in_the_buffer_and_what_is_read_does_not(buffer):
+def test_buffer_view_shares_memory_and_read_copies(buffer):
     structure = buffer.write((torch.zeros(4), torch.arange(3)))
     view, own = buffer.view(structure), buffer.read(structure)
     buffer.write((torch.ones(4), torch.arange(3)))
@@ -38,13 +38,13 @@ def test_a_view_lies_in_the_buffer_and_what_is_read_does_not(buffer):
     assert view[0].untyped_storage().data_ptr() == view[1].untyped_storage().data_ptr()
 
 
-def test_what_is_read_keeps_no_memory_but_its_own(buffer):
+def test_buffer_read_tensor_storage(buffer):
     first, second = buffer.read(buffer.write((torch.zeros(4), torch.zeros(1000))))
     assert first.untyped_storage().nbytes() == first.nbytes
     assert second.untyped_storage().nbytes() == second.nbytes
 
 
-def test_a_transfer_moves_the_used_bytes_in_one_piece(buffer, monkeypatch):
+def test_buffer_transfer_one_copy_of_used_bytes(buffer, monkeypatch):
     moves = []
     to = torch.Tensor.to
 
@@ -59,7 +59,7 @@ def test_a_transfer_moves_the_used_bytes_in_one_piece(buffer, monkeypatch):
     assert first.x.untyped_storage().data_ptr() == first.ptr.untyped_storage().data_ptr()
 
 
-def test_what_does_not_fit_is_refused_and_leaves_the_buffer_as_it_was():
+def test_buffer_too_large_message_raises():
     buffer = SharedPinnedBuffer(100)  # becomes 128
     structure = buffer.write(torch.arange(32, dtype=torch.int32))
     with pytest.raises(MessageTooLarge, match="expected a message of at most 128 bytes, got one of 192") as caught:
@@ -68,18 +68,18 @@ def test_what_does_not_fit_is_refused_and_leaves_the_buffer_as_it_was():
     assert buffer.view(structure).tolist() == list(range(32))
 
 
-def test_a_message_may_fill_the_buffer():
+def test_buffer_exact_fit():
     buffer = SharedPinnedBuffer(128)
     message = (torch.arange(16), torch.zeros(0, 3), torch.zeros(2, 0, dtype=torch.complex128))
     assert_same(buffer.read(buffer.write(message)), message)
 
 
-def test_a_gradient_is_refused(buffer):
+def test_buffer_gradient_raises(buffer):
     with pytest.raises(MessageError, match="requires one"):
         buffer.write(torch.ones(1, requires_grad=True))
 
 
-def test_views_outlive_a_closed_buffer_which_takes_nothing_more(buffer):
+def test_buffer_views_outlive_close(buffer):
     view = buffer.view(buffer.write(torch.arange(5)))
     buffer.close()
     assert view.tolist() == [0, 1, 2, 3, 4]
@@ -87,7 +87,7 @@ def test_views_outlive_a_closed_buffer_which_takes_nothing_more(buffer):
         buffer.write(torch.ones(1))
 
 
-def test_it_holds_one_descriptor_until_its_process_is_started_and_no_name():
+def test_buffer_file_descriptor():
     before = len(os.listdir("/proc/self/fd"))
     buffer = SharedPinnedBuffer(1 << 20)
     assert len(os.listdir("/proc/self/fd")) == before + 1
@@ -97,7 +97,7 @@ def test_it_holds_one_descriptor_until_its_process_is_started_and_no_name():
     assert_same(buffer.read(buffer.write(torch.ones(3))), torch.ones(3))
 
 
-def test_memory_is_taken_when_it_is_written():
+def test_buffer_allocates_pages_on_write():
     """A generous size costs nothing: these are 64 GiB."""
     buffer = SharedPinnedBuffer(1 << 36)
     assert buffer.read(buffer.write(torch.arange(3))).tolist() == [0, 1, 2]
@@ -123,7 +123,7 @@ class FakeCuda:
 
 
 @pytest.mark.parametrize(("status", "is_pinned"), [(0, True), (1, False)])
-def test_for_cuda_the_memory_is_pinned_and_it_says_whether_that_was_done(monkeypatch, status, is_pinned):
+def test_buffer_pinned_for_cuda(monkeypatch, status, is_pinned):
     fake = FakeCuda(status)
     monkeypatch.setattr(torch.cuda, "cudart", fake.runtime)
     buffer = SharedPinnedBuffer(256, CUDA)
@@ -134,7 +134,7 @@ def test_for_cuda_the_memory_is_pinned_and_it_says_whether_that_was_done(monkeyp
     assert not buffer.is_pinned
 
 
-def test_for_the_cpu_nothing_is_pinned(buffer):
+def test_buffer_not_pinned_for_cpu(buffer):
     assert not buffer.is_pinned
 
 
@@ -142,7 +142,7 @@ needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a C
 
 
 @needs_cuda
-def test_on_a_cuda_device_the_memory_is_pinned_until_it_is_closed():
+def test_buffer_pinned_until_close_on_cuda():
     buffer = SharedPinnedBuffer(1 << 20, CUDA)
     view = buffer.view(buffer.write(torch.arange(5.0)))
     assert buffer.is_pinned
@@ -155,7 +155,7 @@ def test_on_a_cuda_device_the_memory_is_pinned_until_it_is_closed():
 
 @needs_cuda
 @pytest.mark.parametrize("name", cases())
-def test_on_a_cuda_device_messages_arrive_and_go_back(name):
+def test_buffer_round_trip_on_cuda(name):
     message, buffer = cases()[name], SharedPinnedBuffer(1 << 16, CUDA)
     there = buffer.transfer(buffer.write(message), CUDA)
     assert_same(buffer.read(buffer.write(there)), message)

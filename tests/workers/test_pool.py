@@ -51,7 +51,7 @@ CHOSEN = set(zip(("buffer", "queue", "pickle", "queue"), WAYS_TO_DIE, strict=Tru
         for how in WAYS_TO_DIE
     ],
 )
-def test_a_killed_worker_is_replaced_and_the_stream_goes_on(name, how):
+def test_pool_replaces_killed_worker(name, how):
     with workers(TRANSPORTS[name](), producers.Dies(how), num_workers=2, max_restarts=1) as pool:
         before = next_of(pool, 4)
         with pytest.warns(UserWarning, match=r"worker 0 \(pid \d+\) was killed by SIGKILL .*restarted, 1 of 1 times"):
@@ -63,7 +63,7 @@ def test_a_killed_worker_is_replaced_and_the_stream_goes_on(name, how):
     assert not torch.equal(after[0].answer, before[0].answer)
 
 
-def test_a_worker_killed_while_it_sends_is_replaced(transport):
+def test_pool_replaces_worker_killed_while_sending(transport):
     with workers(transport, producers.dies_sending, max_restarts=1) as pool:
         first = pool.next()
         with pytest.warns(UserWarning, match="restarted"):
@@ -71,7 +71,7 @@ def test_a_worker_killed_while_it_sends_is_replaced(transport):
     assert (first.generation, second.generation, second.turn) == (0, 1, 0)
 
 
-def test_a_worker_killed_from_outside_loses_nothing_that_it_finished(desk):
+def test_pool_keeps_finished_message_of_killed_worker(desk):
     """Its message lies in the pipe already; only the one after that comes from its successor."""
     with workers(PickleTransport(), producers.reports_each, desk, max_restarts=1) as pool:
         assert pool.next() == 0
@@ -84,7 +84,7 @@ def test_a_worker_killed_from_outside_loses_nothing_that_it_finished(desk):
     assert messages == [1, 0]
 
 
-def test_a_worker_that_dies_too_often_is_an_error_that_says_so():
+def test_pool_too_many_restarts_raises():
     with workers(PickleTransport(), producers.Dies(die_now, 9), max_restarts=2) as pool:
         next_of(pool, 2)
         with pytest.warns(UserWarning, match="of 2 times"):
@@ -93,7 +93,7 @@ def test_a_worker_that_dies_too_often_is_an_error_that_says_so():
             pool.next()
 
 
-def test_a_worker_that_leaves_is_replaced_too():
+def test_pool_replaces_exited_worker():
     with workers(PickleTransport(), producers.Dies(producers.leave), max_restarts=1) as pool:
         next_of(pool, 2)
         with pytest.warns(UserWarning, match="exited with status 7"):
@@ -145,7 +145,7 @@ MORE_THAN_A_PIPE_HOLDS = 1 << 20  # so that the main process is still writing wh
         pytest.param("spawn", 0, "worker 0 .* was killed by SIGKILL", marks=pytest.mark.slow),
     ],
 )
-def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path, monkeypatch, start_method, padding, loss):
+def test_pool_replaces_worker_killed_during_start(tmp_path, monkeypatch, start_method, padding, loss):
     sign = tmp_path / "sign"
     sign.touch()
     monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, padding))
@@ -157,7 +157,7 @@ def test_a_worker_that_dies_while_it_starts_is_replaced(tmp_path, monkeypatch, s
     assert (note.worker, note.generation, note.turn) == (0, 1, 0)
 
 
-def test_a_successor_that_dies_while_it_starts_is_replaced(tmp_path, monkeypatch):
+def test_pool_replaces_successor_killed_during_start(tmp_path, monkeypatch):
     sign = tmp_path / "sign"
     with workers(PickleTransport(), producers.Dies(die_now), max_restarts=2) as pool:
         next_of(pool, 2)
@@ -171,7 +171,7 @@ def test_a_successor_that_dies_while_it_starts_is_replaced(tmp_path, monkeypatch
     assert (note.generation, note.turn) == (2, 0)
 
 
-def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch):
+def test_pool_start_failure_raises(tmp_path, monkeypatch):
     sign = tmp_path / "sign"
     sign.touch()
     monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, MORE_THAN_A_PIPE_HOLDS))
@@ -182,7 +182,7 @@ def test_workers_that_cannot_start_are_one_error(tmp_path, monkeypatch):
         pass
 
 
-def test_a_worker_that_dies_before_its_first_message_is_replaced():
+def test_pool_replaces_worker_before_first_message():
     with (
         workers(PickleTransport(), producers.DiesAtOnce(), num_workers=2, max_restarts=1) as pool,
         pytest.warns(UserWarning, match=r"was killed by SIGKILL .*it is restarted, 1 of 1 times"),
@@ -192,7 +192,7 @@ def test_a_worker_that_dies_before_its_first_message_is_replaced():
 
 
 @pytest.mark.parametrize("produce", [producers.HangsOnce(in_a_call=False), producers.HangsOnce(in_a_call=True)])
-def test_a_worker_that_hangs_is_replaced_at_its_deadline(produce, monkeypatch):
+def test_pool_replaces_hanging_worker(produce, monkeypatch):
     """Only the message of the hanging worker has a short deadline, so that none is missed on a busy machine."""
     with workers(PickleTransport(), produce, num_workers=2, max_restarts=1) as pool:
         before = next_of(pool, 2)
@@ -205,7 +205,7 @@ def test_a_worker_that_hangs_is_replaced_at_its_deadline(produce, monkeypatch):
     assert [(note.worker, note.generation, note.turn) for note in after] == [(0, 1, 0), (1, 0, 1), (0, 1, 1), (1, 0, 2)]
 
 
-def test_closing_ends_a_worker_that_waits_for_an_answer():
+def test_pool_close_kills_waiting_worker():
     with workers(PickleTransport(), producers.hangs_in_a_call) as pool:
         process = pool._workers[0].process
         start = time.monotonic()
@@ -215,7 +215,7 @@ def test_closing_ends_a_worker_that_waits_for_an_answer():
         process.is_alive()
 
 
-def test_nothing_is_left_behind(transport):
+def test_pool_close_releases_resources(transport):
     """Of pools whose workers die, too."""
 
     def use() -> None:
@@ -242,7 +242,7 @@ def refusal(served: Served) -> str:
     return str(caught.value).partition("unsafe: ")[2]
 
 
-def test_fork_is_refused_where_it_is_not_safe(monkeypatch):
+def test_pool_unsafe_fork_raises(monkeypatch):
     plain, slow = Served(double), Served(double, is_slow=True)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     assert refusal(plain) == "torch computes in 2 threads"
@@ -259,7 +259,7 @@ def test_fork_is_refused_where_it_is_not_safe(monkeypatch):
     thread.join()
 
 
-def test_forkserver_imports_the_loaded_modules_once(monkeypatch):
+def test_start_context_forkserver_preload(monkeypatch):
     preloaded: list[str] = []
     monkeypatch.setattr(BaseContext, "set_forkserver_preload", lambda _, names: preloaded.extend(names))
     monkeypatch.setitem(sys.modules, "torch_geometric", sys)
