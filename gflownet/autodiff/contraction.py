@@ -13,7 +13,7 @@ from gflownet.autodiff import entrywise
 from gflownet.autodiff.instructions import Instructions, Value
 
 Labels = tuple[int, ...]
-_MAX_OPTIMAL = 5  # factors; the best order of more is not searched for, a greedy one is taken
+_MAX_OPTIMAL = 5  # factors; the order of more is found greedily
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class Labelled:
 
 @dataclass(frozen=True)
 class MatrixProduct:
-    """A product of two matrices, or of a matrix and a vector, that is yet to be emitted."""
+    """A product of two matrices, or of a matrix and a vector, not emitted yet."""
 
     left: Value  # [M, K]
     right: Value  # [K, N] or [K]
@@ -35,7 +35,7 @@ class MatrixProduct:
 
     @property
     def flat_shape(self) -> tuple[int, ...]:
-        """Return the shape before labels of one side are told apart."""
+        """Return the shape with one axis per side."""
         return (self.left.shape[0], *self.right.shape[1:])
 
     def emitted(self, code: Instructions) -> Labelled:
@@ -61,12 +61,12 @@ def reshape(code: Instructions, value: Value, shape: Sequence[int]) -> Value:
     shape = tuple(shape)
     if shape == value.shape:
         return value
-    # a copy where the strides do not allow a view: taken for one, so that nothing is overwritten that should not be
+    # declared as a view even where it copies, so that the source is never overwritten
     return code.view(f"{{0}}.reshape({shape})", value, shape=shape)
 
 
 def aligned(code: Instructions, factor: Labelled, labels: Sequence[int]) -> Value:
-    """Return a view that broadcasts to the labels: those that the factor lacks are axes of extent 1, or left out."""
+    """Return a view that broadcasts to the labels: missing labels are axes of extent 1, leading ones are left out."""
     present = [label for label in labels if label in factor.labels]
     value = permute(code, factor.value, [factor.labels.index(label) for label in present])
     if not present:
@@ -81,37 +81,31 @@ def aligned(code: Instructions, factor: Labelled, labels: Sequence[int]) -> Valu
 
 
 def diagonals(code: Instructions, value: Value, labels: Sequence[int]) -> Labelled:
-    """Return a value with each label once: the diagonal where one was there twice."""
-    found = list(labels)
-    while len(set(found)) < len(found):
-        label = next(label for label in found if found.count(label) > 1)
-        first = found.index(label)
-        second = found.index(label, first + 1)
+    """Return the diagonals of a value over repeated labels, so that each label occurs once."""
+    axis_labels = list(labels)
+    while len(set(axis_labels)) < len(axis_labels):
+        label = next(label for label in axis_labels if axis_labels.count(label) > 1)
+        first = axis_labels.index(label)
+        second = axis_labels.index(label, first + 1)
         shape = [n for axis, n in enumerate(value.shape) if axis not in (first, second)] + [value.shape[first]]
         value = code.view(f"{{0}}.diagonal(0, {first}, {second})", value, shape=shape)
-        found = [kept for axis, kept in enumerate(found) if axis not in (first, second)] + [label]
-    return Labelled(value, tuple(found))
+        axis_labels = [name for axis, name in enumerate(axis_labels) if axis not in (first, second)] + [label]
+    return Labelled(value, tuple(axis_labels))
 
 
-def summed(code: Instructions, factor: Labelled, kept: set[int]) -> Labelled:
-    """Return a factor summed over its labels that are not kept."""
-    axes = [axis for axis, label in enumerate(factor.labels) if label not in kept]
+def summed(code: Instructions, factor: Labelled, out: set[int]) -> Labelled:
+    """Return a factor summed over its labels that are not in `out`."""
+    axes = [axis for axis, label in enumerate(factor.labels) if label not in out]
     if not axes:
         return factor
-    labels = tuple(label for label in factor.labels if label in kept)
+    labels = tuple(label for label in factor.labels if label in out)
     shape = [n for axis, n in enumerate(factor.value.shape) if axis not in axes]
     template = f"torch.sum({{0}}, {tuple(axes)})" if labels else "torch.sum({0})"
     return Labelled(code.emit(template, factor.value, shape=shape), labels)
 
 
 def product(code: Instructions, factors: Sequence[Labelled], out: Labels) -> Labelled:
-    """Return the product of factors summed over the labels that are not in `out`; its labels may be in another order.
-
-    Args:
-        code: what is emitted to.
-        factors: at least one.
-        out: each label once.
-    """
+    """Return the product of at least one factor, summed over labels that `out` lacks; the label order may differ."""
     left, right = two_factors(code, factors, out)
     if right is None:
         return left
@@ -120,19 +114,19 @@ def product(code: Instructions, factors: Sequence[Labelled], out: Labels) -> Lab
 
 
 def two_factors(code: Instructions, factors: Sequence[Labelled], out: Labels) -> tuple[Labelled, Labelled | None]:
-    """Return the last two factors of a product, the others multiplied into them in a good order."""
+    """Return the last two factors of a product after multiplying the others in a good order."""
     waiting = [summed(code, factor, _needed(factors, k, out)) for k, factor in enumerate(factors)]
-    while len(waiting) > 2 and (chosen := _known_pair(code, waiting) or _scaling(waiting)):
-        waiting = _multiplied(code, waiting, chosen, out)
+    while len(waiting) > 2 and (pair_found := _known_pair(code, waiting) or _scaling(waiting)):
+        waiting = _multiplied(code, waiting, pair_found, out)
     if len(waiting) == 1:
         return waiting[0], None
-    for chosen in _path(waiting, out)[:-1]:
-        waiting = _multiplied(code, waiting, chosen, out)
+    for positions in _path(waiting, out)[:-1]:
+        waiting = _multiplied(code, waiting, positions, out)
     return waiting[0], waiting[1]
 
 
 def _known_pair(code: Instructions, factors: Sequence[Labelled]) -> tuple[int, int] | None:
-    """Return two factors whose entrywise product is computed already."""
+    """Return two factors with an existing entrywise product."""
     for k, right in enumerate(factors):
         for j, left in enumerate(factors[:k]):
             fits = left.labels == right.labels or not left.labels or not right.labels
@@ -142,9 +136,9 @@ def _known_pair(code: Instructions, factors: Sequence[Labelled]) -> tuple[int, i
 
 
 def _scaling(factors: Sequence[Labelled]) -> tuple[int, int] | None:
-    """Return a vector between matrices and what it scales first: another vector, the columns of a matrix, or its rows.
+    """Return a vector between matrices and the factor to scale with it first: a vector, matrix columns or matrix rows.
 
-    Where the product ends in a vector, scaling that is cheaper: then there is none.
+    None if the product ends in a vector: scaling that is cheaper.
     """
     counts = Counter(label for factor in factors if len(factor.labels) > 1 for label in factor.labels)
     if any(len(factor.labels) < 2 and any(counts[label] < 2 for label in factor.labels) for factor in factors):
@@ -155,18 +149,20 @@ def _scaling(factors: Sequence[Labelled]) -> tuple[int, int] | None:
     (label,) = factors[which].labels
     others = [k for k, factor in enumerate(factors) if k != which and label in factor.labels]
     smallest = min(others, key=lambda k: factors[k].value.size)
-    # columns need no view, which is worth a matrix of up to twice the size
+    # scaling columns needs no view, which pays for a matrix of up to twice the size
     fits = [k for k in others if factors[k].labels[-1] == label and len(factors[k].labels) <= 2]
     best = min(fits, key=lambda k: factors[k].value.size, default=smallest)
     return which, best if factors[best].value.size <= 2 * factors[smallest].value.size else smallest
 
 
-def _multiplied(code: Instructions, factors: Sequence[Labelled], chosen: Sequence[int], out: Labels) -> list[Labelled]:
+def _multiplied(
+    code: Instructions, factors: Sequence[Labelled], positions: Sequence[int], out: Labels
+) -> list[Labelled]:
     """Return the factors with some of them replaced by their product, at the end."""
-    operands = [factors[k] for k in chosen]
-    others = [factor for k, factor in enumerate(factors) if k not in chosen]
-    kept = set(out).union(*(factor.labels for factor in others))
-    inner = dict.fromkeys(label for factor in operands for label in factor.labels if label in kept)
+    operands = [factors[k] for k in positions]
+    others = [factor for k, factor in enumerate(factors) if k not in positions]
+    needed = set(out).union(*(factor.labels for factor in others))
+    inner = dict.fromkeys(label for factor in operands for label in factor.labels if label in needed)
     order = sorted(inner, key=lambda label: out.index(label) if label in out else len(out))
     return [*others, product(code, operands, tuple(order))]
 
@@ -185,22 +181,22 @@ def _path(factors: Sequence[Labelled], out: Labels) -> list[tuple[int, ...]]:
 def contraction_order(
     inputs: Sequence[Sequence[int]], out: Sequence[int], extents: Mapping[int, int]
 ) -> list[tuple[int, ...]]:
-    """Return which two factors to multiply first, and so on; a product goes to the end of those that are left.
+    """Return the pairs of positions to multiply in turn; each product is appended to the remaining factors.
 
     Args:
-        inputs: labels of each factor, of two at least.
+        inputs: labels of at least two factors.
         out: labels of the result.
         extents: by label.
     """
     if len(inputs) == 2:
         return [(0, 1)]
     search = paths.optimal if len(inputs) <= _MAX_OPTIMAL else paths.greedy
-    found = search([frozenset(labels) for labels in inputs], frozenset(out), extents)  # pyright: ignore
-    return [tuple(pair) for pair in found]
+    path = search([frozenset(labels) for labels in inputs], frozenset(out), extents)  # pyright: ignore
+    return [tuple(pair) for pair in path]
 
 
 def _entrywise_path(factors: Sequence[Labelled]) -> list[tuple[int, ...]]:
-    """Return the order of a product without sums: the smallest two first."""
+    """Return the order of a product without sums: smallest factors first."""
     waiting = list(factors)
     path: list[tuple[int, ...]] = []
     while len(waiting) > 1:
@@ -214,7 +210,7 @@ def _entrywise_path(factors: Sequence[Labelled]) -> list[tuple[int, ...]]:
 
 
 def matrix_product(code: Instructions, left: Labelled, right: Labelled, out: Labels) -> MatrixProduct | None:
-    """Return two factors as a matrix product, None where there is a batch label or nothing to sum over."""
+    """Return two factors as a matrix product, None with a batch label or without a summed label."""
     common = [label for label in left.labels if label in right.labels]
     contracted = [label for label in common if label not in out]
     if not contracted or len(contracted) < len(common):
@@ -241,7 +237,7 @@ def _extents(*factors: Labelled) -> dict[int, int]:
 
 
 def matrix(code: Instructions, factor: Labelled, rows: Sequence[int], columns: Sequence[int]) -> Value:
-    """Return a factor as a matrix, or as a vector where there are no labels for the columns."""
+    """Return a factor as a matrix, or as a vector without column labels."""
     extents = dict(zip(factor.labels, factor.value.shape, strict=True))
     height, width = prod(extents[label] for label in rows), prod(extents[label] for label in columns)
     if not columns:
@@ -254,7 +250,7 @@ def matrix(code: Instructions, factor: Labelled, rows: Sequence[int], columns: S
 
 
 def pair(code: Instructions, left: Labelled, right: Labelled, out: Labels) -> Labelled:
-    """Return the product of two factors that is no matrix product: entrywise, a dot product, or a batch of products."""
+    """Return another product of two factors: entrywise, a dot product, or a batch of matrix products."""
     common = [label for label in left.labels if label in right.labels]
     contracted = [label for label in common if label not in out]
     if not contracted:

@@ -1,8 +1,8 @@
-"""Hessians of terms, cross-country: neither forward nor reverse all the way (Laue, Mitterreiter, Giesen, AAAI 2020).
+"""Hessians of terms in cross-country mode (Laue, Mitterreiter, Giesen, AAAI 2020).
 
-Where everything from x to a scalar goes through z, `H_x = J^T H_z J + sum g_z d2z/dx2`, J the Jacobian of z by x and
-g_z the gradient by z. The second part, the curvature at x, is zero where z is linear in x, and a diagonal where z is a
-function entry by entry. So a Hessian is a sum of congruences: one for each bottleneck that has a curvature.
+If all paths from x to a scalar go through z, `H_x = J^T H_z J + sum g_z d2z/dx2` with J the Jacobian of z by x and g_z
+the gradient by z. The second part, the curvature at x, is zero if z is linear in x, and diagonal if z is an entrywise
+function. So a Hessian is a sum of congruences, one for each bottleneck with a curvature.
 """
 
 from __future__ import annotations
@@ -23,8 +23,8 @@ def hessian(terms: Terms, output: Term, first: Term, second: Term) -> Term:
     if first is second and not output.shape:
         return _carried_back(terms, output, first)
     jacobian = reverse_jacobian(terms, output, first)
-    found = tangents(terms, [jacobian], {second: terms.identity(second.shape, second.dtype)}, second.shape)[0]
-    return _rotated(terms, found, len(first.shape), len(output.shape))
+    twice = tangents(terms, [jacobian], {second: terms.identity(second.shape, second.dtype)}, second.shape)[0]
+    return _rotated(terms, twice, len(first.shape), len(output.shape))
 
 
 def _rotated(terms: Terms, term: Term, num_first: int, num_output: int) -> Term:
@@ -34,7 +34,7 @@ def _rotated(terms: Terms, term: Term, num_first: int, num_output: int) -> Term:
 
 
 def bottlenecks(terms: Terms, output: Term, source: Term) -> list[Term]:
-    """Return the terms that everything from a source to an output goes through, from the source to the output."""
+    """Return the terms on all paths from a source to an output, from the source to the output."""
     order = dependents(terms, [output], {source})
     if not order or order[0] is not source:
         return []
@@ -43,13 +43,13 @@ def bottlenecks(terms: Terms, output: Term, source: Term) -> list[Term]:
         for inner in term.inputs:
             if inner in last_use:
                 last_use[inner] = max(last_use[inner], term.uid)
-    found: list[Term] = []
+    passed: list[Term] = []
     furthest = source.uid
     for term in order:
         if furthest <= term.uid:
-            found.append(term)
+            passed.append(term)
         furthest = max(furthest, last_use[term])
-    return found
+    return passed
 
 
 def _carried_back(terms: Terms, output: Term, source: Term) -> Term:
@@ -60,26 +60,26 @@ def _carried_back(terms: Terms, output: Term, source: Term) -> Term:
     nested = _nested(terms, curvatures, source)
     if len(curvatures) == 1 or 2 * source.size > max(station.size for station, _ in curvatures):
         return nested
-    # few entries against wide layers: congruences straight to the source may be less work than layer by layer
+    # for a source of few entries and wide layers, direct congruences may be less work than layer by layer
     return min([nested, _direct(terms, curvatures, source)], key=_work)
 
 
 def _curvatures(terms: Terms, output: Term, source: Term) -> list[tuple[Term, Term]]:
-    """Return the bottlenecks that have a curvature, and it, from the output to the source."""
+    """Return the bottlenecks with a curvature and their curvatures, from the output to the source."""
     stations = bottlenecks(terms, output, source)
     slopes = adjoints(terms, {output: terms.full(1.0, (), output.dtype)}, {source})
-    found: list[tuple[Term, Term]] = []
+    curvatures: list[tuple[Term, Term]] = []
     for before, after in reversed(list(pairwise(stations))):
         curvature = _curvature(terms, before, after, slopes[after]) if after in slopes else None
         if curvature is not None and not is_zero(curvature):
-            found.append((before, curvature))
-    return found
+            curvatures.append((before, curvature))
+    return curvatures
 
 
 def _nested(terms: Terms, curvatures: Sequence[tuple[Term, Term]], source: Term) -> Term:
-    """Return the Hessian carried from one bottleneck to the one before; the Jacobian of several steps is composed."""
-    (reached, inner), *others = curvatures
-    for station, curvature in others:
+    """Return the Hessian carried back from bottleneck to bottleneck; Jacobians between them are composed."""
+    (reached, inner), *remaining = curvatures
+    for station, curvature in remaining:
         carried = _congruent(terms, inner, _jacobian(terms, reached, station), station)
         inner = terms.add([(1.0, carried), (1.0, curvature)], station.shape * 2, station.dtype)
         reached = station
@@ -87,7 +87,7 @@ def _nested(terms: Terms, curvatures: Sequence[tuple[Term, Term]], source: Term)
 
 
 def _direct(terms: Terms, curvatures: Sequence[tuple[Term, Term]], source: Term) -> Term:
-    """Return the Hessian as the sum of the congruences of every curvature and the source's own Jacobian."""
+    """Return the Hessian as a sum of congruences with the Jacobian of each bottleneck by the source."""
     stations = [station for station, _ in curvatures]
     seeds = {source: terms.identity(source.shape, source.dtype)}
     jacobians = tangents(terms, stations, seeds, source.shape)
@@ -99,7 +99,7 @@ def _direct(terms: Terms, curvatures: Sequence[tuple[Term, Term]], source: Term)
 
 
 def _jacobian(terms: Terms, after: Term, before: Term) -> tuple[Term, bool]:
-    """Return a Jacobian, and whether the axes of `before` come first, found from the end with fewer entries."""
+    """Return a Jacobian, derived from the end with fewer entries, and whether the axes of `before` come first."""
     if before.size > after.size:
         return reverse_jacobian(terms, after, before), True
     return forward_jacobian(terms, after, before), False
@@ -107,7 +107,7 @@ def _jacobian(terms: Terms, after: Term, before: Term) -> tuple[Term, bool]:
 
 def _congruent(terms: Terms, inner: Term, jacobian: tuple[Term, bool], before: Term) -> Term:
     """Return `J^T inner J`, `[before..., before...]`."""
-    found, is_before_first = jacobian
+    matrix, is_before_first = jacobian
     shape = inner.shape[: len(inner.shape) // 2]
     m, n = len(shape), len(before.shape)
     labels = tuple(range(2 * (m + n)))
@@ -115,13 +115,13 @@ def _congruent(terms: Terms, inner: Term, jacobian: tuple[Term, bool], before: T
     left, right = labels[2 * m : 2 * m + n], labels[2 * m + n :]
     extents = dict(zip(labels, (*shape * 2, *before.shape * 2), strict=True))
     ends = (left + rows, right + columns) if is_before_first else (rows + left, columns + right)
-    inner, found = terms.cast(inner, before.dtype), terms.cast(found, before.dtype)
-    factors: list[Labelled] = [(found, ends[0]), (inner, rows + columns), (found, ends[1])]
+    inner, matrix = terms.cast(inner, before.dtype), terms.cast(matrix, before.dtype)
+    factors: list[Labelled] = [(matrix, ends[0]), (inner, rows + columns), (matrix, ends[1])]
     return terms.einsum(factors, left + right, extents, before.dtype)
 
 
 def _work(output: Term) -> float:
-    """Return about how many multiplications a term takes; an addition counts as one."""
+    """Return an estimate of the multiplications of a term; an addition counts as one."""
     return sum(_own_work(term) for term in ordered([output]))
 
 
@@ -131,12 +131,12 @@ def _own_work(term: Term) -> float:
     waiting: list[tuple[int, ...]] = [tuple(labels) for labels in term.labels]
     extents = dict(enumerate(term.extents))
     total = 0.0
-    for chosen in contraction_order(waiting, term.out, extents) if len(waiting) > 1 else []:
-        both = dict.fromkeys(label for k in chosen for label in waiting[k])
+    for positions in contraction_order(waiting, term.out, extents) if len(waiting) > 1 else []:
+        both = dict.fromkeys(label for k in positions for label in waiting[k])
         total += prod(extents[label] for label in both)
-        others = [labels for k, labels in enumerate(waiting) if k not in chosen]
-        kept = set(term.out).union(*others)
-        waiting = [*others, tuple(label for label in both if label in kept)]
+        others = [labels for k, labels in enumerate(waiting) if k not in positions]
+        needed = set(term.out).union(*others)
+        waiting = [*others, tuple(label for label in both if label in needed)]
     return total or prod(term.extents)
 
 
@@ -153,7 +153,7 @@ def _curvature(terms: Terms, before: Term, after: Term, slope: Term) -> Term | N
         labels = tuple(range(len(before.shape)))
         extents = dict(enumerate(before.shape))
         return terms.einsum([(diagonal, labels)], labels + labels, extents, before.dtype)
-    # the slope depends on `before` itself and may be equal to a part of `after`: it is held fixed under another name
+    # the slope may depend on `before` and be a part of `after`: an alias holds it fixed
     fixed = terms.alias(slope)
     gradient_before = adjoints(terms, {after: fixed}, {before})[before]
     held = terms.full(0.0, fixed.shape + before.shape, fixed.dtype)

@@ -95,10 +95,10 @@ def tangents(
     """
     tangent_of: dict[Item, Item] = dict(seeds)
     for item in dependents(builder, outputs, seeds.keys()):
-        known = [tangent_of.get(source) for source in _inputs(item)]
-        if item in seeds or all(tangent is None for tangent in known):
+        input_tangents = [tangent_of.get(source) for source in _inputs(item)]
+        if item in seeds or all(tangent is None for tangent in input_tangents):
             continue
-        tangent = forward(builder, builder.form(item), _inputs(item), known, extra)
+        tangent = forward(builder, builder.form(item), _inputs(item), input_tangents, extra)
         if tangent is not None:
             tangent_of[item] = tangent
     return [tangent_of.get(output) or builder.full(0.0, output.shape + extra, output.dtype) for output in outputs]

@@ -62,7 +62,7 @@ def to_networkx(graph: Graph | Node) -> nx.MultiDiGraph:
     its operand (1 for a right operand) and its `indices`. A node used twice has two edges.
     """
     graph = Graph(graph) if isinstance(graph, Node) else graph
-    known = {node: identifier for identifier, node in graph.ids.items()}
+    id_of = {node: identifier for identifier, node in graph.ids.items()}
     exported = nx.MultiDiGraph()
     for entry in write(graph.ids, graph.outputs)["nodes"]:
         node = graph.node(entry["id"])
@@ -70,7 +70,7 @@ def to_networkx(graph: Graph | Node) -> nx.MultiDiGraph:
         exported.add_node(entry["id"], **{**fields, "dtype": str(node.dtype).removeprefix("torch.")})
         exported.nodes[entry["id"]]["is_output"] = node in graph.outputs
         for position, source in enumerate(node.inputs):
-            exported.add_edge(known[source], entry["id"], position=position, indices=_indices(entry, node, position))
+            exported.add_edge(id_of[source], entry["id"], position=position, indices=_indices(entry, node, position))
     return exported
 
 

@@ -1,4 +1,4 @@
-"""Functions of one variable as instructions: one call for each part, parts that functions share computed once."""
+"""Functions of one variable as instructions: one call per part; common parts are computed once."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def multiply(code: Instructions, left: Value, right: Value) -> Value:
 
 
 def is_multiplied(code: Instructions, left: Value, right: Value) -> bool:
-    """Return whether the product of two values is computed already."""
+    """Return whether the product of two values exists."""
     first, second = (right, left) if left.number > right.number else (left, right)
     return code.has("torch.mul({0}, {1})", first, second)
 
@@ -72,42 +72,31 @@ def shift(code: Instructions, value: Value, constant: float) -> Value:
 
 
 def number(value: float) -> str:
-    """Return a number as Python reads it; infinities are names that the program knows."""
+    """Return the Python text of a number; inf and nan are names in the namespace of programs."""
     return repr(value)
 
 
 def apply(code: Instructions, function: Function, x: Value) -> Value:
-    """Return a function of every entry of a value; parts that occur again are met once, at any depth."""
-    known: dict[Function, Value] = {}
-    waiting = [function]
-    while waiting:
-        part = waiting[-1]
-        missing = [inner for inner in part.parts if inner not in known]
-        if missing:
-            waiting.extend(missing)
-            continue
-        waiting.pop()
-        if part not in known:
-            known[part] = _applied(code, part, x, known)
-    return known[function]
+    """Return a function of every entry of a value, at any depth of the expression."""
+    return function.fold(lambda part, values: _applied(code, part, x, values))
 
 
-def _applied(code: Instructions, function: Function, x: Value, known: Mapping[Function, Value]) -> Value:
-    """Return a function, its parts being known."""
+def _applied(code: Instructions, function: Function, x: Value, values: Mapping[Function, Value]) -> Value:
+    """Return a function, given the values of its parts."""
     match function:
         case Variable():
             return x
         case Call(primitive, argument):
-            return _call(code, primitive, known[argument])
+            return _call(code, primitive, values[argument])
         case Power(base, exponent):
-            return _power(code, known[base], exponent)
+            return _power(code, values[base], exponent)
         case Product(coefficient, factors):
-            product = known[factors[0]]
+            product = values[factors[0]]
             for factor in factors[1:]:
-                product = multiply(code, product, known[factor])
+                product = multiply(code, product, values[factor])
             return scale(code, coefficient, product)
         case Sum():
-            return _sum(code, function, x, known)
+            return _sum(code, function, x, values)
         case Constant(value):
             return code.emit(f"torch.full_like({{0}}, {number(value)})", x, shape=x.shape)
         case _:
@@ -137,7 +126,7 @@ def _power(code: Instructions, base: Value, exponent: float) -> Value:
 
 
 def factors_of(function: Function) -> list[Function]:
-    """Return functions whose product a function is; itself where there are none."""
+    """Return the factors of a function, or the function itself."""
     match function:
         case Product(1.0, factors):
             return [inner for factor in factors for inner in factors_of(factor)]
@@ -147,33 +136,33 @@ def factors_of(function: Function) -> list[Function]:
             return [function]
 
 
-def _sum(code: Instructions, function: Sum, x: Value, known: Mapping[Function, Value]) -> Value:
+def _sum(code: Instructions, function: Sum, x: Value, values: Mapping[Function, Value]) -> Value:
     terms = list(function.terms)
     total: Value | None = None
     if function.constant:
         total = filled(code, function.constant, x)
     else:
-        # a term of coefficient 1 first: it needs no multiplication
+        # a term of coefficient 1 first needs no multiplication
         terms.sort(key=lambda pair: pair[0] != 1.0)
         coefficient, term = terms.pop(0)
-        total = scale(code, coefficient, known[term])
+        total = scale(code, coefficient, values[term])
     for coefficient, term in terms:
-        total = _plus(code, total, coefficient, term, known)
+        total = _plus(code, total, coefficient, term, values)
     return total
 
 
 def _plus(
-    code: Instructions, total: Value, coefficient: float, term: Function, known: Mapping[Function, Value]
+    code: Instructions, total: Value, coefficient: float, term: Function, values: Mapping[Function, Value]
 ) -> Value:
-    """Return `total + coefficient * term(x)`; a product of two is added in the same call."""
+    """Return `total + coefficient * term(x)`; a product of two factors is added in the same call."""
     match term:
         case Product(inner, (left, right)):
             coefficient *= inner
-            operands = [known[left], known[right]]
+            operands = [values[left], values[right]]
         case Power(base, 2.0):
-            operands = [known[base]] * 2
+            operands = [values[base]] * 2
         case _:
-            return add(code, total, known[term], coefficient)
+            return add(code, total, values[term], coefficient)
     shape, text = _joint_shape(total.shape, operands[0].shape), number(coefficient)
     in_place = ((0, f"{{0}}.addcmul_({{1}}, {{2}}, value={text})"),)
     template = f"torch.addcmul({{0}}, {{1}}, {{2}}, value={text})"
@@ -181,6 +170,6 @@ def _plus(
 
 
 def filled(code: Instructions, constant: float, like: Value) -> Value:
-    """Return a number as a scalar on the device of the arguments, in the dtype of a value; not to be overwritten."""
+    """Return a scalar on the device of the arguments, in the dtype of a value; never overwritten."""
     place = code.arguments[0] if code.arguments else like
     return code.view(f"scalar({number(constant)}, {like.dtype}, {{0}}.device)", place, shape=(), dtype=like.dtype)

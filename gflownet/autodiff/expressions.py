@@ -20,10 +20,10 @@ class Expression:
     def __new__(cls, *parts: object) -> Self:
         """Return the existing expression of these parts, or a new one."""
         key = (cls, *(math.nan if part != part else part for part in parts))  # every NaN is the same constant
-        known = Expression._known.get(key)
-        if known is None:
-            known = Expression._known[key] = super().__new__(cls)
-        return known
+        existing = Expression._known.get(key)
+        if existing is None:
+            existing = Expression._known[key] = super().__new__(cls)
+        return existing
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Copy and unpickle to the one object."""

@@ -1,8 +1,5 @@
-"""What graphs are built with: a factory for each kind of node and for what is composed of several.
-
-A factory returns the node whose value is wanted; what it is composed of lives as long as that does.
-"""
-# ruff: noqa: N802  (a factory is named after its node, as in seed 004)
+"""Functions that build nodes: leaves, each class of node, and common compositions."""
+# ruff: noqa: N802  (a factory is named after its node)
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from gflownet.autodiff.nodes import (
     TransformNode,
 )
 
-Given = Tensor | Sequence[int]
+Content = Tensor | Sequence[int]
 
 Transform = TransformNode
 Elementwise = ElementwiseNode
@@ -36,46 +33,46 @@ Divide = nodes.divide
 MatMul = nodes.matrix_product
 
 
-def Input(given: Given, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+def Input(content: Content, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
     """Return an input with a gradient.
 
     Args:
-        given: what it holds, or its shape where that is bound when the graph runs.
-        name: what messages and drawings call it.
-        dtype: of its entries; by default the tensor's, else torch's default.
+        content: its value, or its shape if a value is bound when the graph runs.
+        name: shown in messages and drawings.
+        dtype: by default the dtype of the tensor, else torch's default.
     """
-    return _leaf(given, LeafKind.INPUT, requires_grad=True, name=name, dtype=dtype)
+    return _leaf(content, LeafKind.INPUT, requires_grad=True, name=name, dtype=dtype)
 
 
-def FixedInput(given: Given, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
-    """Return an input without a gradient, such as data; arguments as of `Input`."""
-    return _leaf(given, LeafKind.INPUT, requires_grad=False, name=name, dtype=dtype)
+def FixedInput(content: Content, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+    """Return an input without a gradient, such as data; arguments as for `Input`."""
+    return _leaf(content, LeafKind.INPUT, requires_grad=False, name=name, dtype=dtype)
 
 
-def Parameter(given: Given, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
-    """Return a parameter, which is trained; arguments as of `Input`."""
-    return _leaf(given, LeafKind.PARAMETER, requires_grad=True, name=name, dtype=dtype)
+def Parameter(content: Content, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+    """Return a parameter, with a gradient; arguments as for `Input`."""
+    return _leaf(content, LeafKind.PARAMETER, requires_grad=True, name=name, dtype=dtype)
 
 
-def FixedParameter(given: Given, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
-    """Return a parameter without a gradient, which training leaves alone; arguments as of `Input`."""
-    return _leaf(given, LeafKind.PARAMETER, requires_grad=False, name=name, dtype=dtype)
+def FixedParameter(content: Content, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+    """Return a parameter without a gradient; arguments as for `Input`."""
+    return _leaf(content, LeafKind.PARAMETER, requires_grad=False, name=name, dtype=dtype)
 
 
-def Constant(given: Tensor | float, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
+def Constant(content: Tensor | float, *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
     """Return a constant; a number becomes a scalar."""
-    if isinstance(given, Tensor):
-        return _leaf(given, LeafKind.CONSTANT, requires_grad=False, name=name, dtype=dtype)
-    return LeafNode((), kind=LeafKind.CONSTANT, fill=float(given), name=name, dtype=dtype)
+    if isinstance(content, Tensor):
+        return _leaf(content, LeafKind.CONSTANT, requires_grad=False, name=name, dtype=dtype)
+    return LeafNode((), kind=LeafKind.CONSTANT, fill=float(content), name=name, dtype=dtype)
 
 
 def Identity(shape: Sequence[int], *, name: str | None = None, dtype: torch.dtype | None = None) -> LeafNode:
-    """Return the constant of shape `[*shape, *shape]` that is 1 where both halves name the same entry, else 0."""
+    """Return the constant of shape `[*shape, *shape]` that is 1 where both halves of the index are equal, else 0."""
     return LeafNode([*shape, *shape], kind=LeafKind.CONSTANT, is_identity=True, name=name, dtype=dtype)
 
 
 def Nonlinear(source: Node, function: Function | str, *, name: str | None = None) -> Node:
-    """Return a function of every entry; text as `Function.parse` reads it."""
+    """Return a function of every entry; a text is read by `Function.parse`."""
     parsed = Function.parse(function) if isinstance(function, str) else function
     return NonlinearNode(source, parsed, name=name)
 
@@ -96,63 +93,55 @@ def Power(base: Node, exponent: float) -> Node:
 
 
 def Sum(source: Node, axes: Sequence[int] | None = None) -> Node:
-    """Return the sum over some axes, over all without any given; negative axes count from the end."""
+    """Return the sum over some axes, by default all; negative axes count from the end."""
     summed = range(source.rank) if axes is None else [_axis(source, axis) for axis in axes]
     index_src = [-axis - 1 if axis in summed else axis + 1 for axis in range(source.rank)]
     return TransformNode(source, [index for index in index_src if index > 0], index_src)
 
 
 def Mean(source: Node, axes: Sequence[int] | None = None) -> Node:
-    """Return the mean over some axes, over all without any given."""
+    """Return the mean over some axes, by default all."""
     total = Sum(source, axes)
     count = torch.Size(source.shape).numel() / torch.Size(total.shape).numel()
     return total * (1.0 / count)
 
 
 def Transpose(source: Node, order: Sequence[int] | None = None) -> Node:
-    """Return the axes in another order, in reverse without one given."""
+    """Return the node with its axes in another order, by default reversed."""
     places = [*range(source.rank)][::-1] if order is None else [_axis(source, axis) for axis in order]
     return TransformNode(source, [place + 1 for place in places], range(1, source.rank + 1))
 
 
 def Broadcast(source: Node, shape: Sequence[int]) -> Node:
-    """Return the node repeated along new leading axes.
-
-    Args:
-        source: what is repeated.
-        shape: of the result; its last axes are the source's.
-
-    Raises:
-        ValueError: they are not.
-    """
+    """Return the node repeated along new leading axes; raise ValueError unless `shape` ends in the source's shape."""
     num_new = len(shape) - source.rank
     if num_new < 0 or tuple(shape[num_new:]) != source.shape:
         raise ValueError(f"{source.label}: Broadcast: expected a shape that ends in {source.shape}, got {list(shape)}")
-    own = range(1, source.rank + 1)
-    return TransformNode(source, [*range(-num_new, 0), *own], own, new_dims=shape[:num_new])
+    axes = range(1, source.rank + 1)
+    return TransformNode(source, [*range(-num_new, 0), *axes], axes, new_dims=shape[:num_new])
 
 
 def Einsum(equation: str, *operands: Node) -> Node:
-    """Return the contraction that an equation such as `ij,jk->ik` writes, from left to right.
+    """Return the contraction of an equation such as `ij,jk->ik`, from left to right.
 
     Args:
-        equation: a letter per axis of each operand, and those of the result; without `->`, the letters that are there
-            once, in alphabetical order.
-        operands: as many as the equation has.
+        equation: a letter per axis of each operand and of the result; without `->`, the result has the letters that
+            occur once, in alphabetical order.
+        operands: one per term of the equation.
 
     Raises:
-        ValueError: the equation does not fit the operands, has an ellipsis, a letter twice in one operand (no node
-            takes a diagonal) or a letter in the result only.
+        ValueError: the equation does not fit the operands, or has an ellipsis, a letter twice in one operand or a
+            letter in the result only.
     """
     inputs, output = _terms(equation, len(operands))
     _check_extents(equation, inputs, operands)
     labels, node = inputs[0], operands[0]
     for place, (other_labels, other) in enumerate(zip(inputs[1:], operands[1:], strict=True), start=1):
         needed = {*output, *"".join(inputs[place + 1 :])}
-        kept = [label for label in dict.fromkeys(labels + other_labels) if label in needed]
-        kept = list(output) if place == len(operands) - 1 else kept
-        node = LinearNode(node, other, *_indices(kept, kept, labels, other_labels))
-        labels = "".join(kept)
+        result = [label for label in dict.fromkeys(labels + other_labels) if label in needed]
+        result = list(output) if place == len(operands) - 1 else result
+        node = LinearNode(node, other, *_indices(result, result, labels, other_labels))
+        labels = "".join(result)
     return node if labels == output else TransformNode(node, *_indices(output, output, labels))
 
 
@@ -185,12 +174,12 @@ Erf = _function("erf")
 
 
 def _leaf(
-    given: Given, kind: LeafKind, *, requires_grad: bool, name: str | None, dtype: torch.dtype | None
+    content: Content, kind: LeafKind, *, requires_grad: bool, name: str | None, dtype: torch.dtype | None
 ) -> LeafNode:
-    if isinstance(given, Tensor):
-        tensor = given if dtype is None else given.to(dtype)
+    if isinstance(content, Tensor):
+        tensor = content if dtype is None else content.to(dtype)
         return LeafNode(tensor.shape, kind=kind, value=tensor, requires_grad=requires_grad, name=name)
-    return LeafNode(given, kind=kind, requires_grad=requires_grad, dtype=dtype, name=name)
+    return LeafNode(content, kind=kind, requires_grad=requires_grad, dtype=dtype, name=name)
 
 
 def _axis(source: Node, axis: int) -> int:
@@ -234,6 +223,6 @@ def _check_extents(equation: str, inputs: Sequence[str], operands: Sequence[Node
 
 
 def _indices(output: str | list[str], *terms: str | list[str]) -> list[list[int]]:
-    """Return the signed arrays of some terms; those that the output lacks are negative."""
+    """Return the index arrays of terms; indices that the output lacks are negative."""
     numbers = {label: number for number, label in enumerate(dict.fromkeys("".join(map("".join, terms))), start=1)}
     return [[numbers[label] if label in output else -numbers[label] for label in term] for term in terms]

@@ -54,11 +54,11 @@ def transform_shape(owner: str, dst: Indices, src: Indices, shape: Sequence[int]
         ValueError: a positive index is missing on one side, or an extent is missing or below 1.
     """
     extents = extents_of(owner, "index_src", src, shape)
-    for there, here, name in ((src, dst, "index_dst"), (dst, src, "index_src")):
-        missing = sorted(index for index in here if index > 0 and index not in there)
+    for other, array, name in ((src, dst, "index_dst"), (dst, src, "index_src")):
+        missing = sorted(index for index in array if index > 0 and index not in other)
         if missing:
             message = "expected positive indices on both sides"
-            raise ValueError(f"{owner}: {name} {list(here)}: {message}, got {missing} on this one only")
+            raise ValueError(f"{owner}: {name} {list(array)}: {message}, got {missing} on this one only")
     new = negatives(dst)
     if len(new) != len(new_dims) or any(extent < 1 for extent in new_dims):
         message = f"expected an extent of at least 1 for each of the {len(new)} New indices of index_dst"
@@ -89,9 +89,9 @@ def pair_extents(owner: str, dst: Indices, sides: Mapping[str, tuple[Indices, Se
         message = f"expected indices of the operands, got {new}: compose with a Transform to bring in new ones"
         raise ValueError(f"{owner}: index_dst {list(dst)}: {message}")
     for name, (indices, _) in sides.items():
-        lost = [index for index in indices if index > 0 and index not in dst]
-        if lost:
-            message = f"expected positive indices to be in index_dst {list(dst)}, got {lost}"
+        missing = [index for index in indices if index > 0 and index not in dst]
+        if missing:
+            message = f"expected positive indices to be in index_dst {list(dst)}, got {missing}"
             raise ValueError(f"{owner}: {name} {list(indices)}: {message}: what is summed over is negative")
     return extents
 

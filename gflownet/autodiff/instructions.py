@@ -1,6 +1,6 @@
-"""Instructions: torch calls in an order, equal ones once, and the straight-line Python that runs them.
+"""Ordered torch calls without duplicates, and the straight-line Python code that runs them.
 
-What is written frees a tensor after its last use, and reuses the memory of one that nothing needs any more.
+The code deletes a tensor after its last use, or overwrites it with a result.
 """
 
 from __future__ import annotations
@@ -16,14 +16,14 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True, eq=False, slots=True)
 class Value:
-    """What an argument holds or an instruction computes."""
+    """An argument, or the result of an instruction."""
 
     number: int
     shape: Shape
     dtype: torch.dtype
-    template: str  # a Python expression of the operands, {0}, {1}, ...; empty of an argument
+    template: str  # Python expression of the operands {0}, {1}, ...; empty for an argument
     operands: tuple[Value, ...]
-    in_place: tuple[tuple[int, str], ...]  # operand whose memory the result may take, and the statement that does it
+    in_place: tuple[tuple[int, str], ...]  # operand to overwrite and the statement that does it
     is_view: bool  # of the first operand's memory
     is_expanded: bool  # several entries share memory
 
@@ -34,7 +34,7 @@ class Value:
 
     @property
     def root(self) -> Value:
-        """Return the value whose memory this one looks at."""
+        """Return the value that owns the memory of this one."""
         value = self
         while value.is_view:
             value = value.operands[0]
@@ -42,7 +42,7 @@ class Value:
 
 
 class Instructions:
-    """Collects instructions; asking for one that there is returns its value."""
+    """Collects instructions; a repeated instruction returns the existing value."""
 
     def __init__(self, arguments: Iterable[tuple[Shape, torch.dtype]]) -> None:
         self._known: dict[tuple[object, ...], Value] = {}
@@ -64,7 +64,7 @@ class Instructions:
         return value
 
     def has(self, template: str, *operands: Value) -> bool:
-        """Return whether there is such an instruction."""
+        """Return whether the instruction exists."""
         return (template, *operands) in self._known
 
     def emit(
@@ -75,14 +75,14 @@ class Instructions:
         dtype: torch.dtype | None = None,
         in_place: tuple[tuple[int, str], ...] = (),
     ) -> Value:
-        """Return what a call computes.
+        """Return the result of a call.
 
         Args:
-            template: the Python expression, operands as {0}, {1}, ...
+            template: Python expression, operands as {0}, {1}, ...
             operands: values.
             shape: of the result.
-            dtype: of the result; the first operand's by default.
-            in_place: statements that leave the result in the memory of an operand, and which one.
+            dtype: of the result, by default that of the first operand.
+            in_place: positions of operands that may be overwritten, and the statements that do so.
         """
         return self._emit(template, operands, tuple(shape), dtype, in_place, False, False)
 
@@ -95,15 +95,7 @@ class Instructions:
         dtype: torch.dtype | None = None,
         is_expanded: bool = False,
     ) -> Value:
-        """Return a view of a value.
-
-        Args:
-            template: the Python expression, the operand as {0}.
-            operand: a value.
-            shape: of the view.
-            dtype: of the view; the operand's by default.
-            is_expanded: whether entries share memory.
-        """
+        """Return a view of a value; `is_expanded`: whether entries share memory."""
         return self._emit(template, (operand,), tuple(shape), dtype, (), True, is_expanded or operand.is_expanded)
 
     def _emit(
@@ -117,19 +109,19 @@ class Instructions:
         is_expanded: bool,
     ) -> Value:
         key = (template, *operands)
-        found = self._known.get(key)
-        if found is None:
+        value = self._known.get(key)
+        if value is None:
             dtype = dtype or operands[0].dtype
-            found = self._append(shape, dtype, template, operands, in_place, is_view, is_expanded)
-            self._known[key] = found
-        return found
+            value = self._append(shape, dtype, template, operands, in_place, is_view, is_expanded)
+            self._known[key] = value
+        return value
 
     def body(self, outputs: Sequence[Value], *, reuses_memory: bool) -> tuple[list[str], int]:
-        """Return the lines of the function's body, and the number of calls that compute something.
+        """Return the lines of the function body, and the number of calls that compute something.
 
         Args:
-            outputs: what it returns.
-            reuses_memory: whether dead operands are overwritten; torch.autograd could not go through that.
+            outputs: values to return.
+            reuses_memory: whether to overwrite dead operands, which torch.autograd does not support.
         """
         return _Writer(self._values, outputs, reuses_memory).written()
 

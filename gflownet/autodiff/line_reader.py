@@ -1,4 +1,4 @@
-"""One line of a listing, read from left to right; the grammar is in gflownet/autodiff/text.py."""
+"""Reader of one line of a listing; the grammar is in gflownet/autodiff/text.py."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _TOKEN = re.compile(
     r"|(?P<formula>\{[^}]*\})|(?P<sign>[][(),:=*+-])|(?P<other>.)"
 )
 INDEX = re.compile(r"[A-Za-z]\d*")
-MAX_DIGITS = 18  # of an extent: below 2**63, what torch counts with
+MAX_DIGITS = 18  # of an extent: torch has 64-bit sizes
 SUM = re.compile(r"sum_(?P<indices>(?:[A-Za-z]\d*)+)")
 
 
@@ -35,77 +35,77 @@ class _Token:
 
 
 class Line:
-    """A line, read from left to right."""
+    """A line and the position of the next token."""
 
     def __init__(self, line: str, number: int) -> None:
         self.line, self.number = line, number
-        found = (_Token(match.lastgroup or "", match[0], match.start() + 1) for match in _TOKEN.finditer(line))
-        self.tokens = [token for token in found if not token.text.isspace()]
+        tokens = (_Token(match.lastgroup or "", match[0], match.start() + 1) for match in _TOKEN.finditer(line))
+        self.tokens = [token for token in tokens if not token.text.isspace()]
         self.tokens.append(_Token("end", "", len(line.rstrip()) + 1))
         self.at = 0
 
     @property
     def token(self) -> _Token:
-        """Return the token that is read next."""
+        """Return the next token."""
         return self.tokens[self.at]
 
     @property
     def text(self) -> str:
-        """Return the text of the token that is read next."""
+        """Return the text of the next token."""
         return self.token.text
 
     @property
     def following(self) -> str:
-        """Return the text of the token after that one."""
+        """Return the text of the token after the next."""
         return "".join(token.text for token in self.tokens[self.at + 1 : self.at + 2])
 
     @property
     def place(self) -> Place:
-        """Return where the token is that is read next."""
+        """Return the position of the next token."""
         return Place(self.number, self.token.column)
 
     def error(self, expected: str) -> ValueError:
-        """Return that something else was expected here."""
+        """Return the error at the next token."""
         got = shortened(self.text) if self.text else "the end of the line"
         return self.place.error(f"{expected}, got {got}")
 
     def is_done(self) -> bool:
-        """Return whether there is nothing left."""
+        """Return whether all tokens are read."""
         return self.token.kind == "end"
 
     def ends(self) -> None:
-        """Raise ValueError unless there is nothing left."""
+        """Raise ValueError unless all tokens are read."""
         if not self.is_done():
             raise self.error("expected the end of the line")
 
     def takes(self, text: str) -> bool:
-        """Return whether the next token is this one, and if so go on after it."""
+        """Skip the next token if it has this text; return whether it did."""
         if self.text != text:
             return False
         self.at += 1
         return True
 
     def expects(self, text: str, *, why: str = "") -> None:
-        """Go on after this token; raise ValueError where it is not the next one."""
+        """Skip the next token; raise ValueError unless it has this text."""
         if not self.takes(text):
             raise self.error(f"expected {text!r}{why}")
 
     def name(self) -> str:
-        """Return the name that comes next."""
+        """Read a name."""
         if self.token.kind != "name" or self.text in KEYWORDS:
             raise self.error("expected a name")
         self.at += 1
         return self.tokens[self.at - 1].text
 
     def names(self) -> tuple[str, ...]:
-        """Return names with commas between them."""
-        found = [self.name()]
+        """Read names separated by commas."""
+        names = [self.name()]
         while self.takes(","):
-            found.append(self.name())
-        return tuple(found)
+            names.append(self.name())
+        return tuple(names)
 
     def numeral(self) -> float:
-        """Return the number that comes next."""
+        """Read a number."""
         if self.token.kind != "number":
             raise self.error("expected a number")
         number = float(self.text)
@@ -115,7 +115,7 @@ class Line:
         return number
 
     def extent(self) -> int:
-        """Return the whole number that comes next."""
+        """Read a whole number."""
         if self.token.kind != "number" or not self.text.isdecimal():
             raise self.error("expected a whole number")
         if len(self.text) > MAX_DIGITS:
@@ -124,7 +124,7 @@ class Line:
         return int(self.tokens[self.at - 1].text)
 
     def declaration(self) -> Declaration:
-        """Return the leaf that the line declares."""
+        """Read the declaration of a leaf."""
         place = self.place
         is_fixed = self.takes("fixed")
         if self.text not in KINDS:
@@ -142,24 +142,24 @@ class Line:
         content = self._content() if self.takes("=") else None
         if content is not None and kind != LeafKind.CONSTANT:
             raise place.error(f"{name}: expected a content of constants only")
-        wanted = kind != LeafKind.CONSTANT and not is_fixed
-        return Declaration(name, kind, tuple(shape), dtype or DEFAULT_DTYPE, wanted, content, place)
+        requires_grad = kind != LeafKind.CONSTANT and not is_fixed
+        return Declaration(name, kind, tuple(shape), dtype or DEFAULT_DTYPE, requires_grad, content, place)
 
     def _content(self) -> Any:
-        """Return the number, the nested lists or the word after the sign of equality."""
+        """Read the number, nested lists or keyword after the equals sign."""
         if self.takes(IDENTITY):
             return IDENTITY
         try:
-            found = json.loads(self.line[self.token.column - 1 :])
+            content = json.loads(self.line[self.token.column - 1 :])
         except (ValueError, RecursionError):  # no JSON, more digits than Python reads, or nested too deeply
-            found = None
-        if isinstance(found, bool) or not isinstance(found, int | float | list):
+            content = None
+        if isinstance(content, bool) or not isinstance(content, int | float | list):
             raise self.error("expected a number, nested lists of numbers or `identity`")
         self.at = len(self.tokens) - 1
-        return found
+        return content
 
     def statement(self) -> Statement:
-        """Return the node that the line computes."""
+        """Read the statement of a node."""
         target = self.reference()
         self.expects("=")
         summed = self._summed()
@@ -225,7 +225,7 @@ class Line:
         return tuple(INDEX.findall(match["indices"]))
 
     def reference(self) -> Reference:
-        """Return the tensor with its indices that comes next."""
+        """Read a tensor with its indices."""
         place, name = self.place, self.name()
         indices: list[str] = []
         extents: list[int | None] = []
@@ -242,5 +242,5 @@ class Line:
 
 
 def _dtype(name: str) -> torch.dtype | None:
-    found = getattr(torch, name, None) if name else None
-    return found if isinstance(found, torch.dtype) else None
+    attribute = getattr(torch, name, None) if name else None
+    return attribute if isinstance(attribute, torch.dtype) else None

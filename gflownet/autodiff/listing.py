@@ -1,7 +1,7 @@
 """A tensor graph as written: declarations of leaves and one statement per node, with names for tensors and indices.
 
-A listing knows no shapes but those it writes, so it says what is computed of operands of any extents. `str` writes it,
-`gflownet.autodiff.text.parse` reads it, `graph` builds it.
+Operands of a listing may have any extents where it writes none. `str` writes a listing, `gflownet.autodiff.text.parse`
+reads it, `graph` builds it.
 """
 
 from __future__ import annotations
@@ -34,13 +34,13 @@ IDENTITY = "identity"
 
 @dataclass(frozen=True)
 class Place:
-    """Where something is written."""
+    """A position in a text."""
 
     line: int
     column: int
 
     def error(self, message: str) -> ValueError:
-        """Return what is wrong here."""
+        """Return the error with its position."""
         return ValueError(f"line {self.line}, column {self.column}: {message}")
 
 
@@ -57,7 +57,7 @@ class Reference:
     place: Place = field(default=NOWHERE, compare=False)
 
     def __str__(self) -> str:
-        """Return the reference as it is written; a scalar is its name."""
+        """Return the text of the reference; for a scalar, its name."""
         axes = zip(self.indices, self.extents, strict=True)
         inner = ",".join(index if extent is None else f"{index}:{extent}" for index, extent in axes)
         return f"{self.name}[{inner}]" if inner else self.name
@@ -76,7 +76,7 @@ class Declaration:
     place: Place = field(default=NOWHERE, compare=False)
 
     def __str__(self) -> str:
-        """Return the line that declares it."""
+        """Return the line of the declaration."""
         fixed = "fixed " if not self.requires_grad and self.kind != LeafKind.CONSTANT else ""
         text = f"{fixed}{self.kind.name.lower()} {self.name}"
         text += f"[{','.join(map(str, self.shape))}]" if self.shape else ""
@@ -86,11 +86,7 @@ class Declaration:
         return f"{text} = {self.content if self.content == IDENTITY else json.dumps(self.content)}"
 
     def leaf(self) -> LeafNode:
-        """Return the leaf.
-
-        Raises:
-            ValueError: the shape has an extent below 1, or the content does not fit it; the message says where.
-        """
+        """Return the leaf; raise ValueError with the position for an extent below 1 or a content that does not fit."""
         is_tensor = isinstance(self.content, list)
         try:
             return LeafNode(
@@ -106,8 +102,8 @@ class Declaration:
         except OverflowError as error:
             raise self.place.error(f"{self.name}: expected a number that a float can hold") from error
         except ValueError as error:
-            own = "" if str(error).startswith("LeafNode") else f"{self.name}: "
-            raise self.place.error(f"{own}{error}") from error
+            prefix = "" if str(error).startswith("LeafNode") else f"{self.name}: "
+            raise self.place.error(f"{prefix}{error}") from error
 
 
 @dataclass(frozen=True)
@@ -132,25 +128,21 @@ class Statement:
         return self.target.place
 
     def __post_init__(self) -> None:
-        """Check which tensors have an index.
-
-        Raises:
-            ValueError: an index breaks a rule; the message says where.
-        """
+        """Check the indices; raise ValueError with the position for an index that breaks a rule."""
         for reference in (self.target, *self.operands):
             twice = next((index for index in reference.indices if reference.indices.count(index) > 1), None)
             if twice:
                 raise reference.place.error(f"{reference}: expected every index once in a tensor, got {twice} twice")
-        given = {index for operand in self.operands for index in operand.indices}
+        operand_indices = {index for operand in self.operands for index in operand.indices}
         for index in self.summed:
-            if index not in given or index in self.target.indices:
+            if index not in operand_indices or index in self.target.indices:
                 message = "expected the sum to be over indices of the operands that the result lacks"
                 raise self.target.place.error(f"{self.target}: {message}, got {index}")
         for operand in self.operands:
-            lost = [index for index in operand.indices if index not in (*self.target.indices, *self.summed)]
-            if lost:
-                raise operand.place.error(f"{operand}: expected {lost[0]} in {self.target} or under a sum")
-        new = [index for index in self.target.indices if index not in given]
+            missing = [index for index in operand.indices if index not in (*self.target.indices, *self.summed)]
+            if missing:
+                raise operand.place.error(f"{operand}: expected {missing[0]} in {self.target} or under a sum")
+        new = [index for index in self.target.indices if index not in operand_indices]
         if new and self.form != "transform":
             raise self.target.place.error(f"{self.target}: expected indices of the operands, got {new[0]}")
         if self.form in ("function", "cast") and self.target.indices != self.operands[0].indices:
@@ -158,26 +150,19 @@ class Statement:
 
     def arrays(self) -> list[Indices]:
         """Return the signed index arrays, the result's first: positive by their order there, then the negative ones."""
-        given = {index for operand in self.operands for index in operand.indices}
-        shared = [index for index in self.target.indices if index in given]
+        operand_indices = {index for operand in self.operands for index in operand.indices}
+        shared = [index for index in self.target.indices if index in operand_indices]
         numbers = {index: place for place, index in enumerate(shared, start=1)}
         start = 1 if self.form == "transform" else len(shared) + 1
         negative = {index: -place for place, index in enumerate(self.summed, start=start)}
-        new = [index for index in self.target.indices if index not in given]
+        new = [index for index in self.target.indices if index not in operand_indices]
         dst = {**numbers, **{index: -place for place, index in enumerate(new, start=1)}}
         src = {**numbers, **negative}
         sources = [tuple(src[index] for index in operand.indices) for operand in self.operands]
         return [tuple(dst[index] for index in self.target.indices), *sources]
 
     def node(self, sources: Sequence[Node]) -> Node:
-        """Return the node.
-
-        Args:
-            sources: the operands, in order.
-
-        Raises:
-            ValueError: extents do not fit, or one is missing.
-        """
+        """Return the node of operands in order; raise ValueError for extents that do not fit or are missing."""
         name, (dst, *src) = self.target.name, self.arrays()
         if self.form == "transform":
             return TransformNode(sources[0], dst, src[0], alpha=self.alpha, new_dims=self._new_dims(), name=name)
@@ -199,7 +184,7 @@ class Statement:
         return [extent for _, extent in new if extent is not None]
 
     def __str__(self) -> str:
-        """Return the line that writes it."""
+        """Return the line of the statement."""
         summed = f"sum_{''.join(self.summed)} " if self.summed else ""
         return f"{self.target} = {summed}{self._right_side()}"
 
@@ -220,7 +205,7 @@ class Statement:
 
 @dataclass(frozen=True)
 class Listing:
-    """Declarations and statements, in order, and which of them are results."""
+    """Declarations and statements, in order, and the names of the results."""
 
     lines: tuple[Declaration | Statement, ...]
     outputs: tuple[str, ...]
@@ -237,42 +222,42 @@ class Listing:
         return tuple(line for line in self.lines if isinstance(line, Statement))
 
     def graph(self, operands: Mapping[str, Node | Sequence[int]] | None = None) -> Graph:
-        """Return the graph, its nodes called as here.
+        """Return the graph, with the names as ids.
 
         Args:
-            operands: for names that no line declares, a node or the shape of an input; not needed where every extent is
+            operands: node or shape of an input for each name that no line declares; optional where all extents are
                 written.
 
         Raises:
-            ValueError: a name stands for nothing or for two things, or extents do not fit; the message says where.
+            ValueError: a name is undefined or defined twice, or extents do not fit; the message has the position.
         """
         nodes: dict[str, Node] = {}
-        for name, given in (operands or {}).items():
-            is_node = isinstance(given, Node)
-            nodes[name] = given if is_node else LeafNode(given, dtype=DEFAULT_DTYPE, name=name)
+        for name, operand in (operands or {}).items():
+            is_node = isinstance(operand, Node)
+            nodes[name] = operand if is_node else LeafNode(operand, dtype=DEFAULT_DTYPE, name=name)
         for line in self.lines:
             if line.name in nodes:
-                raise line.place.error(f"{line.name}: expected a name that stands for nothing else")
+                raise line.place.error(f"{line.name}: expected a name that is not defined yet")
             nodes[line.name] = line.leaf() if isinstance(line, Declaration) else _built(line, nodes)
         missing = [name for name in self.outputs if name not in nodes]
         if missing:
-            raise ValueError(f"output: expected names that stand for something, got {missing[0]}")
+            raise ValueError(f"output: expected names that are defined, got {missing[0]}")
         return Graph([nodes[name] for name in self.outputs], ids={**nodes})
 
     def node(self, operands: Mapping[str, Node | Sequence[int]] | None = None) -> Node:
-        """Return the last result; arguments and errors as of `graph`."""
+        """Return the last result; arguments and errors as in `graph`."""
         return self.graph(operands).sink
 
 
 def applied(function: Function, argument: str) -> str:
-    """Return a function of something as it is written: `exp(tanh(z[i]))`, or with its formula, `{2*x**3}(z[i])`."""
-    head, found, tail = function.formula.partition("(x)")
-    is_nested = bool(found) and head.replace("(", "").isalnum() and tail == ")" * head.count("(")
+    """Return the text of a function of an argument: `exp(tanh(z[i]))`, or with its formula, `{2*x**3}(z[i])`."""
+    head, call, tail = function.formula.partition("(x)")
+    is_nested = bool(call) and head.replace("(", "").isalnum() and tail == ")" * head.count("(")
     return f"{head}({argument}){tail}" if is_nested else f"{{{function.formula}}}({argument})"
 
 
 def dtype_name(dtype: torch.dtype) -> str:
-    """Return what torch calls a dtype, without the module."""
+    """Return the name of a dtype without `torch.`"""
     return str(dtype).removeprefix("torch.")
 
 
@@ -299,7 +284,7 @@ def _built(statement: Statement, nodes: dict[str, Node]) -> Node:
 
 
 def _implied(operand: Reference) -> LeafNode:
-    """Return the input that an operand stands for which is declared nowhere, but written with its extents."""
+    """Return the input of an undeclared operand that is written with its extents."""
     if not operand.indices or None in operand.extents:
         message = f"expected a declaration before, as in `input {operand.name}[2,3]`, or a node or a shape given for it"
         raise operand.place.error(f"{operand}: {message}")

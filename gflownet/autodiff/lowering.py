@@ -1,4 +1,4 @@
-"""Terms as instructions."""
+"""Lower terms to instructions."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from gflownet.autodiff.contraction import Labelled, Labels, MatrixProduct, align
 from gflownet.autodiff.instructions import Instructions, Value
 from gflownet.autodiff.terms import Alias, Cast, Einsum, Leaf, Map, Sum, Term, View, ordered
 
-_MAX_FACTORS = 12  # of a product that others are multiplied into: beyond, finding an order takes longer than it saves
+_MAX_FACTORS = 12  # of a flattened product: with more, finding an order takes longer than it saves
 
 
 def lowered(
     outputs: Sequence[Term], arguments: Iterable[tuple[tuple[int, ...], torch.dtype]]
 ) -> tuple[Instructions, list[Value]]:
-    """Return the instructions that compute terms, and the values that are returned; none is an argument's memory.
+    """Return the instructions that compute terms, and the output values, which share no memory with arguments.
 
     Args:
         outputs: terms.
-        arguments: shape and dtype of every tensor that is given, by `Leaf.slot`.
+        arguments: shape and dtype of every argument, by `Leaf.slot`.
     """
     lowering = _Lowering(outputs, Instructions(arguments))
     lowering.lower(outputs)
@@ -44,20 +44,20 @@ class _Lowering:
                 self._flatten(term)
 
     def owned(self, term: Term) -> Value:
-        """Return a term's value in memory that nothing else looks at."""
+        """Return a term's value in memory that nothing else shares."""
         value = self._values[term]
         root = value.root
         if not root.template or value.is_expanded or root in self._returned:
             template = "{0}.clone(memory_format=torch.contiguous_format)"
             copy = self.code.emit(template, value, shape=value.shape)
-            while copy in self._returned:  # the same term is returned again
+            while copy in self._returned:  # the same term is an output twice
                 copy = self.code.emit(template, copy, shape=value.shape)
             root = value = copy
         self._returned.add(root)
         return value
 
     def lower(self, outputs: Sequence[Term]) -> None:
-        """Lower what outputs need, in the order in which it was asked for: a derivative finds what came before it."""
+        """Lower outputs and their inputs by `uid`, so that derivatives reuse values of the forward computation."""
         needed: set[Term] = set()
         waiting = list(outputs)
         while waiting:
@@ -69,7 +69,7 @@ class _Lowering:
             self._values[term] = self._lower(term)
 
     def _sources(self, term: Term) -> list[Term]:
-        """Return what has to be lowered before a term; a product that is added to others is lowered with the sum."""
+        """Return the terms to lower before a term; a product used only in a sum is lowered with the sum."""
         if isinstance(term, Einsum):
             sources = [source for source, _ in self._factors(term)]
             return [source.inputs[0] if self._is_split(source) else source for source in sources]
@@ -84,7 +84,7 @@ class _Lowering:
         return inner
 
     def _is_fused(self, addend: Term) -> bool:
-        """Return whether an addend is a product, perhaps with its axes permuted, that only the sum has."""
+        """Return whether an addend is a product, perhaps with permuted axes, that only the sum uses."""
         if isinstance(addend, View) and not addend.is_sparse and addend.inputs and self._uses[addend] == 1:
             addend = addend.inputs[0]
         return isinstance(addend, Einsum) and self._uses[addend] == 1
@@ -93,18 +93,18 @@ class _Lowering:
         return self._inlined.get(term) or list(zip(term.inputs, term.labels, strict=True))
 
     def _flatten(self, term: Einsum) -> None:
-        """Multiply out factors that are products used nowhere else and larger than something of either product."""
+        """Flatten factors that are products, used only here and larger than a factor of either product."""
         factors = self._factors(term)
-        found: list[tuple[Term, Labels]] = []
+        flat: list[tuple[Term, Labels]] = []
         fresh = len(term.extents)
         for k, (source, labels) in enumerate(factors):
             others = [other.size for j, (other, _) in enumerate(factors) if j != k]
             if not (isinstance(source, Einsum) and self._uses[source] == 1 and _is_worth(source, others)):
-                found.append((source, labels))
+                flat.append((source, labels))
                 continue
             inner = self._factors(source)
-            if len(inner) + len(factors) + len(found) - k > _MAX_FACTORS:
-                found.append((source, labels))
+            if len(inner) + len(factors) + len(flat) - k > _MAX_FACTORS:
+                flat.append((source, labels))
                 continue
             names = dict(zip(source.out, labels, strict=True))
             for inner_term, inner_labels in inner:
@@ -112,9 +112,9 @@ class _Lowering:
                     if label not in names:
                         names[label] = fresh
                         fresh += 1
-                found.append((inner_term, tuple(names[label] for label in inner_labels)))
-        if len(found) > len(factors):
-            self._inlined[term] = found
+                flat.append((inner_term, tuple(names[label] for label in inner_labels)))
+        if len(flat) > len(factors):
+            self._inlined[term] = flat
 
     def _lower(self, term: Term) -> Value:
         match term:
@@ -138,14 +138,14 @@ class _Lowering:
                 raise TypeError(f"{type(term).__name__}: expected one of the forms of gflownet.autodiff.terms")
 
     def _operands(self, term: Einsum) -> list[Labelled]:
-        found: list[Labelled] = []
+        operands: list[Labelled] = []
         for source, labels in self._factors(term):
             values = self._split(source) if self._is_split(source) else [self._values[source]]
-            found.extend(diagonals(self.code, value, labels) for value in values)
-        return found
+            operands.extend(diagonals(self.code, value, labels) for value in values)
+        return operands
 
     def _is_split(self, term: Term) -> bool:
-        """Return whether a function is a product that only one product of tensors has: then it is part of that."""
+        """Return whether a function is a product that only one product of tensors uses: then its factors join that."""
         return isinstance(term, Map) and self._uses[term] == 1 and len(entrywise.factors_of(term.function)) > 1
 
     def _split(self, term: Term) -> list[Value]:
@@ -184,7 +184,7 @@ class _Lowering:
         return self._with_diagonal(total, term, term.alpha)
 
     def _with_diagonal(self, total: Value, term: View, alpha: float) -> Value:
-        """Return `total + alpha * the view's source` where its labels meet."""
+        """Return `total` with `alpha * the view's source` added on the diagonal."""
         path, labels = _diagonal_path(term.out)
         step = "".join(f".diagonal(0, {first}, {second})" for first, second in path)
         if len(term.out) == 2:
@@ -207,7 +207,7 @@ class _Lowering:
         return self.code.emit(template, total, full, shape=total.shape, in_place=in_place)
 
     def _sum(self, term: Sum) -> Value:
-        """Return the sum: what is there already, matrix products added to it in one call, diagonals at the end."""
+        """Return the sum: dense addends first, matrix products added in one call each, diagonals at the end."""
         dense: list[tuple[float, Value]] = []
         products: list[tuple[float, MatrixProduct]] = []
         sparse: list[tuple[float, View]] = []
@@ -236,7 +236,7 @@ class _Lowering:
         dense: list[tuple[float, Value]],
         products: list[tuple[float, MatrixProduct]],
     ) -> None:
-        """Add one term to the lists: a matrix product of the right layout, or a value that broadcasts."""
+        """Add one term to the lists: as a matrix product of the right layout, or as a value that broadcasts."""
         rank, is_fused = len(source.shape), self._is_fused(source)
         out: Labels = tuple(range(rank))
         labels: Labels = out
@@ -246,24 +246,23 @@ class _Lowering:
             dense.append((coefficient, aligned(self.code, diagonals(self.code, self._values[source], labels), out)))
             return
         names = dict(zip(source.out, labels, strict=True))
-        wanted = tuple(label for label in out if label in labels)
-        inner = {label: own for own, label in names.items()}
-        core_out = tuple(inner[label] for label in wanted)
+        inner = {label: core_label for core_label, label in names.items()}
+        core_out = tuple(inner[label] for label in out if label in labels)
         left, right = contraction.two_factors(self.code, self._operands(source), core_out)
         plan = None if right is None else contraction.matrix_product(self.code, left, right, core_out)
         if plan is not None and plan.labels == core_out and len(core_out) == rank == len(plan.flat_shape):
             products.append((coefficient, plan))
             return
         if plan is not None:
-            found = plan.emitted(self.code)
+            total = plan.emitted(self.code)
         else:
-            found = left if right is None else contraction.pair(self.code, left, right, core_out)
-        renamed = Labelled(found.value, tuple(names[label] for label in found.labels))
+            total = left if right is None else contraction.pair(self.code, left, right, core_out)
+        renamed = Labelled(total.value, tuple(names[label] for label in total.labels))
         dense.append((coefficient, aligned(self.code, renamed, out)))
 
     def _total(self, dense: list[tuple[float, Value]], products: list[tuple[float, MatrixProduct]]) -> Value | None:
         code = self.code
-        # full ones first: the others broadcast into them; of these one without a coefficient
+        # full values first, the others broadcast into them; of these, one without a coefficient
         dense.sort(key=lambda pair: (-pair[1].size, pair[0] != 1.0, pair[1].number))
         total: Value | None = None
         beta = 1.0
@@ -302,7 +301,7 @@ def _is_worth(source: Einsum, others: list[int]) -> bool:
 
 
 def _diagonal_path(out: Labels) -> tuple[list[tuple[int, int]], Labels]:
-    """Return the pairs of axes to take diagonals of, one after another, and the labels that are left."""
+    """Return the pairs of axes to take diagonals of, in turn, and the remaining labels."""
     left = list(out)
     path: list[tuple[int, int]] = []
     while len(set(left)) < len(left):
@@ -310,5 +309,5 @@ def _diagonal_path(out: Labels) -> tuple[list[tuple[int, int]], Labels]:
         first = left.index(label)
         second = left.index(label, first + 1)
         path.append((first, second))
-        left = [kept for axis, kept in enumerate(left) if axis not in (first, second)] + [label]
+        left = [name for axis, name in enumerate(left) if axis not in (first, second)] + [label]
     return path, tuple(left)

@@ -88,9 +88,9 @@ class Nodes:
         name, sizes, result = _names([labels for _, labels in factors], out, extents)
         operands = [self._operand(node, [name[label] for label in labels]) for node, labels in factors]
         path = contraction_order([operand.labels for operand in operands], result, sizes) if len(operands) > 2 else ()
-        for chosen in path[:-1]:
-            left, right = (operands[k] for k in chosen)
-            operands = [operand for k, operand in enumerate(operands) if k not in chosen]
+        for positions in path[:-1]:
+            left, right = (operands[k] for k in positions)
+            operands = [operand for k, operand in enumerate(operands) if k not in positions]
             needed = {*result}.union(*(operand.labels for operand in operands))
             labels = dict.fromkeys((*left.labels, *right.labels))
             operands.append(_product(left, right, [label for label in labels if label in needed]))
@@ -110,9 +110,9 @@ class Nodes:
             renamed = {axis: highest + 1 + axis for axis, label in enumerate(labels) if labels[:axis].count(label) > 0}
             left = [renamed.get(axis, label) for axis, label in enumerate(labels)]
             right = [labels[axis] for axis in repeated] + [renamed[axis] for axis in repeated]
-            kept = [label for axis, label in enumerate(left) if axis not in repeated]
+            remaining = [label for axis, label in enumerate(left) if axis not in repeated]
             node = _product(
-                _Operand(node, tuple(left)), _Operand(self.identity(shape, node.dtype), tuple(right)), kept
+                _Operand(node, tuple(left)), _Operand(self.identity(shape, node.dtype), tuple(right)), remaining
             ).node
             labels = [label for axis, label in enumerate(labels) if axis not in repeated]
         return _Operand(node, tuple(labels))

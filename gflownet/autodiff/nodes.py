@@ -121,7 +121,7 @@ class LeafNode(Node):
             fill: value of all entries of a constant.
             is_identity: of a constant, see the class.
             requires_grad: whether a gradient is computed; by default for inputs and parameters.
-            dtype: by default that of the value, else torch's default.
+            dtype: by default the dtype of the value, else torch's default.
             name: shown in messages and drawings.
 
         Raises:

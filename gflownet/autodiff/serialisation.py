@@ -1,10 +1,10 @@
-"""Tensor graphs as plain JSON values: read strictly in what it means, liberally in how that is spelled.
+"""Tensor graphs as plain JSON values, with strict rules and tolerant spelling.
 
 `{"indexing": "signed", "nodes": [...], "outputs": [id]}`, each node after its sources, with the fields `id`, `type`,
 `kind`, `shape`, `src`, `srcL`, `srcR`, `indexDst`, `indexSrc`, `indexSrcL`, `indexSrcR`, `alpha`, `newDims`, `op`,
 `function` that its type has. With "positive" indexing all indices are positive, and the signs follow from which tensors
-have an index. Beyond that: `name`; of leaves `dtype` (else float64), `requiresGrad`, and of those that hold something
-`value`, `fill` or `identity`; and the type `cast` with its `dtype`.
+have an index. Optional fields: `name`; for leaves `dtype` (default float64), `requiresGrad` and one of `value`, `fill`
+and `identity`. The type `cast` has a `dtype`.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ FIELDS: dict[str, tuple[str, ...]] = {
     "nonlinear": (*_EVERY, "src", "function"),
     "cast": (*_EVERY, "src", "dtype"),
 }
-# What the nodes call the fields.
+# Attributes of nodes by field.
 _FIELD_OF = {
     **{"index_dst": "indexDst", "index_src": "indexSrc", "index_src_l": "indexSrcL", "index_src_r": "indexSrcR"},
     **{"new_dims": "newDims", "operation": "op"},
@@ -72,7 +72,7 @@ def read(data: Any) -> tuple[dict[Identifier, Node], list[Node]]:
     """Return the nodes by id, in the order in which they are listed, and the outputs.
 
     Raises:
-        ValueError: the data do not describe a graph; the message names the node, the field and the rule.
+        ValueError: the data describe no graph; the message names node, field and rule.
     """
     if not isinstance(data, Mapping) or not isinstance(data.get("nodes"), list | tuple):
         raise ValueError(f"graph: expected an object with a list of nodes, got {shortened(data)}")
@@ -83,10 +83,10 @@ def read(data: Any) -> tuple[dict[Identifier, Node], list[Node]]:
     nodes: dict[str, Node] = {}
     ids: dict[Identifier, Node] = {}
     for position, entry in enumerate(data["nodes"]):
-        found = _identifier(entry, f"nodes[{position}]")
-        if str(found) in nodes:
-            raise ValueError(f"{_owner(found)}: id: expected one that no other node has")
-        ids[found] = nodes[str(found)] = _Reader(entry, nodes, indexing).node()
+        identifier = _identifier(entry, f"nodes[{position}]")
+        if str(identifier) in nodes:
+            raise ValueError(f"{_owner(identifier)}: id: expected one that no other node has")
+        ids[identifier] = nodes[str(identifier)] = _Reader(entry, nodes, indexing).node()
     outputs = data.get("outputs")
     if outputs is None:
         used = {source for node in ids.values() for source in node.inputs}
@@ -99,7 +99,7 @@ def read(data: Any) -> tuple[dict[Identifier, Node], list[Node]]:
 
 
 class _Reader:
-    """One entry of the list of nodes, read into a node."""
+    """Reader of one entry of the list of nodes."""
 
     def __init__(self, entry: Mapping[str, Any], nodes: Mapping[str, Node], indexing: Indexing) -> None:
         self.owner = _owner(entry["id"])
@@ -111,7 +111,7 @@ class _Reader:
         self._check_fields()
 
     def node(self) -> Node:
-        """Return the node, checked against the shape and the counts that the entry gives."""
+        """Return the node, checked against the shape and the counts of the entry."""
         try:
             node: Node = getattr(self, f"_{self.type}")()
         except ValueError as error:
@@ -126,20 +126,20 @@ class _Reader:
         return node
 
     def _in_json(self, message: str) -> str:
-        """Return what a node's constructor says with the id for the label and the fields as the entry has them."""
+        """Return a constructor's error message with the id instead of the label and the field names of JSON."""
         if message.startswith(f"{self.owner}: "):
             return message
         kind = f"{self.type.capitalize()}Node"
-        said = message.removeprefix(f"{kind} {self.name!r}: ").removeprefix(f"{kind}: ")
-        return f"{self.owner}: " + re.sub(r"\b[a-z_]+\b", lambda word: _FIELD_OF.get(word[0], word[0]), said)
+        reason = message.removeprefix(f"{kind} {self.name!r}: ").removeprefix(f"{kind}: ")
+        return f"{self.owner}: " + re.sub(r"\b[a-z_]+\b", lambda word: _FIELD_OF.get(word[0], word[0]), reason)
 
     def _check_fields(self) -> None:
-        known = dict.fromkeys(field for fields in FIELDS.values() for field in fields)
-        own = FIELDS[self.type]
+        all_fields = dict.fromkeys(field for fields in FIELDS.values() for field in fields)
+        fields = FIELDS[self.type]
         for field, value in self.entry.items():
-            if field in own or (field in known and (_is_nothing(value) or (field, value) == ("alpha", 1))):
+            if field in fields or (field in all_fields and (_is_nothing(value) or (field, value) == ("alpha", 1))):
                 continue
-            nearest = difflib.get_close_matches(str(field), own, n=1, cutoff=0.0)[0]
+            nearest = difflib.get_close_matches(str(field), fields, n=1, cutoff=0.0)[0]
             raise ValueError(f"{self.owner}: {_plain(field)}: expected a field of a {self.type}, perhaps {nearest}")
 
     def _leaf(self) -> Node:
@@ -204,17 +204,17 @@ class _Reader:
         return self.entry[field]
 
     def _source(self, field: str) -> Node:
-        found = self.nodes.get(str(self._required(field)))
-        if found is None:
+        node = self.nodes.get(str(self._required(field)))
+        if node is None:
             message = f"expected the id of a node listed before, got {shortened(self.entry[field])}"
             raise ValueError(f"{self.owner}: {field}: {message}")
-        return found
+        return node
 
     def _integers(self, field: str) -> tuple[int, ...]:
-        found = self._required(field)
-        values = found.tolist() if isinstance(found, np.ndarray | torch.Tensor) else found
+        entry = self._required(field)
+        values = entry.tolist() if isinstance(entry, np.ndarray | torch.Tensor) else entry
         if not isinstance(values, list | tuple) or not all(_is_integer(value) for value in values):
-            raise ValueError(f"{self.owner}: {field}: expected a list of integers, got {shortened(found)}")
+            raise ValueError(f"{self.owner}: {field}: expected a list of integers, got {shortened(entry)}")
         return tuple(int(value) for value in values)
 
     def _indices(self, *fields: str) -> list[Indices]:
@@ -224,9 +224,9 @@ class _Reader:
         for field, array in zip(fields, arrays, strict=True):
             if any(index < 1 for index in array):
                 raise ValueError(f"{self.owner}: {field}: expected positive integers (indexing), got {list(array)}")
-        dst, others = {*arrays[0]}, {index for array in arrays[1:] for index in array}
-        # Of two operands the result has no index of its own; leaving it positive lets the node say so.
-        is_shared = (dst & others).__contains__ if self.type == "transform" else dst.__contains__
+        dst, sources = {*arrays[0]}, {index for array in arrays[1:] for index in array}
+        # An index that only the result of two operands has stays positive, so that the node reports it.
+        is_shared = (dst & sources).__contains__ if self.type == "transform" else dst.__contains__
         return [tuple(index if is_shared(index) else -index for index in array) for array in arrays]
 
     def _tensor(self, field: str, dtype: torch.dtype) -> torch.Tensor | None:
@@ -258,30 +258,30 @@ class _Reader:
         name = self.entry.get("dtype")
         if name is None:
             return default
-        found = getattr(torch, str(name).removeprefix("torch."), None)
-        if not isinstance(found, torch.dtype):
+        dtype = getattr(torch, str(name).removeprefix("torch."), None)
+        if not isinstance(dtype, torch.dtype):
             raise ValueError(f"{self.owner}: dtype: expected the name of a dtype of torch, got {shortened(name)}")
-        return found
+        return dtype
 
 
 def write(ids: Mapping[Identifier, Node], outputs: Sequence[Node], *, indexing: Indexing = "signed") -> dict[str, Any]:
-    """Return the graph as plain JSON values, which `read` reads back.
+    """Return the graph as plain JSON values, which `read` reads.
 
     Args:
-        ids: the nodes by id, each after its sources.
-        outputs: those that are the graph's results.
-        indexing: how index arrays are written.
+        ids: nodes by id, each after its sources.
+        outputs: results of the graph.
+        indexing: notation of index arrays.
     """
     if indexing not in ("signed", "positive"):
         raise ValueError(f"graph: indexing: expected 'signed' or 'positive', got {shortened(indexing)}")
-    known = {node: identifier for identifier, node in ids.items()}
+    id_of = {node: identifier for identifier, node in ids.items()}
     entries = []
     for identifier, node in ids.items():
-        entry = {"id": identifier, **_fields(node, known, indexing)}
+        entry = {"id": identifier, **_fields(node, id_of, indexing)}
         if node.name not in (None, str(identifier)):
             entry["name"] = node.name
         entries.append(entry)
-    return {"indexing": indexing, "nodes": entries, "outputs": [known[node] for node in outputs]}
+    return {"indexing": indexing, "nodes": entries, "outputs": [id_of[node] for node in outputs]}
 
 
 def _fields(node: Node, ids: Mapping[Node, Identifier], indexing: Indexing) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def _leaf_fields(leaf: LeafNode) -> dict[str, Any]:
 
 
 def _written(arrays: Sequence[Indices], indexing: Indexing, *, scoped: bool) -> list[list[int]]:
-    """Return the arrays as they are, or with positive numbers by first appearance; `scoped`: negatives per array."""
+    """Return signed arrays, or positive numbers by first appearance; `scoped`: negatives per array."""
     if indexing == "signed":
         return [list(array) for array in arrays]
     numbers: dict[tuple[int, int], int] = {}
@@ -329,15 +329,15 @@ def _written(arrays: Sequence[Indices], indexing: Indexing, *, scoped: bool) -> 
 
 
 def numbers_of(tensor: torch.Tensor) -> Any:
-    """Return the entries in nested lists, a complex one as its real and its imaginary part."""
+    """Return the entries as nested lists, a complex entry as [real, imaginary]."""
     return (torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor).tolist()
 
 
 def tensor_of(numbers: Any, shape: Sequence[int], dtype: torch.dtype) -> torch.Tensor:
-    """Return a tensor of a dtype from its entries, as `numbers_of` gives them.
+    """Return a tensor of a dtype from nested lists as in `numbers_of`; the shape is not checked.
 
     Raises:
-        ValueError: they are no numbers in nested lists, or too large for the dtype; their shape is not checked.
+        ValueError: the entries are not numeric or too large for the dtype.
     """
     try:
         if dtype.is_complex and np.shape(numbers) == (*shape, 2):
@@ -352,19 +352,19 @@ def _owner(identifier: object) -> str:
 
 
 def _plain(value: object) -> str:
-    """Return a text as it is, if that fits into a message."""
+    """Return a short printable text without quotes, other values abbreviated."""
     return value if isinstance(value, str) and value.isprintable() and len(value) <= MAX_LENGTH else shortened(value)
 
 
 def _identifier(entry: Any, where: str) -> Identifier:
-    found = entry.get("id") if isinstance(entry, Mapping) else None
-    if not (isinstance(found, str) or _is_integer(found)):
+    identifier = entry.get("id") if isinstance(entry, Mapping) else None
+    if not (isinstance(identifier, str) or _is_integer(identifier)):
         raise ValueError(f"{where}: expected an object with an integer or a string as id, got {shortened(entry)}")
-    return found if isinstance(found, str) else int(found)  # pyright: ignore[reportArgumentType]
+    return identifier if isinstance(identifier, str) else int(identifier)  # pyright: ignore[reportArgumentType]
 
 
 def _is_nothing(value: object) -> bool:
-    """Return whether a value is what a writer that gives every node all fields puts where a node has no such field."""
+    """Return whether a value stands for a missing field: null, an empty list or an empty text."""
     return value is None or (isinstance(value, Sized) and not len(value))
 
 

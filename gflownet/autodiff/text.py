@@ -10,11 +10,11 @@
 
 A line declares a leaf (`input`, `parameter`, `constant`, `fixed` before one without a gradient, a dtype after it unless
 it is float64, `= 2.0`, `= [[1, 2], [3, 4]]` or `= identity` after a constant) or computes a node. There is no implied
-summation: every index of an operand is in the result or under a `sum_`. Two operands beside each other are a
+summation: every index of an operand is in the result or under a `sum_`. Two adjacent operands are a
 contraction (LinearNode), `+`, `-` and `*` between them stand for an ElementwiseNode; a sum covers the whole of it, in
 parentheses. A number times one operand is a Transform, and so is an operand alone; an index that only the result has is
 New and needs its extent, as in `k:2`. `tanh(...)` or `{x**2 + 1}(...)` apply a function, `float32(...)` casts. An index
-is a letter, digits may follow. `output y, z` names the results, otherwise the last line is it. `#` starts a comment.
+is a letter, digits may follow. `output y, z` names the results; the default is the last line. `#` starts a comment.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ LETTERS = "ijklmnpqrstuvwxyzabcdefgh" + ascii_letters[26:]
 
 
 def parse(text: str) -> Listing:
-    """Return what a text says; its `graph` or `node` builds it.
+    """Return the listing of a text; its `graph` or `node` builds it.
 
     Raises:
-        ValueError: the text says nothing, or something that is no line; the message says where and what was expected.
+        ValueError: the text is empty or a line is not valid; the message has the position and the expectation.
     """
-    found: list[Declaration | Statement] = []
+    statements: list[Declaration | Statement] = []
     outputs: tuple[str, ...] | None = None
     for number, line in enumerate(text.splitlines(), start=1):
         reader = Line(line.partition("#")[0], number)
@@ -63,47 +63,47 @@ def parse(text: str) -> Listing:
         if reader.takes("output"):
             outputs = reader.names()
         else:
-            found.append(reader.declaration() if reader.text in (*KINDS, "fixed") else reader.statement())
+            statements.append(reader.declaration() if reader.text in (*KINDS, "fixed") else reader.statement())
         reader.ends()
-    if not found:
+    if not statements:
         raise ValueError("line 1, column 1: expected a declaration or a statement, got an empty text")
-    return Listing(tuple(found), outputs or (found[-1].name,))
+    return Listing(tuple(statements), outputs or (statements[-1].name,))
 
 
 def format(sinks: Node | Sequence[Node]) -> str:
-    """Return the text of nodes and all they depend on; `parse(text).graph()` builds the same.
+    """Return the text of nodes and their inputs; `parse(text).graph()` builds the same graph.
 
-    What inputs and parameters hold is not written, and neither is that a constant wants a gradient.
+    Values of inputs and parameters are not written, nor `requires_grad` of constants.
     """
     outputs = [sinks] if isinstance(sinks, Node) else list(sinks)
-    written = lines(outputs)
-    return str(Listing(tuple(written.values()), tuple(written[node].name for node in outputs)))
+    line_of = lines(outputs)
+    return str(Listing(tuple(line_of.values()), tuple(line_of[node].name for node in outputs)))
 
 
 def lines(sinks: Sequence[Node]) -> dict[Node, Declaration | Statement]:
-    """Return the line of each node that some depend on, in topological order."""
+    """Return the line of each node in topological order."""
     names: dict[Node, str] = {}
-    taken: set[str] = set()
+    used_names: set[str] = set()
     order = topological_order(sinks)
     for node in order:
-        names[node] = _name(node, taken)
-        taken.add(names[node])
+        names[node] = _name(node, used_names)
+        used_names.add(names[node])
     return {
         node: _declaration(node, names) if isinstance(node, LeafNode) else _statement(node, names) for node in order
     }
 
 
-def _name(node: Node, taken: set[str]) -> str:
-    """Return a node's own name where that can be written and is free, else one that is."""
-    own = node.name or ""
-    if own and re.fullmatch(r"\w+", own, re.ASCII) and not own[0].isalpha():
-        own = f"t{own}"
-    is_name = re.fullmatch(r"[A-Za-z_]\w*", own, re.ASCII) and own not in KEYWORDS and not SUM.fullmatch(own)
-    stem = own if is_name else "t"
-    if is_name and own not in taken:
-        return own
+def _name(node: Node, used_names: set[str]) -> str:
+    """Return the name of a node if it is valid and free, else a new name."""
+    name = node.name or ""
+    if name and re.fullmatch(r"\w+", name, re.ASCII) and not name[0].isalpha():
+        name = f"t{name}"
+    is_name = re.fullmatch(r"[A-Za-z_]\w*", name, re.ASCII) and name not in KEYWORDS and not SUM.fullmatch(name)
+    stem = name if is_name else "t"
+    if is_name and name not in used_names:
+        return name
     number = 1
-    while f"{stem}_{number}" in taken:
+    while f"{stem}_{number}" in used_names:
         number += 1
     return f"{stem}_{number}"
 
@@ -112,8 +112,8 @@ def _declaration(leaf: LeafNode, names: dict[Node, str]) -> Declaration:
     content: object = IDENTITY if leaf.is_identity else leaf.fill
     if leaf.given is not None and leaf.kind == LeafKind.CONSTANT:
         content = numbers_of(leaf.given)
-    wanted = leaf.requires_grad and leaf.kind != LeafKind.CONSTANT
-    return Declaration(names[leaf], leaf.kind, leaf.shape, leaf.dtype, wanted, content)
+    requires_grad = leaf.requires_grad and leaf.kind != LeafKind.CONSTANT
+    return Declaration(names[leaf], leaf.kind, leaf.shape, leaf.dtype, requires_grad, content)
 
 
 def _statement(node: Node, names: dict[Node, str]) -> Statement:
@@ -121,20 +121,20 @@ def _statement(node: Node, names: dict[Node, str]) -> Statement:
     every = list(dict.fromkeys(index for array in arrays for index in array))
     letters = {index: _letter(place) for place, index in enumerate(every)}
     extents = [(*node.shape,), *(source.shape for source in node.inputs)]
-    written = []
+    references = []
     for owner, array, shape in zip((node, *node.inputs), arrays, extents, strict=True):
         new = [
             n if isinstance(node, TransformNode) and owner is node and i < 0 else None
             for i, n in zip(array, shape, strict=True)
         ]
-        written.append(Reference(names[owner], tuple(letters[index] for index in array), tuple(new)))
+        references.append(Reference(names[owner], tuple(letters[index] for index in array), tuple(new)))
     summed = dict.fromkeys(letters[index] for array in arrays[1:] for index in array if index not in arrays[0])
     alpha = node.alpha if isinstance(node, TransformNode) else 1.0
-    return Statement(written[0], form, tuple(written[1:]), tuple(summed), alpha, function)
+    return Statement(references[0], form, tuple(references[1:]), tuple(summed), alpha, function)
 
 
 def _parts(node: Node) -> tuple[Form, Function | torch.dtype | None, list[Indices]]:
-    """Return what the statement of a node is made of; the arrays have equal integers only for equal indices."""
+    """Return form, function and index arrays of a node; equal integers are equal indices across arrays."""
     if isinstance(node, TransformNode):
         offset = min([0, *node.index_dst])
         src = tuple(index + offset if index < 0 else index for index in node.index_src)
@@ -142,11 +142,11 @@ def _parts(node: Node) -> tuple[Form, Function | torch.dtype | None, list[Indice
     if isinstance(node, ElementwiseNode | LinearNode):
         form: Form = node.operation if isinstance(node, ElementwiseNode) else "contraction"
         return form, None, [node.index_dst, node.index_src_l, node.index_src_r]
-    own = tuple(range(1, node.rank + 1))
+    axes = tuple(range(1, node.rank + 1))
     if isinstance(node, NonlinearNode):
-        return "function", node.function, [own, own]
+        return "function", node.function, [axes, axes]
     assert isinstance(node, CastNode), node
-    return "cast", node.dtype, [own, own]
+    return "cast", node.dtype, [axes, axes]
 
 
 def _letter(place: int) -> str:

@@ -216,10 +216,10 @@ def test_what_is_no_line_is_refused(text: str, message: str) -> None:
     [
         ("y[i] = x[i]", r"line 1, column 8: x\[i\]: expected a declaration before, as in `input x\[2,3\]`"),
         ("input x[2]\ny[i] = x[i] + y[i]", r"line 2, column 15: y\[i\]: expected a declaration before"),
-        ("input x[2]\ninput x[2]", "line 2, column 1: x: expected a name that stands for nothing else"),
+        ("input x[2]\ninput x[2]", "line 2, column 1: x: expected a name that is not defined yet"),
         (
             "input x[2]\ny[i,j:2] = x[i]\ny[i] = x[i]",
-            "line 3, column 1: y: expected a name that stands for nothing else",
+            "line 3, column 1: y: expected a name that is not defined yet",
         ),
         ("input x[2,3]\ny[i] = x[i]", r"line 2, column 8: x\[i\]: expected an index for each axis of shape \[2, 3\]"),
         ("input x[2]\ny[i,j] = x[i]", r"line 2, column 1: y\[i,j\]: expected an extent of the New index, as in j:2"),
@@ -229,7 +229,7 @@ def test_what_is_no_line_is_refused(text: str, message: str) -> None:
             "input x[2]\ninput z[3]\ny[i] = x[i] + z[i]",
             r"line 3, column 1: ElementwiseNode 'y': .*: expected one extent",
         ),
-        ("input x[2]\noutput y", "output: expected names that stand for something, got y"),
+        ("input x[2]\noutput y", "output: expected names that are defined, got y"),
         ("constant x[2] = [1, 2, 3]", r"line 1, column 1: LeafNode 'x': value: expected shape \[2\], got \[3\]"),
         ("constant x[2] = [1, [2]]", r"line 1, column 1: x: expected numbers in nested lists, got \[1, \[2\]\]"),
         ('input y[2]\nconstant x[1] = ["a"]', r"line 2, column 1: x: expected numbers in nested lists"),
