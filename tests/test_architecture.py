@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import networkx
 import pytest
 
 MAX_FUNCTION_LINES = 60
@@ -133,6 +134,30 @@ def circle_problems(root: Path) -> list[str]:
     return [f"{package} imports itself through others" for package in sorted(graph) if package in reachable(package)]
 
 
+def module_imports(tree: ast.AST) -> Iterator[str]:
+    """Yield every imported module, and every imported name as a module, under TYPE_CHECKING too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
+            yield node.module
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def file_circle_problems(root: Path) -> list[str]:
+    """Return the groups of files of gflownet/ that import each other, type annotations included."""
+    files = {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in (root / "gflownet").rglob("*.py")
+    }
+    graph = networkx.DiGraph()
+    for name, path in files.items():
+        imported = set(module_imports(ast.parse(path.read_text(encoding="utf-8")))) & files.keys()
+        graph.add_edges_from((name, target) for target in imported - {name})
+    circles = [sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1]
+    return [f"circle of {', '.join(circle)}" for circle in sorted(circles)]
+
+
 def length_problems(root: Path) -> list[str]:
     """Return the functions that are too long to read at once."""
     problems = []
@@ -169,6 +194,7 @@ CHECKS = (
     layer_problems,
     task_problems,
     circle_problems,
+    file_circle_problems,
     length_problems,
     name_problems,
     package_docstring_problems,
@@ -196,6 +222,12 @@ PLANTED = (
     (task_problems, "tasks/mine.py", "from gflownet.trainer import GFNTrainer", "a task imports"),
     (task_problems, "tasks/mine.py", "def f():\n    import gflownet.data.replay", "a task imports"),
     (circle_problems, "gflownet/graphs/a.py", "def f():\n    import gflownet.mdp.a", "through others"),
+    (
+        file_circle_problems,
+        "gflownet/graphs/candidate.py",
+        "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from gflownet.mdp.a import y",
+        "gflownet.graphs.candidate, gflownet.mdp.a",
+    ),
     (length_problems, "scripts/long.py", "def f():\n" + "    x = 1\n" * 60, "f has 61 lines"),
     (name_problems, "gflownet/graphs/helpers.py", "", "helpers"),
     (name_problems, "gflownet/misc/a.py", "", "misc"),
