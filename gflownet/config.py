@@ -1,4 +1,4 @@
-"""The root config: defaults < a YAML file < a.b=c overrides, checked as a whole without importing torch."""
+"""The root config: defaults, then a YAML file, then a.b=c overrides; checked without importing torch."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass
 class WandbConfig:
-    """Metrics on Weights & Biases, beside metrics.jsonl."""
+    """Metrics on Weights & Biases, in addition to metrics.jsonl."""
 
     mode: Literal["online", "offline", "disabled"] = option(
         "online", "online (offline when there is no API key), offline or disabled"
@@ -49,29 +49,29 @@ class WandbConfig:
 
 @dataclass
 class Config:
-    """The run."""
+    """Options of the run."""
 
-    log_dir: str = option("logs/${task}", "the run folder: everything a run writes")
-    seed: int = option(0, "decides every random number of the run", Interval(0, MAX_SEED))
+    log_dir: str = option("logs/${task}", "run folder: all files of a run")
+    seed: int = option(0, "seed of all random numbers of the run", Interval(0, MAX_SEED))
     task: str = option("digits", TASKS.help("task"))
     task_options: Any = option({}, "options of the task, task_options.NAME=VALUE")
     num_training_steps: int = option(150, "training steps of the policy", AT_LEAST_ONE)
-    num_workers: int = option(0, "processes that sample and evaluate; 0: the main process does", NOT_NEGATIVE)
+    num_workers: int = option(0, "processes that sample and evaluate; 0: only the main process", NOT_NEGATIVE)
     mp_buffer_size: int | None = option(None, "bytes of each shared buffer of a worker; null: no buffers", AT_LEAST_ONE)
     pickle_mp_messages: bool = option(False, "pickle messages instead of sharing each tensor")
-    print_every: int = option(10, "steps between two lines where the output is no terminal", AT_LEAST_ONE)
+    print_every: int = option(10, "steps between two lines if the output is not a terminal", AT_LEAST_ONE)
     validate_every: int = option(0, "steps between two validations; 0 never validates", NOT_NEGATIVE)
     checkpoint_every: int = option(50, "steps between two checkpoints", AT_LEAST_ONE)
-    overwrite_existing_exp: bool = option(False, "delete the run in log_dir, and nothing else")
+    overwrite_existing_exp: bool = option(False, "delete the run in log_dir (only files of that run)")
     resume: Literal[False, True, "auto"] = option(
         False, "true: continue the run in log_dir; auto: continue it, or start a new one where there is none"
     )
     certify: bool = option(False, "certify the sampled distribution at the end")
     certify_max_states: int = option(
-        20_000, "states up to which a certificate is exact; above, it is made of estimates", AT_LEAST_ONE
+        20_000, "maximum number of states for an exact certificate; larger spaces get estimates", AT_LEAST_ONE
     )
-    certify_samples: int = option(256, "trajectories that its estimates are made from", AT_LEAST_ONE)
-    device: str = option("cpu", "where the policy network lives: cpu, cuda or cuda:N")
+    certify_samples: int = option(256, "trajectories for these estimates", AT_LEAST_ONE)
+    device: str = option("cpu", "device of the policy network: cpu, cuda or cuda:N")
     num_threads: int = option(1, "threads of torch in the main process", AT_LEAST_ONE)
     algo: AlgoConfig = field(default_factory=AlgoConfig)
     opt: OptimizerConfig = field(default_factory=OptimizerConfig)
@@ -108,7 +108,7 @@ def load_config(source: str | None = None, overrides: Sequence[str] = ()) -> Con
 
 @cache
 def _defaults() -> Any:
-    """Return the config without a file or overrides; to build it takes four times as long as to copy it."""
+    """Return the config without a file or overrides; building it takes four times as long as copying it."""
     return OmegaConf.structured(Config)
 
 
@@ -129,11 +129,11 @@ def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
             if values:
                 raise UserError(f"{group}: expected nothing, the class has no options, got {_shown(values)}")
             continue
-        known = {known.key: known for known in find_options(schema, prefix=f"{group}.")}
+        options = {item.key: item for item in find_options(schema, prefix=f"{group}.")}
         OmegaConf.update(cast(Any, result), group, OmegaConf.structured(schema), merge=False)
-        _merge(result, _nested(group, values), options=known)
-        for known_option in known.values():
-            known_option.check(resolved(result, known_option))
+        _merge(result, _nested(group, values), options=options)
+        for item in options.values():
+            item.check(resolved(result, item))
     return result
 
 
@@ -149,7 +149,7 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 
 def to_yaml(config: Config) -> str:
-    """Return the config as YAML with interpolations as they were written, so that `${oc.env:SECRET}` stays one."""
+    """Return the config as YAML; interpolations such as `${oc.env:SECRET}` are not replaced."""
     return OmegaConf.to_yaml(cast(Any, config), resolve=False)
 
 
@@ -162,17 +162,17 @@ def resolved(config: Config, option: Option) -> Any:
     """Return the value of an option with interpolations replaced.
 
     Raises:
-        UserError: an interpolation leads nowhere or to a wrong type; the text shows what was written, not the value.
+        UserError: an interpolation without a value or with a wrong type; the message shows its text, not the value.
     """
     try:
         return OmegaConf.select(cast(Any, config), option.key, throw_on_missing=True)
     except OmegaConfBaseException as error:
-        written: Any = OmegaConf.to_container(cast(Any, config), resolve=False)
+        text: Any = OmegaConf.to_container(cast(Any, config), resolve=False)
         for part in option.key.split("."):
-            written = written[part]
+            text = text[part]
         # A wrong type is reported with the resolved value, which may be a secret of ${oc.env:...}.
         reason = "" if isinstance(error, InterpolationValidationError) else f" ({_first_line(error)})"
-        raise UserError(f"{option.key}: expected {option.expected}, got {_shown(written)}{reason}") from None
+        raise UserError(f"{option.key}: expected {option.expected}, got {_shown(text)}{reason}") from None
 
 
 def config_names() -> list[str]:
@@ -181,13 +181,13 @@ def config_names() -> list[str]:
 
 
 def config_of_task(overrides: Sequence[str]) -> str | None:
-    """Return the name of the config that goes with the task which the overrides ask for, None where there is none."""
+    """Return the name of the config with the name of the task in the overrides, None if there is none."""
     task = load_config(None, overrides).task
     return task if task in config_names() else None
 
 
 def command_config(source: str | None, overrides: Sequence[str]) -> Config:
-    """Return the config of a command line: without a source that of the run to resume, or else that of the task.
+    """Return the config of a command line; without a source, the config of the run to resume or of the task.
 
     Raises:
         UserError: as `load_config`.
@@ -209,7 +209,7 @@ def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
 def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     """Return the config of the run in a folder, None without a run.
 
-    Where config.yaml is damaged, that is the copy in run.json, and a warning is logged.
+    If config.yaml is damaged, the copy in run.json is used and a warning is logged.
 
     Raises:
         UserError: the folder's marker is damaged, or an override is not valid.
@@ -231,7 +231,7 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
 
 
 def find_config(source: str) -> Path:
-    """Return the path of a config given by name or path. Raises UserError when there is none."""
+    """Return the path of a config given by name or path. Raises UserError if there is none."""
     if "/" in source or source.endswith((".yaml", ".yml")):
         if not Path(source).is_file():
             raise UserError(f"--config: no such file: {source}")
@@ -252,7 +252,7 @@ def _config_folders() -> Iterator[Path]:
 
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
-        # OmegaConf's loader is PyYAML's safe one with a limit on what aliases expand to.
+        # OmegaConf loads with PyYAML's safe loader and limits the expansion of aliases.
         tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
     except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected plain YAML, got an error: {_one_line(error)}") from None
@@ -274,7 +274,7 @@ def _parse_override(override: str) -> dict[str, Any]:
 def _merge(
     config: Config, tree: Mapping[str, Any], *, where: str = "", options: Mapping[str, Option] = OPTIONS
 ) -> None:
-    """Set every leaf of `tree` in `config`, one by one so that an error knows its key."""
+    """Set every leaf of `tree` in `config`, one by one, so that an error has its key."""
     for key, value in _leaves(tree, options):
         option = options.get(key)
         if option is None:
@@ -304,7 +304,7 @@ def _leaves(tree: Mapping[str, Any], options: Mapping[str, Option], prefix: str 
 
 
 def nearest_key(key: str, options: Mapping[str, Option] = OPTIONS) -> str:
-    """Return the known key that looks most like `key`, as a whole or in its last part; the shortest of equals."""
+    """Return the known key most similar to `key`, as a whole or in its last part; ties go to the shortest."""
 
     def likeness(known: str) -> tuple[float, int]:
         whole = difflib.SequenceMatcher(None, key, known).ratio()

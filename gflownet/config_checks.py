@@ -1,4 +1,4 @@
-"""Whether the values of a config make sense, one check of everything before anything is built or torch is imported."""
+"""Checks of a config before anything is built and before torch is imported."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
 def validate(config: Config) -> None:
-    """Raise for the first value that makes no sense, in one line with its full key.
+    """Check all values that do not depend on the chosen classes, see `load_extensions` for the others.
 
     Raises:
-        ValueError: what was expected and what was got.
+        ValueError: the first invalid value, with its full key.
     """
     for known in OPTIONS.values():
         known.check(resolved(config, known))
