@@ -62,7 +62,7 @@ def sample(
     graphs: list[Any] = []
     while len(graphs) < num:
         conditioning = trainer.task.sample_conditioning(min(_BATCH_SIZE, num - len(graphs)), generator=generator)
-        conditioning = trainer.task.asked(conditioning, beta=beta, preferences=preferences, focus=focus)
+        conditioning = trainer.task.override_conditioning(conditioning, beta=beta, preferences=preferences, focus=focus)
         sampled = sample_forward(context, policy, conditioning=conditioning, generator=generator)
         graphs += [context.env.terminal(sampled.terminal, i) for i in range(len(sampled))]
     settings = trainer.task.translation_settings

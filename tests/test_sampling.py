@@ -87,7 +87,7 @@ def test_sample_from_moving_average(several, asked):
 @pytest.mark.parametrize(
     ("given", "message"),
     [
-        ({"beta": 9}, r"beta: expected a number in \[0, 8\], as cond.temperature says, got 9"),
+        ({"beta": 9}, r"beta: expected a number in \[0, 8\], by cond.temperature, got 9"),
         ({"beta": float("nan")}, r"beta: expected a number in \[0, 8\], .* got nan"),
         ({"preferences": [1, 1, 1]}, r"preferences: expected 2 numbers, got \[1, 1, 1\]"),
         ({"preferences": [1, -1]}, r"preferences: expected numbers >= 0, one of them > 0, got .*"),

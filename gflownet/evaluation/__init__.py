@@ -1,1 +1,5 @@
-"""The task's reward: training a candidate, the evaluator, the store of results."""
+"""Scores of graphs: tasks, training of candidates, evaluators, the store, conditioning of rewards."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -1,6 +1,6 @@
-"""What a trajectory is asked for, and how the policy is told: the inverse temperature beta, preferences, a focus.
+"""Conditioning of trajectories: the inverse temperature beta, preferences among several objectives, a focus region.
 
-Shapes: B trajectories, C conditioning features, K objectives.
+Utilities are numbers >= 0, larger is better. Shapes: B trajectories, C conditioning features, K objectives.
 """
 
 from __future__ import annotations
@@ -8,102 +8,102 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from gflownet.errors import UserError
-from gflownet.evaluation.config import ConditionalsConfig, TemperatureConfig
-from gflownet.evaluation.preferences import FocusConditional, PreferenceConditional, simplex
+from gflownet.evaluation.config import ConditionalsConfig, FocusConfig, PreferencesConfig, TemperatureConfig
 
-# The upper end of a gamma distribution's encoding: mean + 2 standard deviations holds about 95 % of it.
+# The upper end of a gamma distribution's encoding: mean + 2 standard deviations covers about 95 % of it.
 _GAMMA_NUM_DEVIATIONS = 2.0
 
 
 @dataclass(frozen=True)
 class Conditioning:
-    """What a batch of trajectories is conditioned on."""
+    """The conditioning of a batch of trajectories."""
 
-    encoding: Tensor  # [B, C] float32, what the policy sees
+    encoding: Tensor  # [B, C] float32, input of the policy
     beta: Tensor  # [B] float32, inverse temperature
 
 
 class RewardConditional:
-    """All that a trajectory is conditioned on: its encoding is the thermometer of beta, the preferences, the focus.
+    """Sampler of conditionings. An encoding is the thermometer of beta, then preferences and focus where in use.
 
-    With one objective there is the thermometer alone. Preferences and focus are read back from the encoding, so that
-    it is all that travels beside beta.
+    With one objective there is only the thermometer. Preferences and focus are read back from the encoding.
     """
 
     def __init__(self, config: ConditionalsConfig, *, num_objectives: int = 0) -> None:
-        """Keeps the parts that are in use. `num_objectives`: K, 0 where there is one, the score."""
+        """`num_objectives`: K, 0 for a single objective, the score."""
         self._temperature = TemperatureConditional(config.temperature)
         self._preferences = self._focus = None
         if num_objectives:
             self._preferences = PreferenceConditional(config.preferences, num_objectives=num_objectives)
             self._focus = FocusConditional(config.focus, num_objectives=num_objectives) if config.focus.use else None
-        num_parts = (self._preferences is not None) + (self._focus is not None)
-        self._widths = [self._temperature.num_cond_dim, *[num_objectives] * num_parts]
+        self._directions = [part for part in (self._preferences, self._focus) if part]
+        self._widths = [self._temperature.num_cond_dim, *[num_objectives] * len(self._directions)]
 
     @property
     def num_cond_dim(self) -> int:
-        """Number of conditioning features C."""
+        """The number of conditioning features C."""
         return sum(self._widths)
 
     def sample(self, num: int, *, generator: torch.Generator) -> Conditioning:
-        """Returns `num` draws with their encodings, reproducible from `generator`."""
+        """Return `num` sampled conditionings, reproducible from `generator`."""
         temperature = self._temperature.sample(num, generator=generator)
-        others = [part.sample(num, generator=generator) for part in (self._preferences, self._focus) if part]
+        others = [part.sample(num, generator=generator) for part in self._directions]
         return Conditioning(torch.cat([temperature.encoding, *others], 1), temperature.beta)
 
-    def asked(
+    def overridden(
         self,
-        drawn: Conditioning,
+        sampled: Conditioning,
         *,
         beta: float | None = None,
         preferences: Sequence[float] | None = None,
         focus: Sequence[float] | None = None,
     ) -> Conditioning:
-        """Returns the draws with what is given in its place; preferences and focus are scaled to sum to 1.
+        """Return sampled conditionings with some values replaced; preferences and focus are scaled to sum to 1.
 
         Raises:
-            UserError: what is given is not drawn in training, or never so.
+            UserError: a value that is never sampled in training.
         """
-        num, betas, parts = len(drawn.beta), drawn.beta, list(drawn.encoding.split(self._widths, 1))
+        num, betas, encodings = len(sampled.beta), sampled.beta, list(sampled.encoding.split(self._widths, 1))
         if beta is not None:
             self._temperature.check(beta)
             betas = torch.full((num,), float(beta))
-            parts[0] = self._temperature.encode(betas)
+            encodings[0] = self._temperature.encode(betas)
         if preferences is not None:
             if self._preferences is None:
                 raise UserError(f"preferences: expected none without evaluation.objectives, got {list(preferences)}")
-            parts[1] = self._preferences.asked(preferences).expand(num, -1)
+            encodings[1] = self._preferences.checked(preferences).expand(num, -1)
         if focus is not None:
             if self._focus is None:
                 raise UserError(f"focus: expected none without cond.focus.use=true, got {list(focus)}")
-            parts[2] = self._focus.asked(focus).expand(num, -1)
-        return Conditioning(torch.cat(parts, 1), betas)
+            encodings[2] = self._focus.checked(focus).expand(num, -1)
+        return Conditioning(torch.cat(encodings, 1), betas)
 
     def repeated(
         self, num: int, *, beta: float, preferences: Sequence[float] = (), focus: Sequence[float] = ()
     ) -> Conditioning:
-        """Returns `num` times the conditioning that asks for these; preferences and focus are scaled to sum to 1.
+        """Return one conditioning `num` times; preferences and focus are scaled to sum to 1.
 
         Raises:
-            ValueError: preferences or focus are missing, not in use, or no numbers >= 0 of which one is > 0.
+            ValueError: preferences or focus are missing, not in use, or not numbers >= 0 with one > 0.
         """
-        parts = [self._temperature.encode(torch.tensor([beta]))]
+        encodings = [self._temperature.encode(torch.tensor([beta]))]
         for name, numbers, part in (("preferences", preferences, self._preferences), ("focus", focus, self._focus)):
             width = 0 if part is None else self._widths[1]
             if len(numbers) != width:
                 raise ValueError(f"{name}: expected {width} numbers, got {len(numbers)}")
             if part is not None:
-                parts.append(simplex([numbers]))
-        return Conditioning(torch.cat(parts, 1).expand(num, -1), torch.full((num,), float(beta)))
+                encodings.append(simplex([numbers]))
+        return Conditioning(torch.cat(encodings, 1).expand(num, -1), torch.full((num,), float(beta)))
 
     def score(self, utilities: Tensor, encoding: Tensor) -> Tensor:
-        """Returns the score [B] of utilities [B, K] under what the encodings [B, C] say."""
+        """Return the scores [B] of utilities [B, K] under the conditionings with encodings [B, C]."""
         assert self._preferences is not None, "several objectives without preferences"
         _, preferences, *focus = encoding.split(self._widths, 1)
         score = self._preferences.scalarise(utilities, preferences)
@@ -111,9 +111,9 @@ class RewardConditional:
 
 
 class TemperatureConditional:
-    """Samples beta and encodes it as a thermometer: C bins that fill from left to right as beta grows to its upper end.
+    """Sampler of beta and its encoding as a thermometer: C bins that fill from left to right as beta grows.
 
-    The names of the distributions and their parameters are those of recursionpharma/gflownet.
+    Distributions and parameters are named as in recursionpharma/gflownet.
     """
 
     def __init__(self, config: TemperatureConfig) -> None:
@@ -122,12 +122,12 @@ class TemperatureConditional:
         self.num_cond_dim = config.num_thermometer_dim
 
     def sample(self, num: int, *, generator: torch.Generator) -> Conditioning:
-        """Returns `num` draws of beta with their encodings, reproducible from `generator`."""
+        """Return `num` samples of beta with their encodings, reproducible from `generator`."""
         beta = torch.from_numpy(self._sample_beta(num, generator=generator).astype(np.float32))
         return Conditioning(encoding=self.encode(beta), beta=beta)
 
     def encode(self, beta: Tensor) -> Tensor:
-        """Returns the encoding `[B, C]` of betas `[B]`; zeros when beta is constant, for there is nothing to tell."""
+        """Return the encodings [B, C] of betas [B]; zeros for a constant beta."""
         if self.sample_dist == "constant":
             return torch.zeros(len(beta), self.num_cond_dim)
         width = self._upper_end() / self.num_cond_dim
@@ -135,17 +135,17 @@ class TemperatureConditional:
         return ((beta[:, None] - lower_ends) / width).clamp(0.0, 1.0)
 
     def check(self, beta: float) -> None:
-        """Raises UserError for a beta that is not drawn; of a gamma distribution, for one beyond the thermometer."""
+        """Raise UserError for a beta that is never sampled, or, of a gamma distribution, beyond the thermometer."""
         low = 0.0 if self.sample_dist in ("gamma", "beta") else self.dist_params[0]
         high = self._upper_end()
         if not low <= beta <= high:
             expected = f"{low:g}" if low == high else f"a number in [{low:g}, {high:g}]"
-            raise UserError(f"beta: expected {expected}, as cond.temperature says, got {beta}")
+            raise UserError(f"beta: expected {expected}, by cond.temperature, got {beta}")
 
     def _sample_beta(self, num: int, *, generator: torch.Generator) -> np.ndarray:
         if self.sample_dist == "constant":
             return np.full(num, self.dist_params[0])
-        # torch draws gamma and beta only from its global generator; numpy draws them from one of our own.
+        # torch samples gamma and beta only from its global generator; numpy accepts a separate one.
         rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
         first, second = self.dist_params
         match self.sample_dist:
@@ -159,7 +159,7 @@ class TemperatureConditional:
                 return rng.beta(first, second, num)
 
     def _upper_end(self) -> float:
-        """Returns the beta at which the whole thermometer is filled."""
+        """Return the beta at which the whole thermometer is filled."""
         match self.sample_dist:
             case "gamma":
                 shape, scale = self.dist_params
@@ -168,3 +168,102 @@ class TemperatureConditional:
                 return 1.0
             case _:
                 return self.dist_params[-1]
+
+
+class DirectionConditional:
+    """Sampler of vectors [K] of numbers >= 0 that sum to 1: Dirichlet, or from a list."""
+
+    key: ClassVar[str]  # option group: cond.preferences or cond.focus
+
+    def __init__(self, alpha: Sequence[float], listed: Sequence[Sequence[float]], *, num_objectives: int) -> None:
+        self._alpha = np.broadcast_to(np.array([float(a) for a in alpha]), (num_objectives,))
+        self._listed = simplex([list(row) for row in listed]) if listed else None
+
+    def sample(self, num: int, *, generator: torch.Generator) -> Tensor:
+        """Return `num` sampled vectors, [B, K]."""
+        if self._listed is not None:
+            return self._from_list(self._listed, num, generator)
+        # torch samples this distribution only from its global generator; numpy accepts a separate one.
+        rng = np.random.default_rng(int(torch.randint(2**62, (1,), generator=generator)))
+        return torch.from_numpy(rng.dirichlet(self._alpha, num).astype(np.float32))
+
+    def _from_list(self, listed: Tensor, num: int, generator: torch.Generator) -> Tensor:
+        return listed[torch.randint(len(listed), (num,), generator=generator)]
+
+    def checked(self, numbers: Sequence[float]) -> Tensor:
+        """Return the numbers scaled to sum to 1, [1, K].
+
+        Raises:
+            UserError: the wrong count, numbers < 0, all 0, or a vector that is not in the list.
+        """
+        name = self.key.rpartition(".")[2]
+        if len(numbers) != len(self._alpha):
+            raise UserError(f"{name}: expected {len(self._alpha)} numbers, got {list(numbers)}")
+        try:
+            scaled = simplex([numbers])
+        except ValueError as error:
+            raise UserError(f"{name}: {error}") from None
+        if self._listed is not None and not bool(torch.isclose(self._listed, scaled).all(1).any()):
+            known = ", ".join(str([round(number, 4) for number in row]) for row in self._listed.tolist())
+            raise UserError(f"{name}: expected one of {known}, by {self.key}, got {list(numbers)}")
+        return scaled
+
+
+class PreferenceConditional(DirectionConditional):
+    """Sampler of preferences w, weights that sum to 1, and the score of utilities under them.
+
+    MOGFN-PC: Jain et al. 2023, Multi-Objective GFlowNets.
+    """
+
+    key = "cond.preferences"
+
+    def __init__(self, config: PreferencesConfig, *, num_objectives: int) -> None:
+        self.scalarisation = config.scalarisation
+        super().__init__(config.alpha, [config.weights] if config.weights else [], num_objectives=num_objectives)
+
+    def _from_list(self, listed: Tensor, num: int, generator: torch.Generator) -> Tensor:
+        return listed.expand(num, -1)  # one vector: nothing to sample
+
+    def scalarise(self, utilities: Tensor, preferences: Tensor) -> Tensor:
+        """Return the score [B] of utilities u [B, K] under preferences w [B, K].
+
+        weighted_sum: sum of w u. weighted_log_sum: exp(sum of w log u). tchebycheff: 1 - max of w (1 - u), the distance
+        to the ideal point of ones (Miettinen 1998, part II, section 3.4), which reaches where the front is not convex.
+        """
+        match self.scalarisation:
+            case "weighted_sum":
+                return (preferences * utilities).sum(1)
+            case "weighted_log_sum":
+                return utilities.pow(preferences).prod(1)
+            case _:
+                return 1 - (preferences * (1 - utilities)).amax(1)
+
+
+class FocusConditional(DirectionConditional):
+    """Sampler of directions d in the space of utilities; utilities in a cone around d keep their score.
+
+    Roy et al. 2023, Goal-conditioned GFlowNets for controllable multi-objective molecular design. Parameters are named
+    as in recursionpharma/gflownet.
+    """
+
+    key = "cond.focus"
+
+    def __init__(self, config: FocusConfig, *, num_objectives: int) -> None:
+        self.cosim, self._exponent = config.cosim, math.log(config.limit_coef) / math.log(config.cosim)
+        super().__init__(config.alpha, config.directions, num_objectives=num_objectives)
+
+    def coefficient(self, utilities: Tensor, directions: Tensor) -> Tensor:
+        """Return the factor of a score, [B]: 1 on the axis, limit_coef on the cone's surface, 0 outside.
+
+        cos(u, d)^(log limit_coef / log cosim) where cos(u, d) >= cosim (Roy et al. 2023, section 3).
+        """
+        cosine = F.cosine_similarity(utilities, directions, dim=1)
+        return torch.where(cosine >= self.cosim, cosine.clamp(max=1.0) ** self._exponent, 0.0)
+
+
+def simplex(rows: Sequence[Sequence[float]]) -> Tensor:
+    """Return rows of numbers >= 0, at least one > 0, scaled to sum to 1. Raises ValueError for other rows."""
+    numbers = torch.tensor(rows, dtype=torch.float64)
+    if not bool((numbers.isfinite() & (numbers >= 0)).all() and (numbers.sum(1) > 0).all()):
+        raise ValueError(f"expected numbers >= 0, one of them > 0, got {numbers.tolist()}")
+    return (numbers / numbers.sum(1, keepdim=True)).float()

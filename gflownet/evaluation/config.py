@@ -1,4 +1,4 @@
-"""Options of the reward: how a candidate is trained and scored, and how sharply scores become rewards."""
+"""Options of evaluation and reward: training and scoring of candidates, and conditioning of trajectories."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
-from gflownet.options import NOT_NEGATIVE, POSITIVE, option
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
 
 if TYPE_CHECKING:
     from gflownet.envs.config import EnvConfig
@@ -20,9 +20,9 @@ Scalarisation = Literal["weighted_sum", "weighted_log_sum", "tchebycheff"]
 
 @dataclass
 class EvaluationConfig:
-    """How a candidate becomes a score, and where scores are kept."""
+    """Training, scoring and storage of candidates."""
 
-    backend: Literal["inline"] = option("inline", "where candidates are evaluated: inline, in the main process")
+    backend: Literal["inline"] = option("inline", "where candidates are evaluated: inline (in the main process)")
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
     num_epochs: int = option(4, "passes over the training data per candidate", POSITIVE)
     batch_size: int = option(64, "training examples per step of a candidate's training", POSITIVE)
@@ -32,7 +32,7 @@ class EvaluationConfig:
     )
     split_seed: int = option(0, "seed of the split into train, validation and test data", NOT_NEGATIVE)
     floor_score: float = option(
-        0.05, "score of a failed candidate, and the lowest score that a reward can see", POSITIVE
+        0.05, "score of a failed candidate, and lower bound of the scores used in rewards", POSITIVE
     )
     size_weight: float = option(
         0.0,
@@ -41,12 +41,12 @@ class EvaluationConfig:
     )
     target_parameters: int = option(
         5_000,
-        "parameters at which the size leaves a score as is, and at which their utility is 1/2",
+        "number of parameters with a size factor of 1 in the score, and with utility 1/2",
         POSITIVE,
     )
-    objectives: list[str] = option([], "two or more of the task's objectives to trade off; empty: the score alone")
-    target_flops: int = option(10_000, "FLOPs per example at which their utility is 1/2", POSITIVE)
-    target_latency: float = option(2e-5, "seconds per forward pass at which their utility is 1/2", POSITIVE)
+    objectives: list[str] = option([], "two or more of the task's objectives to trade off; empty: the score")
+    target_flops: int = option(10_000, "FLOPs per example with utility 1/2", POSITIVE)
+    target_latency: float = option(2e-5, "seconds per forward pass with utility 1/2", POSITIVE)
 
 
 @dataclass
@@ -57,38 +57,38 @@ class TemperatureConfig:
     dist_params: list[float] = option(
         [32.0], "its parameters: [value], [low, high], [low, high], [shape, scale] or [a, b]"
     )
-    num_thermometer_dim: int = option(8, "width of the thermometer encoding of beta that the policy sees")
+    num_thermometer_dim: int = option(8, "width of the thermometer encoding of beta", AT_LEAST_ONE)
 
 
 @dataclass
 class PreferencesConfig:
-    """Weights of several objectives, which sum to 1, and the score they make of utilities."""
+    """Weights of several objectives, which sum to 1, and the score of their utilities."""
 
     scalarisation: Scalarisation = option(
         "weighted_sum", "score under w: weighted_sum, weighted_log_sum (product of powers) or tchebycheff"
     )
-    alpha: list[float] = option(
-        [1.0], "parameters of w's Dirichlet distribution: one for all objectives, or one for each"
-    )
-    weights: list[float] = option([], "one w for every trajectory, in proportion to these; empty: drawn")
+    alpha: list[float] = option([1.0], "parameters of the Dirichlet distribution of w: one, or one each", POSITIVE)
+    weights: list[float] = option([], "a fixed w, scaled to sum to 1; empty: sampled", NOT_NEGATIVE, may_be_empty=True)
 
 
 @dataclass
 class FocusConfig:
-    """The cone in the space of several objectives in which a trajectory is asked to end."""
+    """The cone in the space of several objectives in which a trajectory should end."""
 
-    use: bool = option(False, "reward what lies in the cone, all else as the floor score")
-    cosim: float = option(0.98, "cosine of the angle between the cone's axis and its surface, in (0, 1)")
-    limit_coef: float = option(0.1, "what a score is multiplied by at the surface, in (0, 1]; 1 on the axis")
-    alpha: list[float] = option(
-        [1.0], "parameters of the axis's Dirichlet distribution: one for all objectives, or one for each"
+    use: bool = option(False, "reward graphs in the cone; all others get the floor score")
+    cosim: float = option(
+        0.98, "cosine of the angle between the cone's axis and its surface", Interval(0, 1, True, True)
     )
-    directions: list[list[float]] = option([], "axes to draw from, each as likely as the others; empty: Dirichlet")
+    limit_coef: float = option(
+        0.1, "factor of a score at the surface of the cone; 1 on the axis", Interval(0, 1, low_open=True)
+    )
+    alpha: list[float] = option([1.0], "parameters of the axis's Dirichlet distribution: one, or one each", POSITIVE)
+    directions: list[list[float]] = option([], "axes to sample from uniformly; empty: Dirichlet")
 
 
 @dataclass
 class ConditionalsConfig:
-    """What a trajectory is conditioned on."""
+    """Conditioning of trajectories."""
 
     temperature: TemperatureConfig = field(default_factory=TemperatureConfig)
     preferences: PreferencesConfig = field(default_factory=PreferencesConfig)
@@ -113,17 +113,23 @@ class TaskConfig(Protocol):
 
 
 def check_evaluation(config: EvaluationConfig) -> None:
-    """Raises ValueError naming the first key under `evaluation` whose value makes no sense."""
+    """Raise ValueError for the first invalid combination under `evaluation`."""
     objectives = list(config.objectives)
     if len(objectives) == 1 or len(set(objectives)) < len(objectives):
         raise ValueError(f"evaluation.objectives: expected none or two or more different ones, got {objectives}")
 
 
 def check_conditionals(config: ConditionalsConfig, *, num_objectives: int) -> None:
-    """Raises ValueError naming the first key under `cond` whose value makes no sense with that many objectives."""
+    """Raise ValueError for the first invalid value under `cond` with this number of objectives."""
     _check_temperature(config.temperature)
-    _check_preferences(config.preferences, num_objectives)
-    _check_focus(config.focus, num_objectives)
+    if config.focus.use and not num_objectives:
+        raise ValueError("cond.focus.use: expected evaluation.objectives to be set, got none")
+    _check_alpha("cond.preferences.alpha", config.preferences.alpha, num_objectives)
+    if config.preferences.weights:
+        _check_direction("cond.preferences.weights", config.preferences.weights, num_objectives)
+    _check_alpha("cond.focus.alpha", config.focus.alpha, num_objectives)
+    for direction in config.focus.directions:
+        _check_direction("cond.focus.directions", direction, num_objectives)
 
 
 def _check_temperature(temperature: TemperatureConfig) -> None:
@@ -135,47 +141,25 @@ def _check_temperature(temperature: TemperatureConfig) -> None:
         raise ValueError(f"{key}: expected {count} for {temperature.sample_dist}, got {len(params)}")
     if not all(math.isfinite(p) for p in params) or not holds(params):
         raise ValueError(f"{key}: expected {expectation} for {temperature.sample_dist}, got {params}")
-    if temperature.num_thermometer_dim < 1:
-        raise ValueError(f"cond.temperature.num_thermometer_dim: expected >= 1, got {temperature.num_thermometer_dim}")
-
-
-def _check_preferences(config: PreferencesConfig, num_objectives: int) -> None:
-    _check_alpha("cond.preferences.alpha", config.alpha, num_objectives)
-    if config.weights:
-        _check_direction("cond.preferences.weights", config.weights, num_objectives)
-
-
-def _check_focus(config: FocusConfig, num_objectives: int) -> None:
-    if config.use and not num_objectives:
-        raise ValueError("cond.focus.use: expected evaluation.objectives beside it, got none")
-    if not 0 < config.cosim < 1:
-        raise ValueError(f"cond.focus.cosim: expected a number in (0, 1), got {config.cosim}")
-    if not 0 < config.limit_coef <= 1:
-        raise ValueError(f"cond.focus.limit_coef: expected a number in (0, 1], got {config.limit_coef}")
-    _check_alpha("cond.focus.alpha", config.alpha, num_objectives)
-    for direction in config.directions:
-        _check_direction("cond.focus.directions", direction, num_objectives)
 
 
 def _check_alpha(key: str, alpha: Sequence[float], num_objectives: int) -> None:
     if len(alpha) not in (1, num_objectives):
         count = f"one value, or one for each of {num_objectives} objectives" if num_objectives else "one value"
         raise ValueError(f"{key}: expected {count}, got {len(alpha)}")
-    if not all(math.isfinite(a) and a > 0 for a in alpha):
-        raise ValueError(f"{key}: expected numbers > 0, got {list(alpha)}")
 
 
 def _check_direction(key: str, numbers: Sequence[float], num_objectives: int) -> None:
-    """Raises unless the numbers point somewhere among vectors of utilities."""
+    """Raise ValueError unless the numbers are a direction in the space of utilities."""
     if not num_objectives:
-        raise ValueError(f"{key}: expected evaluation.objectives beside it, got none")
+        raise ValueError(f"{key}: expected evaluation.objectives to be set, got none")
     if len(numbers) != num_objectives:
         raise ValueError(f"{key}: expected one value for each of {num_objectives} objectives, got {list(numbers)}")
     if not all(math.isfinite(n) and n >= 0 for n in numbers) or not sum(numbers) > 0:
         raise ValueError(f"{key}: expected numbers >= 0, one of them > 0, got {list(numbers)}")
 
 
-# What the parameters of each distribution are, how many, and when they are legal.
+# distribution -> expected parameters, their number, whether they are valid
 _DISTRIBUTIONS: dict[str, tuple[str, int, Callable[[Sequence[float]], bool]]] = {
     "constant": ("[value >= 0]", 1, lambda p: p[0] >= 0),
     "uniform": ("[low, high] with 0 <= low < high", 2, lambda p: 0 <= p[0] < p[1]),
@@ -185,12 +169,12 @@ _DISTRIBUTIONS: dict[str, tuple[str, int, Callable[[Sequence[float]], bool]]] = 
 }
 
 
-# Options of `evaluation` that decide where a score is computed or kept, or how it is read, not what it is.
+# Options of `evaluation` that do not change scores.
 _NEUTRAL_OPTIONS = frozenset({"backend", "store_url", "target_flops", "target_latency"})
 
 
 def scoring_context(config: TaskConfig) -> str:
-    """Returns everything besides the graph that a score depends on, as JSON: the store keeps contexts apart."""
+    """Return everything except the graph that a score depends on, as JSON; a store separates rows by context."""
     evaluation = {f.name: getattr(config.evaluation, f.name) for f in fields(EvaluationConfig)}
     evaluation["objectives"] = list(config.evaluation.objectives)
     return json.dumps(

@@ -1,4 +1,4 @@
-"""The evaluator: which candidates are scored again, what becomes of failures, what is recorded."""
+"""The evaluator: scores new candidates, records every result, and looks up known ones in the store."""
 
 from __future__ import annotations
 
@@ -22,21 +22,21 @@ from gflownet.graphs.canonical import Candidate
 
 T = TypeVar("T")
 
-# A write waits for the disk: records of less work than this are written together. A process that is killed loses them.
+# Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1
 
 
 @dataclass(frozen=True)
 class Evaluation:
-    """What became of one candidate."""
+    """Evaluation of one candidate, new or from the store."""
 
     score: float  # finite; the floor when the evaluation failed
     status: EvaluationStatus
-    seconds: float  # time its evaluation took, whenever that was
+    seconds: float  # duration of its evaluation
     error: str | None
     num_parameters: int | None
     metrics: Mapping[str, float]
-    cached: bool  # known from another run, from an earlier step or from earlier in the same call
+    cached: bool  # from another run, an earlier step or earlier in the same call
     utilities: tuple[float, ...] = ()  # of the task's chosen objectives, zeros when the evaluation failed
 
 
@@ -45,20 +45,20 @@ class Evaluator(ABC):
 
     @abstractmethod
     def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
-        """Returns one evaluation per candidate, in order; an exact twin is never scored twice.
+        """Return one evaluation per candidate, in order; isomorphic candidates are scored once.
 
-        A candidate that raises, or whose score is no finite number >= 0, comes back FAILED with the reason and the
-        floor score.
+        A candidate that raises, or whose score is not a finite number >= 0, is FAILED with the reason and the floor
+        score.
         """
 
 
 class InlineEvaluator(Evaluator):
-    """Scores candidates in this process, one call of the task for all fresh ones."""
+    """Scores candidates in this process, one call of the task for all new ones."""
 
     def __init__(
         self, task: GFNTask, store: EvaluationStore, *, config: EvaluationConfig, seed: int, run: str = ""
     ) -> None:
-        """Keeps its parts. `run` is the id of the run, the same after a resume: it tells apart who paid for a row."""
+        """`run`: id of the run, the same after a resume, recorded in its rows."""
         self.task = task
         self.store = store
         self.floor_score = config.floor_score
@@ -66,24 +66,24 @@ class InlineEvaluator(Evaluator):
         self.run = run
 
     def with_store(self, store: Any) -> InlineEvaluator:
-        """Returns the same evaluator on another store, on a worker's proxy of one, or on none until it is there."""
-        twin = copy.copy(self)
-        twin.store = store
-        return twin
+        """Return the same evaluator with another store: a proxy in a worker, or None."""
+        evaluator = copy.copy(self)
+        evaluator.store = store
+        return evaluator
 
     def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
         keys = [candidate.canonical_key() for candidate in candidates]
         unique: dict[str, Candidate] = {}
         for key, candidate in zip(keys, candidates, strict=True):
             unique.setdefault(key, candidate)
-        found = self.store.find_many([Identity.of(candidate) for candidate in unique.values()])
-        records = {record.key: record for record in found if record is not None}
+        rows = self.store.find_many([Identity.of(candidate) for candidate in unique.values()])
+        records = {record.key: record for record in rows if record is not None}
         fresh = [candidate for key, candidate in unique.items() if key not in records]
         records |= {record.key: record for record in self._stored(self._score(fresh, step=step))}
         return _evaluations([records[key] for key in keys], task=self.task, run=self.run, step=step)
 
     def _stored(self, records: Iterator[EvaluationRecord]) -> list[EvaluationRecord]:
-        """Returns the records once they are written, those that come within a moment together."""
+        """Return the records once they are written, in batches."""
         done: list[EvaluationRecord] = []
         num_written, last_write = 0, time.monotonic()
         try:
@@ -97,7 +97,7 @@ class InlineEvaluator(Evaluator):
         return done
 
     def _score(self, candidates: Sequence[Candidate], *, step: int) -> Iterator[EvaluationRecord]:
-        """Yields the record of each candidate as soon as the task hands its outcome over."""
+        """Yield the record of each candidate as soon as the task yields its outcome."""
         for candidate, (outcome, seconds) in zip(candidates, self._timed_outcomes(candidates), strict=True):
             score, error = self._score_or_floor(outcome)
             yield EvaluationRecord(
@@ -115,7 +115,7 @@ class InlineEvaluator(Evaluator):
             )
 
     def _timed_outcomes(self, candidates: Sequence[Candidate]) -> Iterator[tuple[Score | Exception, float]]:
-        """Yields each outcome with its seconds; what the call takes before it yields is shared evenly."""
+        """Yield each outcome with its seconds; the time before the first outcome is divided evenly."""
         seeds = [candidate_seed(self.seed, candidate.canonical_hash()) for candidate in candidates]
         start = time.perf_counter()
         outcomes = self.task.evaluate_many(candidates, seeds=seeds)
@@ -131,7 +131,7 @@ class InlineEvaluator(Evaluator):
             raise ValueError(f"{name}: expected {len(candidates)} outcomes, got {num_outcomes}")
 
     def _score_or_floor(self, outcome: Score | Exception) -> tuple[Score, str | None]:
-        """Returns a score that may be stored, and the reason when the evaluation failed."""
+        """Return a valid score, and the reason of a failed evaluation."""
         floor = Score(self.floor_score)
         if isinstance(outcome, Exception):
             return floor, _describe(outcome)
@@ -149,10 +149,10 @@ class InlineEvaluator(Evaluator):
 
 
 def _in_plain_numbers(score: Score) -> Score:
-    """Returns the score in Python's own numbers: a task may have used those of numpy or torch, which no store takes.
+    """Return the score with numbers of numpy and torch converted to Python numbers for the store.
 
     Raises:
-        ValueError: a value is no number, on one line.
+        ValueError: a value that is not a number.
     """
     if not isinstance(score.metrics, Mapping):
         raise ValueError(f"metrics: expected a mapping, got {type(score.metrics).__name__}")
@@ -167,31 +167,31 @@ def _in_plain_numbers(score: Score) -> Score:
 def _number(name: str, value: Any, kind: Callable[[Any], T]) -> T:
     try:
         return kind(value)
-    except Exception as error:  # whatever the user's own type raises
+    except Exception as error:  # raised by the user's type
         raise ValueError(f"{name}: expected a number, got {type(value).__name__}") from error
 
 
 def _describe(error: Exception) -> str:
-    """Returns type, message and place of an exception on one line."""
+    """Return type, message and place of an exception on one line."""
     frames = traceback.extract_tb(error.__traceback__)
     place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
     return " ".join(f"{type(error).__name__}: {error}{place}".split())
 
 
 def utilities_of(record: EvaluationRecord, *, task: GFNTask) -> tuple[float, ...]:
-    """Returns the utilities of the task's chosen objectives, zeros when the evaluation failed."""
+    """Return the utilities of the task's chosen objectives, zeros for a failed evaluation."""
     if record.status is EvaluationStatus.FAILED:
         return (0.0,) * len(task.chosen_objectives)
     return task.utilities(Score(record.score, record.num_parameters, record.metrics))
 
 
 def _evaluations(records: Sequence[EvaluationRecord], *, task: GFNTask, run: str, step: int) -> list[Evaluation]:
-    """Returns the caller's view of records.
+    """Return the evaluations of records.
 
-    Cached is what another run, an earlier step or an earlier twin of this call paid for. A row of this run and step
-    counts as fresh: only a resumed run meets it, and it has to report what the uninterrupted one did.
+    A row of this run and step counts as new: only a resumed run finds one, and must report the same as the
+    uninterrupted run.
     """
-    seen: set[str] = set()
+    previous_keys: set[str] = set()
     evaluations = []
     for record in records:
         evaluations.append(
@@ -202,11 +202,11 @@ def _evaluations(records: Sequence[EvaluationRecord], *, task: GFNTask, run: str
                 error=record.error,
                 num_parameters=record.num_parameters,
                 metrics=record.metrics,
-                cached=record.run != run or record.step < step or record.key in seen,
+                cached=record.run != run or record.step < step or record.key in previous_keys,
                 utilities=utilities_of(record, task=task),
             )
         )
-        seen.add(record.key)
+        previous_keys.add(record.key)
     return evaluations
 
 

@@ -1,4 +1,4 @@
-"""Randomness of one candidate, kept apart from everyone else's."""
+"""Seeds and random states of single candidates."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import torch
 
 
 def candidate_seed(run_seed: int, canonical_hash: str) -> int:
-    """Returns the seed of a candidate, the same whenever it comes, in 31 bits so that every generator takes it."""
+    """Return the seed of a candidate, 31 bits: valid for every generator."""
     digest = hashlib.sha256(f"{run_seed}:{canonical_hash}".encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 
 @contextmanager
 def seeded(seed: int) -> Iterator[None]:
-    """Seeds the global generators of torch (CPU), numpy and Python inside the block and restores them after it."""
+    """Seed the global generators of torch (CPU), numpy and Python in the block and restore them after it."""
     states = torch.get_rng_state(), np.random.get_state(), random.getstate()
     torch.default_generator.manual_seed(seed)
     np.random.seed(seed)

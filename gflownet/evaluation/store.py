@@ -1,4 +1,4 @@
-"""The store: every evaluation of every graph, kept in a database that several processes may write."""
+"""The store: every evaluation of every graph, in a database that several processes may write."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from gflownet.errors import UserError
 from gflownet.graphs.canonical import Candidate
 
 SCHEMA_VERSION = 3
-# How long a writer waits for the others before it gives up, seconds.
+# Maximum time that a writer waits for the others, seconds.
 BUSY_TIMEOUT = 60.0
 # Hashes per SELECT; SQLite's smallest limit on bound values is 999.
 _CHUNK = 500
@@ -33,7 +33,7 @@ _log = logging.getLogger(__name__)
 
 
 class EvaluationStatus(StrEnum):
-    """How an evaluation ended."""
+    """Outcome of an evaluation."""
 
     OK = "ok"
     FAILED = "failed"
@@ -41,7 +41,7 @@ class EvaluationStatus(StrEnum):
 
 @dataclass(frozen=True)
 class EvaluationRecord:
-    """One row: the graph, its score and how it came about."""
+    """One row: a graph and its evaluation."""
 
     hash: str  # canonical hash, a bucket
     key: str  # canonical key, the identity
@@ -58,7 +58,7 @@ class EvaluationRecord:
 
 
 class Identity(NamedTuple):
-    """Hash and key of a graph, which find its row."""
+    """Hash and key of a graph."""
 
     hash: str  # canonical hash, a bucket
     key: str  # canonical key
@@ -109,12 +109,12 @@ class EvaluationStore:
     """
 
     def __init__(self, location: str | Path, *, context: str = "") -> None:
-        """Opens or creates the store at a path (SQLite) or a database URL.
+        """Open or create the store at a path (SQLite) or a database URL.
 
         `context` contains everything except the graph that a score depends on (`scoring_context`).
 
         Raises:
-            UserError: the location is no evaluation store, or one of another schema version.
+            UserError: not an evaluation store, or one of another schema version.
         """
         self._context = context
         self._pid = os.getpid()
@@ -123,20 +123,20 @@ class EvaluationStore:
         self._check_schema()
 
     def find(self, candidate: Candidate) -> EvaluationRecord | None:
-        """Returns the row of this very graph, or None."""
+        """Return the row of a graph, or None."""
         return self.find_many([Identity.of(candidate)])[0]
 
     def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
-        """Returns the row of each of these very graphs, or None; one query for up to 500 of them."""
+        """Return the row of each graph, or None; one query per 500 graphs."""
         hashes = list(dict.fromkeys(identity.hash for identity in identities))
         rows: dict[str, EvaluationRecord] = {}
         for start in range(0, len(hashes), _CHUNK):
-            is_near = _evaluations.c.hash.in_(hashes[start : start + _CHUNK])
-            rows |= {record.key: record for record in self._select(self._rows().where(is_near))}
+            has_hash = _evaluations.c.hash.in_(hashes[start : start + _CHUNK])
+            rows |= {record.key: record for record in self._select(self._rows().where(has_hash))}
         return [rows.get(identity.key) for identity in identities]
 
     def add(self, records: Iterable[EvaluationRecord]) -> None:
-        """Writes records in one transaction; graphs that already have a row keep it.
+        """Write records in one transaction; graphs that already have a row keep it.
 
         Raises:
             ValueError: a score is not finite (SQLite would store a NaN as NULL).
@@ -150,13 +150,13 @@ class EvaluationStore:
             connection.execute(insert, rows)
 
     def top(self, num: int) -> list[EvaluationRecord]:
-        """Returns the `num` best successful rows, best first, the earlier one first among equals."""
+        """Return the `num` best successful rows, best first, ties by age."""
         is_ok = _evaluations.c.status == EvaluationStatus.OK.value
         order = (_evaluations.c.score.desc(), _evaluations.c.id)
         return self._select(self._rows().where(is_ok).order_by(*order).limit(num))
 
     def count(self, status: EvaluationStatus | None = None) -> int:
-        """Returns the number of rows, of one status or of all."""
+        """Return the number of rows, of one status or of all."""
         query = sql.select(sql.func.count()).where(_evaluations.c.context == self._context)
         if status is not None:
             query = query.where(_evaluations.c.status == status.value)
@@ -164,7 +164,7 @@ class EvaluationStore:
             return connection.execute(query).scalar_one()
 
     def close(self) -> None:
-        """Closes every connection; the store is not used afterwards."""
+        """Close every connection; the store must not be used afterwards."""
         self._engine.dispose()
 
     def __enter__(self) -> Self:
@@ -179,7 +179,7 @@ class EvaluationStore:
         return sql.select(_evaluations).where(_evaluations.c.context == self._context)
 
     def _select(self, query: sql.Select[Any]) -> list[EvaluationRecord]:
-        """Return the records of the rows, without damaged ones."""
+        """Return the records of the intact rows."""
         while True:
             with self._connect() as connection:
                 rows = list(connection.execute(query).mappings())
@@ -191,7 +191,7 @@ class EvaluationStore:
     def _set_aside(self, ids: Sequence[int]) -> None:
         """Hide damaged rows, so that their graphs are evaluated again; they stay in the table."""
         _log.warning(
-            "%s: expected the row %d as it was written, got another (%d of them); set aside, to be evaluated again",
+            "%s: row %d does not match its checksum (%d such rows); hidden, its graph is evaluated again",
             self.location,
             ids[0],
             len(ids),
@@ -203,7 +203,7 @@ class EvaluationStore:
 
     @contextmanager
     def _connect(self) -> Iterator[sql.Connection]:
-        """Lend a connection. Raises UserError in one line where the database cannot be read or written."""
+        """Open a connection. Raises UserError in one line where the database cannot be read or written."""
         assert os.getpid() == self._pid, "an evaluation store must not be used across a fork: open one per process"
         try:
             with self._engine.connect() as connection:
@@ -255,7 +255,7 @@ class EvaluationStore:
 
 
 def _create_engine(location: str) -> sql.Engine:
-    """Returns an engine for a URL or a path; SQLite in WAL mode, so that readers and one writer do not wait."""
+    """Return an engine for a URL or a path; SQLite in WAL mode: readers and one writer do not wait."""
     try:
         url = sql.make_url(location) if "://" in location else sql.URL.create("sqlite", database=location)
     except ArgumentError:
@@ -281,7 +281,7 @@ def _create_engine(location: str) -> sql.Engine:
 
 
 def _checksum(row: Mapping[Any, Any]) -> str:
-    """Return a digest of the columns of a row, but for its id."""
+    """Return a digest of the columns of a row except its id."""
     values = {name: row[name] for name in _CHECKED}
     return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 

@@ -1,4 +1,4 @@
-"""Tasks that train a candidate on labelled examples: a subclass only says what the examples are."""
+"""Classification tasks: a subclass only defines the labelled examples."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import TranslatedModel, is_direct, measure_latency, to_pytorch_model
 from gflownet.translation.graph_summary import summarise_plan
 
-# Of 4, 8, 16, 32 and 64 candidates at once 16 took the least time each, 4 and 64 a seventh more: what they share is
-# shared by many, and still lies in the cache. The bytes bound their shuffled copies of the examples.
+# Of 4, 8, 16, 32 and 64 candidates at once 16 took the least time each, 4 and 64 a seventh more. The bytes bound their
+# shuffled copies of the examples.
 MAX_GROUP_SIZE = 16
 MAX_GROUP_BYTES = 2**26
-# Forward passes whose median is the latency. From one try to the next it varied by 3 to 11 % with 20 passes, by 0.3 to
-# 8 % with 100, which take a few milliseconds, and by 0.3 to 1 % with 400.
+# Forward passes whose median is the latency. The median varied by 3 to 11 % with 20 passes, by 0.3 to 8 % with 100 (a
+# few milliseconds) and by 0.3 to 1 % with 400.
 NUM_TIMED_CALLS = 100
 
 
@@ -37,14 +37,14 @@ class Splits:
 
 @dataclass(frozen=True)
 class TrainedCandidate:
-    """A model after its training."""
+    """A trained model."""
 
     model: TranslatedModel
     train_loss: float  # mean of the last epoch
 
 
 class SupervisedTask(GFNTask):
-    """Classification: a graph becomes a model, is trained on `train`, and scores by its accuracy on `validation`."""
+    """Classification: train the model of a graph on `train` and score it by its accuracy on `validation`."""
 
     objectives = ("accuracy", "parameters", "flops", "latency")
 
@@ -54,30 +54,30 @@ class SupervisedTask(GFNTask):
         self._train, self._validation, self._test = splits.train, splits.validation, splits.test
         self.input_sizes = (self._train.inputs.shape[1],)
         self.output_sizes = (int(self._train.targets.max()) + 1,)
-        # As a plain dataclass: reading OmegaConf's takes a hundredth of the time that a candidate takes.
+        # A plain dataclass: reading from OmegaConf takes 1 % of the time of a candidate.
         names = [field.name for field in fields(EvaluationConfig)]
         self._evaluation = EvaluationConfig(**{name: getattr(config.evaluation, name) for name in names})
 
     @abstractmethod
     def splits(self) -> Splits:
-        """Returns the examples, always the same for one config; called once."""
+        """Return the examples, the same for the same config; called once."""
 
     def evaluate(self, graph: ComputationGraph, *, seed: int) -> Score:
-        """Returns the validation accuracy after training, scaled by size where `evaluation.size_weight` says so."""
+        """Return the validation accuracy after training, scaled by size with `evaluation.size_weight`."""
         (outcome,) = self.evaluate_many([graph], seeds=[seed])
         if isinstance(outcome, Exception):
             raise outcome
         return outcome
 
     def evaluate_many(self, graphs: Sequence[ComputationGraph], *, seeds: Sequence[int]) -> list[Score | Exception]:
-        """Returns what evaluate would return or raise for each graph, to the bit, in a fraction of the time."""
+        """Return the outcomes of `evaluate` for each graph, bit-identical, in a fraction of the time."""
         return [
             trained if isinstance(trained, Exception) else self._score(trained)
             for trained in self._trained(graphs, seeds)
         ]
 
     def test(self, graph: ComputationGraph, *, seed: int) -> float:
-        """Returns the test accuracy of the very model that `evaluate` scored, trained again from the same seed."""
+        """Return the test accuracy of the model that `evaluate` scored, trained again from the same seed."""
         (trained,) = self._trained([graph], [seed])
         if isinstance(trained, Exception):
             raise trained
@@ -85,12 +85,12 @@ class SupervisedTask(GFNTask):
 
     @property
     def translation_settings(self) -> Mapping[str, Any]:
-        """Settings of every translation: the projection of the config and the dtype of the examples."""
+        """The projection of the config and the dtype of the examples."""
         dtype = str(self._train.inputs.dtype).removeprefix("torch.")
         return {"projection": self._evaluation.projection, "dtype": dtype}
 
     def utility(self, objective: str, value: float) -> float:
-        """Returns the accuracy as it is, and 1 / (1 + cost / target) of a cost: 1 at no cost, 1/2 at its target."""
+        """Return the accuracy itself, or 1 / (1 + cost / target) of a cost: 1 at no cost, 1/2 at its target."""
         if objective == "accuracy":
             return value
         return 1 / (1 + value / getattr(self._evaluation, f"target_{objective}"))
@@ -110,7 +110,7 @@ class SupervisedTask(GFNTask):
         return Score(value, num_parameters, metrics | measured)
 
     def _measure(self, objective: str, model: TranslatedModel, validation_accuracy: float) -> float:
-        """Returns an objective in its own unit; a cost is that of one example."""
+        """Return an objective in its unit; costs are per example."""
         match objective:
             case "accuracy":
                 return validation_accuracy
@@ -124,19 +124,19 @@ class SupervisedTask(GFNTask):
     def _trained(
         self, graphs: Sequence[ComputationGraph], seeds: Sequence[int]
     ) -> Iterator[TrainedCandidate | Exception]:
-        """Yields the trained model of each graph, in order; it depends on graph and seed and nothing else."""
+        """Yield the trained model of each graph, in order; a function of graph and seed."""
         pairs = list(zip(graphs, seeds, strict=True))
         for start in range(0, len(pairs), self._group_size):
             yield from self._trained_group(pairs[start : start + self._group_size])
 
     @property
     def _group_size(self) -> int:
-        """Number of candidates trained together."""
+        """The number of candidates trained together."""
         inputs = self._train.inputs
         return max(1, min(MAX_GROUP_SIZE, MAX_GROUP_BYTES // (inputs.numel() * inputs.element_size())))
 
     def _trained_group(self, pairs: Sequence[tuple[ComputationGraph, int]]) -> list[TrainedCandidate | Exception]:
-        """Returns one outcome per pair of graph and seed; those whose structure allows it are trained at once."""
+        """Return one outcome per pair of graph and seed; direct models are trained at once."""
         prepared = [self._prepared(graph, seed=seed) for graph, seed in pairs]
         together = {place: model for place, model in enumerate(prepared) if isinstance(model, TranslatedModel)}
         outcomes = {place: each for place, each in enumerate(prepared) if not isinstance(each, TranslatedModel)}
@@ -146,14 +146,15 @@ class SupervisedTask(GFNTask):
             try:
                 losses = train_classifiers(models, self._train, config=self._evaluation, generators=generators)
             except Exception as error:
-                # Whoever is to blame fails alone, and alone the others get the numbers that they get in company.
+                # Retry one by one: only the faulty candidate fails; the others get the same result as in a group.
                 losses = [error] if len(pairs) == 1 else [self._trained_group([pairs[place]])[0] for place in together]
             for (place, model), loss in zip(together.items(), losses, strict=True):
-                outcomes[place] = TrainedCandidate(model, loss) if isinstance(loss, float) else loss
+                is_outcome = isinstance(loss, TrainedCandidate | Exception)
+                outcomes[place] = loss if is_outcome else TrainedCandidate(model, loss)
         return [outcomes[place] for place in range(len(pairs))]
 
     def _prepared(self, graph: ComputationGraph, *, seed: int) -> TranslatedModel | TrainedCandidate | Exception:
-        """Returns the model to be trained, the trained one where only autograd can do it, or what went wrong."""
+        """Return the direct model before training, the model trained by autograd, or the exception."""
         evaluation = self._evaluation
         options = {**self.translation_settings, "device": self._train.inputs.device}
         with seeded(seed):

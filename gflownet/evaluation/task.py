@@ -1,7 +1,4 @@
-"""What a user writes: the task, which scores one architecture and says what a reward is.
-
-Shapes: B trajectories, C conditioning features, K objectives.
-"""
+"""The task: scores of finished objects, and their rewards. B trajectories, C conditioning features, K objectives."""
 
 from __future__ import annotations
 
@@ -22,19 +19,18 @@ from gflownet.plugins import Configurable
 
 @dataclass(frozen=True)
 class Score:
-    """What evaluating one graph yields."""
+    """The result of one evaluation."""
 
-    # The validation score, finite and >= 0, best kept within [0, 1]: rewards are max(value, floor_score)^beta.
-    value: float
+    value: float  # validation score, finite and >= 0, best within [0, 1]: rewards are max(value, floor_score)^beta
     num_parameters: int | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 class GFNTask(Configurable, ABC):
-    """Scores terminal graphs and turns scores into log-rewards. A subclass gives the sizes and `evaluate`.
+    """Scores terminal graphs and turns scores into log-rewards. A subclass defines `evaluate`.
 
-    The task knows neither the policy nor the trainer. It is built once, in the main process; `evaluate` is called in
-    turn, never by two threads at once.
+    Independent of policy and trainer. Built once, in the main process; `evaluate` is never called by two threads at
+    once. `Config` and `check_config` declare the options of a task: see gflownet.plugins.Configurable.
     """
 
     environment: ClassVar[str] = ""  # the env.name that this task needs; empty: any
@@ -42,17 +38,17 @@ class GFNTask(Configurable, ABC):
     input_sizes: tuple[int, ...] = ()
     output_sizes: tuple[int, ...] = ()
 
-    # Names of metrics that a run may choose as its objectives (evaluation.objectives) in place of the one score.
+    # Names of metrics that a run may choose as objectives (evaluation.objectives) in place of the one score.
     objectives: ClassVar[tuple[str, ...]] = ()
 
-    chosen_objectives: tuple[str, ...] = ()  # of this run, none where there is one, the score
-    _parts: RewardConditional | None = None
+    chosen_objectives: tuple[str, ...] = ()  # of this run; empty: the score
+    _reward_conditional: RewardConditional | None = None
 
     def __init__(self, config: TaskConfig) -> None:
-        """Keeps the whole root config, which was validated before. A subclass's own __init__ calls this one.
+        """Keep the validated root config. The __init__ of a subclass calls this one.
 
         Raises:
-            ValueError: evaluation.objectives names what is no objective of this task.
+            ValueError: another environment than `environment`, or an unknown name in evaluation.objectives.
         """
         self.config = config
         if self.environment and config.env.name != self.environment:
@@ -62,64 +58,61 @@ class GFNTask(Configurable, ABC):
             if name not in self.objectives:
                 known = ", ".join(self.objectives) or f"nothing, {config.task} has none"
                 raise ValueError(f"evaluation.objectives: expected some of {known}, got {name!r}")
-        self._parts = RewardConditional(config.cond, num_objectives=len(self.chosen_objectives))
+        self._reward_conditional = RewardConditional(config.cond, num_objectives=len(self.chosen_objectives))
 
     @abstractmethod
     def evaluate(self, graph: Any, *, seed: int) -> Score:
-        """Returns the score of a finished graph, the same for the same seed. May raise: recorded as a failure.
+        """Return the score of a finished graph, the same for the same seed. An exception is recorded as a failure.
 
-        torch's, numpy's and Python's global generators are seeded with `seed` around the call. Data that only the
-        final report may see has no place here.
+        torch's, numpy's and Python's global generators are seeded with `seed` around the call. Test data must not be
+        used here.
         """
 
     def evaluate_many(self, graphs: Sequence[Any], *, seeds: Sequence[int]) -> Iterable[Score | Exception]:
-        """Yields for each graph, in order, its score or the exception that ended its evaluation.
+        """Yield for each graph, in order, its score or the exception that ended its evaluation.
 
-        Here one after the other; a task that can train many candidates together overrides it and returns a list.
+        One after the other by default; overridden by tasks that train many candidates together.
         """
         for graph, seed in zip(graphs, seeds, strict=True):
             yield self._score_or_exception(graph, seed)
 
     def test(self, graph: Any, *, seed: int) -> float | None:
-        """Returns the test score of a graph for the final report, or None where the task has no test data."""
+        """Return the test score of a graph for the final report, None for a task without test data."""
         return None
 
     @property
     def translation_settings(self) -> Mapping[str, Any]:
-        """Settings (projection, dtype) that `evaluate` translates computation graphs with, written into reported ones.
-
-        A task that translates with others overrides it.
-        """
+        """Translation settings (projection, dtype) of `evaluate`, written into reported computation graphs."""
         return {"projection": self.config.evaluation.projection}
 
     @property
     def num_cond_dim(self) -> int:
-        """Number of conditioning features C that the policy is given."""
+        """The number of conditioning features C of the policy."""
         return self._conditional.num_cond_dim
 
     def sample_conditioning(self, num: int, *, generator: torch.Generator) -> Conditioning:
-        """Returns what `num` new trajectories are conditioned on."""
+        """Return the conditioning of `num` new trajectories."""
         return self._conditional.sample(num, generator=generator)
 
-    def asked(
+    def override_conditioning(
         self,
-        drawn: Conditioning,
+        sampled: Conditioning,
         *,
         beta: float | None = None,
         preferences: Sequence[float] | None = None,
         focus: Sequence[float] | None = None,
     ) -> Conditioning:
-        """Returns what was drawn by `sample_conditioning` with what is given in its place.
+        """Return conditionings of `sample_conditioning` with some values replaced.
 
         Raises:
-            ValueError: what is given is nothing that `sample_conditioning` draws.
+            ValueError: a value that `sample_conditioning` never samples.
         """
-        return self._conditional.asked(drawn, beta=beta, preferences=preferences, focus=focus)
+        return self._conditional.overridden(sampled, beta=beta, preferences=preferences, focus=focus)
 
     def conditioning(
         self, num: int, *, beta: float, preferences: Sequence[float] = (), focus: Sequence[float] = ()
     ) -> Conditioning:
-        """Returns `num` times one conditioning, to ask a trained policy for what somebody wants.
+        """Return one conditioning `num` times, to sample from a trained policy.
 
         Raises:
             ValueError: preferences or focus do not fit the objectives in use.
@@ -127,45 +120,45 @@ class GFNTask(Configurable, ABC):
         return self._conditional.repeated(num, beta=beta, preferences=preferences, focus=focus)
 
     def utility(self, objective: str, value: float) -> float:
-        """Returns how good a metric that is an objective is: a number >= 0, best kept within [0, 1], larger is better.
+        """Return the utility of an objective's metric: >= 0, best within [0, 1], larger is better.
 
-        Here the metric itself; a task whose metric is a cost overrides it.
+        The metric itself by default; overridden by tasks whose metric is a cost.
         """
         return value
 
     def utilities(self, score: Score) -> tuple[float, ...]:
-        """Returns the utility of each chosen objective, nothing where there is one objective, the score.
+        """Return the utility of each chosen objective.
 
         Raises:
-            ValueError: a metric is missing, or no utility.
+            ValueError: a missing metric, or a utility that is not a finite number >= 0.
         """
-        found = []
+        utilities = []
         for name in self.chosen_objectives:
             if name not in score.metrics:
                 raise ValueError(f"metrics: expected the objective {name}, got {', '.join(score.metrics) or 'none'}")
             try:
                 value = float(self.utility(name, score.metrics[name]))
-            except Exception as error:  # whatever the user's own code raises
+            except Exception as error:  # raised by the user's task
                 reason = f"{type(error).__name__}: {error}"
                 raise ValueError(
                     f"objective {name}: expected a utility of {score.metrics[name]}, got {reason}"
                 ) from error
             if not (math.isfinite(value) and value >= 0):
                 raise ValueError(f"objective {name}: expected a finite utility >= 0, got {value}")
-            found.append(value)
-        return tuple(found)
+            utilities.append(value)
+        return tuple(utilities)
 
     def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
-        """Returns beta * log(max(score, floor)) of scores `[B]`, or of what utilities `[B, K]` score as conditioned."""
+        """Return beta * log(max(score, floor)) of scores [B], or of the conditioned scores of utilities [B, K]."""
         if scores.ndim == 2:
             scores = self._conditional.score(scores, conditioning.encoding)
         return conditioning.beta * scores.clamp(min=self.config.evaluation.floor_score).log()
 
     @property
     def _conditional(self) -> RewardConditional:
-        if self._parts is None:
+        if self._reward_conditional is None:
             raise ValueError(f"task: expected {type(self).__name__}.__init__ to call super().__init__(config)")
-        return self._parts
+        return self._reward_conditional
 
     def _score_or_exception(self, graph: Any, seed: int) -> Score | Exception:
         with seeded(seed):
@@ -176,7 +169,7 @@ class GFNTask(Configurable, ABC):
 
 
 def soft_size_objective(quality: float, num_parameters: int, *, target_parameters: int, size_weight: float) -> float:
-    """Returns quality * (num_parameters / target_parameters) ** -size_weight (MnasNet, Tan et al. 2019, eq. 2).
+    """Return quality * (num_parameters / target_parameters) ** -size_weight (MnasNet, Tan et al. 2019, eq. 2).
 
     The paper's exponent w = -0.07 is `size_weight=0.07`. A graph without parameters counts as one.
     """

@@ -1,6 +1,6 @@
-"""Training candidates: small classifiers, a fixed number of epochs, one thread; many at once or one by autograd.
+"""Training of small classifiers for a fixed number of epochs: many at once, or one by autograd.
 
-Letters: N examples, F features, K candidates.
+N: examples, F: features, K: candidates.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from gflownet.evaluation.config import EvaluationConfig
 from gflownet.optimisers import Adam
 from gflownet.translation import DirectTraining, TranslatedModel
 
-# No classifier that still learns has a cross-entropy of 1,000 nats: its logits would be off by 1,000.
+# A cross-entropy of 1,000 nats means logits that are off by 1,000: the training does not recover.
 DIVERGED_LOSS = 1_000.0
 
 
 class CandidateDivergedError(RuntimeError):
-    """The training loss left the numbers from which a candidate could recover."""
+    """The training loss is too large or not finite."""
 
 
 @dataclass(frozen=True)
@@ -34,10 +34,10 @@ class Split:
 
 
 def train_classifier(model: nn.Module, data: Split, *, config: EvaluationConfig, generator: torch.Generator) -> float:
-    """Trains `model` in place with Adam on cross-entropy and returns the mean training loss of the last epoch.
+    """Train `model` in place with Adam on cross-entropy and return the mean training loss of the last epoch.
 
-    The parameters share one dtype and device. `generator` shuffles the examples of each epoch; whoever calls decides
-    about torch's global generator (dropout).
+    The parameters share one dtype and device. `generator` shuffles the examples of each epoch; dropout uses torch's
+    global generator.
 
     Raises:
         CandidateDivergedError: the mean loss of an epoch is not finite or above DIVERGED_LOSS.
@@ -55,10 +55,10 @@ def train_classifier(model: nn.Module, data: Split, *, config: EvaluationConfig,
 def train_classifiers(
     models: Sequence[TranslatedModel], data: Split, *, config: EvaluationConfig, generators: Sequence[torch.Generator]
 ) -> list[float | CandidateDivergedError]:
-    """Trains models that are direct in place, all at once, and returns for each what train_classifier would.
+    """Train direct models (`is_direct`) in place, all at once; return the loss or the error of each.
 
-    A diverging candidate's error comes back in its place. A candidate's numbers are the same to the bit in any company
-    and order, and those of train_classifier up to rounding. Holds K copies of the examples at a time.
+    Each result is bit-identical for every set and order of models, and equals train_classifier up to rounding.
+    Memory: K copies of the examples.
     """
     training = DirectTraining(models)
     optimiser = Adam([training.parameter], lr=config.learning_rate, fused=True)
@@ -81,7 +81,7 @@ def train_classifiers(
 
 @torch.no_grad()
 def accuracy(model: nn.Module, data: Split) -> float:
-    """Returns the share of examples whose largest logit is their class."""
+    """Return the share of examples whose largest logit is their class."""
     model.eval()
     return float((_logits(model, data.inputs).argmax(dim=1) == data.targets).double().mean())
 
@@ -89,10 +89,10 @@ def accuracy(model: nn.Module, data: Split) -> float:
 def _train_epoch(
     model: nn.Module, data: Split, optimiser: torch.optim.Optimizer, *, batch_size: int, generator: torch.Generator
 ) -> float:
-    """Takes one optimiser step per batch and returns the mean loss."""
+    """Take one optimiser step per batch and return the mean loss."""
     losses = []
     for inputs, targets in _shuffled_batches(data, batch_size=batch_size, generator=generator):
-        # Kept, not set to None: the gradients are views of one tensor.
+        # Not set to None: the gradients are views of one tensor.
         optimiser.zero_grad(set_to_none=False)
         loss = F.cross_entropy(_logits(model, inputs), targets)
         loss.backward()
@@ -102,13 +102,13 @@ def _train_epoch(
 
 
 def _logits(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Returns the outputs of examples that have nothing to do with those of the call before."""
+    """Return the outputs of independent examples."""
     return model(inputs, reset_states=True) if isinstance(model, TranslatedModel) else model(inputs)
 
 
 def _shuffled_batches(data: Split, *, batch_size: int, generator: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
-    """Returns inputs [B, F] and targets [B] of each batch of one epoch, in an order drawn now."""
-    # One gather per epoch and views of it per batch: a DataLoader costs more than the steps of so small a model.
+    """Return inputs [B, F] and targets [B] of each batch of one epoch, in a new random order."""
+    # One gather per epoch and views of it per batch: a DataLoader takes longer than the steps of a small model.
     order = torch.randperm(len(data.inputs), generator=generator).to(data.inputs.device)
     inputs = data.inputs.index_select(0, order).split(batch_size)
     targets = data.targets.index_select(0, order).split(batch_size)
@@ -123,7 +123,7 @@ def _check_loss(mean_loss: float, *, epoch: int) -> None:
 
 
 def _loss_or_error(mean_loss: float, *, epoch: int) -> float | CandidateDivergedError:
-    """Returns the loss, or the error with the place it was raised at and no frame that holds tensors."""
+    """Return the loss, or the error without frames that hold tensors."""
     try:
         _check_loss(mean_loss, epoch=epoch)
     except CandidateDivergedError as error:
@@ -132,9 +132,9 @@ def _loss_or_error(mean_loss: float, *, epoch: int) -> float | CandidateDiverged
 
 
 def _flattened(parameters: Sequence[nn.Parameter]) -> nn.Parameter:
-    """Returns one parameter that holds all the given ones, which become views of it, as do their gradients.
+    """Return one parameter that holds all others, which become views of it, as do their gradients.
 
-    A candidate has dozens of tiny tensors; updating them as one takes a sixth off its training time.
+    Updating dozens of small tensors as one saves a sixth of the training time.
     """
     flat = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
     flat.grad = torch.zeros_like(flat)

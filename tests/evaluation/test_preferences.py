@@ -6,9 +6,14 @@ from typing import Any
 import pytest
 import torch
 
-from gflownet.evaluation.conditioning import Conditioning, RewardConditional, TemperatureConditional
+from gflownet.evaluation.conditioning import (
+    Conditioning,
+    FocusConditional,
+    PreferenceConditional,
+    RewardConditional,
+    TemperatureConditional,
+)
 from gflownet.evaluation.config import ConditionalsConfig, FocusConfig, PreferencesConfig, TemperatureConfig
-from gflownet.evaluation.preferences import FocusConditional, PreferenceConditional
 from gflownet.evaluation.task import GFNTask, Score
 from tests.evaluation.candidates import config_with
 
@@ -251,27 +256,27 @@ def test_task_without_objectives_raises():
 
 
 def asked(task: GFNTask, **given) -> Conditioning:
-    return task.asked(task.sample_conditioning(2, generator=generator()), **given)
+    return task.override_conditioning(task.sample_conditioning(2, generator=generator()), **given)
 
 
 @pytest.mark.parametrize(
     ("options", "given", "message"),
     [
-        ([], {"beta": 64}, "beta: expected 32, as cond.temperature says, got 64"),
-        (["loguniform [4,64]"], {"beta": 3}, r"beta: expected a number in \[4, 64\], as .*, got 3"),
-        (["gamma [4,2]"], {"beta": 16.5}, r"beta: expected a number in \[0, 16\], as .*, got 16.5"),
-        (["beta [2,2]"], {"beta": 1.5}, r"beta: expected a number in \[0, 1\], as .*, got 1.5"),
+        ([], {"beta": 64}, "beta: expected 32, by cond.temperature, got 64"),
+        (["loguniform [4,64]"], {"beta": 3}, r"beta: expected a number in \[4, 64\], by .*, got 3"),
+        (["gamma [4,2]"], {"beta": 16.5}, r"beta: expected a number in \[0, 16\], by .*, got 16.5"),
+        (["beta [2,2]"], {"beta": 1.5}, r"beta: expected a number in \[0, 1\], by .*, got 1.5"),
         ([], {"preferences": [1, 0]}, r"preferences: expected none without evaluation.objectives, got \[1, 0\]"),
         ([CHOSEN], {"focus": [1, 0]}, r"focus: expected none without cond.focus.use=true, got \[1, 0\]"),
         (
             [CHOSEN, "cond.preferences.weights=[1,3]"],
             {"preferences": [1, 1]},
-            r"preferences: expected one of \[0.25, 0.75\], as cond.preferences says, got \[1, 1\]",
+            r"preferences: expected one of \[0.25, 0.75\], by cond.preferences, got \[1, 1\]",
         ),
         (
             [CHOSEN, "cond.focus.use=true", "cond.focus.directions=[[1,1],[0,2]]"],
             {"focus": [1, 0]},
-            r"focus: expected one of \[0.5, 0.5\], \[0.0, 1.0\], as cond.focus says, got \[1, 0\]",
+            r"focus: expected one of \[0.5, 0.5\], \[0.0, 1.0\], by cond.focus, got \[1, 0\]",
         ),
     ],
 )

@@ -189,9 +189,7 @@ def test_damaged_row_is_named_and_evaluated_again(path, change, caplog):
         store.add([record("b", score=0.25)])
         assert [row.score for row in store.top(3)] == [0.3, 0.25, 0.1]
         (line,) = [entry.getMessage() for entry in caplog.records]
-    assert line.endswith(
-        "expected the row 2 as it was written, got another (1 of them); set aside, to be evaluated again"
-    )
+    assert line.endswith("row 2 does not match its checksum (1 such rows); hidden, its graph is evaluated again")
     assert query(path, "SELECT count(*) FROM evaluations") == (4,)
 
 

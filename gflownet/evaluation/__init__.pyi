@@ -1,0 +1,17 @@
+from .conditioning import Conditioning as Conditioning
+from .config import EvaluationConfig as EvaluationConfig
+from .config import TaskConfig as TaskConfig
+from .evaluator import Evaluation as Evaluation
+from .evaluator import Evaluator as Evaluator
+from .evaluator import InlineEvaluator as InlineEvaluator
+from .randomness import seeded as seeded
+from .store import EvaluationRecord as EvaluationRecord
+from .store import EvaluationStatus as EvaluationStatus
+from .store import EvaluationStore as EvaluationStore
+from .supervised import Splits as Splits
+from .supervised import SupervisedTask as SupervisedTask
+from .task import GFNTask as GFNTask
+from .task import Score as Score
+from .task import soft_size_objective as soft_size_objective
+from .tasks import TASKS as TASKS
+from .training import Split as Split
