@@ -195,10 +195,10 @@ def answer_file(options: argparse.Namespace) -> int:
         progress = Progress(console=Console(stderr=True))
         with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped; run the same command to continue\n") as stop:
             task = progress.add_task("prompts", total=len(prompts), completed=len(prompts) - len(unanswered))
-            for answer in _answers(
+            for record in _answers(
                 engine, [(prompt, params[prompt.line]) for prompt in unanswered], options.max_slots, stop
             ):
-                answers.write(answer)
+                answers.write(record)
                 progress.advance(task)
     return 0 if stop.signal is None else EXIT_SIGNAL + stop.signal
 

@@ -60,7 +60,7 @@ def lines_of(path: Path) -> list[dict[str, Any]]:
     return sorted((json.loads(line) for line in path.read_text().splitlines()), key=lambda answer: answer["line"])
 
 
-def test_a_file_of_prompts_is_answered_as_offline(folder: Path, tmp_path: Path) -> None:
+def test_answers_to_a_prompt_file_equal_offline_generation(folder: Path, tmp_path: Path) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     asked = [
         {"prompt": "def f(", "temperature": 0},
@@ -142,7 +142,7 @@ def finish(folder: Path, prompts: Path, out: Path) -> None:
 
 
 @pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
-def test_a_run_that_is_stopped_goes_on(
+def test_stopped_run_continues(
     number: signal.Signals,
     status: int,
     folder: Path,
@@ -168,7 +168,7 @@ def test_a_run_that_is_stopped_goes_on(
 
 
 @pytest.mark.slow
-def test_a_run_that_is_killed_goes_on(folder: Path, tmp_path: Path, started: Started) -> None:
+def test_killed_run_continues(folder: Path, tmp_path: Path, started: Started) -> None:
     prompts, out = tmp_path / "prompts.jsonl", tmp_path / "out.jsonl"
     prompts.write_text("".join(json.dumps(one) + "\n" for one in endless_fourth()))
     with started(folder, "--prompts", prompts, "--out", out, stderr=subprocess.PIPE) as process:
@@ -208,7 +208,7 @@ def test_closed_pipe_ends_quietly(
 
 
 @pytest.mark.slow
-def test_a_pipe_closed_in_mid_answer_ends_the_process_quietly(folder: Path, started: Started) -> None:
+def test_pipe_closed_during_an_answer_ends_quietly(folder: Path, started: Started) -> None:
     pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with started(folder, "--max-tokens", NEVER_ENDS, **pipes) as process:
         assert process.stdin is not None
@@ -256,7 +256,7 @@ def test_ctrl_c_stops_an_answer_and_ctrl_d_ends(
 
 
 @pytest.mark.slow
-def test_a_pseudo_terminal_with_readline_takes_ctrl_c_and_ctrl_d(folder: Path, started: Started) -> None:
+def test_ctrl_c_and_ctrl_d_on_a_pseudo_terminal(folder: Path, started: Started) -> None:
     mine, theirs = pty.openpty()
     everything, unread = b"", b""
 
@@ -303,7 +303,7 @@ REFUSED = (
 
 
 @pytest.mark.parametrize(("options", "message"), REFUSED)
-def test_a_mistake_is_one_line_and_status_2(
+def test_user_error_is_one_line_and_status_2(
     options: list[str], message: str, folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main([str(folder), *options] if options else []) == 2
@@ -326,7 +326,7 @@ def test_a_mistake_is_one_line_and_status_2(
         ('{"prompt": "a", "stop": [3]}', "line 1: stop: expected "),
     ],
 )
-def test_a_mistake_in_the_file_is_found_before_the_first_answer(
+def test_error_in_the_prompt_file_ends_the_run_before_the_first_answer(
     line: str, message: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     prompts = tmp_path / "prompts.jsonl"
@@ -336,7 +336,7 @@ def test_a_mistake_in_the_file_is_found_before_the_first_answer(
     assert not (tmp_path / "out.jsonl").exists()
 
 
-def test_a_model_of_other_tokens_than_bytes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_with_other_vocabulary_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2)
     save_language_model(tmp_path / "model", random_network(config, 0))
     assert main([str(tmp_path / "model")]) == 2

@@ -1,4 +1,4 @@
-"""Training small language models on bytes for a number of steps or of CPU seconds, and their bits per byte.
+"""Train small language models on bytes for a number of steps or CPU seconds, and measure bits per byte.
 
 R is the number of rows of a batch, T of bytes in a row.
 """
@@ -16,31 +16,30 @@ from torch.nn import functional as F
 
 from gflownet.optimisers import Adam
 
-UNIFORM_BITS = 8.0  # per byte, of a model that knows nothing: what a diverged one is counted as
-# Nothing that learns is as far off as a thousand nats per byte.
-_DIVERGED_LOSS = 1_000.0
+UNIFORM_BITS = 8.0  # per byte, of the uniform distribution; also the result of a diverged model
+_DIVERGED_LOSS = 1_000.0  # nats per byte; a training that still learns stays far below
 _WARM_UP = 0.1  # share of the training in which the learning rate rises
 _LAST_RATE = 0.1  # of the largest learning rate
 _MAX_GRADIENT_NORM = 1.0
-_ROWS = 64  # of one forward pass when a model is scored
+_ROWS = 64  # of one forward pass in `bits_per_byte`
 
 
 class LanguageDivergedError(RuntimeError):
-    """The training loss left the numbers from which a model could recover."""
+    """The training loss is not finite or too large to recover from."""
 
 
 @dataclass(frozen=True)
 class LanguageTraining:
-    """How a model is trained: Adam, a rate that rises and falls, sequences from random places."""
+    """Options of a training with Adam, a warm-up and cosine schedule, and sequences from random places."""
 
     num_steps: int = 300
-    seconds: float | None = None  # of CPU; given, they end the training in place of the number of steps
+    seconds: float | None = None  # CPU time; if set, it ends the training instead of num_steps
     rows: int = 16
     sequence_length: int = 64
-    learning_rate: float = 0.005  # the largest
+    learning_rate: float = 0.005  # maximum
 
     def rate(self, done: float) -> float:
-        """Return the learning rate when a share of the training is done (Loshchilov and Hutter 2017, equation 5)."""
+        """Return the learning rate after a fraction of the training (Loshchilov and Hutter 2017, equation 5)."""
         falling = (min(done, 1.0) - _WARM_UP) / (1 - _WARM_UP)
         low = self.learning_rate * _LAST_RATE
         cosine = low + (self.learning_rate - low) * (1 + math.cos(math.pi * falling)) / 2
@@ -49,11 +48,11 @@ class LanguageTraining:
 
 @dataclass(frozen=True)
 class Progress:
-    """A step that was taken."""
+    """State after one step."""
 
     step: int  # from 1
     loss: float  # nats per byte of its batch, before the step
-    seconds: float  # CPU seconds of all steps so far; what the caller does in between is not counted
+    seconds: float  # CPU seconds of all steps so far, without the time of the caller
 
 
 def training_steps(
@@ -62,13 +61,13 @@ def training_steps(
     """Train a model in place, step by step.
 
     Args:
-        model: tokens [R, T] -> logits [R, T, 256] first of what it returns.
+        model: maps tokens [R, T] to a tuple that starts with logits [R, T, 256].
         text: [N] uint8, longer than a sequence.
-        options: how.
-        generator: draws the places.
+        options: of the training.
+        generator: of the random places.
 
     Raises:
-        LanguageDivergedError: a loss is not finite or absurdly large.
+        LanguageDivergedError: the loss is not finite or too large.
     """
     optimiser = Adam(model.parameters(), lr=options.learning_rate, fused=True)
     model.train()
@@ -88,20 +87,20 @@ def training_steps(
 def train_language_model(
     model: nn.Module, text: Tensor, *, options: LanguageTraining, generator: torch.Generator
 ) -> Progress:
-    """Train a model in place to the end and return the last step. Raises as `training_steps`."""
+    """Train a model in place and return the last step. Raises as `training_steps`."""
     *_, last = training_steps(model, text, options=options, generator=generator)
     return last
 
 
 @torch.no_grad()
 def bits_per_byte(model: nn.Module, text: Tensor, *, sequence_length: int, num_bytes: int) -> float:
-    """Return the mean bits for a byte given those before it in its sequence, over evenly spaced sequences.
+    """Return the mean bits per byte, conditional on the previous bytes of a sequence, over evenly spaced sequences.
 
     Args:
         model: as for `training_steps`.
         text: [N] uint8.
-        sequence_length: bytes predicted of a sequence.
-        num_bytes: predicted altogether, rounded up to whole sequences, and no more than the text has.
+        sequence_length: number of predicted bytes of a sequence.
+        num_bytes: total number of predicted bytes, rounded up to whole sequences, at most the length of the text.
     """
     model.eval()
     num = max(1, min(math.ceil(num_bytes / sequence_length), (len(text) - 1) // sequence_length))
@@ -123,7 +122,7 @@ def _step(model: nn.Module, rows: Tensor, optimiser: torch.optim.Optimizer) -> f
 
 
 def _cross_entropy(model: nn.Module, rows: Tensor, *, reduction: str) -> Tensor:
-    """Return the cross-entropy of every byte but the first of rows [R, T + 1]."""
+    """Return the cross-entropy of rows [R, T + 1], without the first byte."""
     logits = model(rows[:, :-1])[0]
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction=reduction)
 

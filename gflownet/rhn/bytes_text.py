@@ -37,6 +37,6 @@ class StreamDecoder:
 
     def rest(self) -> str:
         """Return the text of an incomplete last character, and reset the decoder."""
-        rest = self._decoder.decode(b"", final=True)
+        incomplete = self._decoder.decode(b"", final=True)
         self._decoder.reset()
-        return rest
+        return incomplete

@@ -80,7 +80,7 @@ class LanguageModel(Protocol):
 
 
 class Network(Protocol):
-    """The weights that a decoder reads: those of an `RHN` or a `RecurrentStack`."""
+    """Interface of a decoder to the weights of an `RHN` or a `RecurrentStack`."""
 
     config: Any  # with vocabulary_size
     norm: RMSNorm  # of the outputs of the last layer

@@ -151,7 +151,7 @@ class DiagonalStep:
         torch.addcmul(before.x, self._exit_y, self._exit_scale, out=out)
 
     def _mark(self, first_token: int | None) -> None:
-        """Set the features of a layer to 0, and those of the previous such layer back to 1."""
+        """Set the features of a layer to 0, and reset the features of the previous such layer to 1."""
         if self._first_token is not None:
             self.features[self._first_token, :, 1] = 1
         if first_token is not None:

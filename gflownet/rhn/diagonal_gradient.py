@@ -133,7 +133,7 @@ class ProjectionGradient:
             self._forward_c, self._scale_row = by_shape(forward.c), self._scale.unsqueeze(-2)
 
     def backward(self, y: Tensor, slot: int) -> None:
-        """Write the gradients of product and heads into a slot, and that of x.
+        """Write the gradients of product and heads into a slot, and the gradient of x.
 
         Args:
             y: [N, R, P, out], the gradient of the scaled output.
@@ -160,7 +160,7 @@ class ProjectionGradient:
             self.x.add_(part)
 
     def _norm_backward(self, out: _Outputs) -> None:
-        """Write the gradients of the magnitude, of C and of G B (half of it, which equals that of C: G is symmetric).
+        """Write the gradients of the magnitude, of C and of G B (half of it: equal to the gradient of C).
 
         With q = 1 + sum_r B (2 C + G B) the scale is m / sqrt(q), and d = 2 dq = -d(scale) scale / q.
         """

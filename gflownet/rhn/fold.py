@@ -127,7 +127,7 @@ class Fold:
     """Weights of blocks, in the order in which rows are multiplied by them.
 
     Inputs are divided by their root mean square times sqrt(H); that factor and the gain of a BHN's norm are in the
-    weights. The columns of heads are those of `HeadColumns`, for gate and up one after the other.
+    weights. `HeadColumns` describes the columns of heads; gate and up are concatenated.
     """
 
     squeeze: Tensor  # [N, H + 1, J - 1], normed state and 1 -> bottleneck
@@ -187,7 +187,7 @@ class BlockSizes:
 
 
 def normalised(x: Tensor, root: Tensor) -> Tensor:
-    """Return x [..., H] over its root mean square times sqrt(H); `root` is that of `BlockSizes`."""
+    """Return x [..., H] over its root mean square times sqrt(H); see `BlockSizes.root`."""
     return x / torch.hypot(torch.linalg.vector_norm(x, dim=-1, keepdim=True), root)
 
 

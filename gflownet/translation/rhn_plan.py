@@ -1,6 +1,6 @@
 """Sizes and costs of an rhn node (no torch).
 
-D is the width of the node, I = 2 D that of its feed-forward network, J = bottleneck + 1.
+D is the width of the node, I = 2 D the width of its feed-forward network, J = bottleneck + 1.
 """
 
 from __future__ import annotations

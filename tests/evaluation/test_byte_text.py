@@ -21,7 +21,7 @@ def write_files(folder: Path, num: int) -> None:
         path.write_bytes(bytes([32 + number]) * 100)
 
 
-def test_no_file_is_in_two_parts_and_all_are_in_one(tmp_path: Path) -> None:
+def test_split_is_a_partition_of_the_files(tmp_path: Path) -> None:
     write_files(tmp_path, 90)
     (tmp_path / ".hidden").write_bytes(b"h" * 100)
     (tmp_path / "image").write_bytes(b"\xff\xfe" * 50)
@@ -31,7 +31,7 @@ def test_no_file_is_in_two_parts_and_all_are_in_one(tmp_path: Path) -> None:
     assert 60 <= len(files[0]) <= 82
 
 
-def test_the_split_depends_on_names_and_seed_alone(tmp_path: Path) -> None:
+def test_split_depends_on_names_and_seed_only(tmp_path: Path) -> None:
     for name in ("a", "b"):
         write_files(tmp_path / name, 60)
     first, again = (read_bytes(str(tmp_path / name), megabytes=1, split_seed=0) for name in ("a", "b"))
@@ -45,7 +45,7 @@ def test_parts_are_cut_to_their_shares(tmp_path: Path) -> None:
     assert [len(part) for part in parts(read_bytes(str(tmp_path), megabytes=0.001, split_seed=0))] == [800, 100, 99]
 
 
-def test_one_file_is_cut_in_three(tmp_path: Path) -> None:
+def test_single_file_is_cut_in_three(tmp_path: Path) -> None:
     path = tmp_path / "text"
     path.write_bytes(bytes(range(100)))
     text = read_bytes(str(path), megabytes=1, split_seed=0)
@@ -53,7 +53,7 @@ def test_one_file_is_cut_in_three(tmp_path: Path) -> None:
     assert [len(part) for part in parts(text)] == [80, 10, 10]
 
 
-def test_the_standard_library_is_python_without_its_tests() -> None:
+def test_standard_library_excludes_tests() -> None:
     text = read_bytes("", megabytes=0.5, split_seed=0)
     assert [len(part) for part in parts(text)] == [400_000, 50_000, 49_999]
     train = bytes(text.train.tolist())
@@ -61,9 +61,9 @@ def test_the_standard_library_is_python_without_its_tests() -> None:
     assert read_bytes("", megabytes=0.5, split_seed=0) is text
 
 
-def test_a_source_that_is_none_is_named(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match=r"task_options\.text: expected the path of a file or a folder, got 'nowhere'"):
+def test_invalid_source_raises(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match=r"task_options\.text: no such file or folder: nowhere"):
         read_bytes("nowhere", megabytes=1, split_seed=0, key="task_options.text")
     (tmp_path / "one").write_bytes(b"text")
-    with pytest.raises(ValueError, match="text: expected text for all of three parts, got none for"):
+    with pytest.raises(ValueError, match="text: expected text for three parts, got none for"):
         read_bytes(str(tmp_path), megabytes=1, split_seed=0)

@@ -39,7 +39,7 @@ def generator() -> torch.Generator:
     return torch.Generator().manual_seed(3)
 
 
-def test_a_stack_learns_what_the_byte_before_does_not_tell() -> None:
+def test_stack_learns_beyond_the_previous_byte() -> None:
     """After 65 comes 66 or 67, in turn: half a bit per byte is left to whoever sees one byte."""
     model = small_stack()
     options = LanguageTraining(num_steps=25, rows=4, sequence_length=16, learning_rate=0.05)
@@ -50,7 +50,7 @@ def test_a_stack_learns_what_the_byte_before_does_not_tell() -> None:
     assert bits_per_byte(model, CYCLE, sequence_length=16, num_bytes=256) < 0.3
 
 
-def test_same_seeds_same_model() -> None:
+def test_equal_seeds_give_equal_models() -> None:
     options = LanguageTraining(num_steps=3, rows=2, sequence_length=8)
     models = [small_stack() for _ in range(2)]
     losses = [train_language_model(model, CYCLE, options=options, generator=generator()).loss for model in models]
@@ -59,7 +59,7 @@ def test_same_seeds_same_model() -> None:
         assert torch.equal(one, other)
 
 
-def test_bits_of_a_known_distribution_are_its_cross_entropy() -> None:
+def test_bits_per_byte_equals_cross_entropy() -> None:
     shares = torch.full((256,), 1e-9)
     shares[65], shares[66], shares[67] = 0.5, 0.25, 0.25
     model = Constant(shares.log())
@@ -67,7 +67,7 @@ def test_bits_of_a_known_distribution_are_its_cross_entropy() -> None:
     assert bits_per_byte(model, CYCLE[:100], sequence_length=99, num_bytes=10**6) == pytest.approx(1.5, abs=0.02)
 
 
-def test_seconds_end_a_training_in_place_of_steps() -> None:
+def test_training_ends_after_seconds() -> None:
     options = LanguageTraining(num_steps=1, seconds=0.2, rows=2, sequence_length=8)
     steps = list(training_steps(small_stack(), CYCLE, options=options, generator=generator()))
     assert len(steps) > 1
@@ -75,7 +75,7 @@ def test_seconds_end_a_training_in_place_of_steps() -> None:
     assert [step.step for step in steps] == list(range(1, len(steps) + 1))
 
 
-def test_a_loss_that_is_none_ends_a_training() -> None:
+def test_diverged_loss_raises() -> None:
     options = LanguageTraining(num_steps=5, rows=2, sequence_length=8)
     for value in (float("nan"), 1e9):
         logits = torch.zeros(256)
@@ -84,7 +84,7 @@ def test_a_loss_that_is_none_ends_a_training() -> None:
             train_language_model(Constant(logits), CYCLE, options=options, generator=generator())
 
 
-def test_the_rate_rises_then_falls() -> None:
+def test_learning_rate_rises_then_falls() -> None:
     options = LanguageTraining(num_steps=100, learning_rate=1.0)
     rates = [options.rate(step / 100) for step in range(101)]
     top = rates.index(max(rates))
@@ -95,7 +95,7 @@ def test_the_rate_rises_then_falls() -> None:
     assert rates[100] == pytest.approx(0.1)
 
 
-def test_a_training_may_be_left_at_any_step() -> None:
+def test_training_steps_can_be_abandoned() -> None:
     options = LanguageTraining(num_steps=10, rows=2, sequence_length=8)
     assert [
         step.step for step in islice(training_steps(small_stack(), CYCLE, options=options, generator=generator()), 4)

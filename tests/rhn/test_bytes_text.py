@@ -12,11 +12,11 @@ TEXTS = ("", "plain", "naïve 数学 🙂", "\x00\x1b[0m\n")
 
 
 @pytest.mark.parametrize("text", TEXTS)
-def test_text_comes_back(text: str) -> None:
+def test_decode_inverts_encode(text: str) -> None:
     assert decode(encode(text)) == text
 
 
-def test_half_a_surrogate_pair_is_refused() -> None:
+def test_half_surrogate_pair_raises() -> None:
     with pytest.raises(ValueError, match=r"text: expected characters that UTF-8 can encode, got '\\ud83d'"):
         encode("a\ud83d")
 
@@ -27,7 +27,7 @@ def test_stream_decoder_returns_whole_characters() -> None:
     assert decoder.rest() == ""
 
 
-def test_what_nothing_completes_is_replaced() -> None:
+def test_rest_replaces_an_incomplete_character() -> None:
     decoder = StreamDecoder()
     assert decoder.text(encode("🙂")[:2]) == ""
     assert decoder.rest() == "\ufffd"
@@ -35,7 +35,7 @@ def test_what_nothing_completes_is_replaced() -> None:
 
 
 @pytest.mark.parametrize("seed", range(50))
-def test_pieces_of_any_bytes_equal_decode(seed: int) -> None:
+def test_joined_pieces_of_random_bytes_equal_decode(seed: int) -> None:
     chance = random.Random(seed)
     whole = encode("é🙂 数" * 3)
     tokens = [chance.choice([chance.randrange(256), chance.choice(whole)]) for _ in range(200)] + whole

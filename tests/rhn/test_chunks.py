@@ -32,7 +32,7 @@ def _expected(case: Case, targets: Tensor, chunk: int) -> tuple[Tensor, Tensor, 
 
 @pytest.mark.parametrize("seed", range(8))
 @pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=2)], ids=str)
-def test_chunks_are_the_oracle(seed: int, stack: Wavefront) -> None:
+def test_backward_in_chunks_equals_oracle(seed: int, stack: Wavefront) -> None:
     case = random_case(100 + seed)
     chunk = 1 + seed % 4
     targets = case.tokens.flip(1)
@@ -43,7 +43,7 @@ def test_chunks_are_the_oracle(seed: int, stack: Wavefront) -> None:
         torch.testing.assert_close(parameter.grad, gradient, rtol=1e-8, atol=1e-8)
 
 
-def test_invalid_chunk_is_refused() -> None:
+def test_invalid_chunk_raises() -> None:
     case = random_case(0)
     with pytest.raises(ValueError, match="targets: expected the shape"):
         backward_in_chunks(case.network, case.tokens, case.tokens[:, :0], chunk=1)

@@ -14,7 +14,7 @@ from tests.rhn.random_networks import random_network
 CONFIG = RHNConfig(vocabulary_size=5, hidden_size=8, intermediate_size=8, depth=1, rank=1, bottleneck=7)
 
 
-def test_compiled_steps_are_the_plain_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_compiled_steps_equal_eager_steps(monkeypatch: pytest.MonkeyPatch) -> None:
     # Without the C++ compiler, which takes half a minute: scripts/bench_serving.py runs it.
     monkeypatch.setattr(torch, "compile", partial(torch.compile, backend="eager", fullgraph=True))
     network = random_network(CONFIG, 0)

@@ -38,7 +38,7 @@ def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 @pytest.mark.usefixtures("_method")
 @pytest.mark.parametrize("seed", range(24))
-def test_prefill_and_steps_are_the_oracle(seed: int) -> None:
+def test_prefill_and_steps_equal_oracle(seed: int) -> None:
     case = random_case(seed)
     wanted, wanted_states = oracle_logits(case)
     model = RHNDecoder(case.network)
@@ -110,7 +110,7 @@ def test_step_of_a_row_in_any_batch_agrees_within_rounding(num_rows: int, bottle
 
 
 @pytest.mark.usefixtures("_method")
-def test_rows_that_start_and_rows_that_go_on_share_a_step() -> None:
+def test_step_mixes_first_and_later_tokens() -> None:
     case, rows = random_case(0), 4
     decoder = RHNDecoder(case.network)
     tokens = torch.randint(decoder.vocabulary_size, (rows,))
@@ -124,7 +124,7 @@ def test_rows_that_start_and_rows_that_go_on_share_a_step() -> None:
         assert_near(new_states[:, row], wanted_states[:, 0])
 
 
-def test_a_change_of_the_weights_is_read_by_refresh() -> None:
+def test_refresh_reads_changed_weights() -> None:
     case = random_case(2)
     decoder = RHNDecoder(case.network)
     before, _ = decoder.prefill(case.tokens, None)
@@ -135,6 +135,6 @@ def test_a_change_of_the_weights_is_read_by_refresh() -> None:
     assert_near(decoder.prefill(case.tokens, None)[0], 2 * before)
 
 
-def test_a_prefill_without_a_token_is_refused() -> None:
+def test_prefill_without_a_token_raises() -> None:
     with pytest.raises(ValueError, match="at least one of each"):
         RHNDecoder(random_case(0).network).prefill(torch.zeros(1, 0, dtype=torch.long), None)

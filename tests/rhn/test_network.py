@@ -14,7 +14,7 @@ from tests.rhn.random_networks import random_network
 
 
 @pytest.mark.parametrize("norm", ["dora", "none"])
-def test_a_new_network_is_one_of_plain_feed_forward_layers(norm: Norm) -> None:
+def test_new_network_equals_plain_feed_forward_layers(norm: Norm) -> None:
     torch.manual_seed(0)
     network = RHN(replace(CONFIGS["small"], norm=norm)).double()
     tokens = torch.randint(256, (2, 9))
@@ -39,7 +39,7 @@ def test_every_parameter_of_a_new_network_learns() -> None:
     assert still == []
 
 
-def test_training_is_stable_and_uses_the_token_before() -> None:
+def test_training_is_stable_and_uses_the_previous_token() -> None:
     """The next token of a cycle depends on the last two: without recurrence the loss stays at log 2 / 2."""
     torch.manual_seed(0)
     network = RHN(RHNConfig(vocabulary_size=3, hidden_size=16, intermediate_size=32, depth=2))
@@ -56,19 +56,19 @@ def test_training_is_stable_and_uses_the_token_before() -> None:
     assert loss.item() < 0.1
 
 
-def test_a_row_does_not_depend_on_its_neighbours() -> None:
+def test_row_is_independent_of_other_rows() -> None:
     network = random_network(RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=3, rank=2), 0)
     tokens = torch.randint(5, (3, 6), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(network(tokens)[0][1:2], network(tokens[1:2])[0], rtol=1e-12, atol=1e-12)
 
 
-def test_a_token_does_not_depend_on_later_ones() -> None:
+def test_forward_is_causal() -> None:
     network = random_network(RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=3, rank=2), 0)
     tokens = torch.randint(5, (2, 6), generator=torch.Generator().manual_seed(0))
     torch.testing.assert_close(network(tokens)[0][:, :4], network(tokens[:, :4])[0], rtol=1e-12, atol=1e-12)
 
 
-def test_a_row_that_its_adapter_cancels_stays_finite() -> None:
+def test_cancelled_row_stays_finite() -> None:
     """B A = -W up to rounding: the norm is kept from below, the gradient finite."""
     network = RHN(RHNConfig(hidden_size=8, intermediate_size=8, depth=1, rank=8))
     block = network.layers[0]
@@ -94,12 +94,12 @@ def test_a_row_that_its_adapter_cancels_stays_finite() -> None:
         ({"norm": "l2"}, "norm: expected one of dora, none, got 'l2'"),
     ],
 )
-def test_sizes_that_make_no_network_are_refused(changes: dict[str, object], message: str) -> None:
+def test_invalid_config_raises(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RHNConfig(**changes)  # pyright: ignore[reportArgumentType]
 
 
-def test_shapes_that_do_not_fit_are_refused() -> None:
+def test_invalid_shapes_raise() -> None:
     network = RHN(CONFIGS["tiny"])
     with pytest.raises(ValueError, match=r"tokens: expected \(rows, tokens\), at least one of each, got \(2, 0\)"):
         network(torch.zeros(2, 0, dtype=torch.long))
@@ -108,14 +108,14 @@ def test_shapes_that_do_not_fit_are_refused() -> None:
 
 
 @pytest.mark.parametrize(("name", "expected"), [("tiny", 66e3), ("medium", 2.2e6), ("100m", 100e6)])
-def test_named_sizes(name: str, expected: float) -> None:
+def test_named_configs_have_their_number_of_parameters(name: str, expected: float) -> None:
     with torch.device("meta"):
         network = RHN(CONFIGS[name])
     assert sum(p.numel() for p in network.parameters()) == pytest.approx(expected, rel=0.1)
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_state_dict_goes_through_safetensors(tied: bool, tmp_path: Path) -> None:
+def test_state_dict_round_trip_through_safetensors(tied: bool, tmp_path: Path) -> None:
     safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
     config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2, tied=tied)
     network, loaded = random_network(config, 0), random_network(config, 1)

@@ -40,7 +40,7 @@ def answer(parts: tuple[Tensor, Tensor], parameters: Sequence[Tensor]) -> list[T
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_logits_and_gradients_equal_the_loops(seed: int) -> None:
+def test_stack_logits_and_gradients_equal_oracle(seed: int) -> None:
     model, tokens, state = case(seed)
     parameters = dict(model.named_parameters())
     asked = list(parameters.values())
@@ -53,7 +53,7 @@ def test_logits_and_gradients_equal_the_loops(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_sequence_in_pieces_and_token_by_token_is_the_same(seed: int) -> None:
+def test_decoder_steps_and_prefill_equal_forward(seed: int) -> None:
     model, tokens, state = case(seed)
     whole, last = model(tokens, state)
     decoder = model.decoder()
@@ -73,7 +73,7 @@ def test_sequence_in_pieces_and_token_by_token_is_the_same(seed: int) -> None:
     torch.testing.assert_close(given, last, rtol=0, atol=1e-10)
 
 
-def test_rows_that_start_and_rows_that_go_on_share_a_step() -> None:
+def test_step_mixes_first_and_later_tokens() -> None:
     for seed in range(12):
         model, _, _ = case(2 * seed)
         decoder, tokens = model.decoder(), torch.tensor([0, 1, 1])
@@ -97,7 +97,7 @@ def test_refresh_reads_changed_weights() -> None:
     torch.testing.assert_close(decoder.step(tokens, state, None)[0], model(tokens[:, None], state)[0][:, 0])
 
 
-def test_what_is_not_adapted_has_no_parameters_and_neighbours_of_equal_sizes_are_one_wavefront() -> None:
+def test_unadapted_projections_have_no_parameters_and_equal_neighbours_share_a_run() -> None:
     plain = StackLayer(projections=("up",), beta=False)
     layers = (StackLayer(), plain, StackLayer("repeat"), StackLayer("lstm"), StackLayer(rank=2), StackLayer(rank=3))
     model = RecurrentStack(StackConfig(layers, width=6))
@@ -114,7 +114,7 @@ def test_what_is_not_adapted_has_no_parameters_and_neighbours_of_equal_sizes_are
 
 
 @pytest.mark.parametrize("seed", range(8))
-def test_a_stack_comes_back_from_its_folder(seed: int, tmp_path: Path) -> None:
+def test_load_returns_the_saved_stack(seed: int, tmp_path: Path) -> None:
     model, tokens, state = case(seed)
     save_language_model(tmp_path, model)
     loaded = load_language_model(tmp_path)
@@ -123,7 +123,7 @@ def test_a_stack_comes_back_from_its_folder(seed: int, tmp_path: Path) -> None:
     torch.testing.assert_close(loaded(tokens, state), model(tokens, state), rtol=0, atol=0)
 
 
-def test_a_folder_with_a_stack_that_is_none_is_refused_in_one_line(tmp_path: Path) -> None:
+def test_load_invalid_stack_raises_one_line(tmp_path: Path) -> None:
     config = StackConfig((StackLayer(),), width=4)
     save_language_model(tmp_path, RecurrentStack(config))
     described = {"kind": "recurrent_stack", "config": asdict(config)}
@@ -145,7 +145,7 @@ def test_a_folder_with_a_stack_that_is_none_is_refused_in_one_line(tmp_path: Pat
         ({"epsilon": 0.0}, "epsilon: expected a number > 0, got 0.0"),
     ],
 )
-def test_a_config_that_makes_no_stack_is_refused(change: dict, message: str) -> None:
+def test_invalid_stack_config_raises(change: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         replace(StackConfig((StackLayer(),)), **change)
 
@@ -158,12 +158,12 @@ def test_a_config_that_makes_no_stack_is_refused(change: dict, message: str) -> 
         (torch.zeros(2, 1, dtype=torch.int64), torch.zeros(1, 3, 4), r"state: expected \(1, 2, 4\) as .*got \(1, 3, 4"),
     ],
 )
-def test_tokens_and_states_of_other_shapes_are_refused(tokens: Tensor, state: Tensor | None, message: str) -> None:
+def test_invalid_shapes_raise(tokens: Tensor, state: Tensor | None, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RecurrentStack(StackConfig((StackLayer(),), width=4))(tokens, state)
 
 
-def test_the_width_meets_a_number_of_parameters() -> None:
+def test_fit_parameters_meets_the_budget() -> None:
     layers = (StackLayer(rank=2), StackLayer("repeat"), StackLayer("gru"))
     for budget in (20_000, 100_000, 300_000):
         fitted = fit_parameters(StackConfig(layers), budget)

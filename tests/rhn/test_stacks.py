@@ -23,7 +23,7 @@ CONFIG = RHNConfig(vocabulary_size=5, hidden_size=6, intermediate_size=8, depth=
 
 
 @pytest.mark.parametrize("seed", range(24))
-def test_stacks_are_the_oracle(seed: int) -> None:
+def test_stacks_equal_oracle(seed: int) -> None:
     case = random_case(seed)
     expected = oracle_answer(case)
     for stack in STACKS.values():
@@ -31,7 +31,7 @@ def test_stacks_are_the_oracle(seed: int) -> None:
 
 
 @pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=1)], ids=str)
-def test_a_graph_that_is_kept_can_be_gone_through_again(stack: Stack) -> None:
+def test_retained_graph_gives_equal_gradients(stack: Stack) -> None:
     network = random_network(CONFIG, 0)
     loss = network(torch.arange(5)[None], stack=stack)[0].square().sum()
     parameters = list(network.parameters())
@@ -40,7 +40,7 @@ def test_a_graph_that_is_kept_can_be_gone_through_again(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=1)], ids=str)
-def test_parameters_that_are_held_get_no_gradient(stack: Stack) -> None:
+def test_frozen_parameters_get_no_gradient(stack: Stack) -> None:
     network = random_network(CONFIG, 0)
     network.layers[1].requires_grad_(False)
     network(torch.arange(5)[None], stack=stack)[0].square().sum().backward()
@@ -53,7 +53,7 @@ def test_parameters_that_are_held_get_no_gradient(stack: Stack) -> None:
 
 
 @pytest.mark.parametrize("held", ["bhn", "ffn", "bhn.squeeze", "bhn.gate.a", "norm"])
-def test_parts_that_are_held_leave_the_gradients_of_the_others(held: str) -> None:
+def test_frozen_modules_do_not_change_other_gradients(held: str) -> None:
     gradients = []
     for stack in (Wavefront(), layer_by_layer):
         network = random_network(CONFIG, 0)
@@ -67,7 +67,7 @@ def test_parts_that_are_held_leave_the_gradients_of_the_others(held: str) -> Non
 
 
 @pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=2), Wavefront(layers=1)], ids=str)
-def test_a_block_that_comes_twice_gets_the_sum_of_its_gradients(stack: Stack) -> None:
+def test_repeated_block_gets_the_sum_of_gradients(stack: Stack) -> None:
     blocks = random_network(CONFIG, 0).layers
     x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     gradients = []
@@ -78,13 +78,13 @@ def test_a_block_that_comes_twice_gets_the_sum_of_its_gradients(stack: Stack) ->
 
 
 @pytest.mark.parametrize("norm", ["dora", "none"])
-def test_folded_weights_are_as_large_as_they_are_taken_for(norm: Norm) -> None:
+def test_folded_bytes_equals_the_size_of_the_fold(norm: Norm) -> None:
     block = RHN(replace(CONFIG, norm=norm)).layers[0]
     assert folded_bytes(block) == sum(tensor.nbytes for tensor in fold([block]).tensors)
 
 
 @pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=2)], ids=str)
-def test_what_comes_back_is_for_autograd_and_for_changes_in_place(stack: Stack) -> None:
+def test_returned_tensors_are_no_inference_tensors(stack: Stack) -> None:
     network = random_network(CONFIG, 0)
     with torch.no_grad():
         _, state = network(torch.arange(5)[None], stack=stack)
@@ -94,7 +94,7 @@ def test_what_comes_back_is_for_autograd_and_for_changes_in_place(stack: Stack) 
     assert not any(tensor.is_inference() for tensor in returned)
 
 
-def test_parameters_changed_before_the_backward_pass_are_noticed() -> None:
+def test_parameter_change_before_backward_raises() -> None:
     network = random_network(CONFIG, 0)
     loss = network(torch.arange(5)[None], stack=Wavefront())[0].sum()
     with torch.no_grad():
@@ -103,7 +103,7 @@ def test_parameters_changed_before_the_backward_pass_are_noticed() -> None:
         loss.backward()
 
 
-def test_a_network_in_bfloat16_keeps_the_norms_of_rows_that_are_nearly_cancelled() -> None:
+def test_bfloat16_network_keeps_norms_of_nearly_cancelled_rows() -> None:
     """B A = -0.9 W: the expanded norm in bfloat16 would be far off."""
     torch.manual_seed(0)
     network = RHN(RHNConfig(vocabulary_size=16, hidden_size=16, intermediate_size=16, depth=2, rank=16)).bfloat16()
@@ -136,7 +136,7 @@ def test_diagonals_visit_every_state_once() -> None:
         assert sorted(visited) == [(k, n) for k in range(num_tokens) for n in range(num_layers)]
 
 
-def test_layers_of_a_group_fit_the_cache_and_groups_are_even() -> None:
+def test_layers_per_group_fit_the_cache() -> None:
     with torch.device("meta"):
         networks = {name: RHN(CONFIGS[name]) for name in ("small", "large", "100m")}
         deep = RHN(RHNConfig(hidden_size=32, intermediate_size=64, depth=24, rank=4))

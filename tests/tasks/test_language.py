@@ -145,7 +145,7 @@ def test_the_users_own_text_is_read(tmp_path: Path) -> None:
     ("option", "message"),
     [
         ("env.name=hypergrid", "env.name: expected recurrent_stack with this task, got hypergrid"),
-        ("task_options.text=nowhere", "task_options.text: expected the path of a file or a folder, got 'nowhere'"),
+        ("task_options.text=nowhere", "task_options.text: no such file or folder: nowhere"),
         ("task_options.num_steps=0", "task_options.num_steps: expected a number > 0, got 0"),
         ("task_options.seconds=.nan", "task_options.seconds: expected a number > 0, got nan"),
         ("task_options.reference=.inf", "task_options.reference: expected a number in \\[-100, 100\\], got inf"),

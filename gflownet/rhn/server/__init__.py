@@ -1,1 +1,5 @@
-"""A saved language model behind OpenAI's completions API."""
+"""Serve a saved language model over HTTP with OpenAI's completions API."""
+
+import lazy_loader
+
+__getattr__, __dir__, __all__ = lazy_loader.attach_stub(__name__, __file__)

@@ -152,8 +152,8 @@ def _begin(service: Service, server: uvicorn.Server, listening: socket.socket, g
     for kind in (SIGINT, SIGTERM):
         loop.add_signal_handler(kind, on_signal)
     host, port = listening.getsockname()[:2]
-    shown = f"[{host}]" if ":" in host else host
-    print(f"serving {service.card['id']} at http://{shown}:{port}/v1", flush=True)
+    display_host = f"[{host}]" if ":" in host else host
+    print(f"serving {service.card['id']} at http://{display_host}:{port}/v1", flush=True)
 
 
 async def _drain(service: Service, server: uvicorn.Server, grace: float) -> None:

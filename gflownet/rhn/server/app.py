@@ -71,8 +71,8 @@ class Session:
                 async with asyncio.timeout(self._seconds):
                     await self._app(scope, receive, watched)
         finally:
-            for answer in answers:
-                answer.close()
+            for reply in answers:
+                reply.close()
             self._service.count_response(status)
         return None
 
@@ -103,15 +103,15 @@ def create_app(service: Service, limits: Limits, *, on_start: Callable[[], None]
     async def completions(request: Request) -> Response:
         service.check_open()
         body = parse_request(await _read_body(request, limits.max_body))
-        answer = _submit(service, body, limits)
-        request.state.answers.append(answer)
+        reply = _submit(service, body, limits)
+        request.state.answers.append(reply)
         deadline = asyncio.get_running_loop().time() + limits.seconds
         envelope = Envelope(body.model, has_logprobs=body.logprobs is not None)
         if body.stream:
             include_usage = body.stream_options is not None and body.stream_options.include_usage
-            events = _events(answer, envelope, deadline, include_usage=include_usage)
+            events = _events(reply, envelope, deadline, include_usage=include_usage)
             return StreamingResponse(events, media_type="text/event-stream", headers={"Cache-Control": "no-cache"})
-        return await _whole(request, answer, envelope, deadline)
+        return await _whole(request, reply, envelope, deadline)
 
     return app
 
@@ -201,33 +201,33 @@ def _submit(service: Service, body: CompletionRequest, limits: Limits) -> Answer
     return service.submit(prompts, seeded, echo=bool(body.echo))
 
 
-async def _whole(request: Request, answer: Answer, envelope: Envelope, deadline: float) -> Response:
+async def _whole(request: Request, reply: Answer, envelope: Envelope, deadline: float) -> Response:
     """Return the whole answer; stop sampling if the client closes the connection."""
-    watcher = asyncio.create_task(_close_on_disconnect(request, answer))
+    watcher = asyncio.create_task(_close_on_disconnect(request, reply))
     try:
-        pieces = [piece async for pieces in answer.pieces(deadline) for piece in pieces]
+        pieces = [piece async for pieces in reply.pieces(deadline) for piece in pieces]
     finally:
         watcher.cancel()
-    return JSONResponse(envelope.message(joined(pieces), usage=usage(answer.num_prompt_tokens, answer.num_tokens)))
+    return JSONResponse(envelope.message(joined(pieces), usage=usage(reply.num_prompt_tokens, reply.num_tokens)))
 
 
-async def _close_on_disconnect(request: Request, answer: Answer) -> None:
+async def _close_on_disconnect(request: Request, reply: Answer) -> None:
     while (await request.receive())["type"] != "http.disconnect":
         pass
-    answer.fail(RequestError(CLIENT_CLOSED, "the client closed the connection"))
+    reply.fail(RequestError(CLIENT_CLOSED, "the client closed the connection"))
 
 
-async def _events(answer: Answer, envelope: Envelope, deadline: float, *, include_usage: bool) -> AsyncIterator[str]:
+async def _events(reply: Answer, envelope: Envelope, deadline: float, *, include_usage: bool) -> AsyncIterator[str]:
     """Yield the answer as server-sent events; an error is the last event."""
     no_usage = {"usage": None} if include_usage else {}
     try:
-        async for pieces in answer.pieces(deadline):
+        async for pieces in reply.pieces(deadline):
             yield "".join(_event(envelope.message([piece], **no_usage)) for piece in pieces)
     except RequestError as error:
         yield _event(error.body())
         return
     if include_usage:
-        yield _event(envelope.message([], usage=usage(answer.num_prompt_tokens, answer.num_tokens)))
+        yield _event(envelope.message([], usage=usage(reply.num_prompt_tokens, reply.num_tokens)))
     yield "data: [DONE]\n\n"
 
 

@@ -167,8 +167,8 @@ class Service:
 
     def _end_all(self, error: RequestError) -> None:
         self._closed = error
-        for answer in set(self._answers.values()):
-            answer.fail(error)
+        for reply in set(self._answers.values()):
+            reply.fail(error)
 
     def check_open(self) -> None:
         """Raise RequestError after the end of service."""
@@ -198,15 +198,15 @@ class Service:
             refused = RequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{error}; try again later", retry=True)
         except ValueError as error:
             refused = from_value_error(error)
-        answer = Answer(choices, sum(map(len, prompts)), self._cancel)
+        reply = Answer(choices, sum(map(len, prompts)), self._cancel)
         if choices:
-            self._answers |= dict.fromkeys(choices, answer)
+            self._answers |= dict.fromkeys(choices, reply)
             self._idle.clear()
             self._wake.set()
         if refused is not None:
-            answer.close()
+            reply.close()
             raise refused
-        return answer
+        return reply
 
     def _cancel(self, request_id: int) -> None:
         self._engine.cancel(request_id)

@@ -265,7 +265,7 @@ class Engine:
             first = request.first_token - request.submitted
             self._tally.num_first_tokens += 1
             self._tally.first_token_seconds += first
-            self._tally.num_later_tokens += len(request.answer.tokens) - 1
+            self._tally.num_later_tokens += len(request.output.tokens) - 1
             self._tally.later_token_seconds += now - request.first_token
         admitted = now if request.admitted is None else request.admitted
         events.append(

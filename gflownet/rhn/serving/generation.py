@@ -20,7 +20,7 @@ DEFAULT_PARAMS = SamplingParams()
 
 @dataclass(frozen=True)
 class Generation:
-    """An answer."""
+    """An output."""
 
     sampled: tuple[Sampled, ...]  # its tokens, with log-probabilities if requested
     finish_reason: FinishReason
@@ -68,7 +68,7 @@ class Stream:
         model, device = self.model, self.model.device
         sampler = Sampler(1, model.vocabulary_size, device)
         sampler.place(0, self.params, self.prompt)
-        answer, held, num_shown = self.params.new_answer(), [], 0
+        output, held, num_shown = self.params.new_answer(), [], 0
         logits, self.state = model.prefill(torch.tensor([list(self.prompt)], device=device), self.state)
         while self.finish_reason is None:
             (sampled,) = sampler.sample([0], logits, [True])
@@ -76,9 +76,9 @@ class Stream:
                 raise ValueError(str(sampled))
             assert sampled is not None
             self.unread = (sampled.token,)
-            self.finish_reason = answer.add(sampled.token)
+            self.finish_reason = output.add(sampled.token)
             held.append(sampled)
-            while num_shown < answer.num_shown:
+            while num_shown < output.num_shown:
                 num_shown += 1
                 yield held.pop(0)
             if self.finish_reason is None:
@@ -93,7 +93,7 @@ def generate(
     Args:
         model: the language model.
         prompt: tokens, at least one.
-        params: of the answer.
+        params: of the output.
         state: [layers, 1, width] of the tokens before the prompt; None at the beginning.
 
     Raises:
@@ -117,11 +117,11 @@ def generate_batch(
     Args:
         model: the language model.
         prompts: tokens, at least one each.
-        params: of each answer.
+        params: of each output.
         max_slots: rows of a step.
 
     Raises:
-        ValueError: unequal numbers of prompts and parameters, an invalid request (`Engine.submit`), or a failed answer.
+        ValueError: unequal numbers of prompts and parameters, an invalid request (`Engine.submit`), or a failed output.
     """
     requests = [Request(prompt, of_answer) for prompt, of_answer in zip(prompts, params, strict=True)]
     num_tokens = sum(len(request.prompt) + request.params.max_tokens for request in requests)

@@ -47,9 +47,9 @@ class RepetitionPenaltyLogitsProcessor:
 
     def __call__(self, history: History, scores: Tensor) -> Tensor:
         """Return the penalised scores."""
-        seen = (history.prompts + history.generated) > 0
+        occurs = (history.prompts + history.generated) > 0
         penalised = torch.where(scores > 0, scores / self.penalty, scores * self.penalty)
-        return torch.where(seen, penalised, scores)
+        return torch.where(occurs, penalised, scores)
 
 
 @dataclass(frozen=True)

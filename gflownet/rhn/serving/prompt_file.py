@@ -26,7 +26,7 @@ class Prompt:
     options: Mapping[str, Any]  # sampling options by name
 
     def record(self) -> dict[str, Any]:
-        """Return the first fields of the line of its answer."""
+        """Return the first fields of the line of its record."""
         return {"line": self.line, "prompt": self.text, "options": dict(self.options)}
 
 
@@ -55,15 +55,15 @@ def read_prompts(path: Path, defaults: Mapping[str, Any]) -> list[Prompt]:
         options = {**defaults, "seed": defaults["seed"] + number}
         text: Any = line.removesuffix("\r")
         if path.suffix == JSONL_SUFFIX:
-            text, own = _parse(f"{path}: line {number}", line, options)
-            options |= own
+            text, line_options = _parse(f"{path}: line {number}", line, options)
+            options |= line_options
         prompts.append(Prompt(number, text, options))
     if not prompts:
         raise UserError(f"--prompts: expected at least one prompt, {path} has none")
     return prompts
 
 
-def _parse(where: str, line: str, known: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
+def _parse(where: str, line: str, defaults: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     """Return the prompt and the options of a JSON line."""
     try:
         record = json.loads(line)
@@ -76,8 +76,8 @@ def _parse(where: str, line: str, known: Mapping[str, Any]) -> tuple[str, dict[s
         encode(prompt)
     except ValueError as error:
         raise UserError(f"{where}: prompt: {error}") from None
-    for name in record.keys() - known.keys():
-        raise UserError(f"{where}: expected prompt or one of {', '.join(known)}, got {name!r}")
+    for name in record.keys() - defaults.keys():
+        raise UserError(f"{where}: expected prompt or one of {', '.join(defaults)}, got {name!r}")
     return prompt, record
 
 
@@ -107,34 +107,34 @@ class AnswerFile:
         self._file.truncate(self._file.tell() - len(incomplete))
 
     def unanswered(self, prompts: Sequence[Prompt]) -> list[Prompt]:
-        """Return the prompts without an answer in the file when it was opened.
+        """Return the prompts without an record in the file when it was opened.
 
         Raises:
             UserError: an invalid line, or an answer to another prompt or with other options.
         """
         by_line = {prompt.line: prompt for prompt in prompts}
         done = set()
-        for number, answer in self._answers():
-            prompt = by_line.get(answer["line"])
-            if prompt is None or any(answer.get(name) != value for name, value in prompt.record().items()):
+        for number, record in self._answers():
+            prompt = by_line.get(record["line"])
+            if prompt is None or any(record.get(name) != value for name, value in prompt.record().items()):
                 expected = "expected an answer to one of these prompts with these options"
-                raise UserError(f"--out: {self._path}: line {number}: {expected}, got {answer.get('prompt')!r:.80}")
+                raise UserError(f"--out: {self._path}: line {number}: {expected}, got {record.get('prompt')!r:.80}")
             done.add(prompt.line)
         return [prompt for prompt in prompts if prompt.line not in done]
 
     def _answers(self) -> Iterator[tuple[int, dict[str, Any]]]:
         for number, line in enumerate(self._lines, 1):
             try:
-                answer = json.loads(line)
+                record = json.loads(line)
             except ValueError:
-                answer = None
-            if not isinstance(answer, dict) or not isinstance(answer.get("line"), int):
+                record = None
+            if not isinstance(record, dict) or not isinstance(record.get("line"), int):
                 raise UserError(f"--out: {self._path}: line {number}: expected an answer, got {line[:80]!r}")
-            yield number, answer
+            yield number, record
 
-    def write(self, answer: Mapping[str, Any]) -> None:
+    def write(self, record: Mapping[str, Any]) -> None:
         """Append and flush an answer; it survives a kill of the process."""
-        self._file.write(json.dumps(answer, ensure_ascii=False).encode() + b"\n")
+        self._file.write(json.dumps(record, ensure_ascii=False).encode() + b"\n")
         self._file.flush()
 
     def __enter__(self) -> Self:

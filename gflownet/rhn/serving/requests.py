@@ -72,7 +72,7 @@ class ActiveRequest:
     submitted: float  # seconds of the engine's clock
     tokens: list[int] = field(init=False)  # prompt and answer
     num_prompt: int = field(init=False)  # tokens of the prompt
-    answer: Answer = field(init=False)
+    output: Answer = field(init=False)
     num_read: int = 0  # tokens that the model has read
     num_shown: int = 0  # tokens of the answer in events
     num_cached: int = 0
@@ -86,7 +86,7 @@ class ActiveRequest:
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
         self.num_prompt = len(self.tokens)
-        self.answer = self.request.params.new_answer()
+        self.output = self.request.params.new_answer()
 
     @property
     def starts(self) -> bool:
@@ -98,12 +98,12 @@ class ActiveRequest:
         if self.first_token is None:
             self.first_token = now
         self.tokens.append(sampled.token)
-        reason = self.answer.add(sampled.token)
+        reason = self.output.add(sampled.token)
         self.held.append(sampled)
-        num_new = self.answer.num_shown - self.num_shown
+        num_new = self.output.num_shown - self.num_shown
         if num_new:
             self.num_shown += num_new
-            events += [TokenEvent(self.request_id, shown) for shown in self.held[:num_new]]
+            events += [TokenEvent(self.request_id, visible) for visible in self.held[:num_new]]
             del self.held[:num_new]
         return reason
 

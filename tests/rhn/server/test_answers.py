@@ -20,7 +20,7 @@ def sampled(token: int) -> Sampled:
     return Sampled(token, -float(token), ((token, -float(token)), (0, -300.0)))
 
 
-def test_piece_waits_for_a_whole_character() -> None:
+def test_piece_holds_whole_characters() -> None:
     choice = Choice(2, prefix="p")
     assert choice.piece() == Piece(2, "p", (), (), None)
     first, second = (sampled(byte) for byte in encode("é"))
@@ -34,7 +34,7 @@ def test_piece_waits_for_a_whole_character() -> None:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_pieces_of_any_size_join_to_the_same_text(seed: int) -> None:
+def test_joined_pieces_equal_the_text(seed: int) -> None:
     chance = random.Random(seed)
     tokens = [chance.choice([chance.randrange(256), *encode("é🙂")]) for _ in range(60)]
     pieces, choice, whole = [], Choice(0), Choice(0)
@@ -50,7 +50,7 @@ def test_pieces_of_any_size_join_to_the_same_text(seed: int) -> None:
     assert expected.text == decode(tokens)
 
 
-def test_a_message_has_openais_shape() -> None:
+def test_message_has_openais_format() -> None:
     choice = Choice(0)
     for byte in encode("aé"):
         choice.add(sampled(byte))

@@ -45,19 +45,19 @@ def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["none"], "error: none: expected a folder with model.json and model.safetensors, got a name that does not"),
     ],
 )
-def test_a_mistake_is_one_line_and_status_2(
+def test_user_error_is_one_line_and_status_2(
     arguments: list[object], message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert refusal(arguments, capsys).startswith(message)
 
 
-def test_a_model_of_other_tokens_than_bytes_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_model_with_other_vocabulary_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2)
     save_language_model(tmp_path / "model", random_network(config, 0))
     assert "expected a model of 256 bytes, got one of 5 tokens" in refusal([tmp_path / "model"], capsys)
 
 
-def test_an_address_that_cannot_be_had_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_unavailable_address_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder, elsewhere = save_tiny(tmp_path / "tiny"), "192.0.2.1"  # of no machine (RFC 5737)
     with closing(socket.create_server(("127.0.0.1", 0))) as taken:
         for host, port in (taken.getsockname(), (elsewhere, 8000)):

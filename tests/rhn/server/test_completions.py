@@ -116,7 +116,7 @@ def test_prompt_list_gets_one_choice_and_one_seed_each(client: openai.OpenAI, fo
     assert streamed == expected
 
 
-def test_a_prompt_may_be_tokens_and_may_be_echoed(client: openai.OpenAI) -> None:
+def test_prompt_tokens_and_echo(client: openai.OpenAI) -> None:
     asked = {"model": "tiny", "seed": 1, "max_tokens": 8}
     text = client.completions.create(prompt="é(", **asked).choices[0].text
     assert client.completions.create(prompt=encode("é("), **asked).choices[0].text == text
@@ -130,7 +130,7 @@ def test_without_a_seed_answers_differ(client: openai.OpenAI) -> None:
     assert len({choice.text for choice in said.choices}) == 4
 
 
-def test_the_model_is_listed(client: openai.OpenAI, server: LocalServer) -> None:
+def test_models_route_lists_the_model(client: openai.OpenAI, server: LocalServer) -> None:
     assert [model.id for model in client.models.list()] == ["tiny"]
     assert client.models.retrieve("tiny").owned_by == "gflownet"
     assert httpx.get(f"{server.url}/health").json() == {"status": "ok"}
@@ -156,7 +156,7 @@ def test_the_model_is_listed(client: openai.OpenAI, server: LocalServer) -> None
         ({"extra_body": {"stream": "yes"}}, "stream"),
     ],
 )
-def test_invalid_parameter_is_refused_by_name(asked: dict[str, Any], param: str, client: openai.OpenAI) -> None:
+def test_invalid_parameter_gives_400_with_its_name(asked: dict[str, Any], param: str, client: openai.OpenAI) -> None:
     with pytest.raises(openai.BadRequestError) as caught:
         client.completions.create(**{"model": "tiny", "prompt": "a", **asked})
     assert (caught.value.param, caught.value.type) == (param, "invalid_request_error")
@@ -166,14 +166,14 @@ def test_invalid_parameter_is_refused_by_name(asked: dict[str, Any], param: str,
     "body",
     [b"", b"{", b"[]", b"null", b"\xff\xfe", b'{"model":"tiny"}', b"[" * 4000, b'{"model":"tiny","prompt":1e999}'],
 )
-def test_invalid_body_is_refused(body: bytes, server: LocalServer) -> None:
+def test_invalid_body_gives_400(body: bytes, server: LocalServer) -> None:
     said = httpx.post(f"{server.url}/v1/completions", content=body)
     assert said.status_code == 400
     assert set(said.json()["error"]) == {"message", "type", "param", "code"}
 
 
 @pytest.mark.parametrize("has_length", [True, False])
-def test_a_body_that_is_too_large_is_refused_before_it_is_read(has_length: bool, server: LocalServer) -> None:
+def test_too_large_body_gives_413_before_it_is_read(has_length: bool, server: LocalServer) -> None:
     def parts() -> Iterator[bytes]:
         yield from [b" " * 1000] * 5
 
@@ -184,7 +184,7 @@ def test_a_body_that_is_too_large_is_refused_before_it_is_read(has_length: bool,
     assert httpx.post(f"{server.url}/v1/completions", content=b" " * MAX_BODY).status_code == 400
 
 
-def test_other_paths_and_methods_are_refused_in_the_same_shape(server: LocalServer) -> None:
+def test_unknown_paths_and_methods_give_openais_error_format(server: LocalServer) -> None:
     for said, status in (
         (httpx.get(f"{server.url}/v1/completions"), 405),
         (httpx.post(f"{server.url}/v1/chat/completions", json={}), 404),
@@ -194,7 +194,7 @@ def test_other_paths_and_methods_are_refused_in_the_same_shape(server: LocalServ
         assert said.json()["error"]["type"] == "invalid_request_error"
 
 
-def test_bytes_other_than_http_get_400(server: LocalServer, client: openai.OpenAI) -> None:
+def test_invalid_http_gives_400(server: LocalServer, client: openai.OpenAI) -> None:
     with closing(socket.create_connection(("127.0.0.1", server.port))) as connection:
         connection.sendall(b"\x16\x03\x01 hello\r\n\r\n")
         assert connection.recv(100).startswith(b"HTTP/1.1 400")

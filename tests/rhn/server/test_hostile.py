@@ -143,7 +143,7 @@ def test_many_hostile_requests_get_4xx_and_disturb_no_stream(seed: int) -> None:
 
 
 @pytest.mark.parametrize("stream", [False, True])
-def test_a_row_that_fails_leaves_the_other_streams_alone(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_row_does_not_disturb_other_streams(stream: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     class Raises(RepetitionPenaltyLogitsProcessor):
         def __init__(self, penalty: Tensor) -> None:
             if (penalty == 3).any():
@@ -166,7 +166,7 @@ def test_a_row_that_fails_leaves_the_other_streams_alone(stream: bool, monkeypat
     assert not talk(conversation).failed
 
 
-def test_foreign_host_or_origin_is_refused_on_every_path() -> None:
+def test_other_host_or_origin_gives_403_on_every_path() -> None:
     async def conversation(client: httpx.AsyncClient, service: Service) -> None:
         ask: dict[str, Any] = {"model": "m", "prompt": "a", "max_tokens": 1}
         for headers, status in (
@@ -194,7 +194,7 @@ def test_foreign_host_or_origin_is_refused_on_every_path() -> None:
     talk(conversation, Origins(frozenset({"models.example"}), frozenset({"https://app.example"})))
 
 
-def test_a_defect_of_the_server_has_openais_form(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_internal_error_has_openais_format(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise KeyError("defect")
 

@@ -39,7 +39,7 @@ def endless(client: openai.OpenAI) -> Any:
     return client.completions.create(model="tiny", prompt="a", max_tokens=NEVER_ENDS, stream=True)
 
 
-def test_full_queue_gets_429_and_hanging_up_frees_a_place(folder: Path) -> None:
+def test_full_queue_gives_429_until_a_client_disconnects(folder: Path) -> None:
     said = []
 
     def talk(server: LocalServer) -> None:
@@ -68,7 +68,7 @@ def test_full_queue_gets_429_and_hanging_up_frees_a_place(folder: Path) -> None:
     assert said == [decode(offline(folder, "é", 1, seed=3, max_tokens=16).tokens)]
 
 
-def test_a_client_that_hangs_up_before_a_whole_answer_frees_its_slot(folder: Path) -> None:
+def test_client_disconnect_frees_its_slot(folder: Path) -> None:
     body = json.dumps({"model": "tiny", "prompt": "a", "max_tokens": NEVER_ENDS})
     head = f"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: {len(body)}\r\n\r\n"
 
@@ -83,7 +83,7 @@ def test_a_client_that_hangs_up_before_a_whole_answer_frees_its_slot(folder: Pat
     assert converse(folder, talk, max_slots=1) == 0
 
 
-def test_an_answer_that_takes_too_long_is_ended(folder: Path) -> None:
+def test_answer_over_the_time_limit_is_ended(folder: Path) -> None:
     def talk(server: LocalServer) -> None:
         with client_of(server) as client:
             with pytest.raises(openai.InternalServerError) as caught:
@@ -158,7 +158,7 @@ def test_restart_after_sigkill_gives_the_same_answer(folder: Path) -> None:
             assert client.completions.create(**asked).choices[0].text == before
 
 
-def test_many_clients_at_once_are_all_answered_as_offline(folder: Path) -> None:
+def test_concurrent_answers_equal_offline_generation(folder: Path) -> None:
     params = [SamplingParams(seed=i, max_tokens=10 + i, temperature=0.5 + i / 40) for i in range(16)]
     prompts = [f"prompt {i} " * (1 + i % 3) for i in range(16)]
     said: list[str] = []
@@ -180,7 +180,7 @@ def test_many_clients_at_once_are_all_answered_as_offline(folder: Path) -> None:
     assert said == [decode(answer.tokens) for answer in expected]
 
 
-def test_logits_that_are_not_finite_end_one_request_only(tmp_path: Path) -> None:
+def test_infinite_logits_end_one_request_only(tmp_path: Path) -> None:
     network = random_network(CONFIG, 0)
     with torch.no_grad():
         network.embedding.weight[ord("x")] = torch.nan

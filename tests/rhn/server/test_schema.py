@@ -31,7 +31,7 @@ def body(**fields: object) -> bytes:
         ([[1], [2, 3]], [[1], [2, 3]]),
     ],
 )
-def test_prompts_are_texts_or_tokens(prompt: object, expected: list[list[int]]) -> None:
+def test_prompts_accepts_texts_and_tokens(prompt: object, expected: list[list[int]]) -> None:
     assert parse_request(body(prompt=prompt)).prompts() == expected
 
 
@@ -51,7 +51,7 @@ def test_prompts_are_texts_or_tokens(prompt: object, expected: list[list[int]]) 
         ),
     ],
 )
-def test_parameters_become_sampling_params(asked: dict[str, object], expected: SamplingParams) -> None:
+def test_params_returns_sampling_params(asked: dict[str, object], expected: SamplingParams) -> None:
     assert parse_request(body(**asked)).params() == expected
 
 
@@ -70,7 +70,7 @@ def test_parameters_become_sampling_params(asked: dict[str, object], expected: S
         ({"stop": "\ud83d"}, ""),
     ],
 )
-def test_parameters_out_of_bounds_are_refused(asked: dict[str, object], message: str) -> None:
+def test_parameters_out_of_bounds_raise(asked: dict[str, object], message: str) -> None:
     with pytest.raises(RequestError) as caught:
         parse_request(body(**asked)).params()
     assert str(caught.value).startswith(message)
@@ -102,7 +102,7 @@ def test_parameters_out_of_bounds_are_refused(asked: dict[str, object], message:
         (body(echo=True, logprobs=1), "echo"),
     ],
 )
-def test_a_body_that_is_no_request_is_refused_in_one_line(data: bytes, param: str | None) -> None:
+def test_parse_request_invalid_body_raises_one_line(data: bytes, param: str | None) -> None:
     with pytest.raises(RequestError) as caught:
         parse_request(data)
     assert (caught.value.status, caught.value.param) == (HTTPStatus.BAD_REQUEST, param)
@@ -113,25 +113,25 @@ def test_a_body_that_is_no_request_is_refused_in_one_line(data: bytes, param: st
 
 @pytest.mark.parametrize("field", ["prompt", "stop"])
 @pytest.mark.parametrize("value", [[-1] * 5000, ["a", 1] * 5000, [[-1] * 5000] * 10, [[-1]] * 5000, [None] * 5000])
-def test_a_long_list_of_mistakes_is_given_up_at_the_first(value: list[object], field: str) -> None:
+def test_parse_request_stops_at_the_first_error(value: list[object], field: str) -> None:
     with pytest.raises(ValidationError) as caught:
         CompletionRequest.model_validate_json(body(**{field: value}))
     assert caught.value.error_count() < 10
 
 
 @pytest.mark.parametrize("prompt", ["", [], [""], ["a", ""], [[]], [[1], []]])
-def test_a_prompt_without_a_token_is_refused(prompt: object) -> None:
+def test_empty_prompt_raises(prompt: object) -> None:
     with pytest.raises(RequestError, match="prompt: expected at least one token in every prompt, got "):
         parse_request(body(prompt=prompt)).prompts()
 
 
-def test_half_a_surrogate_pair_is_refused() -> None:
+def test_half_surrogate_pair_raises() -> None:
     with pytest.raises(RequestError) as caught:
         parse_request(body(prompt="\ud83d")).prompts()
     assert caught.value.status == HTTPStatus.BAD_REQUEST
 
 
 @pytest.mark.parametrize("stop", ["", ["a", ""], list("abcde")])
-def test_stops_that_are_none_are_refused(stop: object) -> None:
+def test_invalid_stops_raise(stop: object) -> None:
     with pytest.raises(RequestError, match="stop: expected at most 4 strings, none empty, got "):
         parse_request(body(stop=stop)).params()

@@ -73,7 +73,7 @@ def deadline() -> float:
     return asyncio.get_running_loop().time() + PATIENCE
 
 
-def test_a_closed_answer_has_no_slot_after_one_step() -> None:
+def test_closed_answer_frees_its_slot_within_one_step() -> None:
     model = Watched(random_network(CONFIG, 0).decoder())
 
     async def talk(service: Service) -> None:
@@ -92,7 +92,7 @@ def test_a_closed_answer_has_no_slot_after_one_step() -> None:
     serve(engine_of(model), talk)
 
 
-def test_an_engine_that_fails_fails_every_answer_and_ends_the_service() -> None:
+def test_engine_failure_ends_every_answer_and_the_service() -> None:
     model = Watched(random_network(CONFIG, 0).decoder(), num_steps=5)
 
     async def talk(service: Service) -> None:
@@ -108,7 +108,7 @@ def test_an_engine_that_fails_fails_every_answer_and_ends_the_service() -> None:
     assert serve(engine_of(model), talk).failed
 
 
-def test_a_client_that_does_not_read_loses_its_slot() -> None:
+def test_client_that_does_not_read_loses_its_slot() -> None:
     engine = engine_of()
 
     async def talk(service: Service) -> None:
@@ -130,7 +130,7 @@ def test_a_client_that_does_not_read_loses_its_slot() -> None:
     serve(engine, talk)
 
 
-def test_a_list_that_does_not_fit_leaves_nothing_behind() -> None:
+def test_prompt_list_over_the_queue_limit_leaves_no_request() -> None:
     engine = engine_of()
 
     async def talk(service: Service) -> None:
@@ -143,7 +143,7 @@ def test_a_list_that_does_not_fit_leaves_nothing_behind() -> None:
     serve(engine, talk)
 
 
-def test_pieces_of_a_busy_loop_are_complete() -> None:
+def test_pieces_are_complete_when_the_event_loop_is_busy() -> None:
     """What came meanwhile is one piece, not one event after the other."""
 
     async def talk(service: Service) -> None:

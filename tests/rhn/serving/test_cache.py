@@ -15,7 +15,7 @@ from gflownet.rhn.serving.cache import CacheManager
 MODEL = RHNDecoder(RHN(RHNConfig(vocabulary_size=3, hidden_size=4, intermediate_size=4, depth=2)))
 
 
-def test_it_is_a_dictionary_of_states_with_a_bound() -> None:
+def test_cache_manager_equals_bounded_dictionary() -> None:
     """Against a dictionary of tensors, in random order."""
     chance = random.Random(0)
     cache, wanted = CacheManager(MODEL, 5), {}
@@ -54,7 +54,7 @@ def test_exported_state_is_a_copy() -> None:
     assert torch.equal(state, torch.ones(2, 4))
 
 
-def test_invalid_slots_are_refused_in_one_line() -> None:
+def test_invalid_slots_raise_one_line() -> None:
     with pytest.raises(ValueError, match="num_slots: expected at least 1, got 0"):
         CacheManager(MODEL, 0)
     cache = CacheManager(MODEL, 1)

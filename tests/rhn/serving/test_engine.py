@@ -80,7 +80,7 @@ def drain(engine: Engine) -> list[Event]:
     return events
 
 
-def test_requests_that_come_and_go_are_answered_as_if_alone() -> None:
+def test_answers_are_independent_of_other_requests() -> None:
     chance = random.Random(0)
     requests = [
         Request(
@@ -195,7 +195,7 @@ def test_prompts_and_states_are_copied() -> None:
     assert tokens_of(again)[1] == tokens_of(drain(fresh))[0]
 
 
-def test_a_cancelled_request_frees_its_slot_within_one_step() -> None:
+def test_cancelled_request_frees_its_slot_within_one_step() -> None:
     engine = engine_of(max_slots=1)
     running, queued = (engine.submit(Request([1], SamplingParams(max_tokens=100))) for _ in range(2))
     engine.step()
@@ -241,7 +241,7 @@ def test_request_cancelled_during_a_step_has_no_more_tokens() -> None:
     assert tokens_of(events).keys() == {kept}
 
 
-def test_limits_refuse_and_expire_and_urgent_requests_come_first() -> None:
+def test_engine_limits_expiry_and_priority() -> None:
     clock = Clock()
     engine = engine_of(max_slots=1, max_queue=2, max_waiting=5, token_budget=300, patience=10, clock=clock)
     asked = SamplingParams(max_tokens=50)
@@ -262,7 +262,7 @@ def test_limits_refuse_and_expire_and_urgent_requests_come_first() -> None:
     assert engine.metrics().num_waiting == 0
 
 
-def test_invalid_requests_are_refused() -> None:
+def test_invalid_requests_raise() -> None:
     engine = engine_of()
     for request, message in (
         (Request([]), "prompt: expected at least one token, got none"),
@@ -279,7 +279,7 @@ def test_invalid_requests_are_refused() -> None:
         EngineConfig(prefix_bytes=-1)
 
 
-def test_known_prefix_is_not_read_again_and_counted() -> None:
+def test_cached_prefix_is_skipped_and_counted() -> None:
     params = SamplingParams(temperature=0, max_tokens=3, logprobs=9)
     head = [1, 2, 3, 4, 5, 6]
     engine, fresh = engine_of(prefix_bytes=10**5), engine_of()
@@ -304,7 +304,7 @@ def test_known_prefix_is_not_read_again_and_counted() -> None:
     assert metrics.prefix_bytes == metrics.prefix_entries * 3 * 8 * 8
 
 
-def test_answer_continues_from_the_state_of_the_last_event() -> None:
+def test_request_continues_from_the_state_of_a_finish_event() -> None:
     engine = engine_of(prefix_bytes=10**5)
     engine.submit(Request([1, 2, 3], SamplingParams(temperature=0, max_tokens=9, logprobs=0)))
     whole = sampled_of(drain(engine))
@@ -322,7 +322,7 @@ def test_answer_continues_from_the_state_of_the_last_event() -> None:
     assert ends_of(drain(engine))[plain].num_cached_tokens == 0
 
 
-def test_figures_follow_the_clock() -> None:
+def test_metrics_follow_the_clock() -> None:
     clock = Clock()
     engine = engine_of(max_slots=1, clock=clock)
     for _ in range(2):
@@ -341,7 +341,7 @@ def test_figures_follow_the_clock() -> None:
     assert metrics.tokens_per_second == 0  # no time passes during a step
 
 
-def test_logits_that_are_not_finite_end_a_request_and_no_other() -> None:
+def test_infinite_logits_end_one_request_only() -> None:
     network = random_network(CONFIG, 0)
     with torch.no_grad():
         network.embedding.weight[3] = math.nan
@@ -356,9 +356,7 @@ def test_logits_that_are_not_finite_end_a_request_and_no_other() -> None:
 
 
 @pytest.mark.parametrize("is_early", [False, True])
-def test_a_processor_that_raises_ends_one_request_and_frees_its_slot(
-    is_early: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_failing_processor_ends_one_request_and_frees_its_slot(is_early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     class Raises(RepetitionPenaltyLogitsProcessor):
         def __init__(self, penalty: torch.Tensor) -> None:
             super().__init__(penalty)
@@ -390,7 +388,7 @@ def test_a_processor_that_raises_ends_one_request_and_frees_its_slot(
     assert engine.metrics().num_running == engine.metrics().num_waiting == 0
 
 
-def test_a_request_that_cannot_be_placed_ends_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failing_placement_ends_one_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Sampler.place
 
     def place_or_raise(self: Sampler, slot: int, params: SamplingParams, prompt: Sequence[int]) -> None:
@@ -417,7 +415,7 @@ def test_a_request_that_cannot_be_placed_ends_alone(monkeypatch: pytest.MonkeyPa
         max_size=40,
     )
 )
-def test_every_request_ends_once_and_its_tokens_are_those_it_has_alone(actions: list) -> None:
+def test_each_request_ends_once_with_tokens_independent_of_the_batch(actions: list) -> None:
     alone: dict[tuple[int, int], list[int]] = {}
     engine, events, asked = engine_of(max_slots=2, max_queue=100), [], {}
     cancelled = set()

@@ -51,7 +51,7 @@ def random_prompts(seed: int, vocabulary_size: int, count: int) -> list[list[int
 
 
 @pytest.mark.parametrize("seed", range(12))
-def test_generation_and_ragged_batches_are_the_oracle(seed: int) -> None:
+def test_generate_and_generate_batch_equal_oracle(seed: int) -> None:
     network = random_case(seed).network
     decoder = RHNDecoder(network)
     prompts = random_prompts(seed, network.config.vocabulary_size, 5)
@@ -62,7 +62,7 @@ def test_generation_and_ragged_batches_are_the_oracle(seed: int) -> None:
     assert prompts == before
 
 
-def test_a_sampled_answer_is_the_same_alone_streamed_and_in_any_company() -> None:
+def test_sampled_answer_is_independent_of_the_batch() -> None:
     network = random_network(RHNConfig(vocabulary_size=7, hidden_size=6, intermediate_size=8, depth=3, rank=2), 0)
     decoder = RHNDecoder(network)
     prompts = random_prompts(0, 7, 9)
@@ -75,7 +75,7 @@ def test_a_sampled_answer_is_the_same_alone_streamed_and_in_any_company() -> Non
     assert len({tuple(tokens) for tokens in alone}) == 9
 
 
-def test_an_answer_goes_on_from_a_state() -> None:
+def test_generate_continues_from_a_state() -> None:
     network = random_network(RHNConfig(vocabulary_size=7, hidden_size=6, intermediate_size=8, depth=3, rank=2), 1)
     decoder = RHNDecoder(network)
     whole = generate(decoder, [1, 2, 3], SamplingParams(temperature=0, max_tokens=9)).tokens
@@ -86,7 +86,7 @@ def test_an_answer_goes_on_from_a_state() -> None:
     assert rest.tokens == whole[4:]
 
 
-def test_a_prompt_that_cannot_be_answered_is_refused_in_one_line() -> None:
+def test_invalid_prompt_raises_one_line() -> None:
     decoder = RHNDecoder(random_network(RHNConfig(vocabulary_size=7, hidden_size=4, intermediate_size=4, depth=1), 0))
     for prompt, message in (([], "at least one token, got none"), ([3, 7], "tokens of 0 .. 6, got 7")):
         with pytest.raises(ValueError, match=message):
@@ -95,7 +95,7 @@ def test_a_prompt_that_cannot_be_answered_is_refused_in_one_line() -> None:
             generate_batch(decoder, [prompt], [GREEDY])
 
 
-def test_logits_that_are_not_finite_end_an_answer_and_no_other() -> None:
+def test_infinite_logits_end_one_answer_only() -> None:
     network = random_network(RHNConfig(vocabulary_size=7, hidden_size=4, intermediate_size=4, depth=1, tied=False), 0)
     with torch.no_grad():
         network.embedding.weight[3] = math.nan

@@ -14,7 +14,7 @@ def state_of(number: int) -> torch.Tensor:
     return torch.full((2, 3), float(number))  # 24 bytes
 
 
-def test_the_longest_prefix_that_leaves_a_token_is_found() -> None:
+def test_longest_returns_the_longest_proper_prefix() -> None:
     """Against a list of all prefixes."""
     chance = random.Random(0)
     cache, known = PrefixCache(10**6), {}
@@ -38,7 +38,7 @@ def test_the_longest_prefix_that_leaves_a_token_is_found() -> None:
     assert len(cache) == len(known)
 
 
-def test_those_used_longest_ago_make_room() -> None:
+def test_prefix_cache_lru_eviction() -> None:
     cache = PrefixCache(3 * 24)
     for token in range(3):
         cache.put([token], state_of(token))
@@ -49,7 +49,7 @@ def test_those_used_longest_ago_make_room() -> None:
     assert (len(cache), cache.num_bytes, cache.num_evicted) == (3, 72, 1)
 
 
-def test_without_room_nothing_is_kept() -> None:
+def test_prefix_cache_of_size_zero_is_empty() -> None:
     cache = PrefixCache(0)
     cache.put([1], state_of(1))
     assert cache.longest([1, 2]) is None

@@ -14,7 +14,7 @@ from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
 DEFAULTS = {"temperature": 1.0, "seed": 10}
 
 
-def test_a_text_file_has_one_prompt_per_line(tmp_path: Path) -> None:
+def test_text_file_has_one_prompt_per_line(tmp_path: Path) -> None:
     path = tmp_path / "prompts.txt"
     path.write_bytes("\ufeffdef f(\r\n\n  \n{é\n".encode())
     assert read_prompts(path, DEFAULTS) == [
@@ -23,7 +23,7 @@ def test_a_text_file_has_one_prompt_per_line(tmp_path: Path) -> None:
     ]
 
 
-def test_a_line_of_jsonl_has_options_of_its_own(tmp_path: Path) -> None:
+def test_jsonl_line_has_options(tmp_path: Path) -> None:
     path = tmp_path / "prompts.jsonl"
     path.write_text('{"prompt": "a\\nb", "seed": 3}\n{"prompt": "c", "temperature": 0}\n')
     assert read_prompts(path, DEFAULTS) == [
@@ -45,9 +45,7 @@ def test_a_line_of_jsonl_has_options_of_its_own(tmp_path: Path) -> None:
         ("p.jsonl", b'{"prompt": "a", "temp": 1}', "line 1: expected prompt or one of temperature, seed, got 'temp'"),
     ],
 )
-def test_what_is_no_file_of_prompts_is_refused_in_one_line(
-    name: str, data: bytes, message: str, tmp_path: Path
-) -> None:
+def test_invalid_prompt_file_raises_one_line(name: str, data: bytes, message: str, tmp_path: Path) -> None:
     (tmp_path / name).write_bytes(data)
     with pytest.raises(UserError) as caught:
         read_prompts(tmp_path / name, DEFAULTS)
@@ -55,7 +53,7 @@ def test_what_is_no_file_of_prompts_is_refused_in_one_line(
     assert "\n" not in str(caught.value)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path: Path) -> None:
+def test_missing_prompt_file_raises(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"--prompts: cannot read the text file .*none.txt"):
         read_prompts(tmp_path / "none.txt", DEFAULTS)
 
@@ -68,7 +66,7 @@ def answer_of(prompt: Prompt) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("lost", [0, 1, 20])
-def test_a_second_run_does_what_the_first_left(lost: int, tmp_path: Path) -> None:
+def test_second_run_answers_the_remaining_prompts(lost: int, tmp_path: Path) -> None:
     path = tmp_path / "new" / "answers.jsonl"
     with AnswerFile(path) as answers:
         assert answers.unanswered(PROMPTS) == PROMPTS
@@ -86,7 +84,7 @@ def test_a_second_run_does_what_the_first_left(lost: int, tmp_path: Path) -> Non
         assert answers.unanswered(PROMPTS) == []
 
 
-def test_an_answer_is_in_the_file_when_write_returns(tmp_path: Path) -> None:
+def test_write_flushes_the_answer(tmp_path: Path) -> None:
     with AnswerFile(tmp_path / "answers.jsonl") as answers:
         answers.write(answer_of(PROMPTS[0]))
         assert json.loads((tmp_path / "answers.jsonl").read_text()) == answer_of(PROMPTS[0])
@@ -102,7 +100,7 @@ def test_an_answer_is_in_the_file_when_write_returns(tmp_path: Path) -> None:
         (json.dumps(answer_of(Prompt(1, "prompt 1", {"seed": 2}))), "line 1: expected an answer to one of these"),
     ],
 )
-def test_answers_to_something_else_are_refused_and_kept(line: str, message: str, tmp_path: Path) -> None:
+def test_answers_to_other_prompts_raise_and_stay(line: str, message: str, tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     path.write_text(line + "\n")
     with AnswerFile(path) as answers, pytest.raises(UserError, match=message):
@@ -110,7 +108,7 @@ def test_answers_to_something_else_are_refused_and_kept(line: str, message: str,
     assert path.read_text() == line + "\n"
 
 
-def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
+def test_answer_file_is_locked(tmp_path: Path) -> None:
     path = tmp_path / "answers.jsonl"
     with AnswerFile(path), pytest.raises(UserError, match="--out: another run writes to "):
         AnswerFile(path)
@@ -118,6 +116,6 @@ def test_two_runs_do_not_write_one_file(tmp_path: Path) -> None:
         pass
 
 
-def test_a_file_that_cannot_be_written_is_refused(tmp_path: Path) -> None:
+def test_unwritable_answer_file_raises(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="--out: cannot write the file "):
         AnswerFile(tmp_path)

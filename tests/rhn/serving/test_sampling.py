@@ -93,7 +93,7 @@ def chosen_by_oracle(probabilities: Sequence[float], draw: float) -> int:
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_every_row_of_a_batch_equals_the_oracle(seed: int) -> None:
+def test_each_row_equals_oracle(seed: int) -> None:
     chance, size, num_slots = random.Random(seed), 11, 6
     generator = torch.Generator().manual_seed(seed)
     sampler = Sampler(num_slots, size, CPU)
@@ -132,7 +132,7 @@ def check_logprobs(sampled: Sampled, row: Tensor, asked: int | None) -> None:
     assert [value for _, value in sampled.likeliest] == pytest.approx(values.tolist(), abs=1e-12)
 
 
-def test_draw_of_a_row_does_not_depend_on_other_rows() -> None:
+def test_sample_of_a_row_is_independent_of_other_rows() -> None:
     chance, size = random.Random(1), 11
     logits = torch.randn(40, size, generator=torch.Generator().manual_seed(1)) * 3
     params = [random_params(chance, size) for _ in range(40)]
@@ -146,7 +146,7 @@ def test_draw_of_a_row_does_not_depend_on_other_rows() -> None:
         assert alone.sample([0], logits[slot : slot + 1], [True]) == [together[slot]]
 
 
-def test_top_p_keeps_the_token_that_crosses_and_those_as_likely() -> None:
+def test_top_p_keeps_the_crossing_token_and_ties() -> None:
     logits = torch.tensor([[0.4, 0.2, 0.2, 0.1, 0.1]]).log()
     seen = {}
     for top_p in (0.3, 0.41, 0.85, 1.0):
@@ -161,7 +161,7 @@ def test_top_p_keeps_the_token_that_crosses_and_those_as_likely() -> None:
     assert seen == {0.3: {0}, 0.41: {0, 1, 2}, 0.85: {0, 1, 2, 3, 4}, 1.0: {0, 1, 2, 3, 4}}
 
 
-def test_frequencies_are_the_probabilities() -> None:
+def test_sample_frequencies_equal_probabilities() -> None:
     logits = torch.tensor([[0.0, 1.0, -1.0, 2.0]])
     wanted = (logits[0].double() / 1.5).softmax(-1)
     sampler = Sampler(1, 4, CPU)
@@ -175,7 +175,7 @@ def test_frequencies_are_the_probabilities() -> None:
     assert chi_squared < 16.3  # 3 degrees of freedom, one in a thousand
 
 
-def test_logits_that_are_not_finite_cost_their_own_row_only() -> None:
+def test_infinite_logits_fail_one_row_only() -> None:
     for params in (SamplingParams(temperature=0), SamplingParams(seed=0), SamplingParams(seed=0, logprobs=2)):
         sampler = Sampler(3, 4, CPU)
         for slot in range(3):
@@ -201,7 +201,7 @@ class Faulty(RepetitionPenaltyLogitsProcessor):
 @pytest.mark.parametrize("logprobs", [None, 1])
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 @pytest.mark.parametrize("kind", ["nan", "empty", "raises"])
-def test_a_faulty_processor_fails_its_own_row_only(
+def test_failing_processor_fails_one_row_only(
     kind: str, temperature: float, logprobs: int | None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(sampler_module, "RepetitionPenaltyLogitsProcessor", Faulty)
@@ -227,7 +227,7 @@ def test_a_faulty_processor_fails_its_own_row_only(
     assert every[3] == [None] * 3
 
 
-def test_a_temperature_next_to_zero_does_not_overflow() -> None:
+def test_tiny_temperature_does_not_overflow() -> None:
     sampler = Sampler(1, 3, CPU)
     sampler.place(0, SamplingParams(temperature=1e-300, seed=0), [0])
     (sampled,) = sampler.sample([0], torch.tensor([[-50.0, 40.0, 39.0]]), [True])
@@ -258,12 +258,12 @@ def test_a_temperature_next_to_zero_does_not_overflow() -> None:
         ({"logprobs": 21}, "logprobs: expected a whole number from 0 to 20 or None, got 21"),
     ],
 )
-def test_parameters_that_make_no_sense_are_refused_in_one_line(wrong: dict[str, object], message: str) -> None:
+def test_invalid_sampling_params_raise_one_line(wrong: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}$"):
         SamplingParams(**wrong)  # type: ignore[arg-type]
 
 
-def test_tokens_that_the_vocabulary_does_not_have_are_refused() -> None:
+def test_tokens_outside_the_vocabulary_raise() -> None:
     with pytest.raises(ValueError, match=r"logit_bias: expected tokens of 0 .. 9, got 10"):
         SamplingParams(logit_bias={10: 1}).check_vocabulary(10)
     with pytest.raises(ValueError, match=r"stop_token_ids: expected tokens of 0 .. 9, got 12"):

@@ -25,7 +25,7 @@ def scheduler_of(**limits: float) -> tuple[Scheduler, Clock]:
     return Scheduler(SchedulerConfig(**limits), clock=clock), clock  # type: ignore[arg-type]
 
 
-def test_those_that_came_first_run_first_and_a_slot_that_is_free_is_filled() -> None:
+def test_schedule_is_first_come_first_served() -> None:
     scheduler, clock = scheduler_of(max_slots=2)
     for request_id in range(4):
         scheduler.submit(request_id, 1)
@@ -52,7 +52,7 @@ def test_urgent_requests_overtake_without_starvation() -> None:
     assert 1 in order[:12]
 
 
-def test_a_request_that_waits_too_long_is_given_up_and_one_that_runs_is_not() -> None:
+def test_only_waiting_requests_expire() -> None:
     scheduler, clock = scheduler_of(max_slots=1, max_waiting=5)
     scheduler.submit(0, 1)
     scheduler.schedule()
@@ -66,7 +66,7 @@ def test_a_request_that_waits_too_long_is_given_up_and_one_that_runs_is_not() ->
     assert scheduler.phase_of(0) is Phase.RUNNING
 
 
-def test_a_full_queue_and_a_spent_budget_refuse() -> None:
+def test_full_queue_and_spent_budget_raise() -> None:
     scheduler, _ = scheduler_of(max_slots=1, max_queue=1, token_budget=10)
     scheduler.submit(0, 4)
     scheduler.submit(1, 4)
@@ -95,7 +95,7 @@ def test_a_full_queue_and_a_spent_budget_refuse() -> None:
         ({"patience": float("nan")}, "patience: expected a number of seconds > 0, got nan"),
     ],
 )
-def test_limits_that_make_no_sense_are_refused(limit: dict[str, float], message: str) -> None:
+def test_invalid_scheduler_config_raises(limit: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         SchedulerConfig(**limit)  # type: ignore[arg-type]
 
@@ -166,7 +166,7 @@ TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadlin
 
 
 @given(st.lists(st.integers(-5, 5), min_size=1, max_size=30))
-def test_no_request_is_overtaken_by_one_that_came_later_than_its_patience(priorities: list[int]) -> None:
+def test_patience_bounds_overtaking(priorities: list[int]) -> None:
     scheduler, clock = scheduler_of(max_slots=1, patience=3)
     for request_id, priority in enumerate(priorities):
         scheduler.submit(request_id, 1, priority=priority)

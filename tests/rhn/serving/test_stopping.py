@@ -25,16 +25,16 @@ def run(answer: Answer, tokens: list[int]) -> tuple[list[int], FinishReason | No
     return shown, None
 
 
-def test_an_answer_ends_by_its_length() -> None:
+def test_answer_ends_at_max_tokens() -> None:
     assert run(answer_of(most=3), [5, 6, 7, 8]) == ([5, 6, 7], FinishReason.LENGTH)
 
 
-def test_a_stop_token_is_not_part_of_the_answer_and_counts_only_after_the_least_tokens() -> None:
+def test_stop_token_ends_the_answer_after_min_tokens() -> None:
     assert run(answer_of(ends=(9,), most=9), [5, 9, 6]) == ([5], FinishReason.STOP)
     assert run(answer_of(ends=(9,), most=9, least=2), [5, 9, 9]) == ([5, 9], FinishReason.STOP)
 
 
-def test_a_stop_string_is_not_shown_in_part() -> None:
+def test_beginning_of_a_stop_string_is_held_back() -> None:
     answer = answer_of(stops=((1, 2, 3),), most=9)
     shown = []
     for token, wanted in ((7, [7]), (1, [7]), (2, [7]), (1, [7, 1, 2]), (2, [7, 1, 2])):
@@ -45,11 +45,11 @@ def test_a_stop_string_is_not_shown_in_part() -> None:
     assert answer.num_shown == 3
 
 
-def test_of_several_stop_strings_the_one_that_began_first_counts() -> None:
+def test_stop_string_with_the_earliest_start_counts() -> None:
     assert run(answer_of(stops=((2, 3), (1, 2, 3)), most=9), [7, 1, 2, 3]) == ([7], FinishReason.STOP)
 
 
-def test_what_was_held_back_is_shown_when_the_length_ends_the_answer() -> None:
+def test_held_tokens_are_shown_at_max_tokens() -> None:
     assert run(answer_of(stops=((1, 2, 3),), most=3), [7, 1, 2]) == ([7, 1, 2], FinishReason.LENGTH)
 
 
@@ -57,7 +57,7 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 
 
 @given(TOKENS, st.lists(TOKENS.map(lambda tokens: tuple(tokens[:4])), max_size=3), st.integers(1, 12))
-def test_what_is_shown_is_the_answer_up_to_the_first_stop_string(
+def test_shown_tokens_end_before_the_first_stop_string(
     tokens: list[int], stops: list[tuple[int, ...]], most: int
 ) -> None:
     """Against the slow way: look for every stop string in every prefix."""
