@@ -17,7 +17,7 @@ from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.text import format as text_of
-from gflownet.graphs.canonical import ColouredGraph
+from gflownet.graphs.canonical import CanonicalForm, ColouredGraph, EqualUpToIsomorphism
 
 TRANSFORM, ADD, SUBTRACT, MULTIPLY = "transform", "+", "-", "*"
 OPERATIONS = (TRANSFORM, ADD, SUBTRACT, MULTIPLY)
@@ -52,23 +52,15 @@ def axis_name(name: str, axis: int, extent: int) -> str:
     return f"{name}.{axis}:{extent}"
 
 
-@dataclass(frozen=True)
-class TensorProgram:
+@dataclass(frozen=True, eq=False)
+class TensorProgram(EqualUpToIsomorphism):
     """A program; two are equal iff they differ only in index names and exchanged operands."""
 
     graph: ColouredGraph  # colours "type|function"; edges "edge||rank of the operand"
 
-    def canonical_key(self) -> str:
-        """Return a text, the same for equal programs."""
-        return self.graph.canonical_key()
-
-    def canonical_hash(self) -> str:
-        """Return a short digest of the key, which may collide."""
-        return self.graph.canonical_hash()
-
-    def num_automorphisms(self) -> int:
-        """Return the number of automorphisms."""
-        return self.graph.num_automorphisms()
+    def canonical_form(self) -> CanonicalForm:
+        """Return the canonical form of the graph."""
+        return self.graph.canonical_form()
 
     def to_dict(self) -> dict[str, Any]:
         """Return the graph in networkx's node-link form, with the program in index notation as attribute `program`."""
@@ -106,14 +98,6 @@ class TensorProgram:
         """Return the program in index notation, statements separated by semicolons."""
         lines = text_of(self.node()).splitlines()
         return "; ".join(line for line in lines if line and not line.startswith(("input ", "output ")))
-
-    def __eq__(self, other: object) -> bool:
-        """Return whether the two are isomorphic."""
-        return self.graph == other.graph if isinstance(other, TensorProgram) else NotImplemented
-
-    def __hash__(self) -> int:
-        """Return the hash of the key."""
-        return hash(self.graph)
 
     @cached_property
     def _kinds(self) -> list[str]:

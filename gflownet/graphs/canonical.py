@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
@@ -56,8 +57,36 @@ class CanonicalForm:
         return versioned_hash(HASH_VERSION, self.key)
 
 
+class EqualUpToIsomorphism(ABC):
+    """Base of graphs that are equal iff they have the same canonical key."""
+
+    @abstractmethod
+    def canonical_form(self) -> CanonicalForm:
+        """Return the canonical form, computed once."""
+
+    def canonical_key(self) -> str:
+        """Return a JSON text that two graphs share iff they are isomorphic."""
+        return self.canonical_form().key
+
+    def canonical_hash(self) -> str:
+        """Return a versioned sha256 of the key. Two keys may share it."""
+        return self.canonical_form().hash
+
+    def num_automorphisms(self) -> int:
+        """Return the number of permutations of interchangeable nodes that keep the graph unchanged."""
+        return self.canonical_form().num_automorphisms
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, type(self)):
+            return NotImplemented
+        return self.canonical_key() == other.canonical_key()
+
+    def __hash__(self) -> int:
+        return hash(self.canonical_key())
+
+
 @dataclass(frozen=True, eq=False)
-class ColouredGraph:
+class ColouredGraph(EqualUpToIsomorphism):
     """A simple graph with coloured nodes 0 .. n-1 and coloured edges; equal to another iff they are isomorphic.
 
     Self-loops are allowed. An undirected edge may be given from either end, but only once.
@@ -82,26 +111,6 @@ class ColouredGraph:
     def canonical_form(self) -> CanonicalForm:
         """Return the canonical form, computed once."""
         return self._form
-
-    def canonical_key(self) -> str:
-        """Return a JSON text that two graphs share iff they are isomorphic."""
-        return self._form.key
-
-    def canonical_hash(self) -> str:
-        """Return a versioned sha256 of the key. Two keys may share it."""
-        return self._form.hash
-
-    def num_automorphisms(self) -> int:
-        """Return the number of node permutations that keep every colour and every edge."""
-        return self._form.num_automorphisms
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ColouredGraph):
-            return NotImplemented
-        return self.canonical_key() == other.canonical_key()
-
-    def __hash__(self) -> int:
-        return hash(self.canonical_key())
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ColouredGraph, (self.node_colours, dict(self.edge_colours), self.directed)

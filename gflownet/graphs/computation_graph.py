@@ -9,7 +9,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
 from gflownet.graphs import node_link, ordering
-from gflownet.graphs.canonical import CanonicalForm, ColouredGraph
+from gflownet.graphs.canonical import CanonicalForm, ColouredGraph, EqualUpToIsomorphism
 from gflownet.graphs.elements import (
     DEFAULT_AGGREGATION,
     DEFAULT_WEIGHT,
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["ComputationGraph", "Edge", "GraphProblem", "Node", "NodeType"]
 
 
-class ComputationGraph:
+class ComputationGraph(EqualUpToIsomorphism):
     """A directed graph of operations, built by add_node and add_edge; its nodes and edges are read-only.
 
     Two graphs are equal iff one is the other with its hidden nodes renamed: types, sizes, activations, biases,
@@ -133,26 +133,6 @@ class ComputationGraph:
     def canonical_order(self) -> tuple[int, ...]:
         """Return node ids in an order that does not depend on the ids of hidden nodes (up to automorphisms)."""
         return self._identified()[1]
-
-    def canonical_key(self) -> str:
-        """Return a JSON text that two graphs share iff they are equal."""
-        return self.canonical_form().key
-
-    def canonical_hash(self) -> str:
-        """Return a versioned sha256 of the key. Two keys may share it."""
-        return self.canonical_form().hash
-
-    def num_automorphisms(self) -> int:
-        """Return the number of renamings of hidden nodes that keep the graph unchanged."""
-        return self.canonical_form().num_automorphisms
-
-    def __eq__(self, other: object) -> bool:
-        if not isinstance(other, ComputationGraph):
-            return NotImplemented
-        return self.canonical_key() == other.canonical_key()
-
-    def __hash__(self) -> int:
-        return hash(self.canonical_key())
 
     def __repr__(self) -> str:
         return f"ComputationGraph({len(self._nodes)} nodes, {len(self._edges)} edges)"

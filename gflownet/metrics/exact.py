@@ -53,11 +53,7 @@ class StateGraph:
         return self.parent[self.stops]
 
     def locate(self, codes: Tensor) -> Tensor:
-        """Return the state with each code, [B] int64.
-
-        Raises:
-            ValueError: no enumerated state has this code.
-        """
+        """Return the state with each code, [B] int64. Raises ValueError: no enumerated state has this code."""
         return _locate(self._sorted_code, codes)
 
     @cached_property
@@ -82,7 +78,7 @@ class BackwardActions:
     undoing: Tensor  # [M] a backward action that undoes each forward action, up to equivalence; -1 for Stop
 
     def per_forward(self, log_backward: Tensor) -> Tensor:
-        """Return log P_B of undoing each forward action, [M] float64, given that of the K actions; 0 for Stop."""
+        """Return log P_B of undoing each forward action, [M] float64, from the values of the K actions; 0 for Stop."""
         return torch.where(self.undoing < 0, 0.0, log_backward.double()[self.undoing])
 
 
