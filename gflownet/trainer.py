@@ -26,7 +26,7 @@ from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
 from gflownet.extensions import load_extensions
 from gflownet.interrupts import StopRequest, stop_signals
-from gflownet.learning.auxiliary import AuxiliaryNetworks
+from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
 from gflownet.learning.learner import Learner, LearnerOptions, fit
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.policy import Policy, PolicyFunction, TwoWayPolicy
@@ -144,11 +144,8 @@ class GFNTrainer:
         config = self.config
         return AuxiliaryNetworks(
             self.build_policy,
-            self.context,
+            Setup(self.context, config.opt, num_steps=config.num_training_steps, device=self.device),
             algo=config.algo,
-            opt=config.opt,
-            num_steps=config.num_training_steps,
-            device=self.device,
             seed=lambda number: stream_seed(config.seed, _AUXILIARY_STREAM, number),
         )
 
@@ -226,7 +223,7 @@ class GFNTrainer:
         for step in steps:
             self.step, rollout = step.number, step.rollout
             log_reward_mean = float(rollout.trajectories.log_reward[: rollout.num_fresh].mean())
-            progress = self.progress.add(rollout.evaluations, others=rollout.others)
+            progress = self.progress.add(rollout.evaluations, other_evaluations=rollout.other_evaluations)
             yield {**step.metrics, "log_reward_mean": log_reward_mean, **rollout.metrics, **progress}
 
     def state_dict(self) -> dict[str, Any]:
@@ -363,7 +360,7 @@ class GFNTrainer:
         from gflownet.report.certificate import certificate_metrics, write_certificate
 
         seed = stream_seed(config.seed, _CERTIFICATE_STREAM)
-        seen = self.replay.sample(config.certify_samples, seed=seed)
+        states = self.replay.sample(config.certify_samples, seed=seed)
         with EvaluationStore(folder.path / CERTIFICATE_STORE_NAME, context=scoring_context(config)) as extra_store:
             combined_store = CertificateStore(store, extra_store)
             subject = Subject(
@@ -381,7 +378,7 @@ class GFNTrainer:
                 subject,
                 max_states=config.certify_max_states,
                 num_samples=config.certify_samples,
-                known=None if seen is None else seen.terminal,
+                known=None if states is None else states.terminal,
                 say=logger.print,
                 stopped=lambda: stop.signal is not None,
             )

@@ -69,17 +69,17 @@ class ReplayBuffer:
         """Return the number of states."""
         return len(self._keys)
 
-    def add(self, seen: SeenStates, *, keys: Sequence[str]) -> int:
+    def add(self, states: SeenStates, *, keys: Sequence[str]) -> int:
         """Add the states whose canonical key is new, and return the size of the buffer."""
         with self._lock:
             stored = set(self._keys)
             new = [i for i, key in enumerate(keys) if key not in stored and key not in keys[:i]]
             if new:
-                self._add(seen[torch.tensor(new)], [keys[i] for i in new])
+                self._add(states[torch.tensor(new)], [keys[i] for i in new])
             return len(self)
 
-    def _add(self, seen: SeenStates, keys: Sequence[str]) -> None:
-        together = seen if self._seen is None else SeenStates.cat([self._seen, seen])
+    def _add(self, states: SeenStates, keys: Sequence[str]) -> None:
+        together = states if self._seen is None else SeenStates.cat([self._seen, states])
         index = torch.arange(len(together))[-self.config.capacity :]
         if self.config.evict == "worst":  # the oldest of equal states
             index = together.quality.argsort(stable=True)[-self.config.capacity :].sort().values
@@ -101,13 +101,13 @@ class ReplayBuffer:
     def state_dict(self) -> dict[str, Any]:
         """Return the contents as tensors and strings, safe to load with `weights_only=True`."""
         with self._lock:
-            seen = self._seen
-            if seen is None:
+            contents = self._seen
+            if contents is None:
                 return {"keys": [], "states": None, "scores": None, "sequences": None}
-            states = {f.name: getattr(seen.terminal, f.name) for f in fields(GraphStates)}
-            actions = seen.sequences
+            states = {f.name: getattr(contents.terminal, f.name) for f in fields(GraphStates)}
+            actions = contents.sequences
             sequences = None if actions is None else [actions.num_actions, *actions.actions.parts]
-            return {"keys": list(self._keys), "states": states, "scores": seen.scores, "sequences": sequences}
+            return {"keys": list(self._keys), "states": states, "scores": contents.scores, "sequences": sequences}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""

@@ -38,7 +38,7 @@ class Rollout:
     trajectories: TrajectoryBatch  # with rewards; fresh samples first
     num_fresh: int
     evaluations: Sequence[Evaluation]  # of the fresh samples
-    others: Sequence[Evaluation] = ()  # of local search and of intermediate states
+    other_evaluations: Sequence[Evaluation] = ()  # of local search and of intermediate states
     replays: Sequence[TrajectoryBatch] = ()  # further replayed batches, one optimiser step each
     metrics: Mapping[str, float] = field(default_factory=dict)
 
@@ -46,7 +46,7 @@ class Rollout:
 class Replay(Protocol):
     """The methods of the replay buffer that a rollout needs; in a worker, those of its proxy."""
 
-    def add(self, seen: SeenStates, *, keys: Sequence[str]) -> int:
+    def add(self, states: SeenStates, *, keys: Sequence[str]) -> int:
         """Add terminal states that are new, and return the size of the buffer."""
         ...
 
@@ -144,8 +144,8 @@ class TrajectorySource:
             updates += self._replayed(step, replay, policy, turn)
         if self.options.scores_states:
             updates = [self._with_state_rewards(batch, scorer) for batch in updates]
-        evaluations, others = scorer.evaluations[:num_fresh], scorer.evaluations[num_fresh:]
-        return Rollout(updates[0], num_fresh, evaluations, others, updates[1:], metrics)
+        evaluations, other_evaluations = scorer.evaluations[:num_fresh], scorer.evaluations[num_fresh:]
+        return Rollout(updates[0], num_fresh, evaluations, other_evaluations, updates[1:], metrics)
 
     def sample_on_policy(self, step: int, *, policy: PolicyFunction) -> TrajectoryBatch:
         """Sample trajectories without exploration, from a separate random stream, without rewards."""
@@ -198,27 +198,27 @@ class TrajectorySource:
             first = slice(options.num)
             conditioning = Conditioning(fresh.conditioning[first], fresh.beta[first])
             return fresh.terminal[first], fresh.log_reward[first], conditioning
-        seen = replay.sample(options.num, seed=stream_seed(self.seed, step, _SEARCH_CHOICE))
-        if seen is None:
+        states = replay.sample(options.num, seed=stream_seed(self.seed, step, _SEARCH_CHOICE))
+        if states is None:
             return None
         generator = self._generator(step, _SEARCH_CHOICE)
-        conditioning = self.task.sample_conditioning(len(seen), generator=generator)
-        return seen.terminal, self._log_reward(seen.scores, conditioning), conditioning
+        conditioning = self.task.sample_conditioning(len(states), generator=generator)
+        return states.terminal, self._log_reward(states.scores, conditioning), conditioning
 
     def _replayed(self, step: int, replay: Replay, policy: PolicyFunction, *turn: int) -> list[TrajectoryBatch]:
         """Return trajectories into replayed terminal states: the original or resampled ones."""
         options = self.options.replay
         if not (options.use and options.num_from_replay):
             return []
-        seen = replay.sample(options.num_from_replay, seed=stream_seed(self.seed, step, _REPLAY_CHOICE, *turn))
-        if seen is None:
+        states = replay.sample(options.num_from_replay, seed=stream_seed(self.seed, step, _REPLAY_CHOICE, *turn))
+        if states is None:
             return []
         generator = self._generator(step, _REPLAYED, *turn)
-        if seen.sequences is None:
-            return [self._resampled(seen, policy, generator)]
-        conditioning = self.task.sample_conditioning(len(seen), generator=generator)
-        batch = seen.sequences.walk(self.context.env, conditioning=conditioning, origin=Origin.REMEMBERED)
-        return [self._rewarded(batch, seen.scores)]
+        if states.sequences is None:
+            return [self._resampled(states, policy, generator)]
+        conditioning = self.task.sample_conditioning(len(states), generator=generator)
+        batch = states.sequences.walk(self.context.env, conditioning=conditioning, origin=Origin.REMEMBERED)
+        return [self._rewarded(batch, states.scores)]
 
     def _offline(self, step: int, policy: PolicyFunction) -> list[TrajectoryBatch]:
         """Return trajectories into uniformly drawn graphs of the offline data."""
@@ -228,17 +228,17 @@ class TrajectorySource:
         index = torch.randint(len(self.offline), (self.options.offline.num,), generator=generator)
         return [self._resampled(self.offline[index], policy, generator)]
 
-    def _resampled(self, seen: SeenStates, policy: PolicyFunction, generator: torch.Generator) -> TrajectoryBatch:
+    def _resampled(self, states: SeenStates, policy: PolicyFunction, generator: torch.Generator) -> TrajectoryBatch:
         """Sample a new trajectory into each state from the trained backward policy."""
-        conditioning = self.task.sample_conditioning(len(seen), generator=generator)
+        conditioning = self.task.sample_conditioning(len(states), generator=generator)
         batch = sample_backward(
             self.context,
-            seen.terminal,
+            states.terminal,
             conditioning=conditioning,
             generator=generator,
             policy=policy if self.context.backward_types else None,
         )
-        return self._rewarded(batch, seen.scores)
+        return self._rewarded(batch, states.scores)
 
     def _with_state_rewards(self, trajectories: TrajectoryBatch, scorer: StepScorer) -> TrajectoryBatch:
         """Add the log-reward of every intermediate state on which Stop is legal, 0 for other states."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -25,6 +26,16 @@ from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
 
 
+@dataclass(frozen=True)
+class Setup:
+    """Settings shared by the auxiliary networks of a run."""
+
+    context: GraphBuildingEnvContext  # of the policy
+    opt: OptimizerConfig  # of the policy
+    num_steps: int  # training steps of the run, over which the learning rate is scheduled
+    device: torch.device
+
+
 class AuxiliaryNetwork:
     """A network with its optimiser and schedule."""
 
@@ -32,11 +43,8 @@ class AuxiliaryNetwork:
         self,
         name: str,
         network: Policy,
-        context: GraphBuildingEnvContext,
+        setup: Setup,
         *,
-        device: torch.device,
-        opt: OptimizerConfig,
-        num_steps: int,
         learning_rate: float | None = None,
         groups: Sequence[dict[str, Any]] = (),
     ) -> None:
@@ -45,18 +53,16 @@ class AuxiliaryNetwork:
         Args:
             name: prefix of its metrics.
             network: a network with the policy's inputs.
-            context: the policy's.
-            device: of the network.
-            opt: options of the policy's optimiser.
-            num_steps: training steps of the run, over which the learning rate is scheduled.
+            setup: settings of the run.
             learning_rate: of the network; None: the policy's.
             groups: optimiser groups of other parameters, such as log Z.
         """
+        device, opt = setup.device, setup.opt
         self.name, self.network, self.opt = name, network.to(device), opt
         rate = {} if learning_rate is None else {"lr": learning_rate}
         self._optimizer = make_optimizer([{"params": list(network.parameters()), **rate}, *groups], opt)
-        self._schedule = make_schedule(self._optimizer, opt, num_steps=num_steps)
-        in_parts = PolicyInParts(network, context, num_parts=opt.num_micro_batches)
+        self._schedule = make_schedule(self._optimizer, opt, num_steps=setup.num_steps)
+        in_parts = PolicyInParts(network, setup.context, num_parts=opt.num_micro_batches)
         self.function = PolicyOnDevice(in_parts, device=device, precision=opt.precision)
 
     def learn(self, loss: Loss) -> dict[str, float]:
@@ -97,38 +103,23 @@ class Teacher:
     has the student's symmetry correction and conditioning, and the uniform backward policy.
     """
 
-    def __init__(
-        self,
-        policy: Policy,
-        context: GraphBuildingEnvContext,
-        *,
-        algo: AlgoConfig,
-        opt: OptimizerConfig,
-        num_steps: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, policy: Policy, setup: Setup, *, algo: AlgoConfig) -> None:
         """Build objective and optimiser with the options of the student's.
 
         Args:
             policy: a network with the student's architecture.
-            context: the student's.
+            setup: settings of the run.
             algo: options of the student's objective and, under `teacher`, of the teacher's reward.
-            opt: options of the optimiser.
-            num_steps: training steps of the run.
-            device: of the networks.
         """
         objective_options = AlgoConfig(
             symmetry=algo.symmetry,
             regression=algo.regression,
             tb=TrajectoryBalanceConfig(Z_learning_rate=algo.tb.Z_learning_rate),
         )
-        self.objective = TrajectoryBalance(context, objective_options).to(device)
+        self.objective = TrajectoryBalance(setup.context, objective_options).to(setup.device)
         self._options = algo.teacher
-        self._student_reader = StepReader(context, algo)
-        groups = self.objective.parameter_groups()
-        self._network = AuxiliaryNetwork(
-            "teacher", policy, context, device=device, opt=opt, num_steps=num_steps, groups=groups
-        )
+        self._student_reader = StepReader(setup.context, algo)
+        self._network = AuxiliaryNetwork("teacher", policy, setup, groups=self.objective.parameter_groups())
 
     @property
     def policy(self) -> PolicyOnDevice:
@@ -170,33 +161,18 @@ class Teacher:
 class ActionValues:
     """Q-network and the moving average of its weights that computes targets (QGFN, Lau et al. 2024)."""
 
-    def __init__(
-        self,
-        network: Policy,
-        context: GraphBuildingEnvContext,
-        *,
-        config: QGFNConfig,
-        opt: OptimizerConfig,
-        num_steps: int,
-        device: torch.device,
-    ) -> None:
+    def __init__(self, network: Policy, setup: Setup, *, config: QGFNConfig) -> None:
         """Build the optimiser and the moving average.
 
         Args:
             network: a network with the policy's architecture, whose logits are Q-values.
-            context: the policy's.
+            setup: settings of the run; the options of the Q-values replace the learning rate.
             config: options of the Q-values.
-            opt: options of the optimiser except the learning rate.
-            num_steps: training steps of the run.
-            device: of the networks.
         """
-        self._context, self._config = context, config
-        rate = config.learning_rate
-        self._network = AuxiliaryNetwork(
-            "action_value", network, context, device=device, opt=opt, num_steps=num_steps, learning_rate=rate
-        )
+        self._context, self._config = setup.context, config
+        self._network = AuxiliaryNetwork("action_value", network, setup, learning_rate=config.learning_rate)
         self._average = copy.deepcopy(network).requires_grad_(False)
-        self._target = PolicyOnDevice(self._average, device=device, precision=opt.precision)
+        self._target = PolicyOnDevice(self._average, device=setup.device, precision=setup.opt.precision)
 
     def learn(self, trajectories: TrajectoryBatch) -> dict[str, float]:
         """Take one optimiser step on a step's trajectories, and return the metrics."""
@@ -232,37 +208,24 @@ class AuxiliaryNetworks:
     """Teacher and action values of a run; None where the options turn them off."""
 
     def __init__(
-        self,
-        build_policy: Callable[[], Policy],
-        context: GraphBuildingEnvContext,
-        *,
-        algo: AlgoConfig,
-        opt: OptimizerConfig,
-        num_steps: int,
-        device: torch.device,
-        seed: Callable[[int], int],
+        self, build_policy: Callable[[], Policy], setup: Setup, *, algo: AlgoConfig, seed: Callable[[int], int]
     ) -> None:
         """Build the networks that the options select.
 
         Args:
             build_policy: builds a network with the policy's architecture.
-            context: the policy's.
+            setup: settings of the run.
             algo: options of teacher and action values, and of the policy's objective.
-            opt: options of the policy's optimiser.
-            num_steps: training steps of the run, over which the learning rate is scheduled.
-            device: of the networks.
             seed: seed of the initial weights of the i-th network.
         """
         self.teacher: Teacher | None = None
         self.action_values: ActionValues | None = None
         if algo.teacher.share:
             with _initial_weights(seed(0)):
-                self.teacher = Teacher(build_policy(), context, algo=algo, opt=opt, num_steps=num_steps, device=device)
+                self.teacher = Teacher(build_policy(), setup, algo=algo)
         if algo.qgfn.use:
             with _initial_weights(seed(1)):
-                self.action_values = ActionValues(
-                    build_policy(), context, config=algo.qgfn, opt=opt, num_steps=num_steps, device=device
-                )
+                self.action_values = ActionValues(build_policy(), setup, config=algo.qgfn)
 
     def learn(
         self, policy: PolicyFunction, objective: Objective, trajectories: TrajectoryBatch, *, is_first: bool

@@ -27,14 +27,20 @@ class Progress:
     hypervolume: float = 0.0  # of the front, above utilities of 0
     errors: Counter[str] = field(default_factory=Counter)  # of this process's failed evaluations
 
-    def add(self, evaluations: Sequence[Evaluation], *, others: Sequence[Evaluation] = ()) -> dict[str, float]:
+    def add(
+        self, evaluations: Sequence[Evaluation], *, other_evaluations: Sequence[Evaluation] = ()
+    ) -> dict[str, float]:
         """Count a step's evaluations, and return its metrics; means and shares cover the fresh samples.
 
         Args:
             evaluations: of the step's fresh samples.
-            others: of other scored graphs, included in best score, distinct graphs, errors and front.
+            other_evaluations: of other scored graphs, included in best score, distinct graphs, errors and front.
         """
-        scores, num, every = [evaluation.score for evaluation in evaluations], len(evaluations), [*evaluations, *others]
+        scores, num, every = (
+            [evaluation.score for evaluation in evaluations],
+            len(evaluations),
+            [*evaluations, *other_evaluations],
+        )
         self.errors.update(e.error for e in every if e.error is not None and not e.cached)
         self.best_score = max(self.best_score, *(evaluation.score for evaluation in every))
         self.score_means.append(mean(scores))

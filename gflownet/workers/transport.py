@@ -29,59 +29,28 @@ SHARED_MEMORY = "/dev/shm"  # where torch keeps shared tensors
 _PAGE = os.sysconf("SC_PAGE_SIZE")
 # File descriptors that a shared tensor takes in transit, and a reserve for the rest of the process.
 _DESCRIPTORS_PER_TENSOR, _DESCRIPTOR_RESERVE = 4, 64
-_NATIVE, _PICKLED = b"n", b"p"  # first byte of a frame: encoded by the codec, or pickled as a fallback
+_NATIVE, _PICKLED = b"n", b"p"  # first byte of a frame: encoded by the channel, or pickled as a fallback
 
 
 class Fallback(Exception):  # noqa: N818
-    """A message that its codec cannot encode, sent as a pickle instead; the text has the reason and the remedy."""
+    """A message that its channel cannot encode, sent as a pickle instead; the text has the reason and the remedy."""
 
 
-class Codec(ABC):
-    """One end's conversion of messages to bytes and back."""
-
-    @abstractmethod
-    def encode(self, message: Any) -> bytes:
-        """Return the bytes to send.
-
-        Raises:
-            MessageError: the message cannot be sent at all.
-            Fallback: it has to be sent as a pickle.
-        """
-
-    @abstractmethod
-    def decode(self, frame: memoryview) -> Any:
-        """Return the message with its own copies of the tensors."""
-
-    @abstractmethod
-    def view(self, frame: memoryview) -> Any:
-        """Return the message; its tensors may view the sender's memory, valid until the reply is sent."""
-
-    @abstractmethod
-    def detach(self) -> None:
-        """Release the resources needed only to start the process at the other end."""
-
-    @abstractmethod
-    def close(self) -> None:
-        """Release everything."""
-
-
-class Channel:
-    """One end of a pipe: sends and receives messages, as pickles where the codec cannot encode them.
+class Channel(ABC):
+    """One end of a pipe: sends and receives messages, as pickles where its encoding fails.
 
     It can be passed to a new process. One thread at a time may use it.
 
     Args:
         connection: this end of the pipe.
-        codec: conversion of messages to bytes.
         device: of received tensors.
         on_fallback: called with the reason when a message was pickled instead; None in a worker.
     """
 
     def __init__(
-        self, connection: Connection, codec: Codec, *, device: torch.device, on_fallback: Callable[[str], None] | None
+        self, connection: Connection, device: torch.device, on_fallback: Callable[[str], None] | None = None
     ) -> None:
-        self.connection = connection
-        self._codec, self._device, self._on_fallback = codec, device, on_fallback
+        self.connection, self._device, self._on_fallback = connection, device, on_fallback
 
     def send(self, message: Any) -> None:
         """Send a message.
@@ -95,7 +64,7 @@ class Channel:
     def encode(self, message: Any) -> bytes:
         """Return the frame that `send` would write. Raises MessageError like `send`."""
         try:
-            return _NATIVE + self._codec.encode(message)
+            return _NATIVE + self._encode(message)
         except Fallback as reason:
             frame = _PICKLED + dumps((str(reason), message))
             self._report(str(reason))
@@ -108,26 +77,31 @@ class Channel:
             EOFError, OSError: the peer closed the connection.
             MessageError: the received bytes cannot be read.
         """
-        return self._read(self._codec.decode)
+        return self._read(self._decode)
 
     def view(self) -> Any:
-        """Return the next message; its tensors may view the sender's memory, valid until the reply is sent.
-
-        Raises:
-            EOFError, OSError: the peer closed the connection.
-            MessageError: the received bytes cannot be read.
-        """
-        return self._read(self._codec.view)
+        """Return the next message like `receive`; tensors may view the sender's memory until the reply is sent."""
+        return self._read(self._view)
 
     def detach(self) -> None:
         """Close the pipe in this process, after this end was passed to another."""
         self.connection.close()
-        self._codec.detach()
 
     def close(self) -> None:
         """Close the pipe and release the memory behind it."""
         self.connection.close()
-        self._codec.close()
+
+    @abstractmethod
+    def _encode(self, message: Any) -> bytes:
+        """Return the bytes to send; raise MessageError, or Fallback if the message has to be pickled."""
+
+    @abstractmethod
+    def _decode(self, frame: memoryview) -> Any:
+        """Return the message with its own copies of the tensors."""
+
+    @abstractmethod
+    def _view(self, frame: memoryview) -> Any:
+        """Return the message; its tensors may view the sender's memory."""
 
     def _read(self, decode: Callable[[memoryview], Any]) -> Any:
         frame = memoryview(self.connection.recv_bytes())
@@ -145,34 +119,92 @@ class Channel:
             self._on_fallback(reason)
 
 
+class _BufferChannel(Channel):
+    def __init__(self, outgoing: SharedPinnedBuffer, incoming: SharedPinnedBuffer, *end: Any) -> None:
+        super().__init__(*end)
+        self._outgoing, self._incoming = outgoing, incoming
+
+    def _encode(self, message: Any) -> bytes:
+        try:
+            return self._outgoing.write(message)
+        except MessageTooLarge as error:
+            advice = f"larger ones are pickled; set mp_buffer_size={2 * error.num_bytes}"
+            raise Fallback(f"mp_buffer_size={self._outgoing.num_bytes}: {error}; {advice}") from error
+
+    def _decode(self, frame: memoryview) -> Any:
+        is_cpu = self._device.type == "cpu"
+        return self._incoming.read(frame) if is_cpu else self._incoming.transfer(frame, self._device)
+
+    def _view(self, frame: memoryview) -> Any:
+        is_cpu = self._device.type == "cpu"
+        return self._incoming.view(frame) if is_cpu else self._incoming.transfer(frame, self._device)
+
+    def detach(self) -> None:
+        super().detach()
+        self._outgoing.detach()
+        self._incoming.detach()
+
+    def close(self) -> None:
+        super().close()
+        self._outgoing.close()
+        self._incoming.close()
+
+
+class _PickleChannel(Channel):
+    def _encode(self, message: Any) -> bytes:
+        return dumps(message)
+
+    def _decode(self, frame: memoryview) -> Any:
+        return to_device(pickle.loads(frame), self._device)
+
+    _view = _decode
+
+
+class _QueueChannel(_PickleChannel):
+    def _encode(self, message: Any) -> bytes:
+        _check_room(pack(message).tensors)
+        stream = io.BytesIO()
+        _SharingPickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
+        return stream.getvalue()
+
+
 class Transport(ABC):
     """How messages travel, chosen once per run."""
 
     def __init__(self) -> None:
         self._has_warned = False
 
-    @abstractmethod
-    def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
-        """Return the codecs of the main process (tensors are received on `device`) and of the worker."""
+    def pair(self, device: torch.device = CPU) -> tuple[Channel, Channel]:
+        """Return both ends of a new channel: for the main process, and for a worker about to be started.
+
+        Tensors are received on `device` in the main process, and on the CPU in the worker.
+        """
+        connection, worker_connection = multiprocessing.Pipe(duplex=True)
+        return self._channels((connection, device, self.warn_once), (worker_connection, CPU))
 
     @abstractmethod
     def close(self) -> None:
         """Release the transport's resources in this process."""
-
-    def pair(self, device: torch.device = CPU) -> tuple[Channel, Channel]:
-        """Return both ends of a new channel: for the main process, and for a worker about to be started."""
-        codec, worker_codec = self.codecs(device)
-        connection, worker_connection = multiprocessing.Pipe(duplex=True)
-        return (
-            Channel(connection, codec, device=device, on_fallback=self.warn_once),
-            Channel(worker_connection, worker_codec, device=CPU, on_fallback=None),
-        )
 
     def warn_once(self, reason: str) -> None:
         """Warn about the first message of a run that is pickled instead."""
         if not self._has_warned:
             self._has_warned = True
             warnings.warn(reason, stacklevel=2)
+
+    @abstractmethod
+    def _channels(self, end: tuple, worker_end: tuple) -> tuple[Channel, Channel]:
+        """Return the channels of main process and worker, given the arguments of `Channel`."""
+
+
+class PickleTransport(Transport):
+    """Messages as pickles in the pipe (`pickle_mp_messages`)."""
+
+    def close(self) -> None:
+        """Do nothing."""
+
+    def _channels(self, end: tuple, worker_end: tuple) -> tuple[Channel, Channel]:
+        return _PickleChannel(*end), _PickleChannel(*worker_end)
 
 
 class BufferTransport(Transport):
@@ -186,42 +218,28 @@ class BufferTransport(Transport):
         super().__init__()
         self.num_bytes = num_bytes
 
-    def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
-        """Return codecs with two new buffers; plain pickling if the system has no memory for them."""
-        try:
-            to_main = SharedPinnedBuffer(self.num_bytes, device)
-            to_worker = SharedPinnedBuffer(self.num_bytes, device)
-        except (OSError, RuntimeError) as error:
-            self.warn_once(f"mp_buffer_size={self.num_bytes}: no shared memory, messages are pickled: {error!r}")
-            return _PickleCodec(device), _PickleCodec(CPU)
-        return _BufferCodec(to_worker, to_main, device), _BufferCodec(to_main, to_worker, CPU)
-
     def close(self) -> None:
         """Do nothing: the channels own the buffers."""
 
-
-class PickleTransport(Transport):
-    """Messages as pickles in the pipe (`pickle_mp_messages`)."""
-
-    def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
-        """Return two pickling codecs."""
-        return _PickleCodec(device), _PickleCodec(CPU)
-
-    def close(self) -> None:
-        """Do nothing."""
+    def _channels(self, end: tuple, worker_end: tuple) -> tuple[Channel, Channel]:
+        try:
+            to_main, to_worker = (SharedPinnedBuffer(self.num_bytes, end[1]) for _ in range(2))
+        except (OSError, RuntimeError) as error:
+            self.warn_once(f"mp_buffer_size={self.num_bytes}: no shared memory, messages are pickled: {error!r}")
+            return _PickleChannel(*end), _PickleChannel(*worker_end)
+        return _BufferChannel(to_worker, to_main, *end), _BufferChannel(to_main, to_worker, *worker_end)
 
 
 class QueueTransport(Transport):
     """New shared memory for every tensor of every message, as in torch's queues."""
 
-    def codecs(self, device: torch.device) -> tuple[Codec, Codec]:
-        """Return two sharing codecs."""
-        get_temp_dir()  # created here, so that workers share it and it is deleted even if they are killed
-        return _QueueCodec(device), _QueueCodec(CPU)
-
     def close(self) -> None:
         """End the thread that passes file descriptors to other processes."""
         resource_sharer.stop(timeout=1)
+
+    def _channels(self, end: tuple, worker_end: tuple) -> tuple[Channel, Channel]:
+        get_temp_dir()  # created here, so that workers share it and it is deleted even if they are killed
+        return _QueueChannel(*end), _QueueChannel(*worker_end)
 
 
 def make_transport(*, buffer_size: int | None, pickle_messages: bool) -> Transport:
@@ -235,66 +253,6 @@ def remove_shared_memory(pid: int) -> None:
     """Delete the shared memory files that a killed process left behind."""
     for path in Path(SHARED_MEMORY).glob(f"torch_{pid}_*"):
         path.unlink(missing_ok=True)
-
-
-class _BufferCodec(Codec):
-    def __init__(self, outgoing: SharedPinnedBuffer, incoming: SharedPinnedBuffer, device: torch.device) -> None:
-        self._outgoing, self._incoming, self._device = outgoing, incoming, device
-
-    def encode(self, message: Any) -> bytes:
-        try:
-            return self._outgoing.write(message)
-        except MessageTooLarge as error:
-            advice = f"larger ones are pickled; set mp_buffer_size={2 * error.num_bytes}"
-            raise Fallback(f"mp_buffer_size={self._outgoing.num_bytes}: {error}; {advice}") from error
-
-    def decode(self, frame: memoryview) -> Any:
-        if self._device.type == "cpu":
-            return self._incoming.read(frame)
-        return self._incoming.transfer(frame, self._device)
-
-    def view(self, frame: memoryview) -> Any:
-        if self._device.type == "cpu":
-            return self._incoming.view(frame)
-        return self._incoming.transfer(frame, self._device)
-
-    def detach(self) -> None:
-        self._outgoing.detach()
-        self._incoming.detach()
-
-    def close(self) -> None:
-        self._outgoing.close()
-        self._incoming.close()
-
-
-class _PickleReader(Codec):
-    """Reads pickles; holds no resources."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._device = device
-
-    def decode(self, frame: memoryview) -> Any:
-        return to_device(pickle.loads(frame), self._device)
-
-    view = decode
-
-    def detach(self) -> None:
-        pass
-
-    close = detach
-
-
-class _PickleCodec(_PickleReader):
-    def encode(self, message: Any) -> bytes:
-        return dumps(message)
-
-
-class _QueueCodec(_PickleReader):
-    def encode(self, message: Any) -> bytes:
-        _check_room(pack(message).tensors)
-        stream = io.BytesIO()
-        _SharingPickler(stream, pickle.HIGHEST_PROTOCOL).dump(message)
-        return stream.getvalue()
 
 
 class _SharingPickler(ForkingPickler):

@@ -94,11 +94,11 @@ def test_source_local_search_proposals_are_scored_and_stored(tmp_path):
         for rollout in islice(made.here(), 4):
             batch = rollout.trajectories
             assert len(rollout.evaluations) == rollout.num_fresh == 6
-            assert len(rollout.others) == 12
+            assert len(rollout.other_evaluations) == 12
             expected = batch.beta[:18] * (batch.terminal.num_nodes[:18] / 10).log()
             assert torch.allclose(batch.log_reward[:18], expected)
             assert torch.equal(batch.conditioning[6:18], batch.conditioning[:4].repeat(3, 1))
-            num_scored += sum(not e.cached for e in (*rollout.evaluations, *rollout.others))
+            num_scored += sum(not e.cached for e in (*rollout.evaluations, *rollout.other_evaluations))
             known |= set(keys(env, batch.terminal))
             assert len(batch) == 6 + 12 + (3 if len(known) >= 8 else 0)
             assert 0 <= rollout.metrics["local_search_accepted"] <= 1

@@ -8,7 +8,7 @@ import torch
 
 from gflownet.data.sampler import sample_forward
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.learning.auxiliary import Teacher
+from gflownet.learning.auxiliary import Setup, Teacher
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.metrics.exact import forward_scores, policy_log_prob, terminating_distribution
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, TeacherConfig
@@ -44,7 +44,8 @@ class Lesson:
         """Return a teacher whose flows balance a log-reward [S]."""
         flows = labelled_flows(self.space, log_reward + self.scale, uniform_backward(self.space))
         _, policy = tabular(self.space, flows, backward=False)
-        teacher = Teacher(policy, self.context, algo=self.algo, opt=self.opt, num_steps=1, device=torch.device("cpu"))
+        setup = Setup(self.context, self.opt, num_steps=1, device=torch.device("cpu"))
+        teacher = Teacher(policy, setup, algo=self.algo)
         torch.nn.init.constant_(teacher.objective.log_z.base, flows.log_flow[0])
         return teacher
 

@@ -196,9 +196,7 @@ def test_wandb_key_in_netrc(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     assert not has_wandb_key()
 
 
-def test_wandb_failures_print_one_line(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_wandb_failures_print_one_line(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "a" * 40)
     fake, lines = log_two_steps(monkeypatch, tmp_path, "online", init_online="unreachable\nlong story")
     assert fake.names == ["init online", "init offline", "log", "log", "finish"]

@@ -49,7 +49,7 @@ def test_progress_counts_new_failures_only():
 
     progress = Progress()
     metrics = progress.add(
-        [failed("new", cached=False), failed("known", cached=True)], others=[failed("x", cached=True)]
+        [failed("new", cached=False), failed("known", cached=True)], other_evaluations=[failed("x", cached=True)]
     )
     assert progress.errors == {"new": 1}
     assert (metrics["failed_share"], metrics["num_distinct"]) == (1.0, 1)
