@@ -245,7 +245,9 @@ class GFNTrainer:
         self.progress.load_state_dict(state["progress"])
         self.learner.load_state_dict(state)
         self.auxiliary.load_state_dict(state["companions"])
-        self.replay.load_state_dict(state["replay"])
+        self.replay.load_state_dict(
+            state["replay"], key_of=lambda states, i: self.env.terminal(states, i).canonical_key()
+        )
         set_random_state(state["random_state"])
 
     def _start(self, folder: RunFolder) -> None:
