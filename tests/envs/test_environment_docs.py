@@ -1,8 +1,8 @@
-"""The pages of docs/environments: what they show runs, and they name the options and configs that there are."""
+"""The pages of docs/environments: examples run, and the tables list every option with its default."""
 
 import re
 import shlex
-from dataclasses import fields
+from dataclasses import fields, is_dataclass
 from pathlib import Path
 
 import pytest
@@ -13,6 +13,7 @@ from gflownet.envs.config import (
     BitSequenceConfig,
     CellSpaceConfig,
     ColouredGraphConfig,
+    EnvConfig,
     HypergridConfig,
     LabelledDAGConfig,
     RecurrentStackConfig,
@@ -20,15 +21,29 @@ from gflownet.envs.config import (
 )
 from tasks.bit_sequences import BitSequencesConfig
 from tasks.cells import CellsConfig
+from tasks.coloured_graphs import ColouredGraphsRewardConfig
 from tasks.hypergrid import HypergridRewardConfig
 from tasks.language import LanguageConfig
 from tasks.structure_learning import StructureLearningConfig
 from tasks.tensor_mixing import TensorMixingConfig
 from tasks.tensor_program import TensorProgramConfig
+from tests.benchmark_tables import real_table
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 PAGES = sorted((Path(__file__).resolve().parents[2] / "docs" / "environments").glob("*.md"))
 BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+# Names of tables in the docs -> names of the files of tests/benchmark_tables.py.
+TABLES = {
+    "nb201.csv.gz": "nb201.csv.gz",
+    "nb_macro.csv.gz": "nb_macro.csv.gz",
+    "nb101.csv.gz": "nb101_ec_4epochs.csv.gz",
+}
+
+
+def with_table(word: str) -> str:
+    """Return a word of a command, with the path of the real table in `task_options.table=NAME`; skip if absent."""
+    key, _, name = word.partition("=")
+    return f"{key}={real_table(TABLES[name])}" if key == "task_options.table" else word
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
@@ -41,20 +56,18 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         for row, line in enumerate(text.strip().splitlines()):
             words = shlex.split(line)
             assert words[:3] == ["python", "-m", "gflownet.train"]
-            tables = [word.partition("=")[2] for word in words if word.startswith("task_options.table=")]
-            if not all(Path(table).is_file() for table in tables):
-                pytest.skip(f"expected {tables[0]}, got no file")  # data that are no part of the checkout
             short = [
                 *TINY_RUN,
                 *(option for task in TINY_TASKS if f"task={task}" in words for option in TINY_TASKS[task]),
             ]
-            assert train.main([*words[3:], *short, f"log_dir={tmp_path / f'{number}_{row}'}"]) == 0
+            assert train.main([*map(with_table, words[3:]), *short, f"log_dir={tmp_path / f'{number}_{row}'}"]) == 0
 
 
 @pytest.mark.parametrize(
     ("name", "options"),
     [
-        ("coloured_graph", (ColouredGraphConfig,)),
+        ("computation_graph", (EnvConfig,)),
+        ("coloured_graph", (ColouredGraphConfig, ColouredGraphsRewardConfig)),
         ("labelled_dag", (LabelledDAGConfig, StructureLearningConfig)),
         ("hypergrid", (HypergridConfig, HypergridRewardConfig)),
         ("bit_sequence", (BitSequenceConfig, BitSequencesConfig)),
@@ -68,6 +81,8 @@ def test_options_are_listed_with_their_defaults(name, options, checkout):
     for config in options:
         for field in fields(config):
             default = getattr(config(), field.name)
+            if is_dataclass(default):  # options of another environment
+                continue
             shown = f"`[{', '.join(map(str, default))}]`" if isinstance(default, list) else str(default) or "none"
             assert re.search(rf"^\| `([\w.]+\.)?{field.name}` \| {re.escape(shown)} \|", text, re.MULTILINE), field.name
 
