@@ -89,7 +89,7 @@ class Linear(CodeActivation):
 
 
 class Cell(Activation):
-    """A recurrent cell: h = cell(z, state), with weights of its own.
+    """A recurrent cell: h = cell(z, state), with trained weights.
 
     Templates: {y} the node's variable, {z}, {layer} the submodule, {hidden}, {cell}, {token} the state of the step
     before, {new_cell} the new memory of an lstm.

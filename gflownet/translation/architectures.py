@@ -1,4 +1,4 @@
-"""A found architecture back as a module."""
+"""Loading of reported architectures."""
 
 import json
 from collections.abc import Mapping
@@ -11,18 +11,17 @@ from gflownet.translation.model import TranslatedModel, to_pytorch_model
 
 
 def load(path: str | Path, rank: int = 0, *, config: Mapping[str, Any] | None = None) -> TranslatedModel:
-    """The architecture of a rank in a run's top_architectures.json, with fresh first values, ready to be trained.
+    """Return the architecture of a rank in a run's top_architectures.json as an untrained module.
 
-    It is translated as it was scored: with the settings of its graph (in files of older versions: the projection of its
-    entry) unless `config` (see TranslationConfig) overrides them.
+    Translated with the settings of its graph, as it was scored, unless `config` (see TranslationConfig) overrides them.
 
-    Raises: ValueError for a file of another form or a rank it does not hold.
+    Raises: ValueError for an invalid file or a missing rank.
     """
     return to_pytorch_model(load_graph(path, rank), config)
 
 
 def load_graph(path: str | Path, rank: int = 0) -> ComputationGraph:
-    """The graph of a rank in a run's top_architectures.json, with the translation settings that it was scored with.
+    """Return the graph of a rank in a run's top_architectures.json with its translation settings.
 
     Raises: ValueError as `load`.
     """
@@ -31,7 +30,7 @@ def load_graph(path: str | Path, rank: int = 0) -> ComputationGraph:
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got {type(error).__name__}: {error}") from None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and "graph" in entry for entry in entries):
-        raise ValueError(f"{path}: expected a JSON list of objects with a graph, as a run writes it")
+        raise ValueError(f"{path}: expected a JSON list of objects with a graph, as written by a run")
     ranks = [entry.get("rank", position) for position, entry in enumerate(entries)]
     if rank not in ranks:
         raise ValueError(f"{path}: expected a rank out of {shown(ranks)}, got {rank!r}")

@@ -1,4 +1,4 @@
-"""The bounded cache of generated classes, by structural key. It holds no parameter, so it can change no output."""
+"""Bounded cache of generated classes by structural key. It holds no parameters."""
 
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -9,7 +9,7 @@ MAX_ENTRIES = 1024
 
 
 class TranslationCache:
-    """Least recently used structures go first. Thread-safe."""
+    """Thread-safe LRU cache with hit counts."""
 
     def __init__(self, max_entries: int = MAX_ENTRIES) -> None:
         self.is_enabled = True
@@ -20,7 +20,7 @@ class TranslationCache:
         self._lock = Lock()
 
     def get(self, key: Hashable, build: Callable[[], Any]) -> Any:
-        """The entry of `key`, built on the first request."""
+        """Return the entry of `key`, built on first use."""
         with self._lock:
             if key in self._entries:
                 self._hits += 1
@@ -35,13 +35,13 @@ class TranslationCache:
         return entry
 
     def clear(self) -> None:
-        """Drop all entries and set the counters to 0."""
+        """Remove all entries and reset the counters."""
         with self._lock:
             self._entries.clear()
             self._hits = self._misses = 0
 
     def metrics(self) -> dict[str, int]:
-        """The counts of hits, misses and entries."""
+        """Return the counts of hits, misses and entries."""
         with self._lock:
             return {"hits": self._hits, "misses": self._misses, "entries": len(self._entries)}
 
@@ -50,7 +50,7 @@ CACHE = TranslationCache()
 
 
 def set_translation_cache_enabled(enabled: bool) -> None:
-    """Switch the cache on or off for models whose config does not say; outputs are the same either way."""
+    """Switch the cache on or off for models without enable_translation_cache; outputs do not change."""
     CACHE.is_enabled = bool(enabled)
 
 
@@ -60,5 +60,5 @@ def clear_translation_cache() -> None:
 
 
 def get_translation_cache_metrics() -> dict[str, int]:
-    """A copy of the cache's metrics: hits, misses, entries."""
+    """Return the metrics of the cache: hits, misses, entries."""
     return CACHE.metrics()

@@ -1,9 +1,8 @@
 """Training many classifiers of any structure at once, without autograd and with one optimiser for all.
 
-A candidate of the search is so small that autograd's bookkeeping and the optimiser's calls cost more than its
-arithmetic. Here each structure gets generated forward and backward code (direct_code), and all parameters of all
-candidates lie in one flat tensor. What does not depend on the structure is done for all candidates in one operation:
-scaling matrices by their edges' weights, the loss, the weights' gradients, the optimiser's step.
+For small candidates autograd and optimiser calls take longer than the arithmetic. Each structure gets generated forward
+and backward code (direct_code), and all parameters of all candidates lie in one flat tensor. Scaling matrices by edge
+weights, the loss, the gradients of weights and the optimiser step are single operations for all candidates.
 
 Letters: K models, B batch, C classes, N parameters with the gaps between models, E projected edges of all models.
 """
@@ -23,8 +22,8 @@ from gflownet.translation.emit import identifier, outside_classes
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.plan import ModelPlan
 
-# Models start at multiples of this many numbers, and so do their rows in the loss, so that vectorised operations treat
-# each the same wherever it lies and whoever lies beside it: results are the same to the bit in any company.
+# Models and their rows in the loss start at multiples of this many numbers, so that vectorised operations round the
+# same at every position: results are bit-identical for every set of models.
 ALIGNMENT = 64
 
 _CODE = TranslationCache()
@@ -35,16 +34,17 @@ Backward = Callable[[Tensor, tuple[Tensor, ...]], None]
 class DirectTraining:
     """Cross-entropy losses and gradients of several models; their parameters become views into `parameter`.
 
-    An elementwise optimiser (Adam, SGD) over [training.parameter] takes the steps that one optimiser per model would
-    take, up to rounding. Candidates do not touch each other: one that diverges harms none. Dropout has no direct
-    code, so train and eval mode are the same.
+    An elementwise optimiser (Adam, SGD) over [training.parameter] takes the same steps as one optimiser per model, up
+    to rounding. A diverging candidate does not affect the others. Train and eval mode are the same: no dropout.
     """
 
     def __init__(self, models: Sequence[TranslatedModel]) -> None:
         """Raises ValueError for a model without direct code (see is_direct)."""
         for position, model in enumerate(models):
             if not has_direct_code(model.plan):
-                raise ValueError(f"model {position}: expected one that is_direct, got state, queries, gates or routers")
+                raise ValueError(
+                    f"model {position}: expected one that is_direct, got state or operations without gradient code"
+                )
         layouts = [_Layout(model) for model in models]
         sizes = [layout.size for layout in layouts]
         first = next(models[0].parameters())
@@ -56,11 +56,11 @@ class DirectTraining:
         self._code = [_bound(layout, *part) for layout, part in zip(layouts, parts, strict=True)]
 
     def backward(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
-        """Sets parameter.grad to the gradients of the mean losses and returns those losses [K].
+        """Set parameter.grad to the gradients of the mean losses and return these losses [K].
 
         Per model: inputs [B, F] of the models' dtype, targets [B] int64.
         """
-        # Not only no_grad: small operations spend a tenth of their time on passing autograd by.
+        # Faster than no_grad: a tenth of the time of small operations.
         with torch.inference_mode():
             self._scaling.forward()
             results = [forward(x) for (forward, _), x in zip(self._code, inputs, strict=True)]
@@ -68,26 +68,26 @@ class DirectTraining:
             for (_, backward), gradient, (_, saved) in zip(self._code, gradients, results, strict=True):
                 backward(gradient, saved)
             self._scaling.backward()
-        return losses.clone()  # a tensor like any other, outside
+        return losses.clone()  # not an inference tensor
 
 
 def is_direct(plan: ModelPlan) -> bool:
-    """Whether models of this plan can be trained by DirectTraining."""
+    """Return whether models of this plan can be trained by DirectTraining."""
     return has_direct_code(plan)
 
 
 @dataclass(frozen=True)
 class _ProjectedEdge:
-    """Where in the flat tensors a matrix and its edge's weight lie."""
+    """The position of a matrix and its edge's weight in the flat tensors."""
 
     start: int
     stop: int
     weight: int
-    factor: float  # what else a message is multiplied by
+    factor: float  # of a message, besides its weight
 
 
 class _Layout:
-    """How one model lies in its part of the flat tensors."""
+    """The layout of one model in its part of the flat tensors."""
 
     def __init__(self, model: TranslatedModel) -> None:
         self.plan = model.plan
@@ -134,13 +134,13 @@ class _Scaling:
         self.scale, self.products = torch.empty_like(values), torch.empty_like(values)  # [N] each
 
     def forward(self) -> None:
-        """Sets the matrices from the present values."""
+        """Set the matrices from the current values."""
         torch.mul(self.values.index_select(0, self.weights), self.factors, out=self.scales[1:])
         torch.index_select(self.scales, 0, self.owner, out=self.scale)
         torch.mul(self.values, self.scale, out=self.matrices)
 
     def backward(self) -> None:
-        """Turns dL/dM, where the code left it, into dL/dP and dL/dw."""
+        """Turn dL/dM into dL/dP and dL/dw, in place."""
         torch.mul(self.gradients, self.values, out=self.products)
         sums = torch.segment_reduce(self.products, "sum", offsets=self.bounds, unsafe=True)
         self.gradients.mul_(self.scale)
@@ -155,9 +155,11 @@ def _cross_entropy(logits: Sequence[Tensor], targets: Sequence[Tensor]) -> tuple
         members = [position for position, other in enumerate(shapes) if other == shape]
         if len(members) == len(logits):
             return _cross_entropy_of_one_shape(logits, targets)
-        found, pulled = _cross_entropy_of_one_shape([logits[k] for k in members], [targets[k] for k in members])
-        losses[members] = found
-        for k, gradient in zip(members, pulled, strict=True):
+        shape_losses, shape_gradients = _cross_entropy_of_one_shape(
+            [logits[k] for k in members], [targets[k] for k in members]
+        )
+        losses[members] = shape_losses
+        for k, gradient in zip(members, shape_gradients, strict=True):
             gradients[k] = gradient
     return losses, gradients
 
@@ -172,12 +174,12 @@ def _cross_entropy_of_one_shape(logits: Sequence[Tensor], targets: Sequence[Tens
             targets[0].new_zeros(num_filled - num_rows),
         )
         logits, targets = [t for each in logits for t in (each, rows)], [t for each in targets for t in (each, labels)]
-    # Classes first: over the rows the softmax is vectorised, over ten classes it is not (27 times the time).
+    # Classes first: a softmax over ten contiguous classes is not vectorised and takes 27 times as long.
     log_shares = torch.log_softmax(torch.cat(tuple(logits)).t().contiguous(), dim=0)  # [C, K * filled]
-    chosen = torch.cat(tuple(targets)).unsqueeze(0)
-    losses = log_shares.gather(0, chosen).view(count, num_filled)[:, :num_rows].mean(1).neg_()
+    labels_row = torch.cat(tuple(targets)).unsqueeze(0)
+    losses = log_shares.gather(0, labels_row).view(count, num_filled)[:, :num_rows].mean(1).neg_()
     shares = log_shares.exp_()
-    shares.scatter_add_(0, chosen, shares.new_full((1, 1), -1.0).expand_as(chosen)).div_(num_rows)
+    shares.scatter_add_(0, labels_row, shares.new_full((1, 1), -1.0).expand_as(labels_row)).div_(num_rows)
     by_model = shares.t().contiguous().view(count, num_filled, num_classes)
     return losses, by_model[:, :num_rows].unbind()
 

@@ -33,8 +33,8 @@ def message_factor(node: NodePlan) -> float:
 def direct_source(plan: ModelPlan) -> str:
     """The text of make(...), which takes the tensors by name (see _bound of direct.py) and returns two functions.
 
-    forward(x [B, F]) returns the output [B, O] and what backward needs; backward(G [B, O], that) takes the loss's
-    gradient, may overwrite it, and fills the gradients.
+    forward(x [B, F]) returns the output [B, O] and tensors for backward(G [B, O], tensors), which takes the loss's
+    gradient G, may overwrite it, and fills the gradients of the parameters.
     """
     code = _Code(plan)
     code.inputs()
@@ -46,9 +46,9 @@ def direct_source(plan: ModelPlan) -> str:
         code.backward(node)
     after = code.body
     words = set(re.findall(r"\w+", "\n".join(after)))
-    made = dict.fromkeys(re.findall(r"^(\w+) = |\((\w+) := ", "\n".join(before), re.MULTILINE))
-    kept = [name for name in ("x", *(one or other for one, other in made)) if name in words]
-    saved = "".join(f"{name}, " for name in dict.fromkeys(kept))
+    assigned = dict.fromkeys(re.findall(r"^(\w+) = |\((\w+) := ", "\n".join(before), re.MULTILINE))
+    needed = [name for name in ("x", *(one or other for one, other in assigned)) if name in words]
+    saved = "".join(f"{name}, " for name in dict.fromkeys(needed))
     output = _joined([_id("y", node_id) for node_id in plan.outputs])
     lines = [
         f"def make({', '.join(code.tensors)}, **_):",
@@ -73,7 +73,7 @@ def _joined(names: list[str]) -> str:
 
 @dataclass
 class _Code:
-    """Lines in the making; a gradient that has been started is in `started`."""
+    """The lines of code so far. `started`: nodes with a partial gradient."""
 
     plan: ModelPlan
     tensors: dict[str, None] = field(default_factory=dict)  # an ordered set
@@ -81,7 +81,7 @@ class _Code:
     started: set[int] = field(default_factory=set)
 
     def tensor(self, word: str, key: object) -> str:
-        """The name of a tensor that make() is given."""
+        """Return the name of a tensor argument of make()."""
         name = _id(word, key)
         self.tensors[name] = None
         return name
@@ -105,7 +105,7 @@ class _Code:
             start += size
 
     def forward(self, node: NodePlan) -> None:
-        """From the sources' outputs to z and y of the node."""
+        """Emit z and y of the node from the outputs of its sources."""
         n = node.node_id
         z, bias = _id("z", n), self.tensor("b", n)
         if not node.edges:
@@ -125,7 +125,7 @@ class _Code:
         self.body.append(f"{_id('y', n)} = {activated}")
 
     def backward(self, node: NodePlan) -> None:
-        """From the gradient of y to those of the parameters and of the sources' outputs."""
+        """Emit the gradients of the parameters and of the sources' outputs from the gradient of y."""
         n = node.node_id
         z, y, gradient = _id("z", n), _id("y", n), _id("G", n)
         if n not in self.started:
@@ -194,7 +194,7 @@ class _Code:
             self.body.append(f"{z} = {z} + {self.tensor('b', n)}")
 
     def _message_gradients(self, node: NodePlan) -> list[str]:
-        """Statements and names of the gradients of the messages [B, d], from that of the aggregate."""
+        """Emit the gradients of the messages [B, d] from the gradient of the aggregate; return their names."""
         n, count, gradient = node.node_id, len(node.edges), _id("G", node.node_id)
         kind = node.aggregation_class
         if count == 1 or issubclass(kind, Sum | Mean):
@@ -207,14 +207,14 @@ class _Code:
             before = _id("m", node.edges[0].label) if step == 0 else _id(f"t{step - 1}_", n)
             message = _id("m", node.edges[step + 1].label)
             lead = kind.difference.format(a=before, b=message)
-            # As autograd does: a tie shares the gradient.
+            # A tie shares the gradient, as in autograd.
             self.body.append(f"k = torch.heaviside({lead}, {self.tensor('half', '')}).mul_({gradient})")
             self.body.append(f"{names[step + 1]} = {gradient} - k")
             self.body.append(f"{gradient} = k")
         return [gradient, *names[1:]]
 
     def _edge_backward(self, edge: EdgePlan, gradient: str, factor: float) -> None:
-        """From the gradient of a message to that of the source's output, and dL/dM or dL/dw."""
+        """Emit the gradient of the source's output and dL/dM or dL/dw from the gradient of a message."""
         e, source = edge.label, edge.source
         x = _id("y", source)
         if edge.is_projected:

@@ -87,7 +87,7 @@ class NodeEmitter:
         self.bias = dialect.parameter(f"bias_{node.node_id}")
 
     def name(self, word: str) -> str:
-        """A variable of this node's own."""
+        """The name of a variable of this node."""
         return identifier(f"{word}{self.node.node_id}")
 
     def per_edge(self, word: str) -> list[str]:
@@ -115,7 +115,7 @@ class NodeEmitter:
         return lines[:-1], lines[-1].partition(" = ")[2]
 
     def added(self, edge: EdgePlan, factor: str, total: str, *, is_matrix: bool = False) -> str:
-        """The expression of total + factor * (P x); `is_matrix` says that `total` is [B, d] and no 0-d bias."""
+        """The expression of total + factor * (P x); `is_matrix`: `total` is [B, d], not a 0-d bias."""
         x = slot_name("output", edge.source) if edge.is_recurrent else variable(edge.source)
         if not edge.is_projected:
             return f"torch.addcmul({total}, {x}, {factor})" if total else f"{x} * {factor}"
@@ -190,18 +190,18 @@ def step_lines(plan: ModelPlan, dialect: Dialect) -> list[str]:
 def sequence_lines(plan: ModelPlan) -> list[str]:
     """Statements from `x` [T B, F], time by time, `batch` and the slot variables to `y` [T B, O] and `state`.
 
-    For plans in which nothing is read one step late: every node then sees all time steps before the next node begins.
+    For plans without recurrent edges: each node computes all time steps before the next node.
     """
     lines = _input_lines(plan)
     for node in plan.live_nodes:
         lines += _node_lines(node, SEQUENCE)
     lines.append(_output_line(plan))
-    kept = [_last_state(slot) for slot in plan.slots]
-    return [*lines, f"state = ({', '.join(kept)},)"]
+    state = [_last_state(slot) for slot in plan.slots]
+    return [*lines, f"state = ({', '.join(state)},)"]
 
 
 def _last_state(slot: StateSlot) -> str:
-    """What a slot holds after a sequence; none shares memory with the output, which is the caller's."""
+    """The expression of a slot after a sequence; it shares no memory with the output."""
     if slot.kind == "token":
         return f"torch.ones_like({slot_name('token', slot.node_id)})"
     if slot.kind == "cell":
@@ -231,7 +231,7 @@ def _new_state(plan: ModelPlan, slot: StateSlot) -> str:
         return slot_name("new_cell", slot.node_id)
     if slot.kind == "token":
         return f"torch.ones_like({slot_name('token', slot.node_id)})"
-    # The caller may write into its own input or into the output it gets: the state must not share their memory.
+    # The caller may overwrite its input or the output: the state must not share their memory.
     is_shared = (slot.node_id,) == plan.outputs or slot.node_id in dict(plan.inputs)
     return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)
 

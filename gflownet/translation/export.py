@@ -1,4 +1,4 @@
-"""A model for other runtimes: torch.export and, with the extra [onnx], ONNX."""
+"""Export of a model: torch.export and, with the extra [onnx], ONNX."""
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -30,10 +30,10 @@ class StepModule(nn.Module):
 
 
 def export_program(model: TranslatedModel, *, batch_size: int = 2) -> ExportedProgram:
-    """The model in eval mode as an ExportedProgram with a free batch dimension.
+    """Return the model in eval mode as an ExportedProgram with a free batch dimension.
 
     A feed-forward model maps x to y. A recurrent one is exported as StepModule: its state, in the order of
-    model.plan.slots, goes in after x and comes out after y. `batch_size` (at least 2) is that of the traced example.
+    model.plan.slots, goes in after x and comes out after y. `batch_size` (at least 2): batch of the traced example.
     """
     with _evaluating(model):
         module, example = _traceable(model, batch_size)
@@ -68,7 +68,7 @@ def to_onnx(model: TranslatedModel, path: str | Path, *, batch_size: int = 2) ->
 
 
 def _onnx_stable_sort() -> Callable[..., Any]:
-    """aten.sort.stable, which torch 2.13 has no ONNX form of: TopK over all, where ties go to the lower index."""
+    """Return aten.sort.stable, missing in the ONNX exporter of torch 2.13, as TopK of all (ties: lower index)."""
     from onnxscript import opset18  # pyright: ignore[reportMissingImports]
 
     op: Any = opset18
@@ -83,7 +83,7 @@ def _onnx_stable_sort() -> Callable[..., Any]:
 
 @contextmanager
 def _evaluating(model: TranslatedModel) -> Iterator[None]:
-    """Put the model into eval mode, and back into the mode it was in, whatever happens."""
+    """Switch the model to eval mode in the block."""
     was_training = model.training
     model.eval()
     try:
@@ -94,7 +94,7 @@ def _evaluating(model: TranslatedModel) -> Iterator[None]:
 
 def _traceable(model: TranslatedModel, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if batch_size < 2:
-        raise ValueError(f"batch_size: expected >= 2 (tracing takes 1 for a constant), got {batch_size}")
+        raise ValueError(f"batch_size: expected >= 2 (tracing treats 1 as a constant), got {batch_size}")
     parameter = next(model.parameters())
     widths = (model.plan.input_size, *(slot.size for slot in model.plan.slots))
     example = tuple(parameter.new_zeros(batch_size, width) for width in widths)

@@ -1,4 +1,4 @@
-"""Shapes, parameters and FLOPs of a graph, read off the plan: no tensor is made, torch is not imported."""
+"""Shapes, parameters and FLOPs of a graph, computed from its plan without tensors or torch."""
 
 from dataclasses import dataclass
 from math import prod
@@ -10,17 +10,17 @@ from gflownet.translation.planning import checked_plan
 
 @dataclass(frozen=True)
 class NodeSummary:
-    """One non-INPUT node; FLOPs are those of one row of the batch."""
+    """One non-INPUT node; FLOPs are per row of the batch."""
 
     node_id: int
     operation: str  # "aggregation -> activation"
-    source_sizes: tuple[int, ...]  # the widths of what the enabled in-edges bring
+    source_sizes: tuple[int, ...]  # widths of the sources of the enabled in-edges
     aggregated_size: int  # the width between aggregation and post
     output_size: int
-    num_parameters: int  # the node's own and those of its in-edges
+    num_parameters: int  # of the node and its in-edges
     matrix_flops: int  # 2 per multiply-add of a matrix product
     elementwise_flops: int  # 1 per element and operation, activations included
-    is_live: bool  # a dead node keeps its parameters and is not computed
+    is_live: bool  # a dead node has parameters but is not computed
 
     @property
     def flops(self) -> int:
@@ -36,7 +36,7 @@ class GraphSummary:
     flops: int  # per row of the batch and time step, dead nodes left out
     input_size: int
     output_size: int
-    state_size: int  # floats per row that a step hands to the next
+    state_size: int  # floats per row of the recurrent state
     nodes: tuple[NodeSummary, ...]  # in the order of evaluation
 
     @property
@@ -61,15 +61,15 @@ class GraphSummary:
 
 
 def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphSummary:
-    """What to_pytorch_model would build; `projection` overrides the graph's own settings, as there.
+    """Return the summary of the model of a graph; `projection` overrides the setting of the graph.
 
-    Raises: ValueError for a graph that it would refuse.
+    Raises: ValueError for an invalid graph.
     """
     return summarise_plan(checked_plan(graph, {"projection": projection}))
 
 
 def summarise_plan(plan: ModelPlan) -> GraphSummary:
-    """The summary of a plan."""
+    """Return the summary of a plan."""
     nodes = tuple(_summarise_node(node) for node in plan.nodes)
     return GraphSummary(
         num_parameters=sum(node.num_parameters for node in nodes),

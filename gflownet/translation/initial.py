@@ -1,4 +1,4 @@
-"""First values of a model's parameters: the graph's numbers, PyTorch's defaults for layers."""
+"""First values of a model's parameters: biases and weights of the graph, PyTorch's defaults for layers."""
 
 from collections.abc import Sequence
 from importlib import import_module
@@ -13,17 +13,17 @@ from gflownet.translation.parameters import Initial, ParameterPlan
 from gflownet.translation.plan import ModelPlan
 from gflownet.translation.rhn_plan import rhn_config
 
-# Small enough that attention starts near uniform, as in the described implementation.
+# Small: attention starts near uniform.
 QUERY_STD = 0.01
 
 
 def add_parameters(
     model: nn.Module, plan: ModelPlan, values: Sequence[float], *, device: torch.device, dtype: torch.dtype
 ) -> None:
-    """Give `model` the parameters of `plan`; `values` are those of plan.scalars, in that order.
+    """Add the parameters of `plan` to `model`; `values`: first values of plan.scalars, in this order.
 
-    Construction is on the search's hot path: nn.Module's registering and nn.Linear's own initialisation would take
-    three quarters of it, so the dicts are filled directly.
+    The dicts of nn.Module are filled directly: registration and initialisation by nn.Linear would take three quarters
+    of the time of a construction.
     """
     remaining = iter(values)
     for parameter in plan.parameters:
@@ -37,7 +37,7 @@ def add_parameters(
 
 
 def random_values(parameter: ParameterPlan, data: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """`data` filled with the first values of a layer or query; the draws are those of PyTorch's own layers."""
+    """Fill `data` with the first values of a layer or query; layers draw the same numbers as in PyTorch."""
     if parameter.initial is Initial.QUERY:
         return data.normal_(std=QUERY_STD, generator=generator)
     if parameter.initial is Initial.NORMAL:
@@ -52,7 +52,7 @@ def _parameter(data: Tensor) -> nn.Parameter:
 
 
 def _layer(model: nn.Module, parameter: ParameterPlan) -> nn.Module:
-    """The submodule that holds a parameter, made on the first request with all that is in it."""
+    """Return the submodule of a parameter, created on first use."""
     name, _, inner = parameter.module.partition(".")
     if name not in model._modules:
         kind = name.partition("_")[0]
@@ -71,7 +71,7 @@ def _linear(parameter: ParameterPlan) -> nn.Module:
 
 
 def _cell(kind: str, parameter: ParameterPlan) -> nn.Module:
-    """The empty module of a recurrent cell, from the first of its parameters."""
+    """Return the empty module of a recurrent cell, from the first of its parameters."""
     cell_class = activation(kind)
     assert issubclass(cell_class, Cell)
     module, _, name = cell_class.module.partition(":")

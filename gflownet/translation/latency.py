@@ -1,4 +1,4 @@
-"""How long a model takes for one batch."""
+"""Latency of a model."""
 
 from dataclasses import dataclass
 from statistics import median
@@ -24,19 +24,19 @@ class Latency:
 
 
 def measure_latency(model: TranslatedModel, *, batch_size: int = 1, num_calls: int = 100) -> Latency:
-    """Times `num_calls` forward calls on rows of zeros, after a few that do not count; the model's state is kept."""
+    """Time `num_calls` forward calls on rows of zeros after a warm-up; the model's state is unchanged."""
     if batch_size < 1 or num_calls < 1:
         raise ValueError(f"expected batch_size and num_calls >= 1, got {batch_size} and {num_calls}")
     parameter = next(model.parameters())
     x = torch.zeros(batch_size, model.plan.input_size, dtype=parameter.dtype, device=parameter.device)
-    kept, was_training = model.state_manager.tensors, model.training
+    state, was_training = model.state_manager.tensors, model.training
     model.eval()
     try:
         with torch.no_grad():
             seconds = [_timed(model, x) for _ in range(NUM_WARM_UP + num_calls)][NUM_WARM_UP:]
     finally:
         model.train(was_training)
-        model.state_manager.tensors = kept
+        model.state_manager.tensors = state
     return Latency(median(seconds), min(seconds), max(seconds), num_calls, batch_size)
 
 
@@ -44,5 +44,5 @@ def _timed(model: TranslatedModel, x: Tensor) -> float:
     start = perf_counter()
     model(x, reset_states=True)
     if x.is_cuda:
-        torch.cuda.synchronize(x.device)  # kernels are only queued when forward returns
+        torch.cuda.synchronize(x.device)  # forward only queues kernels
     return perf_counter() - start

@@ -14,22 +14,63 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.vocabulary import DTYPES
 from gflownet.translation.cache import CACHE
 from gflownet.translation.cells import gru_sequence, lstm_sequence, rhn_sequence
-from gflownet.translation.config import TranslationConfig
 from gflownet.translation.emit import FAST, outside_classes, sequence_lines, slot_name, step_lines
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.parameters import Initial
-from gflownet.translation.plan import ModelPlan
-from gflownet.translation.planning import build_plan, checked_options, structural_key
-from gflownet.translation.state import StateManager
+from gflownet.translation.plan import ModelPlan, StateSlot
+from gflownet.translation.planning import TranslationConfig, build_plan, checked_options, structural_key
 
-# What generated code calls besides torch.
+# Functions of generated code besides torch.
 _CELL_FUNCTIONS = {function.__name__: function for function in (gru_sequence, lstm_sequence, rhn_sequence)}
 
 
-class TranslatedModel(nn.Module):
-    """The base of all generated classes; forward maps [B, F] to [B, O], one call is one time step.
+class StateManager:
+    """The state of a recurrent model between calls: one detached tensor per slot of the plan, zeros at first.
 
-    B: batch, F: sum of the INPUT widths, O: sum of the OUTPUT widths. Parameters are named as in the spec.
+    Not thread-safe, and not in state_dict: a state belongs to a sequence, not to the model.
+    """
+
+    def __init__(self, slots: tuple[StateSlot, ...]) -> None:
+        self.slots = slots
+        self.tensors: tuple[Tensor, ...] | None = None  # each [B, size], in the order of slots
+
+    def reset(self) -> None:
+        """Clear the state: the next step starts from zeros."""
+        self.tensors = None
+
+    def current(self, x: Tensor) -> tuple[Tensor, ...]:
+        """Return the state before a step on `x` [B, F]. Raises ValueError for another B than the state has."""
+        if self.tensors is None:
+            return tuple(x.new_zeros(x.shape[0], slot.size) for slot in self.slots)
+        if self.tensors and self.tensors[0].shape[0] != x.shape[0]:
+            raise ValueError(
+                f"expected a batch of {self.tensors[0].shape[0]}, as in the state of the previous call, "
+                f"got {x.shape[0]}; pass reset_states=True to start a new sequence"
+            )
+        return self.tensors
+
+    def store(self, tensors: tuple[Tensor, ...]) -> None:
+        """Store the state after a step, detached: a backward pass ends at its own call."""
+        self.tensors = tuple(tensor.detach() for tensor in tensors)
+
+    def previous_output(self, node_id: int) -> Tensor | None:
+        """Return the output [B, size] that recurrent edges of a node read next; None before the first step."""
+        for slot, tensor in zip(self.slots, self.tensors or (), strict=False):
+            if slot.kind == "output" and slot.node_id == node_id:
+                return tensor
+        return None
+
+    def apply(self, function: Callable[[Tensor], Tensor]) -> None:
+        """Apply a function to the tensors, as nn.Module.to does with parameters."""
+        if self.tensors is not None:
+            with torch.no_grad():
+                self.tensors = tuple(function(tensor) for tensor in self.tensors)
+
+
+class TranslatedModel(nn.Module):
+    """Base of all generated classes; forward maps [B, F] to [B, O], one call is one time step.
+
+    B: batch, F: sum of the INPUT widths, O: sum of the OUTPUT widths. Parameters: see docs/translation.md.
     """
 
     plan: ClassVar[ModelPlan]
@@ -44,24 +85,24 @@ class TranslatedModel(nn.Module):
         add_parameters(self, self.plan, values, device=device, dtype=dtype)
 
     def forward(self, x: Tensor, reset_states: bool = False) -> Tensor:
-        """The output [B, O] of one time step on `x` [B, F]; generated for every structure.
+        """Return the output [B, O] of one time step on `x` [B, F]; generated for every structure.
 
         Raises: ValueError for a wrong rank, width, dtype or, with kept state, batch size.
         """
-        raise NotImplementedError(f"{type(self).__name__} is not meant to be used directly: call to_pytorch_model")
+        raise NotImplementedError(f"{type(self).__name__} is an abstract base class: call to_pytorch_model")
 
     def step(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The output [B, O] of one time step and the state after it, from a given state (see plan.slots).
+        """Return the output [B, O] of one time step and the next state, from a state (see plan.slots).
 
-        It reads and writes nothing but its arguments; generated where a graph has state.
+        A pure function of its arguments; generated for graphs with state.
         """
         return self(x), state
 
     def forward_sequence(self, x: Tensor, reset_states: bool = True) -> Tensor:
-        """The outputs [B, T, O] of T time steps on `x` [B, T, F], with gradients that run through time.
+        """Return the outputs [B, T, O] of T time steps on `x` [B, T, F], with gradients through time.
 
-        The same numbers as T calls of forward. A sequence starts from zeros unless `reset_states` is False; the state
-        after its last step is kept, detached.
+        Equals T calls of forward. A sequence starts from zeros unless `reset_states` is False; the state after its last
+        step is stored, detached.
 
         Raises: ValueError for a wrong rank, width, dtype or length 0.
         """
@@ -78,7 +119,7 @@ class TranslatedModel(nn.Module):
         return y
 
     def steps(self, x: Tensor, state: tuple[Tensor, ...]) -> tuple[Tensor, tuple[Tensor, ...]]:
-        """The outputs [B, T, O] of T time steps on `x` [B, T, F] from a given state, and the state after them.
+        """Return the outputs [B, T, O] of T time steps on `x` [B, T, F] from a state, and the state after them.
 
         Step by step; generated for graphs with rhn nodes and no recurrent edges: node by node.
         """
@@ -101,16 +142,16 @@ class TranslatedModel(nn.Module):
         return super()._apply(fn, recurse)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        # The generated class cannot be imported by name; the plan travels instead.
+        # The generated class cannot be imported by name: pickle the plan instead.
         return _empty_model, (self.plan,), self.__dict__
 
 
 def to_pytorch_model(
     graph: ComputationGraph, config: Mapping[str, Any] | TranslationConfig | None = None
 ) -> TranslatedModel:
-    """The graph as an nn.Module; random first values come from torch's global generator.
+    """Translate a graph to an nn.Module; random first values come from torch's global generator.
 
-    `config` (see TranslationConfig) overrides the graph's own settings, graph.config["translation"].
+    `config` (see TranslationConfig) overrides the settings of the graph, graph.config["translation"].
 
     Raises: ValueError that lists every problem of an invalid graph.
     """
@@ -121,7 +162,7 @@ def to_pytorch_model(
 
 
 def translated_class(graph: ComputationGraph, options: TranslationConfig) -> type[TranslatedModel]:
-    """The class that graphs of this structure share, from the cache where that is on; for checked_options only."""
+    """Return the class of graphs of this structure, cached if enabled; `options` come from checked_options."""
     projection = options.projection or "auto"
     key = structural_key(graph, projection)
 
@@ -133,7 +174,7 @@ def translated_class(graph: ComputationGraph, options: TranslationConfig) -> typ
 
 
 def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:
-    """The first values of plan.scalars."""
+    """Return the first values of plan.scalars."""
     nodes, edges = graph.nodes, graph.edges
     return [
         nodes[parameter.owner].bias
@@ -146,7 +187,7 @@ def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:
 
 
 def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
-    """A subclass of TranslatedModel whose forward is straight-line code for `plan`."""
+    """Return a subclass of TranslatedModel whose forward is straight-line code for `plan`."""
     source = _source(plan)
     name = f"TranslatedModel_{sha256(repr(plan.key).encode()).hexdigest()[:12]}"
     filename = f"<gflownet {name}>"
@@ -154,14 +195,14 @@ def generate_class(plan: ModelPlan) -> type[TranslatedModel]:
     exec(compile(source, filename, "exec"), namespace)
     methods = {method: namespace[method] for method in ("forward", "step", "steps") if method in namespace}
     generated = type(name, (TranslatedModel,), {"plan": plan, "__module__": __name__, **methods})
-    # Tracebacks, debuggers and torch.compile find the lines here, for as long as the class lives.
+    # Source lines for tracebacks, debuggers and torch.compile while the class exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
     weakref.finalize(generated, linecache.cache.pop, filename, None)
     return generated
 
 
 def _source(plan: ModelPlan) -> str:
-    """The text of `forward` and, for a plan with state, of the `step` it calls."""
+    """Return the source of `forward` and, for a plan with state, of `step` and `steps`."""
     dtype = f"{FAST.parameter(f'bias_{plan.outputs[0]}')}.dtype"
     access = ["p, m = self._parameters, self._modules"]
     check = [
@@ -197,7 +238,7 @@ def _function(signature: str, lines: list[str]) -> str:
 
 
 def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
-    """The dtype of the parameters, torch.float32 for None. Raises ValueError for one that is not floating."""
+    """Return the dtype of the parameters, torch.float32 for None. Raises ValueError for one that is not floating."""
     if dtype is None:
         return torch.float32
     if isinstance(dtype, str) and dtype in DTYPES:
@@ -208,6 +249,6 @@ def checked_dtype(dtype: torch.dtype | str | None) -> torch.dtype:
 
 
 def _empty_model(plan: ModelPlan) -> TranslatedModel:
-    """An instance without state, for pickle and copy to fill."""
+    """Return an empty instance, filled by pickle and copy."""
     model_class = CACHE.get(plan.key, lambda: generate_class(plan)) if CACHE.is_enabled else generate_class(plan)
     return model_class.__new__(model_class)

@@ -1,4 +1,4 @@
-"""The immutable plan of a model: what is computed in which order, and which parameters that takes."""
+"""The immutable plan of a model: order of computation and parameters."""
 
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -90,10 +90,10 @@ class NodePlan:
 
 @dataclass(frozen=True)
 class StateSlot:
-    """One tensor [B, size] that a step hands to the next."""
+    """One tensor [B, size] of the recurrent state."""
 
-    # "output" of a node that a recurrent edge reads; "hidden" of a cell, "cell" of an lstm; "token" of an rhn: 1 after
-    # a step and 0 before the first, so that zeros say "no token before", which the plain feed-forward network reads.
+    # "output" of a node that a recurrent edge reads; "hidden" of a cell, "cell" of an lstm; "token" of an rhn: 0 before
+    # its first step, 1 after it.
     kind: str
     node_id: int
     size: int
@@ -138,12 +138,12 @@ class ModelPlan:
 
     @cached_property
     def live_nodes(self) -> tuple[NodePlan, ...]:
-        """The nodes that are computed."""
+        """The nodes with a path to an output: only these are computed."""
         return tuple(node for node in self.nodes if node.is_live)
 
     @cached_property
     def slots(self) -> tuple[StateSlot, ...]:
-        """What a step must remember: nothing for a feed-forward graph."""
+        """The recurrent state; empty for a feed-forward graph."""
         edges = [edge for node in self.live_nodes for edge in node.edges]
         sources = dict.fromkeys(edge.source for edge in edges if edge.is_recurrent)
         slots = [StateSlot("output", source, self.sizes[source]) for source in sources]
@@ -155,6 +155,6 @@ class ModelPlan:
 
     @cached_property
     def is_run_by_node(self) -> bool:
-        """Whether sequences are run node by node: there are rhn nodes, and nothing is read one step late."""
+        """Whether sequences are computed node by node: there are rhn nodes, and nothing is read one step late."""
         has_rhn = any(node.activation == "rhn" for node in self.live_nodes)
         return has_rhn and not any(slot.kind == "output" for slot in self.slots)

@@ -1,18 +1,63 @@
-"""From a graph to its plan: the order of evaluation, what is live, which layers stand where."""
+"""Options of a translation, and the plan of a graph: evaluation order, live nodes, layers. No torch."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from difflib import get_close_matches
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
 from gflownet.graphs.limits import is_projected
 from gflownet.graphs.validation import blocking_problems
-from gflownet.graphs.vocabulary import aggregation
-from gflownet.translation.config import TranslationConfig, read_config
+from gflownet.graphs.vocabulary import DTYPES, PROJECTIONS, aggregation
 from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
 
 
+@dataclass(frozen=True)
+class TranslationConfig:
+    """Options of to_pytorch_model. None: the setting of the graph, else the default."""
+
+    device: Any = field(default="cpu", metadata={"help": "torch device of the parameters"})
+    dtype: Any = field(
+        default=None, metadata={"help": "floating torch dtype of the parameters or its name; by default float32"}
+    )
+    projection: str | None = field(
+        default=None,
+        metadata={
+            "help": "auto (default): a linear layer on edges whose widths differ; always: on every edge; never: refuse "
+            "such edges"
+        },
+    )
+    enable_translation_cache: bool | None = field(
+        default=None, metadata={"help": "use the cache of generated classes; None: the global switch"}
+    )
+
+    def __post_init__(self) -> None:
+        if self.projection is not None and self.projection not in PROJECTIONS:
+            raise ValueError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {self.projection!r}")
+        if isinstance(self.dtype, str) and self.dtype not in DTYPES:
+            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
+
+    def completed(self, settings: Mapping[str, Any]) -> "TranslationConfig":
+        """Return the options with None replaced by a graph's translation settings or the defaults."""
+        dtype = settings.get("dtype") if self.dtype is None else self.dtype
+        projection = self.projection or settings.get("projection") or "auto"
+        return TranslationConfig(self.device, dtype, projection, self.enable_translation_cache)
+
+
+def read_config(config: Mapping[str, Any] | TranslationConfig | None) -> TranslationConfig:
+    """Return the options as a dataclass. Raises ValueError for an unknown key, with the nearest known one."""
+    if isinstance(config, TranslationConfig):
+        return config
+    names = [option.name for option in fields(TranslationConfig)]
+    for key in config or {}:
+        if key not in names:
+            nearest = get_close_matches(str(key), names, n=1) or [", ".join(names)]
+            raise ValueError(f"translation config: unknown key {key!r}, did you mean {nearest[0]}?")
+    return TranslationConfig(**(config or {}))
+
+
 def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
-    """All that decides a plan, and nothing else: not the values of biases and weights, not derivation_uuid."""
+    """Return everything a plan depends on: not the values of biases and weights, not derivation_uuid."""
     nodes = tuple(
         (node.node_id, node.node_type.value, node.output_size, node.activation_function, _frozen(node.attributes))
         for node in graph.nodes.values()
@@ -28,11 +73,11 @@ def structural_key(graph: ComputationGraph, projection: str) -> tuple[Any, ...]:
 def checked_options(
     graph: ComputationGraph, config: Mapping[str, Any] | TranslationConfig | None = None
 ) -> TranslationConfig:
-    """The options of a graph's translation: those of `config`, else the graph's own, else the defaults.
+    """Return the options of a graph's translation: `config`, else the graph's settings, else the defaults.
 
-    Every translation comes through here first, whether its class is cached or not.
+    Called before every translation, cached or not.
 
-    Raises: ValueError that lists every problem of the graph that keeps it from being a model.
+    Raises: ValueError that lists every problem of an invalid graph.
     """
     options = read_config(config)
     problems = blocking_problems(graph, options.projection)
@@ -43,13 +88,13 @@ def checked_options(
 
 
 def checked_plan(graph: ComputationGraph, config: Mapping[str, Any] | None = None) -> ModelPlan:
-    """The plan of a graph, built without the cache. Raises ValueError as checked_options."""
+    """Return the plan of a graph, built without the cache. Raises ValueError as checked_options."""
     projection = checked_options(graph, config).projection or "auto"
     return build_plan(graph, projection, structural_key(graph, projection))
 
 
 def build_plan(graph: ComputationGraph, projection: str, key: tuple[Any, ...]) -> ModelPlan:
-    """The plan of a valid graph. Edges that close an unmarked cycle are taken as recurrent."""
+    """Return the plan of a valid graph. Edges that close an unmarked cycle become recurrent."""
     recurrent = frozenset(graph.detect_cycles())
     order = _evaluation_order(graph, recurrent)
     live = _live_nodes(graph)
@@ -86,7 +131,7 @@ def _plan_edge(graph: ComputationGraph, edge: Edge, width: int, projection: str,
 
 
 def _evaluation_order(graph: ComputationGraph, recurrent: frozenset[int]) -> list[int]:
-    """Sources before targets along the edges of one time step; ties by node id."""
+    """Return sources before targets along the edges of one time step; ties by node id."""
     if not recurrent:
         return list(graph.topological_sort(ignore_recurrent=True))
     waiting = dict.fromkeys(graph.nodes, 0)
@@ -109,7 +154,7 @@ def _evaluation_order(graph: ComputationGraph, recurrent: frozenset[int]) -> lis
 
 
 def _live_nodes(graph: ComputationGraph) -> set[int]:
-    """The nodes with an enabled path to an OUTPUT node, recurrent edges included."""
+    """Return the nodes with an enabled path to an OUTPUT node, recurrent edges included."""
     sources: dict[int, list[int]] = {}
     for edge in graph.edges.values():
         if edge.enabled:
@@ -125,14 +170,14 @@ def _live_nodes(graph: ComputationGraph) -> set[int]:
 
 
 def _size(node: Node) -> int:
-    assert node.output_size is not None, "validate() lets no node without output_size pass"
+    assert node.output_size is not None, "validate() refuses nodes without output_size"
     return node.output_size
 
 
 def _frozen(attributes: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     if not attributes:
         return ()
-    # A mapping is no attribute that validate() accepts; its text only keeps the key hashable until it is refused.
+    # validate() refuses mappings as attributes; their text keeps the key hashable until then.
     return tuple(
         sorted((k, repr(v) if isinstance(v, Mapping) else v) for k, v in attributes.items() if k != "derivation_uuid")
     )

@@ -1,4 +1,4 @@
-"""repair: an invalid graph made translatable, with a list of what was changed."""
+"""repair: the nearest valid graph and the list of changes."""
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -27,7 +27,7 @@ STRATEGIES = ("minimal", "disable")
 
 @dataclass(frozen=True)
 class Change:
-    """One thing that repair did."""
+    """One change by repair."""
 
     message: str  # "node 3: activation_function 'rellu' -> 'relu'"
     node_id: int | None = None
@@ -36,26 +36,26 @@ class Change:
 
 @dataclass(frozen=True)
 class RepairedGraph:
-    """A graph that can be translated, and how it came from the one given."""
+    """A valid graph and the changes that led to it."""
 
     graph: ComputationGraph
     changes: tuple[Change, ...]  # empty for a graph that was valid
 
 
 def repair(graph: ComputationGraph, *, strategy: str = "minimal") -> RepairedGraph:
-    """A valid graph near the given one, which stays as it is.
+    """Return a valid graph near `graph`, which is not changed.
 
-    Values that are not allowed become the nearest allowed one, or the default. Edges that no value can save (dangling,
-    doubled, into an input) are removed. With strategy "minimal" the rest stays connected as it was; with "disable"
-    every hidden node and every edge that had a wrong value is cut off as well, by disabling edges. An output that
-    no input reaches gets the fewest disabled edges on the way enabled, or one new edge from the first input.
+    Invalid values become the nearest valid one, or the default. Dangling edges, duplicates and edges into inputs are
+    removed. With strategy "disable" every hidden node and edge with an invalid value is also cut off, by disabling
+    edges. An output that no input reaches is connected by enabling a minimum number of edges, or by one new edge from
+    the first input.
 
     Raises: ValueError for a graph without inputs or outputs, one too large, or an unknown strategy.
     """
     if strategy not in STRATEGIES:
         raise ValueError(f"strategy: expected one of {', '.join(STRATEGIES)}, got {strategy!r}")
     if not graph.input_node_ids or not graph.output_node_ids:
-        raise ValueError("expected a graph with input and output nodes: repair cannot invent them")
+        raise ValueError("expected a graph with input and output nodes: repair does not add them")
     changes: list[Change] = []
     nodes = {node_id: _repaired_node(graph, node, changes) for node_id, node in graph.nodes.items()}
     edges = _repaired_edges(graph, changes)
@@ -73,7 +73,7 @@ def repair(graph: ComputationGraph, *, strategy: str = "minimal") -> RepairedGra
 
 
 def _repaired_config(graph: ComputationGraph, changes: list[Change]) -> Mapping[str, Any]:
-    """The config with those of the translation settings that are valid."""
+    """Return the config with only the valid translation settings."""
     if "translation" not in graph.config:
         return graph.config
     settings = graph.config["translation"]
@@ -110,7 +110,7 @@ def _repaired_node(graph: ComputationGraph, node: Node, changes: list[Change]) -
 
 
 def _repaired_attributes(node: Node) -> dict[str, Any]:
-    """The attributes that act, with a known aggregation."""
+    """Return the valid attributes, with a known aggregation."""
     name = _nearest(str(node.aggregation), AGGREGATIONS, DEFAULT_AGGREGATION, aggregation)
     accepted = {**NODE_ATTRIBUTES, **aggregation(name).accepted()}
     valid = {key: value for key, value in node.attributes.items() if key in accepted and accepted[key].accepts(value)}
@@ -119,13 +119,13 @@ def _repaired_attributes(node: Node) -> dict[str, Any]:
 
 def _repaired_edges(graph: ComputationGraph, changes: list[Change]) -> dict[int, Edge]:
     edges: dict[int, Edge] = {}
-    taken: set[tuple[int, int]] = set()
+    pairs: set[tuple[int, int]] = set()
     for edge_id, edge in sorted(graph.edges.items()):
-        reason = _fatal(graph, edge, taken)
+        reason = _fatal(graph, edge, pairs)
         if reason:
             changes.append(Change(f"edge {edge_id}: removed, {reason}", edge_id=edge_id))
             continue
-        taken.add((edge.source, edge.target))
+        pairs.add((edge.source, edge.target))
         weight = edge.weight if abs(edge.weight) <= MAX_MAGNITUDE else DEFAULT_WEIGHT
         attributes = {
             k: v for k, v in edge.attributes.items() if k in EDGE_ATTRIBUTES and EDGE_ATTRIBUTES[k].accepts(v)
@@ -138,20 +138,20 @@ def _repaired_edges(graph: ComputationGraph, changes: list[Change]) -> dict[int,
     return edges
 
 
-def _fatal(graph: ComputationGraph, edge: Edge, taken: set[tuple[int, int]]) -> str:
-    """Why an edge cannot stay, or an empty text."""
+def _fatal(graph: ComputationGraph, edge: Edge, pairs: set[tuple[int, int]]) -> str:
+    """Return why an edge must be removed, or an empty text."""
     for node_id in (edge.source, edge.target):
         if node_id not in graph.nodes:
             return f"there is no node {node_id}"
     if graph.nodes[edge.target].node_type is NodeType.INPUT:
         return f"node {edge.target} is an input"
-    if not graph.config["multigraph"] and (edge.source, edge.target) in taken:
+    if not graph.config["multigraph"] and (edge.source, edge.target) in pairs:
         return f"another edge goes from node {edge.source} to node {edge.target}"
     return ""
 
 
 def _disable(graph: ComputationGraph, edges: dict[int, Edge], changes: list[Change]) -> None:
-    """Cut off hidden nodes and edges that had a wrong value."""
+    """Disable the edges of hidden nodes that had an invalid value, and edges that had one."""
     bad_edges = {change.edge_id for change in changes}
     bad_nodes = {
         change.node_id
@@ -167,7 +167,7 @@ def _disable(graph: ComputationGraph, edges: dict[int, Edge], changes: list[Chan
 def _connect_outputs(nodes: Mapping[int, Node], edges: dict[int, Edge], changes: list[Change]) -> None:
     inputs = sorted(i for i, node in nodes.items() if node.node_type is NodeType.INPUT)
     outputs = sorted(i for i, node in nodes.items() if node.node_type is NodeType.OUTPUT)
-    # What was cut off on purpose must not come back: only edges that were disabled from the start may be enabled.
+    # Edges disabled by _disable stay disabled: only edges that were disabled before may be enabled.
     cut = {change.edge_id for change in changes if change.edge_id is not None}
     for output in outputs:
         if output in _fed(inputs, edges):
@@ -201,7 +201,7 @@ def _fed(inputs: list[int], edges: Mapping[int, Edge]) -> set[int]:
 
 
 def _path_to(output: int, inputs: list[int], edges: list[Edge]) -> list[Edge]:
-    """The edges of a path from an input to `output` with the fewest disabled ones; empty where there is none."""
+    """Return the edges of a path from an input to `output` with a minimum of disabled ones; empty: no path."""
     best: dict[int, tuple[int, list[Edge]]] = {node_id: (0, []) for node_id in inputs}
     for _ in range(len(edges) + 1):  # Bellman-Ford: a path has no more edges than there are
         improved = False
@@ -237,7 +237,7 @@ def _is_width(size: int | None) -> TypeGuard[int]:
 
 
 def _likely_size(graph: ComputationGraph, node: Node) -> int:
-    """The commonest width among the neighbours, which spares projections; 1 where there is none."""
+    """Return the most common width among the neighbours (fewest projections), 1 without any."""
     ends = [(edge.source, edge.target) for edge in graph.edges.values() if node.node_id in (edge.source, edge.target)]
     sizes = Counter(
         graph.nodes[other].output_size

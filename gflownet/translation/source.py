@@ -1,4 +1,4 @@
-"""to_source: the model as a readable Python file that needs nothing but torch."""
+"""to_source: the model as a readable Python file that needs only torch."""
 
 from keyword import iskeyword
 
@@ -34,17 +34,17 @@ _STATEFUL_FORWARD = '''
 
 
 def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str | None = None) -> str:
-    """The text of a module with one class `name`: the same parameters, first values and numbers as the model.
+    """Return the source of a module with one class `name`: same parameters, first values and outputs as the model.
 
-    `projection` overrides the graph's own settings, as in to_pytorch_model. The state_dict has the names of the
-    translated model (a minus sign in a node id becomes m).
+    `projection` overrides the setting of the graph. The state_dict has the names of the translated model (a minus sign
+    in a node id becomes m). A user's activations and aggregations are imported.
 
     Raises: ValueError for an invalid graph, one with an rhn node, or a name that a class cannot have.
     """
     if not name.isidentifier():
         raise ValueError(f"name: expected a Python identifier, got {name!r}")
     if iskeyword(name) or name in _USED_NAMES:
-        raise ValueError(f"name: expected one that the source does not use itself, got {name!r}")
+        raise ValueError(f"name: expected a name that the source does not use, got {name!r}")
     config = {"projection": projection}
     plan, dtype = checked_plan(graph, config), checked_options(graph, config).dtype
     _check_torch_is_enough(graph)
@@ -56,13 +56,13 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
         outputs=plan.output_size,
         name=name,
         needs=", ".join(dict.fromkeys(["torch", *(module for module, _, _ in outside)])),
-        imports="".join(f"from {module} import {found} as {alias}\n" for module, found, alias in outside),
+        imports="".join(f"from {module} import {class_name} as {alias}\n" for module, class_name, alias in outside),
     )
     return header + _method("__init__(self)", _initial_lines(plan, values, dtype)) + "\n" + _methods(plan)
 
 
 def _check_torch_is_enough(graph: ComputationGraph) -> None:
-    """Raise ValueError for a node whose formulas are longer than a line of torch."""
+    """Raise ValueError for a cell that is not in torch."""
     for node in graph.nodes.values():
         kind = activation(node.activation_function)
         if issubclass(kind, Cell) and not kind.module.startswith("torch."):
@@ -86,7 +86,7 @@ def _initial_lines(plan: ModelPlan, values: dict[str, float], dtype: str | None)
         lines.append("self.state = None")
     for parameter in plan.parameters:
         if parameter.name.endswith("weight_hh"):
-            continue  # made by the cell that weight_ih announces
+            continue  # in the cell of weight_ih
         lines.append(f"self.{identifier(parameter.module or parameter.name)} = {_made(parameter, values, option)}")
     return lines
 

@@ -66,7 +66,7 @@ def test_it_runs_where_there_is_no_gflownet(monkeypatch):
 
 @pytest.mark.parametrize("name", ["class", "nn", "torch"])
 def test_names_that_the_source_uses_are_refused(name):
-    with pytest.raises(ValueError, match=f"expected one that the source does not use itself, got '{name}'"):
+    with pytest.raises(ValueError, match=f"expected a name that the source does not use, got '{name}'"):
         to_source(ComputationGraph.from_dict(chain(2, 2)), name=name)
 
 
