@@ -50,8 +50,8 @@ def parse(arguments: Sequence[str]) -> Command:
             flags[argument] = True
         elif argument.startswith("-"):
             example = f"{nearest_key(name.lstrip('-'))}={value or 'VALUE'}"
-            known = "--config, --print-config, --version, --help"
-            raise UserError(f"{argument}: expected one of {known} or KEY=VALUE, for example {example}")
+            names = "--config, --print-config, --version, --help"
+            raise UserError(f"{argument}: expected one of {names} or KEY=VALUE, for example {example}")
         else:
             overrides.append(argument)
     print_config, version, help = flags.values()

@@ -306,10 +306,10 @@ def _leaves(tree: Mapping[str, Any], options: Mapping[str, Option], prefix: str 
 def nearest_key(key: str, options: Mapping[str, Option] = OPTIONS) -> str:
     """Return the known key most similar to `key`, as a whole or in its last part; ties go to the shortest."""
 
-    def likeness(known: str) -> tuple[float, int]:
-        whole = difflib.SequenceMatcher(None, key, known).ratio()
-        last = difflib.SequenceMatcher(None, key.rpartition(".")[2], known.rpartition(".")[2]).ratio()
-        return max(whole, 0.9 * last), -len(known)
+    def likeness(candidate: str) -> tuple[float, int]:
+        whole = difflib.SequenceMatcher(None, key, candidate).ratio()
+        last = difflib.SequenceMatcher(None, key.rpartition(".")[2], candidate.rpartition(".")[2]).ratio()
+        return max(whole, 0.9 * last), -len(candidate)
 
     return max(options, key=likeness, default="")
 

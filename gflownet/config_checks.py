@@ -23,8 +23,8 @@ def validate(config: Config) -> None:
     Raises:
         ValueError: the first invalid value, with its full key.
     """
-    for known in OPTIONS.values():
-        known.check(resolved(config, known))
+    for option in OPTIONS.values():
+        option.check(resolved(config, option))
     for point, name in choices(config):
         point.check_name(name)
     if config.env.name in ENVIRONMENTS:
@@ -43,11 +43,11 @@ def _check_vocabulary(config: Config) -> None:
     _check_names("env.output_aggregation", [config.env.output_aggregation], AGGREGATIONS)
 
 
-def _check_names(key: str, names: Collection[str], known: ExtensionPoint) -> None:
+def _check_names(key: str, names: Collection[str], point: ExtensionPoint) -> None:
     if not names:
-        raise UserError(f"{key}: expected at least one of {', '.join(known)}, got []")
+        raise UserError(f"{key}: expected at least one of {', '.join(point)}, got []")
     for name in names:
-        check_name(key, name, known.homes)
+        check_name(key, name, point.homes)
 
 
 def _check_teacher(config: Config) -> None:

@@ -62,5 +62,5 @@ def option_schemas(config: Config) -> dict[str, type | None]:
         ValueError: a class that cannot be loaded.
     """
     defaults = dict(choices(Config()))
-    chosen = {point: name for point, name in choices(config) if point.options_key and name != defaults[point]}
-    return {point.options_key: point.load(name).Config for point, name in chosen.items()}
+    names = {point: name for point, name in choices(config) if point.options_key and name != defaults[point]}
+    return {point.options_key: point.load(name).Config for point, name in names.items()}

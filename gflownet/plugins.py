@@ -80,23 +80,23 @@ class ExtensionPoint:
         return load_class(self.key, name, self.homes, contract=getattr(importlib.import_module(module), class_name))
 
 
-def check_name(key: str, name: str, known: Mapping[str, str]) -> None:
-    """Raise ValueError unless `name` is known or has the form module:Class; imports nothing."""
-    if name in known or _MODULE_CLASS.fullmatch(name):
+def check_name(key: str, name: str, homes: Mapping[str, str]) -> None:
+    """Raise ValueError unless `name` is one of `homes` or has the form module:Class; imports nothing."""
+    if name in homes or _MODULE_CLASS.fullmatch(name):
         return
-    expected = f"{key}: expected one of {', '.join(known)} or module:Class, got {name!r}"
-    raise UserError(f"{expected}; did you mean {_nearest(name, known)}?")
+    expected = f"{key}: expected one of {', '.join(homes)} or module:Class, got {name!r}"
+    raise UserError(f"{expected}; did you mean {_nearest(name, homes)}?")
 
 
-def load_class(key: str, name: str, known: Mapping[str, str], *, contract: type[T]) -> type[T]:
-    """Return the concrete subclass of `contract` with a known name or `module:Class`.
+def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[T]) -> type[T]:
+    """Return the concrete subclass of `contract` with a built-in name or `module:Class`.
 
     Raises:
         ValueError: unknown name, a module that cannot be imported, a class that is missing, abstract or not a subclass
             of `contract`.
     """
-    check_name(key, name, known)
-    module_name, class_name = known.get(name, name).split(":")
+    check_name(key, name, homes)
+    module_name, class_name = homes.get(name, name).split(":")
     module = _imported(key, module_name)
     loaded = getattr(module, class_name, None)
     if not (isinstance(loaded, type) and issubclass(loaded, contract)):
@@ -127,5 +127,5 @@ def _is_concrete(member: object, contract: type) -> bool:
     return isinstance(member, type) and issubclass(member, contract) and not inspect.isabstract(member)
 
 
-def _nearest(name: str, known: Iterable[str]) -> str:
-    return difflib.get_close_matches(name, known, n=1, cutoff=0.0)[0]
+def _nearest(name: str, names: Iterable[str]) -> str:
+    return difflib.get_close_matches(name, names, n=1, cutoff=0.0)[0]

@@ -63,8 +63,8 @@ def _build(command: Command) -> GFNTrainer | None:
         print(f"gflownet {gflownet.__version__}")
         return None
     if command.help:
-        chosen = command.config or command.overrides
-        schemas = option_schemas(command_config(command.config, command.overrides)) if chosen else None
+        has_choices = command.config or command.overrides
+        schemas = option_schemas(command_config(command.config, command.overrides)) if has_choices else None
         print(help_text(schemas), flush=True)
         return None
     config = command_config(command.config, command.overrides)

@@ -100,8 +100,8 @@ class ComputationGraphEnv(Environment):
         if "aggregation" in self._fixed:
             return ordered | (hidden & aggregation(self._fixed["aggregation"]).is_order_sensitive)
         # The last slot stands for "unset", which is not ordered.
-        chosen = states.node_attr[:, :, 0].long() % len(self._is_ordered)
-        return ordered | (hidden & self._is_ordered[chosen])
+        value = states.node_attr[:, :, 0].long() % len(self._is_ordered)
+        return ordered | (hidden & self._is_ordered[value])
 
     def forward_rules(self, states: GraphStates) -> Rules:
         """Return the rules of adding a node or an edge, of setting an attribute and of Stop."""
@@ -213,8 +213,8 @@ class ComputationGraphEnv(Environment):
             return index, [UNSET] * len(self.vocabulary.node_attributes)
         kind = position_of(self.vocabulary.node_types[self.num_ends :], node.activation_function, "activation function")
         values = {"aggregation": node.aggregation, "output_size": node.output_size}
-        chosen = [(a.values, values[a.name], a.name) for a in self.vocabulary.node_attributes]
-        return self.num_ends + kind, [position_of(*choice) for choice in chosen]
+        attributes = self.vocabulary.node_attributes
+        return self.num_ends + kind, [position_of(a.values, values[a.name], a.name) for a in attributes]
 
     def _add_terminal_node(self, graph: ComputationGraph, node: int, node_type: int, values: Sequence[int]) -> None:
         if node < self.num_inputs:

@@ -134,8 +134,8 @@ class GraphBuildingEnv(Environment):
         if self.vocabulary.edge_attributes:
             is_set = states.edge_attr != UNSET
             bare = ~is_set.any(-1)
-            own = bare.all(1) & bare.all(2)
-            rules[Kind.RemoveNode].append(Rule("the node's edge still has attributes", own[:, :, None]))
+            has_bare_edges = bare.all(1) & bare.all(2)
+            rules[Kind.RemoveNode].append(Rule("the node's edge still has attributes", has_bare_edges[:, :, None]))
             rules[Kind.RemoveEdge].append(Rule("the edge still has attributes", _pair(bare)))
             rules[Kind.RemoveEdgeAttr] = [
                 Rule("the edge is not there", _pair(self._listed)),
@@ -200,8 +200,8 @@ def _value_positions(attributes: Sequence[Attribute], joined: str) -> list[int]:
     texts = joined.split(",") if joined else []
     if len(texts) != len(attributes):
         raise ValueError(f"expected values of {[a.name for a in attributes]}, got {joined!r}")
-    known = [[*map(str, attribute.values)] for attribute in attributes]
-    named = zip(attributes, known, texts, strict=True)
+    names = [[*map(str, attribute.values)] for attribute in attributes]
+    named = zip(attributes, names, texts, strict=True)
     return [UNSET if text == "?" else position_of(values, text, f"value of {a.name}") for a, values, text in named]
 
 

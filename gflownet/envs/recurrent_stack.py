@@ -129,9 +129,9 @@ class RecurrentStackEnv(SlotEnv):
 
     def _has_own_values(self, states: GraphStates) -> Tensor:
         """Return whether each filled place has one of its allowed values, [B, 1, 1] bool."""
-        chosen = states.node_attr[:, :, 0].long().clamp(min=0)
-        own = self._allowed.expand(len(states), -1, -1).gather(2, chosen[:, :, None])
-        return (own | ~self._filled(states)[:, :, None]).all(1, keepdim=True)
+        positions = states.node_attr[:, :, 0].long().clamp(min=0)
+        is_allowed = self._allowed.expand(len(states), -1, -1).gather(2, positions[:, :, None])
+        return (is_allowed | ~self._filled(states)[:, :, None]).all(1, keepdim=True)
 
     @cached_property
     def _layer(self) -> Tensor:
@@ -168,10 +168,12 @@ def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:
 def check_choices(config: RecurrentStackConfig) -> None:
     """Raise ValueError for the first option with an invalid value."""
     every = ["+".join(p for p, bit in zip(PROJECTIONS, (4, 2, 1), strict=True) if m & bit) for m in range(1, 8)]
-    for name, known in (("cells", CELLS), ("projections", every), ("betas", BETAS)):
+    for name, allowed in (("cells", CELLS), ("projections", every), ("betas", BETAS)):
         values = list(getattr(config, name))
-        if not values or len(set(values)) < len(values) or not set(values) <= set(known):
-            raise ValueError(f"env.recurrent_stack.{name}: expected different ones of {', '.join(known)}, got {values}")
+        if not values or len(set(values)) < len(values) or not set(values) <= set(allowed):
+            raise ValueError(
+                f"env.recurrent_stack.{name}: expected different ones of {', '.join(allowed)}, got {values}"
+            )
     for name in ("ranks", "ratios", "widths"):
         values = [f"{value:g}" for value in getattr(config, name)]
         if len(set(values)) < len(values) or not (values or name == "widths"):
@@ -184,17 +186,17 @@ def check_choices(config: RecurrentStackConfig) -> None:
 
 def read_stack(stack: Assignment) -> ChosenStack:
     """Return a finished stack as a ChosenStack."""
-    chosen = {name: str(value) for name, value in zip(stack.names, stack.values, strict=True) if value != NOTHING}
+    values = {name: str(value) for name, value in zip(stack.names, stack.values, strict=True) if value != NOTHING}
     layers = []
-    while (cell := chosen.get(f"cell[{len(layers) + 1}]")) is not None:
+    while (cell := values.get(f"cell[{len(layers) + 1}]")) is not None:
         place = f"[{len(layers) + 1}]"
-        projections = tuple(chosen["projections" + place].split("+")) if cell == RHN else ()
-        layers.append(ChosenLayer(cell, projections, beta=chosen.get("beta" + place) == "on"))
+        projections = tuple(values["projections" + place].split("+")) if cell == RHN else ()
+        layers.append(ChosenLayer(cell, projections, beta=values.get("beta" + place) == "on"))
     return ChosenStack(
         tuple(layers),
-        width=int(chosen[WIDTH]) if WIDTH in chosen else None,
-        rank=int(chosen[RANK]) if RANK in chosen else None,
-        ratio=float(chosen[RATIO]) if RATIO in chosen else None,
+        width=int(values[WIDTH]) if WIDTH in values else None,
+        rank=int(values[RANK]) if RANK in values else None,
+        ratio=float(values[RATIO]) if RATIO in values else None,
     )
 
 

@@ -145,7 +145,7 @@ class TensorGraphEnv(Environment):
             types.append(position_of(self.vocabulary.node_types, kind, "node type"))
             if function and not functions:
                 raise ValueError(f"expected no functions, got {function!r}")
-            values.append([position_of(known, function, "function") if function else UNSET for known in functions])
+            values.append([position_of(names, function, "function") if function else UNSET for names in functions])
         edges = {ends: DescribedEdge(_EDGE, (), int(c.split("|")[2])) for ends, c in graph.edge_colours.items()}
         return GraphDescription(types, values, edges)
 
@@ -171,7 +171,7 @@ class TensorGraphEnv(Environment):
 
     def _node_rules(self, facts: IndexFacts, changed: str) -> list[Rule]:
         kinds = self.kinds
-        operation, placed, kept, new = (
+        operation, placed, is_kept, new = (
             kinds.is_operation[:-1],
             kinds.is_placed[:-1],
             kinds.is_kept[:-1],
@@ -182,7 +182,7 @@ class TensorGraphEnv(Environment):
         fits |= is_transform[:, :, None] & new
         free = torch.where(operation, ~facts.has_open[:, None, None], ~facts.other_open[:, :, None] | ~new)
         open_rank = torch.where(facts.is_open, facts.rank, 0).sum(1)[:, None, None]
-        rank = torch.where(kept, open_rank, torch.where(new, facts.rank[:, :, None], -1))
+        rank = torch.where(is_kept, open_rank, torch.where(new, facts.rank[:, :, None], -1))
         return [
             Rule("only operations and their indices are added", operation | placed | new),
             Rule("attached to a tensor: an operation; to an unplaced axis: keep, sum; to a transform: new", fits),
@@ -202,10 +202,14 @@ class TensorGraphEnv(Environment):
     def _affordable(self, facts: IndexFacts) -> Tensor:
         """Return the mask of types on tensors after which all results can still be joined, [B, N, C] bool."""
         left = (self.max_operations - facts.num_operations - 1)[:, None]
-        others = facts.num_sinks[:, None] - facts.is_sink.long()  # [B, N] results without the operand
+        num_other_sinks = facts.num_sinks[:, None] - facts.is_sink.long()  # [B, N] results without the operand
         joins = left if self.can_join else torch.zeros_like(left)
-        unary = (left >= 0) & (others <= joins)
-        pair = (left >= 0) & (others - (others > 0).long() <= joins) & (facts.is_tensor.sum(1) > 1)[:, None]
+        unary = (left >= 0) & (num_other_sinks <= joins)
+        pair = (
+            (left >= 0)
+            & (num_other_sinks - (num_other_sinks > 0).long() <= joins)
+            & (facts.is_tensor.sum(1) > 1)[:, None]
+        )
         return torch.where(self.kinds.is_binary[:-1], pair[:, :, None], unary[:, :, None])
 
     def _edge_rules(self, facts: IndexFacts) -> list[Rule]:
@@ -232,21 +236,21 @@ class TensorGraphEnv(Environment):
         facts = TensorGraphFacts(self.kinds, states)
         used = "another operation uses it, or it has a function"
         changed = "another operation has to be taken away or finished first"
-        own = facts.of(self.kinds.is_operation)
-        owner = facts.owns & own[:, :, None]  # [B, operation, index]
+        is_operation = facts.of(self.kinds.is_operation)
+        owner = facts.owns & is_operation[:, :, None]  # [B, operation, index]
         untouched = ~(facts.is_used | facts.has_function)
         # The same for an operation and its indices.
-        loose = (own & untouched) | (owner & untouched[:, :, None]).any(1)
-        alone = (own & ~facts.other_open) | (owner & ~facts.other_open[:, :, None]).any(1)
+        loose = (is_operation & untouched) | (owner & untouched[:, :, None]).any(1)
+        alone = (is_operation & ~facts.other_open) | (owner & ~facts.other_open[:, :, None]).any(1)
         bare = ~facts.owns.any(2)
-        single = (own & bare & (facts.num_operands == 1)) | (facts.is_index & (facts.num_axes <= 1))
+        single = (is_operation & bare & (facts.num_operands == 1)) | (facts.is_index & (facts.num_axes <= 1))
         last = (states.edge_order == 1) | ~self.ordered_nodes(states)[:, None, :]
-        second = own & bare & (facts.num_operands == 2)
+        second = is_operation & bare & (facts.num_operands == 2)
         matched = facts.is_placed & (facts.num_axes == 2)
         from_axis = facts.is_axis[:, :, None] & matched[:, None, :]
         rules = {
             Kind.RemoveNode: [
-                Rule("only an operation or an index is removed", (own | facts.is_index)[:, :, None]),
+                Rule("only an operation or an index is removed", (is_operation | facts.is_index)[:, :, None]),
                 Rule(used, loose[:, :, None]),
                 Rule(changed, alone[:, :, None]),
                 Rule("it has indices or a second operand, or is matched", single[:, :, None]),

@@ -219,8 +219,8 @@ class _Encoder:
             elif node.name is not None and tuple(inputs.get(node.name, (0,))) == node.shape:
                 self._written[node] = leaves[node.name]
             else:
-                known = ", ".join(f"{name}{list(shape)}" for name, shape in inputs.items())
-                raise ValueError(f"{node.label}: expected a leaf out of {known}, got shape {list(node.shape)}")
+                expected = ", ".join(f"{name}{list(shape)}" for name, shape in inputs.items())
+                raise ValueError(f"{node.label}: expected a leaf out of {expected}, got shape {list(node.shape)}")
         self.program = TensorProgram(ColouredGraph(tuple(self._colours), self._edges))
 
     def _add(self, colour: str) -> int:
@@ -270,18 +270,18 @@ class _Encoder:
         new_dims: Sequence[int] = (),
     ) -> tuple[int, list[int]]:
         operation = self._add(f"{kind}|")
-        written: dict[int, int] = {}
+        index_nodes: dict[int, int] = {}
         for place, ((tensor, axes), array) in enumerate(zip(operands, arrays, strict=True)):
             self._join(tensor, operation, place if kind == ORDERED else 0)
             for axis, index in zip(axes, array, strict=True):
-                if index not in written:
-                    written[index] = self._add(f"{KEEP if index > 0 else SUM}|")
-                    self._join(operation, written[index])
-                self._join(axis, written[index])
+                if index not in index_nodes:
+                    index_nodes[index] = self._add(f"{KEEP if index > 0 else SUM}|")
+                    self._join(operation, index_nodes[index])
+                self._join(axis, index_nodes[index])
         extents, result = iter(new_dims), []
         for index in target:
             if index > 0:
-                result.append(written[index])
+                result.append(index_nodes[index])
             else:  # New: a negative of the source is another index
                 result.append(self._add(f"{NEW}:{next(extents)}|"))
                 self._join(operation, result[-1])

@@ -38,9 +38,9 @@ def action_value_loss(
         num_steps: n; if at least the trajectory length, targets are the final rewards.
     """
     conditioning = trajectories.conditioning[trajectories.trajectory]
-    answer = ask(context, network, trajectories.states, conditioning)
-    indices = context.to_indices(answer.batch, trajectories.actions, graphs=answer.owner)
-    predicted = softplus(answer.categorical.logits_of(indices))
+    outputs = ask(context, network, trajectories.states, conditioning)
+    indices = context.to_indices(outputs.batch, trajectories.actions, graphs=outputs.owner)
+    predicted = softplus(outputs.categorical.logits_of(indices))
     with torch.no_grad():
         values = torch.zeros_like(predicted)
         if num_steps < int(torch.bincount(trajectories.trajectory).max()):  # otherwise no target needs them

@@ -37,9 +37,9 @@ class ActorCritic(Objective):
         steps = self.reader.read(policy, trajectories)
         counts = (trajectories.origin == int(Origin.SAMPLED)).to(steps.trajectory.device)[steps.trajectory]
         final = steps.log_reward[steps.trajectory]  # no intermediate rewards, no discount
-        value = steps.answer.numbers
+        value = steps.outputs.numbers
         actor = self.actor_loss(steps, trajectories, (final - value).detach(), counts)
-        entropy = steps.answer.categorical.entropy()
+        entropy = steps.outputs.categorical.entropy()
         per_step = actor + self.options.value_weight * (value - final).square() - self.options.entropy * entropy
         total = torch.where(counts, per_step, 0.0).sum() / counts.sum().clamp(min=1)
         return Loss(total, {"loss": float(total.detach()), "entropy": float(entropy.detach().mean())})

@@ -60,8 +60,8 @@ class ModifiedDetailedBalance(Objective):
             )
         log_reward = trajectories.state_log_reward
         if self.reader.scales_rewards:
-            log_reward = log_reward + self.reader.log_symmetries(steps.answer, trajectories)
-        log_stop = steps.answer.log_prob(stops(len(steps.trajectory)))
+            log_reward = log_reward + self.reader.log_symmetries(steps.outputs, trajectories)
+        log_stop = steps.outputs.log_prob(stops(len(steps.trajectory)))
         log_flow = log_reward.to(log_stop) - log_stop
         step, successor = steps.step, steps.successor
         forward = log_flow[step] + steps.log_forward[step]

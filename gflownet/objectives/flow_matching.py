@@ -31,10 +31,10 @@ class FlowMatching(FlowObjective):
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return the mean loss over the states reached by steps, terminal states included."""
         steps = self.reader.read(policy, trajectories)
-        log_out = steps.answer.categorical.logsumexp()
+        log_out = steps.outputs.categorical.logsumexp()
         _, successor = trajectories.successors()
-        shown = trajectories.conditioning[trajectories.trajectory[successor]]
-        inflow = self._log_inflow(policy, trajectories.states[successor], shown)
+        repeated_conditioning = trajectories.conditioning[trajectories.trajectory[successor]]
+        inflow = self._log_inflow(policy, trajectories.states[successor], repeated_conditioning)
         interior = inflow - log_out[steps.successor]  # the offset is the same on both sides
         offset = self.offset(trajectories.conditioning)
         last = steps.is_stop.nonzero().squeeze(1)
@@ -44,9 +44,9 @@ class FlowMatching(FlowObjective):
         log_z = log_out[steps.first] + offset
         return total_loss(balance, steps, {"log_Z": float(log_z.detach().mean())})
 
-    def read_flow(self, answer: Answer) -> Tensor:
+    def read_flow(self, outputs: Answer) -> Tensor:
         """Return the log of the flow out of each state."""
-        return answer.categorical.logsumexp()
+        return outputs.categorical.logsumexp()
 
     def _log_inflow(self, policy: PolicyFunction, states: GraphStates, conditioning: Tensor) -> Tensor:
         """Return the log of the flow into each state, without the offset; equal states are computed once."""
@@ -54,14 +54,14 @@ class FlowMatching(FlowObjective):
             return torch.zeros(0)
         first, position = distinct(states, conditioning)
         child, parents, actions = self._actions_into(states[first])
-        answer = ask(self.context, policy, parents, conditioning[first][child])
-        log_out = answer.categorical.logsumexp()
+        outputs = ask(self.context, policy, parents, conditioning[first][child])
+        log_out = outputs.categorical.logsumexp()
         if self.reader.counts_classes:
             same = equivalent_actions(self.context.env, parents, actions)
-            flows = answer.log_prob(same.actions, states=same.owner) + log_out[same.owner.to(log_out.device)]
+            flows = outputs.log_prob(same.actions, states=same.owner) + log_out[same.owner.to(log_out.device)]
             child = child[same.owner]
         else:
-            flows = answer.log_prob(actions) + log_out
+            flows = outputs.log_prob(actions) + log_out
         return log_sum_by(child.to(flows.device), flows, len(first))[position.to(flows.device)]
 
     def _actions_into(self, states: GraphStates) -> tuple[Tensor, GraphStates, ActionBatch]:

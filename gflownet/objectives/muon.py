@@ -33,11 +33,11 @@ class MuonWithAdam(torch.optim.Optimizer):
             eps: of Adam.
         """
         split = [(group, [], []) for group in groups]
-        for group, matrices, others in split:
+        for group, matrices, remainder in split:
             for parameter in group["params"]:
-                (matrices if _is_matrix(parameter) else others).append(parameter)
+                (matrices if _is_matrix(parameter) else remainder).append(parameter)
         matrix_groups = [{**group, "params": matrices} for group, matrices, _ in split if matrices]
-        other_groups = [{**group, "params": others} for group, _, others in split if others]
+        other_groups = [{**group, "params": remainder} for group, _, remainder in split if remainder]
         self._parts: list[torch.optim.Optimizer] = []
         if matrix_groups:
             muon = partial(torch.optim.Muon, momentum=betas[0], adjust_lr_fn="match_rms_adamw")

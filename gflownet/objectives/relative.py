@@ -45,14 +45,14 @@ class RelativeTrajectoryBalance(LearnedLogPartition):
         """Return log P_F(tau) - log P_prior(tau) - log R(x), [B]."""
         log_reward = trajectories.log_reward.to(steps.log_reward)
         log_prior = self._log_prior(steps, trajectories)
-        log_forward = steps.answer.log_prob(trajectories.actions)
+        log_forward = steps.outputs.log_prob(trajectories.actions)
         return steps.sum_by_trajectory(log_forward - log_prior) - log_reward
 
     @torch.no_grad()
     def _log_prior(self, steps: Steps, trajectories: TrajectoryBatch) -> Tensor:
         """Return the prior's log-probability of each step, [S]."""
         if self.prior is None:
-            return -steps.answer.categorical.log_n_actions()
+            return -steps.outputs.categorical.log_n_actions()
         device = steps.log_reward.device
         conditioning = trajectories.conditioning[trajectories.trajectory]
         prior = self.prior

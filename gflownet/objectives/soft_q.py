@@ -46,9 +46,9 @@ class SoftQ(FlowObjective):
         balance = self.regression(q_value - (reward + bonus + follows)).mean()
         return total_loss(balance, steps, {"log_Z": float(value[steps.first].detach().mean())})
 
-    def read_flow(self, answer: Answer) -> Tensor:
+    def read_flow(self, outputs: Answer) -> Tensor:
         """Return the soft values of the states."""
-        return self.entropy_weight * answer.categorical.logsumexp()
+        return self.entropy_weight * outputs.categorical.logsumexp()
 
 
 class Munchausen(SoftQ):

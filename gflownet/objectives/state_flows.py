@@ -34,12 +34,12 @@ class FlowObjective(Objective):
         self.offset = LogPartition(context.num_cond_dim, learning_rate=config.tb.Z_learning_rate)
 
     @abstractmethod
-    def read_flow(self, answer: Answer) -> Tensor:
+    def read_flow(self, outputs: Answer) -> Tensor:
         """Return the log-flow through each state of a policy evaluation, [B], without the offset."""
 
     def log_flow(self, steps: Steps, trajectories: TrajectoryBatch) -> Tensor:
         """Return the log-flow through the state before each step, [S]."""
-        return self.read_flow(steps.answer) + self.offset(trajectories.conditioning)[steps.trajectory]
+        return self.read_flow(steps.outputs) + self.offset(trajectories.conditioning)[steps.trajectory]
 
     @torch.no_grad()
     def prepare(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> None:
@@ -68,9 +68,9 @@ class StateFlowObjective(FlowObjective):
 
     looks_forward = False  # the network learns log F(s) - log R(s)
 
-    def read_flow(self, answer: Answer) -> Tensor:
+    def read_flow(self, outputs: Answer) -> Tensor:
         """Return the scalar outputs of the policy network."""
-        return answer.numbers
+        return outputs.numbers
 
     def log_flow(self, steps: Steps, trajectories: TrajectoryBatch) -> Tensor:
         """Return the log-flow through the state before each step, [S].
@@ -80,7 +80,7 @@ class StateFlowObjective(FlowObjective):
         """
         log_flow = super().log_flow(steps, trajectories)
         if self.reader.scales_flows:
-            log_flow = log_flow + self.reader.log_symmetries(steps.answer, trajectories).to(log_flow)
+            log_flow = log_flow + self.reader.log_symmetries(steps.outputs, trajectories).to(log_flow)
         if self.looks_forward:
             log_flow = log_flow + trajectories.state_log_reward.to(log_flow)
         return log_flow

@@ -26,7 +26,7 @@ from gflownet.objectives.config import AlgoConfig
 class Steps:
     """Log-probabilities of the steps, on the policy's device, in the order of the batch."""
 
-    answer: Answer  # outputs for the state before each step
+    outputs: Answer  # outputs for the state before each step
     trajectory: Tensor  # [S]
     step: Tensor  # [U] index of each step followed by another
     successor: Tensor  # [U] index of the step after it
@@ -81,70 +81,70 @@ class StepReader:
         """Return the log-probabilities of the steps, from one evaluation of the policy."""
         conditioning = trajectories.conditioning[trajectories.trajectory]
         if self.learns_backward:
-            answer = ask_both(self.context, cast(AnswersBothWays, policy), trajectories.states, conditioning)
+            outputs = ask_both(self.context, cast(AnswersBothWays, policy), trajectories.states, conditioning)
         else:
-            answer = ask(self.context, policy, trajectories.states, conditioning)
+            outputs = ask(self.context, policy, trajectories.states, conditioning)
         step, successor = trajectories.successors()
-        log_forward = self._log_forward(answer, trajectories)
+        log_forward = self._log_forward(outputs, trajectories)
         device = log_forward.device
-        undone = self._log_undone(answer, trajectories, step, successor)
-        log_undone = (undone.detach() if self.detaches_backward else undone).to(log_forward.dtype)
+        log_undo = self._log_undone(outputs, trajectories, step, successor)
+        log_undone = (log_undo.detach() if self.detaches_backward else log_undo).to(log_forward.dtype)
         log_backward = torch.zeros_like(log_forward).index_put((step.to(device),), log_undone)
         return Steps(
-            answer=answer,
+            outputs=outputs,
             trajectory=trajectories.trajectory.to(device),
             step=step.to(device),
             successor=successor.to(device),
             log_forward=log_forward,
             log_backward=log_backward,
             log_reward=self.log_reward(trajectories).to(log_forward),
-            backward_loss=self._backward_loss(answer, trajectories, undone, step, successor),
+            backward_loss=self._backward_loss(outputs, trajectories, log_undo, step, successor),
         )
 
     def log_reward(self, trajectories: TrajectoryBatch) -> Tensor:
         """Return the log-rewards on the right side of the balance, [B]."""
         return trajectories.log_reward + trajectories.log_symmetry if self.scales_rewards else trajectories.log_reward
 
-    def log_symmetries(self, answer: Answer, trajectories: TrajectoryBatch) -> Tensor:
-        """Return log |Aut(s)| - log |Aut(s0)| of the state before each step, [S] float32, from the answer of `read`."""
+    def log_symmetries(self, outputs: Answer, trajectories: TrajectoryBatch) -> Tensor:
+        """Return log |Aut(s)| - log |Aut(s0)| of the state before each step, [S] float32; `outputs` are from `read`."""
         env, states = self.context.env, trajectories.states
-        counted = states if answer.first is None else states[answer.first]
+        counted = states if outputs.first is None else states[outputs.first]
         counts = torch.tensor(env.num_automorphisms(counted), dtype=torch.float64)
         symmetries = (counts.log() - math.log(env.num_initial_automorphisms)).float()
-        return symmetries if answer.owner is None else symmetries[answer.owner]
+        return symmetries if outputs.owner is None else symmetries[outputs.owner]
 
-    def _log_forward(self, answer: Answer, trajectories: TrajectoryBatch) -> Tensor:
+    def _log_forward(self, outputs: Answer, trajectories: TrajectoryBatch) -> Tensor:
         """Return log P_F of each step, [S]."""
         if not self.counts_classes:
-            return answer.log_prob(trajectories.actions)
+            return outputs.log_prob(trajectories.actions)
         same = equivalent_actions(self.context.env, trajectories.states, trajectories.actions)
-        each = answer.log_prob(same.actions, states=same.owner)
+        each = outputs.log_prob(same.actions, states=same.owner)
         return log_sum_by(same.owner.to(each.device), each, len(trajectories.actions))
 
-    def _log_undone(self, answer: Answer, trajectories: TrajectoryBatch, step: Tensor, successor: Tensor) -> Tensor:
+    def _log_undone(self, outputs: Answer, trajectories: TrajectoryBatch, step: Tensor, successor: Tensor) -> Tensor:
         """Return log P_B of each step but Stop, [U], on the policy's device."""
-        device = answer.numbers.device
+        device = outputs.numbers.device
         if not self.learns_backward and not self.counts_classes:
-            return trajectories.log_backward[step].to(answer.numbers)
+            return trajectories.log_backward[step].to(outputs.numbers)
         after = trajectories.states[successor]
         if not self.learns_backward:
-            return -num_parent_classes(self.context.env, after).to(answer.numbers).log()
+            return -num_parent_classes(self.context.env, after).to(outputs.numbers).log()
         undo = trajectories.backward[step]  # an action in the state after the step
         if not self.counts_classes:
-            return answer.backward_log_prob(undo, states=successor)
+            return outputs.backward_log_prob(undo, states=successor)
         same = equivalent_actions(self.context.env, after, undo, backward=True)
-        each = answer.backward_log_prob(same.actions, states=successor[same.owner])
+        each = outputs.backward_log_prob(same.actions, states=successor[same.owner])
         return log_sum_by(same.owner.to(device), each, len(step))
 
     def _backward_loss(
-        self, answer: Answer, trajectories: TrajectoryBatch, undone: Tensor, step: Tensor, successor: Tensor
+        self, outputs: Answer, trajectories: TrajectoryBatch, log_undo: Tensor, step: Tensor, successor: Tensor
     ) -> Tensor:
-        if self.backward_loss is None or answer.backward is None:
-            return answer.numbers.new_zeros(())
-        device = undone.device
+        if self.backward_loss is None or outputs.backward is None:
+            return outputs.numbers.new_zeros(())
+        device = log_undo.device
         steps = UndoneSteps(
-            log_prob=undone,
-            log_normaliser=answer.log_ways()[successor.to(device)],
+            log_prob=log_undo,
+            log_normaliser=outputs.log_ways()[successor.to(device)],
             trajectory=trajectories.trajectory[step].to(device),
             origin=trajectories.origin.to(device),
         )
