@@ -17,11 +17,8 @@ from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.environment import Environment
 from gflownet.metrics.exact import (
-    BackwardActions,
     StateGraph,
     analytic_flows,
-    class_log_backward,
-    enumerate_backward,
     enumerate_states,
     l1_distance,
     target_distribution,
@@ -29,6 +26,7 @@ from gflownet.metrics.exact import (
 )
 from gflownet.objectives.config import AlgoConfig
 from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up, set_up_relative
+from tests.oracles.backward_actions import BackwardActions, class_log_backward, enumerate_backward
 from tests.oracles.tabular import classes_of
 
 EXACT = 1e-6  # L1 distance; rounding alone leaves about 1e-15

@@ -1,6 +1,6 @@
 """Enumerated state spaces and the exact distribution of a policy over their terminal states.
 
-States are enumerated up to isomorphism. Letters: S states, M legal forward and K legal backward actions of all states.
+States are enumerated up to isomorphism. Letters: S states, M legal forward actions of all states.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor
 from gflownet.mdp.action import ActionBatch, ActionMasks, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.policy import PolicyFunction, TwoWayPolicy
+from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 
 _CHUNK = 2_000  # states expanded at once, to bound memory
@@ -66,20 +66,6 @@ class StateGraph:
         """Return the range of actions of each level."""
         bounds = torch.searchsorted(self.level[self.parent], torch.arange(int(self.level.max()) + 2)).tolist()
         return [slice(first, last) for first, last in pairwise(bounds)]
-
-
-@dataclass(frozen=True)
-class BackwardActions:
-    """Every labelled backward action, and the inverse of every forward action."""
-
-    child: Tensor  # [K] state before each backward action, ascending
-    action: ActionBatch  # K actions
-    parent: Tensor  # [K] state after each backward action
-    undoing: Tensor  # [M] a backward action that undoes each forward action, up to equivalence; -1 for Stop
-
-    def per_forward(self, log_backward: Tensor) -> Tensor:
-        """Return log P_B of undoing each forward action, [M] float64, from the values of the K actions; 0 for Stop."""
-        return torch.where(self.undoing < 0, 0.0, log_backward.double()[self.undoing])
 
 
 @dataclass(frozen=True)
@@ -138,29 +124,6 @@ def enumerate_states(env: Environment, *, max_states: int = 100_000) -> StateGra
     )
 
 
-def enumerate_backward(env: Environment, graph: StateGraph) -> BackwardActions:
-    """Return every legal backward action of every state.
-
-    Raises:
-        ValueError: a backward action leads to a state that no forward action reaches.
-    """
-    children, actions, parents, codes, inverse_codes = [], [], [], [], []
-    for first in range(0, len(graph), _CHUNK):
-        states = graph.states[first : first + _CHUNK]
-        owner, action = _positions(env.backward_masks(states))
-        children.append(owner + first)
-        actions.append(action)
-        parents.append(graph.locate(env.identify(env.apply(states[owner], action))))
-        codes.append(env.identify_actions(states[owner], action))
-    moves = (~graph.stops).nonzero().squeeze(1)
-    for part in moves.split(_CHUNK * 10):
-        before, action = graph.states[graph.parent[part]], graph.action[part]
-        inverse_codes.append(env.identify_actions(env.apply(before, action), env.reverse(before, action)))
-    undoing = torch.full_like(graph.parent, -1)
-    undoing[moves] = _locate(torch.cat(codes).sort(), torch.cat(inverse_codes))
-    return BackwardActions(torch.cat(children), ActionBatch.cat(actions), torch.cat(parents), undoing)
-
-
 def _positions(masks: ActionMasks) -> tuple[Tensor, ActionBatch]:
     """Return the graph [L] of every legal action, ascending, and the actions."""
     graph, action = masks.positions()
@@ -194,20 +157,6 @@ def _locate(table: tuple[Tensor, Tensor], codes: Tensor) -> Tensor:
     return position[index]
 
 
-def class_log_backward(graph: StateGraph) -> Tensor:
-    """Return log P_B [M] of each forward action if classes of graphs are counted; 0 for Stop.
-
-    The parent classes of a state are equally likely, and so are the actions from one class to it.
-    """
-    pairs = graph.parent * len(graph) + graph.child
-    distinct, position, num_equivalent = torch.unique(pairs, return_inverse=True, return_counts=True)
-    child = distinct % len(graph)
-    moves = distinct.div(len(graph), rounding_mode="floor") != child
-    num_parents = child[moves].bincount(minlength=len(graph))
-    log_backward = -(num_parents[graph.child].double().log() + num_equivalent[position].double().log())
-    return torch.where(graph.stops, 0.0, log_backward)
-
-
 def analytic_flows(graph: StateGraph, log_reward: Tensor, log_backward: Tensor | None = None) -> Flows:
     """Return the flows that balance a reward exactly under a backward policy.
 
@@ -217,8 +166,7 @@ def analytic_flows(graph: StateGraph, log_reward: Tensor, log_backward: Tensor |
     Args:
         graph: the enumerated states.
         log_reward: [S] log-reward of the terminal states; anything elsewhere.
-        log_backward: [M] log P_B of undoing each forward action (`BackwardActions.per_forward`, or
-            `class_log_backward` with the plain reward); uniform over the labelled backward actions by default.
+        log_backward: [M] log P_B of undoing each forward action; uniform over the labelled backward actions by default.
     """
     if log_backward is None:
         log_backward = -graph.num_backward[graph.child].double().log()
@@ -266,12 +214,14 @@ def target_distribution(graph: StateGraph, log_reward: Tensor) -> Tensor:
 
 def policy_log_prob(graph: StateGraph, score: Scores, *, chunk: int = 512) -> Tensor:
     """Return log P_F [M] of a policy for the actions of every state, `chunk` states per call of the policy."""
-    return _scored(graph.states, graph.parent, score, chunk)
-
-
-def policy_log_backward(graph: StateGraph, backward: BackwardActions, score: Scores, *, chunk: int = 512) -> Tensor:
-    """Return log P_B [K] of a backward policy for the backward actions of every state."""
-    return _scored(graph.states, backward.child, score, chunk)
+    values = torch.empty(len(graph.parent), dtype=torch.float64)
+    for first in range(0, len(graph), chunk):
+        states = graph.states[first : first + chunk]
+        index, log_prob = score(states)
+        low, high = torch.searchsorted(graph.parent, torch.tensor([first, first + len(states)])).tolist()
+        # Both lists have the actions of a state in the same order; a stable sort by state aligns them.
+        values[low:high] = log_prob.detach().double()[index.argsort(stable=True)]
+    return values
 
 
 def forward_scores(context: GraphBuildingEnvContext, policy: PolicyFunction, encoding: Tensor) -> Scores:
@@ -279,28 +229,6 @@ def forward_scores(context: GraphBuildingEnvContext, policy: PolicyFunction, enc
     return torch.no_grad()(
         lambda states: policy(context.to_batch(states), encoding.expand(len(states), -1))[0].log_probs()
     )
-
-
-def backward_scores(context: GraphBuildingEnvContext, policy: TwoWayPolicy, encoding: Tensor) -> Scores:
-    """Return the `Scores` of backward actions under conditioning `encoding` [C], without gradients.
-
-    The context shows backward actions (`with_backward`).
-    """
-    return torch.no_grad()(
-        lambda states: policy.both(context.to_batch(states), encoding.expand(len(states), -1))[1].log_probs()
-    )
-
-
-def _scored(states: GraphStates, owner: Tensor, score: Scores, chunk: int) -> Tensor:
-    """Return the log-probability of every action, given the ascending state `owner` of each."""
-    values = torch.empty(len(owner), dtype=torch.float64)
-    for first in range(0, len(states), chunk):
-        part = states[first : first + chunk]
-        graph, log_prob = score(part)
-        low, high = torch.searchsorted(owner, torch.tensor([first, first + len(part)])).tolist()
-        # Both lists have the actions of a state in the same order; a stable sort by state aligns them.
-        values[low:high] = log_prob.detach().double()[graph.argsort(stable=True)]
-    return values
 
 
 def l1_distance(p: Tensor, q: Tensor) -> float:

@@ -9,13 +9,13 @@ from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.trajectory import Origin
 from gflownet.metrics.exact import (
-    backward_scores,
     enumerate_states,
     policy_log_prob,
     terminating_distribution,
 )
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys, opinionated, unconditional
+from tests.oracles.backward_actions import backward_scores
 from tests.oracles.chi_square import p_value
 
 NUM = 1_500

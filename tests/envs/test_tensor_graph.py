@@ -22,14 +22,13 @@ from gflownet.mdp.environment import Environment, IllegalAction, Rules
 from gflownet.mdp.states import GraphStates
 from gflownet.metrics.exact import (
     analytic_flows,
-    class_log_backward,
-    enumerate_backward,
     enumerate_states,
     l1_distance,
     target_distribution,
     terminating_distribution,
 )
 from tests.contracts.environments import tensor_graphs
+from tests.oracles.backward_actions import class_log_backward, enumerate_backward
 from tests.oracles.twins import oracle_of, to_networkx
 
 SHAPES = {"A": (2, 3), "B": (3, 2), "v": (3,)}

@@ -10,18 +10,13 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
 from gflownet.metrics.exact import (
-    BackwardActions,
     StateGraph,
     analytic_flows,
     analytic_log_prob,
-    backward_scores,
-    class_log_backward,
-    enumerate_backward,
     enumerate_states,
     forward_scores,
     jensen_shannon,
     l1_distance,
-    policy_log_backward,
     policy_log_prob,
     target_distribution,
     terminating_distribution,
@@ -31,6 +26,13 @@ from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
+from tests.oracles.backward_actions import (
+    BackwardActions,
+    backward_scores,
+    class_log_backward,
+    enumerate_backward,
+    policy_log_backward,
+)
 
 # name: (environment, number of classes, L1 to the target of the uncorrected policy under a uniform reward)
 SPACES = {
