@@ -35,7 +35,8 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"config": None, "report": None},
     {"extensions": None},
     {"config_checks": None, "run": {"config", "console", "evaluation", "metrics", "report", "run_marker"}},
-    {"cli": None, "trainer": None},
+    {"cli": None, "components": None},
+    {"trainer": None},
     {"train": None, "sampling": None, "generate": {"rhn", "interrupts"}},
 )
 # Errors, plugins by name and atomic writes may be used by every package.

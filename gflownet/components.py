@@ -1,0 +1,158 @@
+"""Components of a run, built from its config."""
+
+from __future__ import annotations
+
+import uuid
+from pathlib import Path
+
+import torch
+
+from gflownet.config import Config
+from gflownet.config_checks import validate
+from gflownet.data.offline import load_offline
+from gflownet.data.replay import ReplayBuffer
+from gflownet.data.sampler import Exploration
+from gflownet.data.source import SourceOptions, TrajectorySource
+from gflownet.errors import UserError
+from gflownet.evaluation.evaluator import EVALUATORS, Evaluator
+from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.task import GFNTask
+from gflownet.extensions import load_extensions
+from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
+from gflownet.learning.learner import Learner, LearnerOptions
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.policy import Policy, TwoWayPolicy
+from gflownet.objectives.base import Objective
+from gflownet.objectives.config import num_taught
+from gflownet.run.folder import policy_weights
+from gflownet.run.progress import Progress
+from gflownet.workers.process import keep_freed_memory, seed_all, set_main_process_device, stream_seed
+
+# Independent random streams of a run.
+_POLICY_STREAM, _TRAJECTORY_STREAM, CERTIFICATE_STREAM, _AUXILIARY_STREAM, _MEMORY_STREAM = range(5)
+
+
+class Components:
+    """Task, environment, policy, objective, learner, replay buffer and rollout source of a run.
+
+    A subclass may override any of the `build_...` methods.
+    """
+
+    def __init__(self, config: Config) -> None:
+        """Build all components. Raises ValueError (mostly UserError) with the name of an invalid option."""
+        validate(config)
+        self.config, self.extensions = load_extensions(config)
+        config = self.config
+        keep_freed_memory()
+        torch.set_num_threads(config.num_threads)
+        self.device = _device(config.device)
+        set_main_process_device(self.device)
+        self.task = self.build_task()
+        self.context = self.build_context()
+        self.env = self.context.env
+        seed_all(stream_seed(config.seed, _POLICY_STREAM))
+        self.policy = self.build_policy().to(self.device)
+        self.objective = self.build_objective().to(self.device)
+        self.learner = self.build_learner()
+        self.auxiliary = self.build_auxiliary()
+        self.replay = ReplayBuffer(config.replay)
+        self.source = self.build_source()
+        self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
+        self.step = 0
+        self.progress = Progress()
+
+    def build_task(self) -> GFNTask:
+        """Build the task that scores terminal graphs."""
+        return self.extensions.task(self.config)
+
+    def build_context(self) -> GraphBuildingEnvContext:
+        """Build the context and the environment of the search space."""
+        context = self.extensions.context.from_config(
+            self.config.env,
+            input_sizes=self.task.input_sizes,
+            output_sizes=self.task.output_sizes,
+            num_cond_dim=self.task.num_cond_dim,
+        )
+        context = context.with_layout(self.extensions.policy.layout)
+        if self.config.algo.backward_policy == "uniform":
+            return context
+        if not issubclass(self.extensions.policy, TwoWayPolicy):
+            raise UserError(f"algo.backward_policy: expected uniform with model.name={self.config.model.name}")
+        return context.with_backward()
+
+    def build_policy(self) -> Policy:
+        """Build the policy network."""
+        return self.extensions.policy(self.context, self.config.model)
+
+    def build_objective(self) -> Objective:
+        """Build the objective."""
+        return self.extensions.objective.build(self.context, self.config.algo, load_policy=self._policy_of)
+
+    def _policy_of(self, folder: str, option: str) -> Policy:
+        """Load the policy of the finished run in a folder; `option` is named in errors."""
+        policy = self.build_policy()
+        try:
+            policy.load_state_dict(policy_weights(Path(folder), option=option))
+        except RuntimeError as error:
+            raise UserError(
+                f"{option}: expected a run with this env and model, got {folder}, whose policy has other weights"
+            ) from error
+        return policy
+
+    def build_learner(self) -> Learner:
+        """Build the learner: policy and objective with optimiser, schedule and memory."""
+        config, algo, replay = self.config, self.config.algo, self.config.replay
+        options = LearnerOptions(
+            num_steps=config.num_training_steps,
+            num_updates=algo.num_updates,
+            merge_isomorphic=algo.merge_isomorphic,
+            num_remembered=replay.num_batches if replay.use else 0,
+            remembered_growth=replay.batch_growth,
+            memory_capacity=replay.batch_capacity,
+            sampling_tau=algo.sampling_tau,
+            seed=stream_seed(config.seed, _MEMORY_STREAM),
+        )
+        return Learner(
+            self.policy, self.objective, self.context, config=config.opt, options=options, device=self.device
+        )
+
+    def build_auxiliary(self) -> AuxiliaryNetworks:
+        """Build the auxiliary networks trained with the policy."""
+        config = self.config
+        return AuxiliaryNetworks(
+            self.build_policy,
+            Setup(self.context, config.opt, num_steps=config.num_training_steps, device=self.device),
+            algo=config.algo,
+            seed=lambda number: stream_seed(config.seed, _AUXILIARY_STREAM, number),
+        )
+
+    def build_source(self) -> TrajectorySource:
+        """Build the source of rollouts."""
+        config, algo = self.config, self.config.algo
+        options = SourceOptions(
+            num_trajectories=algo.num_from_policy,
+            num_taught=num_taught(algo),
+            exploration=Exploration(algo.train_random_action_prob, algo.sampling_temperature),
+            replay=config.replay,
+            local_search=config.local_search,
+            offline=config.offline,
+            scales_rewards=algo.symmetry != "none",
+            scores_states=self.objective.needs_state_rewards,
+        )
+        offline = load_offline(config.offline, self.context, self.task)
+        seed = stream_seed(config.seed, _TRAJECTORY_STREAM)
+        return TrajectorySource(self.context, options, task=self.task, seed=seed, offline=offline)
+
+    def build_evaluator(self, store: EvaluationStore) -> Evaluator:
+        """Build the evaluator of sampled graphs."""
+        config = self.config
+        evaluator_class = EVALUATORS[config.evaluation.backend]
+        return evaluator_class(self.task, store, config=config.evaluation, seed=config.seed, run=self.run_id)
+
+
+def _device(name: str) -> torch.device:
+    """Return the device; raise UserError if it does not exist."""
+    device = torch.device(name)
+    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+        raise UserError(f"device: expected cpu or one of {torch.cuda.device_count()} CUDA devices, got {name}")
+    return device
