@@ -454,7 +454,7 @@ def test_run_user_exception_in_worker_has_traceback(tmp_path):
 
 
 def test_second_run_in_folder_raises(tmp_path):
-    with RunLock(tmp_path / "run"), pytest.raises(UserError, match="no run is using"):
+    with RunLock(tmp_path / "run"), pytest.raises(UserError, match="without an active run"):
         GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path / 'run'}"])).run()
 
 
