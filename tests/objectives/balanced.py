@@ -1,4 +1,4 @@
-"""Objectives with policies whose tables hold the flows that balance, computed class by class."""
+"""Objectives with tabular policies at the exact flows of a space, for which the loss is zero."""
 
 import math
 from typing import Any
@@ -24,7 +24,7 @@ from tests.oracles.tabular import (
 
 FLOW_OBJECTIVES = ("tb", "vargrad", "db", "subtb", "fl_db", "fl_subtb", "soft_q", "munchausen")
 SCHEMES: tuple[SymmetryName, ...] = ("reward", "flows", "actions", "none")
-# Every scheme with a fixed and a learned backward policy, and every backward policy with the usual scheme.
+# Every symmetry scheme with a fixed and a learned backward policy; the other backward policies with some schemes.
 COMBINATIONS: list[tuple[SymmetryName, BackwardName]] = [
     *((symmetry, "uniform") for symmetry in SCHEMES),
     *((symmetry, "learned") for symmetry in SCHEMES),
@@ -37,17 +37,17 @@ COMBINATIONS: list[tuple[SymmetryName, BackwardName]] = [
     ("actions", "tlm"),
     ("actions", "pessimistic"),
 ]
-LogForward = dict[tuple[int, int, bool], float]  # of one labelled action: (s, s', is Stop); behind Stop, s' = s
+LogForward = dict[tuple[int, int, bool], float]  # of one labelled action: (s, s', is Stop); for Stop, s' = s
 ALPHA = AlgoConfig().soft_q.munchausen
 
 
 def _maximum_entropy(space: Classes, config: AlgoConfig) -> tuple[dict[Pair, float], dict[int, float]]:
-    """P_B of one labelled action and log n(s), the number of ways into s, as many as the scheme counts."""
+    """Return log P_B of one labelled action and log n(s), the log-number of paths into s in the scheme of `config`."""
     return maximum_entropy_backward(space, by_class=config.symmetry == "actions")
 
 
 def flows_of(space: Classes, config: AlgoConfig, log_reward: torch.Tensor) -> Flows:
-    """The flows that balance, by the oracle."""
+    """Return the exact flows by the oracle."""
     if config.backward_policy == "uniform" and config.symmetry == "actions":
         log_backward = {
             (after, before): -math.log(len(space.parents(after)) * count)
@@ -68,28 +68,31 @@ def flows_of(space: Classes, config: AlgoConfig, log_reward: torch.Tensor) -> Fl
 def set_up(
     space: Classes, config: AlgoConfig, *, scheme_of_flows: SymmetryName | None = None
 ) -> tuple[Any, TabularPolicy, TrajectoryBatch, Flows]:
-    """An objective, the policy whose table holds its flows (or those of another scheme), and trajectories."""
+    """Return an objective, a tabular policy at its exact flows, trajectories and the flows.
+
+    `scheme_of_flows`: the symmetry scheme of the flows, if different from the one of `config`.
+    """
     log_reward = rewards_of(space)
     tables = AlgoConfig(backward_policy=config.backward_policy, symmetry=scheme_of_flows or config.symmetry)
     flows = flows_of(space, tables, log_reward)
     symmetry, entropy_weight = log_symmetries(space).tolist(), 1 / (1 - ALPHA)
 
-    def number(s: int) -> float:
-        own = symmetry[s] if config.symmetry == "flows" else 0.0
-        ahead = float(log_reward[s]) if config.method.startswith("fl_") and s in space.may_stop else 0.0
-        return flows.log_flow[s] - own - ahead
+    def state_output(s: int) -> float:
+        log_symmetry = symmetry[s] if config.symmetry == "flows" else 0.0
+        state_log_reward = float(log_reward[s]) if config.method.startswith("fl_") and s in space.may_stop else 0.0
+        return flows.log_flow[s] - log_symmetry - state_log_reward
 
     def logit_shift(s: int) -> float:
         return {"soft_q": 1.0, "fm": 1.0, "munchausen": 1 / entropy_weight}.get(config.method, 0.0) * flows.log_flow[s]
 
-    log_ways = _maximum_entropy(space, tables)[1]
+    log_num_paths = _maximum_entropy(space, tables)[1]
     context, policy = tabular(
         space,
         flows,
         backward=config.backward_policy != "uniform",
-        number=number,
+        state_output=state_output,
         logit_shift=logit_shift,
-        backward_shift=lambda s: log_ways[s] if config.backward_policy == "maxent" else 0.0,
+        backward_shift=lambda s: log_num_paths[s] if config.backward_policy == "maxent" else 0.0,
     )
     objective_class: Any = OBJECTIVES.load(config.method)
     objective = objective_class(context, config)
@@ -99,13 +102,13 @@ def set_up(
 
 
 def uniform_prior(space: Classes) -> LogForward:
-    """Legal actions of a state are equally likely."""
+    """Return the forward policy that is uniform over the legal actions of every state."""
     keys = [(s, s, True) for s in space.may_stop] + [(*pair, False) for pair in space.num_forward]
     return _normalised(space, dict.fromkeys(keys, 1.0))
 
 
 def random_prior(space: Classes, *, seed: int) -> LogForward:
-    """Any forward policy that depends on classes."""
+    """Return a random forward policy that is equal for equivalent actions."""
     generator = torch.Generator().manual_seed(seed)
     return _normalised(
         space, {key: math.exp(float(torch.randn((), generator=generator))) for key in uniform_prior(space)}
@@ -124,7 +127,7 @@ def _num_actions(space: Classes, key: tuple[int, int, bool]) -> int:
 
 
 def prior_policy(space: Classes, log_prior: LogForward) -> TabularPolicy:
-    """A policy with these probabilities of labelled actions."""
+    """Return a tabular policy with these log-probabilities of labelled actions."""
     flows = Flows(dict.fromkeys(range(len(space.graph)), 0.0), log_prior, uniform_backward(space))
     return tabular(space, flows, backward=True)[1]
 
@@ -132,9 +135,9 @@ def prior_policy(space: Classes, log_prior: LogForward) -> TabularPolicy:
 def set_up_relative(
     space: Classes, *, log_prior: LogForward | None = None, config: AlgoConfig | None = None
 ) -> tuple[RelativeTrajectoryBalance, TabularPolicy, TrajectoryBatch]:
-    """Relative balance at P(t | s) ~ P_prior(t | s) V(t), V the expected reward under the prior, uniform if not given.
+    """Return relative trajectory balance, its exact policy and trajectories; the prior is uniform by default.
 
-    That balances whatever the symmetries.
+    Exact: P(t | s) ~ P_prior(t | s) V(t), V the expected reward under the prior, independent of the symmetry scheme.
     """
     log_reward = rewards_of(space)
     prior = None if log_prior is None else prior_policy(space, log_prior)
@@ -142,13 +145,19 @@ def set_up_relative(
     value: dict[int, float] = {}
     log_forward: LogForward = {}
     for s in space.by_level:
-        behind = {(s, s, True): math.exp(float(log_reward[s]))} if s in space.may_stop else {}
-        behind |= {(s, after, False): value[after] for after in space.children(s)}
-        parts = {key: math.exp(log_prior[key]) * v for key, v in behind.items()}
-        value[s] = sum(_num_actions(space, key) * part for key, part in parts.items())
-        log_forward |= {key: math.log(part / value[s]) for key, part in parts.items()}
+        successors = {(s, s, True): math.exp(float(log_reward[s]))} if s in space.may_stop else {}
+        successors |= {(s, after, False): value[after] for after in space.children(s)}
+        weights = {key: math.exp(log_prior[key]) * v for key, v in successors.items()}
+        value[s] = sum(_num_actions(space, key) * weight for key, weight in weights.items())
+        log_forward |= {key: math.log(weight / value[s]) for key, weight in weights.items()}
     flows = Flows({s: math.log(v) for s, v in value.items()}, log_forward, uniform_backward(space))
     context, policy = tabular(space, flows, backward=False)
     objective = RelativeTrajectoryBalance(context, config or AlgoConfig(method="relative_tb"), prior=prior)
     torch.nn.init.constant_(objective.log_z.base, flows.log_flow[0])
     return objective, policy, make_batch(context, policy, space, log_reward)
+
+
+def perturb(policy: TabularPolicy, *, scale: float = 0.3) -> None:
+    """Add normal noise to the forward logits, which takes the policy off its exact flows."""
+    with torch.no_grad():
+        policy.forward_logits.add_(scale * torch.randn(policy.forward_logits.shape, dtype=torch.float64))

@@ -1,4 +1,4 @@
-"""An objective beside a table that is off, and its gradient against central differences of the loops, in float64."""
+"""Compare the loss and gradient of an objective with central differences of the reference losses, in float64."""
 
 import copy
 from collections.abc import Callable, Iterator, Sequence
@@ -19,42 +19,42 @@ from tests.oracles.tabular import RememberingContext, TabularPolicy, labelled_fl
 
 STEP = 1e-4
 CONDITIONINGS = (0.3, -0.8)
-SHARED = (0, 1, 0, 0, 1, 0)  # which of them each trajectory is under
+SHARED = (0, 1, 0, 0, 1, 0)  # index into CONDITIONINGS of each trajectory
 
 
 @dataclass(frozen=True)
 class Case:
-    """An objective, the policy and what they are asked about."""
+    """An objective, a tabular policy away from its exact flows, and trajectories."""
 
     objective: Any
     context: RememberingContext
     policy: TabularPolicy
     batch: TrajectoryBatch
-    beside: LogPartition | None = None  # in float64, as the objective's own: log Z, or the offset of its flows
+    offset: LogPartition | None = None  # float64 copy of the objective's log Z or offset of its flows
 
     @property
     def tables(self) -> list[Tensor]:
-        """What the loops read, all of it in float64."""
-        return [*self.policy.parameters(), *(self.beside.parameters() if self.beside else ())]
+        """Parameters that the reference loss reads, in float64."""
+        return [*self.policy.parameters(), *(self.offset.parameters() if self.offset else ())]
 
     @property
     def learned(self) -> list[Tensor]:
-        """What the objective gives a gradient to, in the same order."""
-        own = learned_beside(self.objective)
-        return [*self.policy.parameters(), *(own.parameters() if self.beside and own else ())]
+        """Parameters that the objective differentiates, in the same order."""
+        offset = learned_offset(self.objective)
+        return [*self.policy.parameters(), *(offset.parameters() if self.offset and offset else ())]
 
-    def listen(self) -> losses.Trajectories:
-        """Return what the policy says, actions counted one by one."""
-        return losses.listen(self.context, self.policy, self.batch, self.beside)
+    def read_steps(self) -> losses.Trajectories:
+        """Evaluate the policy on the batch, labelled actions counted one by one."""
+        return losses.read_steps(self.context, self.policy, self.batch, self.offset)
 
 
 def set_up(config: AlgoConfig, *, prior: TabularPolicy | None = None) -> Case:
-    """Make an objective and six trajectories under two conditionings; nothing balances."""
+    """Return an objective, a noisy policy and six trajectories under two conditionings."""
     space = make_space("from_one_node_4")
     log_reward = rewards_of(space)
     flows = labelled_flows(space, log_reward + log_symmetries(space), random_backward(space, seed=1))
     context, policy = tabular(space, flows, backward=True)
-    shake(policy.parameters(), seed=5)
+    add_noise(policy.parameters(), seed=5)
     batch = make_batch(context, policy, space, log_reward, num=3)
     batch = replace(batch, conditioning=torch.tensor(CONDITIONINGS)[list(SHARED)][:, None])
     objective_class: Any = OBJECTIVES.load(config.method)
@@ -63,30 +63,30 @@ def set_up(config: AlgoConfig, *, prior: TabularPolicy | None = None) -> Case:
     return Case(objective, context, policy, batch)
 
 
-def bent(case: Case) -> Case:
-    """Return the same with what is learned beside the policy no longer zero, nor the same under all conditionings."""
-    own = learned_beside(case.objective)
-    if own is None:
+def with_random_offset(case: Case) -> Case:
+    """Return the case with a random log Z or flow offset that depends on the conditioning, if it learns one."""
+    offset = learned_offset(case.objective)
+    if offset is None:
         return case
-    shake(own.parameters(), seed=8)
-    return replace(case, beside=copy.deepcopy(own).double())
+    add_noise(offset.parameters(), seed=8)
+    return replace(case, offset=copy.deepcopy(offset).double())
 
 
-def learned_beside(objective: Objective) -> LogPartition | None:
-    """Return the objective's log Z, or the offset of its flows."""
+def learned_offset(objective: Objective) -> LogPartition | None:
+    """Return the objective's log Z or offset of its flows, if it has one."""
     return next((part for part in objective.children() if isinstance(part, LogPartition)), None)
 
 
-def shake(tables, *, seed: int) -> None:
-    """Add standard normal numbers."""
+def add_noise(parameters, *, seed: int) -> None:
+    """Add standard normal noise in place."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
-        for table in tables:
-            table.add_(torch.randn(table.shape, dtype=torch.float64, generator=generator))
+        for parameter in parameters:
+            parameter.add_(torch.randn(parameter.shape, dtype=torch.float64, generator=generator))
 
 
 def assert_loss_and_gradient(case: Case, oracle: Callable[[], float], *, num_directions: int = 2) -> None:
-    """Raises AssertionError where the loss is not what `oracle` says, or its gradient not that one's slope."""
+    """Assert that the loss equals `oracle()` and its gradient equals the central differences of `oracle`."""
     loss = case.objective.loss(case.policy, case.batch)
     case.policy.zero_grad()
     case.objective.zero_grad()
@@ -98,14 +98,14 @@ def assert_loss_and_gradient(case: Case, oracle: Callable[[], float], *, num_dir
 
 
 def move(tables: Sequence[Tensor], direction: Sequence[Tensor], length: float) -> None:
-    """Add a direction of a length."""
+    """Add `length` times a direction to the parameters in place."""
     with torch.no_grad():
         for table, part in zip(tables, direction, strict=True):
             table.add_(length * part)
 
 
 def slope(tables: Sequence[Tensor], oracle: Callable[[], float], direction: Sequence[Tensor]) -> float:
-    """Return the central difference of the loops along a direction of the tables."""
+    """Return the central difference of the reference loss along a direction."""
     values = []
     for sign in (1, -1):
         move(tables, direction, sign * STEP)
@@ -115,13 +115,13 @@ def slope(tables: Sequence[Tensor], oracle: Callable[[], float], direction: Sequ
 
 
 def directions(tables: Sequence[Tensor], num: int) -> Iterator[list[Tensor]]:
-    """Yield random directions of all tables at once."""
+    """Yield random directions in the space of all parameters."""
     generator = torch.Generator().manual_seed(6)
     for _ in range(num):
         yield [torch.randn(t.shape, dtype=torch.float64, generator=generator) for t in tables]
 
 
 def gradient_along(tables: Sequence[Tensor], direction: Sequence[Tensor]) -> float:
-    """Return the slope along a direction that the gradients say; what has none counts as 0."""
+    """Return the derivative along a direction from the stored gradients; a missing gradient counts as 0."""
     pairs = zip(tables, direction, strict=True)
     return sum(float((table.grad * part).sum()) for table, part in pairs if table.grad is not None)

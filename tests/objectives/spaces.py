@@ -1,4 +1,4 @@
-"""Small spaces with symmetries, and batches of trajectories on them whose rewards are looked up."""
+"""Small spaces with symmetries, random rewards for their states, and batches of trajectories on them."""
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from tests.oracles.tabular import Classes, classes_of
 
 
 class FromOneNode(GraphBuildingEnv):
-    """Graphs that start as one node: every state may stop."""
+    """Graphs that start with one node, so that Stop is legal in every state."""
 
     def initial_states(self, num: int) -> GraphStates:
         states = GraphStates.empty(num, self.vocabulary)
@@ -27,8 +27,8 @@ class FromOneNode(GraphBuildingEnv):
     def backward_rules(self, states: GraphStates):
         rules = dict(super().backward_rules(states))
         first = rules[GraphActionType.RemoveNode]
-        more = first[0]._replace(text="one node stays", holds=(states.num_nodes > 1)[:, None, None])
-        return {**rules, GraphActionType.RemoveNode: [*first, more]}
+        keep_one_node = first[0]._replace(text="one node stays", holds=(states.num_nodes > 1)[:, None, None])
+        return {**rules, GraphActionType.RemoveNode: [*first, keep_one_node]}
 
 
 SPACES = {
@@ -44,12 +44,12 @@ def make_space(name: str) -> Classes:
 
 
 def rewards_of(space: Classes, *, seed: int = 7) -> Tensor:
-    """Log-rewards [S] of which no regularity of the graphs tells anything."""
+    """Return independent standard normal log-rewards, [S]."""
     return torch.randn(len(space.graph), generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
 
 
 def log_symmetries(space: Classes) -> Tensor:
-    """log |Aut(s)| - log |Aut(s0)| of every class, [S]."""
+    """Return log |Aut(s)| - log |Aut(s0)| of every class, [S]."""
     counts = torch.tensor(space.symmetries, dtype=torch.float64).log()
     return counts - counts[0]
 
@@ -57,15 +57,15 @@ def log_symmetries(space: Classes) -> Tensor:
 def make_batch(
     context: GraphBuildingEnvContext, policy: PolicyFunction, space: Classes, log_reward: Tensor, *, num: int = 5
 ) -> TrajectoryBatch:
-    """As many trajectories from the policy, explored, as drawn backwards; all rewards filled in."""
+    """Return `num` trajectories sampled forwards with exploration and `num` sampled backwards, with rewards."""
     generator = torch.Generator().manual_seed(3)
     conditioning = Conditioning(torch.zeros(num, 1), torch.ones(num))
     forward = sample_forward(context, policy, conditioning=conditioning, generator=generator, random_action_prob=0.3)
-    chosen = space.graph.terminal[torch.randint(len(space.graph.terminal), (num,), generator=generator)]
-    ends = space.graph.states[chosen]
+    positions = space.graph.terminal[torch.randint(len(space.graph.terminal), (num,), generator=generator)]
+    ends = space.graph.states[positions]
     backward = sample_backward(context, ends, conditioning=conditioning, generator=generator)
     batch = TrajectoryBatch.cat([forward, backward])
-    on_the_way = torch.tensor(space.position_of(batch.states))
-    may_stop = torch.tensor([s in space.may_stop for s in on_the_way.tolist()])
-    batch = batch.with_state_rewards(torch.where(may_stop, log_reward[on_the_way], 0.0).float())
+    visited = torch.tensor(space.position_of(batch.states))
+    may_stop = torch.tensor([s in space.may_stop for s in visited.tolist()])
+    batch = batch.with_state_rewards(torch.where(may_stop, log_reward[visited], 0.0).float())
     return batch.with_rewards(log_reward[space.position_of(batch.terminal)].float())

@@ -1,38 +1,43 @@
-"""Every loss against the loops of tests/oracles/losses.py, and its gradient against their finite differences.
+"""Loss and gradient of every objective against the reference losses of tests/oracles/losses.py.
 
-The policy is a table of float64 parameters; log Z, or what flows are offset by, depends on the conditioning, of which
-there are two. What carries no gradient (targets, advantages, an estimated log Z) is held
-fixed while the loops are differentiated.
+The policy is a table of float64 parameters; log Z or the offset of the flows depends on one of two conditionings.
+Terms without a gradient (targets, advantages, an estimated log Z) are held fixed in the finite differences.
 """
 
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
 
-from gflownet.mdp.trajectory import Origin
+from gflownet.errors import UserError
+from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.objectives.backward import BACKWARD_LOSSES
 from gflownet.objectives.config import (
     REGRESSIONS,
     ActorCriticConfig,
     AlgoConfig,
+    BackwardName,
     SoftQConfig,
     SubTrajectoryBalanceConfig,
     Weighting,
 )
+from tests.objectives.balanced import prior_policy, random_prior
 from tests.objectives.differences import (
     Case,
     assert_loss_and_gradient,
-    bent,
     directions,
     gradient_along,
     move,
     set_up,
     slope,
+    with_random_offset,
 )
+from tests.objectives.spaces import make_space
 from tests.oracles import losses
+from tests.oracles.equivalent_actions import equivalent_actions_of, read_class_steps
 
 ACTOR_CRITIC = ActorCriticConfig(entropy=0.3, value_weight=0.7, clip=0.1)
 
@@ -41,19 +46,19 @@ def subtb(weighting: Weighting, decay: float) -> AlgoConfig:
     return AlgoConfig(method="subtb", subtb=SubTrajectoryBalanceConfig(decay=decay, weighting=weighting))
 
 
-# name: (options, the loops)
+# name: (config, reference loss)
 CASES = {
     "tb": (AlgoConfig(method="tb"), losses.trajectory_balance),
     "vargrad": (AlgoConfig(method="vargrad"), losses.vargrad),
     "db": (AlgoConfig(method="db"), losses.detailed_balance),
-    "fl_db": (AlgoConfig(method="fl_db"), partial(losses.detailed_balance, ahead=True)),
+    "fl_db": (AlgoConfig(method="fl_db"), partial(losses.detailed_balance, forward_looking=True)),
     "subtb_within": (subtb("within", 0.8), partial(losses.sub_trajectory_balance, decay=0.8, within=True)),
     "subtb_geometric": (subtb("geometric", 1.3), partial(losses.sub_trajectory_balance, decay=1.3, within=False)),
     "subtb_equal_within": (subtb("equal_within", 0.5), partial(losses.sub_trajectory_balance, decay=1.0, within=True)),
     "subtb_equal": (subtb("equal", 0.5), partial(losses.sub_trajectory_balance, decay=1.0, within=False)),
     "fl_subtb": (
         replace(subtb("within", 0.8), method="fl_subtb"),
-        partial(losses.sub_trajectory_balance, decay=0.8, within=True, ahead=True),
+        partial(losses.sub_trajectory_balance, decay=0.8, within=True, forward_looking=True),
     ),
     "modified_db": (AlgoConfig(method="modified_db"), losses.modified_detailed_balance),
     "soft_q": (AlgoConfig(method="soft_q"), losses.soft_q),
@@ -74,11 +79,14 @@ CASES = {
     "max_likelihood": (AlgoConfig(method="max_likelihood"), losses.max_likelihood),
 }
 WITHOUT_BACKWARD = ("a2c", "ppo")
+CLASS_COUNTING = ("tb", "vargrad", "db", "subtb_within", "soft_q", "order_preserving")
+BACKWARD_POLICIES = [name for name in get_args(BackwardName) if name in ("uniform", "learned")]
+COMPARING = ("vargrad", "order_preserving")  # losses over several trajectories with the same conditioning
 PENALISED = ("tb", "vargrad", "db", "subtb_within", "modified_db", "soft_q", "relative_tb")
 
 
-def loops_of(name: str, case: Case) -> Callable[..., float]:
-    """The loops of a case; relative balance has a uniform prior."""
+def reference_loss(name: str, case: Case) -> Callable[..., float]:
+    """Return the reference loss of a case; relative balance has a uniform prior."""
     if name != "relative_tb":
         return CASES[name][1]
     counts = case.context.env.forward_masks(case.batch.states).num_actions()
@@ -87,70 +95,138 @@ def loops_of(name: str, case: Case) -> Callable[..., float]:
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_loss_and_gradient_are_those_of_the_loops(name):
+def test_objective_loss_and_gradient_match_oracle(name):
     config = CASES[name][0]
     if name not in WITHOUT_BACKWARD:
         config = replace(config, backward_policy="learned")
-    case = bent(set_up(config))
-    loops, frozen = loops_of(name, case), case.listen()
+    case = with_random_offset(set_up(config))
+    oracle, frozen = reference_loss(name, case), case.read_steps()
     if name == "ppo":
         case = replace(case, batch=case.objective.annotated(case.policy, case.batch))
-        move(case.tables, next(directions(case.tables, 1)), 0.1)  # some ratios leave the interval
-        frozen = [steps_with_numbers(a, b) for a, b in zip(case.listen(), frozen, strict=True)]
-    assert_loss_and_gradient(case, lambda: loops(case.listen(), frozen, case.batch))
+        move(case.tables, next(directions(case.tables, 1)), 0.1)  # some ratios leave the clipping interval
+        frozen = [with_state_outputs(a, b) for a, b in zip(case.read_steps(), frozen, strict=True)]
+    assert_loss_and_gradient(case, lambda: oracle(case.read_steps(), frozen, case.batch))
 
 
 @pytest.mark.parametrize("regression", [name for name in REGRESSIONS if name != "squared"])
 @pytest.mark.parametrize("name", PENALISED)
-def test_every_penalty_has_the_gradient_of_its_loops(name, regression):
-    case = bent(set_up(replace(CASES[name][0], regression=regression, backward_policy="learned")))
-    loops, frozen = partial(loops_of(name, case), penalty=losses.PENALTIES[regression]), case.listen()
-    assert_loss_and_gradient(case, lambda: loops(case.listen(), frozen, case.batch), num_directions=1)
+def test_regression_loss_and_gradient_match_oracle(name, regression):
+    case = with_random_offset(set_up(replace(CASES[name][0], regression=regression, backward_policy="learned")))
+    oracle, frozen = partial(reference_loss(name, case), penalty=losses.PENALTIES[regression]), case.read_steps()
+    assert_loss_and_gradient(case, lambda: oracle(case.read_steps(), frozen, case.batch), num_directions=1)
 
 
-def steps_with_numbers(now, before):
-    """What ppo holds fixed: the probabilities of before, the values of now."""
-    return [replace(b, number=a.number) for a, b in zip(now, before, strict=True)]
+def with_state_outputs(current, frozen):
+    """Return the frozen steps with the current values: ppo holds only the old probabilities fixed."""
+    return [replace(b, state_output=a.state_output) for a, b in zip(current, frozen, strict=True)]
 
 
 @pytest.mark.parametrize(
-    ("name", "loops"),
+    ("name", "oracle"),
     [
         ("maxent", losses.maximum_entropy_backward),
         ("tlm", partial(losses.backward_likelihood, origins=(Origin.SAMPLED,))),
         ("pessimistic", partial(losses.backward_likelihood, origins=(Origin.SAMPLED, Origin.REMEMBERED))),
     ],
 )
-def test_backward_policies_of_their_own_are_taught_by_their_own_loss_alone(name, loops):
+def test_backward_policy_gradient_comes_only_from_its_own_loss(name, oracle):
     assert BACKWARD_LOSSES[name] is not None
     weight = {"maxent": 0.1}.get(name, 0.002)
     case = set_up(AlgoConfig(method="db", backward_policy=name))
     origin = case.batch.origin.clone()
     origin[1] = int(Origin.REMEMBERED)
     case = replace(case, batch=replace(case.batch, origin=origin))
-    policy, batch, frozen = case.policy, case.batch, case.listen()
+    policy, batch, frozen = case.policy, case.batch, case.read_steps()
     loss = case.objective.loss(policy, batch)
     policy.zero_grad()
     loss.value.backward()
-    own = weight * loops(frozen, frozen, batch)
-    assert loss.metrics["backward_loss"] == pytest.approx(own, rel=1e-5)
-    assert float(loss.value.detach()) == pytest.approx(own + losses.detailed_balance(frozen, frozen, batch), rel=1e-5)
+    backward_loss = weight * oracle(frozen, frozen, batch)
+    assert loss.metrics["backward_loss"] == pytest.approx(backward_loss, rel=1e-5)
+    expected = backward_loss + losses.detailed_balance(frozen, frozen, batch)
+    assert float(loss.value.detach()) == pytest.approx(expected, rel=1e-5)
     for direction in directions(case.tables, 2):
         only_backward = [
-            part * (table is policy.backward_logits) for part, table in zip(direction, case.tables, strict=True)
+            component * (table is policy.backward_logits)
+            for component, table in zip(direction, case.tables, strict=True)
         ]
-        rise = slope(case.tables, lambda: loops(case.listen(), frozen, batch), only_backward)
-        assert gradient_along(case.learned, only_backward) == pytest.approx(weight * rise, rel=1e-4, abs=1e-6)
+        expected = slope(case.tables, lambda: oracle(case.read_steps(), frozen, batch), only_backward)
+        assert gradient_along(case.learned, only_backward) == pytest.approx(weight * expected, rel=1e-4, abs=1e-6)
 
 
 @pytest.mark.parametrize("symmetry", ["none", "reward"])
 @pytest.mark.parametrize("method", ["db", "subtb", "fl_db"])
-def test_flows_start_at_the_rewards_of_the_states_that_a_first_batch_stopped_in(method, symmetry):
+def test_prepare_sets_flow_offset_to_mean_reward_of_first_batch(method, symmetry):
     case = set_up(AlgoConfig(method=method, symmetry=symmetry))
     objective, batch = case.objective, case.batch
     objective.prepare(case.policy, batch)
     reward = batch.log_reward + (batch.log_symmetry if symmetry == "reward" else 0)
-    numbers = torch.tensor([float(steps[-1].number) for steps in case.listen()])
-    ahead = batch.log_reward if method == "fl_db" else 0.0  # of which the network need not know
+    outputs = torch.tensor([float(steps[-1].state_output) for steps in case.read_steps()])
+    state_log_reward = batch.log_reward if method == "fl_db" else 0.0  # which the flow network leaves out
     (offset,) = objective.offset(batch.conditioning).detach().unique()
-    assert float((numbers + offset + ahead).mean()) == pytest.approx(float(reward.mean()), abs=1e-5)
+    assert float((outputs + offset + state_log_reward).mean()) == pytest.approx(float(reward.mean()), abs=1e-5)
+
+
+@pytest.mark.parametrize("backward_policy", BACKWARD_POLICIES)
+@pytest.mark.parametrize("name", CLASS_COUNTING)
+def test_class_counting_loss_and_gradient_match_oracle(name, backward_policy):
+    config, oracle = CASES[name]
+    case = with_random_offset(set_up(replace(config, symmetry="actions", backward_policy=backward_policy)))
+    equivalents = equivalent_actions_of(case.context.env, case.batch)
+    assert max(len(same.forward) for same in equivalents) > 1
+    assert max(len(same.backward) for same in equivalents) > 1
+    unscaled = replace(case.batch, log_symmetry=0 * case.batch.log_symmetry)
+    read_steps = partial(
+        read_class_steps,
+        *(case.context, case.policy, case.batch, case.offset),
+        equivalents=equivalents,
+        learned=backward_policy == "learned",
+    )
+    frozen = read_steps()
+    assert_loss_and_gradient(case, lambda: oracle(read_steps(), frozen, unscaled))
+
+
+def test_class_counting_loss_differs_from_action_counting():
+    """Otherwise the cases above would not distinguish the schemes."""
+    values = []
+    for symmetry in ("actions", "none"):
+        case = set_up(AlgoConfig(method="tb", symmetry=symmetry))
+        values.append(float(case.objective.loss(case.policy, case.batch).value.detach()))
+    assert abs(values[0] - values[1]) > 0.1
+
+
+def with_conditionings(batch: TrajectoryBatch, conditionings: list[float]) -> TrajectoryBatch:
+    return replace(batch, conditioning=torch.tensor(conditionings)[:, None])
+
+
+@pytest.mark.parametrize("method", COMPARING)
+def test_comparing_objective_rejects_batch_without_shared_conditioning(method):
+    case = set_up(AlgoConfig(method=method))
+    with pytest.raises(UserError, match=f"algo.method={method}: expected trajectories with equal conditioning"):
+        case.objective.loss(case.policy, with_conditionings(case.batch, [0.0, 1.0, 2.0, 3.0, 4.0, 5.0]))
+
+
+@pytest.mark.parametrize("method", COMPARING)
+def test_comparing_objective_ignores_trajectory_with_unique_conditioning(method):
+    """The other trajectories are compared without it; a batch of one trajectory has zero loss."""
+    case = set_up(AlgoConfig(method=method))
+    shared = with_conditionings(case.batch.split(2)[0], [1.0, 1.0, 1.0])
+    mixed = case.objective.loss(case.policy, with_conditionings(case.batch, [1.0, 1.0, 1.0, 3.0, 4.0, 5.0]))
+    share = 3 / 6 if method == "vargrad" else 1.0  # of trajectories or of pairs
+    shared_loss = case.objective.loss(case.policy, shared).metrics["loss"]
+    assert mixed.metrics["loss"] == pytest.approx(share * shared_loss, rel=1e-6)
+    assert shared_loss > 1e-2
+    single = with_conditionings(case.batch.split(6)[0], [1.0])
+    assert case.objective.loss(case.policy, single).metrics["loss"] == 0.0
+
+
+def test_relative_balance_with_prior_loss_and_gradient_match_oracle():
+    space = make_space("from_one_node_4")
+    prior = prior_policy(space, random_prior(space, seed=4))
+    case = with_random_offset(set_up(AlgoConfig(method="relative_tb"), prior=prior))
+    log_prior = [[step.log_forward for step in steps] for steps in losses.read_steps(case.context, prior, case.batch)]
+    oracle = partial(losses.relative, log_prior=log_prior)
+    assert_loss_and_gradient(case, lambda: oracle(case.read_steps(), (), case.batch))
+    assert all(table.grad is None for table in prior.parameters())  # the prior is not trained
+    before = case.objective.log_partition(case.policy, case.batch.conditioning)
+    case.objective.prepare(case.policy, case.batch)
+    assert not before.equal(case.objective.log_partition(case.policy, case.batch.conditioning))

@@ -1,4 +1,4 @@
-"""How an imbalance is penalised: values, slopes, what they are near 0 and far off, and what linex is for."""
+"""Regression losses: values and slopes, gradients as divergences, and their effect in every objective."""
 
 import math
 
@@ -11,7 +11,7 @@ from tests.objectives.balanced import FLOW_OBJECTIVES, set_up, set_up_relative
 from tests.objectives.spaces import make_space
 
 E5 = math.exp(5)
-# t = log (forward / backward): the penalty and its derivative, in closed form; exponentials are tangents beyond 5.
+# t = log (forward / backward): the penalty and its derivative in closed form; exponentials are linear beyond 5.
 EXPECTED = {
     "squared": {t: (t * t, 2 * t) for t in (-8, -1, 0, 0.5, 8)},
     "half": {t: (t * t / 2, t) for t in (-8, -1, 0, 0.5, 8)},
@@ -34,7 +34,7 @@ EXPECTED = {
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_penalties_and_slopes_are_those_of_their_formulas(name):
+def test_regression_values_and_slopes_match_closed_form(name):
     t = torch.tensor(list(EXPECTED[name]), dtype=torch.float64, requires_grad=True)
     penalty = make_regression(name)(t)
     (slope,) = torch.autograd.grad(penalty.sum(), t)
@@ -43,21 +43,21 @@ def test_penalties_and_slopes_are_those_of_their_formulas(name):
 
 
 @pytest.mark.parametrize("name", REGRESSIONS)
-def test_an_imbalance_without_bounds_has_a_finite_slope(name):
+def test_regression_slope_is_finite_for_large_imbalance(name):
     t = torch.tensor([-1e4, 1e4], requires_grad=True)
     (slope,) = torch.autograd.grad(make_regression(name)(t).sum(), t)
     assert bool(slope.isfinite().all())
 
 
 def on_policy_gradient(name: str, logits: torch.Tensor, log_target: torch.Tensor) -> torch.Tensor:
-    """The expected gradient of a penalty of t = log p_F - log p_B under samples of p_F, which carry none themselves."""
+    """Return the expected gradient of a penalty of log p_F - log p_B under samples of p_F."""
     log_policy = logits.log_softmax(0)
     penalty = make_regression(name)(log_policy - log_target)
     (gradient,) = torch.autograd.grad((log_policy.detach().exp() * penalty).sum(), logits)
     return gradient
 
 
-def test_the_gradients_on_the_policys_own_samples_are_those_of_divergences():
+def test_half_and_linex_on_policy_gradients_are_kl_gradients():
     """Hu et al. 2025, table 2: half is the reverse, linex the forward Kullback-Leibler divergence."""
     generator = torch.Generator().manual_seed(0)
     log_target = torch.randn(6, dtype=torch.float64, generator=generator).log_softmax(0)
@@ -72,17 +72,14 @@ def test_the_gradients_on_the_policys_own_samples_are_those_of_divergences():
 
 @pytest.mark.parametrize("regression", [name for name in REGRESSIONS if name != "squared"])
 @pytest.mark.parametrize("method", [*FLOW_OBJECTIVES, "fm", "modified_db", "relative_tb"])
-def test_every_balance_is_penalised_as_asked(method, regression):
-    """The loss of flows that are off is the mean penalty of the imbalances that the squared one is the mean square of.
-
-    Small penalties are t^2 / 2, whoever averages them: half of the squared loss; large ones are not.
-    """
+def test_objective_loss_uses_configured_regression(method, regression):
+    """Small penalties are about t^2 / 2, half of the squared loss; large ones are not."""
     losses, space = {}, make_space("from_one_node_4")
     for name in ("squared", regression):
         for noise in (1e-3, 2.0):
             options = AlgoConfig(method=method, regression=name)
-            made = set_up_relative(space, config=options) if method == "relative_tb" else set_up(space, options)[:3]
-            objective, policy, batch = made
+            case = set_up_relative(space, config=options) if method == "relative_tb" else set_up(space, options)[:3]
+            objective, policy, batch = case
             generator = torch.Generator().manual_seed(3)
             with torch.no_grad():
                 shift = torch.randn(policy.forward_logits.shape, dtype=torch.float64, generator=generator)
@@ -94,12 +91,12 @@ def test_every_balance_is_penalised_as_asked(method, regression):
         assert losses[regression, 2.0] != pytest.approx(curvature * losses["squared", 2.0], rel=5e-2)
 
 
-def test_linex_fears_what_is_too_unlikely():
-    """Of two batches that are off by as much, the one whose objects come too rarely has the larger loss."""
+def test_linex_penalises_undersampled_objects_more():
+    """Of two batches with opposite imbalances, the one with undersampled objects has the larger loss."""
     penalties = []
     for sign in (1, -1):
         objective, policy, batch, _ = set_up(make_space("from_one_node_4"), AlgoConfig(method="tb", regression="linex"))
         batch = batch.with_rewards(batch.log_reward + sign * 2.0)
         penalties.append(objective.loss(policy, batch).metrics["loss"])
-    rare, frequent = penalties
-    assert rare > 1.5 * frequent
+    undersampled, oversampled = penalties
+    assert undersampled > 1.5 * oversampled

@@ -1,4 +1,4 @@
-"""Learning-rate schedules, by hand."""
+"""Learning-rate schedules against factors computed by hand."""
 
 import pytest
 import torch
@@ -8,20 +8,20 @@ from gflownet.objectives.schedules import SCHEDULES, make_schedule
 
 
 def rates(num_steps: int, **options) -> list[float]:
-    """Return the learning rates of two groups over a run, the second a tenth of the first."""
+    """Return the learning rate of every step; a second group has a tenth of it."""
     groups = [
         {"params": [torch.nn.Parameter(torch.zeros(1))]},
         {"params": [torch.nn.Parameter(torch.zeros(1))], "lr": 0.1},
     ]
     optimizer = torch.optim.SGD(groups, lr=1.0)
-    schedule, found = make_schedule(optimizer, OptimizerConfig(**options), num_steps=num_steps), []
+    schedule, first_rates = make_schedule(optimizer, OptimizerConfig(**options), num_steps=num_steps), []
     for _ in range(num_steps):
         first, second = (group["lr"] for group in optimizer.param_groups)
         assert second == pytest.approx(0.1 * first)
-        found.append(first)
+        first_rates.append(first)
         optimizer.step()
         schedule.step()
-    return found
+    return first_rates
 
 
 @pytest.mark.parametrize(
@@ -36,12 +36,12 @@ def rates(num_steps: int, **options) -> list[float]:
         ({"schedule": "linear", "warmup": 2}, [0.5, 1, 1, 0.75, 0.5, 0.25]),
     ],
 )
-def test_schedule_factors(options, expected):
+def test_schedule_factors_match_expected(options, expected):
     assert rates(6, **options) == pytest.approx(expected)
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_schedule_stays_at_its_end_when_a_run_goes_on_longer(name):
+def test_schedule_factor_stays_in_bounds_after_last_step(name):
     optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=1.0)
     schedule = make_schedule(optimizer, OptimizerConfig(schedule=name, lr_decay=5), num_steps=3)
     for _ in range(9):

@@ -1,3 +1,5 @@
+"""Trajectory balance with networks: loss, symmetry correction, log Z, learned backward policy and training."""
+
 import math
 from dataclasses import replace
 
@@ -31,7 +33,7 @@ NUM_COND = 2
 
 @pytest.fixture(scope="module", params=["undirected", "directed_attributes", "computation_graph_two_hidden"])
 def rollout(request) -> tuple[GraphBuildingEnvContext, Policy, TrajectoryBatch]:
-    """Return a random network and trajectories of both samplers with made-up rewards."""
+    """Return a random network and trajectories of the forward and backward samplers with random rewards."""
     env = ENVIRONMENTS[request.param]()
     context = GraphBuildingEnvContext(env, num_cond_dim=NUM_COND)
     with torch.random.fork_rng():
@@ -67,27 +69,27 @@ def make_objective(context: GraphBuildingEnvContext, *, correct_symmetries: bool
 def slow_imbalances(
     context: GraphBuildingEnvContext, policy: Policy, batch: TrajectoryBatch, *, correct_symmetries: bool
 ) -> list[float]:
-    """Return log P_F - log P_B - log R of each trajectory, one state at a time, counted by the networkx twins."""
-    env, oracle, found = context.env, oracle_of(context.env), []
+    """Return log P_F - log P_B - log R of each trajectory, one state at a time; P_B counts actions in networkx."""
+    env, oracle, imbalances = context.env, oracle_of(context.env), []
     for i in range(len(batch)):
         one, total = batch[i], -float(batch.log_reward[i])
         for t in range(len(one.actions)):
             state = one.states[t : t + 1]
             step = one.actions[torch.tensor([t])]
-            shown = context.to_batch(state)
-            categorical, _ = policy(shown, batch.conditioning[i : i + 1])
-            total += float(categorical.log_prob(context.to_indices(shown, step)).detach())
+            encoded = context.to_batch(state)
+            categorical, _ = policy(encoded, batch.conditioning[i : i + 1])
+            total += float(categorical.log_prob(context.to_indices(encoded, step)).detach())
             if t + 1 < len(one.actions):
                 after = env.step(state, step)
                 total += math.log(len(oracle.backward(to_networkx(env, after, 0))))
         if correct_symmetries:
             total -= math.log(num_automorphisms(to_networkx(env, one.terminal, 0)))
-        found.append(total)
-    return found
+        imbalances.append(total)
+    return imbalances
 
 
 @pytest.mark.parametrize("correct_symmetries", [True, False])
-def test_loss_is_the_mean_squared_imbalance_computed_step_by_step(rollout, correct_symmetries):
+def test_trajectory_balance_loss_matches_step_by_step_oracle(rollout, correct_symmetries):
     context, policy, batch = rollout
     objective = make_objective(context, correct_symmetries=correct_symmetries)
     imbalances = slow_imbalances(context, policy, batch, correct_symmetries=correct_symmetries)
@@ -99,17 +101,17 @@ def test_loss_is_the_mean_squared_imbalance_computed_step_by_step(rollout, corre
     assert loss.metrics["log_Z"] == pytest.approx(sum(log_z) / len(log_z), abs=1e-5)
 
 
-def test_the_correction_raises_rewards_by_the_number_of_symmetries(rollout):
+def test_symmetry_correction_adds_log_automorphisms_to_reward(rollout):
     context, policy, batch = rollout
     assert bool((batch.log_symmetry > 0).any())
     with_correction, without = (make_objective(context, correct_symmetries=flag) for flag in (True, False))
-    raised = batch.with_rewards(batch.log_reward + batch.log_symmetry)
-    ours = float(with_correction.loss(policy, batch).value.detach())
-    assert float(without.loss(policy, raised).value.detach()) == pytest.approx(ours, rel=1e-5)
-    assert float(without.loss(policy, batch).value.detach()) != pytest.approx(ours, rel=1e-3)
+    corrected = batch.with_rewards(batch.log_reward + batch.log_symmetry)
+    expected = float(with_correction.loss(policy, batch).value.detach())
+    assert float(without.loss(policy, corrected).value.detach()) == pytest.approx(expected, rel=1e-5)
+    assert float(without.loss(policy, batch).value.detach()) != pytest.approx(expected, rel=1e-3)
 
 
-def test_log_z_depends_on_the_conditioning_and_starts_constant(rollout):
+def test_log_z_depends_on_conditioning_and_starts_at_zero(rollout):
     context, _, batch = rollout
     assert len(set(make_objective(context).log_z(batch.conditioning).tolist())) == 6
     fresh = TrajectoryBalance(context, AlgoConfig())
@@ -117,8 +119,8 @@ def test_log_z_depends_on_the_conditioning_and_starts_constant(rollout):
 
 
 @pytest.mark.parametrize("correct_symmetries", [True, False])
-def test_prepare_starts_log_z_at_the_mean_weight_of_a_first_batch(rollout, correct_symmetries):
-    """Z = E[R P_B / P_F], estimated for each of the conditionings, here one per six trajectories."""
+def test_prepare_sets_log_z_to_estimate_from_first_batch(rollout, correct_symmetries):
+    """Z = E[R P_B / P_F], estimated per conditioning."""
     context, policy, batch = rollout
     objective = TrajectoryBalance(context, AlgoConfig(symmetry="reward" if correct_symmetries else "none"))
     one = replace(batch, conditioning=batch.conditioning[:1].repeat(12, 1))
@@ -133,14 +135,14 @@ def test_prepare_starts_log_z_at_the_mean_weight_of_a_first_batch(rollout, corre
     assert float(objective.log_z.base.detach()) == pytest.approx(sum(pairs) / 6, abs=1e-4)
 
 
-def test_a_reward_that_is_not_known_gives_a_nan_loss(rollout):
+def test_loss_is_nan_with_unknown_reward(rollout):
     context, policy, batch = rollout
     rewards = batch.log_reward.clone()
     rewards[5] = torch.nan
     assert math.isnan(float(make_objective(context).loss(policy, batch.with_rewards(rewards)).value.detach()))
 
 
-def test_gradients_reach_the_policy_and_log_z(rollout):
+def test_loss_gradient_reaches_policy_and_log_z(rollout):
     context, policy, batch = rollout
     objective = make_objective(context)
     policy.zero_grad()
@@ -152,7 +154,7 @@ def test_gradients_reach_the_policy_and_log_z(rollout):
     policy.zero_grad()
 
 
-def test_a_step_along_the_gradient_lowers_the_loss(rollout):
+def test_gradient_step_lowers_loss(rollout):
     context, policy, batch = rollout
     objective = make_objective(context)
     before = objective.loss(policy, batch).value
@@ -165,20 +167,20 @@ def test_a_step_along_the_gradient_lowers_the_loss(rollout):
     assert float(objective.loss(policy, batch).value.detach()) < float(before.detach())
 
 
-def test_log_z_has_a_learning_rate_of_its_own(rollout):
+def test_log_z_base_has_separate_learning_rate(rollout):
     objective = make_objective(rollout[0])
-    number, network = objective.parameter_groups()
-    assert number["lr"] == 0.03
-    assert number["params"] == [objective.log_z.base]
+    base, network = objective.parameter_groups()
+    assert base["lr"] == 0.03
+    assert base["params"] == [objective.log_z.base]
     assert "lr" not in network
-    assert number["weight_decay"] == network["weight_decay"] == 0.0
+    assert base["weight_decay"] == network["weight_decay"] == 0.0
     assert {id(p) for p in network["params"]} == {id(p) for p in objective.log_z.shape.parameters()}
 
 
 @pytest.mark.parametrize("policy_class", [GraphTransformerPolicy, DenseTransformerPolicy])
 @pytest.mark.parametrize("name", ["undirected", "directed_attributes", "computation_graph_ordered"])
-def test_a_learned_backward_policy_is_asked_in_the_state_that_a_step_led_to(name, policy_class):
-    """Step by step and one state at a time: P_B of what undid the step, read in the next state of the trajectory."""
+def test_learned_backward_policy_is_evaluated_in_next_state(name, policy_class):
+    """log P_F - log P_B - log R per trajectory, with P_B of the reverse action evaluated in the next state."""
     env = ENVIRONMENTS[name]()
     context = GraphBuildingEnvContext(env, num_cond_dim=NUM_COND).with_layout(policy_class.layout).with_backward()
     with torch.random.fork_rng():
@@ -187,35 +189,35 @@ def test_a_learned_backward_policy_is_asked_in_the_state_that_a_step_led_to(name
     generator = torch.Generator().manual_seed(4)
     conditioning = Conditioning(torch.rand(5, NUM_COND, generator=generator), torch.ones(5))
     fresh = sample_forward(context, policy, conditioning=conditioning, generator=generator, random_action_prob=0.3)
-    again = sample_backward(context, fresh.terminal, conditioning=conditioning, generator=generator)
-    batch = TrajectoryBatch.cat([fresh, again]).with_rewards(torch.randn(10, generator=generator))
+    reverse_sampled = sample_backward(context, fresh.terminal, conditioning=conditioning, generator=generator)
+    batch = TrajectoryBatch.cat([fresh, reverse_sampled]).with_rewards(torch.randn(10, generator=generator))
     expected = []
     for i in range(len(batch)):
         steps = (batch.trajectory == i).nonzero().squeeze(1)
         total = -float(batch.log_reward[i]) - float(batch.log_symmetry[i])
         for t, step in enumerate(steps):
-            shown = context.to_batch(batch.states[step : step + 1])
-            forward, backward, _ = policy.both(shown, batch.conditioning[i : i + 1])
-            total += float(forward.log_prob(context.to_indices(shown, batch.actions[step : step + 1])).detach())
+            encoded = context.to_batch(batch.states[step : step + 1])
+            forward, backward, _ = policy.both(encoded, batch.conditioning[i : i + 1])
+            total += float(forward.log_prob(context.to_indices(encoded, batch.actions[step : step + 1])).detach())
             if t:
-                undone = batch.backward[steps[t - 1] : steps[t - 1] + 1]
-                before = env.step(batch.states[step : step + 1], undone)
-                was = env.coloured_graph(batch.states, int(steps[t - 1]))
-                assert env.coloured_graph(before, 0) == was
-                total -= float(backward.log_prob(context.to_indices(shown, undone, backward=True)).detach())
+                reverse = batch.backward[steps[t - 1] : steps[t - 1] + 1]
+                before = env.step(batch.states[step : step + 1], reverse)
+                previous = env.coloured_graph(batch.states, int(steps[t - 1]))
+                assert env.coloured_graph(before, 0) == previous
+                total -= float(backward.log_prob(context.to_indices(encoded, reverse, backward=True)).detach())
         expected.append(total)
     objective = TrajectoryBalance(context, AlgoConfig(backward_policy="learned"))
-    found = objective.reader.read(policy, batch).log_ratio()
-    assert found.tolist() == pytest.approx(expected, abs=1e-4)
-    found.square().mean().backward()
+    log_ratio = objective.reader.read(policy, batch).log_ratio()
+    assert log_ratio.tolist() == pytest.approx(expected, abs=1e-4)
+    log_ratio.square().mean().backward()
     heads = [policy.get_submodule(f"heads.{kind.field_name}") for kind in context.backward_types]
     gradients = [p.grad for head in heads for p in head.parameters() if p.grad is not None]
     assert max(float(g.abs().max()) for g in gradients) > 0
 
 
 @pytest.mark.parametrize("backward_policy", ["uniform", "learned"])
-def test_training_finds_the_reward_whatever_the_backward_policy(backward_policy):
-    """Connected graphs of up to three nodes, non-uniform rewards: the exact terminating distribution, not a sample."""
+def test_training_samples_the_reward_with_every_backward_policy(backward_policy):
+    """Connected graphs of up to three nodes with random rewards, compared by the exact terminating distribution."""
     env = GraphBuildingEnv(["a", "b"], max_nodes=3)
     context = GraphBuildingEnvContext(env).with_layout(DenseTransformerPolicy.layout)
     context = context.with_backward() if backward_policy == "learned" else context
@@ -242,9 +244,9 @@ def test_training_finds_the_reward_whatever_the_backward_policy(backward_policy)
         with torch.no_grad():
             return policy(context.to_batch(states), torch.zeros(len(states), 1))[0].log_probs()
 
-    found = terminating_distribution(graph, policy_log_prob(graph, score))
+    sampled = terminating_distribution(graph, policy_log_prob(graph, score))
     target = target_distribution(graph, log_reward)
-    assert total_variation(found, target) < 0.01
-    # As far as this is from the reward without the correction, or from uniform: the bound means something.
+    assert total_variation(sampled, target) < 0.01
+    # The uncorrected target is farther away, so the bound distinguishes the two.
     wrong = target * graph.num_automorphisms
-    assert total_variation(found, wrong / wrong.sum()) > 0.03
+    assert total_variation(sampled, wrong / wrong.sum()) > 0.03

@@ -1,4 +1,4 @@
-"""Greedier policies, one graph and one action at a time, and the value of an action by looking ahead to the end."""
+"""Reference greedy policies for one graph, exact action values and n-step targets, as loops."""
 
 import math
 
@@ -9,7 +9,7 @@ Action = tuple[int, int, int]
 
 
 def greedier(policy: dict[Action, float], values: dict[Action, float], variant: str, p: float) -> dict[Action, float]:
-    """Return the probability of every legal action, given the logits of P_F and the values."""
+    """Return the probability of every legal action from the logits of P_F and the action values."""
     chances, highest = probabilities(policy), max(values.values())
     if variant == "p_greedy":
         best = [action for action, value in values.items() if value == highest]
@@ -18,29 +18,31 @@ def greedier(policy: dict[Action, float], values: dict[Action, float], variant: 
         ordered = sorted(values.values())
         position = p * (len(ordered) - 1)
         below, above = ordered[math.floor(position + 1e-12)], ordered[math.ceil(position - 1e-12)]
-        least = below + (position - math.floor(position + 1e-12)) * (above - below)  # as numpy.quantile interpolates
-        kept = [action for action, value in values.items() if value >= least - 1e-12]
+        threshold = below + (position - math.floor(position + 1e-12)) * (
+            above - below
+        )  # as numpy.quantile interpolates
+        candidates = [action for action, value in values.items() if value >= threshold - 1e-12]
     else:
-        kept = [action for action, value in values.items() if value >= p * highest]
-    total = math.fsum(chances[action] for action in kept)
-    return {action: chances[action] / total if action in kept else 0.0 for action in chances}
+        candidates = [action for action, value in values.items() if value >= p * highest]
+    total = math.fsum(chances[action] for action in candidates)
+    return {action: chances[action] / total if action in candidates else 0.0 for action in chances}
 
 
 def best_reachable(space: Classes, reward: list[float]) -> dict[tuple[int, int, bool], float]:
-    """Return Q*(s, a), the greatest reward an action still leads to, by (state, next state, whether it is Stop)."""
+    """Return Q*(s, a), the maximum reachable reward, by (state, next state, is Stop)."""
     value: dict[int, float] = {}
-    found = {}
+    action_values = {}
     for s in space.by_level:
-        parts = {(s, s, True): reward[s]} if s in space.may_stop else {}
-        parts |= {(s, after, False): value[after] for after in space.children(s)}
-        value[s] = max(parts.values())
-        found |= parts
-    return found
+        values = {(s, s, True): reward[s]} if s in space.may_stop else {}
+        values |= {(s, after, False): value[after] for after in space.children(s)}
+        value[s] = max(values.values())
+        action_values |= values
+    return action_values
 
 
 def n_step_targets(steps: list[list[float]], outcomes: list[float], n: int) -> list[list[float]]:
-    """Return the targets of every trajectory, given what its states are worth and what came of it."""
+    """Return the n-step targets of every trajectory from its state values and its outcome."""
     return [
-        [worth[t + n] if t + n < len(worth) else outcome for t in range(len(worth))]
-        for worth, outcome in zip(steps, outcomes, strict=True)
+        [values[t + n] if t + n < len(values) else outcome for t in range(len(values))]
+        for values, outcome in zip(steps, outcomes, strict=True)
     ]

@@ -1,6 +1,7 @@
-"""The objectives as loops over single steps in plain numbers, from what a policy says about one state at a time.
+"""Reference losses of the objectives: Python loops over single steps, on floats read from a policy.
 
-`frozen` holds what carries no gradient: the same quantities read before the parameters were moved.
+Every loss takes the steps of the current parameters, `frozen` (steps of the unperturbed parameters, for the terms that
+carry no gradient) and the batch.
 """
 
 import math
@@ -16,26 +17,26 @@ from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 
 
 @dataclass(frozen=True)
-class Said:
-    """What the policy says about one step, all of it in float64."""
+class PolicyStep:
+    """Policy outputs for one step of a trajectory, in float64."""
 
     log_forward: float
     log_backward: float  # of the step; 0 of Stop
-    number: float
+    state_output: float  # the scalar output of the policy: a log-flow, a value or an offset
     log_sum: float  # logsumexp of the forward logits before the step
     log_stop: float  # log P_F(stop), -inf where illegal
     entropy: float
     log_ways: float  # logsumexp of the backward logits; 0 in the initial state
     state_log_reward: float
-    offset: float  # what the objective learns beside the policy: log Z, or the offset of flows; 0 where it learns none
+    offset: float  # learned by the objective: log Z or the offset of the flows; 0 where it learns none
 
 
-Trajectories = Sequence[Sequence[Said]]
+Trajectories = Sequence[Sequence[PolicyStep]]
 Penalty = Callable[[float], float]
 
 
 def tangent_exp(t: float) -> float:
-    """e^t, beyond 5 the tangent there."""
+    """Return e^t, continued beyond t = 5 by its tangent."""
     return math.exp(t) if t <= 5 else math.exp(5) * (t - 4)
 
 
@@ -50,12 +51,12 @@ SQUARED = PENALTIES["squared"]
 
 
 @torch.no_grad()
-def listen(context, policy, batch: TrajectoryBatch, beside: nn.Module | None = None) -> Trajectories:
-    """Ask the policy about every state of the batch, in labelled counting; `beside` in float64 says the offsets."""
-    offsets = [0.0] * len(batch) if beside is None else beside(batch.conditioning.double()).tolist()
-    shown = context.to_batch(batch.states)
-    forward, backward, numbers = policy.both(shown, batch.conditioning[batch.trajectory])
-    log_forward = forward.log_prob(context.to_indices(shown, batch.actions))
+def read_steps(context, policy, batch: TrajectoryBatch, offset: nn.Module | None = None) -> Trajectories:
+    """Evaluate the policy on every state of the batch, labelled actions counted one by one; `offset` is in float64."""
+    offsets = [0.0] * len(batch) if offset is None else offset(batch.conditioning.double()).tolist()
+    encoded = context.to_batch(batch.states)
+    forward, backward, state_outputs = policy.both(encoded, batch.conditioning[batch.trajectory])
+    log_forward = forward.log_prob(context.to_indices(encoded, batch.actions))
     stop = torch.tensor([[context.action_types.index(GraphActionType.Stop), 0, 0]]).expand(len(batch.actions), 3)
     log_stop, entropy, log_sum, log_ways = (
         forward.log_prob(stop),
@@ -64,22 +65,22 @@ def listen(context, policy, batch: TrajectoryBatch, beside: nn.Module | None = N
         backward.logsumexp(),
     )
     state_rewards = batch.optional_state_log_reward
-    heard = []
+    trajectories = []
     for i in range(len(batch)):
         steps = (batch.trajectory == i).nonzero().squeeze(1).tolist()
-        said = []
+        policy_steps = []
         for t, step in enumerate(steps):
             log_backward = 0.0
             if t + 1 < len(steps):
                 undo = context.to_indices(
-                    shown, batch.backward[step : step + 1], graphs=torch.tensor([step]), backward=True
+                    encoded, batch.backward[step : step + 1], graphs=torch.tensor([step]), backward=True
                 )
                 log_backward = float(backward.log_prob(undo, graphs=torch.tensor([steps[t + 1]])))
-            said.append(
-                Said(
+            policy_steps.append(
+                PolicyStep(
                     log_forward=float(log_forward[step]),
                     log_backward=log_backward,
-                    number=float(numbers[step]),
+                    state_output=float(state_outputs[step]),
                     log_sum=float(log_sum[step]),
                     log_stop=float(log_stop[step]),
                     entropy=float(entropy[step]),
@@ -88,68 +89,70 @@ def listen(context, policy, batch: TrajectoryBatch, beside: nn.Module | None = N
                     offset=offsets[i],
                 )
             )
-        heard.append(said)
-    return heard
+        trajectories.append(policy_steps)
+    return trajectories
 
 
 def log_rewards(batch: TrajectoryBatch) -> list[float]:
-    """log R(x) |Aut(x)| / |Aut(s0)|."""
+    """Return log R(x) |Aut(x)| / |Aut(s0)| of every trajectory."""
     return (batch.log_reward.double() + batch.log_symmetry.double()).tolist()
 
 
-def log_ratios(said: Trajectories, batch: TrajectoryBatch) -> list[float]:
+def log_ratios(trajectories: Trajectories, batch: TrajectoryBatch) -> list[float]:
     return [
         sum(s.log_forward - s.log_backward for s in steps) - reward
-        for steps, reward in zip(said, log_rewards(batch), strict=True)
+        for steps, reward in zip(trajectories, log_rewards(batch), strict=True)
     ]
 
 
-def trajectory_balance(said, frozen, batch, *, penalty: Penalty = SQUARED):
-    ratios = log_ratios(said, batch)
-    return mean([penalty(ratio + steps[0].offset) for ratio, steps in zip(ratios, said, strict=True)])
+def trajectory_balance(trajectories, frozen, batch, *, penalty: Penalty = SQUARED):
+    ratios = log_ratios(trajectories, batch)
+    return mean([penalty(ratio + steps[0].offset) for ratio, steps in zip(ratios, trajectories, strict=True)])
 
 
-def vargrad(said, frozen, batch, *, penalty: Penalty = SQUARED):
+def vargrad(trajectories, frozen, batch, *, penalty: Penalty = SQUARED):
     by_conditioning = defaultdict(list)
-    for shown, ratio in zip(batch.conditioning.tolist(), log_ratios(frozen, batch), strict=True):
-        by_conditioning[tuple(shown)].append(ratio)
-    log_z = [-mean(by_conditioning[tuple(shown)]) for shown in batch.conditioning.tolist()]
-    return mean([penalty(ratio + z) for ratio, z in zip(log_ratios(said, batch), log_z, strict=True)])
+    for encoding, ratio in zip(batch.conditioning.tolist(), log_ratios(frozen, batch), strict=True):
+        by_conditioning[tuple(encoding)].append(ratio)
+    log_z = [-mean(by_conditioning[tuple(encoding)]) for encoding in batch.conditioning.tolist()]
+    return mean([penalty(ratio + z) for ratio, z in zip(log_ratios(trajectories, batch), log_z, strict=True)])
 
 
-def state_flows(steps: Sequence[Said], reward: float, *, ahead: bool) -> list[float]:
-    return [s.number + s.offset + (s.state_log_reward if ahead else 0.0) for s in steps] + [reward]
+def state_flows(steps: Sequence[PolicyStep], reward: float, *, forward_looking: bool) -> list[float]:
+    return [s.state_output + s.offset + (s.state_log_reward if forward_looking else 0.0) for s in steps] + [reward]
 
 
-def detailed_balance(said, frozen, batch, *, ahead=False, penalty: Penalty = SQUARED):
+def detailed_balance(trajectories, frozen, batch, *, forward_looking=False, penalty: Penalty = SQUARED):
     terms = []
-    for steps, reward in zip(said, log_rewards(batch), strict=True):
-        flows = state_flows(steps, reward, ahead=ahead)
+    for steps, reward in zip(trajectories, log_rewards(batch), strict=True):
+        flows = state_flows(steps, reward, forward_looking=forward_looking)
         for t, s in enumerate(steps):
             terms.append(penalty(flows[t] + s.log_forward - flows[t + 1] - s.log_backward))
     return mean(terms)
 
 
-def sub_trajectory_balance(said, frozen, batch, *, decay, within, ahead=False, penalty: Penalty = SQUARED):
-    found, all_weights, all_terms = [], 0.0, 0.0
-    for steps, reward in zip(said, log_rewards(batch), strict=True):
-        flows, weights, terms = state_flows(steps, reward, ahead=ahead), 0.0, 0.0
+def sub_trajectory_balance(
+    trajectories, frozen, batch, *, decay, within, forward_looking=False, penalty: Penalty = SQUARED
+):
+    means, all_weights, all_terms = [], 0.0, 0.0
+    for steps, reward in zip(trajectories, log_rewards(batch), strict=True):
+        flows, weights, terms = state_flows(steps, reward, forward_looking=forward_looking), 0.0, 0.0
         for i in range(len(steps)):
             for j in range(i + 1, len(steps) + 1):
                 inner = sum(s.log_forward - s.log_backward for s in steps[i:j])
                 weight = decay ** (j - i - 1)
                 weights += weight
                 terms += weight * penalty(flows[i] + inner - flows[j])
-        found.append(terms / weights)
+        means.append(terms / weights)
         all_weights, all_terms = all_weights + weights, all_terms + terms
-    return mean(found) if within else all_terms / all_weights
+    return mean(means) if within else all_terms / all_weights
 
 
-def modified_detailed_balance(said, frozen, batch, *, penalty: Penalty = SQUARED):
-    """With rewards of states scaled by their symmetries, given as `state_symmetry` of the batch."""
+def modified_detailed_balance(trajectories, frozen, batch, *, penalty: Penalty = SQUARED):
+    """Modified detailed balance with state rewards multiplied by |Aut(s)| / |Aut(s0)|."""
     symmetry = batch_symmetries(batch)
     terms = []
-    for steps, log_symmetry in zip(said, symmetry, strict=True):
+    for steps, log_symmetry in zip(trajectories, symmetry, strict=True):
         flows = [s.state_log_reward + a - s.log_stop for s, a in zip(steps, log_symmetry, strict=True)]
         for t, s in enumerate(steps[:-1]):
             terms.append(penalty(flows[t] + s.log_forward - flows[t + 1] - s.log_backward))
@@ -161,17 +164,17 @@ SYMMETRY_OF: Callable | None = None  # set by the test: number of automorphisms 
 
 def batch_symmetries(batch: TrajectoryBatch) -> list[list[float]]:
     assert SYMMETRY_OF is not None
-    every = [math.log(count) for count in SYMMETRY_OF(batch.states)]
+    log_counts = [math.log(count) for count in SYMMETRY_OF(batch.states)]
     initial = math.log(SYMMETRY_OF(batch.states[:1])[0])
     return [
-        [every[step] - initial for step in (batch.trajectory == i).nonzero().squeeze(1).tolist()]
+        [log_counts[step] - initial for step in (batch.trajectory == i).nonzero().squeeze(1).tolist()]
         for i in range(len(batch))
     ]
 
 
-def soft_q(said, frozen, batch, *, alpha=0.0, lowest=0.0, penalty: Penalty = SQUARED):
+def soft_q(trajectories, frozen, batch, *, alpha=0.0, lowest=0.0, penalty: Penalty = SQUARED):
     weight, terms = 1 / (1 - alpha), []
-    for steps, before, reward in zip(said, frozen, log_rewards(batch), strict=True):
+    for steps, before, reward in zip(trajectories, frozen, log_rewards(batch), strict=True):
         for t, s in enumerate(steps):
             is_last = t + 1 == len(steps)
             target = reward if is_last else s.log_backward + weight * before[t + 1].log_sum + before[t + 1].offset
@@ -180,40 +183,40 @@ def soft_q(said, frozen, batch, *, alpha=0.0, lowest=0.0, penalty: Penalty = SQU
     return mean(terms)
 
 
-def relative(said, frozen, batch, *, log_prior: Sequence[Sequence[float]], penalty: Penalty = SQUARED):
-    """`log_prior`: of every step of every trajectory."""
+def relative(trajectories, frozen, batch, *, log_prior: Sequence[Sequence[float]], penalty: Penalty = SQUARED):
+    """Relative trajectory balance; `log_prior` holds the prior log-probability of every step of every trajectory."""
     terms = []
-    for steps, prior, reward in zip(said, log_prior, batch.log_reward.double().tolist(), strict=True):
+    for steps, prior, reward in zip(trajectories, log_prior, batch.log_reward.double().tolist(), strict=True):
         ratio = sum(s.log_forward for s in steps) - sum(prior)
         terms.append(penalty(ratio + steps[0].offset - reward))
     return mean(terms)
 
 
-def order_preserving(said, frozen, batch):
-    learned = [sum(s.log_forward - s.log_backward for s in steps) for steps in said]
+def order_preserving(trajectories, frozen, batch):
+    learned = [sum(s.log_forward - s.log_backward for s in steps) for steps in trajectories]
     learned = [value - float(a) for value, a in zip(learned, batch.log_symmetry, strict=True)]
     terms = []
     for i in range(len(learned)):
         for j in range(i + 1, len(learned)):
             if batch.conditioning[i].tolist() != batch.conditioning[j].tolist():
                 continue
-            given = float(batch.log_reward[i]) - float(batch.log_reward[j])
-            label = 1.0 if given > 0 else 0.5 if given == 0 else 0.0
+            log_ratio = float(batch.log_reward[i]) - float(batch.log_reward[j])
+            label = 1.0 if log_ratio > 0 else 0.5 if log_ratio == 0 else 0.0
             wins = 1 / (1 + math.exp(learned[j] - learned[i]))
             terms.append(-label * math.log(wins) - (1 - label) * math.log(1 - wins))
     return mean(terms)
 
 
-def actor_critic(said, frozen, batch, *, options, clipped):
+def actor_critic(trajectories, frozen, batch, *, options, clipped):
     sampled = [
         (s, before, reward)
-        for steps, known, reward, origin in zip(
-            said, frozen, batch.log_reward.double().tolist(), batch.origin.tolist(), strict=True
+        for steps, frozen_steps, reward, origin in zip(
+            trajectories, frozen, batch.log_reward.double().tolist(), batch.origin.tolist(), strict=True
         )
         if origin == Origin.SAMPLED
-        for s, before in zip(steps, known, strict=True)
+        for s, before in zip(steps, frozen_steps, strict=True)
     ]
-    advantages = [reward - before.number for _, before, reward in sampled]
+    advantages = [reward - before.state_output for _, before, reward in sampled]
     if clipped:
         center = mean(advantages)
         deviation = math.sqrt(sum((a - center) ** 2 for a in advantages) / (len(advantages) - 1))
@@ -225,31 +228,31 @@ def actor_critic(said, frozen, batch, *, options, clipped):
             ratio = math.exp(s.log_forward - before.log_forward)
             bounded = min(max(ratio, 1 - options.clip), 1 + options.clip)
             actor = -min(ratio * advantage, bounded * advantage)
-        terms.append(actor + options.value_weight * (s.number - reward) ** 2 - options.entropy * s.entropy)
+        terms.append(actor + options.value_weight * (s.state_output - reward) ** 2 - options.entropy * s.entropy)
     return mean(terms)
 
 
-def max_likelihood(said, frozen, batch):
+def max_likelihood(trajectories, frozen, batch):
     counted = [
         -sum(s.log_forward for s in steps)
-        for steps, origin in zip(said, batch.origin.tolist(), strict=True)
+        for steps, origin in zip(trajectories, batch.origin.tolist(), strict=True)
         if origin != Origin.SAMPLED
     ]
     return mean(counted)
 
 
-def maximum_entropy_backward(said, frozen, batch):
+def maximum_entropy_backward(trajectories, frozen, batch):
     terms = []
-    for steps in said:
+    for steps in trajectories:
         for t in range(len(steps) - 1):
             terms.append((sum(s.log_backward for s in steps[: t + 1]) + steps[t + 1].log_ways) ** 2)
     return mean(terms)
 
 
-def backward_likelihood(said, frozen, batch, *, origins):
+def backward_likelihood(trajectories, frozen, batch, *, origins):
     counted = [
         -sum(s.log_backward for s in steps)
-        for steps, origin in zip(said, batch.origin.tolist(), strict=True)
+        for steps, origin in zip(trajectories, batch.origin.tolist(), strict=True)
         if origin in origins
     ]
     return mean(counted)

@@ -1,7 +1,4 @@
-"""A policy without a network: logits and state flows looked up by the identity of states, and the flows that balance.
-
-The flows are computed class by class with dictionaries, from nothing but the environment's actions.
-"""
+"""A tabular policy over the classes of an enumerated space, and exact flows computed with dictionaries."""
 
 import math
 from collections import defaultdict
@@ -27,7 +24,7 @@ Pair = tuple[int, int]
 
 
 class RememberingContext(GraphBuildingEnvContext):
-    """Puts the states themselves into the batch, where the tabular policy finds them."""
+    """A context that adds the states to the batch, for the tabular policy."""
 
     def to_batch(self, states: GraphStates) -> Batch:
         batch: Any = super().to_batch(states)
@@ -37,7 +34,7 @@ class RememberingContext(GraphBuildingEnvContext):
 
 @dataclass(frozen=True)
 class Classes:
-    """An enumerated space by class: labelled counts of transitions, position 0 the initial state."""
+    """Transition counts between the isomorphism classes of an enumerated space; position 0 is the initial state."""
 
     env: Environment
     graph: StateGraph
@@ -49,7 +46,7 @@ class Classes:
 
     @property
     def by_level(self) -> list[int]:
-        """Positions, later ones first."""
+        """Positions in order of decreasing level."""
         return sorted(range(len(self.graph)), key=lambda s: -int(self.graph.level[s]))
 
     def children(self, s: int) -> list[int]:
@@ -71,10 +68,10 @@ class Classes:
 
 
 def _second_by_first(pairs: Iterable[Pair]) -> dict[int, list[int]]:
-    found: dict[int, list[int]] = defaultdict(list)
+    groups: dict[int, list[int]] = defaultdict(list)
     for first, second in pairs:
-        found[first].append(second)
-    return found
+        groups[first].append(second)
+    return groups
 
 
 def classes_of(env: Environment, graph: StateGraph) -> Classes:
@@ -107,7 +104,7 @@ class Flows:
 
 
 def uniform_backward(space: Classes) -> dict[Pair, float]:
-    """log of one over the labelled backward actions."""
+    """Return log of one over the number of labelled backward actions."""
     total: dict[int, int] = {}
     for (after, _), count in space.num_backward.items():
         total[after] = total.get(after, 0) + count
@@ -115,7 +112,7 @@ def uniform_backward(space: Classes) -> dict[Pair, float]:
 
 
 def random_backward(space: Classes, *, seed: int) -> dict[Pair, float]:
-    """A backward policy that depends on classes and sums to one over the labelled actions."""
+    """Return a random log P_B that is equal for equivalent actions and normalised over labelled actions."""
     generator = torch.Generator().manual_seed(seed)
     raw = {pair: math.exp(float(torch.randn((), generator=generator))) for pair in space.num_backward}
     total: dict[int, float] = {}
@@ -125,9 +122,9 @@ def random_backward(space: Classes, *, seed: int) -> dict[Pair, float]:
 
 
 def maximum_entropy_backward(space: Classes, *, by_class: bool = False) -> tuple[dict[Pair, float], dict[int, float]]:
-    """log P_B of one labelled action, and log n(s), the number of ways back to the initial state: P_B is n(s) / n(s').
+    """Return log P_B of one labelled action, n(s) / n(s'), and log n(s), the number of paths from the initial state.
 
-    By class: actions between the same classes are one way, and share its probability.
+    `by_class`: equivalent actions count as one path and share its probability.
     """
     num = dict.fromkeys(space.num_backward, 1) if by_class else space.num_backward
     ways = {0: 1.0}
@@ -145,36 +142,36 @@ def maximum_entropy_backward(space: Classes, *, by_class: bool = False) -> tuple
 def labelled_flows(space: Classes, log_reward: Tensor, log_backward: dict[Pair, float]) -> Flows:
     """F(s) = R(s) + sum over labelled actions of F(s') P_B: detailed balance in labelled counting.
 
-    `log_reward` [S] is the balanced reward: with |Aut| or without.
+    `log_reward` [S]: with or without log |Aut|.
     """
     flow: dict[int, float] = {}
     log_forward: dict[tuple[int, int, bool], float] = {}
     for s in space.by_level:
-        parts = {(s, s, True): math.exp(float(log_reward[s]))} if s in space.may_stop else {}
+        outflow = {(s, s, True): math.exp(float(log_reward[s]))} if s in space.may_stop else {}
         for after in space.children(s):
-            parts[s, after, False] = flow[after] * math.exp(log_backward[after, s])
-        flow[s] = sum(value * (1 if stop else space.num_forward[s, t]) for (_, t, stop), value in parts.items())
-        log_forward |= {key: math.log(value) - math.log(flow[s]) for key, value in parts.items()}
+            outflow[s, after, False] = flow[after] * math.exp(log_backward[after, s])
+        flow[s] = sum(value * (1 if stop else space.num_forward[s, t]) for (_, t, stop), value in outflow.items())
+        log_forward |= {key: math.log(value) - math.log(flow[s]) for key, value in outflow.items()}
     return Flows({s: math.log(f) for s, f in flow.items()}, log_forward, log_backward)
 
 
 def class_flows(space: Classes, log_reward: Tensor, log_backward: dict[Pair, float]) -> Flows:
-    """The same with classes counted: `log_backward` of a class is the sum over its labelled actions."""
+    """Return the flows with equivalent actions counted as one; `log_backward` is per labelled action."""
     flow: dict[int, float] = {}
     log_forward: dict[tuple[int, int, bool], float] = {}
     for s in space.by_level:
-        parts = {(s, s, True): math.exp(float(log_reward[s]))} if s in space.may_stop else {}
+        outflow = {(s, s, True): math.exp(float(log_reward[s]))} if s in space.may_stop else {}
         for after in space.children(s):
-            parts[s, after, False] = flow[after] * math.exp(log_backward[after, s]) * space.num_backward[after, s]
-        flow[s] = sum(parts.values())
-        for (_, after, stop), value in parts.items():
+            outflow[s, after, False] = flow[after] * math.exp(log_backward[after, s]) * space.num_backward[after, s]
+        flow[s] = sum(outflow.values())
+        for (_, after, stop), value in outflow.items():
             count = 1 if stop else space.num_forward[s, after]
             log_forward[s, after, stop] = math.log(value / count) - math.log(flow[s])
     return Flows({s: math.log(f) for s, f in flow.items()}, log_forward, log_backward)
 
 
 class TabularPolicy(TwoWayPolicy):
-    """Forward logits, backward logits and numbers as parameters of a table in float64."""
+    """Forward logits, backward logits and one scalar per state, as float64 parameters."""
 
     layout = DenseLayout
 
@@ -184,7 +181,7 @@ class TabularPolicy(TwoWayPolicy):
         space: Classes,
         flows: Flows,
         *,
-        number: Callable[[int], float] = lambda s: 0.0,
+        state_output: Callable[[int], float] = lambda s: 0.0,
         logit_shift: Callable[[int], float] = lambda s: 0.0,
         backward_shift: Callable[[int], float] = lambda s: 0.0,
     ) -> None:
@@ -194,14 +191,14 @@ class TabularPolicy(TwoWayPolicy):
         self.backward_keys = {key: i for i, key in enumerate(flows.log_backward)}
         forward = [value + logit_shift(s) for (s, _, _), value in flows.log_forward.items()]
         backward = [value + backward_shift(after) for (after, _), value in flows.log_backward.items()]
-        numbers = [number(s) for s in range(len(space.graph))]
-        self.forward_logits, self.backward_logits, self.numbers = (
-            nn.Parameter(torch.tensor(values, dtype=torch.float64)) for values in (forward, backward, numbers)
+        outputs = [state_output(s) for s in range(len(space.graph))]
+        self.forward_logits, self.backward_logits, self.state_outputs = (
+            nn.Parameter(torch.tensor(values, dtype=torch.float64)) for values in (forward, backward, outputs)
         )
 
     def forward(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
         positions = self.space.position_of(batch["states"])
-        return self._forward(batch, positions), self.numbers[positions]
+        return self._forward(batch, positions), self.state_outputs[positions]
 
     def both(self, batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, GraphActionCategorical, Tensor]:
         states, env = batch["states"], self.space.env
@@ -211,7 +208,7 @@ class TabularPolicy(TwoWayPolicy):
         keys = [self.backward_keys[positions[g], p] for g, p in zip(owner.tolist(), parents, strict=True)]
         logits = self._spread(batch, self.context.backward_types, self.backward_logits[keys])
         backward = self.context.backward_categorical(batch, logits)
-        return self._forward(batch, positions), backward, self.numbers[positions]
+        return self._forward(batch, positions), backward, self.state_outputs[positions]
 
     def _forward(self, batch: Batch, positions: list[int]) -> GraphActionCategorical:
         states, env = batch["states"], self.space.env
@@ -226,7 +223,7 @@ class TabularPolicy(TwoWayPolicy):
         return self.context.categorical(batch, logits)
 
     def _spread(self, batch: Batch, kinds, values: Tensor) -> list[Tensor]:
-        """Values in the order of `ActionMasks.positions` as one tensor per action type."""
+        """Split values in the order of `ActionMasks.positions` into one tensor per action type."""
         logits, start = [], 0
         for kind in kinds:
             mask = batch[f"{kind.field_name}_mask"]
@@ -238,7 +235,7 @@ class TabularPolicy(TwoWayPolicy):
 
 
 def tabular(space: Classes, flows: Flows, *, backward: bool, **options) -> tuple[RememberingContext, TabularPolicy]:
-    """A context and a policy with these flows; `backward`: whether it has backward distributions."""
+    """Return a context and a policy with these flows, with a backward distribution if `backward` is set."""
     context = RememberingContext(space.env).with_layout(DenseLayout)
     context = context.with_backward() if backward else context
     assert isinstance(context, RememberingContext)
