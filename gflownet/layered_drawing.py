@@ -199,10 +199,12 @@ class _Picture:
         commands = [f"M{x:.1f} {y:.1f}"]
         for place, lane in enumerate(lanes):
             left, right = self._spans[lane.column]
-            near, far = (right, left) if backward else (left, right)
-            commands.append(_turn(x, y, near, lane.y, 1) if backward and place == 0 else _curve(x, y, near, lane.y))
-            commands.append(f"H{far:.1f}")
-            x, y = far, lane.y
+            enter_x, leave_x = (right, left) if backward else (left, right)
+            commands.append(
+                _turn(x, y, enter_x, lane.y, 1) if backward and place == 0 else _curve(x, y, enter_x, lane.y)
+            )
+            commands.append(f"H{leave_x:.1f}")
+            x, y = leave_x, lane.y
         tip, enters = self._spans[self._boxes[link.target].column][0], self._entering[number]
         end = tip - ARROW_LENGTH
         commands.append(_turn(x, y, end, enters, -1) if backward else _curve(x, y, end, enters))

@@ -1,4 +1,4 @@
-"""The best architectures of a run: top_architectures.json, one picture each, and the rows of the closing table."""
+"""The best architectures of a run: top_architectures.json, one drawing each, and the rows of the closing table."""
 
 from __future__ import annotations
 
@@ -27,21 +27,21 @@ def write_top_architectures(
     task: GFNTask,
     seed: int,
     from_dict: Callable[[dict[str, Any]], Any],
-    say: Callable[[str], None],
+    report_line: Callable[[str], None],
     write: Callable[[Path, str], None] = write_whole,
 ) -> list[ReportRow]:
     """Write the best architectures with validation and test score, draw them, and return the rows of the table.
 
-    A test score that the task fails to give is null, and `-` in the table; the rest of the report stands.
+    A test score that raises or is not finite is null in the file and `-` in the table.
 
     Args:
-        folder: the run folder.
-        records: what was evaluated, best first.
-        task: measures the test score, here and nowhere else.
-        seed: the run's seed.
-        from_dict: makes a terminal object of its node-link form.
-        say: is told in one line why the first missing test score is missing.
-        write: writes a file; one that it leaves out has no picture in its row.
+        folder: run folder.
+        records: evaluations, best first.
+        task: measures the test scores.
+        seed: of the run.
+        from_dict: builds a terminal object from node-link data.
+        report_line: gets one line with the reason of the first missing test score.
+        write: writes a file; without a drawing on disk the row has no picture.
     """
     entries, rows, complaints = [], [], []
     for rank, record in enumerate(records):
@@ -75,25 +75,25 @@ def write_top_architectures(
         )
     write(folder / TOP_NAME, as_json(entries))
     if complaints:
-        others = f" (and of {len(complaints) - 1} more)" if len(complaints) > 1 else ""
-        say(f"{complaints[0]}{others}")
+        remaining = f" (and of {len(complaints) - 1} more)" if len(complaints) > 1 else ""
+        report_line(f"{complaints[0]}{remaining}")
     return rows
 
 
 def with_translation(data: dict[str, Any], task: GFNTask) -> dict[str, Any]:
-    """Return node-link data of a computation graph with the settings that the task translates it with, others as is."""
+    """Return node-link data of a computation graph with the translation settings of the task, other data unchanged."""
     if not all("node_type" in node for node in data["nodes"]):
         return data
     return data | {"graph": {**data.get("graph", {}), "translation": dict(task.translation_settings)}}
 
 
 def as_json(entries: Sequence[Any]) -> str:
-    """Return the entries as the text of a JSON file."""
+    """Return the JSON text of the entries."""
     return json.dumps(entries, indent=1) + "\n"
 
 
 def _test_score(task: GFNTask, graph: Any, *, seed: int) -> tuple[float | None, str | None]:
-    """Return the test score, None where there is none, and in one line why the task failed to give it."""
+    """Return the test score or None, and the error in one line or None."""
     try:
         value = task.test(graph, seed=seed)
         test = None if value is None else float(value)
@@ -105,7 +105,7 @@ def _test_score(task: GFNTask, graph: Any, *, seed: int) -> tuple[float | None, 
 
 
 def _draw(path: Path, graph: Any, write: Callable[[Path, str], None]) -> Path | None:
-    """Draw a computation graph; other objects have no picture."""
+    """Write the drawing of a computation graph and return its path, None for other objects."""
     if not isinstance(graph, ComputationGraph):
         return None
     write(path, to_svg(graph))

@@ -1,4 +1,4 @@
-"""The certificate of a run as people and programs read it: a small table, a file, metrics."""
+"""The certificate of a run as a table, a JSON file and metrics."""
 
 from __future__ import annotations
 
@@ -20,22 +20,16 @@ from gflownet.metrics.statistics import Interval
 
 
 def certificate_metrics(certificate: RunCertificate) -> dict[str, float]:
-    """Return every figure as a metric `certificate/NAME`, with several conditionings `certificate/NUMBER/NAME`."""
-    found: dict[str, float] = {}
+    """Return every figure as a metric `certificate/NAME`, or `certificate/NUMBER/NAME` for several conditionings."""
+    metrics: dict[str, float] = {}
     for index, part in enumerate(certificate.parts):
         prefix = "certificate/" if len(certificate.parts) == 1 else f"certificate/{index}/"
-        found |= {f"{prefix}{name}": value for name, value in part.certificate.figures().items()}
-    return found
+        metrics |= {f"{prefix}{name}": value for name, value in part.certificate.figures().items()}
+    return metrics
 
 
 def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[str, Any]) -> None:
-    """Write the certificate as JSON; what is unknown is null.
-
-    Args:
-        path: where to.
-        certificate: what to write.
-        run: what the file says about the run beside it.
-    """
+    """Write the certificate as JSON, unknown figures as null, with further fields about the run."""
     parts = [
         {
             "kind": _kind(part),
@@ -57,7 +51,7 @@ def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[s
 
 
 def print_certificate(certificate: RunCertificate, *, path: Path, console: Console) -> None:
-    """Print a small table for each conditioning, with what the figures are where p is right, and where the file is."""
+    """Print a table for each conditioning, with the expected figures for a correct p, and the path of the file."""
     one_beta = len({part.beta for part in certificate.parts}) == 1
     for part in certificate.parts:
         how = "exact" if isinstance(part.certificate, ExactCertificate) else "estimates with 95 % intervals"
@@ -77,8 +71,8 @@ def print_certificate(certificate: RunCertificate, *, path: Path, console: Conso
 
 class _Line(NamedTuple):
     label: str
-    goal: str  # what it is where p is right
-    found: str
+    expected: str  # for a correct p
+    measured: str
 
 
 def _lines(certificate: Certificate) -> list[_Line]:
@@ -87,48 +81,48 @@ def _lines(certificate: Certificate) -> list[_Line]:
     return _estimated_lines(certificate)
 
 
-def _exact_lines(found: ExactCertificate) -> list[_Line]:
-    apart = f"{found.total_variation:.4f} from R, {found.tv_uncorrected:.4f} from R / |Aut|"
-    verdict = _verdict(found.symmetries_hold, apart)
-    if found.tv_of_symmetries < NO_DISTANCE:
+def _exact_lines(figures: ExactCertificate) -> list[_Line]:
+    apart = f"{figures.total_variation:.4f} from R, {figures.tv_uncorrected:.4f} from R / |Aut|"
+    verdict = _verdict(figures.symmetries_hold, apart)
+    if figures.tv_of_symmetries < NO_DISTANCE:
         verdict = "-, nothing here is symmetric"
     return [
-        _Line("total variation", "0", f"{found.total_variation:.4f}"),
-        _Line("L1 distance", "0", f"{found.l1:.4f}"),
-        _Line("Jensen-Shannon divergence, nats", "0", f"{found.jensen_shannon:.5f}"),
-        _Line("Spearman of log p, log R", "1", _shown(found.spearman)),
-        _Line("log Z", "", f"{found.log_z:.4f}"),
-        _Line("log Z, learned", "log Z", _shown(found.learned_log_z)),
+        _Line("total variation", "0", f"{figures.total_variation:.4f}"),
+        _Line("L1 distance", "0", f"{figures.l1:.4f}"),
+        _Line("Jensen-Shannon divergence, nats", "0", f"{figures.jensen_shannon:.5f}"),
+        _Line("Spearman of log p, log R", "1", _shown(figures.spearman)),
+        _Line("log Z", "", f"{figures.log_z:.4f}"),
+        _Line("log Z, learned", "log Z", _shown(figures.learned_log_z)),
         _Line("symmetries", "hold", verdict),
-        _Line("terminal states, of all", "", f"{found.num_terminal} of {found.num_states}"),
+        _Line("terminal states, of all", "", f"{figures.num_terminal} of {figures.num_states}"),
     ]
 
 
-def _estimated_lines(found: EstimatedCertificate) -> list[_Line]:
-    slope, verdict = found.symmetry_slope, _verdict(found.symmetries_hold, "-1 is uncorrected")
+def _estimated_lines(figures: EstimatedCertificate) -> list[_Line]:
+    slope, verdict = figures.symmetry_slope, _verdict(figures.symmetries_hold, "-1 is uncorrected")
     if slope is None:
         verdict = "-, nothing compared is symmetric"
-    test = f"{found.num_test}, {found.num_rollouts} ways back each, {found.effective_rollouts:.1f} effective"
+    test = f"{figures.num_test}, {figures.num_rollouts} ways back each, {figures.effective_rollouts:.1f} effective"
     return [
-        _Line(f"flow consistency in subsets of {SUBSET_SIZE}", "0", _between(found.flow_consistency)),
-        _Line("Spearman of log p, log R", "1", _between(found.spearman)),
-        _Line("Pearson of log p, log R", "1", _between(found.pearson)),
-        _Line("mean log p", "", _between(found.log_prob)),
-        _Line("ELBO", "log Z", _between(found.elbo)),
-        _Line("log Z", "", _between(found.log_z)),
-        _Line("EUBO, reweighted", "log Z", _between(found.eubo)),
-        _Line("log Z, learned", "log Z", _shown(found.learned_log_z)),
+        _Line(f"flow consistency in subsets of {SUBSET_SIZE}", "0", _between(figures.flow_consistency)),
+        _Line("Spearman of log p, log R", "1", _between(figures.spearman)),
+        _Line("Pearson of log p, log R", "1", _between(figures.pearson)),
+        _Line("mean log p", "", _between(figures.log_prob)),
+        _Line("ELBO", "log Z", _between(figures.elbo)),
+        _Line("log Z", "", _between(figures.log_z)),
+        _Line("EUBO, reweighted", "log Z", _between(figures.eubo)),
+        _Line("log Z, learned", "log Z", _shown(figures.learned_log_z)),
         _Line("slope in log |Aut|", "0", "-" if slope is None else _between(slope)),
         _Line("symmetries", "hold", verdict),
-        _Line("trajectories", "", str(found.num_samples)),
+        _Line("trajectories", "", str(figures.num_samples)),
         _Line("terminal states compared", "", test),
     ]
 
 
 def _verdict(symmetries_hold: bool | None, why: str) -> str:
-    """Return what is known of the symmetries; None: nothing tells."""
-    known = {True: "hold", False: "IGNORED", None: "open"}[symmetries_hold]
-    return f"{known} ({why})"
+    """Return the verdict on symmetries; None: undecided."""
+    verdict = {True: "hold", False: "IGNORED", None: "open"}[symmetries_hold]
+    return f"{verdict} ({why})"
 
 
 def _between(interval: Interval) -> str:

@@ -1,4 +1,4 @@
-"""Closing report of a run: change of the mean score, best architectures, reasons of failed evaluations."""
+"""Closing report of a run: change of the mean score, best architectures, failed evaluations."""
 
 from __future__ import annotations
 
@@ -36,24 +36,25 @@ def report_run(
     evaluated: Sequence[EvaluationRecord] = (),
     write: Callable[[Path, str], None] = write_whole,
 ) -> list[UserError]:
-    """Measure the best architectures on test data, write and show them, and with them the front of several objectives.
-
-    Return the error of each file that could not be written; the others are written, and everything is shown.
+    """Test the best architectures, write and print them and, with several objectives, the Pareto front.
 
     Args:
-        folder: the run folder.
-        records: the best evaluations, best first.
+        folder: run folder.
+        records: best evaluations, best first.
         task: measures the test scores.
-        seed: the run's seed.
-        terminal_type: the class of the terminal objects.
+        seed: of the run.
+        terminal_type: class of the terminal objects.
         score_means: mean score of each training step.
-        errors: how often evaluations failed for which reason.
-        console: where to show it.
+        errors: number of failed evaluations by reason.
+        console: prints the report.
         evaluated: with several objectives, all successful evaluations.
         write: writes a file, or raises UserError.
+
+    Returns:
+        The errors of files that could not be written.
     """
     write_errors: list[UserError] = []
-    say = partial(print_line, console)
+    report_line = partial(print_line, console)
 
     def attempt(path: Path, content: str) -> None:
         try:
@@ -63,9 +64,11 @@ def report_run(
 
     tenth = max(1, len(score_means) // 10)
     first, last = sum(score_means[:tenth]) / tenth, sum(score_means[-tenth:]) / tenth
-    say(f"mean score of sampled architectures: {first:.3f} in the first {tenth} steps, {last:.3f} in the last {tenth}")
+    report_line(
+        f"mean score of sampled architectures: {first:.3f} in the first {tenth} steps, {last:.3f} in the last {tenth}"
+    )
     rows = write_top_architectures(
-        folder, records, task=task, seed=seed, from_dict=terminal_type.from_dict, say=say, write=attempt
+        folder, records, task=task, seed=seed, from_dict=terminal_type.from_dict, report_line=report_line, write=attempt
     )
     load_line, pictures = None, ""
     if terminal_type is ComputationGraph:
@@ -73,20 +76,20 @@ def report_run(
         pictures = str(folder / PICTURES_NAME)
     print_report(rows, load_line=load_line, pictures=pictures, console=console)
     for line in _program_lines(records[:NUM_WRITTEN]):
-        say(line)
+        report_line(line)
     if evaluated:
         front = write_pareto_front(folder, evaluated, task=task, write=attempt)
         print_front(front.objectives, front.values, console=console)
-        say(_front_line(front, folder))
-    say(f"everything about this run: {folder}")
+        report_line(_front_line(front, folder))
+    report_line(f"everything about this run: {folder}")
     if errors:
         reason, times = errors.most_common(1)[0]
-        say(f"failed evaluations: {errors.total()}; most often ({times}): {reason}")
+        report_line(f"failed evaluations: {errors.total()}; most often ({times}): {reason}")
     return write_errors
 
 
 def _program_lines(records: Sequence[EvaluationRecord]) -> Iterator[str]:
-    """Yield the programs of the graphs that are programs."""
+    """Yield the programs of tensor-program graphs."""
     for rank, record in enumerate(records):
         program = json.loads(record.graph)["graph"].get("program")
         if program is not None:

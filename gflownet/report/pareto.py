@@ -1,4 +1,4 @@
-"""The Pareto front of a run with several objectives: pareto_front.json, its picture, and the rows of its table."""
+"""The Pareto front of a run with several objectives: pareto_front.json, its picture and its table rows."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ FRONT_PICTURE_NAME = "pareto_front.svg"
 
 @dataclass(frozen=True)
 class ParetoFront:
-    """Of all that was evaluated, what nothing else beats; best in the first objective first."""
+    """The evaluations that no other evaluation dominates, best in the first objective first."""
 
     objectives: tuple[str, ...]
-    values: Sequence[Sequence[float]]  # [N, K] the objectives as they were measured
-    hypervolume: float  # of their utilities, above 0
+    values: Sequence[Sequence[float]]  # [N, K] measured objectives
+    hypervolume: float  # of the utilities, above the origin
     num_evaluated: int
 
 
@@ -38,18 +38,18 @@ def write_pareto_front(
     task: GFNTask,
     write: Callable[[Path, str], None] = write_whole,
 ) -> ParetoFront:
-    """Write the front as data that gflownet.load reads and as a picture, and return it.
+    """Write the front as data for gflownet.load and as a picture, and return it.
 
     Args:
-        folder: the run folder.
-        records: every successful evaluation, at least one.
-        task: says what the objectives are.
+        folder: run folder.
+        records: all successful evaluations, at least one.
+        task: has the objectives.
         write: writes a file.
     """
     objectives = task.chosen_objectives
     utilities = np.array([utilities_of(record, task=task) for record in records])
     is_on_front = non_dominated(utilities)
-    # Best in the first objective first, and where equal in the next.
+    # Best in the first objective first, ties by the next objective.
     order = [i for i in np.lexsort(-utilities.T[::-1]) if is_on_front[i]]
     entries = [
         {
@@ -70,7 +70,7 @@ def write_pareto_front(
 
 
 def _drawn(objectives: Sequence[str], values: np.ndarray, order: Sequence[int]) -> str:
-    """Return a picture with the second objective to the right and the first upwards, as they were measured."""
+    """Return a picture of the measured values, the second objective to the right and the first upwards."""
     tooltips = {}
     for rank, i in enumerate(order):
         measured = [f"{name} {value:.6g}" for name, value in zip(objectives, values[i], strict=True)]

@@ -15,26 +15,26 @@ LEFT, RIGHT, TOP, BOTTOM = 78.0, 24.0, 44.0, 60.0
 PADDING = 14.0  # between the frame and the outermost points
 FONT_SIZE = 12
 
-NUM_TICKS = 8  # about as many per axis
-MIN_LOG_SPAN = 20.0  # from this ratio of the largest to the smallest value on, an axis is logarithmic
+NUM_TICKS = 8  # approximate number per axis
+MIN_LOG_SPAN = 20.0  # minimum ratio of largest to smallest value of a logarithmic axis
 POINT_COLOUR, HIGHLIGHT_COLOUR = "#94a3b8", "#dc2626"
 TEXT_COLOUR, GRID_COLOUR = "#0f172a", "#e2e8f0"
 
 
 @dataclass(frozen=True)
 class Axis:
-    """What one direction of the plane shows."""
+    """The values along one axis of the plot."""
 
     label: str
     values: Sequence[float]  # one per point, finite
 
     @property
     def is_logarithmic(self) -> bool:
-        """Return whether the values are positive and of very different sizes."""
+        """Return whether the values are positive and span a large ratio."""
         return min(self.values) > 0 and max(self.values) / min(self.values) >= MIN_LOG_SPAN
 
     def place(self, value: float, start: float, end: float) -> float:
-        """Return the pixel of a value when the smallest lies near `start` and the largest near `end`."""
+        """Return the pixel of a value; the smallest value is next to `start` and the largest next to `end`."""
         scale = math.log10 if self.is_logarithmic else float
         low, high = scale(min(self.values)), scale(max(self.values))
         share = (scale(value) - low) / (high - low) if high > low else 0.5
@@ -46,8 +46,8 @@ class Axis:
         low, high = min(self.values), max(self.values)
         if self.is_logarithmic:
             powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-            found = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
-            return [tick for tick in found if low <= tick <= high]
+            candidates = [digit * 10.0**power for power in powers for digit in (1, 2, 5)]
+            return [tick for tick in candidates if low <= tick <= high]
         if high == low:
             return [low]
         rough = (high - low) / NUM_TICKS
@@ -57,21 +57,21 @@ class Axis:
 
 
 def scatter_svg(x: Axis, y: Axis, *, highlighted: Mapping[int, str], title: str) -> str:
-    """Return the picture of points, one per value of the axes, as an SVG document.
+    """Return a scatter plot as an SVG document.
 
     Args:
-        x: to the right.
-        y: upwards.
-        highlighted: position of a point -> what its tooltip says; drawn above all others.
-        title: the line above.
+        x: horizontal axis.
+        y: vertical axis.
+        highlighted: tooltips of emphasised points, by position; drawn on top.
+        title: of the plot.
     """
     places = [
         (x.place(a, LEFT, WIDTH - RIGHT), y.place(b, HEIGHT - BOTTOM, TOP))
         for a, b in zip(x.values, y.values, strict=True)
     ]
-    # Points that fall on one pixel are drawn once: a picture of a long run stays small.
-    others = sorted({(round(a), round(b)) for i, (a, b) in enumerate(places) if i not in highlighted})
-    points = [f'<circle cx="{a}" cy="{b}" r="2.5" fill="{POINT_COLOUR}" fill-opacity="0.55"/>' for a, b in others]
+    # Points on the same pixel are drawn once, so that pictures of long runs stay small.
+    pixels = sorted({(round(a), round(b)) for i, (a, b) in enumerate(places) if i not in highlighted})
+    points = [f'<circle cx="{a}" cy="{b}" r="2.5" fill="{POINT_COLOUR}" fill-opacity="0.55"/>' for a, b in pixels]
     points += [
         f'<circle cx="{places[i][0]:.1f}" cy="{places[i][1]:.1f}" r="4.5" fill="{HIGHLIGHT_COLOUR}">'
         f"<title>{_text(text)}</title></circle>"
@@ -93,7 +93,7 @@ def scatter_svg(x: Axis, y: Axis, *, highlighted: Mapping[int, str], title: str)
 
 
 def _frame(x: Axis, y: Axis) -> list[str]:
-    """Return the lines of the grid, the numbers at their ends and the names of the axes."""
+    """Return grid lines, tick labels and axis labels."""
     bottom, right = HEIGHT - BOTTOM, WIDTH - RIGHT
     parts = []
     for tick in x.ticks():
@@ -116,7 +116,7 @@ def _frame(x: Axis, y: Axis) -> list[str]:
 
 
 def _text(text: str) -> str:
-    """Return the text with markup and control characters escaped, which XML does not admit."""
+    """Return the text with markup and control characters escaped."""
     return escape(printable(text))
 
 

@@ -1,4 +1,4 @@
-"""The best architectures as data: what is written, and that a failing test score costs nothing else."""
+"""Report of the best architectures: files, rows and failing test scores."""
 
 import json
 from collections.abc import Callable
@@ -20,7 +20,7 @@ from tests.translation.test_source import run_source
 
 
 class TestedTask(StubTask):
-    """Its test scores are what a function of the graph returns or raises."""
+    """A task with a function of the graph as test score."""
 
     __test__ = False
 
@@ -32,10 +32,10 @@ class TestedTask(StubTask):
         return self.score(graph)
 
 
-def written(
+def report(
     folder: Path, score: Callable[[ComputationGraph], Any], **options: Any
 ) -> tuple[list[ReportRow], list[Any], list[str]]:
-    """Return the rows, the entries of the file, and what was said, of chains with no, one and two hidden nodes."""
+    """Report chains with zero, one and two hidden nodes; return table rows, file entries and printed lines."""
     graphs = [classifier_graph(*[(4, "relu")] * num) for num in range(3)]
     records = [
         EvaluationRecord(
@@ -49,18 +49,18 @@ def written(
         )
         for graph in graphs
     ]
-    said: list[str] = []
+    lines: list[str] = []
     task = TestedTask(score)
     for name, value in options.items():
         setattr(task.config.evaluation, name, value)
     rows = write_top_architectures(
-        folder, records, task=task, seed=0, from_dict=ComputationGraph.from_dict, say=said.append
+        folder, records, task=task, seed=0, from_dict=ComputationGraph.from_dict, report_line=lines.append
     )
-    return rows, json.loads((folder / TOP_NAME).read_text()), said
+    return rows, json.loads((folder / TOP_NAME).read_text()), lines
 
 
-def test_everything_of_an_architecture_is_written(tmp_path):
-    rows, entries, said = written(tmp_path, lambda graph: np.float32(len(graph.nodes) / 8))
+def test_write_top_architectures(tmp_path):
+    rows, entries, lines = report(tmp_path, lambda graph: np.float32(len(graph.nodes) / 8))
     assert [(row.rank, row.validation, row.test, row.num_hidden, row.num_edges, row.picture) for row in rows] == [
         (0, 0.9, 0.25, 0, 1, "rank_0.svg"),
         (1, 0.9, 0.375, 1, 2, "rank_1.svg"),
@@ -68,13 +68,13 @@ def test_everything_of_an_architecture_is_written(tmp_path):
     ]
     assert [entry["test_score"] for entry in entries] == [0.25, 0.375, 0.5]
     assert all((tmp_path / "architectures" / row.picture).is_file() for row in rows)
-    assert said == []
+    assert lines == []
 
 
-def test_a_task_without_test_data_is_no_failure(tmp_path):
-    rows, entries, said = written(tmp_path, lambda graph: None)
+def test_write_top_architectures_without_test_data(tmp_path):
+    rows, entries, lines = report(tmp_path, lambda graph: None)
     assert [row.test for row in rows] == [entry["test_score"] for entry in entries] == [None] * 3
-    assert said == []
+    assert lines == []
 
 
 def raises(graph: ComputationGraph) -> float:
@@ -91,11 +91,11 @@ def raises(graph: ComputationGraph) -> float:
         (lambda graph: 0.5 if len(graph.nodes) == 2 else [], "TypeError: float() argument must be"),
     ],
 )
-def test_a_failing_test_score_costs_nothing_else_and_is_said_once(tmp_path, score, why):
-    rows, entries, said = written(tmp_path, score)
+def test_failing_test_score_is_reported_once(tmp_path, score, why):
+    rows, entries, lines = report(tmp_path, score)
     assert [row.test for row in rows] == [entry["test_score"] for entry in entries] == [0.5, None, None]
     assert [row.picture for row in rows] == ["rank_0.svg", "rank_1.svg", "rank_2.svg"]
-    (line,) = said
+    (line,) = lines
     assert line.startswith(f"no test score of rank 1: {why}")
     assert line.endswith("(and of 1 more)")
     assert "\n" not in line
@@ -103,7 +103,7 @@ def test_a_failing_test_score_costs_nothing_else_and_is_said_once(tmp_path, scor
 
 @pytest.mark.parametrize("projection", ["always", "auto"])
 def test_reported_graph_keeps_translation_settings(tmp_path, projection):
-    _, entries, _ = written(tmp_path, lambda graph: None, projection=projection)
+    _, entries, _ = report(tmp_path, lambda graph: None, projection=projection)
     scored = classifier_graph((4, "relu"), (4, "relu"))
     graph = ComputationGraph.from_dict(entries[2]["graph"])
     expected = to_pytorch_model(scored, {"projection": projection}).state_dict()
@@ -112,11 +112,11 @@ def test_reported_graph_keeps_translation_settings(tmp_path, projection):
     for model in (to_pytorch_model(graph), gflownet.load(path, 2), run_source(to_source(graph))):
         assert model.state_dict().keys() == expected.keys()
     assert summary(graph).num_parameters == sum(value.numel() for value in expected.values())
-    # The stored graph, the reported one and the loaded one are one architecture.
+    # The stored, reported and loaded graphs are equal.
     assert graph == scored == gflownet.load_graph(path, 2)
     assert graph.canonical_hash() == scored.canonical_hash()
 
 
-def test_terminal_objects_of_other_kinds_are_reported_without_settings():
+def test_with_translation_leaves_assignments_unchanged():
     assignment = Assignment(("a",), (1,)).to_dict()
     assert with_translation(assignment, TestedTask(lambda graph: None)) == assignment

@@ -1,4 +1,4 @@
-"""The front as data and as a picture."""
+"""The Pareto front as data and as a picture; scatter plots."""
 
 import json
 from pathlib import Path
@@ -17,8 +17,8 @@ from tests.toy_tasks import RewardsNodesOrEdges
 SVG = "{http://www.w3.org/2000/svg}"
 
 
-def written(folder: Path, measured: list[tuple[float, float]]) -> ParetoFront:
-    """Write the front of chains of hidden nodes, the i-th as long as i, with these nodes and edges in their metrics."""
+def write_front(folder: Path, measured: list[tuple[float, float]]) -> ParetoFront:
+    """Write the front of chains with i hidden nodes, with (nodes, edges) as their metrics."""
     records = []
     for length, (nodes, edges) in enumerate(measured):
         graph = classifier_graph(*[(4, "relu")] * length)
@@ -35,8 +35,8 @@ def written(folder: Path, measured: list[tuple[float, float]]) -> ParetoFront:
     return write_pareto_front(folder, records, task=task)
 
 
-def test_the_front_is_written_best_in_the_first_objective_first(tmp_path):
-    front = written(tmp_path, [(1.0, 2.0), (3.0, 5.0), (2.0, 5.0), (4.0, 8.0), (1.0, 2.0), (3.0, 6.0)])
+def test_front_is_sorted_by_first_objective(tmp_path):
+    front = write_front(tmp_path, [(1.0, 2.0), (3.0, 5.0), (2.0, 5.0), (4.0, 8.0), (1.0, 2.0), (3.0, 6.0)])
     assert front.objectives == ("nodes", "edges")
     assert front.values == [[4.0, 8.0], [3.0, 5.0], [1.0, 2.0], [1.0, 2.0]]
     assert front.num_evaluated == 6
@@ -59,11 +59,11 @@ def circles(text: str, radius: str) -> list[ElementTree.Element]:
     return [each for each in ElementTree.fromstring(text).iter(f"{SVG}circle") if each.get("r") == radius]
 
 
-def test_the_picture_shows_the_front_above_everything_else(tmp_path):
-    written(tmp_path, [(1.0, 2.0), (3.0, 5.0), (2.0, 5.0), (4.0, 8.0)])
+def test_picture_highlights_front(tmp_path):
+    write_front(tmp_path, [(1.0, 2.0), (3.0, 5.0), (2.0, 5.0), (4.0, 8.0)])
     text = (tmp_path / FRONT_PICTURE_NAME).read_text()
-    front, others = circles(text, "4.5"), circles(text, "2.5")
-    assert (len(front), len(others)) == (3, 1)
+    front, dominated = circles(text, "4.5"), circles(text, "2.5")
+    assert (len(front), len(dominated)) == (3, 1)
     assert [each.findtext(f"{SVG}title") for each in front] == [
         "rank 0: nodes 4, edges 8",
         "rank 1: nodes 3, edges 5",
@@ -88,25 +88,25 @@ def test_the_picture_shows_the_front_above_everything_else(tmp_path):
         ([0.0, 7_000.0], [0, 1_000, 2_000, 3_000, 4_000, 5_000, 6_000, 7_000]),
     ],
 )
-def test_ticks_are_round_and_within_the_values(values, ticks):
+def test_ticks_are_round_numbers_within_range(values, ticks):
     assert Axis("x", values).ticks() == pytest.approx(ticks)
 
 
-def test_a_logarithmic_axis_has_equal_steps_for_equal_ratios():
+def test_logarithmic_axis_maps_ratios_to_steps():
     axis = Axis("x", [10.0, 100.0, 1_000.0])
     places = [axis.place(value, 0.0, 300.0) for value in axis.values]
     assert places[1] - places[0] == pytest.approx(places[2] - places[1])
     assert 0 < places[0] < places[2] < 300
 
 
-def test_labels_are_escaped_and_a_point_that_covers_another_is_drawn_once():
+def test_scatter_escapes_labels_and_merges_covered_points():
     axis = Axis("a<b", [1.0, 1.0, 2.0])
     text = scatter_svg(axis, axis, highlighted={2: "<&>"}, title='"x"')
     assert len(circles(text, "2.5")) == 1
     assert circles(text, "4.5")[0].findtext(f"{SVG}title") == "<&>"
 
 
-def test_escapes_in_labels_leave_the_picture_well_formed():
+def test_scatter_escapes_control_characters():
     axis = Axis("\x1b[31m<b>", [1.0, 2.0])
     picture = scatter_svg(axis, axis, highlighted={0: "\u202e\x00"}, title="\x07&")
     texts = [element.text for element in ElementTree.fromstring(picture).iter() if element.text]
