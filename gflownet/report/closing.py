@@ -36,7 +36,7 @@ def report_run(
     evaluated: Sequence[EvaluationRecord] = (),
     write: Callable[[Path, str], None] = write_whole,
 ) -> list[UserError]:
-    """Test the best architectures, write and print them and, with several objectives, the Pareto front.
+    """Test, write and print the best architectures (and the Pareto front); return the errors of unwritten files.
 
     Args:
         folder: run folder.
@@ -49,9 +49,6 @@ def report_run(
         console: prints the report.
         evaluated: with several objectives, all successful evaluations.
         write: writes a file, or raises UserError.
-
-    Returns:
-        The errors of files that could not be written.
     """
     write_errors: list[UserError] = []
     report_line = partial(print_line, console)

@@ -1,4 +1,4 @@
-"""Seeded random tensor graphs in their JSON form, with what their leaves hold: small, of every node type."""
+"""Seeded random small tensor graphs as JSON, of every node type, with values of their leaves."""
 
 from dataclasses import dataclass
 from math import prod
@@ -18,7 +18,7 @@ _POSITIVE = ("log", "sqrt", "reciprocal", "power(1.5)", "power(-2)", "log(sqrt(x
 
 @dataclass
 class RandomGraph:
-    """A graph, what its leaves hold, and the values of its nodes as the oracle has them."""
+    """A graph, values of its leaves, and values of its nodes from the oracle."""
 
     graph: dict[str, Any]
     leaves: dict[int, np.ndarray]
@@ -62,28 +62,28 @@ class _Builder:
     def shuffled(self, items: list) -> list:
         return [items[k] for k in self.rng.permutation(len(items))]
 
-    def numbered(self, kept: list, summed: list, new: list) -> dict:
+    def numbered(self, remaining: list, summed: list, new: list) -> dict:
         """Numbers for the indices: of both signs in the signed notation, where 2 and -2 are two indices."""
         if self.indexing == "positive":
-            every = [*kept, *summed, *new]
+            every = [*remaining, *summed, *new]
             return dict(zip(every, (int(n) for n in self.rng.permutation(12)[: len(every)] + 1), strict=True))
-        found = {}
-        for group, sign in ((kept, 1), (summed, -1), (new, -1)):
+        result = {}
+        for group, sign in ((remaining, 1), (summed, -1), (new, -1)):
             numbers = self.rng.permutation(9)[: len(group)] + 1
-            found |= dict(zip(group, (sign * int(n) for n in numbers), strict=True))
-        return found
+            result |= dict(zip(group, (sign * int(n) for n in numbers), strict=True))
+        return result
 
     def add_transform(self, keep: float = 0.65) -> None:
         source = self.operand()
         axes = [("axis", k) for k in range(self.values[source].ndim)]
-        kept = [axis for axis in axes if self.chance(keep)]
+        remaining = [axis for axis in axes if self.chance(keep)]
         new = [("new", k) for k in range(self.rng.integers(0, 3))] if keep else []
         extents = {axis: self.values[source].shape[axis[1]] for axis in axes}
         extents |= {axis: int(self.rng.integers(1, 4)) for axis in new}
-        while len(kept) + len(new) > MAX_RANK or prod(extents[i] for i in [*kept, *new]) > MAX_ENTRIES:
-            (new or kept).pop()
-        dst = self.shuffled([*kept, *new])
-        names = self.numbered(kept, [axis for axis in axes if axis not in kept], new)
+        while len(remaining) + len(new) > MAX_RANK or prod(extents[i] for i in [*remaining, *new]) > MAX_ENTRIES:
+            (new or remaining).pop()
+        dst = self.shuffled([*remaining, *new])
+        names = self.numbered(remaining, [axis for axis in axes if axis not in remaining], new)
         alpha = float(self.rng.choice([1.0, -1.0, 0.5, 2.0, -0.3])) if np.abs(self.values[source]).max() < 4 else 0.2
         new_dims = [extents[i] for i in dst if i in new]
         arrays = {"indexDst": [names[i] for i in dst], "indexSrc": [names[i] for i in axes]}
@@ -92,21 +92,23 @@ class _Builder:
     def add_pair(self, type: str) -> None:
         left = self.operand()
         right = left if self.chance(0.1) else self.operand()
-        own, other = ([(side, k) for k in range(self.values[id].ndim)] for side, id in (("l", left), ("r", right)))
-        extents = dict(zip([*own, *other], [*self.values[left].shape, *self.values[right].shape], strict=True))
-        free = self.shuffled(own)
+        own_indices, other = (
+            [(side, k) for k in range(self.values[id].ndim)] for side, id in (("l", left), ("r", right))
+        )
+        extents = dict(zip([*own_indices, *other], [*self.values[left].shape, *self.values[right].shape], strict=True))
+        free = self.shuffled(own_indices)
         for k, index in enumerate(other):
             same = next((i for i in free if extents[i] == extents[index]), None)
             if same is not None and self.chance(0.6):
                 free.remove(same)
                 other[k] = same
-        every = list(dict.fromkeys([*own, *other]))
-        kept = [index for index in every if self.chance(0.6)]
-        while len(kept) > MAX_RANK or prod(extents[i] for i in kept) > MAX_ENTRIES:
-            kept.pop()
-        names = self.numbered(kept, [i for i in every if i not in kept], [])
-        dst = [names[i] for i in self.shuffled(kept)]
-        arrays = {"indexDst": dst, "indexSrcL": [names[i] for i in own], "indexSrcR": [names[i] for i in other]}
+        every = list(dict.fromkeys([*own_indices, *other]))
+        remaining = [index for index in every if self.chance(0.6)]
+        while len(remaining) > MAX_RANK or prod(extents[i] for i in remaining) > MAX_ENTRIES:
+            remaining.pop()
+        names = self.numbered(remaining, [i for i in every if i not in remaining], [])
+        dst = [names[i] for i in self.shuffled(remaining)]
+        arrays = {"indexDst": dst, "indexSrcL": [names[i] for i in own_indices], "indexSrcR": [names[i] for i in other]}
         operation = {"op": str(self.rng.choice(["+", "-", "*"]))} if type == "elementwise" else {}
         self.add(type=type, srcL=left, srcR=right, **arrays, **operation)
 

@@ -1,4 +1,4 @@
-"""Derivatives of graphs against torch: layouts, any order, by any node, depth, dtypes, and what is never computed."""
+"""Derivatives of graphs against torch: layouts, order, inner nodes, depth, dtypes and zeros."""
 
 from __future__ import annotations
 
@@ -36,11 +36,11 @@ def leaf(axes: str = "", **fields) -> LeafNode:
 def check(function, output: Node, inputs: list[LeafNode]) -> None:
     """Compare Jacobians of both modes and Hessians with torch."""
     generator = torch.Generator().manual_seed(0)
-    given = [torch.rand(node.shape, dtype=DOUBLE, generator=generator) + 0.3 for node in inputs]
-    values = dict(zip(inputs, given, strict=True))
-    jacobians = torch.func.jacrev(function, tuple(range(len(given))))(*given)
-    hessians = torch.func.hessian(function, tuple(range(len(given))))(*given)
-    torch.testing.assert_close(evaluate([output], values)[0], function(*given))
+    arguments = [torch.rand(node.shape, dtype=DOUBLE, generator=generator) + 0.3 for node in inputs]
+    values = dict(zip(inputs, arguments, strict=True))
+    jacobians = torch.func.jacrev(function, tuple(range(len(arguments))))(*arguments)
+    hessians = torch.func.hessian(function, tuple(range(len(arguments))))(*arguments)
+    torch.testing.assert_close(evaluate([output], values)[0], function(*arguments))
     for k, wrt in enumerate(inputs):
         expected = jacobians[k]
         torch.testing.assert_close(evaluate([jacobian(output, wrt, "forward")], values)[0], expected)
@@ -77,26 +77,26 @@ def test_third_derivatives():
     generator = torch.Generator().manual_seed(1)
     values = {node: torch.randn(node.shape, dtype=DOUBLE, generator=generator) for node in (w, x)}
     expected = torch.func.jacrev(torch.func.hessian(layer_in_torch, 1), 1)(values[w], values[x])
-    found = jacobian(hessian(output, x), x, mode="forward")
-    torch.testing.assert_close(evaluate([found], values)[0], expected)
+    actual = jacobian(hessian(output, x), x, mode="forward")
+    torch.testing.assert_close(evaluate([actual], values)[0], expected)
     thrice = jacobian(jacobian(jacobian(output, x), x), x)  # [third, second, first, output]
     torch.testing.assert_close(evaluate([thrice], values)[0].permute(3, 2, 1, 0), expected)
 
 
 def test_fourth_derivative_of_a_scalar():
     x = LeafNode([], dtype=DOUBLE)
-    found: Node = NonlinearNode(x, Function.parse("gelu(tanh(x))"))
+    actual: Node = NonlinearNode(x, Function.parse("gelu(tanh(x))"))
     for _ in range(4):
-        found = gradient(found, x)
+        actual = gradient(actual, x)
     point = torch.tensor(0.7, dtype=DOUBLE)
     function = expected = lambda x: torch.nn.functional.gelu(torch.tanh(x))
     for _ in range(4):
         expected = torch.func.grad(expected)
     assert function(point) > 0
-    torch.testing.assert_close(evaluate([found], {x: point})[0], expected(point))
+    torch.testing.assert_close(evaluate([actual], {x: point})[0], expected(point))
 
 
-def test_with_respect_to_a_node_that_is_computed():
+def test_derivative_by_inner_node():
     output, (w, x) = layer()
     hidden = output.inputs[0]  # tanh(w x)
     product = hidden.inputs[0]
@@ -108,7 +108,7 @@ def test_with_respect_to_a_node_that_is_computed():
     assert evaluate([hessian(output, hidden)], values)[0].eq(0).all()
 
 
-def test_a_gradient_by_a_node_and_by_what_it_depends_on():
+def test_gradient_by_node_and_its_input():
     x = leaf("a")
     y = NonlinearNode(x, Function.parse("square"))
     output = TransformNode(NonlinearNode(y, Function.parse("sin")), [], [-1])
@@ -118,7 +118,7 @@ def test_a_gradient_by_a_node_and_by_what_it_depends_on():
     torch.testing.assert_close(by_x, 2 * point * torch.cos(point**2))
 
 
-def test_a_tangent_of_an_inner_node_replaces_what_it_depends_on():
+def test_jvp_with_tangent_of_inner_node():
     x = leaf("a")
     y = NonlinearNode(x, Function.parse("square"))
     point = torch.tensor([1.0, 2.0], dtype=DOUBLE)
@@ -131,7 +131,7 @@ def test_a_tangent_of_an_inner_node_replaces_what_it_depends_on():
     torch.testing.assert_close(evaluate([jvp(output, {x: ones})], {x: point})[0], 2 * point + 1)
 
 
-def test_products_with_vectors():
+def test_hvp_jvp_vjp():
     output, (w, x) = layer()
     loss = TransformNode(NonlinearNode(output, Function.parse("square")), [], [-1])
     generator = torch.Generator().manual_seed(2)
@@ -144,23 +144,23 @@ def test_products_with_vectors():
 
     points, directions = (values[w], values[x]), (values[v], values[u])
     expected = torch.autograd.functional.hvp(loss_in_torch, points, directions)[1]
-    for found, right in zip(evaluate(hvp(loss, [w, x], [v, u]), values), expected, strict=True):
-        torch.testing.assert_close(found, right)
+    for actual, right in zip(evaluate(hvp(loss, [w, x], [v, u]), values), expected, strict=True):
+        torch.testing.assert_close(actual, right)
     alone = evaluate([hvp(loss, x, u), hessian(loss, x)], values)
     torch.testing.assert_close(alone[0], alone[1] @ values[u])
     right = torch.func.jvp(layer_in_torch, points, directions)[1]
     torch.testing.assert_close(evaluate([jvp(output, {w: v, x: u})], values)[0], right)
     pull = torch.func.vjp(layer_in_torch, *points)[1]
-    for found, right in zip(evaluate(vjp(output, [w, x], t), values), pull(values[t]), strict=True):
-        torch.testing.assert_close(found, right)
+    for actual, right in zip(evaluate(vjp(output, [w, x], t), values), pull(values[t]), strict=True):
+        torch.testing.assert_close(actual, right)
 
 
-def test_zeros_are_described_and_never_computed():
+def test_zero_derivatives_are_described_leaves():
     output, (_, x) = layer()
     other = leaf("bc")
-    for found, shape in ((jacobian(output, other), (3, 4, 2)), (jacobian(output, other, "forward"), (2, 3, 4))):
-        assert isinstance(found, LeafNode)
-        assert (found.fill, found.given, found.shape) == (0.0, None, shape)
+    for actual, shape in ((jacobian(output, other), (3, 4, 2)), (jacobian(output, other, "forward"), (2, 3, 4))):
+        assert isinstance(actual, LeafNode)
+        assert (actual.fill, actual.given, actual.shape) == (0.0, None, shape)
     zero = hessian(output, x, other)
     assert isinstance(zero, LeafNode)
     assert (zero.fill, zero.shape) == (0.0, (2, 2, 3, 4))
@@ -170,17 +170,17 @@ def test_zeros_are_described_and_never_computed():
     assert getattr(hessian(linear, x), "fill", None) == 0.0
 
 
-def test_a_derivative_by_itself_is_a_described_identity():
+def test_derivative_by_itself_is_identity_leaf():
     x = leaf("ab")
     for mode in ("reverse", "forward"):
-        found = jacobian(x, x, mode)
-        assert isinstance(found, LeafNode)
-        assert (found.is_identity, found.shape, found.given) == (True, (2, 3, 2, 3), None)
+        actual = jacobian(x, x, mode)
+        assert isinstance(actual, LeafNode)
+        assert (actual.is_identity, actual.shape, actual.given) == (True, (2, 3, 2, 3), None)
     scalar = LeafNode([], dtype=DOUBLE)
     assert getattr(gradient(scalar, scalar), "fill", None) == 1.0
 
 
-def test_only_what_lies_between_is_derived():
+def test_nodes_outside_the_path_are_not_derived():
     x, y = leaf("a"), leaf("a")
     through: Node = x
     aside: Node = y
@@ -188,8 +188,8 @@ def test_only_what_lies_between_is_derived():
         aside = NonlinearNode(aside, Function.parse("tanh"))
     output = ElementwiseNode(NonlinearNode(through, Function.parse("exp")), aside, [1], [1], [1], operation="*")
     for mode in ("reverse", "forward"):
-        given = {*topological_order([output])}
-        assert len([node for node in topological_order([jacobian(output, x, mode)]) if node not in given]) <= 5
+        arguments = {*topological_order([output])}
+        assert len([node for node in topological_order([jacobian(output, x, mode)]) if node not in arguments]) <= 5
 
 
 def chain(num_layers: int) -> tuple[Node, LeafNode]:
@@ -209,7 +209,7 @@ def test_size_is_linear_and_depth_unlimited(derive):
     assert max(sizes) < 7.5
 
 
-def test_the_hessian_of_a_deep_chain_is_linear_too():
+def test_hessian_size_is_linear_in_depth():
     sizes = []
     for num_layers in (50, 500):
         output, x = chain(num_layers)
@@ -231,39 +231,39 @@ def test_dtypes():
     assert hessian(output, w, x).shape == (2, 2, 2)
 
 
-def test_nothing_passes_through_whole_numbers():
+def test_integer_nodes_block_derivatives():
     x = leaf("a")
     rounded = CastNode(CastNode(x, torch.int64), DOUBLE)
     output = ElementwiseNode(rounded, x, [1], [1], [1], operation="*")
     values = {x: torch.tensor([1.5, 2.5], dtype=DOUBLE)}
     for mode in ("reverse", "forward"):
-        found = evaluate([jacobian(output, x, mode)], values)[0]
-        assert torch.equal(found, torch.diag(torch.tensor([1.0, 2.0], dtype=DOUBLE)))
+        actual = evaluate([jacobian(output, x, mode)], values)[0]
+        assert torch.equal(actual, torch.diag(torch.tensor([1.0, 2.0], dtype=DOUBLE)))
 
 
-def test_nothing_begins_with_whole_numbers():
+def test_integer_leaf_has_zero_jacobian():
     n = LeafNode([2], dtype=torch.int64)
     output = LinearNode(CastNode(n, DOUBLE), CastNode(n, DOUBLE), [], [-1], [-1])
     for mode in ("reverse", "forward"):
         assert evaluate([jacobian(output, n, mode)], {n: torch.tensor([1, 2])})[0].tolist() == [0, 0]
 
 
-def test_a_derivative_that_is_not_finite_is_no_literal():
+def test_infinite_slope():
     x = leaf("a")
     output = NonlinearNode(x, Function.parse("log(0)*x"))
     for mode in ("reverse", "forward"):
-        found = evaluate([jacobian(output, x, mode)], {x: torch.ones(x.shape, dtype=DOUBLE)})[0]
-        assert (found.diagonal() == -math.inf).all()
+        actual = evaluate([jacobian(output, x, mode)], {x: torch.ones(x.shape, dtype=DOUBLE)})[0]
+        assert (actual.diagonal() == -math.inf).all()
 
 
 # 3 and -3 are two indices, and no other factor of the left operand's derivative has -3
 @pytest.mark.parametrize("multiply", [LinearNode, partial(ElementwiseNode, operation="*")])
-def test_a_dummy_of_one_operand_called_as_an_index_of_the_result(multiply):
+def test_dummy_with_the_number_of_a_result_index(multiply):
     left, right = leaf("cb"), leaf("b")
     check(lambda x, y: (x * y).sum(0), multiply(left, right, [3], [-3, 3], [3]), [left, right])
 
 
-def test_consumers_add_up():
+def test_gradients_of_consumers_add_up():
     x = leaf("a")
     y = NonlinearNode(x, Function.parse("exp"))
     total: Node = y
@@ -274,7 +274,7 @@ def test_consumers_add_up():
 
 @pytest.mark.parametrize("operation", ["+", "-", "*"])
 @pytest.mark.parametrize("signs", list(itertools.product([1, -1], repeat=3)))
-def test_every_combination_of_kept_and_summed(operation, signs):
+def test_elementwise_with_every_combination_of_summed_indices(operation, signs):
     """`out = sum L[a,b] op R[b,c]`, each of a, b, c in the result or not."""
     a, b, c = (sign * (k + 1) for k, sign in enumerate(signs))
     left, right = leaf("ab"), leaf("bc")
@@ -289,7 +289,7 @@ def test_every_combination_of_kept_and_summed(operation, signs):
     check(function, output, [left, right])
 
 
-def test_a_derivative_is_of_the_same_classes():
+def test_derivatives_use_the_same_node_classes():
     output, (w, x) = layer()
     classes = {type(node) for node in topological_order([jacobian(hessian(output, w, x), x)])}
     assert classes <= {LeafNode, TransformNode, ElementwiseNode, LinearNode, NonlinearNode}

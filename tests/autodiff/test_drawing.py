@@ -31,34 +31,34 @@ TEXT = """
 
 
 def graphs() -> list[Graph]:
-    found = [parse(TEXT).graph(), *(Graph.from_dict(random_graph(seed).graph) for seed in range(30))]
-    example = found[0]
-    return [*found, Graph(derivatives.hessian(example.sink, example.node("w")))]
+    result = [parse(TEXT).graph(), *(Graph.from_dict(random_graph(seed).graph) for seed in range(30))]
+    example = result[0]
+    return [*result, Graph(derivatives.hessian(example.sink, example.node("w")))]
 
 
 def boxes(svg: ElementTree.Element) -> list[tuple[float, float, float, float]]:
     """Return left, top, right and bottom of every box."""
-    found = []
+    result = []
     for box in svg.iterfind(f"{SVG}g/{SVG}rect"):
         x, y, width, height = (float(box.attrib[name]) for name in ("x", "y", "width", "height"))
-        found.append((x, y, x + width, y + height))
-    return found
+        result.append((x, y, x + width, y + height))
+    return result
 
 
 @pytest.mark.parametrize("graph", graphs())
 def test_svg_has_box_per_node_and_edge_per_operand(graph: Graph) -> None:
     svg = ElementTree.fromstring(to_svg(graph))
-    found = boxes(svg)
+    result = boxes(svg)
     num_edges = sum(len(node.inputs) for node in graph.nodes())
-    assert len(found) == len(graph.nodes())
+    assert len(result) == len(graph.nodes())
     assert len(svg.findall(f"{SVG}g/{SVG}path")) == 2 * num_edges
     width, height = float(svg.attrib["width"]), float(svg.attrib["height"])
-    for number, (left, top, right, bottom) in enumerate(found):
+    for number, (left, top, right, bottom) in enumerate(result):
         assert 0 < left < right < width
         assert 0 < top < bottom < height
-        for other in found[:number]:
+        for other in result[:number]:
             assert right <= other[0] or other[2] <= left or bottom <= other[1] or other[3] <= top
-    order = dict(zip(graph.nodes(), found, strict=True))
+    order = dict(zip(graph.nodes(), result, strict=True))
     assert all(order[source][2] < order[node][0] for node in graph.nodes() for source in node.inputs)
 
 
@@ -108,23 +108,23 @@ def test_dot_text_has_every_node_and_edge() -> None:
 
 @pytest.mark.parametrize("graph", graphs())
 def test_to_networkx_has_all_nodes_and_edges(graph: Graph) -> None:
-    found = to_networkx(graph)
-    assert nx.is_directed_acyclic_graph(found)
-    assert list(found) == list(graph.ids)
-    assert [name for name, is_output in found.nodes(data="is_output") if is_output] == [
+    result = to_networkx(graph)
+    assert nx.is_directed_acyclic_graph(result)
+    assert list(result) == list(graph.ids)
+    assert [name for name, is_output in result.nodes(data="is_output") if is_output] == [
         name for name, node in graph.ids.items() if node in graph.outputs
     ]
     for name, node in graph.ids.items():
-        entering = sorted(found.in_edges(name, data=True), key=lambda edge: edge[2]["position"])
+        entering = sorted(result.in_edges(name, data=True), key=lambda edge: edge[2]["position"])
         assert [graph.node(source) for source, _, _ in entering] == list(node.inputs)
-        assert found.nodes[name]["shape"] == list(node.shape)
-        assert getattr(torch, found.nodes[name]["dtype"]) is node.dtype
+        assert result.nodes[name]["shape"] == list(node.shape)
+        assert getattr(torch, result.nodes[name]["dtype"]) is node.dtype
 
 
 def test_to_networkx_example() -> None:
-    found = to_networkx(parse(TEXT).graph())
-    assert found.nodes["z"]["type"] == "linear"
-    assert found.number_of_edges("h", "y") == 2
-    assert found.get_edge_data("w", "z")[0] == {"position": 1, "indices": [-3, 2]}
-    assert found.get_edge_data("z", "h")[0]["indices"] is None
+    result = to_networkx(parse(TEXT).graph())
+    assert result.nodes["z"]["type"] == "linear"
+    assert result.number_of_edges("h", "y") == 2
+    assert result.get_edge_data("w", "z")[0] == {"position": 1, "indices": [-3, 2]}
+    assert result.get_edge_data("z", "h")[0]["indices"] is None
     assert list(to_networkx(LeafNode([2]))) == [0]

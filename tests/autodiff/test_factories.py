@@ -1,4 +1,4 @@
-"""Factories and operators: values and gradients against torch's, in float64, and what they refuse."""
+"""Factories and operators: values and gradients against torch in float64, and errors."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ def leaf(*shape: int, seed: int = 0, positive: bool = False) -> LeafNode:
 
 def check(node: Node, expected: Callable[..., Tensor], *leaves: LeafNode) -> None:
     """Compare value and gradients of the sum of `node`, weighted by its own entries' numbers, with torch's."""
-    given = [leaf.value().clone().requires_grad_() for leaf in leaves]
-    wanted = expected(*given)
-    weights = torch.arange(1.0, wanted.numel() + 1, dtype=DOUBLE).reshape(wanted.shape)
+    arguments = [leaf.value().clone().requires_grad_() for leaf in leaves]
+    expected_value = expected(*arguments)
+    weights = torch.arange(1.0, expected_value.numel() + 1, dtype=DOUBLE).reshape(expected_value.shape)
     graph = Graph(node)
     graph.forward()
     graph.reset_grad()
     node.grad().copy_(weights)
     graph.backward(0.0)
-    torch.testing.assert_close(node.value(), wanted, rtol=1e-12, atol=1e-12)
-    gradients = torch.autograd.grad(wanted, given, weights)
-    for own, gradient in zip(leaves, gradients, strict=True):
-        torch.testing.assert_close(own.grad(), gradient, rtol=1e-10, atol=1e-10)
+    torch.testing.assert_close(node.value(), expected_value, rtol=1e-12, atol=1e-12)
+    gradients = torch.autograd.grad(expected_value, arguments, weights)
+    for own_axes, gradient in zip(leaves, gradients, strict=True):
+        torch.testing.assert_close(own_axes.grad(), gradient, rtol=1e-10, atol=1e-10)
 
 
 @pytest.mark.parametrize("factory", FUNCTIONS, ids=lambda factory: factory.__name__)
@@ -127,7 +127,7 @@ def test_sums_means_transpositions_broadcasts() -> None:
     )
 
 
-def test_sums_of_which_only_one_operand_has_the_index() -> None:
+def test_sum_over_index_of_one_operand() -> None:
     """The sum covers the whole expression: the operand without the dummy counts once for each of its values."""
     a, b = leaf(4, 3), leaf(4, seed=1)
     signs: dict[Operation, int] = {"+": 1, "-": -1}
@@ -160,7 +160,7 @@ EQUATIONS = {
 @pytest.mark.parametrize("equation", EQUATIONS)
 def test_einstein_sums(equation: str) -> None:
     leaves = [leaf(*shape, seed=seed) for seed, shape in enumerate(EQUATIONS[equation])]
-    check(Einsum(equation, *leaves), lambda *given: torch.einsum(equation, *given), *leaves)
+    check(Einsum(equation, *leaves), lambda *arguments: torch.einsum(equation, *arguments), *leaves)
 
 
 @pytest.mark.parametrize(
@@ -175,13 +175,13 @@ def test_einstein_sums(equation: str) -> None:
         ("ij,jk->ik", ((3, 2), (3, 2)), "expected one extent for 'j', got 2 and 3"),
     ],
 )
-def test_einstein_sums_that_are_none(equation: str, shapes: tuple[tuple[int, ...], ...], message: str) -> None:
+def test_invalid_einsum_raises(equation: str, shapes: tuple[tuple[int, ...], ...], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Einsum(equation, *(leaf(*shape) for shape in shapes))
 
 
 @pytest.mark.parametrize("num_classes", range(1, 12))
-def test_log_sum_exp_of_any_number_of_entries(num_classes: int) -> None:
+def test_log_sum_exp(num_classes: int) -> None:
     x = leaf(4, num_classes)
     check(LogSumExp(x), lambda x: torch.logsumexp(x, -1), x)
     vector = leaf(num_classes)
@@ -189,7 +189,7 @@ def test_log_sum_exp_of_any_number_of_entries(num_classes: int) -> None:
 
 
 @pytest.mark.parametrize("num_classes", [1, 2, 3, 10])
-def test_the_cross_entropy(num_classes: int) -> None:
+def test_cross_entropy(num_classes: int) -> None:
     logits, target = leaf(2, 3, num_classes), torch.arange(6).reshape(2, 3) % num_classes
     one_hot = build.FixedInput(torch.nn.functional.one_hot(target, num_classes).double())
 
@@ -203,10 +203,10 @@ def test_the_cross_entropy(num_classes: int) -> None:
 
 
 @pytest.mark.parametrize("scale", [0.0, 1.0, 1e2, 1e4, 1e300])
-def test_the_cross_entropy_of_large_logits(scale: float) -> None:
+def test_cross_entropy_of_large_logits(scale: float) -> None:
     """Values, gradients and Hessians of logits far apart, tied, and with a large offset in common."""
-    given = scale * torch.tensor([[1.0, -1.0, 0.5, 1.0], [3.0, 3.0, 3.0, 3.0], [0.0, -1.0, 2.0, 1.0]], dtype=DOUBLE)
-    logits, target = build.Parameter(given), torch.tensor([0, 1, 2])
+    arguments = scale * torch.tensor([[1.0, -1.0, 0.5, 1.0], [3.0, 3.0, 3.0, 3.0], [0.0, -1.0, 2.0, 1.0]], dtype=DOUBLE)
+    logits, target = build.Parameter(arguments), torch.tensor([0, 1, 2])
     loss = build.Sum(PickNegLogSoftmax(logits, target))
     check(loss, lambda x: torch.nn.functional.cross_entropy(x, target, reduction="sum"), logits)
     value, gradient, hessian = evaluate(
@@ -216,9 +216,9 @@ def test_the_cross_entropy_of_large_logits(scale: float) -> None:
     def expected(x: Tensor) -> Tensor:
         return torch.nn.functional.cross_entropy(x, target, reduction="sum")
 
-    torch.testing.assert_close(value, expected(given))
-    torch.testing.assert_close(gradient, torch.func.grad(expected)(given))
-    torch.testing.assert_close(hessian, torch.func.hessian(expected)(given))
+    torch.testing.assert_close(value, expected(arguments))
+    torch.testing.assert_close(gradient, torch.func.grad(expected)(arguments))
+    torch.testing.assert_close(hessian, torch.func.hessian(expected)(arguments))
 
 
 @pytest.mark.parametrize(
@@ -231,7 +231,7 @@ def test_the_cross_entropy_of_large_logits(scale: float) -> None:
         (build.FixedInput([3]), r"expected the logits' shape \(2, 3\), got \(3,\)"),
     ],
 )
-def test_targets_that_are_none(target: int | Tensor | Node, message: str) -> None:
+def test_invalid_targets_raise(target: int | Tensor | Node, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         PickNegLogSoftmax(leaf(2, 3), target)
 
@@ -253,20 +253,22 @@ def test_targets_that_are_none(target: int | Tensor | Node, message: str) -> Non
         (lambda: PickNegLogSoftmax(leaf(), 0), "PickNegLogSoftmax: expected at least one axis, got a scalar"),
     ],
 )
-def test_what_does_not_fit_is_refused(make: Callable[[], Node], message: str) -> None:
+def test_mismatched_operands_raise(make: Callable[[], Node], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         make()
 
 
-def test_leaves_know_what_they_are() -> None:
-    given = torch.ones(2, dtype=torch.float32)
-    leaves = [make(given, name="x") for make in (build.Input, build.FixedInput, build.Parameter, build.FixedParameter)]
+def test_leaf_factories() -> None:
+    arguments = torch.ones(2, dtype=torch.float32)
+    leaves = [
+        make(arguments, name="x") for make in (build.Input, build.FixedInput, build.Parameter, build.FixedParameter)
+    ]
     assert [leaf.kind for leaf in leaves] == [0, 0, 1, 1]
     assert [leaf.requires_grad for leaf in leaves] == [True, False, True, False]
     assert {leaf.dtype for leaf in leaves} == {torch.float32}
-    assert build.Parameter(given, dtype=DOUBLE).dtype == DOUBLE
+    assert build.Parameter(arguments, dtype=DOUBLE).dtype == DOUBLE
     constant = build.Constant(2.0)
     assert (constant.kind, constant.shape, constant.has_grad()) == (2, (), False)
-    assert build.Constant(given).value() is not None
+    assert build.Constant(arguments).value() is not None
     identity = build.Identity([2, 3], dtype=DOUBLE)
     assert torch.equal(evaluate([identity])[0], torch.eye(6, dtype=DOUBLE).reshape(2, 3, 2, 3))

@@ -50,59 +50,59 @@ def points(low: float = 0.1, high: float = 2.5) -> Tensor:
 
 
 def by_autograd(function, x: Tensor, order: int) -> list[Tensor]:
-    """Return the function and its derivatives; 0 where torch says that there is none."""
+    """Return the function and its derivatives, 0 where torch has none."""
     x = x.clone().requires_grad_()
     values = [function(x)]
     for _ in range(order):
         last = values[-1]
-        found = (
+        result = (
             torch.autograd.grad(last.sum(), x, create_graph=True, allow_unused=True) if last.requires_grad else (None,)
         )
-        values.append(torch.zeros_like(x) if found[0] is None else found[0])
+        values.append(torch.zeros_like(x) if result[0] is None else result[0])
     return [value.detach() for value in values]
 
 
 def derivatives(function: Function, order: int) -> list[Function]:
-    found = [function]
+    result = [function]
     for _ in range(order):
-        found.append(found[-1].derivative())
-    return found
+        result.append(result[-1].derivative())
+    return result
 
 
 def num_expressions(function: Function) -> int:
-    seen, stack = set(), [function]
+    visited, stack = set(), [function]
     while stack:
         expression = stack.pop()
-        if expression not in seen:
-            seen.add(expression)
+        if expression not in visited:
+            visited.add(expression)
             stack.extend(expression.parts)
-    return len(seen)
+    return len(visited)
 
 
 @pytest.mark.parametrize("name", NAMES)
 @pytest.mark.parametrize("sign", [1, -1])
-def test_names_are_what_torch_computes_up_to_the_fourth_derivative(name, sign):
+def test_named_functions_match_torch_to_fourth_derivative(name, sign):
     x = sign * points()
     if sign == -1 and name in ("log", "sqrt", "power(2.5)"):
         assert Function.parse(name)(x).isnan().all()
         return
     reference = TORCH.get(name) or getattr(torch, name)
-    for found, expected in zip(derivatives(Function.parse(name), 4), by_autograd(reference, x, 4), strict=True):
-        torch.testing.assert_close(found(x), expected, rtol=1e-9, atol=1e-11)
+    for result, expected in zip(derivatives(Function.parse(name), 4), by_autograd(reference, x, 4), strict=True):
+        torch.testing.assert_close(result(x), expected, rtol=1e-9, atol=1e-11)
 
 
 @pytest.mark.parametrize("text", COMPOSED)
-def test_derivatives_of_compositions_are_those_of_autograd_through_the_values(text):
+def test_composition_derivatives_match_autograd(text):
     function = Function.parse(text)
     for x in (points(), -points()):
         expected = by_autograd(function, x, 3)
-        for order, found in enumerate(derivatives(function, 3)):
-            torch.testing.assert_close(found(x), expected[order], rtol=1e-9, atol=1e-11)
+        for order, result in enumerate(derivatives(function, 3)):
+            torch.testing.assert_close(result(x), expected[order], rtol=1e-9, atol=1e-11)
 
 
-def test_a_third_derivative_agrees_with_the_complex_step_of_the_second():
+def test_third_derivative_matches_complex_step():
     x = points(-2.0, 2.0)
-    names = {"x": x.numpy() + 1e-30j, **{name: found.function for name, found in oracle.FUNCTIONS.items()}}
+    names = {"x": x.numpy() + 1e-30j, **{name: result.function for name, result in oracle.FUNCTIONS.items()}}
     for name in ("gelu", "softplus", "silu", "sigmoid", "tanh", "erf"):
         second, third = derivatives(Function.parse(name), 3)[2:]
         step = eval(second.formula, names).imag / 1e-30
@@ -114,40 +114,40 @@ SAFE = {
 }
 
 
-def written(rng: random.Random, depth: int):
-    """Return a random formula and, built beside it, what torch computes."""
+def formula_text(rng: random.Random, depth: int):
+    """Return a random formula and the same function in torch."""
     kind = rng.choice(["name", "name", "pair", "power", "number"]) if depth else "x"
     if kind == "x":
         return "x", lambda x: x
     if kind == "number":
         number = round(rng.uniform(-2, 2), 2)
         return f"({number})", lambda x: torch.full_like(x, number)
-    text, inner = written(rng, depth - 1)
+    text, inner = formula_text(rng, depth - 1)
     if kind == "name":
         name = rng.choice(list(SAFE))
         return f"{name}({text})", lambda x: SAFE[name](inner(x))
     if kind == "power":
         exponent = rng.choice([2, 3])
         return f"({text})**{exponent}", lambda x: inner(x) ** exponent
-    other, outer = written(rng, depth - 1)
+    other, outer = formula_text(rng, depth - 1)
     sign, combine = rng.choice([("+", torch.add), ("-", torch.sub), ("*", torch.mul)])
     return f"({text}) {sign} ({other})", lambda x: combine(inner(x), outer(x))
 
 
 @pytest.mark.parametrize("chunk", range(4))
-def test_random_formulas_and_their_derivatives_are_those_of_torch(chunk):
+def test_random_formulas_match_torch(chunk):
     rng = random.Random(chunk)
     x = torch.tensor([-1.7, -0.6, 0.3, 0.9, 2.1], dtype=torch.float64)
     for _ in range(60):
-        text, reference = written(rng, 5)
-        for found, expected in zip(derivatives(Function.parse(text), 3), by_autograd(reference, x, 3), strict=True):
+        text, reference = formula_text(rng, 5)
+        for result, expected in zip(derivatives(Function.parse(text), 3), by_autograd(reference, x, 3), strict=True):
             scale = 1 + expected.abs().max().item()
-            torch.testing.assert_close(found(x) / scale, expected / scale, rtol=0, atol=1e-8)
-            assert Function.parse(str(found)) is found
+            torch.testing.assert_close(result(x) / scale, expected / scale, rtol=0, atol=1e-8)
+            assert Function.parse(str(result)) is result
 
 
 @pytest.mark.parametrize("text", [*NAMES, *COMPOSED, "x", "3", "-2.5", "1e-30*x", "log(-1)*x", "log(0)*x"])
-def test_what_is_written_is_read_back_as_the_same_object(text):
+def test_parse_reads_str(text):
     for function in derivatives(Function.parse(text), 3):
         assert Function.parse(str(function)) is function
         assert Function.parse(function.formula) is function
@@ -157,7 +157,7 @@ def test_what_is_written_is_read_back_as_the_same_object(text):
 
 
 @pytest.mark.parametrize(
-    ("texts", "written"),
+    ("texts", "formula_text"),
     [
         (("tanh", "tanh(x)", " tanh "), "tanh"),
         (("power(3)", "cube", "x**3", "x^3", "pow(x, 3)", "x*x*x", "power(3)(x)"), "cube"),
@@ -174,16 +174,16 @@ def test_what_is_written_is_read_back_as_the_same_object(text):
         (("log(exp(x))", "x", "(+x)"), "x"),
     ],
 )
-def test_different_ways_to_write_a_function_give_one_object(texts, written):
-    found = {Function.parse(text) for text in texts}
-    assert len(found) == 1
-    assert str(found.pop()) == written
+def test_equal_functions_are_one_object(texts, formula_text):
+    result = {Function.parse(text) for text in texts}
+    assert len(result) == 1
+    assert str(result.pop()) == formula_text
 
 
 @pytest.mark.parametrize(
     "name", ["softplus", "sigmoid", "silu", "gelu", "tanh", "erf", "relu", "abs", "sin", "log(sigmoid(x))"]
 )
-def test_nothing_overflows_far_out(name):
+def test_no_overflow_at_large_arguments(name):
     x = torch.tensor([-1e3, -710.0, -40.0, 40.0, 710.0, 1e3], dtype=torch.float64)
     for function in derivatives(Function.parse(name), 4):
         assert torch.isfinite(function(x)).all(), function
@@ -206,12 +206,12 @@ def test_nothing_overflows_far_out(name):
         ("log(sigmoid(x))", 1, 1.0, 0.0),
     ],
 )
-def test_values_far_out(name, order, left, right):
+def test_values_at_large_arguments(name, order, left, right):
     x = torch.tensor([-1e3, 1e3], dtype=torch.float64)
     assert derivatives(Function.parse(name), order)[order](x).tolist() == pytest.approx([left, right])
 
 
-def test_softplus_is_exact_where_torch_takes_it_for_x():
+def test_softplus_is_exact_above_20():
     x = torch.tensor([21.0, 30.0], dtype=torch.float64)
     expected = [a + math.log1p(math.exp(-a)) for a in x.tolist()]
     assert (Function.parse("softplus")(x) - torch.tensor(expected, dtype=torch.float64)).abs().max() < 1e-14
@@ -233,7 +233,7 @@ def test_powers_keep_their_domain():
     assert Function.parse("(x**-1)**-2") is Function.parse("square")
 
 
-def test_any_depth():
+def test_deep_expressions():
     function = X
     for _ in range(500):
         function = Function.parse("sin").compose(function) + 1.0
@@ -257,7 +257,7 @@ def test_third_derivatives_stay_small():
     assert num_expressions(derivatives(Function.parse("tanh(tanh(tanh(x)))"), 3)[3]) <= 60
 
 
-def test_the_structure_is_open():
+def test_expression_parts_are_public():
     function = Function.parse("3*x*exp(2*x) + sqrt(x) - 1")
     assert isinstance(function, Sum)
     assert function.constant == -1.0
@@ -287,7 +287,7 @@ def test_functions_keep_shape_and_dtype():
             assert function(x).shape == (2, 3)
 
 
-def test_functions_that_nothing_uses_are_forgotten():
+def test_unused_functions_are_freed():
     before = len(Function._known)
     for number in range(50):
         Function.parse(f"exp({number + 0.123}*x)").formula  # noqa: B018

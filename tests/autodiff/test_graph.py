@@ -1,4 +1,4 @@
-"""The running graph: order, memory of what was computed, gradients that gather, dtypes, lifetimes, depth."""
+"""The running graph: order, cached values, accumulated gradients, dtypes, lifetimes, depth."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def test_nodes_are_in_topological_order_and_the_sink_is_last() -> None:
     assert Graph(first).nodes() == (x, first)
 
 
-def test_a_graph_has_a_sink() -> None:
+def test_graph_without_sink_raises() -> None:
     with pytest.raises(ValueError, match="Graph: expected at least one sink, got none"):
         Graph([])
 
 
-def test_a_value_is_computed_once_until_it_is_reset(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forward_computes_once_until_reset(monkeypatch: pytest.MonkeyPatch) -> None:
     computed = []
     from gflownet.autodiff import graph as graph_module
 
@@ -69,7 +69,7 @@ def test_a_value_is_computed_once_until_it_is_reset(monkeypatch: pytest.MonkeyPa
     torch.testing.assert_close(graph.sink.value(), torch.tanh(x.value()) ** 2)
 
 
-def test_binding_leaves_computes_anew() -> None:
+def test_binding_leaves_recomputes() -> None:
     x = build.Input([2], dtype=DOUBLE, name="x")
     y = build.Square(x)
     graph = Graph(y)
@@ -87,7 +87,7 @@ def test_binding_leaves_computes_anew() -> None:
     assert y.value().dtype == DOUBLE
 
 
-def test_what_a_leaf_cannot_hold_is_refused() -> None:
+def test_invalid_leaf_values_raise() -> None:
     x = build.Input([2], dtype=torch.float32, name="x")
     graph = Graph(build.Square(x))
     with pytest.raises(ValueError, match=r"LeafNode 'x': value: expected shape \[2\], got \[3\]"):
@@ -100,7 +100,7 @@ def test_what_a_leaf_cannot_hold_is_refused() -> None:
     assert x.value().dtype == torch.float32
 
 
-def test_gradients_of_an_expression_built_twice_and_of_a_node_used_twice_gather() -> None:
+def test_gradients_accumulate_over_uses() -> None:
     x = parameter(3)
 
     def expression() -> Node:
@@ -116,7 +116,7 @@ def test_gradients_of_an_expression_built_twice_and_of_a_node_used_twice_gather(
     assert x.grad().tolist() == [2.0, 2.0, 2.0]
 
 
-def test_backward_adds_to_the_sink_and_gathers_until_it_is_reset() -> None:
+def test_backward_accumulates_until_reset() -> None:
     x = parameter(3)
     loss = build.Sum(x * 2.0)
     graph = Graph(loss)
@@ -136,17 +136,17 @@ def test_backward_adds_to_the_sink_and_gathers_until_it_is_reset() -> None:
     assert not x.grad().requires_grad
 
 
-def test_evaluation_leaves_the_nodes_as_they_are_and_takes_any_of_them_as_results() -> None:
+def test_evaluate_does_not_change_nodes() -> None:
     x = parameter(3)
     inner = build.Tanh(x)
     outer = build.Sum(inner)
-    found = evaluate([inner, outer, inner, x], {x: torch.zeros(3)})
-    assert [value.tolist() for value in found] == [[0.0] * 3, 0.0, [0.0] * 3, [0.0] * 3]
+    result = evaluate([inner, outer, inner, x], {x: torch.zeros(3)})
+    assert [value.tolist() for value in result] == [[0.0] * 3, 0.0, [0.0] * 3, [0.0] * 3]
     assert (inner.forwarded, outer.forwarded) == (None, None)
     assert x.value().abs().min() > 0
 
 
-def test_constants_follow_the_other_leaves_to_their_device() -> None:
+def test_constants_move_to_device_of_leaves() -> None:
     x = build.Input([2, 3], dtype=DOUBLE)
     loss = build.Sum(PickNegLogSoftmax(x + 1.0, torch.tensor([0, 2])))
     graph = Graph(loss)
@@ -155,12 +155,12 @@ def test_constants_follow_the_other_leaves_to_their_device() -> None:
         graph.forward({x: at})
         graph.reset_grad()
         graph.backward()
-        found = evaluate([loss], {x: at})[0]
-        assert {loss.value().device.type, x.grad().device.type, found.device.type} == {device}
+        result = evaluate([loss], {x: at})[0]
+        assert {loss.value().device.type, x.grad().device.type, result.device.type} == {device}
         assert device == "meta" or loss.value().item() == pytest.approx(2 * math.log(3))
 
 
-def test_two_graphs_gather_in_the_leaves_they_share() -> None:
+def test_graphs_accumulate_in_shared_leaves() -> None:
     w = parameter(3)
     expected = torch.zeros(3, dtype=DOUBLE)
     for seed in (1, 2):
@@ -186,14 +186,14 @@ def test_leaves_without_gradient_have_none() -> None:
         graph.backward()
 
 
-def test_values_and_gradients_before_the_forward_pass_are_errors() -> None:
+def test_value_and_grad_before_forward_raise() -> None:
     y = build.Exp(parameter(3))
     for ask in (y.value, y.grad, Graph(y).backward):
         with pytest.raises(ValueError, match="NonlinearNode: value: expected a forward pass first"):
             ask()
 
 
-def test_one_graph_holds_several_dtypes() -> None:
+def test_graph_with_several_dtypes() -> None:
     half, single = parameter(3, dtype=torch.float16), parameter(3, seed=1, dtype=torch.float32)
     with pytest.raises(ValueError, match=r"expected operands of one dtype \(see Cast\), got torch.float16 and"):
         build.Multiply(half, single)
@@ -207,7 +207,7 @@ def test_one_graph_holds_several_dtypes() -> None:
     torch.testing.assert_close(single.grad(), half.value().float())
 
 
-def test_a_cast_to_integers_ends_the_gradient() -> None:
+def test_integer_cast_stops_gradient() -> None:
     x = parameter(3)
     whole = build.Cast(x, torch.int64)
     assert not whole.has_grad()
@@ -217,9 +217,7 @@ def test_a_cast_to_integers_ends_the_gradient() -> None:
 
 @pytest.mark.parametrize(("index_dst", "new_dims"), [([1, 2], []), ([2, 1], []), ([1, 2, -1], [2]), ([-1, 1, 2], [1])])
 @pytest.mark.parametrize("kind", [build.Input, build.Constant])
-def test_a_value_may_be_written_to(
-    kind: Callable[[Tensor], LeafNode], index_dst: list[int], new_dims: list[int]
-) -> None:
+def test_graph_value_is_a_copy(kind: Callable[[Tensor], LeafNode], index_dst: list[int], new_dims: list[int]) -> None:
     given = torch.arange(6.0).reshape(2, 3)
     x = kind(given)
     y = build.Transform(x, index_dst, [1, 2], new_dims=new_dims)
@@ -241,7 +239,7 @@ def test_a_value_may_be_written_to(
     assert ones.tolist() == [5.0, 1.0]
 
 
-def test_a_leaf_holds_a_copy_of_what_the_graph_runs_with() -> None:
+def test_forward_copies_leaf_values() -> None:
     x = build.Input([2], dtype=DOUBLE)
     y = build.Square(x)
     graph = Graph(y)
@@ -256,34 +254,34 @@ def test_a_leaf_holds_a_copy_of_what_the_graph_runs_with() -> None:
 
 
 @pytest.mark.parametrize("transformation", [torch.func.jacrev, torch.func.jacfwd])
-def test_torch_may_differentiate_a_value(transformation: Callable[..., Callable[[Tensor], Tensor]]) -> None:
+def test_evaluate_is_differentiable_by_torch(transformation: Callable[..., Callable[[Tensor], Tensor]]) -> None:
     x = build.Input([2, 2], dtype=DOUBLE)
     at = torch.rand(2, 2, dtype=DOUBLE)
     for node in (build.Transpose(x), build.Transpose(build.Tanh(x))):
         graph = Graph(node)
-        found = transformation(lambda entries, graph=graph: graph.value(graph.sink, {x: entries}))(at)
-        torch.testing.assert_close(found, graph.jacobian(node, x, {x: at}, "forward"))
+        result = transformation(lambda entries, graph=graph: graph.value(graph.sink, {x: entries}))(at)
+        torch.testing.assert_close(result, graph.jacobian(node, x, {x: at}, "forward"))
 
 
 @pytest.mark.parametrize("rank", [18, 27, 40])
-def test_a_tensor_may_have_many_axes(rank: int) -> None:
+def test_tensor_with_many_axes(rank: int) -> None:
     x = build.Input([1] * (rank - 1) + [2], dtype=DOUBLE)
-    axes, others = range(1, rank + 1), range(rank + 1, 2 * rank + 1)
+    axes, other_nodes = range(1, rank + 1), range(rank + 1, 2 * rank + 1)
     at = torch.tensor([2.0, 3.0], dtype=DOUBLE).reshape(x.shape)
     product = build.Linear(x, x, axes, axes, axes)
     graph = Graph(product)
     assert graph.value(product, {x: at}).flatten().tolist() == [4.0, 9.0]
-    found = graph.hessian(product, x, x, {x: at})
-    assert found.shape == (*x.shape, *x.shape, *x.shape)
+    result = graph.hessian(product, x, x, {x: at})
+    assert result.shape == (*x.shape, *x.shape, *x.shape)
     expected = torch.zeros(2, 2, 2, dtype=DOUBLE)
     expected[0, 0, 0] = expected[1, 1, 1] = 2.0
-    assert torch.equal(found.reshape(2, 2, 2), expected)
-    crossed = build.Linear(x, x, [*others, *axes], axes, others)
+    assert torch.equal(result.reshape(2, 2, 2), expected)
+    crossed = build.Linear(x, x, [*other_nodes, *axes], axes, other_nodes)
     assert graph.value(crossed, {x: at}).flatten().tolist() == [4.0, 6.0, 6.0, 9.0]
 
 
 @pytest.mark.parametrize("val", [torch.ones(3, dtype=DOUBLE), torch.ones(1), 1j, "1", [1.0, 2.0], None])
-def test_what_is_no_gradient_of_the_sink_is_refused(val: object) -> None:
+def test_invalid_cotangent_raises(val: object) -> None:
     graph = Graph(build.Sum(parameter(3)))
     graph.forward()
     with pytest.raises(ValueError, match=r"TransformNode: backward: val: expected a number or a tensor of shape \[\]"):
@@ -292,21 +290,21 @@ def test_what_is_no_gradient_of_the_sink_is_refused(val: object) -> None:
 
 
 @pytest.mark.parametrize("value", [None, "abc", {"a": 1}, [[1.0], 2.0], [10**400, 1]])
-def test_what_is_no_numbers_is_refused(value: object) -> None:
+def test_non_numeric_value_raises(value: object) -> None:
     x = build.Input([2], dtype=DOUBLE, name="x")
     with pytest.raises(ValueError, match=r"LeafNode 'x': value: expected numbers of shape \[2\], got "):
         Graph(x).value(x, {x: value})
 
 
 @pytest.mark.parametrize("leaves", [[1], "ab", {1}, 3])
-def test_leaves_that_are_no_mapping_are_refused(leaves: Any) -> None:
+def test_leaves_must_be_a_mapping(leaves: Any) -> None:
     x = build.Input([2], dtype=DOUBLE)
     for ask in (Graph(x).forward, lambda leaves: Graph(x).value(x, leaves)):
         with pytest.raises(ValueError, match="leaves: expected values by leaf or id, got "):
             ask(leaves)
 
 
-def test_nodes_live_as_long_as_something_uses_them() -> None:
+def test_unused_nodes_are_freed() -> None:
     x = parameter(3)
     inner = build.Tanh(x)
     watched = weakref.ref(inner)
@@ -324,7 +322,7 @@ def test_nodes_live_as_long_as_something_uses_them() -> None:
     assert x.has_grad()
 
 
-def test_a_deep_graph_runs_and_goes() -> None:
+def test_deep_graph_runs_and_is_freed() -> None:
     x = parameter()
     node: Node = x
     for _ in range(10_000):
@@ -340,8 +338,8 @@ def test_a_deep_graph_runs_and_goes() -> None:
     assert watched() is None
 
 
-def test_the_seeds_own_example() -> None:
-    """MultiplyByTwo thrice, and twice beside each other."""
+def test_example_forward_and_backward() -> None:
+    """Build a chain of three doublings and two parallel ones."""
     x = parameter()
     run((x * 2.0) * 2.0 * 2.0)
     assert x.grad().item() == 8.0
@@ -349,7 +347,7 @@ def test_the_seeds_own_example() -> None:
     assert x.grad().item() == 4.0
 
 
-def test_a_value_changed_in_place_is_the_tensor_that_was_given() -> None:
+def test_parameter_value_is_the_tensor_itself() -> None:
     given = torch.nn.Parameter(torch.ones(3))
     w = build.Parameter(given)
     run(build.Sum(w * w))

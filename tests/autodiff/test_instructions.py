@@ -18,29 +18,29 @@ def call(code: Instructions, name: str, x: Value) -> Value:
     return code.emit(f"torch.{name}({{0}})", x, shape=x.shape, in_place=((0, f"{{0}}.{name}_()"),))
 
 
-def test_equal_instructions_are_one() -> None:
+def test_equal_instructions_are_merged() -> None:
     code = Instructions([((3,), DOUBLE)])
     [x] = code.arguments
     assert call(code, "tanh", x) is call(code, "tanh", x)
     assert call(code, "exp", x) is not call(code, "tanh", x)
 
 
-def test_arguments_are_never_overwritten_and_dead_results_are() -> None:
+def test_dead_results_but_no_arguments_are_overwritten() -> None:
     code = Instructions([((3,), DOUBLE)])
     result = call(code, "exp", call(code, "tanh", code.arguments[0]))
     assert body(code, result) == ["v1 = torch.tanh(x0)", "v1.exp_()", "return v1"]
-    kept = ["v1 = torch.tanh(x0)", "v2 = torch.exp(v1)", "del v1", "return v2"]
-    assert body(code, result, reuses_memory=False) == kept
+    remaining = ["v1 = torch.tanh(x0)", "v2 = torch.exp(v1)", "del v1", "return v2"]
+    assert body(code, result, reuses_memory=False) == remaining
 
 
-def test_what_is_read_later_is_not_overwritten() -> None:
+def test_live_values_are_not_overwritten() -> None:
     code = Instructions([((3,), DOUBLE)])
     tanh = call(code, "tanh", code.arguments[0])
     total = entrywise.add(code, call(code, "exp", tanh), tanh)
     assert body(code, total)[1] == "v2 = torch.exp(v1)"
 
 
-def test_what_a_view_that_is_read_later_looks_at_is_not_overwritten() -> None:
+def test_base_of_live_view_is_not_overwritten() -> None:
     code = Instructions([((3, 3), DOUBLE)])
     tanh = call(code, "tanh", code.arguments[0])
     turned = code.view("{0}.t()", tanh, shape=(3, 3))
@@ -48,27 +48,27 @@ def test_what_a_view_that_is_read_later_looks_at_is_not_overwritten() -> None:
     assert "v3 = torch.exp(v1)" in body(code, total)
 
 
-def test_a_view_whose_memory_nothing_else_reads_is_overwritten() -> None:
+def test_dead_view_is_overwritten() -> None:
     code = Instructions([((3, 3), DOUBLE)])
     turned = code.view("{0}.t()", call(code, "tanh", code.arguments[0]), shape=(3, 3))
     assert "v2.exp_()" in body(code, call(code, "exp", turned))
 
 
-def test_entries_that_share_memory_are_not_overwritten() -> None:
+def test_expanded_values_are_not_overwritten() -> None:
     code = Instructions([((3,), DOUBLE)])
     tanh = call(code, "tanh", code.arguments[0])
     rows = code.view("{0}.expand((2, 3))", tanh, shape=(2, 3), is_expanded=True)
     assert "v3 = torch.exp(v2)" in body(code, call(code, "exp", rows))
 
 
-def test_a_smaller_operand_is_not_overwritten_by_the_broadcast() -> None:
+def test_broadcast_does_not_overwrite_smaller_operand() -> None:
     code = Instructions([((3,), DOUBLE), ((2, 3), DOUBLE)])
     x, y = code.arguments
     total = entrywise.add(code, call(code, "tanh", x), y, 2.0)
     assert "v3 = torch.add(v2, x1, alpha=2.0)" in body(code, total)
 
 
-def test_an_operand_that_is_read_twice_is_not_overwritten() -> None:
+def test_operand_read_twice_is_not_overwritten() -> None:
     code = Instructions([((3, 3), DOUBLE)])
     tanh = call(code, "tanh", code.arguments[0])
     in_place = ((0, "{0}.addmm_({1}, {2})"),)
@@ -76,7 +76,7 @@ def test_an_operand_that_is_read_twice_is_not_overwritten() -> None:
     assert "v2 = torch.addmm(v1, v1, v1)" in body(code, total)
 
 
-def test_what_is_not_needed_is_not_written() -> None:
+def test_unneeded_instructions_are_dropped() -> None:
     code = Instructions([((3,), DOUBLE)])
     call(code, "exp", code.arguments[0])
     lines, num_calls = code.body([call(code, "tanh", code.arguments[0])], reuses_memory=True)

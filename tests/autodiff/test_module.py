@@ -47,7 +47,7 @@ class Reference(nn.Module):
 
 
 @pytest.mark.parametrize("differentiation", DIFFERENTIATIONS)
-def test_values_and_gradients_are_those_of_torch(differentiation: Literal["program", "autograd"]) -> None:
+def test_values_and_gradients_match_torch(differentiation: Literal["program", "autograd"]) -> None:
     logits, hidden, _ = network()
     module, reference = to_module([logits, hidden], differentiation=differentiation), Reference()
     assert dict(module.named_parameters()).keys() == {"first", "second", "bias"}
@@ -55,9 +55,9 @@ def test_values_and_gradients_are_those_of_torch(differentiation: Literal["progr
     assert not module.get_parameter("bias").requires_grad
     for seed in (7, 8):
         x, same = (random(N, D, seed=seed).requires_grad_() for _ in range(2))
-        found, expected = module(x), reference(same)
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
-        (found[0].square().sum() + found[1].sum()).backward()
+        result, expected = module(x), reference(same)
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
+        (result[0].square().sum() + result[1].sum()).backward()
         (expected[0].square().sum() + expected[1].sum()).backward()
         torch.testing.assert_close(x.grad, same.grad, rtol=1e-10, atol=1e-10)
     for name, parameter in reference.named_parameters():
@@ -92,7 +92,7 @@ def test_a_third_derivative() -> None:
     torch.testing.assert_close(value.detach(), 8 * torch.exp(2 * at.detach()))
 
 
-def test_torch_func_goes_through_autograd() -> None:
+def test_torch_func_with_autograd() -> None:
     logits, _, _ = network()
     module = to_module(build.Sum(logits), differentiation="autograd")
     at = random(N, D)
@@ -113,7 +113,7 @@ def test_a_second_backward_pass_and_no_grad() -> None:
     assert module(*()).shape == ()
 
 
-def test_an_optimiser_trains_it_as_it_trains_torchs_own() -> None:
+def test_training_matches_torch_module() -> None:
     logits, _, _ = network()
     target = torch.arange(N) % C
     module, reference = to_module(build.Mean(PickNegLogSoftmax(logits, target))), Reference()
@@ -123,8 +123,8 @@ def test_an_optimiser_trains_it_as_it_trains_torchs_own() -> None:
         optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
         for _ in range(20):
             optimiser.zero_grad()
-            found = model(data)
-            loss = found if model is module else nn.functional.cross_entropy(found[0], target)
+            result = model(data)
+            loss = result if model is module else nn.functional.cross_entropy(result[0], target)
             loss.backward()
             optimiser.step()
             losses.append(loss.item())
@@ -132,7 +132,7 @@ def test_an_optimiser_trains_it_as_it_trains_torchs_own() -> None:
     assert losses[19] < losses[0]
 
 
-def test_the_state_dict_is_saved_and_loaded() -> None:
+def test_state_dict_round_trip() -> None:
     logits, _, _ = network()
     module, other = to_module(logits), to_module(network()[0])
     with torch.no_grad():
@@ -150,7 +150,7 @@ def test_the_state_dict_is_saved_and_loaded() -> None:
     assert not torch.equal(module.get_parameter("first"), random(D, H))
 
 
-def test_a_module_has_its_own_tensors_and_shares_its_graph_at_any_depth() -> None:
+def test_deepcopy_copies_tensors_and_shares_graph() -> None:
     w = build.Parameter(random(), name="w")
     node: Node = w
     for _ in range(1_500):
@@ -165,7 +165,7 @@ def test_a_module_has_its_own_tensors_and_shares_its_graph_at_any_depth() -> Non
 
 @pytest.mark.parametrize("differentiation", DIFFERENTIATIONS)
 @pytest.mark.parametrize("strict", [False, True])
-def test_it_can_be_exported(strict: bool, differentiation: Literal["program", "autograd"]) -> None:
+def test_torch_export(strict: bool, differentiation: Literal["program", "autograd"]) -> None:
     logits, hidden, _ = network()
     module = copy.deepcopy(to_module([logits, hidden], differentiation=differentiation))
     x = random(N, D, seed=6)
@@ -174,7 +174,7 @@ def test_it_can_be_exported(strict: bool, differentiation: Literal["program", "a
     assert exported.state_dict.keys() == module.state_dict().keys()
 
 
-def test_inputs_are_taken_in_the_order_that_is_wanted() -> None:
+def test_input_order() -> None:
     a, b = build.Input([2], dtype=DOUBLE, name="a"), build.Input([2], dtype=DOUBLE, name="b")
     first, second = random(2), random(2, seed=1)
     assert torch.equal(to_module(a - b)(first, second), first - second)
@@ -184,7 +184,7 @@ def test_inputs_are_taken_in_the_order_that_is_wanted() -> None:
     assert [name for name, _ in fixed.named_buffers()] == ["b"]
 
 
-def test_parameters_need_a_value_and_get_names_that_are_free() -> None:
+def test_parameter_values_and_names() -> None:
     leaves = [build.Parameter([2], dtype=DOUBLE, name=name) for name in ("w", "w", "forward", "a.b", None)]
     node: Node = leaves[0]
     for leaf in leaves[1:]:
@@ -199,7 +199,7 @@ def test_parameters_need_a_value_and_get_names_that_are_free() -> None:
     torch.testing.assert_close(module(), expected)
 
 
-def test_what_does_not_fit_is_refused() -> None:
+def test_module_input_errors() -> None:
     logits, _, _ = network()
     module: GraphModule = to_module(logits)
     with pytest.raises(ValueError, match="forward: expected 1 inputs, got 0"):

@@ -1,4 +1,4 @@
-"""The invariants of the nodes: what each class refuses, by node, array and rule, and the counts of what it takes."""
+"""Checks of index arrays and dtypes of each node class, with their messages, and index counts."""
 
 from __future__ import annotations
 
@@ -78,13 +78,13 @@ def test_transforms(index_dst: list[int], index_src: list[int], new_dims: list[i
 
 
 @pytest.mark.parametrize("alpha", [math.inf, -math.inf, math.nan, 10**400])
-def test_an_alpha_is_finite(alpha: float) -> None:
+def test_infinite_alpha_raises(alpha: float) -> None:
     with pytest.raises(ValueError, match=r"TransformNode 't': alpha: expected a finite number, got (-?inf|nan)"):
         TransformNode(V, [1], [1], alpha=alpha, name="t")
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.uint8, torch.bool])
-def test_only_leaves_and_casts_are_of_whole_numbers(dtype: torch.dtype) -> None:
+def test_integer_operands_raise(dtype: torch.dtype) -> None:
     whole = LeafNode([3], dtype=dtype, name="n")
     message = f"'y': expected a floating or complex operand, got {dtype} of LeafNode 'n': Cast it first"
     for make in (
@@ -126,7 +126,7 @@ def test_pairs(index_dst: list[int], index_src_l: list[int], index_src_r: list[i
         ElementwiseNode(M, V, index_dst, index_src_l, index_src_r, operation="-")
 
 
-def test_pairs_have_an_operation_and_one_dtype() -> None:
+def test_pair_operation_and_dtype_errors() -> None:
     with pytest.raises(ValueError, match="ElementwiseNode: operation: expected one of"):
         ElementwiseNode(M, V, [1, 2], [1, 2], [2], operation="/")  # pyright: ignore[reportArgumentType]
     single = LeafNode([3], dtype=torch.float32)
@@ -135,7 +135,7 @@ def test_pairs_have_an_operation_and_one_dtype() -> None:
             make(M, single, [1, 2], [1, 2], [2])
 
 
-def test_negative_indices_are_scoped_per_side_in_a_transform_only() -> None:
+def test_scope_of_negative_indices() -> None:
     both = TransformNode(V, [-1], [-1], new_dims=[5])
     assert (both.shape, both.dummy_index, both.new_index, both.repeated_index) == ((5,), 1, 1, 0)
     values = {V: torch.tensor([1.0, 2.0, 4.0], dtype=DOUBLE)}
@@ -148,26 +148,28 @@ def test_negative_indices_are_scoped_per_side_in_a_transform_only() -> None:
     assert evaluate([outer], values)[0].item() == 49.0
 
 
-def test_a_tensor_of_shape_one_is_no_scalar() -> None:
+def test_shape_one_is_not_a_scalar() -> None:
     one, scalar = LeafNode([1], dtype=DOUBLE), LeafNode([], dtype=DOUBLE)
     assert (one.rank, scalar.rank) == (1, 0)
     assert TransformNode(one, [], [-1]).shape == ()
     assert TransformNode(scalar, [-1], [], new_dims=[1]).shape == (1,)
 
 
-def test_what_messages_call_a_node() -> None:
+def test_node_label() -> None:
     assert repr(A) == "<LeafNode 'a' [2, 3, 4, 5] float64>"
     assert repr(CastNode(V, torch.float32)) == "<CastNode [3] float32>"
     assert NonlinearNode(V, Function.parse("exp"), name="e").label == "NonlinearNode 'e'"
 
 
-def test_a_gradient_that_is_pulled_back_through_a_cast_has_the_operands_dtype() -> None:
-    (found,) = pull_back(CastNode(V, torch.float32), [torch.zeros(3, dtype=DOUBLE)], torch.ones(3, dtype=torch.float32))
-    assert found is not None
-    assert found.dtype == DOUBLE
+def test_cast_gradient_has_dtype_of_operand() -> None:
+    (result,) = pull_back(
+        CastNode(V, torch.float32), [torch.zeros(3, dtype=DOUBLE)], torch.ones(3, dtype=torch.float32)
+    )
+    assert result is not None
+    assert result.dtype == DOUBLE
 
 
-def test_a_leaf_is_not_computed() -> None:
+def test_compute_leaf_raises() -> None:
     class Unknown(Node):
         __slots__ = ()
 
@@ -179,7 +181,7 @@ def test_a_leaf_is_not_computed() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16, torch.float32, torch.complex128])
-def test_every_dtype_is_kept(dtype: torch.dtype) -> None:
+def test_results_keep_dtype(dtype: torch.dtype) -> None:
     left, right = LeafNode([2, 3], dtype=dtype), LeafNode([3], dtype=dtype)
     nodes: list[Node] = [
         LinearNode(left, right, [1], [1, -2], [-2]),
@@ -190,7 +192,7 @@ def test_every_dtype_is_kept(dtype: torch.dtype) -> None:
         *(LeafNode([2, 2], kind=LeafKind.CONSTANT, dtype=dtype, is_identity=True),),
     ]
     a, b = torch.arange(6).reshape(2, 3).to(dtype), torch.tensor([1, 2, 3]).to(dtype)
-    found = evaluate(nodes, {left: a, right: b})
+    result = evaluate(nodes, {left: a, right: b})
     expected = [
         (a * b).sum(1),
         (a - b).sum(1),
@@ -199,6 +201,6 @@ def test_every_dtype_is_kept(dtype: torch.dtype) -> None:
         torch.ones(2),
         torch.eye(2),
     ]
-    for node, value, wanted in zip(nodes, found, expected, strict=True):
+    for node, value, expected_counts in zip(nodes, result, expected, strict=True):
         assert (value.dtype, value.shape) == (node.dtype, node.shape)
-        assert torch.equal(value, wanted.to(dtype))
+        assert torch.equal(value, expected_counts.to(dtype))

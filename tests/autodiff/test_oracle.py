@@ -22,95 +22,95 @@ def drawn(seed: int) -> RandomGraph:
     return random_graph(seed, "positive" if seed % 3 == 0 else "signed")
 
 
-def assert_close(found: torch.Tensor, expected: np.ndarray, tolerance: float, what: tuple) -> None:
-    assert tuple(found.shape) == expected.shape, what
-    error = np.abs(found.numpy() - expected).max(initial=0.0) / max(1.0, np.abs(expected).max(initial=0.0))
+def assert_close(result: torch.Tensor, expected: np.ndarray, tolerance: float, what: tuple) -> None:
+    assert tuple(result.shape) == expected.shape, what
+    error = np.abs(result.numpy() - expected).max(initial=0.0) / max(1.0, np.abs(expected).max(initial=0.0))
     assert error <= tolerance, (*what, error)
 
 
-def inner_node(found: RandomGraph) -> int:
+def inner_node(result: RandomGraph) -> int:
     """A node that is computed from others, in the middle of the graph."""
-    inner = [node["id"] for node in found.graph["nodes"] if node["type"] != "leaf"]
+    inner = [node["id"] for node in result.graph["nodes"] if node["type"] != "leaf"]
     return inner[len(inner) // 2 - (len(inner) > 1)]
 
 
 @of_every_chunk
 def test_values_and_jacobians(chunk):
     for seed in SEEDS[chunk * CHUNK : (chunk + 1) * CHUNK]:
-        found = drawn(seed)
-        graph = Graph.from_dict(found.graph)
-        for node in (inner_node(found), found.output):
-            assert_close(graph.value(node, found.leaves), found.values[node], 1e-12, (seed, node))
-        for wrt in (*found.leaves, inner_node(found)):
+        result = drawn(seed)
+        graph = Graph.from_dict(result.graph)
+        for node in (inner_node(result), result.output):
+            assert_close(graph.value(node, result.leaves), result.values[node], 1e-12, (seed, node))
+        for wrt in (*result.leaves, inner_node(result)):
             for mode in ("reverse", "forward"):
-                expected = oracle.jacobian(found.graph, found.output, wrt, found.leaves, mode)
-                jacobian = graph.jacobian(found.output, wrt, found.leaves, mode=mode)
+                expected = oracle.jacobian(result.graph, result.output, wrt, result.leaves, mode)
+                jacobian = graph.jacobian(result.output, wrt, result.leaves, mode=mode)
                 assert_close(jacobian, expected, 1e-9, (seed, wrt, mode))
 
 
 @of_every_chunk
 def test_hessians(chunk):
     for seed in SEEDS[chunk * CHUNK : (chunk + 1) * CHUNK]:
-        found = drawn(seed)
-        graph = Graph.from_dict(found.graph)
-        leaves = list(found.leaves)
-        inner = inner_node(found)
+        result = drawn(seed)
+        graph = Graph.from_dict(result.graph)
+        leaves = list(result.leaves)
+        inner = inner_node(result)
         for first, second in ((leaves[0], leaves[0]), (leaves[0], leaves[-1]), (leaves[-1], leaves[0]), (inner, inner)):
-            expected = oracle.hessian(found.graph, found.output, first, second, found.leaves)
-            hessian = graph.hessian(found.output, first, second, found.leaves)
+            expected = oracle.hessian(result.graph, result.output, first, second, result.leaves)
+            hessian = graph.hessian(result.output, first, second, result.leaves)
             assert_close(hessian, expected, 1e-5, (seed, first, second))
 
 
 @of_every_chunk
 def test_gradients_of_the_running_graph(chunk):
     for seed in SEEDS[chunk * CHUNK : (chunk + 1) * CHUNK]:
-        found = drawn(seed)
-        graph = Graph.from_dict(found.graph)
-        graph.forward(found.leaves)
-        if not graph.has_grad(found.output):
+        result = drawn(seed)
+        graph = Graph.from_dict(result.graph)
+        graph.forward(result.leaves)
+        if not graph.has_grad(result.output):
             continue
         graph.backward()
-        num_axes = found.values[found.output].ndim
-        for leaf in (leaf for leaf in found.leaves if graph.has_grad(leaf)):
-            jacobian = oracle.jacobian(found.graph, found.output, leaf, found.leaves, "forward")
+        num_axes = result.values[result.output].ndim
+        for leaf in (leaf for leaf in result.leaves if graph.has_grad(leaf)):
+            jacobian = oracle.jacobian(result.graph, result.output, leaf, result.leaves, "forward")
             assert_close(graph.grad(leaf), jacobian.sum(tuple(range(num_axes))), 1e-9, (seed, leaf))
 
 
-def part_of_the_output(found: RandomGraph) -> list[dict]:
-    used = {found.output}
-    for node in reversed(found.graph["nodes"]):
+def part_of_the_output(result: RandomGraph) -> list[dict]:
+    used = {result.output}
+    for node in reversed(result.graph["nodes"]):
         if node["id"] in used:
             used |= {node[field] for field in ("src", "srcL", "srcR") if field in node}
-    return [node for node in found.graph["nodes"] if node["id"] in used]
+    return [node for node in result.graph["nodes"] if node["id"] in used]
 
 
-def features(found: RandomGraph) -> set:
-    """What of the rules the part of a graph that its output depends on puts to use."""
-    seen: set = {found.graph["indexing"]}
-    for node in part_of_the_output(found):
-        seen |= {node["type"], (node["type"], node.get("op")), ("scalar", found.values[node["id"]].ndim == 0)}
+def features(result: RandomGraph) -> set:
+    """Return the rules that apply to the nodes an output depends on."""
+    visited: set = {result.graph["indexing"]}
+    for node in part_of_the_output(result):
+        visited |= {node["type"], (node["type"], node.get("op")), ("scalar", result.values[node["id"]].ndim == 0)}
         if node["type"] == "transform":
             dst, src = set(node["indexDst"]), set(node["indexSrc"])
-            seen |= {("new", bool(node["newDims"])), ("summed", len(dst) - len(node["newDims"]) < len(src))}
+            visited |= {("new", bool(node["newDims"])), ("summed", len(dst) - len(node["newDims"]) < len(src))}
         if "srcL" in node:
             left, right, dst = (set(node[field]) for field in ("indexSrcL", "indexSrcR", "indexDst"))
-            seen |= {("shared", node["srcL"] == node["srcR"]), ("batch", bool(left & right & dst))}
-            seen |= {
+            visited |= {("shared", node["srcL"] == node["srcR"]), ("batch", bool(left & right & dst))}
+            visited |= {
                 ("one-sided", node.get("op"), side)
-                for side, own in enumerate((left - right, right - left))
-                if own - dst
+                for side, own_indices in enumerate((left - right, right - left))
+                if own_indices - dst
             }
-            seen.add(("2 and -2", any(-index in left | right for index in dst)))
-    return seen
+            visited.add(("2 and -2", any(-index in left | right for index in dst)))
+    return visited
 
 
 @pytest.mark.parametrize(
     ("num_graphs", "num_uses"),
     [(NUM_QUICK_CHUNKS * CHUNK, 6), pytest.param(NUM_CHUNKS * CHUNK, 40, marks=pytest.mark.slow)],
 )
-def test_every_rule_is_put_to_use_often(num_graphs, num_uses):
+def test_random_graphs_cover_all_rules(num_graphs, num_uses):
     graphs = [drawn(seed) for seed in SEEDS[:num_graphs]]
-    count = Counter(feature for found in graphs for feature in features(found))
+    count = Counter(feature for result in graphs for feature in features(result))
     expected = {"leaf", "transform", "elementwise", "linear", "nonlinear", "signed", "positive", ("scalar", True)}
     expected |= {("elementwise", operation) for operation in "+-*"}
     expected |= {("one-sided", operation, side) for operation in (*"+-*", None) for side in (0, 1)}
@@ -118,28 +118,28 @@ def test_every_rule_is_put_to_use_often(num_graphs, num_uses):
     assert [(feature, count[feature]) for feature in expected if count[feature] < num_uses] == []
 
 
-def test_most_jacobians_and_many_hessians_are_not_zero():
+def test_random_derivatives_are_mostly_nonzero():
     num_jacobians = num_hessians = 0
     for seed in SEEDS[:100]:
-        found = drawn(seed)
-        jacobians = [oracle.jacobian(found.graph, found.output, leaf, found.leaves) for leaf in found.leaves]
-        hessians = [oracle.hessian(found.graph, found.output, leaf, leaf, found.leaves) for leaf in found.leaves]
+        result = drawn(seed)
+        jacobians = [oracle.jacobian(result.graph, result.output, leaf, result.leaves) for leaf in result.leaves]
+        hessians = [oracle.hessian(result.graph, result.output, leaf, leaf, result.leaves) for leaf in result.leaves]
         num_jacobians += any(np.abs(jacobian).max() > 1e-6 for jacobian in jacobians)
         num_hessians += any(np.abs(hessian).max() > 1e-6 for hessian in hessians)
     assert num_jacobians >= 75
     assert num_hessians >= 40
 
 
-def test_the_oracle_agrees_with_loops_over_single_numbers():
+def test_oracle_matches_loops():
     num_checked = 0
     for seed in range(1, 150, 2):
-        found = random_graph(seed)
-        for node in found.graph["nodes"]:
-            value = found.values[node["id"]]
+        result = random_graph(seed)
+        for node in result.graph["nodes"]:
+            value = result.values[node["id"]]
             if node["type"] == "transform":
-                looped = oracle.looped_transform(node, found.values[node["src"]])
+                looped = oracle.looped_transform(node, result.values[node["src"]])
             elif node["type"] in ("elementwise", "linear"):
-                looped = oracle.looped_pair(node, found.values[node["srcL"]], found.values[node["srcR"]])
+                looped = oracle.looped_pair(node, result.values[node["srcL"]], result.values[node["srcR"]])
             else:
                 continue
             assert np.allclose(looped, value, rtol=1e-12, atol=1e-12), (seed, node)
@@ -147,7 +147,7 @@ def test_the_oracle_agrees_with_loops_over_single_numbers():
     assert num_checked > 200
 
 
-def test_the_oracle_differentiates_as_torch_does():
+def test_oracle_matches_torch_derivatives():
     graph = {
         "indexing": "signed",
         "nodes": [

@@ -1,4 +1,4 @@
-"""Programs: how they are called, what they keep, what they free, and what torch may do with them."""
+"""Programs: calls, memory, generated code, and use with torch.autograd and torch.func."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def normal(*shape: int, seed: int = 0) -> Tensor:
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed), dtype=DOUBLE)
 
 
-def test_tensors_are_given_in_the_order_of_the_leaves() -> None:
+def test_argument_order() -> None:
     a, b = leaf(2, 3, name="a"), leaf(3, name="b")
     first, second = normal(2, 3), normal(3)
     expected = first @ second
@@ -35,7 +35,7 @@ def test_tensors_are_given_in_the_order_of_the_leaves() -> None:
     torch.testing.assert_close(compile(a @ b)({b: second, a: first}), expected)
 
 
-def test_leaves_that_hold_a_value_may_be_left_out() -> None:
+def test_leaves_with_value_are_optional() -> None:
     x = leaf(3, name="x")
     w = build.Parameter(normal(3), name="w")
     program = compile(build.Sum(w * x))
@@ -47,30 +47,30 @@ def test_leaves_that_hold_a_value_may_be_left_out() -> None:
     torch.testing.assert_close(compile(build.Sum(w))(), normal(3).sum())
 
 
-def test_one_node_gives_a_tensor_and_several_a_tuple() -> None:
+def test_program_returns_tensor_or_tuple() -> None:
     x = leaf(3)
     assert isinstance(compile(build.Tanh(x))(normal(3)), Tensor)
     [alone] = compile([build.Tanh(x)])(normal(3))
-    first, again, second = compile([build.Tanh(x), build.Tanh(x), build.Sum(x)])(normal(3))
+    first, second_result, second = compile([build.Tanh(x), build.Tanh(x), build.Sum(x)])(normal(3))
     assert torch.equal(alone, first)
-    assert torch.equal(first, again)
+    assert torch.equal(first, second_result)
     assert second.shape == ()
 
 
-def test_what_comes_out_shares_no_memory() -> None:
+def test_results_share_no_memory() -> None:
     x = leaf(3, 3)
     turned = build.Transpose(x)
     rows = build.Broadcast(build.Sum(x, [0]), (3, 3))
     tanh = build.Tanh(x)
     value = normal(3, 3)
-    kept = value.clone()
+    remaining = value.clone()
     outputs = compile([x, turned, rows, tanh, tanh, build.Transpose(tanh), build.Sum(turned, [0])])(value)
     expected = [output.clone() for output in outputs]
     for k, output in enumerate(outputs):
         output.fill_(float(k))
         for other, before in zip(outputs[k + 1 :], expected[k + 1 :], strict=True):
             assert torch.equal(other, before)
-    assert torch.equal(value, kept)
+    assert torch.equal(value, remaining)
 
 
 def test_constants_without_arguments() -> None:
@@ -79,7 +79,7 @@ def test_constants_without_arguments() -> None:
     assert torch.equal(compile(build.Identity((2,), dtype=DOUBLE))(), torch.eye(2, dtype=DOUBLE))
 
 
-def test_the_source_is_straight_line_torch() -> None:
+def test_source_is_straight_line_torch() -> None:
     w, x, b = leaf(4, 3), leaf(3), leaf(4)
     program = compile(build.Tanh(w @ x + b))
     assert program.source == "\n".join(
@@ -94,49 +94,49 @@ def test_the_source_is_straight_line_torch() -> None:
     assert program.num_operations == 2
 
 
-def test_functions_share_what_they_have_in_common() -> None:
+def test_common_function_parts_are_computed_once() -> None:
     x = leaf(5)
     loss = build.Sum(build.Tanh(x))
     program = compile([loss, derivatives.gradient(loss, x)])
     assert program.source.count("tanh") == 1
 
 
-def test_a_diagonal_hessian_multiplies_no_delta() -> None:
+def test_diagonal_hessian_has_no_delta_product() -> None:
     x, a = leaf(500), leaf(500)
     loss = build.Sum(build.Exp(a * x))
     value, slope = normal(500), normal(500, seed=1)
     program = compile_hessian(loss, x, leaves=[x, a])
     living = Living()
     with living:
-        found = program(value, slope)
-    torch.testing.assert_close(found, torch.diag(slope.square() * (slope * value).exp()))
+        actual = program(value, slope)
+    torch.testing.assert_close(actual, torch.diag(slope.square() * (slope * value).exp()))
     assert living.most < 500 * 500 + 10 * 500  # the result, and vectors
     assert all(word not in program.source for word in ("mm", "eye", "einsum"))
 
 
-def test_a_hessian_of_low_rank_and_a_diagonal_is_not_made_a_matrix_before_it_is_small() -> None:
+def test_low_rank_hessian_stays_factored() -> None:
     points, x = leaf(400, 5), leaf(5)
     loss = build.Log(build.Sum(build.Exp(points @ x)))  # by points @ x: diag(p) - p p^T
     values = (normal(400, 5), normal(5, seed=1))
     program = compile_hessian(loss, x, leaves=[points, x])
     living = Living(*values)
     with living:
-        found = program(*values)
+        actual = program(*values)
     p = torch.softmax(values[0] @ values[1], 0)
     mean = p @ values[0]
-    torch.testing.assert_close(found, values[0].T @ (p[:, None] * values[0]) - mean[:, None] * mean)
+    torch.testing.assert_close(actual, values[0].T @ (p[:, None] * values[0]) - mean[:, None] * mean)
     assert living.most < 10 * 400 * 5
 
 
-def test_a_jacobian_of_blocks_stays_blocks_until_the_end() -> None:
+def test_block_jacobian_stays_in_blocks() -> None:
     x, w = leaf(200, 5), leaf(4, 5)
     output = LinearNode(x, w, [1, 2], [1, -1], [2, -1])  # [200, 4]; by x it is delta[n, n'] w
     program = compile_jacobian(build.Tanh(output), x)
     living = Living()
     with living:
-        found = program({x: normal(200, 5), w: normal(4, 5, seed=1)})
-    assert found.shape == (200, 5, 200, 4)
-    assert living.most < found.numel() + 3 * 200 * 20
+        actual = program({x: normal(200, 5), w: normal(4, 5, seed=1)})
+    assert actual.shape == (200, 5, 200, 4)
+    assert living.most < actual.numel() + 3 * 200 * 20
 
 
 def test_intermediates_are_freed_after_their_last_use() -> None:
@@ -152,7 +152,7 @@ def test_intermediates_are_freed_after_their_last_use() -> None:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_memory_that_is_read_again_is_not_overwritten(seed: int) -> None:
+def test_live_memory_is_not_overwritten(seed: int) -> None:
     x = leaf(4, 4)
     a = build.Tanh(x)
     turned = build.Transpose(a)
@@ -164,14 +164,14 @@ def test_memory_that_is_read_again_is_not_overwritten(seed: int) -> None:
     torch.testing.assert_close(compile(node)(value), expected)
 
 
-def test_a_matrix_added_to_its_own_square_is_not_overwritten_while_it_is_read() -> None:
+def test_matrix_plus_its_square() -> None:
     x = leaf(4, 4)
     a = build.Tanh(x)
     value = normal(4, 4)
     torch.testing.assert_close(compile(a + a @ a)(value), value.tanh() + value.tanh() @ value.tanh())
 
 
-def test_products_are_taken_in_a_good_order() -> None:
+def test_product_order() -> None:
     w, m, v = leaf(200, 200), leaf(200), leaf(200)
     scaled = ElementwiseNode(w, m, [1, 2], [1, 2], [2], operation="*")
     outer = LinearNode(m, v, [1, 2], [1], [2])
@@ -180,12 +180,12 @@ def test_products_are_taken_in_a_good_order() -> None:
         program = compile(node, leaves=[w, m, v])
         living = Living(*values)
         with living:
-            found = program(*values)
+            actual = program(*values)
         assert living.most < 5 * 200  # no matrix but w
-        assert found.shape == (200,)
+        assert actual.shape == (200,)
 
 
-def test_autograd_and_torch_func_go_through() -> None:
+def test_autograd_and_torch_func() -> None:
     x, w = leaf(3), leaf(3, 3)
     program = compile(build.Sum(build.Tanh(w @ build.Tanh(w @ x))), leaves=[x, w])
     a, b = normal(3), normal(3, 3, seed=1)
@@ -205,15 +205,15 @@ def test_autograd_and_torch_func_go_through() -> None:
         assert torch.autograd.forward_ad.unpack_dual(dual).tangent is not None
 
 
-def test_results_may_be_used_in_what_autograd_differentiates() -> None:
+def test_results_in_autograd_graph() -> None:
     x = leaf(3)
     gradient = compile_gradient(build.Sum(build.Exp(x)), x)(normal(3))
     weight = torch.ones(3, dtype=DOUBLE, requires_grad=True)
-    [found] = torch.autograd.grad((gradient * weight).sum(), weight)
-    assert torch.equal(found, gradient)
+    [actual] = torch.autograd.grad((gradient * weight).sum(), weight)
+    assert torch.equal(actual, gradient)
 
 
-def test_each_node_has_its_dtype() -> None:
+def test_mixed_dtypes() -> None:
     x = leaf(3)
     narrow = build.Tanh(build.Cast(x, torch.float32))
     program = compile([narrow, build.Cast(narrow, DOUBLE) * x])
@@ -227,25 +227,25 @@ def test_each_node_has_its_dtype() -> None:
 
 
 @pytest.mark.parametrize("name", sorted(PRIMITIVES))
-def test_every_function_of_the_table_has_code_to_any_order(name: str) -> None:
+def test_code_of_every_primitive(name: str) -> None:
     x = leaf(5)
     function = Function.parse(name)
     value = torch.tensor([-1.5, -0.3, 0.2, 0.9, 30.0], dtype=DOUBLE)
     value = value.abs() if name == "log" else value
     for _ in range(3):
-        found = compile(build.Nonlinear(x, function))(value)
-        torch.testing.assert_close(found, function(value), rtol=1e-12, atol=1e-13)
+        actual = compile(build.Nonlinear(x, function))(value)
+        torch.testing.assert_close(actual, function(value), rtol=1e-12, atol=1e-13)
         function = function.derivative()
 
 
-def test_complex_numbers_and_casts_of_whole_ones() -> None:
+def test_complex_values_and_integer_casts() -> None:
     a, v, whole = leaf(3, 3), build.Input((3,), dtype=torch.complex128), build.Input((3,), dtype=torch.int64)
     mixed = build.Cast(a, torch.complex128) @ (build.Exp(v) * build.Cast(whole, torch.complex128))
     values = {a: normal(3, 3), v: torch.complex(normal(3), normal(3, seed=1)), whole: torch.tensor([1, 2, 3])}
     [expected] = evaluate([mixed], values)
-    found = compile(mixed)(values)
-    assert found.dtype == torch.complex128
-    torch.testing.assert_close(found, expected)
+    actual = compile(mixed)(values)
+    assert actual.dtype == torch.complex128
+    torch.testing.assert_close(actual, expected)
 
 
 def test_errors_name_the_leaf() -> None:
@@ -262,11 +262,11 @@ def test_errors_name_the_leaf() -> None:
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
-def test_programs_run_where_their_tensors_are() -> None:
+def test_program_runs_on_gpu() -> None:
     x, w = leaf(3), leaf(3, 3)
     loss = build.Log(build.Sum(build.Exp(build.Tanh(w @ build.Softplus(w @ x)))))
     a, b = normal(3), normal(3, 3, seed=1)
     for program in (compile(loss, leaves=[x, w]), compile_hessian(loss, x, leaves=[x, w])):
-        found = program(a.cuda(), b.cuda())
-        assert found.is_cuda
-        torch.testing.assert_close(found.cpu(), program(a, b))
+        actual = program(a.cuda(), b.cuda())
+        assert actual.is_cuda
+        torch.testing.assert_close(actual.cpu(), program(a, b))

@@ -79,8 +79,7 @@ def counts(node: Node | None) -> tuple[int, ...]:
     return node.dummy_index, node.new_index, node.repeated_index
 
 
-# The examples of the seed's sections on the two kinds of operations, beside what numpy makes of each: indices of the
-# result and of the operands, counts (dummy, New, repeated), extents of the New ones.
+# Examples with their numpy expression: indices of result and operands, counts (dummy, New, repeated), extents of New.
 TRANSFORMS = [
     ("ij", [1, 2], [1, 2], (0, 0, 2), (), lambda b: b),
     ("ijkl", [1, 2], [1, -1, 2, -2], (2, 0, 2), (), lambda a: a.sum((1, 3))),
@@ -124,8 +123,8 @@ def example(axes: str, seed: int) -> tuple[LeafNode, np.ndarray]:
     return leaf(axes, value=torch.tensor(value)), value
 
 
-class TestSeedNodes:
-    """The worked examples of what the nodes compute."""
+class TestNodeValues:
+    """Values of nodes."""
 
     @pytest.mark.parametrize(("axes", "dst", "src", "counted", "new_dims", "expected"), TRANSFORMS)
     def test_transform(self, axes, dst, src, counted, new_dims, expected):
@@ -143,24 +142,24 @@ class TestSeedNodes:
         np.testing.assert_allclose(evaluate([node])[0].numpy(), expected(l_value, r_value), rtol=1e-11, atol=1e-13)
 
 
-class TestSeedReverse:
-    """Section 'backward' of seed 001. H are the last indices, as many as the tensor that is differentiated has."""
+class TestReverse:
+    """Reverse rules; H are the last indices, one per axis of the differentiated tensor."""
 
     @pytest.mark.parametrize("num_free", [0, 1, 3])
     def test_transform(self, num_free):
-        # b[i,k,m,n] = alpha sum_jl a[i,j,k,l]; the seed's listing swaps the counts wrongly: 2, 2, 2 + |H| is right
+        # b[i,k,m,n] = alpha sum_jl a[i,j,k,l]; counts 2, 2, 2 + |H|
         node = TransformNode(leaf("ijkl"), [1, 2, -1, -2], [1, -1, 2, -2], alpha=0.5, new_dims=[3, 2])
         assert counts(node) == (2, 2, 2)
         h = [3, 4, 5][:num_free]
-        found = reverse(node, free(*[2] * num_free, of=node), 0)
-        assert arrays(found) == transform([1, -1, 2, -2, *h], [1, 2, -1, -2, *h])
-        assert counts(found) == (2, 2, 2 + num_free)
-        assert isinstance(found, TransformNode)
-        assert (found.alpha, found.new_dims) == (0.5, (3, 5))  # alpha once; j and l are New
+        actual = reverse(node, free(*[2] * num_free, of=node), 0)
+        assert arrays(actual) == transform([1, -1, 2, -2, *h], [1, 2, -1, -2, *h])
+        assert counts(actual) == (2, 2, 2 + num_free)
+        assert isinstance(actual, TransformNode)
+        assert (actual.alpha, actual.new_dims) == (0.5, (3, 5))  # alpha once; j and l are New
 
     @pytest.mark.parametrize("num_free", [0, 1, 3])
     def test_difference(self, num_free):
-        # Y[a,b,c,d,e] = X1[a,b,c,e] - X2[a,c,d]; the seed has Repeated 4 and 4
+        # Y[a,b,c,d,e] = X1[a,b,c,e] - X2[a,c,d]
         node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 3, 4], operation="-")
         assert (node.dummy_index, node.repeated_index) == (0, 2)
         h = [6, 7, 8][:num_free]
@@ -176,7 +175,7 @@ class TestSeedReverse:
 
     @pytest.mark.parametrize("num_free", [0, 1, 3])
     def test_summed_difference(self, num_free):
-        # Y[a,b,d,e] = sum_c (X1[a,b,c,e] - X2[a,c,d]), right in the seed
+        # Y[a,b,d,e] = sum_c (X1[a,b,c,e] - X2[a,c,d])
         node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 4, 5], [1, 2, -3, 5], [1, -3, 4], operation="-")
         assert (node.dummy_index, node.repeated_index) == (1, 1)
         h = [6, 7, 8][:num_free]
@@ -192,7 +191,7 @@ class TestSeedReverse:
         assert left.new_dims == right.new_dims == (EXTENTS["c"],)
 
     @pytest.mark.parametrize("operation", ["+", "-"])
-    def test_a_sum_over_an_index_of_one_operand_counts_the_other_as_often(self, operation: Operation):
+    def test_sum_over_index_of_one_operand_counts_the_other(self, operation: Operation):
         # Y[a] = sum_bc (X1[a,b,c] +- X2[a])
         node = ElementwiseNode(leaf("abc"), leaf("a"), [1], [1, -2, -3], [1], operation=operation)
         left, right = reverse(node, free(of=node), 0), reverse(node, free(of=node), 1)
@@ -224,44 +223,44 @@ class TestSeedReverse:
         # out[I,H] = G[I,H] * f'(X)[I]
         node = NonlinearNode(leaf("ij"), Function.parse("tanh"))
         cotangent = free(2, of=node)
-        found = reverse(node, cotangent, 0)
-        assert isinstance(found, ElementwiseNode)
-        assert (found.operation, arrays(found)) == ("*", pair([1, 2, 3], [1, 2, 3], [1, 2]))
-        slope = found.right
+        actual = reverse(node, cotangent, 0)
+        assert isinstance(actual, ElementwiseNode)
+        assert (actual.operation, arrays(actual)) == ("*", pair([1, 2, 3], [1, 2, 3], [1, 2]))
+        slope = actual.right
         assert isinstance(slope, NonlinearNode)
         assert (slope.source, slope.function) == (node.source, Function.parse("1 - tanh(x)**2"))
 
     def test_cast(self):
         node = CastNode(leaf("i"), torch.float32)
-        found = reverse(node, LeafNode([2], dtype=torch.float32), 0)
-        assert isinstance(found, CastNode)
-        assert found.dtype == DOUBLE
+        actual = reverse(node, LeafNode([2], dtype=torch.float32), 0)
+        assert isinstance(actual, CastNode)
+        assert actual.dtype == DOUBLE
 
 
-class TestSeedForward:
-    """Section 'forward' of seed 001. H are the last indices, as many as the tensor differentiated by has."""
+class TestForward:
+    """Forward rules; H are the last indices, one per axis of the tensor that one differentiates by."""
 
     @pytest.mark.parametrize("num_free", [0, 1, 3])
     def test_transform(self, num_free):
         node = TransformNode(leaf("ijkl"), [1, 2, -1, -2], [1, -1, 2, -2], alpha=0.5, new_dims=[3, 2])
         h = [3, 4, 5][:num_free]
-        found = forward(node, [free(*[2] * num_free, of=node.source)])
-        assert arrays(found) == transform([1, 2, -1, -2, *h], [1, -1, 2, -2, *h])
-        assert counts(found) == (2, 2, 2 + num_free)
-        assert isinstance(found, TransformNode)
-        assert (found.alpha, found.new_dims) == (0.5, (3, 2))  # alpha is kept
+        actual = forward(node, [free(*[2] * num_free, of=node.source)])
+        assert arrays(actual) == transform([1, 2, -1, -2, *h], [1, -1, 2, -2, *h])
+        assert counts(actual) == (2, 2, 2 + num_free)
+        assert isinstance(actual, TransformNode)
+        assert (actual.alpha, actual.new_dims) == (0.5, (3, 2))  # alpha is kept
 
     @pytest.mark.parametrize("operation", ["+", "-"])
     def test_sum_and_difference(self, operation: Operation):
         node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 3, 4], operation=operation)
         left, right = free(2, of=node.left), free(2, of=node.right)
-        found = forward(node, [left, right])
-        assert isinstance(found, ElementwiseNode)
-        assert (found.operation, found.inputs) == (operation, (left, right))
-        assert arrays(found) == pair([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6], [1, 3, 4, 6])
+        actual = forward(node, [left, right])
+        assert isinstance(actual, ElementwiseNode)
+        assert (actual.operation, actual.inputs) == (operation, (left, right))
+        assert arrays(actual) == pair([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6], [1, 3, 4, 6])
 
     @pytest.mark.parametrize(("operation", "alpha"), [("+", 1.0), ("-", -1.0)])
-    def test_an_operand_that_depends_on_nothing_drops_out(self, operation: Operation, alpha):
+    def test_operand_without_tangent(self, operation: Operation, alpha):
         # Y[a,b,d,e] = sum_c (X1[a,b,c,e] +- X2[a,c,d])
         node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 4, 5], [1, 2, -3, 5], [1, -3, 4], operation=operation)
         of_left = forward(node, [free(2, of=node.left), None])
@@ -276,10 +275,10 @@ class TestSeedForward:
     def test_product(self):
         node = ElementwiseNode(leaf("abce"), leaf("acd"), [1, 2, 3, 4, 5], [1, 2, 3, 5], [1, 3, 4], operation="*")
         left, right = free(2, of=node.left), free(2, of=node.right)
-        found = forward(node, [left, right])
-        assert isinstance(found, ElementwiseNode)
-        assert found.operation == "+"
-        first, second = found.inputs
+        actual = forward(node, [left, right])
+        assert isinstance(actual, ElementwiseNode)
+        assert actual.operation == "+"
+        first, second = actual.inputs
         assert first.inputs == (left, node.right)
         assert arrays(first) == pair([1, 2, 3, 4, 5, 6], [1, 2, 3, 5, 6], [1, 3, 4])
         assert second.inputs == (node.left, right)
@@ -287,33 +286,33 @@ class TestSeedForward:
 
     def test_contraction(self):
         node = LinearNode(leaf("ia"), leaf("ajk"), [1, 2, 3], [1, -4], [-4, 2, 3])
-        found = forward(node, [None, free(2, of=node.right)])
-        assert isinstance(found, LinearNode)
-        assert arrays(found) == pair([1, 2, 3, 5], [1, -4], [-4, 2, 3, 5])
+        actual = forward(node, [None, free(2, of=node.right)])
+        assert isinstance(actual, LinearNode)
+        assert arrays(actual) == pair([1, 2, 3, 5], [1, -4], [-4, 2, 3, 5])
 
     def test_nonlinear(self):
         node = NonlinearNode(leaf("ij"), Function.parse("exp"))
-        found = forward(node, [free(2, of=node.source)])
-        assert isinstance(found, ElementwiseNode)
-        assert (found.operation, arrays(found)) == ("*", pair([1, 2, 3], [1, 2, 3], [1, 2]))
+        actual = forward(node, [free(2, of=node.source)])
+        assert isinstance(actual, ElementwiseNode)
+        assert (actual.operation, arrays(actual)) == ("*", pair([1, 2, 3], [1, 2, 3], [1, 2]))
 
 
-def test_the_difference_does_not_commute():
+def test_difference_does_not_commute():
     x, y = leaf("a"), leaf("a")
     values = {x: torch.tensor([1.0, 2.0], dtype=DOUBLE), y: torch.tensor([5.0, 7.0], dtype=DOUBLE)}
     both = [ElementwiseNode(*sides, [1], [1], [1], operation="-") for sides in ((x, y), (y, x))]
-    found = evaluate(both, values)
-    assert torch.equal(found[0], -found[1])
+    actual = evaluate(both, values)
+    assert torch.equal(actual[0], -actual[1])
 
 
 # Y[b] = sum_c L[c,b] * R[b]: no other operand of the product rule has c, so a Transform brings it in;
 # 3 and -3 are two indices, so the dummy is given another name before it becomes positive.
 @pytest.mark.parametrize("multiply", [LinearNode, partial(ElementwiseNode, operation="*")])
-def test_a_dummy_of_one_operand_called_as_an_index_of_the_result(multiply):
+def test_dummy_with_the_number_of_a_result_index(multiply):
     left, right = leaf("cb"), leaf("b")
     node = multiply(left, right, [3], [-3, 3], [3])
-    found = reverse(node, free(2, of=node), 0)
-    assert isinstance(found, TransformNode)
-    assert arrays(found) == transform([-4, 3, 5], [3, 5])
-    assert arrays(found.source) == pair([3, 5], [3, 5], [3])
-    assert found.new_dims == (EXTENTS["c"],)
+    actual = reverse(node, free(2, of=node), 0)
+    assert isinstance(actual, TransformNode)
+    assert arrays(actual) == transform([-4, 3, 5], [3, 5])
+    assert arrays(actual.source) == pair([3, 5], [3, 5], [3])
+    assert actual.new_dims == (EXTENTS["c"],)

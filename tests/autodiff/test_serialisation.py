@@ -1,4 +1,4 @@
-"""Graphs as JSON: what is read, how liberally, what is refused, and that writing and reading change nothing."""
+"""Graphs as JSON: accepted spellings, errors, and round trips."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def changed(node: int, fields: dict[Any, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_running_backward_gives_the_oracles_gradients(seed: int) -> None:
+def test_backward_matches_oracle(seed: int) -> None:
     case = random_graph(seed, ("signed", "positive")[seed % 2])
     graph = Graph.from_dict(case.graph)
     graph.forward(case.leaves)
@@ -65,20 +65,20 @@ def test_running_backward_gives_the_oracles_gradients(seed: int) -> None:
 
 
 @pytest.mark.parametrize("seed", SEEDS)
-def test_writing_and_reading_changes_nothing(seed: int) -> None:
+def test_json_round_trip(seed: int) -> None:
     case = random_graph(seed, ("signed", "positive")[seed % 2])
     graph = Graph.from_dict(case.graph)
     expected = graph.value(case.output, case.leaves)
     for indexing in ("signed", "positive"):
         data = graph.to_dict(indexing=indexing)
-        again = Graph.from_dict(json.loads(json.dumps(data)))
-        assert torch.equal(again.value(case.output, case.leaves), expected)
-        assert again.to_dict(indexing=indexing) == data
+        reread = Graph.from_dict(json.loads(json.dumps(data)))
+        assert torch.equal(reread.value(case.output, case.leaves), expected)
+        assert reread.to_dict(indexing=indexing) == data
         assert data["indexing"] == indexing
         np.testing.assert_allclose(expected, oracle.value(data, case.output, case.leaves), rtol=1e-12, atol=1e-12)
 
 
-def test_the_example_by_id() -> None:
+def test_example_by_id() -> None:
     graph = Graph.from_dict(EXAMPLE)
     x, w = torch.tensor(LEAVES[1]), torch.tensor(LEAVES[2], dtype=torch.float64)
     expected = 2 * 2 * torch.tanh(x @ w) - x.sum(1)
@@ -96,7 +96,7 @@ def test_the_example_by_id() -> None:
 
 
 @pytest.mark.parametrize("number", ["int", "text"])
-def test_ids_and_leaves_may_be_spelled_either_way(number: str) -> None:
+def test_id_and_leaf_spellings(number: str) -> None:
     spell = {"int": int, "text": str}[number]
     graph = Graph.from_dict(EXAMPLE)
     expected = graph.value(6, LEAVES)
@@ -106,9 +106,9 @@ def test_ids_and_leaves_may_be_spelled_either_way(number: str) -> None:
         {spell(key): np.asarray(value).tolist() for key, value in LEAVES.items()},
         {spell(key): np.asarray(value)[::-1][::-1] for key, value in LEAVES.items()},
     ):
-        found = graph.value(spell(6), leaves)
-        assert found.dtype == torch.float64
-        assert torch.equal(found, expected)
+        result = graph.value(spell(6), leaves)
+        assert result.dtype == torch.float64
+        assert torch.equal(result, expected)
 
 
 @pytest.mark.parametrize(
@@ -131,7 +131,7 @@ def test_ids_and_leaves_may_be_spelled_either_way(number: str) -> None:
         (6, {"type": "Elementwise", "name": "loss"}),
     ],
 )
-def test_what_may_be_spelled_differently(node: int, fields: dict[str, Any]) -> None:
+def test_field_spellings(node: int, fields: dict[str, Any]) -> None:
     expected = Graph.from_dict(EXAMPLE).value(6, LEAVES)
     assert torch.equal(Graph.from_dict(changed(node, fields)).value(6, LEAVES), expected)
 
@@ -193,12 +193,12 @@ def test_what_may_be_spelled_differently(node: int, fields: dict[str, Any]) -> N
         ),
     ],
 )
-def test_what_breaks_a_rule_is_refused(node: int, fields: dict[Any, Any], message: str) -> None:
+def test_invalid_entry_raises(node: int, fields: dict[Any, Any], message: str) -> None:
     with pytest.raises(ValueError, match=f"^{message}") as caught:
         Graph.from_dict(changed(node, fields))
-    said = str(caught.value)
-    assert "\n" not in said
-    assert len(said) < 500
+    error_text = str(caught.value)
+    assert "\n" not in error_text
+    assert len(error_text) < 500
 
 
 @pytest.mark.parametrize(
@@ -211,12 +211,12 @@ def test_what_breaks_a_rule_is_refused(node: int, fields: dict[Any, Any], messag
         ({"indexing": "positive"}, r"node 3: indexSrcL: expected positive integers \(indexing\), got \[1, -2\]"),
     ],
 )
-def test_a_graph_that_is_none_is_refused(fields: dict[str, Any], message: str) -> None:
+def test_invalid_graph_raises(fields: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Graph.from_dict({**EXAMPLE, **fields})
 
 
-def test_an_indexing_of_null_is_none() -> None:
+def test_null_indexing_is_signed() -> None:
     expected = Graph.from_dict(EXAMPLE).value(6, LEAVES)
     assert torch.equal(Graph.from_dict({**EXAMPLE, "indexing": None}).value(6, LEAVES), expected)
 
@@ -227,17 +227,17 @@ def test_complex_constants_are_written_as_pairs(dtype: torch.dtype, shape: list[
     generator = torch.Generator().manual_seed(0)
     constant = build.Constant(torch.randn(shape, dtype=dtype, generator=generator).conj())
     data = json.loads(json.dumps(Graph(constant).to_dict()))
-    found = Graph.from_dict(data).sink
-    assert isinstance(found, LeafNode)
-    assert found.given is not None
-    assert torch.equal(found.given, torch.as_tensor(constant.given))
+    result = Graph.from_dict(data).sink
+    assert isinstance(result, LeafNode)
+    assert result.given is not None
+    assert torch.equal(result.given, torch.as_tensor(constant.given))
     data["nodes"][0]["value"] = torch.ones(shape).tolist()
     assert Graph.from_dict(data).sink.value().eq(1.0).all()
-    if shape:  # a text has lists for tensors, and numbers for what is everywhere the same
-        assert torch.equal(parse(format(constant)).node().value(), found.given)
+    if shape:  # a text has lists for tensors and numbers for constants
+        assert torch.equal(parse(format(constant)).node().value(), result.given)
 
 
-def test_a_cast_needs_a_dtype_of_torch_and_a_writer_a_notation() -> None:
+def test_invalid_cast_dtype_and_indexing_raise() -> None:
     nodes = [{"id": 1, "type": "leaf", "shape": []}, {"id": 2, "type": "cast", "src": 1, "dtype": "float33"}]
     with pytest.raises(ValueError, match="node 2: dtype: expected the name of a dtype of torch, got 'float33'"):
         Graph.from_dict({"nodes": nodes})
@@ -245,7 +245,7 @@ def test_a_cast_needs_a_dtype_of_torch_and_a_writer_a_notation() -> None:
         Graph.from_dict(EXAMPLE).to_dict(indexing="einstein")  # pyright: ignore[reportArgumentType]
 
 
-def test_asking_for_what_is_not_there_is_refused() -> None:
+def test_unknown_node_raises() -> None:
     graph = Graph.from_dict(EXAMPLE)
     with pytest.raises(ValueError, match=r"expected the id of a node of the graph, got 9"):
         graph.value(9, LEAVES)
@@ -257,7 +257,7 @@ def test_asking_for_what_is_not_there_is_refused() -> None:
         graph.jacobian(6, 1, LEAVES, mode="sideways")  # pyright: ignore[reportArgumentType]
 
 
-def test_outputs_that_are_not_named_are_what_nothing_uses() -> None:
+def test_default_outputs_are_unused_nodes() -> None:
     data = {key: value for key, value in EXAMPLE.items() if key != "outputs"}
     data["nodes"] = [*EXAMPLE["nodes"], {"id": "spare", "type": "nonlinear", "src": 1, "function": "exp"}]
     graph = Graph.from_dict(data)
@@ -267,7 +267,7 @@ def test_outputs_that_are_not_named_are_what_nothing_uses() -> None:
     torch.testing.assert_close(only.value("spare", LEAVES), torch.exp(torch.tensor(LEAVES[1])))
 
 
-def test_positive_indices_get_their_signs_from_who_has_them() -> None:
+def test_positive_indexing() -> None:
     nodes = [
         {"id": 1, "type": "leaf", "shape": [2, 3]},
         {"id": 2, "type": "transform", "src": 1, "indexDst": [7, 4], "indexSrc": [4, 9], "newDims": [5]},
@@ -275,26 +275,26 @@ def test_positive_indices_get_their_signs_from_who_has_them() -> None:
     node = Graph.from_dict({"indexing": "positive", "nodes": nodes, "outputs": [2]}).node(2)
     assert isinstance(node, TransformNode)
     assert (node.index_dst, node.index_src) == ((-7, 4), (4, -9))
-    written = Graph(node).to_dict(indexing="positive")["nodes"][-1]
-    assert (written["indexDst"], written["indexSrc"]) == ([1, 2], [2, 3])
+    written_graph = Graph(node).to_dict(indexing="positive")["nodes"][-1]
+    assert (written_graph["indexDst"], written_graph["indexSrc"]) == ([1, 2], [2, 3])
     spread = TransformNode(LeafNode([3]), [-1], [-1], new_dims=[2])  # two indices that the signed notation calls alike
-    written = Graph(spread).to_dict(indexing="positive")["nodes"][-1]
-    assert (written["indexDst"], written["indexSrc"]) == ([1], [2])
+    written_graph = Graph(spread).to_dict(indexing="positive")["nodes"][-1]
+    assert (written_graph["indexDst"], written_graph["indexSrc"]) == ([1], [2])
 
 
-def test_derivatives_casts_constants_and_dtypes_are_written_too() -> None:
+def test_write_derivatives_casts_and_constants() -> None:
     x = build.Input([2], dtype=torch.float32, name="x")
     fixed = build.FixedParameter(torch.tensor([1.0, 2.0]))
     one = build.Constant(1.0, dtype=torch.float32)
     loss: Node = build.Sum(build.Cast(build.Tanh(x * fixed + one), torch.float64))
     graph = Graph([loss, derivatives.hessian(loss, x), derivatives.jacobian(fixed, x)])
     data = json.loads(json.dumps(graph.to_dict()))
-    again = Graph.from_dict(data)
-    leaf = next(node for node in again.nodes() if node.name == "x")
+    reread = Graph.from_dict(data)
+    leaf = next(node for node in reread.nodes() if node.name == "x")
     assert isinstance(leaf, LeafNode)
-    for node, same in zip(graph.nodes(), again.nodes(), strict=True):
+    for node, same in zip(graph.nodes(), reread.nodes(), strict=True):
         assert (node.dtype, node.shape, node.requires_grad) == (same.dtype, same.shape, same.requires_grad)
     at = torch.tensor([0.3, -0.7])
-    for sink, same in zip(graph.outputs, again.outputs, strict=True):
-        assert torch.equal(graph.value(sink, {x: at}), again.value(same, {leaf: at}))
-    assert again.to_dict() == data
+    for sink, same in zip(graph.outputs, reread.outputs, strict=True):
+        assert torch.equal(graph.value(sink, {x: at}), reread.value(same, {leaf: at}))
+    assert reread.to_dict() == data

@@ -24,7 +24,7 @@ def einsum(terms: Terms, text: str, *factors: Term, alpha: float = 1.0, **extent
     return terms.einsum(labelled, out, {**sizes, **extents}, DOUBLE, alpha=alpha)
 
 
-def test_equal_terms_are_one_object_whatever_the_labels_and_the_order() -> None:
+def test_equal_terms_are_one_object() -> None:
     terms = Terms()
     a, b = leaf(terms, 0, 3, 4), leaf(terms, 1, 4)
     assert einsum(terms, "ij,j->i", a, b) is einsum(terms, "q,pq->p", b, a)
@@ -32,7 +32,7 @@ def test_equal_terms_are_one_object_whatever_the_labels_and_the_order() -> None:
     assert terms.add([(2.0, b), (1.0, b)], (4,), DOUBLE) is terms.scale(3.0, b)
 
 
-def test_a_product_in_two_layouts_is_computed_once() -> None:
+def test_product_in_two_layouts_is_one_term() -> None:
     terms = Terms()
     a, b = leaf(terms, 0, 3, 4), leaf(terms, 1, 4, 5)
     straight, turned = einsum(terms, "ij,jk->ik", a, b), einsum(terms, "ij,jk->ki", a, b)
@@ -50,7 +50,7 @@ def test_coefficients_are_hoisted() -> None:
 
 
 @pytest.mark.parametrize("function", ["exp", "tanh"])
-def test_a_function_is_applied_before_axes_are_added(function: str) -> None:
+def test_function_is_applied_before_broadcast(function: str) -> None:
     terms = Terms()
     broadcast = einsum(terms, "i->ji", leaf(terms, 0, 3), j=100)
     mapped = terms.map(Function.parse(function), broadcast)
@@ -59,7 +59,7 @@ def test_a_function_is_applied_before_axes_are_added(function: str) -> None:
     assert mapped.inputs[0].shape == (3,)
 
 
-def test_a_function_of_deltas_is_not_taken_of_the_diagonal_only() -> None:
+def test_function_of_delta_covers_zeros() -> None:
     terms = Terms()
     diagonal = einsum(terms, "i->ii", leaf(terms, 0, 3))
     mapped = terms.map(Function.parse("exp"), diagonal)
@@ -76,7 +76,7 @@ def test_zeros_fold() -> None:
     assert is_zero(terms.add([(1.0, a), (-1.0, a)], (3,), DOUBLE))
 
 
-def test_a_label_that_nothing_is_left_with_becomes_its_extent() -> None:
+def test_summed_label_without_factor_becomes_extent() -> None:
     terms = Terms()
     a = leaf(terms, 0, 3)
     summed = einsum(terms, "ij->i", einsum(terms, "i->ij", a, j=7))
@@ -85,7 +85,7 @@ def test_a_label_that_nothing_is_left_with_becomes_its_extent() -> None:
     assert trace is terms.full(5.0, (), DOUBLE)
 
 
-def test_a_delta_renames_a_label() -> None:
+def test_delta_renames_label() -> None:
     terms = Terms()
     a, delta = leaf(terms, 0, 3, 4), terms.identity((4,), DOUBLE)
     assert einsum(terms, "ij,jk->ik", a, delta) is a
@@ -93,7 +93,7 @@ def test_a_delta_renames_a_label() -> None:
     assert einsum(terms, "ij,jk->ik", a, scaled) is einsum(terms, "ij,j->ij", a, leaf(terms, 1, 4))
 
 
-def test_deltas_that_all_parts_have_are_factored_out_of_a_sum() -> None:
+def test_common_deltas_are_factored_out() -> None:
     terms = Terms()
     parts = [einsum(terms, "i->ii", leaf(terms, slot, 4)) for slot in range(2)]
     total = terms.add([(1.0, part) for part in parts], (4, 4), DOUBLE)
@@ -103,7 +103,7 @@ def test_deltas_that_all_parts_have_are_factored_out_of_a_sum() -> None:
     assert total.inputs[0].shape == (4,)
 
 
-def test_an_axis_that_only_a_delta_of_one_part_ties_is_no_common_broadcast() -> None:
+def test_axis_of_one_delta_is_not_a_common_broadcast() -> None:
     # delta[j,k] a[i] + delta[i,k] a[j]: no source has k, and yet k matters
     terms = Terms()
     a, delta = leaf(terms, 0, 3), terms.identity((3,), DOUBLE)
@@ -113,7 +113,7 @@ def test_an_axis_that_only_a_delta_of_one_part_ties_is_no_common_broadcast() -> 
     assert total.is_sparse
 
 
-def test_a_sum_of_deltas_is_multiplied_out_and_its_deltas_go() -> None:
+def test_sum_of_deltas_is_multiplied_out() -> None:
     terms = Terms()
     a, b = leaf(terms, 0, 3, 3), leaf(terms, 1, 3)
     delta = terms.identity((3,), DOUBLE)
@@ -122,7 +122,7 @@ def test_a_sum_of_deltas_is_multiplied_out_and_its_deltas_go() -> None:
     assert all(term.size <= 27 for term in ordered([product]))
 
 
-def test_sums_over_one_operand_do_not_broadcast_the_other() -> None:
+def test_sum_over_one_operand_does_not_broadcast_the_other() -> None:
     terms = Terms()
     a, b = leaf(terms, 0, 3), leaf(terms, 1, 3, 50)
     total = terms.add([(1.0, einsum(terms, "i->ij", a, j=50)), (1.0, b)], (3, 50), DOUBLE)
@@ -132,7 +132,7 @@ def test_sums_over_one_operand_do_not_broadcast_the_other() -> None:
     assert dict(zip(summed.inputs, summed.coefficients, strict=True))[a] == 50.0
 
 
-def test_an_alias_is_told_from_what_it_stands_for() -> None:
+def test_alias_is_distinct_from_its_source() -> None:
     terms = Terms()
     a = leaf(terms, 0, 3)
     assert terms.alias(a) is not terms.alias(a)

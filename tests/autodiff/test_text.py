@@ -1,4 +1,4 @@
-"""Graphs as text: each kind of statement, round trips, and errors that say where."""
+"""Graphs as text: each kind of statement, round trips, and errors with positions."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LeafNode, LinearN
 from gflownet.autodiff.text import format, parse
 from tests.autodiff.random_graphs import random_graph
 
-# The seed's own lines: text, index arrays, counts (dummy, new, repeated) of a Transform or (dummy, repeated) of a pair.
+# Example lines: text, index arrays, counts (dummy, new, repeated) of a Transform or (dummy, repeated) of a pair.
 SEED_LINES = [
     ("a[i,j] = b[i,j]", [(1, 2), (1, 2)], (0, 0, 2)),
     ("b[i,k] = sum_jl a[i,j,k,l]", [(1, 2), (1, -1, 2, -2)], (2, 0, 2)),
@@ -32,13 +32,13 @@ SEED_LINES = [
 
 
 def shapes_of(text: str) -> dict[str, list[int]]:
-    """Return a shape for each operand; every index has an extent of its own."""
+    """Return a shape for each operand; every index has another extent."""
     (statement,) = parse(text).statements
     return {operand.name: [ord(index) % 4 + 2 for index in operand.indices] for operand in statement.operands}
 
 
 @pytest.mark.parametrize(("text", "arrays", "counts"), SEED_LINES)
-def test_the_seeds_lines(text: str, arrays: list[tuple[int, ...]], counts: tuple[int, ...]) -> None:
+def test_parse_example_lines(text: str, arrays: list[tuple[int, ...]], counts: tuple[int, ...]) -> None:
     listing = parse(text)
     assert str(listing) == text
     assert listing.statements[0].arrays() == arrays
@@ -70,7 +70,7 @@ def test_the_seeds_lines(text: str, arrays: list[tuple[int, ...]], counts: tuple
         ("y[i] = float32(x[i])", CastNode),
     ],
 )
-def test_each_kind_of_statement_is_written_as_it_was_read(text: str, kind: type[Node]) -> None:
+def test_statement_round_trip(text: str, kind: type[Node]) -> None:
     listing = parse(text)
     assert str(listing) == text
     node = listing.node({"x": [3]})
@@ -79,7 +79,7 @@ def test_each_kind_of_statement_is_written_as_it_was_read(text: str, kind: type[
     assert format(parse(format(node)).node()) == format(node)
 
 
-def test_a_program_with_everything() -> None:
+def test_program_with_all_statements() -> None:
     text = """
         # a layer, by hand
         input x[2,3]
@@ -110,36 +110,36 @@ def test_a_program_with_everything() -> None:
     np.testing.assert_allclose(graph.value("r", leaves), r, rtol=1e-12)
     np.testing.assert_allclose(graph.value("q", leaves), 6 * r.sum(), rtol=1e-12)
     assert [graph.node(name).has_grad() for name in ("x", "s", "w", "half", "f", "q")] == [1, 0, 1, 0, 1, 1]
-    again = parse(format(graph.outputs))
-    assert again.outputs == ("r", "q")
-    torch.testing.assert_close(again.graph().value("q", leaves), graph.value("q", leaves), rtol=0, atol=0)
+    reread = parse(format(graph.outputs))
+    assert reread.outputs == ("r", "q")
+    torch.testing.assert_close(reread.graph().value("q", leaves), graph.value("q", leaves), rtol=0, atol=0)
     assert str(parse(str(parse(text)))) == str(parse(text))
 
 
 @pytest.mark.parametrize("seed", range(80))
-def test_random_graphs_are_read_as_they_were_written(seed: int) -> None:
+def test_random_graph_round_trip(seed: int) -> None:
     case = random_graph(seed)
     graph = Graph.from_dict(case.graph)
     text = format(graph.outputs)
-    again = parse(text).graph()
-    assert format(again.outputs) == text
+    reread = parse(text).graph()
+    assert format(reread.outputs) == text
     assert str(parse(text)) == text
-    leaves = {f"t{leaf}": value for leaf, value in case.leaves.items() if f"t{leaf}" in again.ids}
-    assert torch.equal(again.value(again.sink, leaves), graph.value(graph.sink, case.leaves))
+    leaves = {f"t{leaf}": value for leaf, value in case.leaves.items() if f"t{leaf}" in reread.ids}
+    assert torch.equal(reread.value(reread.sink, leaves), graph.value(graph.sink, case.leaves))
     # ids and names aside, the JSON forms are the same
     kinds = [type(node) for node in Graph(graph.outputs).nodes()]
-    assert [type(node) for node in again.nodes()] == kinds
+    assert [type(node) for node in reread.nodes()] == kinds
 
 
-def test_derivatives_are_written_too() -> None:
+def test_derivative_round_trip() -> None:
     graph = parse("input x[3]\nparameter w[3]\ny = sum_i x[i] w[i]\nz = exp(tanh(y))").graph()
     hessian = derivatives.hessian(graph.node("z"), graph.node("w"))
-    again = parse(format(hessian)).graph()
+    reread = parse(format(hessian)).graph()
     leaves = {"x": [0.1, 0.2, 0.3], "w": [1.0, -1.0, 2.0]}
-    torch.testing.assert_close(again.value(again.sink, leaves), graph.value(hessian, leaves), rtol=0, atol=0)
+    torch.testing.assert_close(reread.value(reread.sink, leaves), graph.value(hessian, leaves), rtol=0, atol=0)
 
 
-def test_operands_may_be_nodes_or_shapes_or_written_extents() -> None:
+def test_operands_as_nodes_shapes_or_extents() -> None:
     x = build.Parameter(torch.ones(3, dtype=torch.float64), name="mine")
     graph = parse("y[i] = a[i] + b[i]").graph({"a": x, "b": [3]})
     assert graph.node("a") is x
@@ -148,7 +148,7 @@ def test_operands_may_be_nodes_or_shapes_or_written_extents() -> None:
     assert node.left.shape == (3,)
 
 
-def test_names_that_cannot_be_written_are_replaced() -> None:
+def test_invalid_names_are_replaced() -> None:
     leaves = [LeafNode([], name=name) for name in ("sum_i", "input", "two words", "7", "x", "x", None)]
     node: Node = leaves[0]
     for leaf in leaves[1:]:
@@ -205,7 +205,7 @@ def test_names_that_cannot_be_written_are_replaced() -> None:
         (f"y[i] = {{{'-' * 100_000}x}}(z[i])", "line 1, column 8: function '---.*: expected a shorter formula"),
     ],
 )
-def test_what_is_no_line_is_refused(text: str, message: str) -> None:
+def test_invalid_line_raises(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message) as caught:
         parse(text)
     assert len(str(caught.value)) < 300
@@ -239,6 +239,6 @@ def test_what_is_no_line_is_refused(text: str, message: str) -> None:
         ("input n[2] int64\ny[i] = 0.5 * n[i]", "line 2, column 1: TransformNode 'y': expected a floating or complex"),
     ],
 )
-def test_what_does_not_fit_is_refused_when_it_is_built(text: str, message: str) -> None:
+def test_build_errors(text: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         parse(text).graph()

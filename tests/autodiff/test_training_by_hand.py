@@ -1,4 +1,4 @@
-"""The documented example: its losses are those of torch, step for step, in float64."""
+"""The documented training example: every loss equals that of torch in float64."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ TOLERANCE = 1e-9
 
 @pytest.fixture(scope="module")
 def session(checkout: Path) -> dict[str, Any]:
-    """Return the names that the section's example leaves, run by itself."""
+    """Run the example of the section alone and return its names."""
     text = (checkout / "docs" / "tensor-graphs.md").read_text(encoding="utf-8")
     section = text.partition("\n## Training by hand\n")[2].partition("\n## ")[0]
     (code,) = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
-    found: dict[str, Any] = {}
-    exec(compile(code, "docs/tensor-graphs.md", "exec"), found)
-    return found
+    result: dict[str, Any] = {}
+    exec(compile(code, "docs/tensor-graphs.md", "exec"), result)
+    return result
 
 
 def torch_losses(model: nn.Module, batches: list[tuple[Tensor, Tensor]], num_epochs: int) -> list[float]:
@@ -45,7 +45,7 @@ def linear(weight: Tensor) -> nn.Linear:
     return layer
 
 
-def test_the_logistic_regression_has_torchs_losses(session: dict[str, Any]) -> None:
+def test_logistic_regression_losses_match_torch(session: dict[str, Any]) -> None:
     model = linear(torch.zeros(64, 10, dtype=torch.float64))
     expected = torch_losses(model, session["batches"], num_epochs=20)
     assert session["logistic_losses"] == pytest.approx(expected, abs=TOLERANCE, rel=0)
@@ -53,7 +53,7 @@ def test_the_logistic_regression_has_torchs_losses(session: dict[str, Any]) -> N
     assert expected[-1] < 0.4 * expected[0]
 
 
-def test_the_network_has_torchs_losses(session: dict[str, Any]) -> None:
+def test_network_losses_match_torch(session: dict[str, Any]) -> None:
     weights = session["random_weights"]
     first = linear(weights(64, 32, seed=1))
     model = nn.Sequential(first, nn.Tanh(), linear(weights(32, 10, seed=2)))

@@ -40,7 +40,7 @@ class TensorGraphOracle(GraphBuildingOracle):
         return graph
 
     def is_ordered(self, graph: Twin, node: int) -> bool:
-        """Return whether a node tells its operands apart."""
+        """Return whether the order of a node's operands matters."""
         return graph.nodes[node]["type"] == "-"
 
     def apply(self, graph: Twin, action: GraphAction) -> Twin:
@@ -86,11 +86,11 @@ class TensorGraphOracle(GraphBuildingOracle):
             if owner is None or source not in self.unplaced(graph, owner):
                 return False
             return value == "sum" or len(self.axes(graph, owner)) < self.max_rank
-        others = [node for node in self.open(graph) if node != source]
+        other_nodes = [node for node in self.open(graph) if node != source]
         if value.startswith("new:"):
             is_transform = graph.nodes[source]["type"] == "transform"
             is_bare = not self.users(graph, source) and not graph.nodes[source]["attributes"]
-            return is_transform and is_bare and not others and len(self.axes(graph, source)) < self.max_rank
+            return is_transform and is_bare and not other_nodes and len(self.axes(graph, source)) < self.max_rank
         if value not in ("transform", *BINARY) or not self.is_tensor(graph, source) or self.open(graph):
             return False
         after = self.apply(graph, GraphAction(Kind.AddNode, source, value=value))
@@ -193,16 +193,16 @@ class TensorGraphOracle(GraphBuildingOracle):
 
     def open(self, graph: Twin) -> list[int]:
         """Return the operations that lack an operand or an axis's index."""
-        found = self.operations(graph)
-        short = [o for o in found if len(self.operands(graph, o)) < self.arity(graph, o)]
-        return [o for o in found if o in short or self.unplaced(graph, o)]
+        extents_found = self.operations(graph)
+        short = [o for o in extents_found if len(self.operands(graph, o)) < self.arity(graph, o)]
+        return [o for o in extents_found if o in short or self.unplaced(graph, o)]
 
     def results(self, graph: Twin) -> list[int]:
         """Return the operations that no other uses."""
         return [node for node in self.operations(graph) if not self.users(graph, node)]
 
     def extent(self, graph: Twin, node: int) -> int:
-        """Return the extent of an axis or an index, that of the axis it goes back to."""
+        """Return the extent of an axis or an index."""
         kind = graph.nodes[node]["type"]
         if ":" in kind:
             return int(kind.split(":")[1])

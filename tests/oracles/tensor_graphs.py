@@ -61,8 +61,8 @@ FUNCTIONS = {
 
 def apply(function: str, z: Array) -> Array:
     """Return the function of every entry."""
-    found = eval(function, {**FUNCTIONS, "power": lambda c: _Named(lambda z: z**c), "x": _Named(lambda z: z)})
-    return found(z)
+    actual = eval(function, {**FUNCTIONS, "power": lambda c: _Named(lambda z: z**c), "x": _Named(lambda z: z)})
+    return actual(z)
 
 
 def _aligned(tensor: Array, indices: list, every: list) -> Array:
@@ -75,7 +75,10 @@ def _aligned(tensor: Array, indices: list, every: list) -> Array:
 def _combined(operands: list[tuple[Array, list]], dst: list, extents: dict, operation: Callable[..., Array]) -> Array:
     """Return `dst[...] = sum of operation(operands)`: all operands broadcast to all indices first."""
     every = list(extents)
-    full = [np.broadcast_to(_aligned(t, own, every), [len(t), *(extents[i] for i in every)]) for t, own in operands]
+    full = [
+        np.broadcast_to(_aligned(t, own_indices, every), [len(t), *(extents[i] for i in every)])
+        for t, own_indices in operands
+    ]
     result = operation(*full).sum(axis=tuple(1 + k for k, i in enumerate(every) if i not in dst))
     left = [i for i in every if i in dst]
     return result.transpose([0, *(1 + left.index(i) for i in dst)])
@@ -113,8 +116,8 @@ def all_values(graph: dict, leaves: Leaves, fixed: Leaves | None = None) -> dict
         if node["id"] in values:
             continue
         if node["type"] == "leaf":
-            given = np.asarray(leaves[node["id"]], complex)
-            value = np.broadcast_to(given, (num_points, *given.shape))
+            leaf_values = np.asarray(leaves[node["id"]], complex)
+            value = np.broadcast_to(leaf_values, (num_points, *leaf_values.shape))
         elif node["type"] == "transform":
             value = _transform(node, values[node["src"]], graph["indexing"])
         elif node["type"] == "nonlinear":
@@ -133,9 +136,9 @@ def value(graph: dict, node: int, leaves: Leaves) -> Array:
 def jacobian(graph: dict, output: int, wrt: int, leaves: Leaves, mode: str = "reverse") -> Array:
     """Return the derivative of a node by a node, `[wrt, output]` in reverse mode, else `[output, wrt]`."""
     point = all_values(graph, leaves)[wrt]
-    found = _jacobians(graph, output, wrt, leaves, {wrt: point})[0]
+    actual = _jacobians(graph, output, wrt, leaves, {wrt: point})[0]
     num_axes = point.ndim - 1
-    return found if mode == "forward" else np.moveaxis(found, range(-num_axes, 0), range(num_axes))
+    return actual if mode == "forward" else np.moveaxis(actual, range(-num_axes, 0), range(num_axes))
 
 
 def hessian(graph: dict, output: int, first: int, second: int, leaves: Leaves) -> Array:
@@ -143,9 +146,9 @@ def hessian(graph: dict, output: int, first: int, second: int, leaves: Leaves) -
 
     Args:
         graph: in the JSON form.
-        output: what is differentiated.
+        output: node to differentiate.
         first: by what.
-        second: by what then; it must not depend on `first`, unless it is the same.
+        second: node of the second derivative; independent of `first`, or the same.
         leaves: of each leaf.
     """
     base = all_values(graph, leaves)
@@ -154,9 +157,9 @@ def hessian(graph: dict, output: int, first: int, second: int, leaves: Leaves) -
     moved = {second: np.concatenate([point + k * steps for k in (1, -1, 2, -2)])}
     if first != second:
         moved[first] = all_values(graph, leaves, moved)[first]
-    near, back, far, far_back = np.split(_jacobians(graph, output, first, leaves, moved), 4)
-    found = (8 * (near - back) - (far - far_back)) / (12 * _REAL_STEP)  # [second, output, first]
-    return np.moveaxis(found, 0, -1).reshape((*found.shape[1:], *point.shape))
+    lower, back, upper, far_back = np.split(_jacobians(graph, output, first, leaves, moved), 4)
+    actual = (8 * (lower - back) - (upper - far_back)) / (12 * _REAL_STEP)  # [second, output, first]
+    return np.moveaxis(actual, 0, -1).reshape((*actual.shape[1:], *point.shape))
 
 
 def _jacobians(graph: dict, output: int, wrt: int, leaves: Leaves, points: Leaves) -> Array:
@@ -167,13 +170,13 @@ def _jacobians(graph: dict, output: int, wrt: int, leaves: Leaves, points: Leave
     steps = 1j * _COMPLEX_STEP * np.eye(size).reshape(1, size, *shape)
     moved = {node: np.repeat(np.asarray(value, complex), size, axis=0) for node, value in points.items()}
     moved[wrt] = (at[:, None] + steps).reshape(num_points * size, *shape)
-    found = np.imag(all_values(graph, leaves, moved)[output]) / _COMPLEX_STEP
-    found = np.moveaxis(found.reshape(num_points, size, *found.shape[1:]), 1, -1)
-    return found.reshape((*found.shape[:-1], *shape))
+    actual = np.imag(all_values(graph, leaves, moved)[output]) / _COMPLEX_STEP
+    actual = np.moveaxis(actual.reshape(num_points, size, *actual.shape[1:]), 1, -1)
+    return actual.reshape((*actual.shape[:-1], *shape))
 
 
 def looped_pair(node: dict, left: Array, right: Array) -> Array:
-    """Return what `_pair` does, one number at a time."""
+    """Compute `_pair` one number at a time."""
     indices = [node["indexDst"], node["indexSrcL"], node["indexSrcR"]]
     extents = dict(zip([*indices[1], *indices[2]], [*left.shape, *right.shape], strict=True))
     result = np.zeros([extents[i] for i in indices[0]])
@@ -185,7 +188,7 @@ def looped_pair(node: dict, left: Array, right: Array) -> Array:
 
 
 def looped_transform(node: dict, source: Array) -> Array:
-    """Return what `_transform` does in the signed notation, one number at a time."""
+    """Compute `_transform` in signed notation, one number at a time."""
     new = dict(zip([i for i in node["indexDst"] if i < 0], node.get("newDims", []), strict=True))
     old = dict(zip(node["indexSrc"], source.shape, strict=True))
     result = np.zeros([new[i] if i < 0 else old[i] for i in node["indexDst"]])

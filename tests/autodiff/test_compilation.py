@@ -1,4 +1,4 @@
-"""Compiled programs beside the slow evaluation of the same graphs, and of their derivatives by the node rules."""
+"""Compiled programs against the slow evaluation of the same graphs and of their derivatives by node."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ def check(program: Program, node: Node, leaves: Values) -> None:
     """Compare with the node, as it runs and in the form that torch.autograd may go through."""
     [expected] = evaluate([node], leaves)
     tracked = {leaf: value.clone().requires_grad_() for leaf, value in leaves.items()}
-    for found in (program(dict(leaves)), program(tracked)):
-        torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-11)
+    for result in (program(dict(leaves)), program(tracked)):
+        torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-11)
 
 
 def random_case(seed: int) -> tuple[Node, list[Node], Values]:
-    """Return an output, two nodes it is computed from, and what the leaves hold."""
+    """Return an output, two of its inputs, and values of the leaves."""
     random = random_graph(seed, ["signed", "positive"][seed % 2])
     graph = Graph.from_dict(random.graph)
     leaves = {graph.node(id): torch.tensor(value) for id, value in random.leaves.items()}
@@ -70,16 +70,16 @@ def test_values_and_jacobians_of_random_graphs(first_seed: int) -> None:
 def test_gradients_and_hessians_of_random_graphs(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 50):
         output, (first, second), leaves = random_case(seed)
-        given, scalar = list(leaves), build.Sum(output)
-        check(compile_gradient(scalar, first, leaves=given), derivatives.gradient(scalar, first), leaves)
-        check(compile_hessian(scalar, first, leaves=given), derivatives.hessian(scalar, first), leaves)
+        leaf_values, scalar = list(leaves), build.Sum(output)
+        check(compile_gradient(scalar, first, leaves=leaf_values), derivatives.gradient(scalar, first), leaves)
+        check(compile_hessian(scalar, first, leaves=leaf_values), derivatives.hessian(scalar, first), leaves)
         for target in (scalar, output):
-            program = compile_hessian(target, first, second, leaves=given)
+            program = compile_hessian(target, first, second, leaves=leaf_values)
             check(program, derivatives.hessian(target, first, second), leaves)
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_derivatives_that_were_derived_by_node_compile_too(seed: int) -> None:
+def test_compile_node_derivatives(seed: int) -> None:
     output, (first, second), leaves = random_case(seed)
     node = derivatives.hessian(output, first, second)
     check(compile(node, leaves=list(leaves)), node, leaves)
@@ -90,7 +90,7 @@ def _residual(x: Node, w: Node) -> Node:
 
 
 def _squared_exponential(x: Node, w: Node) -> Node:
-    # the slope of the square is equal to a part of what lies before it
+    # the slope of the square is equal to a part of its input
     u = build.Exp(x)
     return build.Sum(u * u)
 
@@ -112,34 +112,34 @@ def _deep(x: Node, w: Node) -> Node:
 
 @pytest.mark.parametrize("formula", [_residual, _squared_exponential, _read_twice, _bilinear, _deep])
 @pytest.mark.parametrize("by", [0, 1])
-def test_a_hessian_is_carried_back_through_bottlenecks(formula: Callable[[Node, Node], Node], by: int) -> None:
+def test_hessian_through_bottlenecks(formula: Callable[[Node, Node], Node], by: int) -> None:
     leaves = {leaf(3, name="x"): normal(3), leaf(3, 3, name="w"): normal(3, 3, seed=1)}
     wrt = list(leaves)[by]
     output = formula(*leaves)
     check(compile_hessian(output, wrt, leaves=list(leaves)), derivatives.hessian(output, wrt), leaves)
 
 
-def test_a_hessian_vector_product_is_that_of_the_joint_hessian() -> None:
+def test_compile_hvp_equals_joint_hessian_product() -> None:
     leaves = {leaf(3, name="x"): normal(3), leaf(3, 3, name="w"): normal(3, 3, seed=1)}
     directions = {leaf(3): normal(3, seed=2), leaf(3, 3): normal(3, 3, seed=3)}
     output = _residual(*leaves)
     program = compile_hvp(output, list(leaves), list(directions), leaves=[*leaves, *directions])
     expected = evaluate(derivatives.hvp(output, list(leaves), list(directions)), {**leaves, **directions})
-    for found, value in zip(program({**leaves, **directions}), expected, strict=True):
-        torch.testing.assert_close(found, value, rtol=1e-12, atol=1e-12)
+    for result, value in zip(program({**leaves, **directions}), expected, strict=True):
+        torch.testing.assert_close(result, value, rtol=1e-12, atol=1e-12)
 
 
-def test_a_value_comes_with_its_gradient() -> None:
+def test_compile_value_and_gradient() -> None:
     x, w = leaf(3), leaf(3, 3)
     values = {x: normal(3), w: normal(3, 3, seed=1)}
     output = _deep(x, w)
     value, by_w, by_x = compile_value_and_gradient(output, [w, x])(values)
     torch.testing.assert_close(value, evaluate([output], values)[0])
-    for found, by in ((by_w, w), (by_x, x)):
-        torch.testing.assert_close(found, evaluate([derivatives.gradient(output, by)], values)[0])
+    for result, by in ((by_w, w), (by_x, x)):
+        torch.testing.assert_close(result, evaluate([derivatives.gradient(output, by)], values)[0])
 
 
-def test_nodes_that_are_equal_but_not_the_same_are_told_apart() -> None:
+def test_equal_nodes_stay_distinct_for_differentiation() -> None:
     x = leaf(3)
     one, other = build.Exp(x), build.Exp(x)
     output = build.Sum(one * other)
@@ -148,7 +148,7 @@ def test_nodes_that_are_equal_but_not_the_same_are_told_apart() -> None:
     torch.testing.assert_close(compile_gradient(output, x)(value), 2 * (2 * value).exp())
 
 
-def test_what_nothing_depends_on_has_derivatives_of_zero() -> None:
+def test_independent_nodes_have_zero_derivatives() -> None:
     x, y = leaf(3), leaf(2)
     output = build.Sum(build.Tanh(x))
     values = {x: normal(3), y: normal(2)}
@@ -156,7 +156,7 @@ def test_what_nothing_depends_on_has_derivatives_of_zero() -> None:
     assert torch.equal(compile_hessian(output, x, y)(values), torch.zeros(3, 2, dtype=DOUBLE))
 
 
-def test_the_same_structure_with_other_leaves_is_not_compiled_again() -> None:
+def test_equal_structure_reuses_code() -> None:
     clear_cache()
     first_x, first_w = leaf(3, name="x"), leaf(3, 3, name="w")
     first = compile_hessian(_residual(first_x, first_w), first_x, leaves=[first_x, first_w])
@@ -200,14 +200,14 @@ def test_different_structures_have_different_programs() -> None:
     assert compile(build.Tanh(x))(value).shape == (3, 3)
 
 
-def test_indices_may_be_named_otherwise() -> None:
+def test_index_names_do_not_matter() -> None:
     clear_cache()
     x = leaf(3, 3)
     one, other = LinearNode(x, x, [1, 2], [1, -1], [2, -1]), LinearNode(x, x, [7, 4], [7, -2], [4, -2])
     assert compile(one).source is compile(other).source
 
 
-def test_errors_name_what_is_wrong() -> None:
+def test_compile_errors() -> None:
     x = leaf(3, name="x")
     with pytest.raises(ValueError, match=r"compile_gradient: NonlinearNode: expected a scalar .* got shape \[3\]"):
         compile_gradient(build.Tanh(x), x)
@@ -221,7 +221,7 @@ def test_errors_name_what_is_wrong() -> None:
         compile(build.Tanh(x), leaves=[])
 
 
-def test_whole_numbers_have_no_derivative() -> None:
+def test_integers_have_no_derivative() -> None:
     counts, x = LeafNode([3], dtype=torch.int64), leaf(3)
     program = compile_gradient(build.Sum(build.Cast(counts, DOUBLE) * x), [counts, x])
     by_counts, by_x = program(torch.arange(3), normal(3))
@@ -229,7 +229,7 @@ def test_whole_numbers_have_no_derivative() -> None:
     assert torch.equal(by_x, torch.arange(3).double())
 
 
-def test_a_chain_of_any_depth_compiles() -> None:
+def test_compile_deep_chain() -> None:
     x = leaf(2)
     node: Node = x
     for _ in range(1500):
@@ -244,7 +244,7 @@ def test_a_chain_of_any_depth_compiles() -> None:
 
 
 @pytest.mark.parametrize(("num_inputs", "is_small"), [(2, True), (40, False)])
-def test_wide_layers_do_not_make_the_hessian_by_few_inputs_wide(num_inputs: int, is_small: bool) -> None:
+def test_hessian_by_few_inputs_of_wide_layers(num_inputs: int, is_small: bool) -> None:
     x, first, second = leaf(num_inputs), leaf(60, num_inputs), leaf(60, 60)
     loss = build.Sum(build.Tanh(second @ build.Tanh(first @ x)))
     values = {x: normal(num_inputs), first: normal(60, num_inputs, seed=1) / 3, second: normal(60, 60, seed=2) / 5}

@@ -1,4 +1,4 @@
-"""Simplification: the same values, never a larger graph, and what it is known to remove."""
+"""Simplification: equal values, no larger graph, and removed nodes."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def size(node: Node) -> int:
 
 
 @pytest.mark.parametrize("first_seed", range(0, 200, 50))
-def test_values_stay_and_nothing_grows(first_seed: int) -> None:
+def test_simplify_keeps_values_and_shrinks(first_seed: int) -> None:
     removed = 0
     for seed in range(first_seed, first_seed + 50):
         random = random_graph(seed)
@@ -40,17 +40,17 @@ def test_values_stay_and_nothing_grows(first_seed: int) -> None:
             assert simpler.dtype == node.dtype
             assert size(simpler) <= size(node)
             removed += size(node) - size(simpler)
-            [expected], [found] = evaluate([node], leaves), evaluate([simpler], leaves)
-            torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
+            [expected], [result] = evaluate([node], leaves), evaluate([simpler], leaves)
+            torch.testing.assert_close(result, expected, rtol=1e-12, atol=1e-12)
     assert removed > 50
 
 
-def test_equal_nodes_become_one() -> None:
+def test_simplify_merges_equal_nodes() -> None:
     x = build.Input((3,), dtype=DOUBLE)
     assert size(simplify(build.Tanh(x) * build.Tanh(x))) == 3
 
 
-def test_transformations_merge_with_each_other_and_with_what_uses_them() -> None:
+def test_simplify_merges_transformations() -> None:
     a, b = build.Input((3, 4), dtype=DOUBLE), build.Input((3, 5), dtype=DOUBLE)
     twice = build.Transpose(build.Transpose(a))
     assert simplify(twice) is a
@@ -58,7 +58,7 @@ def test_transformations_merge_with_each_other_and_with_what_uses_them() -> None
     assert [type(node) for node in topological_order([product])].count(TransformNode) <= 1
 
 
-def test_a_hessian_that_is_zero_is_one_leaf() -> None:
+def test_simplify_zero_hessian() -> None:
     x, w = build.Input((3,), dtype=DOUBLE), build.Input((4, 3), dtype=DOUBLE)
     hessian = derivatives.hessian(build.Sum(w @ x), x)
     simpler = simplify(hessian)
@@ -67,14 +67,14 @@ def test_a_hessian_that_is_zero_is_one_leaf() -> None:
     assert simpler.shape == (3, 3)
 
 
-def test_identities_that_derivatives_start_from_vanish() -> None:
+def test_simplify_removes_identities() -> None:
     x, w = build.Input((3,), dtype=DOUBLE), build.Input((4, 3), dtype=DOUBLE)
     jacobian = simplify(derivatives.jacobian(w @ x, x, "forward"))
     assert jacobian is w
 
 
 @pytest.mark.parametrize("count", [2, 3])
-def test_a_label_that_is_there_several_times_is_met_with_identities(count: int) -> None:
+def test_simplify_repeated_output_labels(count: int) -> None:
     x = build.Input((4,), dtype=DOUBLE)
     identity = build.Identity((4,), dtype=DOUBLE)
     node: Node = x
@@ -85,11 +85,11 @@ def test_a_label_that_is_there_several_times_is_met_with_identities(count: int) 
     expected = torch.zeros([4] * count, dtype=DOUBLE)
     for k in range(4):
         expected[(k,) * count] = value[k]
-    for found in (node, simplify(node), simplify(simplify(node) + simplify(node)) * 0.5):
-        assert torch.equal(evaluate([found], {x: value})[0], expected)
+    for result in (node, simplify(node), simplify(simplify(node) + simplify(node)) * 0.5):
+        assert torch.equal(evaluate([result], {x: value})[0], expected)
 
 
-def test_a_diagonal_of_three_axes_is_taken_with_identities() -> None:
+def test_simplify_diagonal_of_three_axes() -> None:
     a = build.Input((4, 4, 4), dtype=DOUBLE)
     identity = build.Identity((4,), dtype=DOUBLE)
     pairs = LinearNode(a, identity, [1, 3], [1, -2, 3], [1, -2])
