@@ -8,7 +8,7 @@ warm-up round. Policies are untrained, with 3 layers. A training step is what th
 trajectory balance, backward, Adam. Freed memory stays with the process, as in the trainer.
 
 torchgfn runs in its own environment and process, once with its default memory management and once with freed memory
-kept. Install it with `python scripts/peers/process.py`; its rows are missing otherwise.
+kept. scripts/peers/requirements.txt has the commands that install it; its rows are missing otherwise.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
+from itertools import product
 from pathlib import Path
 from statistics import median
 from time import perf_counter
@@ -262,21 +263,6 @@ def _ratio_rows(turns: Mapping[Key, list[Turn]]) -> list[Row]:
     return rows
 
 
-@dataclass(frozen=True)
-class GrowthPlan:
-    """Graph sizes, ascending batch sizes, and limits of CPU seconds per pass; the smallest batch is always measured."""
-
-    hidden: Sequence[int]
-    batches: Sequence[int]
-    num_rounds: int
-    max_seconds: float  # expected time above which a pass is skipped
-    max_seconds_repeated: float  # the same in later rounds
-
-
-GROWTH = GrowthPlan((5, 10, 20, 40, 80), (16, 64, 256), num_rounds=3, max_seconds=120, max_seconds_repeated=10)
-GROWTH_QUICK = GrowthPlan((5, 10), (16, 64), num_rounds=1, max_seconds=2, max_seconds_repeated=0)
-
-
 class Cell(NamedTuple):
     """A policy, a graph size and a batch size."""
 
@@ -290,17 +276,17 @@ class Cell(NamedTuple):
         return f"growth, {self.policy}, {self.num_hidden} hidden nodes, batch {self.batch}"
 
 
-def growth_rows(plan: GrowthPlan) -> list[Row]:
-    """Return CPU seconds per 1,000 trajectories of architectures as graphs (two edges per hidden node) grow."""
-    cells = [Cell(*cell) for cell in ((p, n, b) for p in POLICIES for n in plan.hidden for b in plan.batches)]
+def growth_rows(hidden: Sequence[int], batches: Sequence[int], *, num_rounds: int) -> list[Row]:
+    """Return CPU seconds per 1,000 trajectories of architectures as graphs (two edges per hidden node) grow.
+
+    Graphs of more than 20 hidden nodes, with passes of up to 45 seconds, are measured once.
+    """
     turns: dict[Cell, list[Turn]] = defaultdict(list)
-    for number in range(plan.num_rounds):
-        for cell in cells:
-            expected = _expected_seconds(cell, turns, plan)
-            if expected <= (plan.max_seconds_repeated if number else plan.max_seconds):
+    for number in range(num_rounds):
+        for policy, num_hidden, batch in product(POLICIES, hidden, batches):
+            cell = Cell(policy, num_hidden, batch)
+            if not number or num_hidden <= 20:
                 turns[cell].append(_architectures(cell).sample())
-            elif not number:
-                skip(cell.label, f"a pass would take about {expected:.2g} CPU seconds")
     return [
         figure(cell.label, median(1000 / turn.trajectories_per_second() for turn in of_cell), "CPU-s per 1,000")
         for cell, of_cell in turns.items()
@@ -322,15 +308,6 @@ def _architectures(cell: Cell) -> Ours:
     return Ours(env, policy_class=POLICIES[cell.policy], batch=cell.batch)
 
 
-def _expected_seconds(cell: Cell, turns: Mapping[Cell, list[Turn]], plan: GrowthPlan) -> float:
-    """Return the CPU seconds of the cell's last pass, or an extrapolation from the next smaller batch measured."""
-    for batch in sorted(plan.batches, reverse=True):
-        known = turns.get(cell._replace(batch=batch))
-        if batch <= cell.batch and known:
-            return known[-1].cpu_seconds * cell.batch / batch
-    return 0.0
-
-
 def main() -> int:
     """Run the benchmark and return the exit status."""
     arguments = parse_arguments(__doc__, profile="measure only the profile of a sampling pass")
@@ -345,7 +322,8 @@ def main() -> int:
         rows += setting_rows(SETTINGS, num_rounds=2 if quick else 21)
         rows += setting_rows(larger, num_rounds=1 if quick else 5)
         rows += side_by_side_rows(num_rounds=2 if quick else 15)
-        rows += growth_rows(GROWTH_QUICK if quick else GROWTH)
+        hidden, batches = ((5, 10), (16, 64)) if quick else ((5, 10, 20, 40, 80), (16, 64, 256))
+        rows += growth_rows(hidden, batches, num_rounds=1 if quick else 3)
     return finish(rows, json_path=arguments.json)
 
 

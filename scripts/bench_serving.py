@@ -1,14 +1,13 @@
-"""Times the generation of one answer, and the serving of many at once.
+"""Measure the generation of one answer and the serving of many.
 
     python scripts/bench_serving.py [--quick] [--json FILE]
 
-One thread, CPU time, float32; the sides of a row take turns in one process, first and last alternating, and a figure
-is the median of the rounds' ratios. S is hidden 64, intermediate 128, depth 4, rank 4; M is 128, 256, 8, 8; D12 is 64,
-128, 12, 4. Decoding is one token of one sequence: "the document's order" makes each layer's adapters when the token
-reaches it, in the seed's words with every adapted matrix W + B A ("materialised") or by the expanded formula; compiled
-steps need a C++ compiler. Serving counts tokens of prompts and answers per second while more requests wait than run
-(prompts of 8 to 32 tokens, answers of 16 to 64, greedy); "ideal" is the model's step alone with every row in use.
-Submitting a request is not timed: a server does it in another thread.
+One thread, CPU time, float32. The sides of a row take turns in one process in alternating order; figures are medians of
+the rounds' ratios. S has hidden 64, intermediate 128, depth 4, rank 4; M 128, 256, 8, 8; D12 64, 128, 12, 4. Decoding
+is one token of one sequence: "the document's order" builds each layer's adapters when the token reaches it, as matrices
+W + B A ("materialised") or by the expanded formula; compiled steps need a C++ compiler. Serving counts prompt and
+answer tokens per second with a full queue (prompts of 8 to 32 tokens, answers of 16 to 64, greedy); "ideal" is the
+model's step alone with every row in use. Submitting a request is not timed: a server does it in another thread.
 """
 
 from __future__ import annotations
@@ -41,7 +40,7 @@ from scripts.serving_sides import (
     Static,
     even_requests,
     heavy_tailed_requests,
-    prefilled,
+    separate_prefill,
 )
 
 SIZES = {
@@ -56,7 +55,7 @@ SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95)
 
 
 def main() -> int:
-    """Run the benchmark and return 1 when a goal is missed."""
+    """Run the benchmark and return the exit status."""
     options = parse_arguments(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -76,7 +75,7 @@ def main() -> int:
 
 
 def _adapted(network: RHN) -> RHN:
-    """Return a network whose adapters change something, as those of a trained one do."""
+    """Activate the adapters of a new network and return it."""
     with torch.no_grad():
         for name, parameter in network.named_parameters():
             if "bhn" in name:
@@ -86,7 +85,7 @@ def _adapted(network: RHN) -> RHN:
 
 def seconds_by_side(calls: dict[str, Callable[[], object]], rounds: int, repeats: int) -> dict[str, list[float]]:
     """Return the CPU seconds of each call, round by round."""
-    found: dict[str, list[float]] = {name: [] for name in calls}
+    times: dict[str, list[float]] = {name: [] for name in calls}
     for call in calls.values():
         call()
     for number in range(rounds):
@@ -94,12 +93,12 @@ def seconds_by_side(calls: dict[str, Callable[[], object]], rounds: int, repeats
             begin = time.process_time()
             for _ in range(repeats):
                 call()
-            found[name].append((time.process_time() - begin) / repeats)
-    return found
+            times[name].append((time.process_time() - begin) / repeats)
+    return times
 
 
 def decoding_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
-    """Return how much faster a decoder reads one token of one sequence than the document's order does."""
+    """Return the speed of decoders on one token of one sequence over that in the document's order."""
     config = network.config
     token, state = torch.tensor([65]), torch.randn(config.depth, 1, config.hidden_size)
     decoders = {"eager": RHNDecoder(network)}
@@ -124,7 +123,7 @@ def decoding_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
 
 def rates(loops: dict[str, Loop], rounds: int, steps: int) -> dict[str, list[float]]:
     """Return the tokens per CPU second of each loop, round by round."""
-    found: dict[str, list[float]] = {name: [] for name in loops}
+    token_rates: dict[str, list[float]] = {name: [] for name in loops}
     for turn in range(rounds + 2):
         for name, loop in list(loops.items())[:: 1 if turn % 2 else -1]:
             seconds, num_tokens = 0.0, 0
@@ -134,46 +133,49 @@ def rates(loops: dict[str, Loop], rounds: int, steps: int) -> dict[str, list[flo
                 num_tokens += loop.step()
                 seconds += time.process_time() - begin
             if turn >= 2:
-                found[name].append(num_tokens / seconds)
-    return found
+                token_rates[name].append(num_tokens / seconds)
+    return token_rates
 
 
 def serving_rows(name: str, network: RHN, slots: int, *, rounds: int, has_goals: bool = True) -> list[Row]:
-    """Return what serving achieves of the model's own rate, and beside other ways to serve."""
+    """Return the rate of serving as a share of the ideal rate and over other ways to serve."""
     model = RHNDecoder(network)
     loops: dict[str, Loop] = {
         "ideal": Ideal(model, slots),
         "slots": Continuous(model, slots, even_requests(GREEDY)),
         "dictionary": Continuous(model, slots, even_requests(GREEDY), cache=DictionaryCache),
         "sampled": Continuous(model, slots, even_requests(SAMPLED)),
-        "separate prefill": Continuous(model, slots, even_requests(GREEDY), before=prefilled(model)),
+        "separate prefill": Continuous(model, slots, even_requests(GREEDY), before=separate_prefill(model)),
     }
-    found = rates(loops, rounds, steps=4)
-    share, gain = median_ratio(found["slots"], found["ideal"]), median_ratio(found["slots"], found["dictionary"])
+    token_rates = rates(loops, rounds, steps=4)
+    share, gain = (
+        median_ratio(token_rates["slots"], token_rates["ideal"]),
+        median_ratio(token_rates["slots"], token_rates["dictionary"]),
+    )
     at, least_share, least_gain = f"{name}, {slots} slots", *((0.9, 1.1) if has_goals else (None, None))
     return [
-        figure(f"{at}: serving", median(found["slots"]), "tokens/s"),
+        figure(f"{at}: serving", median(token_rates["slots"]), "tokens/s"),
         at_least(f"{at}: share of the ideal rate", share, "", least_share),
         at_least(f"{at}: times a dictionary cache", gain, "x", least_gain),
         *(
-            figure(f"{at}: share of the ideal, {label}", median_ratio(found[side], found["ideal"]))
+            figure(f"{at}: share of the ideal, {label}", median_ratio(token_rates[side], token_rates["ideal"]))
             for side, label in (("sampled", "top-k and top-p"), ("separate prefill", "separate prefill"))
         ),
     ]
 
 
 def sequential_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
-    """Return how much faster 32 slots are than answering one request after the other."""
+    """Return the rate of 32 slots over that of sequential answers."""
     model = RHNDecoder(network)
     continuous = Continuous(model, 32, even_requests(GREEDY))
     sequential = Sequential(model, even_requests(GREEDY))
-    found = rates({"continuous": continuous, "sequential": sequential}, rounds, steps=3)
-    gain = median_ratio(found["continuous"], found["sequential"])
+    token_rates = rates({"continuous": continuous, "sequential": sequential}, rounds, steps=3)
+    gain = median_ratio(token_rates["continuous"], token_rates["sequential"])
     return [at_least(f"{name}, 32 slots: times sequential", gain, "x", 5)]
 
 
 def static_row(name: str, network: RHN, *, num_batches: int) -> Row:
-    """Return how much faster 32 slots are than batches that end together; of all tokens over all seconds."""
+    """Return the rate of 32 slots over that of static batches, over all tokens and seconds."""
     model = RHNDecoder(network)
     static = Static(model, 32, heavy_tailed_requests(GREEDY))
     loops: dict[str, Loop] = {"static": static, "continuous": Continuous(model, 32, heavy_tailed_requests(GREEDY))}

@@ -1,21 +1,23 @@
-"""Times translated models against hand-written PyTorch, construction, and training many at once.
+"""Measure translated models against hand-written PyTorch, the construction of models, and joint training.
 
     python scripts/bench_translation.py [--quick] [--json FILE]
 
-Both sides of a ratio run in turn within one run, on copied weights, after their outputs were compared; the figure is
-the median over the rounds. One CPU thread, and its own CPU time, so that other processes disturb less.
+Both sides of a ratio run in turn within one run, on copied weights, after their outputs were compared; figures are
+medians over the rounds. One thread, CPU time of the thread.
 """
 
 import random
 import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from pathlib import Path
 from statistics import median
 from time import thread_time
 
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
 import torch
 import torch.nn.functional as F
-from bench import Row, at_most, finish, parse_arguments
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
@@ -25,39 +27,25 @@ from gflownet.translation import (
     clear_translation_cache,
     to_pytorch_model,
 )
+from scripts.bench import Row, at_most, finish, parse_arguments
 
 MLP_SIZES = (64, 128, 127, 10)
 DAG_WIDTH = 32
-# The sources and the activation of every node; each reads the node before it, so that all of them are live.
-DAG = (
-    ((), "linear"),
-    ((0,), "relu"),
-    ((1, 0), "tanh"),
-    ((2, 1), "gelu"),
-    ((3, 0), "relu"),
-    ((4, 2), "gelu"),
-    ((5, 3), "tanh"),
-    ((6, 1), "relu"),
-    ((7, 4), "tanh"),
-    ((8, 6), "relu"),
-    ((9, 5), "gelu"),
-    ((10, 2), "tanh"),
-    ((11, 8), "relu"),
-    ((12, 7), "gelu"),
-    ((13, 3), "relu"),
-    ((14, 12), "tanh"),
-    ((15, 9), "gelu"),
-    ((16, 10), "relu"),
-    ((17, 11), "tanh"),
-    ((18, 16), "relu"),
-)
+# Sources and activation of every node. Each reads the node before it (so that all are live) and an earlier one.
+SECOND_SOURCES = (0, 1, 0, 2, 3, 1, 4, 6, 5, 2, 8, 7, 3, 12, 9, 10, 11, 16)
+ACTIVATIONS = "tanh gelu relu gelu tanh relu tanh relu gelu tanh relu gelu relu tanh gelu relu tanh relu"
+DAG: list[tuple[tuple[int, ...], str]] = [((), "linear"), ((0,), "relu")]
+DAG += [
+    ((node, second), name)
+    for node, (second, name) in enumerate(zip(SECOND_SOURCES, ACTIVATIONS.split(), strict=True), 1)
+]
 NUM_CANDIDATES = 16
 PROJECTED = {"projection": "always"}  # as the search tasks
 CALLS_PER_ROUND = 20
 
 
 def main() -> int:
-    """Runs the benchmark and returns 1 when a goal is missed."""
+    """Run the benchmark and return the exit status."""
     options = parse_arguments(__doc__)
     torch.set_num_threads(1)
     torch.manual_seed(0)
@@ -67,7 +55,7 @@ def main() -> int:
 
 
 def mlp_rows(rounds: int) -> list[Row]:
-    """The MLP against the equal nn.Sequential."""
+    """Return the time of the MLP over that of an equal nn.Sequential."""
     layers: list[nn.Module] = []
     for before, after in pairwise(MLP_SIZES):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -77,7 +65,7 @@ def mlp_rows(rounds: int) -> list[Row]:
 
 
 def dag_rows(rounds: int) -> list[Row]:
-    """The 20-node DAG, with a matrix or a scalar on every edge, against the modules written by hand."""
+    """Return the time of the DAG, with a matrix or a scalar per edge, over that of hand-written modules."""
     rows = []
     for name, config, by_hand in (
         ("DAG of 20 live nodes, matrices / by hand, fused", PROJECTED, HandWrittenDag()),
@@ -91,7 +79,7 @@ def dag_rows(rounds: int) -> list[Row]:
 
 
 def _dag_training_row(rounds: int) -> Row:
-    """One step of fused Adam on the DAG as the search trains it against the module written by hand."""
+    """Return the time of a training step of the search over one of the hand-written module, both with fused Adam."""
     x, targets = torch.randn(1, 32, DAG_WIDTH), torch.randint(0, DAG_WIDTH, (1, 32))
     by_hand = HandWrittenDag()
     model = to_pytorch_model(dag_graph(), PROJECTED)
@@ -104,7 +92,7 @@ def _dag_training_row(rounds: int) -> Row:
 
 
 def construction_rows(rounds: int) -> list[Row]:
-    """to_pytorch_model of the 20-node DAG, the cache empty and filled."""
+    """Return the time of to_pytorch_model for the DAG, with an empty and a filled cache."""
     graph = dag_graph()
 
     def cold() -> None:
@@ -123,7 +111,7 @@ def construction_rows(rounds: int) -> list[Row]:
 
 
 def together_rows(rounds: int) -> list[Row]:
-    """16 candidates trained at once against one by one, all with fused Adam."""
+    """Return the time of 16 training steps one by one over one joint step, all with fused Adam."""
     same = [mlp_graph((64, 32, 16, 10))] * NUM_CANDIDATES
     rng = random.Random(0)
     different = [digits_graph(rng) for _ in range(NUM_CANDIDATES)]
@@ -143,7 +131,7 @@ def together_rows(rounds: int) -> list[Row]:
 
 
 def mlp_graph(sizes: Sequence[int]) -> ComputationGraph:
-    """A chain with relu between."""
+    """Return a chain of layers with relu between them."""
     graph = ComputationGraph()
     for node_id, size in enumerate(sizes):
         kind = "input" if node_id == 0 else "output" if node_id == len(sizes) - 1 else "hidden"
@@ -154,7 +142,7 @@ def mlp_graph(sizes: Sequence[int]) -> ComputationGraph:
 
 
 def dag_graph() -> ComputationGraph:
-    """The DAG of the table as a graph, all nodes of one width, summing what they read."""
+    """Return the DAG as a graph; all nodes have one width and sum their inputs."""
     graph = ComputationGraph()
     for node_id, (sources, activation) in enumerate(DAG):
         kind = "input" if node_id == 0 else "output" if node_id == len(DAG) - 1 else "hidden"
@@ -165,7 +153,7 @@ def dag_graph() -> ComputationGraph:
 
 
 def digits_graph(rng: random.Random) -> ComputationGraph:
-    """A random graph of the default digits search: 1-6 hidden nodes, at most 14 edges, no dead node."""
+    """Return a random graph of the default digits search: 1-6 hidden nodes, at most 14 edges, no dead node."""
     graph, num_hidden = ComputationGraph(), rng.randint(1, 6)
     graph.add_node(0, "input", output_size=64)
     for node_id in range(1, num_hidden + 1):
@@ -190,14 +178,14 @@ def digits_graph(rng: random.Random) -> ComputationGraph:
 
 
 class HandWrittenDag(nn.Module):
-    """The DAG with a matrix on every edge as an expert writes it: one linear layer per node, over its sources."""
+    """The DAG with a matrix per edge as an expert writes it: one linear layer per node over concatenated inputs."""
 
     def __init__(self) -> None:
         super().__init__()
         self.layers = nn.ModuleList(nn.Linear(DAG_WIDTH * len(sources), DAG_WIDTH) for sources, _ in DAG[1:])
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output [B, 32] of rows [B, 32]."""
+        """Return the output [B, 32] of rows [B, 32]."""
         n1, n2, n3, n4, n5, n6, n7, n8, n9, n10, n11, n12, n13, n14, n15, n16, n17, n18, n19 = self.layers
         x1 = F.relu(n1(x))
         x2 = F.tanh(n2(torch.cat((x1, x), 1)))
@@ -220,7 +208,7 @@ class HandWrittenDag(nn.Module):
         return F.relu(n19(torch.cat((x18, x16), 1)))
 
     def copy_weights(self, model: TranslatedModel) -> None:
-        """Take the products of the model's matrices and edge weights, side by side."""
+        """Copy the products of the model's matrices and edge weights, concatenated per node."""
         with torch.no_grad():
             for node, layer in zip(model.plan.nodes, self.layers, strict=True):
                 matrices = [
@@ -233,7 +221,7 @@ class HandWrittenDag(nn.Module):
 
 
 class HandWrittenScalarDag(nn.Module):
-    """The DAG with a scalar on every edge as an expert writes it: all scalars in two vectors."""
+    """The DAG with a scalar per edge as an expert writes it: all scalars in two vectors."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -241,7 +229,7 @@ class HandWrittenScalarDag(nn.Module):
         self.biases = nn.Parameter(torch.zeros(len(DAG) - 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        """The output [B, 32] of rows [B, 32]."""
+        """Return the output [B, 32] of rows [B, 32]."""
         w, b, outputs = iter(self.weights.unbind()), self.biases.unbind(), [x]
         for (sources, activation), total in zip(DAG[1:], b, strict=True):
             for source in sources:
@@ -250,15 +238,18 @@ class HandWrittenScalarDag(nn.Module):
         return outputs[-1]
 
     def copy_weights(self, model: TranslatedModel) -> None:
-        """Take the model's scalars."""
-        values = [model.get_parameter(f"weight_{s}_{node}") for node, (sources, _) in enumerate(DAG) for s in sources]
+        """Copy the model's scalars."""
+        values: list[Tensor] = [
+            model.get_parameter(f"weight_{s}_{node}") for node, (sources, _) in enumerate(DAG) for s in sources
+        ]
         with torch.no_grad():
             self.weights.copy_(torch.stack(values))
-            self.biases.copy_(torch.stack([model.get_parameter(f"bias_{node}") for node in range(1, len(DAG))]))
+            biases: list[Tensor] = [model.get_parameter(f"bias_{node}") for node in range(1, len(DAG))]
+            self.biases.copy_(torch.stack(biases))
 
 
 def _copied_layers(model: TranslatedModel, layers: nn.Sequential) -> nn.Sequential:
-    """The layers with the products of the chain's matrices and edge weights."""
+    """Copy the products of the chain's matrices and edge weights into the layers and return them."""
     linear = [layer for layer in layers if isinstance(layer, nn.Linear)]
     with torch.no_grad():
         for node, layer in zip(model.plan.nodes, linear, strict=True):
@@ -319,7 +310,7 @@ def _direct_step(models: list[TranslatedModel], x: Tensor, targets: Tensor) -> C
 
 
 def _ratio(first: Callable[[], object], second: Callable[[], object], rounds: int, calls: int) -> float:
-    """The median over rounds of the time of `first` over that of `second`, measured in turn."""
+    """Return the time of `first` over the time of `second`, the median of rounds measured in turn."""
     ratios = []
     for number in range(rounds + 2):
         sides = (first, second) if number % 2 else (second, first)

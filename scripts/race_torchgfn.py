@@ -18,7 +18,7 @@ evenly; torchgfn keeps the log-probabilities of sampling where it can, remembers
 sampled (train_hypergrid_buffer.py), and draws all replayed trajectories from its buffer (train_hypergrid.py). Several
 updates per step are a loop on both sides.
 
-Install torchgfn in its own environment with `python scripts/peers/process.py`; without it nothing is measured.
+scripts/peers/requirements.txt has the commands that install torchgfn; without it nothing is measured.
 """
 
 from __future__ import annotations

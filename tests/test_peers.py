@@ -1,20 +1,18 @@
-"""torchgfn's environment and process for the benchmarks: installation, answers, and errors."""
+"""torchgfn's environment and process for the benchmarks: installed versions, answers, and errors."""
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from scripts.peers import process
 from scripts.peers.process import (
     AS_IT_COMES,
     KEEPS_FREED_MEMORY,
+    REQUIREMENTS,
     PeerError,
     PeerProcess,
     find_environment,
-    install_environment,
 )
 
 ANSWER = '{"cpu_seconds": 0.5, "num_states": 9}'
@@ -30,75 +28,23 @@ for line in sys.stdin:
 """
 
 
-@pytest.fixture
-def commands(monkeypatch) -> list[list[str]]:
-    """Record commands instead of running them."""
-    run: list[list[str]] = []
-
-    def pretend(command, **_):
-        run.append(list(command))
-        return subprocess.CompletedProcess(command, 0, "", "")
-
-    monkeypatch.setattr(subprocess, "run", pretend)
-    return run
-
-
-def test_install_environment_reinstalls_for_other_versions(tmp_path, commands, monkeypatch):
-    folder = tmp_path / "parent" / "torchgfn"
-    python = install_environment(folder)
-    assert python == folder / "bin" / "python"
-    assert commands[0][1:] == ["-m", "venv", str(folder)]
-    assert commands[1][:4] == [str(python), "-m", "pip", "install"]
-    assert commands[1][-len(process.REQUIREMENTS) :] == list(process.REQUIREMENTS)
-    assert install_environment(folder) == python
-    assert len(commands) == 2
-    (folder / "left_over").touch()
-    monkeypatch.setattr(process, "REQUIREMENTS", ("torchgfn==9",))
-    install_environment(folder)
-    assert len(commands) == 4
-    assert not (folder / "left_over").exists()
-
-
-def test_install_environment_failure_message_and_retry(tmp_path, monkeypatch):
-    def fail(command, **_):
-        status = int("pip" in command)
-        return subprocess.CompletedProcess(
-            command, status, "", "WARNING: slow\nERROR: No matching distribution\nhint\n"
-        )
-
-    with monkeypatch.context() as failing:
-        failing.setattr(subprocess, "run", fail)
-        with pytest.raises(PeerError, match=r"^.*pip install .*torchgfn==\S+ .*: ERROR: No matching distribution$"):
-            install_environment(tmp_path)
-    run: list[list[str]] = []
-    monkeypatch.setattr(subprocess, "run", lambda c, **_: run.append(c) or subprocess.CompletedProcess(c, 0, "", ""))
-    install_environment(tmp_path)
-    assert len(run) == 2
-
-
-def test_find_environment_installs_nothing(tmp_path, commands, monkeypatch):
-    with pytest.raises(PeerError, match=r"^torchgfn is not installed in .*: python scripts/peers/process\.py$"):
-        find_environment(tmp_path / "torchgfn")
-    assert not list(tmp_path.iterdir())
-    assert install_environment(tmp_path) == find_environment(tmp_path)
-    monkeypatch.setattr(process, "REQUIREMENTS", ("torchgfn==9",))
-    with pytest.raises(PeerError, match="torchgfn is not installed"):
-        find_environment(tmp_path)
-
-
-def test_install_environment_refuses_a_folder_with_other_files(tmp_path, commands):
-    (tmp_path / "thesis.tex").write_text("42")
-    with pytest.raises(PeerError, match="expected torchgfn's environment or an empty folder"):
-        install_environment(tmp_path)
-    assert [path.name for path in tmp_path.iterdir()] == ["thesis.tex"]
-    assert not commands
-
-
-def test_default_folder_in_user_cache(monkeypatch, tmp_path):
+def test_find_environment_checks_versions(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert process.default_folder() == tmp_path / "gflownet-bench" / "torchgfn"
-    monkeypatch.delenv("XDG_CACHE_HOME")
-    assert process.default_folder() == Path.home() / ".cache" / "gflownet-bench" / "torchgfn"
+    folder = tmp_path / "gflownet-bench" / "torchgfn"
+    with pytest.raises(PeerError, match=r"^torchgfn==\S+ is not installed in .*: see scripts/peers/requirements\.txt$"):
+        find_environment()
+    assert not list(tmp_path.iterdir())
+    packages = folder / "lib" / "python3.11" / "site-packages"
+    for line in REQUIREMENTS.read_text().splitlines():
+        if not line.startswith("#"):
+            name, version = line.replace("-", "_").split("==")
+            (packages / f"{name}-{version}.dist-info").mkdir(parents=True)
+    assert find_environment() == folder / "bin" / "python"
+    (folder / "lib" / "python3.11" / "site-packages" / "numpy-1.26.4.dist-info").rename(
+        folder / "numpy-2.0.0.dist-info"
+    )
+    with pytest.raises(PeerError, match=r"^numpy==1\.26\.4 is not installed"):
+        find_environment()
 
 
 def test_peer_process_environment_variables(tmp_path):

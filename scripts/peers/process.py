@@ -1,29 +1,16 @@
-"""torchgfn in its own virtual environment (it needs numpy < 2) and process; this file installs the environment.
-
-python scripts/peers/process.py [FOLDER]
-"""
+"""Run torchgfn in its own virtual environment and process; requirements.txt has the commands that install it."""
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from tempfile import TemporaryFile
 from typing import Any
 
-# The requirements that affect behaviour and speed; torch has the version of constraints.txt.
-REQUIREMENTS = (
-    "torchgfn==2.4.1",
-    "torch==2.13.0",
-    "torch-geometric==2.8.1",
-    "tensordict==0.15.3",
-    "numpy==1.26.4",
-)
-_STAMP = "gflownet-bench.txt"  # lists the installed requirements; marks the folder as ours
+REQUIREMENTS = Path(__file__).with_name("requirements.txt")
 AS_IT_COMES: Mapping[str, str] = {}
 # For glibc the equivalent of gflownet.workers.process.keep_freed_memory.
 KEEPS_FREED_MEMORY: Mapping[str, str] = {
@@ -36,73 +23,20 @@ class PeerError(RuntimeError):
     """torchgfn is not installed or its process failed; the message is one line."""
 
 
-def default_folder() -> Path:
-    """Return the folder of the environment, in the user's cache."""
-    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(cache) / "gflownet-bench" / "torchgfn"
-
-
-def find_environment(folder: Path | None = None) -> Path:
-    """Return the Python of the installed environment.
+def find_environment() -> Path:
+    """Return the Python of torchgfn's environment in the user's cache folder.
 
     Raises:
         PeerError: it is not installed or has other versions.
     """
-    folder = folder or default_folder()
-    if not _is_complete(folder):
-        raise PeerError(f"torchgfn is not installed in {folder}: python scripts/peers/process.py")
+    cache = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
+    folder = Path(cache) / "gflownet-bench" / "torchgfn"
+    for line in REQUIREMENTS.read_text(encoding="utf-8").splitlines():
+        if not line.startswith("#"):
+            name, version = line.replace("-", "_").split("==")
+            if not list(folder.glob(f"lib/python*/site-packages/{name}-{version}*.dist-info")):
+                raise PeerError(f"{line} is not installed in {folder}: see scripts/peers/requirements.txt")
     return folder / "bin" / "python"
-
-
-def install_environment(folder: Path | None = None) -> Path:
-    """Install the environment unless it is complete (takes about a minute), and return its Python.
-
-    Raises:
-        PeerError: the folder holds other files, or an installation failed.
-    """
-    folder = folder or default_folder()
-    python, stamp = folder / "bin" / "python", folder / _STAMP
-    if not _is_complete(folder):
-        _clear(folder, stamp)
-        print(f"torchgfn: installing {', '.join(REQUIREMENTS)} in {folder}", file=sys.stderr)
-        _run(sys.executable, "-m", "venv", str(folder))
-        _run(str(python), "-m", "pip", "install", "--quiet", "--disable-pip-version-check", *REQUIREMENTS)
-        stamp.write_text(_required(), encoding="utf-8")
-    return python
-
-
-def _required() -> str:
-    return "".join(f"{requirement}\n" for requirement in REQUIREMENTS)
-
-
-def _is_complete(folder: Path) -> bool:
-    stamp = folder / _STAMP
-    return stamp.exists() and stamp.read_text(encoding="utf-8") == _required()
-
-
-def _clear(folder: Path, stamp: Path) -> None:
-    """Empty the folder if the stamp marks it as ours; raise PeerError if it holds other files."""
-    try:
-        if stamp.exists():
-            shutil.rmtree(folder)
-        folder.mkdir(parents=True, exist_ok=True)
-        if any(folder.iterdir()):
-            raise PeerError(f"{folder}: expected torchgfn's environment or an empty folder, got other files")
-        stamp.write_text("unfinished\n", encoding="utf-8")
-    except OSError as error:
-        raise PeerError(f"{folder}: expected a folder to install torchgfn in, got {error}") from error
-
-
-def _run(*command: str) -> None:
-    """Run a command; raise PeerError with its last error line if it fails."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError as error:
-        raise PeerError(f"{' '.join(command)}: {error}") from error
-    if done.returncode:
-        lines = (done.stdout + done.stderr).strip().splitlines() or [f"exit status {done.returncode}"]
-        errors = [line for line in lines if line.lower().startswith("error")] or lines
-        raise PeerError(f"{' '.join(command)}: {errors[-1].strip()}")
 
 
 class PeerProcess:
@@ -160,10 +94,3 @@ class PeerProcess:
         self._stderr.seek(0)
         lines = self._stderr.read().strip().splitlines() or ["no output"]
         return f"ended with status {status}: {lines[-1].strip()}"
-
-
-if __name__ == "__main__":
-    try:
-        print(install_environment(Path(sys.argv[1]) if len(sys.argv) > 1 else None))
-    except PeerError as error:
-        sys.exit(f"process.py: {error}")

@@ -11,9 +11,6 @@ torchgfn's own.
 from __future__ import annotations
 
 import gc
-import json
-import logging
-import sys
 from dataclasses import dataclass
 from time import process_time
 from typing import Any
@@ -26,6 +23,7 @@ from gfn.gym import BitSequence, HyperGrid
 from gfn.preprocessors import KHotPreprocessor, Preprocessor
 from gfn.samplers import Sampler
 from gfn.utils.modules import MLP, DiscreteUniform
+from json_lines import serve
 from torch import Tensor
 
 
@@ -76,7 +74,7 @@ class Learner:
         self.buffer = kind(self.env, capacity=setting.buffer) if setting.replay else None
         self.levels = _levels(self.env)
         self.terminal = torch.cat([level.terminal for level in self.levels])
-        self.order = _lexicographic(self.terminal)
+        self.order = self.terminal.unique(dim=0, return_inverse=True)[1].argsort()  # lexicographic
         reward = self.env.log_reward(self.env.States(self.terminal)).double().exp()
         self.target = (reward / reward.sum())[self.order]
         gc.collect()
@@ -170,12 +168,6 @@ def _levels(env: Any) -> list[Level]:
     return levels
 
 
-def _lexicographic(states: Tensor) -> Tensor:
-    """Return the permutation that sorts rows [n, places]."""
-    rows = states.tolist()
-    return torch.tensor(sorted(range(len(rows)), key=rows.__getitem__))
-
-
 def _environment(space: dict[str, Any]) -> tuple[Any, Preprocessor, bool]:
     """Return the environment of a space, the preprocessor of its states, and whether its state graph is a tree."""
     if space["kind"] == "hypergrid":
@@ -225,19 +217,5 @@ class Server:
         return {"cpu_seconds": cpu_seconds, "total_variation": distance}
 
 
-def main() -> None:
-    """Answer line by line until the input ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
-    torch.set_num_threads(1)
-    logging.disable(logging.WARNING)
-    server = Server()
-    for line in sys.stdin:
-        try:
-            answer = server.answer(json.loads(line))
-        except Exception as error:  # reported by the other process
-            answer = {"error": f"{type(error).__name__}: {(str(error) or repr(error)).splitlines()[0]}"}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
 if __name__ == "__main__":
-    main()
+    serve(Server().answer)

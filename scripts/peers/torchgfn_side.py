@@ -9,9 +9,7 @@ continue one training. Everything is torchgfn's own except the masks of a fixed 
 from __future__ import annotations
 
 import gc
-import json
 import resource
-import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from time import process_time
@@ -23,6 +21,7 @@ from gfn.estimators import DiscreteGraphPolicyEstimator
 from gfn.gflownet.trajectory_balance import TBGFlowNet
 from gfn.gym.graph_building import GraphBuilding
 from gfn.utils.modules import GraphActionGNN
+from json_lines import serve
 
 LEARNING_RATE, LEARNING_RATE_LOG_Z = 1e-3, 5e-2  # of torchgfn's tutorial train_graph_triangle.py
 # A training step needs memory in proportion to the square of its states (pad_sequence, backward): at width 64 and 13
@@ -142,19 +141,7 @@ class Server:
         return self._runs[key]
 
 
-def main() -> None:
-    """Answer line by line until the input ends."""
-    answers, sys.stdout = sys.stdout, sys.stderr  # what libraries print is not an answer
-    torch.set_num_threads(1)
+if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_DATA, (MAX_MEMORY, MAX_MEMORY))
     server = Server()
-    for line in sys.stdin:
-        try:
-            answer: dict[str, Any] = server.answer(**json.loads(line))
-        except Exception as error:  # reported by the other process
-            answer = {"error": f"{type(error).__name__}: {str(error).splitlines()[0]}"}
-        print(json.dumps(answer), file=answers, flush=True)
-
-
-if __name__ == "__main__":
-    main()
+    serve(lambda message: server.answer(**message))
