@@ -8,13 +8,17 @@ from __future__ import annotations
 
 import argparse
 import json
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 HOLDS, FALLS_SHORT = 0, 3
 SKIPPED = 77  # as in automake's test protocol
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,25 @@ def at_most(name: str, value: float, unit: str, goal: float | None) -> Row:
 def median_ratio(slow: Sequence[float], fast: Sequence[float]) -> float:
     """Return the median of the rounds' ratios."""
     return median(one / other for one, other in zip(slow, fast, strict=True))
+
+
+def interleaved(sides: Mapping[K, Callable[[], T]], *, rounds: int, warm_up: int = 1) -> dict[K, list[T]]:
+    """Call all sides in turn, in alternating order, and return their results of all rounds after the warm-up."""
+    results: dict[K, list[T]] = {name: [] for name in sides}
+    for number in range(rounds + warm_up):
+        for name in list(sides)[:: 1 if number % 2 else -1]:
+            result = sides[name]()
+            if number >= warm_up:
+                results[name].append(result)
+    return results
+
+
+def cpu_seconds(call: Callable[[], object], num_calls: int = 1) -> float:
+    """Return the CPU seconds per call."""
+    start = time.process_time()
+    for _ in range(num_calls):
+        call()
+    return (time.process_time() - start) / num_calls
 
 
 def parse_arguments(description: str | None, **flags: str) -> argparse.Namespace:

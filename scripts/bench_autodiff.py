@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -21,7 +22,7 @@ from torch import Tensor
 
 from gflownet.autodiff.compilation import clear_cache, compile_gradient, compile_hessian
 from scripts.autodiff_sides import PROBLEMS, Call, gradients, hessians, products
-from scripts.bench import Row, at_least, at_most, figure, finish, median_ratio, parse_arguments
+from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, median_ratio, parse_arguments
 
 # Goals: the time of torch over ours.
 HESSIANS = {
@@ -66,22 +67,13 @@ def derivative_rows(rounds: int, seconds: float) -> list[Row]:
             sides = make_sides(PROBLEMS[case])
             ours, *others = (side() for side in sides)
             largest_error = max(largest_error, *(relative_difference(ours, other) for other in others))
-            times = interleaved_times(sides, rounds, seconds)
+            timed = {number: partial(seconds_per_call, side, seconds) for number, side in enumerate(sides)}
+            times = list(interleaved(timed, rounds=rounds).values())
             rows.append(figure(f"{kind}, {case}: ours", 1e6 * median(times[0]), "us"))
             for number, (label, theirs) in enumerate(zip(labels, times[1:], strict=False)):
                 ratio = median_ratio(theirs, times[0])
                 rows.append(at_least(f"{kind}, {case}: {label} / ours", ratio, "x", None if number else goal))
     return [*rows, at_most("largest relative difference of ours and torch's", largest_error, "", TOLERANCE)]
-
-
-def interleaved_times(sides: Sequence[Call], rounds: int, seconds: float) -> list[list[float]]:
-    """Return the CPU seconds per call of each side in each round, after a warm-up round."""
-    times: list[list[float]] = [[] for _ in sides]
-    for number in range(rounds + 1):
-        places = range(len(sides))
-        for place in places if number % 2 else reversed(places):
-            times[place].append(seconds_per_call(sides[place], seconds))
-    return [of_side[1:] for of_side in times]
 
 
 def seconds_per_call(call: Call, seconds: float) -> float:

@@ -20,9 +20,9 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from statistics import median
 
@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 import torch
 
 from gflownet.rhn.network import RHN, Stack
-from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments, skip
+from scripts.bench import Row, at_least, cpu_seconds, figure, finish, interleaved, median_ratio, parse_arguments, skip
 from scripts.rhn_sides import CASES, STACKS, Case
 
 # Goals by case and side: time of the side over that of the wavefront; None: no goal.
@@ -79,14 +79,11 @@ def speed_rows(name: str, rounds: int) -> list[Row]:
     case, network = CASES[name], CASES[name].network()
     rows = []
     for passes, run, goals, cost in (("forward", _forward, FORWARD, 1), ("forward+backward", _both, BOTH, 3)):
-        sides = ["wavefront", *goals[name]]
-        times = {side: [] for side in (*sides, "matmul")}
-        for side in sides:
+        sides: dict[str, Callable[[], float]] = {"matmul": _matmul}
+        for side in ("wavefront", *goals[name]):
             run(network, replace(case, tokens=4), STACKS[side])
-        for number in range(rounds):
-            for side in sides if number % 2 else reversed(sides):
-                times[side].append(run(network, case, STACKS[side]))
-            times["matmul"].append(_matmul())
+            sides[side] = partial(run, network, case, STACKS[side])
+        times = interleaved(sides, rounds=rounds, warm_up=0)
         print(f"{name}, {passes}: timed", flush=True)
         rows.append(figure(f"{name}, {passes}: wavefront", 1e3 * median(times["wavefront"]), "ms"))
         for side, goal in goals[name].items():
@@ -120,24 +117,18 @@ def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
 def _forward(network: RHN, case: Case, stack: Stack) -> float:
     x = case.embedded()
     with torch.no_grad():
-        return _seconds(lambda: stack(network.layers, x, None))
+        return cpu_seconds(lambda: stack(network.layers, x, None))
 
 
 def _both(network: RHN, case: Case, stack: Stack) -> float:
     x = case.embedded()
     network.zero_grad()
-    return _seconds(lambda: stack(network.layers, x, None)[0].square().sum().backward())
+    return cpu_seconds(lambda: stack(network.layers, x, None)[0].square().sum().backward())
 
 
 def _matmul() -> float:
     matrix = torch.ones(MATRIX, MATRIX)
-    return _seconds(lambda: matrix @ matrix)
-
-
-def _seconds(call: Callable[[], object]) -> float:
-    start = time.process_time()
-    call()
-    return time.process_time() - start
+    return cpu_seconds(lambda: matrix @ matrix)
 
 
 def _ratio(name: str, theirs: Sequence[float], ours: Sequence[float], factor: float | None) -> Row:

@@ -29,7 +29,7 @@ from gflownet.rhn.config import CONFIGS, RHNConfig
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
 from gflownet.rhn.serving.sampling import SamplingParams
-from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments, skip
+from scripts.bench import Row, at_least, cpu_seconds, figure, finish, interleaved, median_ratio, parse_arguments, skip
 from scripts.rhn_sides import materialised
 from scripts.serving_sides import (
     Continuous,
@@ -83,20 +83,6 @@ def _adapted(network: RHN) -> RHN:
     return network
 
 
-def seconds_by_side(calls: dict[str, Callable[[], object]], rounds: int, repeats: int) -> dict[str, list[float]]:
-    """Return the CPU seconds of each call, round by round."""
-    times: dict[str, list[float]] = {name: [] for name in calls}
-    for call in calls.values():
-        call()
-    for number in range(rounds):
-        for name, call in list(calls.items())[:: 1 if number % 2 else -1]:
-            begin = time.process_time()
-            for _ in range(repeats):
-                call()
-            times[name].append((time.process_time() - begin) / repeats)
-    return times
-
-
 def decoding_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
     """Return the speed of decoders on one token of one sequence over that in the document's order."""
     config = network.config
@@ -112,7 +98,7 @@ def decoding_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
 
     calls = {"materialised": in_order(materialised), "formula": in_order(layer_by_layer)}
     calls |= {side: partial(decoder.step, token, state, None) for side, decoder in decoders.items()}
-    seconds = seconds_by_side(calls, rounds, repeats=10)
+    seconds = interleaved({side: partial(cpu_seconds, call, 10) for side, call in calls.items()}, rounds=rounds)
     rows = [figure(f"{name}: decoding, eager", 1e3 * median(seconds["eager"]), "ms per token")]
     for side in decoders:
         for order in ("formula", "materialised"):
@@ -121,20 +107,15 @@ def decoding_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
     return rows
 
 
-def rates(loops: dict[str, Loop], rounds: int, steps: int) -> dict[str, list[float]]:
-    """Return the tokens per CPU second of each loop, round by round."""
-    token_rates: dict[str, list[float]] = {name: [] for name in loops}
-    for turn in range(rounds + 2):
-        for name, loop in list(loops.items())[:: 1 if turn % 2 else -1]:
-            seconds, num_tokens = 0.0, 0
-            for _ in range(steps):
-                loop.prepare()
-                begin = time.process_time()
-                num_tokens += loop.step()
-                seconds += time.process_time() - begin
-            if turn >= 2:
-                token_rates[name].append(num_tokens / seconds)
-    return token_rates
+def token_rate(loop: Loop, num_steps: int) -> float:
+    """Return the tokens per CPU second of some steps."""
+    seconds, num_tokens = 0.0, 0
+    for _ in range(num_steps):
+        loop.prepare()
+        start = time.process_time()
+        num_tokens += loop.step()
+        seconds += time.process_time() - start
+    return num_tokens / seconds
 
 
 def serving_rows(name: str, network: RHN, slots: int, *, rounds: int, has_goals: bool = True) -> list[Row]:
@@ -147,7 +128,8 @@ def serving_rows(name: str, network: RHN, slots: int, *, rounds: int, has_goals:
         "sampled": Continuous(model, slots, even_requests(SAMPLED)),
         "separate prefill": Continuous(model, slots, even_requests(GREEDY), before=separate_prefill(model)),
     }
-    token_rates = rates(loops, rounds, steps=4)
+    timed = {side: partial(token_rate, loop, 4) for side, loop in loops.items()}
+    token_rates = interleaved(timed, rounds=rounds, warm_up=2)
     share, gain = (
         median_ratio(token_rates["slots"], token_rates["ideal"]),
         median_ratio(token_rates["slots"], token_rates["dictionary"]),
@@ -169,7 +151,8 @@ def sequential_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
     model = RHNDecoder(network)
     continuous = Continuous(model, 32, even_requests(GREEDY))
     sequential = Sequential(model, even_requests(GREEDY))
-    token_rates = rates({"continuous": continuous, "sequential": sequential}, rounds, steps=3)
+    timed = {"continuous": partial(token_rate, continuous, 3), "sequential": partial(token_rate, sequential, 3)}
+    token_rates = interleaved(timed, rounds=rounds, warm_up=2)
     gain = median_ratio(token_rates["continuous"], token_rates["sequential"])
     return [at_least(f"{name}, 32 slots: times sequential", gain, "x", 5)]
 

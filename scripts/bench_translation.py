@@ -3,16 +3,16 @@
     python scripts/bench_translation.py [--quick] [--json FILE]
 
 Both sides of a ratio run in turn within one run, on copied weights, after their outputs were compared; figures are
-medians over the rounds. One thread, CPU time of the thread.
+medians over the rounds. One thread, CPU time.
 """
 
 import random
 import sys
 from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
-from time import thread_time
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
@@ -27,7 +27,7 @@ from gflownet.translation import (
     clear_translation_cache,
     to_pytorch_model,
 )
-from scripts.bench import Row, at_most, finish, parse_arguments
+from scripts.bench import Row, at_most, cpu_seconds, finish, interleaved, median_ratio, parse_arguments
 
 MLP_SIZES = (64, 128, 127, 10)
 DAG_WIDTH = 32
@@ -99,11 +99,8 @@ def construction_rows(rounds: int) -> list[Row]:
         clear_translation_cache()
         to_pytorch_model(graph)
 
-    times: tuple[list[float], list[float]] = ([], [])
-    for _ in range(rounds):
-        times[0].extend(_seconds(cold, 5))
-        times[1].extend(_seconds(lambda: to_pytorch_model(graph), 5))
-    values = [1000 * median(side) for side in times]
+    sides = {"cold": partial(cpu_seconds, cold), "warm": partial(cpu_seconds, lambda: to_pytorch_model(graph))}
+    values = [1000 * median(times) for times in interleaved(sides, rounds=5 * rounds).values()]
     return [
         Row("construction of 20 nodes, cold cache", values[0], "ms", "< 1", values[0] < 1),
         Row("construction of 20 nodes, warm cache", values[1], "ms", "< 0.3", values[1] < 0.3),
@@ -311,21 +308,8 @@ def _direct_step(models: list[TranslatedModel], x: Tensor, targets: Tensor) -> C
 
 def _ratio(first: Callable[[], object], second: Callable[[], object], rounds: int, calls: int) -> float:
     """Return the time of `first` over the time of `second`, the median of rounds measured in turn."""
-    ratios = []
-    for number in range(rounds + 2):
-        sides = (first, second) if number % 2 else (second, first)
-        times = {side: sum(_seconds(side, calls)) for side in sides}
-        ratios.append(times[first] / times[second])
-    return median(ratios[2:])  # the first two warm the caches
-
-
-def _seconds(function: Callable[[], object], calls: int) -> list[float]:
-    seconds = []
-    for _ in range(calls):
-        start = thread_time()
-        function()
-        seconds.append(thread_time() - start)
-    return seconds
+    times = interleaved({side: partial(cpu_seconds, side, calls) for side in (first, second)}, rounds=rounds, warm_up=2)
+    return median_ratio(times[first], times[second])
 
 
 if __name__ == "__main__":

@@ -19,6 +19,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
+from functools import partial
 from itertools import islice
 from pathlib import Path
 from statistics import median
@@ -38,7 +39,7 @@ from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.workers import Endpoint, ProxyServer, Served
 from gflownet.workers.pool import WorkerPool
 from gflownet.workers.process import WorkerInfo, keep_freed_memory
-from scripts.bench import Row, at_least, at_most, figure, finish, parse_arguments
+from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, parse_arguments
 from scripts.worker_streams import (
     BATCH_SIZE,
     BUFFERS,
@@ -227,10 +228,8 @@ class Speed:
 
 def rollout_rows(label: str, load: Load, transports: Sequence[str], *, num_rounds: int, goal: float) -> list[Row]:
     """Return speeds and CPU times of the main process and of two workers; the goal is for buffers."""
-    speeds: dict[str, list[Speed]] = {side: [] for side in (HERE, *transports)}
-    for number in range(num_rounds):
-        for side in list(speeds)[:: -1 if number % 2 else 1]:
-            speeds[side].append(measure_speed(side, load))
+    sides = {side: partial(measure_speed, side, load) for side in (HERE, *transports)}
+    speeds = interleaved(sides, rounds=num_rounds, warm_up=0)
     rows = []
     for side, of_side in speeds.items():
         name = f"{label}, {side if side == HERE else f'{NUM_WORKERS} workers, {side}'}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from random import Random
 from time import process_time
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 import torch
 
@@ -26,6 +26,7 @@ from gflownet.objectives.trajectory_balance import TrajectoryBalance
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
+from scripts.bench import K, interleaved
 from scripts.peers.process import AS_IT_COMES, KEEPS_FREED_MEMORY, PeerProcess, find_environment
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 from tests.oracles.networkx_sampler import rules_of, sample_with_networkx
@@ -37,7 +38,6 @@ NUM_STEPS = 10**9  # a side takes one training step per turn
 OURS, OURS_SPARSE, TWIN = "ours, dense", "ours, message passing", "networkx twin"
 TORCHGFN = {"torchgfn as it comes": AS_IT_COMES, "torchgfn, memory kept": KEEPS_FREED_MEMORY}
 FIXED, FREE = "fixed length", "free length"
-K = TypeVar("K", bound=Hashable)
 
 
 class Key(NamedTuple):
@@ -184,11 +184,7 @@ def take_turns(sides: Mapping[K, Side], *, num_rounds: int) -> dict[K, list[Turn
         side()
     gc.collect()
     gc.freeze()
-    turns: dict[K, list[Turn]] = {name: [] for name in sides}
-    for number in range(num_rounds):
-        for name in list(sides) if number % 2 else list(sides)[::-1]:
-            turns[name].append(sides[name]())
-    return turns
+    return interleaved(sides, rounds=num_rounds, warm_up=0)
 
 
 def _timed(run: Callable[[], TrajectoryBatch]) -> Turn:
