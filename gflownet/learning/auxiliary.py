@@ -16,8 +16,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.action_values import action_value_loss
 from gflownet.objectives.base import Loss, Objective
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig, QGFNConfig, TrajectoryBalanceConfig
-from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer
-from gflownet.objectives.schedules import make_schedule
+from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer, make_schedule
 from gflownet.objectives.steps import StepReader
 from gflownet.objectives.teacher import imbalance, teacher_log_reward
 from gflownet.objectives.trajectory_balance import TrajectoryBalance

@@ -22,8 +22,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer
-from gflownet.objectives.schedules import make_schedule
+from gflownet.objectives.optimiser import clip_gradients, differentiate, make_optimizer, make_schedule
 from gflownet.policy.in_parts import PolicyInParts
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.workers.process import stream_seed

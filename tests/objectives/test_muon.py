@@ -6,9 +6,7 @@ import torch
 from torch import nn
 
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.objectives.muon import MuonWithAdam
-from gflownet.objectives.optimiser import make_optimizer
-from gflownet.objectives.schedules import make_schedule
+from gflownet.objectives.optimiser import MuonWithAdam, make_optimizer, make_schedule
 
 CONFIG = OptimizerConfig(opt="muon", learning_rate=0.02, weight_decay=0.1, lr_decay=3)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gflownet.objectives.config import OptimizerConfig
-from gflownet.objectives.schedules import SCHEDULES, make_schedule
+from gflownet.objectives.optimiser import SCHEDULES, make_schedule
 
 
 def rates(num_steps: int, **options) -> list[float]:
