@@ -40,10 +40,10 @@ def set_node(node: int, attribute: str, value: object) -> GraphAction:
 def edges_of(env: Environment, states: GraphStates) -> dict[tuple[int, int], list[list[float]]]:
     """Return the features of every edge of one graph, by (source, target) as the policy sees them."""
     data: Any = GraphBuildingEnvContext(env).to_data(states, 0)
-    found: dict[tuple[int, int], list[list[float]]] = {}
+    features_of: dict[tuple[int, int], list[list[float]]] = {}
     for source, target, features in zip(*data.edge_index.tolist(), data.edge_attr.tolist(), strict=True):
-        found.setdefault((source, target), []).append(features)
-    return found
+        features_of.setdefault((source, target), []).append(features)
+    return features_of
 
 
 def test_directed_edge_features():
@@ -147,9 +147,9 @@ def test_indices_of_mixed_batches_round_trip(mixed):
     batch = context.to_batch(states)
     indices = context.to_indices(batch, actions)
     assert len(actions.kind.unique()) == len(env.forward_types)
-    again = context.from_indices(batch, indices)
+    decoded = context.from_indices(batch, indices)
     for name in ("kind", "row", "column"):
-        assert torch.equal(getattr(again, name), getattr(actions, name))
+        assert torch.equal(getattr(decoded, name), getattr(actions, name))
     for i in range(0, len(states), 7):
         word = env.decode(states, i, actions)
         assert context.action_to_index(states, i, word) == tuple(indices[i].tolist())
@@ -190,16 +190,16 @@ def test_pair_features(name):
     asymmetric = 0
     for position in range(0, len(batch.add_edge_row), 7):
         owner, row = int(batch.batch[batch.add_edge_index[0, position]]), int(batch.add_edge_row[position])
-        twin: Any = to_networkx(env, graph.states, owner).to_directed()
+        mirrored: Any = to_networkx(env, graph.states, owner).to_directed()
         source, target = row // n, row % n
-        out, back = set(twin.successors(source)), set(twin.predecessors(source))
+        out, back = set(mirrored.successors(source)), set(mirrored.predecessors(source))
         paths = [
-            len(out & set(twin.predecessors(target))),
-            len(back & set(twin.successors(target))),
-            len(out & set(twin.successors(target))),
-            len(back & set(twin.predecessors(target))),
+            len(out & set(mirrored.predecessors(target))),
+            len(back & set(mirrored.successors(target))),
+            len(out & set(mirrored.successors(target))),
+            len(back & set(mirrored.predecessors(target))),
         ]
-        reached = env.vocabulary.directed and nx.has_path(twin, source, target)
+        reached = env.vocabulary.directed and nx.has_path(mirrored, source, target)
         expected = [float(reached), *(num / n for num in paths)]
         assert batch.add_edge_attr[position].tolist() == pytest.approx(expected)
         asymmetric += paths[0] != paths[1]

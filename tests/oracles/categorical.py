@@ -5,14 +5,14 @@ import math
 
 def legal_logits(logits, masks, row_graphs, graph: int) -> dict[tuple[int, int, int], float]:
     """Return the logit of every legal (type, row, column) of one graph; rows count within the graph."""
-    found = {}
+    legal = {}
     for t, (values, mask, graphs) in enumerate(zip(logits, masks, row_graphs, strict=True)):
         rows = [r for r, g in enumerate(graphs.tolist()) if g == graph]
         for local, r in enumerate(rows):
             for c in range(mask.shape[1]):
                 if bool(mask[r, c]):
-                    found[t, local, c] = float(values[r, c])
-    return found
+                    legal[t, local, c] = float(values[r, c])
+    return legal
 
 
 def probabilities(legal: dict) -> dict[tuple[int, int, int], float]:

@@ -10,15 +10,15 @@ FEWEST_EXPECTED = 5.0  # cells in which fewer are expected are put together
 
 def p_value(counts: Mapping[Any, int], probabilities: Mapping[Any, float]) -> float:
     """Return the probability of counts at least this far off; 0 where something impossible was counted."""
-    total, cells, rest = sum(counts.values()), [], [0.0, 0.0]
+    total, cells, remaining = sum(counts.values()), [], [0.0, 0.0]
     if any(count and not probabilities.get(cell) for cell, count in counts.items()):
         return 0.0
     for cell, probability in probabilities.items():
-        seen, expected = counts.get(cell, 0), total * probability
+        observed, expected = counts.get(cell, 0), total * probability
         if expected >= FEWEST_EXPECTED:
-            cells.append((seen, expected))
+            cells.append((observed, expected))
         else:
-            rest = [rest[0] + seen, rest[1] + expected]
-    cells += [tuple(rest)] if rest[1] > 0 else []
-    statistic = sum((seen - expected) ** 2 / expected for seen, expected in cells)
+            remaining = [remaining[0] + observed, remaining[1] + expected]
+    cells += [tuple(remaining)] if remaining[1] > 0 else []
+    statistic = sum((observed - expected) ** 2 / expected for observed, expected in cells)
     return float(chi2.sf(statistic, len(cells) - 1))

@@ -140,11 +140,11 @@ def renamed(graph: ComputationGraph, rng: Random) -> ComputationGraph:
 
 def _new_edge_ids(graph: ComputationGraph, rng: Random) -> dict[int, int]:
     """Random ids; ids of in-edges of an order-sensitive node keep their order."""
-    drawn = iter(rng.sample(range(1000, 9000), len(graph.edges)))
+    random_ids = iter(rng.sample(range(1000, 9000), len(graph.edges)))
     new_ids = {}
     for node_id, node in graph.nodes.items():
         edges = graph.in_edges(node_id)
-        ids = [next(drawn) for _ in edges]
+        ids = [next(random_ids) for _ in edges]
         if is_order_sensitive(node.aggregation):
             ids.sort()
         new_ids |= {edge.edge_id: new_id for edge, new_id in zip(edges, ids, strict=True)}
