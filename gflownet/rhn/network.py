@@ -33,30 +33,6 @@ def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) 
     return x, torch.stack(last_states)
 
 
-class Embedding(nn.Module):
-    """A vector per token."""
-
-    def __init__(self, config: RHNConfig) -> None:
-        super().__init__()
-        self.weight = embedding_table(config.vocabulary_size, config.hidden_size)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        """Return the vectors [..., H] of tokens [...]."""
-        return F.embedding(tokens, self.weight)
-
-
-class Unembedding(nn.Module):
-    """A logit per token of the vocabulary. Tied, it has no weight, so that a checkpoint holds the embedding once."""
-
-    def __init__(self, config: RHNConfig) -> None:
-        super().__init__()
-        self.weight = None if config.tied else embedding_table(config.vocabulary_size, config.hidden_size)
-
-    def forward(self, x: Tensor, embedding: Embedding) -> Tensor:
-        """Return the logits [..., V] of x [..., H]."""
-        return F.linear(x, embedding.weight if self.weight is None else self.weight)
-
-
 class RHN(nn.Module):
     """Recurrent Hyper Network."""
 
@@ -64,10 +40,12 @@ class RHN(nn.Module):
         """Initialise from torch's global random state, with adapters that change nothing."""
         super().__init__()
         self.config = config
-        self.embedding = Embedding(config)
+        size = config.vocabulary_size, config.hidden_size
+        self.embedding = nn.Embedding(*size, _weight=embedding_table(*size))
         self.blocks = nn.ModuleList(RHNBlock(config) for _ in range(config.depth))
         self.norm = RMSNorm(config.hidden_size, config.epsilon)
-        self.unembedding = Unembedding(config)
+        # Tied, there is no second table, so that a checkpoint holds the embedding once.
+        self.unembedding = None if config.tied else nn.Embedding(*size, _weight=embedding_table(*size))
 
     @property
     def layers(self) -> list[RHNBlock]:
@@ -85,8 +63,7 @@ class RHN(nn.Module):
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return the weights of embedding and unembedding, [V, H] both."""
-        embedding = self.embedding.weight
-        return embedding, embedding if self.unembedding.weight is None else self.unembedding.weight
+        return self.embedding.weight, (self.unembedding or self.embedding).weight
 
     def decoder(self) -> RHNDecoder:
         """Return a `LanguageModel` with the present weights."""
@@ -111,7 +88,7 @@ class RHN(nn.Module):
         check_tokens(tokens)
         check_state(state, depth=self.config.depth, rows=len(tokens), hidden_size=self.config.hidden_size)
         x, last_states = stack(self.layers, self.embedding(tokens), state)
-        return self.unembedding(self.norm(x), self.embedding), last_states
+        return F.linear(self.norm(x), self.tables()[1]), last_states
 
 
 def backward_in_chunks(

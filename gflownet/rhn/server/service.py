@@ -232,42 +232,34 @@ class ServingCollector(Collector):
         """Yield every metric."""
         now = self._engine.metrics()
         sums = now.sums
-        yield _gauge("requests_waiting", "Prompts in the queue", now.num_waiting)
-        yield _gauge("requests_running", "Prompts that hold a slot", now.num_running)
         finished = CounterMetricFamily("gflownet_requests_finished", "Finished prompts by reason", labels=["reason"])
         for reason in FinishReason:
             finished.add_metric([reason], sums.finished[reason])
-        yield finished
         responses = CounterMetricFamily("gflownet_http_responses", "Responses by status", labels=["status"])
         for status, count in sorted(self._responses.items()):
             responses.add_metric([str(status)], count)
-        yield responses
-        yield _counter("steps", "Steps of the engine", sums.num_steps)
-        yield _counter("step_rows", "Tokens read, of prompts and answers", sums.num_rows)
-        yield _counter("step_seconds", "Time in steps", sums.step_seconds)
-        yield _counter("tokens", "Tokens of answers", sums.num_tokens)
-        yield _summary("queue_seconds", "From arrival to a slot", sums.num_admitted, sums.waited_seconds)
-        yield _summary(
-            "first_token_seconds", "From arrival to the first token", sums.num_first_tokens, sums.first_token_seconds
-        )
-        yield _summary(
-            "next_token_seconds", "Between tokens of one answer", sums.num_later_tokens, sums.later_token_seconds
-        )
-        yield _counter("prefix_hits", "Prompts that started from a cached state", sums.prefix_hits)
-        yield _counter("prefix_misses", "Prompts that did not", sums.prefix_misses)
-        yield _counter("prefix_tokens", "Tokens of prompts skipped by cached states", sums.prefix_tokens)
-        yield _counter("prefix_evictions", "Evicted cached states", now.prefix_evicted)
-        yield _gauge("prefix_states", "Cached states", now.prefix_entries)
-        yield _gauge("prefix_bytes", "Size of the cached states", now.prefix_bytes)
-
-
-def _gauge(name: str, text: str, value: float) -> Metric:
-    return GaugeMetricFamily(f"gflownet_{name}", text, value=value)
-
-
-def _counter(name: str, text: str, value: float) -> Metric:
-    return CounterMetricFamily(f"gflownet_{name}", text, value=value)
-
-
-def _summary(name: str, text: str, count: int, total: float) -> Metric:
-    return SummaryMetricFamily(f"gflownet_{name}", text, count_value=count, sum_value=total)
+        yield from (finished, responses)
+        for name, text, value in (
+            ("requests_waiting", "Prompts in the queue", now.num_waiting),
+            ("requests_running", "Prompts that hold a slot", now.num_running),
+            ("prefix_states", "Cached states", now.prefix_entries),
+            ("prefix_bytes", "Size of the cached states", now.prefix_bytes),
+        ):
+            yield GaugeMetricFamily(f"gflownet_{name}", text, value=value)
+        for name, text, value in (
+            ("steps", "Steps of the engine", sums.num_steps),
+            ("step_rows", "Tokens read, of prompts and answers", sums.num_rows),
+            ("step_seconds", "Time in steps", sums.step_seconds),
+            ("tokens", "Tokens of answers", sums.num_tokens),
+            ("prefix_hits", "Prompts that started from a cached state", sums.prefix_hits),
+            ("prefix_misses", "Prompts that did not", sums.prefix_misses),
+            ("prefix_tokens", "Tokens of prompts skipped by cached states", sums.prefix_tokens),
+            ("prefix_evictions", "Evicted cached states", now.prefix_evicted),
+        ):
+            yield CounterMetricFamily(f"gflownet_{name}", text, value=value)
+        for name, text, number, seconds in (
+            ("queue", "From arrival to a slot", sums.num_admitted, sums.waited_seconds),
+            ("first_token", "From arrival to the first token", sums.num_first_tokens, sums.first_token_seconds),
+            ("next_token", "Between tokens of one answer", sums.num_later_tokens, sums.later_token_seconds),
+        ):
+            yield SummaryMetricFamily(f"gflownet_{name}_seconds", text, count_value=number, sum_value=seconds)

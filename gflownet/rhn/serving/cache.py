@@ -17,7 +17,10 @@ from gflownet.rhn.decoding import LanguageModel
 
 
 class CacheManager:
-    """States of requests, one slot each. Not thread-safe."""
+    """States of requests, one slot each. Not thread-safe.
+
+    Methods raise KeyError for a request without a slot.
+    """
 
     def __init__(self, model: LanguageModel, num_slots: int) -> None:
         """Allocate the slots.
@@ -39,11 +42,7 @@ class CacheManager:
         return len(self._free)
 
     def slot_of(self, request_id: int) -> int:
-        """Return the slot of a request.
-
-        Raises:
-            KeyError: the request has no slot.
-        """
+        """Return the slot of a request."""
         return self._slots[request_id]
 
     def allocate(self, request_id: int, state: Tensor | None = None) -> int:
@@ -64,11 +63,7 @@ class CacheManager:
         return slot
 
     def free(self, request_id: int) -> None:
-        """Free the slot of a request.
-
-        Raises:
-            KeyError: the request has no slot.
-        """
+        """Free the slot of a request."""
         heapq.heappush(self._free, self._slots.pop(request_id))
         self._last = None
 
@@ -76,34 +71,21 @@ class CacheManager:
         """Allocate a slot for a new request with a copy of a request's state, and return the slot.
 
         Raises:
-            KeyError: the request has no slot.
             ValueError: the new request has a slot, or no slot is free.
         """
         return self.allocate(new_request_id, self.export_state(request_id))
 
     def export_state(self, request_id: int) -> Tensor:
-        """Return a copy [layers, width] of a request's state, an argument of `allocate`.
-
-        Raises:
-            KeyError: the request has no slot.
-        """
+        """Return a copy [layers, width] of a request's state, an argument of `allocate`."""
         return self._states[:, self._slots[request_id]].clone()
 
     def get_caches(self, request_ids: Sequence[int]) -> Tensor:
-        """Return the states [layers, R, width] of requests: read-only, valid until the next update.
-
-        Raises:
-            KeyError: a request has no slot.
-        """
+        """Return the states [layers, R, width] of requests: read-only, valid until the next update."""
         index = self._index(request_ids)
         return self._states[:, index] if isinstance(index, slice) else self._states.index_select(1, index)
 
     def update_caches(self, request_ids: Sequence[int], new_caches: Tensor) -> None:
-        """Replace the states of requests by [layers, R, width].
-
-        Raises:
-            KeyError: a request has no slot.
-        """
+        """Replace the states of requests by [layers, R, width]."""
         index = self._index(request_ids)
         if isinstance(index, slice):
             self._states[:, index] = new_caches

@@ -273,7 +273,7 @@ class Engine:
                 request_id,
                 reason,
                 num_prompt_tokens=request.num_prompt,
-                num_tokens=request.num_shown,
+                num_tokens=request.output.num_shown,
                 num_cached_tokens=request.num_cached,
                 waited=admitted - request.submitted,
                 first_token_after=first,

@@ -68,7 +68,7 @@ class Stream:
         model, device = self.model, self.model.device
         sampler = Sampler(1, model.vocabulary_size, device)
         sampler.place(0, self.params, self.prompt)
-        output, held, num_shown = self.params.new_answer(), [], 0
+        output = self.params.new_answer()
         logits, self.state = model.prefill(torch.tensor([list(self.prompt)], device=device), self.state)
         while self.finish_reason is None:
             (sampled,) = sampler.sample([0], logits, [True])
@@ -76,11 +76,9 @@ class Stream:
                 raise ValueError(str(sampled))
             assert sampled is not None
             self.unread = (sampled.token,)
-            self.finish_reason = output.add(sampled.token)
-            held.append(sampled)
-            while num_shown < output.num_shown:
-                num_shown += 1
-                yield held.pop(0)
+            num_shown = output.num_shown
+            self.finish_reason = output.add(sampled)
+            yield from output.sampled[num_shown : output.num_shown]
             if self.finish_reason is None:
                 logits, self.state = model.step(torch.tensor([sampled.token], device=device), self.state, None)
 

@@ -74,14 +74,12 @@ class ActiveRequest:
     num_prompt: int = field(init=False)  # tokens of the prompt
     output: Answer = field(init=False)
     num_read: int = 0  # tokens that the model has read
-    num_shown: int = 0  # tokens of the answer in events
     num_cached: int = 0
     next_kept: int = -1  # number of tokens after which the state is cached for other prompts; -1: not
     slot: int = -1  # in the cache; -1 while it waits
     admitted: float | None = None
     first_token: float | None = None  # time at which it was sampled
     cancelled: bool = False
-    held: list[Sampled] = field(default_factory=list)  # sampled, but maybe the beginning of a stop string
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
@@ -98,13 +96,10 @@ class ActiveRequest:
         if self.first_token is None:
             self.first_token = now
         self.tokens.append(sampled.token)
-        reason = self.output.add(sampled.token)
-        self.held.append(sampled)
-        num_new = self.output.num_shown - self.num_shown
-        if num_new:
-            self.num_shown += num_new
-            events += [TokenEvent(self.request_id, visible) for visible in self.held[:num_new]]
-            del self.held[:num_new]
+        num_shown = self.output.num_shown
+        reason = self.output.add(sampled)
+        visible = self.output.sampled[num_shown : self.output.num_shown]
+        events += [TokenEvent(self.request_id, token) for token in visible]
         return reason
 
 

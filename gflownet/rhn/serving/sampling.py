@@ -81,21 +81,23 @@ class MaxLengthCriteria:
 
 @dataclass
 class Answer:
-    """The tokens of one answer; holds back tokens that may be the beginning of a stop string."""
+    """The tokens of one answer; `num_shown` excludes tokens that may be the beginning of a stop string."""
 
     eos: EosTokenCriteria
     stop_strings: StopStringCriteria
     max_length: MaxLengthCriteria
     min_tokens: int
+    sampled: list[Sampled] = field(default_factory=list)
     tokens: list[int] = field(default_factory=list)
     num_shown: int = 0
 
     def __post_init__(self) -> None:
         self._may_stop = bool(self.eos.token_ids or self.stop_strings.sequences)
 
-    def add(self, token: int) -> FinishReason | None:
+    def add(self, sampled: Sampled) -> FinishReason | None:
         """Add the next token, update `num_shown`, and return the reason if the answer ends."""
-        self.tokens.append(token)
+        self.sampled.append(sampled)
+        self.tokens.append(sampled.token)
         held = 0
         if self._may_stop:
             dropped = self._dropped()

@@ -345,7 +345,7 @@ def test_infinite_logits_end_one_request_only() -> None:
     network = random_network(CONFIG, 0)
     with torch.no_grad():
         network.embedding.weight[3] = math.nan
-    network.unembedding.weight = torch.nn.Parameter(torch.randn(9, 8, dtype=torch.float64))
+    network.unembedding = torch.nn.Embedding(9, 8, dtype=torch.float64)
     engine = Engine(RHNDecoder(network), EngineConfig(prefix_bytes=0))
     good, bad = (
         engine.submit(Request([token], SamplingParams(max_tokens=3, logit_bias={3: -100}))) for token in (1, 3)

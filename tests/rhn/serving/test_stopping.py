@@ -1,11 +1,18 @@
-"""Answers end where they should, and nothing is shown that turns out not to be part of one."""
+"""Stopping criteria: where answers end, and which tokens are held back."""
 
 from __future__ import annotations
 
 from hypothesis import given
 from hypothesis import strategies as st
 
-from gflownet.rhn.serving.sampling import Answer, EosTokenCriteria, FinishReason, MaxLengthCriteria, StopStringCriteria
+from gflownet.rhn.serving.sampling import (
+    Answer,
+    EosTokenCriteria,
+    FinishReason,
+    MaxLengthCriteria,
+    Sampled,
+    StopStringCriteria,
+)
 
 
 def answer_of(
@@ -15,10 +22,10 @@ def answer_of(
 
 
 def run(answer: Answer, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
-    """Return what was shown, and why the answer ended."""
+    """Return the shown tokens and the reason of the end."""
     shown: list[int] = []
     for token in tokens:
-        reason = answer.add(token)
+        reason = answer.add(Sampled(token))
         shown += answer.tokens[len(shown) : answer.num_shown]
         if reason is not None:
             return shown, reason
@@ -38,10 +45,10 @@ def test_beginning_of_a_stop_string_is_held_back() -> None:
     answer = answer_of(stops=((1, 2, 3),), most=9)
     shown = []
     for token, wanted in ((7, [7]), (1, [7]), (2, [7]), (1, [7, 1, 2]), (2, [7, 1, 2])):
-        assert answer.add(token) is None
+        assert answer.add(Sampled(token)) is None
         shown += answer.tokens[len(shown) : answer.num_shown]
         assert shown == wanted
-    assert answer.add(3) is FinishReason.STOP
+    assert answer.add(Sampled(3)) is FinishReason.STOP
     assert answer.num_shown == 3
 
 
@@ -60,7 +67,7 @@ TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
 def test_shown_tokens_end_before_the_first_stop_string(
     tokens: list[int], stops: list[tuple[int, ...]], most: int
 ) -> None:
-    """Against the slow way: look for every stop string in every prefix."""
+    """Compare with a search for every stop string in every prefix."""
     shown, reason = run(answer_of(stops=tuple(stops), most=most), tokens)
     for end in range(1, len(tokens) + 1):
         begun = [end - len(stop) for stop in stops if end >= len(stop) and tuple(tokens[end - len(stop) : end]) == stop]
