@@ -10,7 +10,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from safetensors import SafetensorError
@@ -22,7 +22,7 @@ from gflownet.files import sync_folder, write_whole
 from gflownet.rhn.bytes_text import NUM_TOKENS
 from gflownet.rhn.config import RHNConfig, StackConfig
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.network import RHN
+from gflownet.rhn.network import RHN, RecurrentNetwork
 from gflownet.rhn.stack_model import RecurrentStack
 
 DESCRIPTION_NAME = "model.json"
@@ -33,21 +33,11 @@ PREPARED_NAME = "model.safetensors.new"  # new weights before they replace the o
 class Kind(NamedTuple):
     """A kind of language model."""
 
-    model: type[nn.Module]  # a `StoredModel`, constructed from a config
+    model: type[RecurrentNetwork]
     config: type[RHNConfig | StackConfig]  # constructed from the values of `dataclasses.asdict`
 
 
 KINDS = {"rhn": Kind(RHN, RHNConfig), "recurrent_stack": Kind(RecurrentStack, StackConfig)}
-
-
-class StoredModel(Protocol):
-    """A module that can be saved and can generate."""
-
-    config: Any
-
-    def decoder(self) -> LanguageModel:
-        """Return a `LanguageModel` with the present weights."""
-        ...
 
 
 def save_language_model(folder: Path, model: nn.Module) -> None:
@@ -60,7 +50,9 @@ def save_language_model(folder: Path, model: nn.Module) -> None:
         ValueError: a model of another class.
         UserError: a file cannot be written, for example on a full disk; the previous model is unchanged.
     """
-    description = json.dumps({"kind": _kind_of(model), "config": asdict(cast(StoredModel, model).config)}, indent=1)
+    description = json.dumps(
+        {"kind": _kind_of(model), "config": asdict(cast(RecurrentNetwork, model).config)}, indent=1
+    )
     described, prepared = folder / DESCRIPTION_NAME, folder / PREPARED_NAME
     write_whole(prepared, save({name: tensor.detach().cpu().contiguous() for name, tensor in _weights(model).items()}))
     is_same = described.is_file() and described.read_bytes() == description.encode()
@@ -73,7 +65,7 @@ def save_language_model(folder: Path, model: nn.Module) -> None:
         write_whole(described, description)
 
 
-def load_language_model(folder: Path) -> nn.Module:
+def load_language_model(folder: Path) -> RecurrentNetwork:
     """Return the model saved in a folder, in evaluation mode, with weights of the saved dtype.
 
     Raises:
@@ -103,7 +95,7 @@ def load_byte_decoder(folder: Path) -> LanguageModel:
     Raises:
         UserError: as `load_language_model`, or a model whose vocabulary is not the 256 bytes.
     """
-    model = cast(StoredModel, load_language_model(folder)).decoder()
+    model = load_language_model(folder).decoder()
     if model.vocabulary_size != NUM_TOKENS:
         raise UserError(f"{folder}: expected a model of {NUM_TOKENS} bytes, got one of {model.vocabulary_size} tokens")
     return model

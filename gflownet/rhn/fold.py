@@ -157,29 +157,21 @@ class Fold:
 class BlockSizes:
     """Sizes of a block that the shapes of a `Fold` do not determine."""
 
-    entry: HeadColumns  # of gate and of up
-    exit: HeadColumns  # of down
+    hidden: int
+    intermediate: int
+    rank: int
+    norm: Norm
     epsilon: float
 
     @property
-    def hidden(self) -> int:
-        """H."""
-        return self.exit.size_out
+    def entry(self) -> HeadColumns:
+        """Columns of the heads of gate and of up."""
+        return HeadColumns(self.rank, self.hidden, self.intermediate, self.norm)
 
     @property
-    def intermediate(self) -> int:
-        """I."""
-        return self.exit.size_in
-
-    @property
-    def rank(self) -> int:
-        """r."""
-        return self.exit.rank
-
-    @property
-    def norm(self) -> Norm:
-        """Scale of adapted rows."""
-        return self.exit.norm
+    def exit(self) -> HeadColumns:
+        """Columns of the heads of down."""
+        return HeadColumns(self.rank, self.intermediate, self.hidden, self.norm)
 
     def root(self, like: Tensor) -> Tensor:
         """Return sqrt(H epsilon), []: a root mean square with epsilon, times sqrt(H), is hypot(|x|, root)."""
@@ -193,13 +185,8 @@ def normalised(x: Tensor, root: Tensor) -> Tensor:
 
 def sizes_of(block: RHNBlock) -> BlockSizes:
     """Return the sizes of a block."""
-    down, rank, norm = block.ffn.plain.down_proj, block.bhn.gate.a.shape[1], block.ffn.norm
-    hidden, intermediate = down.out_features, down.in_features
-    return BlockSizes(
-        entry=HeadColumns(rank, hidden, intermediate, norm),
-        exit=HeadColumns(rank, intermediate, hidden, norm),
-        epsilon=block.norm.epsilon,
-    )
+    down, rank = block.ffn.plain.down_proj, block.bhn.gate.a.shape[1]
+    return BlockSizes(down.out_features, down.in_features, rank, block.ffn.norm, block.norm.epsilon)
 
 
 def folded_bytes(block: RHNBlock) -> int:

@@ -1,12 +1,12 @@
-"""The Recurrent Hyper Network as a language model, and its training on long sequences.
+"""Language models of recurrent layers, the Recurrent Hyper Network, and training on long sequences.
 
 R is the number of rows (sequences of a batch), T of tokens, H the hidden size, V of the vocabulary.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from typing import cast
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -33,7 +33,65 @@ def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) 
     return x, torch.stack(last_states)
 
 
-class RHN(nn.Module):
+class RecurrentNetwork(nn.Module):
+    """Base of language models of recurrent layers.
+
+    Subclasses provide `config` (with vocabulary_size), `norm`, `state_shape`, `runs` and `tables`.
+    """
+
+    config: Any
+    norm: RMSNorm  # of the outputs of the last layer
+
+    @property
+    def state_shape(self) -> tuple[int, int]:
+        """(layers, width) of the state of one sequence."""
+        raise NotImplementedError
+
+    def runs(self) -> Iterable[Run]:
+        """Return the layers in the groups that are computed together, first to last."""
+        raise NotImplementedError
+
+    def tables(self) -> tuple[Tensor, Tensor]:
+        """Return the weights of embedding and unembedding, [V, H] both."""
+        raise NotImplementedError
+
+    def decoder(self) -> RHNDecoder:
+        """Return a `LanguageModel` with the present weights."""
+        return RHNDecoder(self)
+
+    def forward(
+        self, tokens: Tensor, state: Tensor | None = None, *, stack: Stack = WAVEFRONT
+    ) -> tuple[Tensor, Tensor]:
+        """Return the logits of the token after each, and the state to continue from.
+
+        Args:
+            tokens: [R, T], of the vocabulary.
+            state: [layers, R, width] returned by an earlier call; None at the beginning of the sequences.
+            stack: the algorithm that runs RHN layers; the result does not depend on it.
+
+        Returns:
+            logits [R, T, V] and the states [layers, R, width] of the last tokens.
+
+        Raises:
+            ValueError: no token, or a state of another shape.
+        """
+        check_tokens(tokens)
+        layers, width = self.state_shape
+        check_state(state, layers=layers, rows=len(tokens), width=width)
+        embedding, unembedding = self.tables()
+        x, last_states = F.embedding(tokens, embedding), []
+        for run in self.runs():
+            before = None if state is None else state[run.layers]
+            if run.other is None:
+                x, last = stack(run.blocks, x, None if before is None else before[..., : x.shape[-1]])
+            else:
+                x, last = run.other(x, None if before is None else before[0, :, : run.other.state_width])
+                last = last.unsqueeze(0)
+            last_states.append(F.pad(last, (0, width - last.shape[-1])))
+        return F.linear(self.norm(x), unembedding), torch.cat(last_states)
+
+
+class RHN(RecurrentNetwork):
     """Recurrent Hyper Network."""
 
     def __init__(self, config: RHNConfig) -> None:
@@ -64,31 +122,6 @@ class RHN(nn.Module):
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return the weights of embedding and unembedding, [V, H] both."""
         return self.embedding.weight, (self.unembedding or self.embedding).weight
-
-    def decoder(self) -> RHNDecoder:
-        """Return a `LanguageModel` with the present weights."""
-        return RHNDecoder(self)
-
-    def forward(
-        self, tokens: Tensor, state: Tensor | None = None, *, stack: Stack = WAVEFRONT
-    ) -> tuple[Tensor, Tensor]:
-        """Return the logits of the token after each, and the state to continue from.
-
-        Args:
-            tokens: [R, T], of the vocabulary.
-            state: [depth, R, H] returned by an earlier call; None at the beginning of the sequences.
-            stack: the algorithm that runs the layers; the result does not depend on it.
-
-        Returns:
-            logits [R, T, V] and the states [depth, R, H] of the last tokens.
-
-        Raises:
-            ValueError: no token, or a state of another shape.
-        """
-        check_tokens(tokens)
-        check_state(state, depth=self.config.depth, rows=len(tokens), hidden_size=self.config.hidden_size)
-        x, last_states = stack(self.layers, self.embedding(tokens), state)
-        return F.linear(self.norm(x), self.tables()[1]), last_states
 
 
 def backward_in_chunks(

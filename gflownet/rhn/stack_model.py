@@ -13,12 +13,10 @@ from typing import cast
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from gflownet.rhn.config import PROJECTIONS, RHNConfig, StackConfig, StackLayer
-from gflownet.rhn.decoding import RHNDecoder
-from gflownet.rhn.layers import RecurrentLayer, RHNBlock, RMSNorm, Run, check_state, check_tokens, embedding_table
-from gflownet.rhn.network import WAVEFRONT
+from gflownet.rhn.layers import RecurrentLayer, RHNBlock, RMSNorm, Run, embedding_table
+from gflownet.rhn.network import RecurrentNetwork
 
 # Upper bound of the search for the width that gives a number of parameters.
 _MAX_WIDTH = 2**14
@@ -27,7 +25,7 @@ _MAX_WIDTH = 2**14
 _ADJUSTMENTS = sorted(range(-8, 9), key=abs)
 
 
-class RecurrentStack(nn.Module):
+class RecurrentStack(RecurrentNetwork):
     """A stack of recurrent layers as a language model."""
 
     def __init__(self, config: StackConfig) -> None:
@@ -74,39 +72,9 @@ class RecurrentStack(nn.Module):
         layer = self.config.layers[self.config.owners[place]]
         return (layer.rank, layer.intermediate_size(self.config.width)) if layer.cell == "rhn" else None
 
-    def forward(self, tokens: Tensor, state: Tensor | None = None) -> tuple[Tensor, Tensor]:
-        """Return the logits of the token after each, and the state to continue from.
-
-        Args:
-            tokens: [R, T], of the vocabulary.
-            state: [L, R, S] returned by an earlier call; None at the beginning of the sequences.
-
-        Returns:
-            logits [R, T, V] and the states [L, R, S] of the last tokens.
-
-        Raises:
-            ValueError: no token, or a state of another shape.
-        """
-        check_tokens(tokens)
-        check_state(state, layers=len(self.config.layers), rows=len(tokens), state_width=self.config.state_width)
-        x, last_states = F.embedding(tokens, self.embedding), []
-        for run in self.runs():
-            before = None if state is None else state[run.layers]
-            if run.other is None:
-                x, last = WAVEFRONT(run.blocks, x, None if before is None else before[..., : self.config.width])
-            else:
-                x, last = run.other(x, None if before is None else before[0, :, : run.other.state_width])
-                last = last.unsqueeze(0)
-            last_states.append(F.pad(last, (0, self.config.state_width - last.shape[-1])))
-        return F.linear(self.norm(x), self.embedding), torch.cat(last_states)
-
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return the weights of embedding and unembedding, [V, W] both."""
         return self.embedding, self.embedding
-
-    def decoder(self) -> RHNDecoder:
-        """Return a `LanguageModel` with the present weights."""
-        return RHNDecoder(self)
 
 
 def _new_layer(layer: StackLayer, config: StackConfig) -> RHNBlock | RecurrentLayer:
