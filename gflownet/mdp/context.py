@@ -12,8 +12,7 @@ from torch import Tensor
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.environment import Environment, IllegalAction
-from gflownet.mdp.features import StateFeatures
-from gflownet.mdp.layout import Batch, BatchLayout, masks_of
+from gflownet.mdp.layout import Batch, BatchLayout, StateFeatures, masks_of
 from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import GraphStates
 from gflownet.plugins import Configurable

@@ -12,8 +12,7 @@ from torch import Tensor
 
 from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
-from gflownet.mdp.features import StateFeatures
-from gflownet.mdp.layout import Batch, BatchLayout, Kinds, masks_of
+from gflownet.mdp.layout import Batch, BatchLayout, Kinds, StateFeatures, masks_of
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates
 
 

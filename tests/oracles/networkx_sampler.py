@@ -19,7 +19,7 @@ from gflownet.mdp.action import PAIR_TYPES, GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
-from gflownet.mdp.features import NUM_PAIR_FEATURES
+from gflownet.mdp.layout import NUM_PAIR_FEATURES
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import Attribute
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
