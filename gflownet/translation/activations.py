@@ -23,43 +23,31 @@ class CodeActivation(Activation):
 
 
 class ReLU(CodeActivation):
-    """max(z, 0)."""
-
     code = "torch.relu({z})"
     gradient_code = "aten.threshold_backward({g}, {y}, 0)"
 
 
 class Sigmoid(CodeActivation):
-    """1 / (1 + exp(-z))."""
-
     code = "torch.sigmoid({z})"
     gradient_code = "aten.sigmoid_backward({g}, {y})"
 
 
 class Tanh(CodeActivation):
-    """tanh(z)."""
-
     code = "torch.tanh({z})"
     gradient_code = "aten.tanh_backward({g}, {y})"
 
 
 class Softmax(CodeActivation):
-    """Softmax over the features."""
-
     code = "torch.softmax({z}, dim=-1)"
     gradient_code = "aten._softmax_backward_data({g}, {y}, 1, {y}.dtype)"
 
 
 class LeakyReLU(CodeActivation):
-    """max(z, 0.01 z)."""
-
     code = "F.leaky_relu({z})"
     gradient_code = "aten.leaky_relu_backward({g}, {z}, 0.01, False)"
 
 
 class ELU(CodeActivation):
-    """z for z > 0, else exp(z) - 1."""
-
     code = "F.elu({z})"
     gradient_code = "aten.elu_backward({g}, 1.0, 1.0, 1.0, False, {z})"
 
@@ -74,15 +62,11 @@ class GELU(CodeActivation):
 
 
 class SiLU(CodeActivation):
-    """z sigmoid(z)."""
-
     code = "F.silu({z})"
     gradient_code = "aten.silu_backward({g}, {z})"
 
 
 class Linear(CodeActivation):
-    """z."""
-
     flops = 0
     code = "{z}"
     gradient_code = "{g}"
@@ -126,8 +110,6 @@ class _GatedCell(Cell):
 
 
 class LSTM(_GatedCell):
-    """nn.LSTMCell."""
-
     flops = 9  # 3 gates, 2 tanh and 4 combinations
     num_gates = 4
     module = "torch.nn:LSTMCell"
@@ -137,8 +119,6 @@ class LSTM(_GatedCell):
 
 
 class GRU(_GatedCell):
-    """nn.GRUCell."""
-
     flops = 8  # 2 gates, 1 tanh and 5 combinations
     num_gates = 3
     module = "torch.nn:GRUCell"

@@ -2,7 +2,7 @@
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from typing import Any, TypeGuard
 
@@ -86,27 +86,31 @@ def _repaired_config(graph: ComputationGraph, changes: list[Change]) -> Mapping[
 
 def _repaired_node(graph: ComputationGraph, node: Node, changes: list[Change]) -> Node:
     is_input = node.node_type is NodeType.INPUT
-    size = node.output_size if _is_width(node.output_size) else _likely_size(graph, node)
-    fields: dict[str, Any] = {
-        "output_size": size,
-        "activation_function": _known_activation(node),
-        "bias": 0.0 if is_input or not abs(node.bias) <= MAX_MAGNITUDE else node.bias,
-        "attributes": _repaired_attributes(node),
-    }
-    for field, value in fields.items():
-        before = getattr(node, field)
-        if field == "attributes":
-            for key in before.keys() | value.keys():
-                if before.get(key) != value.get(key):
-                    text = (
-                        f"{key} {shown(before.get(key))} -> {shown(value[key])}" if key in value else f"{key} removed"
-                    )
-                    changes.append(Change(f"node {node.node_id}: {text}", node_id=node.node_id))
-        elif before != value:
-            changes.append(
-                Change(f"node {node.node_id}: {field} {shown(before)} -> {shown(value)}", node_id=node.node_id)
-            )
-    return replace(node, **fields)
+    repaired = replace(
+        node,
+        output_size=node.output_size if _is_width(node.output_size) else _likely_size(graph, node),
+        activation_function=_known_activation(node),
+        bias=0.0 if is_input or not abs(node.bias) <= MAX_MAGNITUDE else node.bias,
+        attributes=_repaired_attributes(node),
+    )
+    for name in ("output_size", "activation_function", "bias"):
+        before, after = getattr(node, name), getattr(repaired, name)
+        if before != after:
+            changes.append(_node_change(node, f"{name} {shown(before)} -> {shown(after)}"))
+    before, after = node.attributes, repaired.attributes
+    for key in before.keys() | after.keys():
+        if before.get(key) != after.get(key):
+            text = f"{key} {shown(before.get(key))} -> {shown(after[key])}" if key in after else f"{key} removed"
+            changes.append(_node_change(node, text))
+    return repaired
+
+
+def _node_change(node: Node, text: str) -> Change:
+    return Change(f"node {node.node_id}: {text}", node_id=node.node_id)
+
+
+def _edge_change(edge_id: int, text: str) -> Change:
+    return Change(f"edge {edge_id}: {text}", edge_id=edge_id)
 
 
 def _repaired_attributes(node: Node) -> dict[str, Any]:
@@ -123,7 +127,7 @@ def _repaired_edges(graph: ComputationGraph, changes: list[Change]) -> dict[int,
     for edge_id, edge in sorted(graph.edges.items()):
         reason = _fatal(graph, edge, pairs)
         if reason:
-            changes.append(Change(f"edge {edge_id}: removed, {reason}", edge_id=edge_id))
+            changes.append(_edge_change(edge_id, f"removed, {reason}"))
             continue
         pairs.add((edge.source, edge.target))
         weight = edge.weight if abs(edge.weight) <= MAX_MAGNITUDE else DEFAULT_WEIGHT
@@ -131,9 +135,9 @@ def _repaired_edges(graph: ComputationGraph, changes: list[Change]) -> dict[int,
             k: v for k, v in edge.attributes.items() if k in EDGE_ATTRIBUTES and EDGE_ATTRIBUTES[k].accepts(v)
         }
         if weight != edge.weight:
-            changes.append(Change(f"edge {edge_id}: weight {edge.weight} -> {weight}", edge_id=edge_id))
+            changes.append(_edge_change(edge_id, f"weight {edge.weight} -> {weight}"))
         for key in edge.attributes.keys() - attributes.keys():
-            changes.append(Change(f"edge {edge_id}: {key} removed", edge_id=edge_id))
+            changes.append(_edge_change(edge_id, f"{key} removed"))
         edges[edge_id] = replace(edge, weight=weight, attributes=attributes)
     return edges
 
@@ -161,7 +165,7 @@ def _disable(graph: ComputationGraph, edges: dict[int, Edge], changes: list[Chan
     for edge_id, edge in edges.items():
         if edge.enabled and (edge_id in bad_edges or edge.source in bad_nodes or edge.target in bad_nodes):
             edges[edge_id] = replace(edge, enabled=False)
-            changes.append(Change(f"edge {edge_id}: disabled", edge_id=edge_id))
+            changes.append(_edge_change(edge_id, "disabled"))
 
 
 def _connect_outputs(nodes: Mapping[int, Node], edges: dict[int, Edge], changes: list[Change]) -> None:
@@ -176,7 +180,7 @@ def _connect_outputs(nodes: Mapping[int, Node], edges: dict[int, Edge], changes:
         for edge in path:
             if not edge.enabled:
                 edges[edge.edge_id] = replace(edge, enabled=True)
-                changes.append(Change(f"edge {edge.edge_id}: enabled, to reach output {output}", edge_id=edge.edge_id))
+                changes.append(_edge_change(edge.edge_id, f"enabled, to reach output {output}"))
         if not path:
             _add_edge(inputs[0], output, edges, changes)
 
@@ -185,11 +189,11 @@ def _add_edge(source: int, target: int, edges: dict[int, Edge], changes: list[Ch
     for edge in edges.values():
         if (edge.source, edge.target) == (source, target):
             edges[edge.edge_id] = replace(edge, enabled=True)
-            changes.append(Change(f"edge {edge.edge_id}: enabled, to reach output {target}", edge_id=edge.edge_id))
+            changes.append(_edge_change(edge.edge_id, f"enabled, to reach output {target}"))
             return
     edge_id = max(edges, default=-1) + 1
     edges[edge_id] = Edge(edge_id, source, target)
-    changes.append(Change(f"edge {edge_id}: added from input {source} to output {target}", edge_id=edge_id))
+    changes.append(_edge_change(edge_id, f"added from input {source} to output {target}"))
 
 
 def _fed(inputs: list[int], edges: Mapping[int, Edge]) -> set[int]:
@@ -252,21 +256,9 @@ def _likely_size(graph: ComputationGraph, node: Node) -> int:
 def _assembled(config: Mapping[str, Any], nodes: Mapping[int, Node], edges: Mapping[int, Edge]) -> ComputationGraph:
     graph = ComputationGraph(config=config)
     for node in nodes.values():
-        graph.add_node(
-            node.node_id,
-            node.node_type,
-            output_size=node.output_size,
-            activation_function=node.activation_function,
-            bias=node.bias,
-            attributes=node.attributes,
-        )
+        values = {item.name: getattr(node, item.name) for item in fields(node)}
+        graph.add_node(values.pop("node_id"), values.pop("node_type"), **values)
     for edge in edges.values():
-        graph.add_edge(
-            edge.source,
-            edge.target,
-            edge_id=edge.edge_id,
-            weight=edge.weight,
-            enabled=edge.enabled,
-            attributes=edge.attributes,
-        )
+        values = {item.name: getattr(edge, item.name) for item in fields(edge)}
+        graph.add_edge(values.pop("source"), values.pop("target"), **values)
     return graph
