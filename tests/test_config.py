@@ -24,7 +24,7 @@ from gflownet.config import (
 )
 from gflownet.config_checks import validate
 from gflownet.errors import UserError
-from gflownet.evaluation.tasks import load_task_class
+from gflownet.evaluation.tasks import TASKS
 from gflownet.extensions import load_extensions
 from gflownet.options import Interval, find_options
 
@@ -58,7 +58,7 @@ def test_every_config_is_valid_and_names_only_what_differs_from_the_defaults(nam
     validate(load_config(name))
     written = OmegaConf.to_container(OmegaConf.load(checkout / "configs" / f"{name}.yaml"))
     defaults = to_mapping(load_config())
-    options: Any = load_task_class(load_config(name).task).Config
+    options: Any = TASKS.load(load_config(name).task).Config
     defaults["task_options"] = {} if options is None else dataclasses.asdict(options())
     assert _repeated(written, defaults) - {"task"} == set()
 

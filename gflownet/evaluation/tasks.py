@@ -1,13 +1,8 @@
-"""The built-in tasks, and loading of a task class by name."""
+"""The built-in tasks."""
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from gflownet.plugins import BuiltIn, ExtensionPoint
-
-if TYPE_CHECKING:
-    from gflownet.evaluation.task import GFNTask
 
 _ROOM = "gflownet.tasks"
 TASKS = ExtensionPoint(
@@ -26,8 +21,3 @@ TASKS = ExtensionPoint(
         "language": BuiltIn(f"{_ROOM}.language:LanguageTask", "recurrent language models of a text"),
     },
 )
-
-
-def load_task_class(name: str) -> type[GFNTask]:
-    """Return the class of a built-in task or of `module:Class`. Raises as `load_class`."""
-    return TASKS.load(name)

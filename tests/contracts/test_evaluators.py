@@ -1,4 +1,4 @@
-"""What every evaluator backend promises: exact deduplication, recorded failures, seeds, the meaning of `cached`."""
+"""Contract of every evaluator backend: exact deduplication, recorded failures, seeds, the meaning of `cached`."""
 
 import math
 import re
@@ -86,7 +86,7 @@ def test_resumed_step_reports_the_same_as_the_interrupted_one(build):
     resumed = build(task)
     assert resumed.evaluate(batch, step=2) == before
     assert [e.cached for e in before] == [False, True, False, True]
-    # The checkpoint was older than the store: what step 3 scored counts as new when step 2 asks, and when step 3 does.
+    # The checkpoint was older than the store: a score of step 3 counts as new in steps 2 and 3.
     assert [resumed.evaluate(candidates("later"), step=step)[0].cached for step in (2, 3, 4)] == [False, False, True]
     assert task.calls == []
 
@@ -197,7 +197,7 @@ def test_a_score_of_zero_is_no_failure(build):
 
 
 class ScoresTask(StubTask):
-    """Hands over what the table says, whatever it is."""
+    """Returns the outcome in the table, of any type."""
 
     def evaluate(self, graph, *, seed):
         return self.outcomes[graph.key]

@@ -1,4 +1,4 @@
-"""What every built-in task promises to the trainer and the evaluator."""
+"""Contract of every built-in task with the trainer and the evaluator."""
 
 import math
 from typing import Any
@@ -10,7 +10,7 @@ from gflownet.config import load_config, with_task_options
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.evaluation.tasks import TASKS, load_task_class
+from gflownet.evaluation.tasks import TASKS
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from tests.benchmark_tables import write_nb201
@@ -24,7 +24,7 @@ def task(request, tmp_path_factory) -> GFNTask:
         given.append(f"task_options.table={write_nb201(tmp_path_factory.mktemp('cells') / 'table.csv')}")
     given += TINY_TASKS.get(request.param, ())
     config = load_config(request.param, given)
-    return load_task_class(request.param)(with_task_options(config, load_task_class(request.param).Config))
+    return TASKS.load(request.param)(with_task_options(config, TASKS.load(request.param).Config))
 
 
 @pytest.fixture(scope="module")

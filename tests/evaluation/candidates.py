@@ -39,7 +39,7 @@ def config_with(*overrides: str) -> Config:
 
 
 class StubTask(GFNTask):
-    """Scores by a table of what happens to each key: a number, or an exception that is raised."""
+    """Scores by a table of outcomes: a number, or an exception to raise."""
 
     input_sizes = (1,)
     output_sizes = (1,)
@@ -60,7 +60,7 @@ class StubTask(GFNTask):
 def classifier_graph(
     *hidden: tuple[int, str], input_size: int = 64, num_classes: int = 10, skip: bool = False
 ) -> ComputationGraph:
-    """Returns a chain input -> hidden (size, activation) ... -> output, with an edge around it where asked for."""
+    """Returns a chain input -> hidden (size, activation) ... -> output, optionally with an edge around it."""
     graph = ComputationGraph()
     graph.add_node(0, NodeType.INPUT, output_size=input_size)
     graph.add_node(1, NodeType.OUTPUT, output_size=num_classes)

@@ -29,7 +29,7 @@ def test_moments(sample_dist, params, mean, deviation):
     assert sample.beta.shape == (num,)
     assert sample.encoding.shape == (num, 8)
     assert sample.beta.dtype == sample.encoding.dtype == torch.float32
-    # Five standard errors; those of the deviation are below 2 / sqrt(num) for these distributions.
+    # Five standard errors; for the deviation they are below 2 / sqrt(num) for these distributions.
     assert float(sample.beta.mean()) == pytest.approx(mean, abs=5 * deviation / math.sqrt(num) + 1e-6)
     assert float(sample.beta.std()) == pytest.approx(deviation, abs=10 * deviation / math.sqrt(num) + 1e-6)
 

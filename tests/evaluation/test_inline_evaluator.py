@@ -1,4 +1,4 @@
-"""When the inline evaluator writes: at once what took long, together what did not, and all of it before it returns."""
+"""The inline evaluator writes slow results at once and fast ones together, all before it returns."""
 
 import math
 
@@ -13,7 +13,7 @@ KEYS = "abcd"
 
 
 class CountingStore(EvaluationStore):
-    """Counts what it is given to write."""
+    """Counts the records per write."""
 
     writes: list[int]
 

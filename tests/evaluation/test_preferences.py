@@ -155,7 +155,7 @@ def test_the_encoding_is_thermometer_preferences_focus():
     sample = task.sample_conditioning(20, generator=generator())
     assert task.num_cond_dim == 7
     assert sample.encoding.shape == (20, 7)
-    assert bool((sample.encoding[:, :3] == 0).all())  # of the constant beta there is nothing to tell
+    assert bool((sample.encoding[:, :3] == 0).all())  # a constant beta is encoded as zeros
     for part in (sample.encoding[:, 3:5], sample.encoding[:, 5:]):
         assert torch.allclose(part.sum(1), torch.ones(20))
     assert not torch.allclose(sample.encoding[:, 3:5], sample.encoding[:, 5:])
@@ -302,7 +302,7 @@ def test_conditioning_that_may_be_drawn_is_accepted(options, given):
 
 
 def spelled(options: list[str]) -> list[str]:
-    """Return the overrides that options mean, where `DISTRIBUTION PARAMETERS` is that of the temperature."""
+    """Return the overrides that options mean, where `DISTRIBUTION PARAMETERS` is the distribution of the temperature."""
     return [
         override
         for option in options

@@ -21,7 +21,7 @@ from tests.evaluation.candidates import StubCandidate, record
 
 NUM_WRITERS, NUM_ROWS = 4, 300
 NUM_KILLS = 5
-# Every writer adds rows of its own and rows that all of them add; a line on stdout acknowledges a row.
+# Every writer adds distinct rows and rows common to all; a line on stdout acknowledges a row.
 WRITER = """
 import sys
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore

@@ -1,4 +1,4 @@
-"""SupervisedTask: what is trained on, what is measured, and what becomes of candidates that cannot be trained."""
+"""SupervisedTask: training data, measured objectives, and candidates that cannot be trained."""
 
 import re
 from dataclasses import replace

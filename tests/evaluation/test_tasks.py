@@ -8,7 +8,7 @@ import pytest
 from gflownet.config import load_config
 from gflownet.errors import UserError
 from gflownet.evaluation.task import GFNTask
-from gflownet.evaluation.tasks import TASKS, load_task_class
+from gflownet.evaluation.tasks import TASKS
 from gflownet.extensions import load_extensions
 from tests.evaluation.candidates import StubTask
 
@@ -17,11 +17,11 @@ KNOWN = ", ".join(TASKS)
 
 @pytest.mark.parametrize("name", TASKS)
 def test_built_in_tasks_load(name):
-    assert issubclass(load_task_class(name), GFNTask)
+    assert issubclass(TASKS.load(name), GFNTask)
 
 
 def test_own_task_loads():
-    assert load_task_class("tests.evaluation.candidates:StubTask") is StubTask
+    assert TASKS.load("tests.evaluation.candidates:StubTask") is StubTask
 
 
 @pytest.mark.parametrize(
@@ -36,9 +36,9 @@ def test_own_task_loads():
         ("no_such_module:Task", "expected an importable module, got 'no_such_module'"),
     ],
 )
-def test_load_task_class_refuses_other_names(name, complaint):
+def test_load_refuses_other_names(name, complaint):
     with pytest.raises(ValueError, match=r"^task: ") as caught:
-        load_task_class(name)
+        TASKS.load(name)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
 

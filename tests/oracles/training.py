@@ -77,7 +77,7 @@ def score_one_by_one(
 
 
 def _flattened(model: nn.Module) -> nn.Parameter:
-    """Returns one parameter whose values and gradients those of the model are views of."""
+    """Return one parameter; values and gradients of the model are views of it."""
     parameters = list(model.parameters())
     flat = nn.Parameter(torch.cat([parameter.detach().reshape(-1) for parameter in parameters]))
     flat.grad = torch.zeros_like(flat)

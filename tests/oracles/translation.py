@@ -1,4 +1,4 @@
-"""What a translated graph must compute, in numpy, sentence by sentence from shared/spec/translation.md.
+"""The outputs of a translated graph in numpy, formula by formula from shared/spec/translation.md.
 
 It reads node-link data, not the project's graph class, and shares no line with the translator. All arithmetic also
 works on complex arrays, so that a complex step (x + 1e-30j) gives exact directional derivatives.

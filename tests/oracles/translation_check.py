@@ -21,7 +21,7 @@ def translated(data: Mapping[str, Any], **config: Any) -> TranslatedModel:
 
 
 def set_values(model: TranslatedModel, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw every parameter anew, in the order of names, and return the values by name."""
+    """Draw every parameter again, in the order of names, and return the values by name."""
     parameters = dict(model.named_parameters())
     values = {name: np.asarray(rng.normal(size=tuple(parameters[name].shape))) for name in sorted(parameters)}
     with torch.no_grad():

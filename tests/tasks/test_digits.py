@@ -1,4 +1,4 @@
-"""The digits: real data, a fixed stratified split, scores that tell architectures apart."""
+"""The digits: real data, a fixed stratified split, scores that separate architectures."""
 
 import numpy as np
 import pytest
@@ -6,12 +6,12 @@ import torch
 from sklearn.datasets import load_digits
 
 from gflownet.evaluation.supervised import Splits
-from gflownet.evaluation.tasks import load_task_class
+from gflownet.evaluation.tasks import TASKS
 from tests.evaluation.candidates import classifier_graph, config_with
 
 
 def digits_splits(*overrides: str) -> Splits:
-    return load_task_class("digits")(config_with(*overrides)).splits()  # type: ignore[attr-defined]
+    return TASKS.load("digits")(config_with(*overrides)).splits()  # type: ignore[attr-defined]
 
 
 @pytest.fixture(scope="module")
@@ -57,7 +57,7 @@ def test_split_depends_on_its_own_seed_alone(splits):
 
 
 def test_good_architectures_beat_bad_ones():
-    task = load_task_class("digits")(config_with())
+    task = TASKS.load("digits")(config_with())
     good = task.evaluate(classifier_graph((64, "relu"), skip=True), seed=0)
     bad = task.evaluate(classifier_graph((2, "sigmoid"), (2, "sigmoid"), (4, "sigmoid")), seed=0)
     assert good.value > 0.93

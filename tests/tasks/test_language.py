@@ -1,4 +1,4 @@
-"""Stacks on bytes: equal parameters, a score that says bits per byte, one for what diverges, and named mistakes."""
+"""LanguageTask: equal parameters, scores from bits per byte, diverged models, invalid options."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def cells_without_rhn(max_depth: int) -> Iterator[tuple[str, ...]]:
 
 @pytest.mark.parametrize(("max_depth", "budget"), [(3, 59_000), (4, 293_000)])
 def test_the_budgets_are_met_within_one_per_cent(max_depth: int, budget: int) -> None:
-    """Those of the config and of the defaults; stacks with RHN layers have finer sizes to choose from."""
+    """Cells of the config and of the defaults; stacks with RHN layers have finer sizes to choose from."""
     chance = random.Random(0)
     stacks = [tuple(map(StackLayer, cells)) for cells in cells_without_rhn(max_depth)]
     for _ in range(6):

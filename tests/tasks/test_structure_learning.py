@@ -1,4 +1,4 @@
-"""The posterior over Bayesian networks: the BGe score against predictive distributions, and what follows from it."""
+"""The posterior over Bayesian networks: the BGe score against predictive distributions, and its consequences."""
 
 import itertools
 import math

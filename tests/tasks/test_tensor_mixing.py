@@ -1,4 +1,4 @@
-"""Layers for images of digits: trained by symbolic gradients as torch would train them, and told from poor ones."""
+"""Layers for images of digits: trained by symbolic gradients as torch would train them, and scores above poor ones."""
 
 import pytest
 import torch

@@ -1,4 +1,4 @@
-"""The hidden program scores one, what shares some of its indices some of it."""
+"""The hidden program scores 1; programs that share some of its indices score less."""
 
 import numpy as np
 import pytest

@@ -16,7 +16,7 @@ def chain(*sizes: int, activation: str = "relu", multigraph: bool = False) -> Da
 
 
 def recurrent() -> Data:
-    """An lstm with a recurrent edge back from the output, and a gru beside it."""
+    """An lstm with a recurrent edge back from the output, and a gru node."""
     data = chain(4, 5, 3, activation="lstm")
     data["nodes"].append(
         {

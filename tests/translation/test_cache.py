@@ -1,4 +1,4 @@
-"""The translation cache: what it counts, what it must not change."""
+"""The translation cache: its counters, and outputs that do not depend on it."""
 
 import copy
 
@@ -94,7 +94,7 @@ def chain_with(*, node=None, edge=None, **new_edge):
     return data
 
 
-# What the class does not depend on: a translation that looks for it there before it validates accepts these.
+# The class does not depend on: a translation that looks for it there before it validates accepts these.
 HIDDEN_FLAWS = {
     "dangling": chain_with(source=0, target=77),
     "not finite": chain_with(source=0, target=2, weight=float("nan")),

@@ -42,7 +42,7 @@ def direct_data():
                     node["activation_function"] = "tanh"
             if not any(edge.get("attributes", {}).get("is_recurrent") for edge in data["edges"]):
                 cases.append(data)
-    return [*cases[::6], chain(4, 5, 70, 66, 3)]  # wide layers have code of their own
+    return [*cases[::6], chain(4, 5, 70, 66, 3)]  # wide layers have different code
 
 
 def models_of(data, seeds=(3, 1, 4), **config):

@@ -11,7 +11,7 @@ from tests.translation.graphs import chain, mixed, recurrent
 
 
 def small():
-    """A gru and a stable sort: a state and an operation without an ONNX form of its own."""
+    """A gru and a stable sort: a state and an operation without its own ONNX form."""
     data = chain(3, 3, 2, activation="gru")
     data["nodes"][2]["attributes"] = {"aggregation": "topk_weighted_sum", "top_k": 1}
     data["edges"].append({"source": 0, "target": 2})

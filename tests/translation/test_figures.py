@@ -1,4 +1,4 @@
-"""docs/images/aggregations.svg is what the translator computes; GFLOWNET_UPDATE_FIGURES=1 writes it again."""
+"""docs/images/aggregations.svg equals a new drawing; GFLOWNET_UPDATE_FIGURES=1 writes it."""
 
 import os
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""repair: every code of validate(), random damage, and what it must leave alone."""
+"""repair: every code of validate(), random damage, and valid graphs left unchanged."""
 
 import copy
 

@@ -1,4 +1,4 @@
-"""rhn nodes: their outputs equal those of gflownet.rhn."""
+"""rhn nodes equal the layers of gflownet.rhn."""
 
 from __future__ import annotations
 
