@@ -15,7 +15,7 @@ import torch
 
 from gflownet.autodiff.functions import Function
 from gflownet.autodiff.graph import Graph
-from gflownet.autodiff.indices import Indices
+from gflownet.autodiff.node_checks import Indices
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import IntEnum
-from math import inf, isfinite, prod
+from math import prod
 from numbers import Real
 from typing import Any, Literal
 
@@ -17,8 +17,17 @@ import torch
 from torch import Tensor
 
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.indices import checked, matrix_product_indices, negatives, pair_extents, transform_shape
-from gflownet.autodiff.tensor_slot import TensorSlot, is_continuous
+from gflownet.autodiff.node_checks import (
+    check_leaf,
+    check_operand,
+    checked,
+    finite,
+    matrix_product_indices,
+    negatives,
+    pair_extents,
+    transform_shape,
+)
+from gflownet.autodiff.tensor_slot import TensorSlot
 
 Operation = Literal["+", "-", "*"]
 
@@ -50,18 +59,10 @@ class Node(TensorSlot):
         self.inputs = tuple(inputs)
         self.form: Any = None  # cache of rules.node_form
 
-    def _check_dtype(self) -> None:
-        """Raise ValueError for integer operands: only leaves and casts may have an integer dtype."""
-        source = self.inputs[0]
-        if not is_continuous(source.dtype):
-            message = f"expected a floating or complex operand, got {source.dtype} of {source.label}: Cast it first"
-            raise ValueError(f"{self.label}: {message}")
-
     def __add__(self, other: Node | float) -> Node:
         return elementwise(self, other, "+")
 
-    def __radd__(self, other: float) -> Node:
-        return elementwise(self, other, "+")
+    __radd__ = __add__
 
     def __sub__(self, other: Node | float) -> Node:
         return elementwise(self, other, "-")
@@ -72,8 +73,7 @@ class Node(TensorSlot):
     def __mul__(self, other: Node | float) -> Node:
         return multiply(self, other)
 
-    def __rmul__(self, other: float) -> Node:
-        return multiply(self, other)
+    __rmul__ = __mul__
 
     def __truediv__(self, other: Node | float) -> Node:
         return divide(self, other)
@@ -132,22 +132,8 @@ class LeafNode(Node):
         shape = [int(extent) for extent in shape]
         super().__init__((), shape=shape, dtype=dtype or default, name=name, leaf_grad=leaf_grad)
         self.kind, self.given, self.fill, self.is_identity = LeafKind(kind), value, fill, is_identity
-        self._check()
+        check_leaf(self, value, fill, is_identity=is_identity, is_constant=kind == LeafKind.CONSTANT)
         self.forwarded = None if value is None else value.detach()
-
-    def _check(self) -> None:
-        if any(extent < 1 for extent in self.shape):
-            raise ValueError(f"{self.label}: shape {list(self.shape)}: expected extents of at least 1")
-        if self.given is not None and tuple(self.given.shape) != self.shape:
-            raise ValueError(f"{self.label}: value: expected shape {list(self.shape)}, got {list(self.given.shape)}")
-        if self.given is not None and self.given.dtype != self.dtype:
-            raise ValueError(f"{self.label}: value: expected dtype {self.dtype}, got {self.given.dtype}")
-        descriptions = (self.given is not None) + (self.fill is not None) + self.is_identity
-        if descriptions > 1 or (self.kind != LeafKind.CONSTANT and descriptions > (self.given is not None)):
-            raise ValueError(f"{self.label}: expected a value, or of a constant a fill or an identity, got several")
-        half = len(self.shape) // 2
-        if self.is_identity and self.shape[:half] != self.shape[half:]:
-            raise ValueError(f"{self.label}: shape {list(self.shape)}: expected an identity to have its axes twice")
 
     @property
     def is_described(self) -> bool:
@@ -197,10 +183,10 @@ class TransformNode(_UnaryNode):
         """
         owner = f"TransformNode {name!r}" if name else "TransformNode"
         self.index_dst, self.index_src = checked(owner, "index_dst", index_dst), checked(owner, "index_src", index_src)
-        self.alpha = _finite(owner, alpha)
+        self.alpha = finite(owner, alpha)
         shape = transform_shape(owner, self.index_dst, self.index_src, source.shape, new_dims)
         super().__init__([source], shape=shape, dtype=source.dtype, name=name)
-        self._check_dtype()
+        check_operand(self, self.inputs[0])
 
     @property
     def new_dims(self) -> tuple[int, ...]:
@@ -221,16 +207,6 @@ class TransformNode(_UnaryNode):
     def repeated_index(self) -> int:
         """Return the number of indices on both sides."""
         return len(self.index_dst) - self.new_index
-
-
-def _finite(owner: str, alpha: float) -> float:
-    try:
-        number = float(alpha)
-    except OverflowError:  # an integer beyond the floats
-        number = inf
-    if not isfinite(number):
-        raise ValueError(f"{owner}: alpha: expected a finite number, got {number}")
-    return number
 
 
 class _PairNode(Node):
@@ -254,9 +230,9 @@ class _PairNode(Node):
         Args:
             left: left operand.
             right: right operand.
-            index_dst: one positive index per axis of the result.
-            index_src_l: one index per axis of the left operand; negative ones are summed over.
-            index_src_r: one index per axis of the right operand; negative ones are summed over.
+            index_dst: positive indices of the result.
+            index_src_l: indices of the left operand; negative ones are summed over.
+            index_src_r: indices of the right operand, likewise.
             operation: between entries.
             name: shown in messages and drawings.
 
@@ -276,7 +252,7 @@ class _PairNode(Node):
         if left.dtype != right.dtype:
             raise ValueError(f"{owner}: expected operands of one dtype (see Cast), got {left.dtype} and {right.dtype}")
         super().__init__([left, right], shape=[extents[i] for i in self.index_dst], dtype=left.dtype, name=name)
-        self._check_dtype()
+        check_operand(self, self.inputs[0])
 
     @property
     def left(self) -> Node:
@@ -346,7 +322,7 @@ class NonlinearNode(_UnaryNode):
     def __init__(self, source: Node, function: Function, *, name: str | None = None) -> None:
         """Describe the function applied; raise ValueError for a source of an integer dtype (see `CastNode`)."""
         super().__init__([source], shape=source.shape, dtype=source.dtype, name=name)
-        self._check_dtype()
+        check_operand(self, self.inputs[0])
         self.function = function
 
 

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.indices import Indices
+from gflownet.autodiff.node_checks import Indices
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,

@@ -27,9 +27,9 @@ import torch
 
 from gflownet.autodiff.evaluation import topological_order
 from gflownet.autodiff.functions import Function
-from gflownet.autodiff.indices import Indices
 from gflownet.autodiff.line_reader import KEYWORDS, KINDS, SUM, Line
 from gflownet.autodiff.listing import IDENTITY, Declaration, Form, Listing, Reference, Statement
+from gflownet.autodiff.node_checks import Indices
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,

@@ -1,4 +1,4 @@
-"""Checks of the signed index arrays of nodes: one integer per axis.
+"""Checks of the arguments of nodes, above all of their signed index arrays: one integer per axis.
 
 Equal integers are the same index. A positive index of an operand is kept in the result (in a Transform both sides have
 it). A negative index of an operand is a dummy, summed over; in the result of a Transform it is new. 0 is not an index,
@@ -8,6 +8,11 @@ and no tensor has an index twice.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+
+from torch import Tensor
+
+from gflownet.autodiff.tensor_slot import TensorSlot, is_continuous
 
 Indices = tuple[int, ...]
 
@@ -108,3 +113,40 @@ def matrix_product_indices(left_rank: int, right_rank: int) -> tuple[Indices, In
     batch = tuple(range(3, 1 + max(left_rank, right_rank, 2)))
     src_l, src_r = ((batch if rank > 2 else ()) + own for rank, own in ((left_rank, own_l), (right_rank, own_r)))
     return batch + own_l[:-1] + own_r[1:], src_l, src_r
+
+
+def finite(owner: str, alpha: float) -> float:
+    """Return the coefficient of a Transform as a float; raise ValueError unless it is finite."""
+    try:
+        number = float(alpha)
+    except OverflowError:  # an integer beyond the floats
+        number = inf
+    if not isfinite(number):
+        raise ValueError(f"{owner}: alpha: expected a finite number, got {number}")
+    return number
+
+
+def check_operand(node: TensorSlot, operand: TensorSlot) -> None:
+    """Raise ValueError for an integer operand: only leaves and casts may have an integer dtype."""
+    if not is_continuous(operand.dtype):
+        message = f"expected a floating or complex operand, got {operand.dtype} of {operand.label}: Cast it first"
+        raise ValueError(f"{node.label}: {message}")
+
+
+def check_leaf(
+    leaf: TensorSlot, value: Tensor | None, fill: float | None, *, is_identity: bool, is_constant: bool
+) -> None:
+    """Raise ValueError for a leaf with an extent below 1, a value that does not fit, or several descriptions."""
+    owner, shape = leaf.label, leaf.shape
+    if any(extent < 1 for extent in shape):
+        raise ValueError(f"{owner}: shape {list(shape)}: expected extents of at least 1")
+    if value is not None and tuple(value.shape) != shape:
+        raise ValueError(f"{owner}: value: expected shape {list(shape)}, got {list(value.shape)}")
+    if value is not None and value.dtype != leaf.dtype:
+        raise ValueError(f"{owner}: value: expected dtype {leaf.dtype}, got {value.dtype}")
+    descriptions = (value is not None) + (fill is not None) + is_identity
+    if descriptions > 1 or (not is_constant and descriptions > (value is not None)):
+        raise ValueError(f"{owner}: expected a value, or of a constant a fill or an identity, got several")
+    half = len(shape) // 2
+    if is_identity and shape[:half] != shape[half:]:
+        raise ValueError(f"{owner}: shape {list(shape)}: expected an identity to have its axes twice")
