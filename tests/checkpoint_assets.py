@@ -1,4 +1,4 @@
-"""Checkpoints of every format; `python -m tests.checkpoint_assets` writes the file of the present one."""
+"""Checkpoints of every format; `python -m tests.checkpoint_assets` writes the current one."""
 
 import lzma
 import sys
@@ -31,7 +31,7 @@ def asset(version: int) -> bytes:
 
 
 def write_asset() -> int:
-    """Run one step, and keep its checkpoint as that of the present format."""
+    """Run one step, and store its checkpoint as the file of the current format."""
     with tempfile.TemporaryDirectory() as folder:
         status = main([*ASSET_RUN, f"log_dir={folder}"])
         data = (Path(folder) / "checkpoints" / "step_00000001.pt").read_bytes()

@@ -1,4 +1,4 @@
-"""What every test may use."""
+"""Fixtures of all tests."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-# What a shell starts in the background ignores SIGINT, and so does all that it starts; some tests send it.
+# Background processes of a shell ignore SIGINT, and so do their children; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
 

@@ -1,4 +1,4 @@
-"""Disks that are full: by a limit on the size of files, which any process may set, and by a small file system."""
+"""Full disks: by a file size limit of the process, or by a small file system."""
 
 import resource
 import subprocess

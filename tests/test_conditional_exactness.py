@@ -1,4 +1,4 @@
-"""One policy for all temperatures and preferences: under each it samples in proportion to that one's rewards."""
+"""A conditional policy samples in proportion to the reward of every temperature and preference."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -61,7 +61,7 @@ class RedAndSparse(GFNTask):
 
 @dataclass(frozen=True)
 class Space:
-    """An enumerated environment, and what its states are worth under each of some conditionings."""
+    """An enumerated environment, and the rewards of its states under several conditionings."""
 
     env: GraphBuildingEnv
     graph: StateGraph
@@ -133,7 +133,7 @@ def test_conditional_analytic_flows_balance(overrides):
     times, generator = 10, torch.Generator().manual_seed(4)
     many = Conditioning(conditioning.encoding.repeat(times, 1), conditioning.beta.repeat(times))
     fresh = sample_forward(context, policy, conditioning=many, generator=generator, random_action_prob=0.3)
-    others = fresh.terminal[torch.arange(len(fresh)).flip(0)]  # what one ended in is replayed under another
+    others = fresh.terminal[torch.arange(len(fresh)).flip(0)]  # states are replayed under another conditioning
     again = sample_backward(context, others, conditioning=many, generator=generator)
     batch = TrajectoryBatch.cat([space.rewarded(fresh), space.rewarded(again)])
     objective = TrajectoryBalance(context, AlgoConfig())
@@ -179,4 +179,4 @@ def test_conditional_policy_samples_every_target():
     for place, target in enumerate(targets):
         distances = [total_variation(distribution, target) for distribution in found]
         assert distances[place] < 0.05
-        assert min(distances[:place] + distances[place + 1 :]) > 0.15  # what is asked for under the others is far off
+        assert min(distances[:place] + distances[place + 1 :]) > 0.15  # the targets of other conditionings differ

@@ -1,4 +1,4 @@
-"""What a person sees: lines on a pipe, a panel that is redrawn in place on a terminal, a table at the end."""
+"""Console: plain lines, live panel, tables of the report."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ SHOWN = ("0.5123", "3.14", "-2.50", "0.750", "0.938", "1,234", "25%", "1%", "12.
 
 
 class FakeTime:
-    """A clock that moves when told to."""
+    """A clock that is set by hand."""
 
     def __init__(self) -> None:
         self.moment = 100.0
@@ -231,7 +231,7 @@ def test_live_panel_on_pseudo_terminal(tmp_path: Path, checkout: Path) -> None:
         try:
             while chunk := os.read(ours, 65536):
                 written += chunk
-        except OSError:  # how Linux says that the other end of a terminal is closed
+        except OSError:  # Linux: the other end of the terminal is closed
             pass
     os.close(ours)
     assert process.returncode == 0

@@ -1,6 +1,6 @@
-"""Every example of the documentation is run, as it stands there, and the messages it explains are those of the code.
+"""Run every example of the documentation, and compare its error messages with the code.
 
-Commands and Python blocks run in this process; the slow tests start a process for each, as a reader does.
+Commands and Python blocks run in this process; the slow tests start a process for each.
 """
 
 import ast
@@ -36,7 +36,7 @@ DOCS = (
 )
 _BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")
-# What keeps a documented run short; a step count that the page itself gives wins.
+# Options of a short run; options on the page take precedence.
 _SHORT = ("num_training_steps=3", "algo.num_from_policy=4", "evaluation.num_epochs=1", "model.num_emb=16")
 _ALWAYS = ("wandb.mode=disabled",)
 
@@ -76,7 +76,7 @@ def in_process(tmp_path, monkeypatch) -> Iterator[Python]:
 
 @pytest.fixture
 def in_subprocesses(tmp_path, checkout) -> Python:
-    """Run every command in a process of its own, in an empty folder."""
+    """Run every command in a separate process, in an empty folder."""
 
     def python(words: list[str], stdin: str = "") -> None:
         if words[0] == "-c":
@@ -137,7 +137,7 @@ def test_docs_examples_run_as_processes(name, tmp_path, checkout, in_subprocesse
 
 
 def texts_of(path: Path) -> list[str]:
-    """Return every string of a module, of f-strings what lies between their braces."""
+    """Return every string of a module, and the constant sections of f-strings."""
     nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
     return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
 
@@ -148,7 +148,9 @@ def test_docs_messages_of_workers_page_exist(checkout):
     section = page.partition("## Errors")[2].partition("\n## ")[0]
     messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert len(messages) > 15
-    parts = {part.strip() for message in messages for part in re.split("[…;:,()]", message)}  # … stands for what varies
+    parts = {
+        part.strip() for message in messages for part in re.split("[…;:,()]", message)
+    }  # …: variable text
     assert [part for part in parts if not any(part in text for text in texts)] == []
 
 

@@ -1,4 +1,4 @@
-"""Whole processes that are killed, terminated or interrupted, and the runs that continue theirs."""
+"""Killed, terminated and interrupted processes, and resumed runs."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ ENDINGS = {"DiesOnce": -9, "Terminates": 143, "Interrupts": 130}
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, checkout) -> Path:
-    """Return a folder with a run ended by each signal and continued, and with an uninterrupted one."""
+    """Return a folder with runs ended by each signal and resumed, and an uninterrupted one."""
     folder = tmp_path_factory.mktemp("ended")
     assert main([*SETTINGS, f"log_dir={folder / 'whole'}"]) == 0
     commands = []

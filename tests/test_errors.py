@@ -1,4 +1,4 @@
-"""Texts from outside on a terminal: nothing that it would act upon."""
+"""Escaping of control characters in texts."""
 
 import logging
 import unicodedata

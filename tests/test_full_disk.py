@@ -1,4 +1,4 @@
-"""Runs whose disk fills up: one line, what was written before stays, and the run continues once there is space."""
+"""Runs on a full disk: one-line error, earlier files unchanged, resume."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A checkout, an editable install and a wheel all run from wherever the user stands, tasks and configs included."""
+"""Checkout, editable install and wheel run from any folder, with tasks and configs."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ for name in ("gflownet", "gflownet.tasks.digits"):
 
 
 def environment() -> dict[str, str]:
-    """What a user's shell has: nothing that says where our package is, nothing that steers pip."""
+    """Environment of a user's shell, without PYTHONPATH and pip variables."""
     return {key: value for key, value in os.environ.items() if key != "PYTHONPATH" and not key.startswith("PIP_")}
 
 

@@ -1,4 +1,4 @@
-"""Exploration and reuse of rewards in whole runs: their options do what they say, and a resumed run goes on exactly."""
+"""Runs with exploration and replay options, and their resume."""
 
 import itertools
 import json
@@ -73,7 +73,7 @@ def test_run_samples_from_moving_average(tmp_path):
     sampled = trainer.source.sample_on_policy(9, policy=trainer.learner.sampling)
     with torch.no_grad():
         for value in trainer.policy.parameters():
-            value.fill_(torch.nan)  # whoever asks the policy itself fails
+            value.fill_(torch.nan)  # calls of the trained policy fail
     again = trainer.source.sample_on_policy(9, policy=trainer.learner.sampling)
     assert bool(sampled.states.equals(again.states).all())
     assert len(next(rollouts_of(trainer)).trajectories) == 4
@@ -114,7 +114,7 @@ def metrics_of(folder: Path) -> list[dict]:
 
 
 def test_max_likelihood_learns_offline_graphs(tmp_path):
-    """Maximum likelihood on what another run has found: graphs with two hidden nodes, out of its store."""
+    """Maximum likelihood on graphs with two hidden nodes from another run's store."""
     made(tmp_path / "first", "algo.num_from_policy=32", "num_training_steps=2").run()
     with EvaluationStore(tmp_path / "first/run/evaluations.sqlite", context=context_of(tmp_path)) as store:
         found = [record for record in store.top(1_000) if record.score == pytest.approx(0.3)][:3]

@@ -1,4 +1,4 @@
-"""Graphs sampled from a finished run: what they are asked for reaches the policy that samples, and no other."""
+"""gflownet.sample: conditioning, moving average, errors."""
 
 from pathlib import Path
 
@@ -41,7 +41,7 @@ def several(tmp_path_factory) -> Path:
 
 @pytest.fixture
 def asked(monkeypatch) -> list[dict]:
-    """Return what `sample_forward` is given from now on."""
+    """Record the arguments of `sample_forward`."""
     calls: list[dict] = []
 
     def watched(context, policy, **given):

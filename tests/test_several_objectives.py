@@ -1,4 +1,4 @@
-"""Whole runs with several objectives: what they write, that a seed decides them, that they go on after a stop."""
+"""Runs with several objectives: files, seeds, resume."""
 
 import json
 from pathlib import Path

@@ -109,7 +109,7 @@ def test_workers_soak_with_kills():
         warnings.catch_warnings(),
         open_streams(DenseTransformerPolicy, max_nodes=MAX_NODES, num_actions=NUM_ACTIONS, replay=REPLAY) as streams,
     ):
-        warnings.filterwarnings("ignore", message=r"worker \d+ .* is restarted")
+        warnings.filterwarnings("ignore", message=r"worker \d+ .*; restart")
         samples = list(soak(streams))
     for sample in samples[:: max(1, len(samples) // 12)]:
         print({name: round(value, 4) for name, value in asdict(sample).items()})

@@ -1,4 +1,4 @@
-"""What a run imports until its first training step is done."""
+"""Imports of a run until its first training step."""
 
 import copy
 import subprocess
@@ -9,7 +9,7 @@ import torch
 
 from gflownet import optimisers
 
-# A CPU second or more each, and no part of a default run.
+# Packages with an import time of a CPU second or more.
 SLOW_PACKAGES = ("torch_geometric", "torch._dynamo", "sympy", "sklearn", "scipy", "networkx", "wandb", "onnx")
 CODE = f"""
 import sys

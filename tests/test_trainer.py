@@ -1,4 +1,4 @@
-"""Whole runs: what they write, that a seed decides them, that they stop and go on."""
+"""Runs: files, seeds, resume, workers, errors."""
 
 import itertools
 import json
@@ -225,7 +225,7 @@ def test_unwritable_log_dir_raises(tmp_path, capsys, name):
     (tmp_path / "file").write_text("")
     assert run(tmp_path / name) == 2
     error = capsys.readouterr().err
-    assert error.startswith("error: log_dir: expected a folder to write in, got ")
+    assert error.startswith("error: log_dir: expected a writable folder, got ")
     assert error.count("\n") == 1
 
 
@@ -422,7 +422,7 @@ def test_run_user_error_is_one_line(tmp_path, capsys, override, message):
         (
             ["task=tests.toy_tasks:Hangs", "workers.deadline=1", "workers.max_restarts=0"],
             "expected a message within 1.0 s, got none; it was killed (if it was only slow, set a longer deadline), "
-            "after 0 restarts; more are not allowed (workers.deadline, workers.max_restarts)",
+            "after 0 restarts, the maximum (workers.deadline, workers.max_restarts)",
         ),
         (
             ["task=tests.toy_tasks:Hangs", "workers.deadline=1", "workers.backend=dataloader"],
@@ -431,9 +431,9 @@ def test_run_user_error_is_one_line(tmp_path, capsys, override, message):
         ),
         (
             ["task=tests.toy_tasks:Dies", "workers.backend=dataloader"],
-            "was killed by SIGKILL (was memory short?); workers.backend=dataloader restarts none",
+            "was killed by SIGKILL (out of memory?); workers.backend=dataloader restarts none",
         ),
-        (["task=tests.toy_tasks:CannotBePickled"], "expected something that can be pickled"),
+        (["task=tests.toy_tasks:CannotBePickled"], "expected a picklable object"),
         (["num_threads=2", "workers.start_method=fork"], "workers.start_method=fork: "),
     ],
 )

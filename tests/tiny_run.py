@@ -1,4 +1,4 @@
-"""The smallest run of a real search, for tests of what surrounds it, and what a run has written."""
+"""The smallest run of a real search, and its files."""
 
 import json
 from pathlib import Path
@@ -17,7 +17,7 @@ TINY_RUN = (
     "replay.use=false",
     "wandb.mode=disabled",
 )
-# What besides makes a run of some configs small.
+# Further options for small runs of some configs.
 TINY_TASKS = {
     "cells_exact": ("certify=false",),
     "language": (

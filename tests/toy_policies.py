@@ -1,4 +1,4 @@
-"""Policies without anything to learn."""
+"""Policies without parameters."""
 
 import torch
 from torch import Tensor
@@ -10,7 +10,7 @@ from gflownet.mdp.policy import Policy
 
 
 class UniformPolicy(Policy):
-    """Every legal action is as likely as any other."""
+    """Uniform over legal actions."""
 
     def __init__(self, context: GraphBuildingEnvContext) -> None:
         super().__init__()

@@ -1,4 +1,4 @@
-"""Tasks whose scores are read off the graph, so that a whole run takes a second."""
+"""Tasks with scores computed from the graph: a run takes a second."""
 
 import os
 import random

@@ -81,7 +81,7 @@ class RunFolder:
             self._check(resume=resume, overwrite=overwrite)  # before the lock, which is a file in a folder
             self._lock = RunLock(path)
         except OSError as error:
-            raise UserError(f"log_dir: expected a folder to write in, got {path} ({error.strerror})") from None
+            raise UserError(f"log_dir: expected a writable folder, got {path} ({error.strerror})") from None
         try:
             marker = self._check(resume=resume, overwrite=overwrite)
             if marker is not None and not resume:

@@ -120,7 +120,7 @@ class LoaderPool(Pool):
                 return iter(loader)
             except (EOFError, OSError) as error:
                 reason = repr(error)
-        raise WorkerError(f"a worker died while it was started: {reason}; workers.backend=processes restarts it")
+        raise WorkerError(f"a worker died during its start: {reason}; workers.backend=processes restarts it")
 
     def _take(self, worker_id: int) -> tuple[str, Channel, Any]:
         name, channel = f"worker {worker_id}", self._channels[worker_id]
@@ -152,7 +152,7 @@ class LoaderPool(Pool):
 
     def _death(self, name: str) -> str:
         causes = [f"(pid {process.pid}) {cause_of_death(process.exitcode)}" for process in self._dead()]
-        cause = ", ".join(causes) or "hung up"
+        cause = ", ".join(causes) or "closed its pipe"
         return f"{name} {cause}; workers.backend=dataloader restarts none, workers.backend=processes does"
 
 

@@ -182,7 +182,7 @@ def _rebuild_batch(base: type, fields: dict[str, Any]) -> Any:
 def _unsendable(message: Any, error: Exception) -> MessageError:
     """Return the error with the path of the smallest field that cannot be sent."""
     path, error = _culprit(message, error, within=())
-    reason = str(error) if isinstance(error, MessageError) else f"expected something that can be pickled: {error!r}"
+    reason = str(error) if isinstance(error, MessageError) else f"expected a picklable object: {error!r}"
     return MessageError(f"{path.lstrip('.')}: {reason}" if path else reason)
 
 

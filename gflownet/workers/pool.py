@@ -72,7 +72,7 @@ class Pool(ABC):
         try:
             self._payload = pickle.dumps(produce)
         except Exception as error:
-            raise MessageError(f"what workers do: expected something that can be pickled: {error!r}") from error
+            raise MessageError(f"worker function: expected a picklable object: {error!r}") from error
         try:
             self._start_workers()
         except BaseException:
@@ -170,7 +170,7 @@ class WorkerPool(Pool):
             try:
                 return self._start(info)
             except (EOFError, ConnectionError) as error:  # it died before it had read its arguments
-                reason = f"worker {info.id} died while it was started: {error!r}"
+                reason = f"worker {info.id} died during its start: {error!r}"
             except OSError as error:
                 raise WorkerError(f"worker {info.id} cannot be started: {error}") from error
             info = self._successor(info, reason)
@@ -237,9 +237,9 @@ class WorkerPool(Pool):
             WorkerError: there were too many losses.
         """
         if self._num_restarts == self._max_restarts:
-            raise WorkerError(f"{loss}, after {self._num_restarts} restarts; more are not allowed")
+            raise WorkerError(f"{loss}, after {self._num_restarts} restarts, the maximum")
         self._num_restarts += 1
-        warnings.warn(f"{loss}; it is restarted, {self._num_restarts} of {self._max_restarts} times", stacklevel=4)
+        warnings.warn(f"{loss}; restart {self._num_restarts} of {self._max_restarts}", stacklevel=4)
         # Its message was due: it has delivered one message in each full round.
         return replace(info, generation=info.generation + 1, num_taken=self._num_taken // info.num_workers)
 
@@ -273,7 +273,7 @@ def cause_of_death(exit_code: int) -> str:
     if exit_code >= 0:
         return f"exited with status {exit_code}"
     killer = signal.Signals(-exit_code).name
-    return f"was killed by {killer}" + (" (was memory short?)" if killer == "SIGKILL" else "")
+    return f"was killed by {killer}" + (" (out of memory?)" if killer == "SIGKILL" else "")
 
 
 def _refuse_unsafe_fork(server: ProxyServer) -> None:

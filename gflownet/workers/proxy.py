@@ -93,7 +93,7 @@ class Endpoint:
             KeyError: there is none.
         """
         if name not in self._methods:
-            raise KeyError(f"{name}: expected the name of an object that is served, one of {sorted(self._methods)}")
+            raise KeyError(f"{name}: expected the name of a served object, one of {sorted(self._methods)}")
         return Proxy(name, self.channel, methods=self._methods[name])
 
     def detach(self) -> None:
@@ -149,7 +149,7 @@ class Proxy:
         except MessageError as error:
             raise MessageError(f"{call}: {error}") from error
         except (EOFError, OSError) as error:
-            raise ConnectionError(f"{call}: expected an answer, but the main process hung up") from error
+            raise ConnectionError(f"{call}: expected a reply, but the main process closed the connection") from error
         if isinstance(reply, Failure):
             raise reply.error()
         return reply

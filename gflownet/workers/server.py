@@ -81,7 +81,7 @@ class ProxyServer:
         self._new_channels: deque[Channel | None] = deque()  # None: close
         self._channels: dict[Any, Channel] = {}  # by connection; used by the thread alone
         self._call_lock = threading.Lock()
-        self.thread = threading.Thread(target=self._serve, name="answers workers", daemon=True)
+        self.thread = threading.Thread(target=self._serve, name="proxy server", daemon=True)
         self.thread.start()
 
     def connect(self) -> Endpoint:
@@ -189,7 +189,9 @@ class ProxyServer:
             if len(results) != len(group):
                 raise ValueError(f"split: expected {len(group)} results, got {len(results)}")
         except BaseException as error:  # the thread survives any of them
-            warnings.warn(f"{call}: {len(group)} calls are made one by one, as one they raise {error!r}", stacklevel=2)
+            warnings.warn(
+                f"{call}: {len(group)} calls are retried one by one, merged they raise {error!r}", stacklevel=2
+            )
             results = [self._run(request.call) for request in group]
         return results
 

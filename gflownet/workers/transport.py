@@ -110,7 +110,7 @@ class Channel(ABC):
                 return decode(frame[1:])
             reason, message = pickle.loads(frame[1:])
         except Exception as error:  # any error of a foreign class in its __setstate__
-            raise MessageError(f"expected a message that can be read, got {error!r}") from error
+            raise MessageError(f"expected a readable message, got {error!r}") from error
         self._report(reason)
         return to_device(message, self._device)
 

@@ -1,4 +1,4 @@
-"""Policies and what they are asked, for tests of the sampler."""
+"""Policies and conditioning for tests of the sampler."""
 
 import torch
 
@@ -30,7 +30,7 @@ def opinionated(
 
 
 def unconditional(num: int) -> Conditioning:
-    """Return what `num` trajectories are conditioned on: nothing."""
+    """Return the conditioning of `num` unconditional trajectories."""
     return Conditioning(torch.zeros(num, 1), torch.ones(num))
 
 

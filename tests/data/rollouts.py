@@ -1,4 +1,4 @@
-"""Rollouts of a tiny search, here and by workers, and when two of them are the same."""
+"""Rollouts of a tiny search, local and from workers, and their comparison."""
 
 import dataclasses
 import os
@@ -53,7 +53,7 @@ class Config:
 
 
 class CountsNodes(GFNTask):
-    """Score: nodes per 10. It remembers in which process it was asked."""
+    """Score: nodes per 10. It records its process id."""
 
     def evaluate(self, graph: Any, *, seed: int) -> Score:
         return Score(len(graph.node_colours) / 10, metrics={"pid": float(os.getpid())})
@@ -61,7 +61,7 @@ class CountsNodes(GFNTask):
 
 @dataclass
 class Parts:
-    """What a stream of rollouts is made of."""
+    """Components of a stream of rollouts."""
 
     source: TrajectorySource
     policy: Policy
@@ -105,7 +105,7 @@ def parts(
     options: dict[str, Any] | None = None,
     **task_options: Any,
 ) -> Iterator[Parts]:
-    """Give the parts, the same ones each time, with an empty store; `options` are those of the source."""
+    """Yield equal components with an empty store; `options` configure the source."""
     policy_class = DenseTransformerPolicy if dense else GraphTransformerPolicy
     built = task(Config(), **task_options)
     context = GraphBuildingEnvContext(ENVIRONMENTS["undirected"](), num_cond_dim=built.num_cond_dim)

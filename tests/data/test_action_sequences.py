@@ -1,4 +1,4 @@
-"""Trajectories kept as their actions and walked again."""
+"""Action sequences of trajectories and their replay."""
 
 import pytest
 import torch
@@ -14,7 +14,7 @@ NUM = 8
 
 @pytest.fixture(scope="module", params=ENVIRONMENTS)
 def sampled(request) -> tuple:
-    """Return an environment, forward trajectories, and backward ones into where they ended."""
+    """Return an environment, forward trajectories, and backward ones into their terminal states."""
     env = ENVIRONMENTS[request.param]()
     context, policy = opinionated(env, sharpness=1.0)
     generator = torch.Generator().manual_seed(1)

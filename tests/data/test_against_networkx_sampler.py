@@ -1,4 +1,4 @@
-"""The sampler and everything under it, a batch at a time, against its twin on networkx graphs."""
+"""Batched sampler against a slow sampler on networkx graphs."""
 
 import math
 from random import Random
@@ -30,7 +30,7 @@ CASES = {
 
 @pytest.fixture(scope="module", params=CASES)
 def sampled(request) -> tuple[GraphBuildingEnvContext, GraphTransformerPolicy, list[NetworkxTrajectory]]:
-    """Return what the twin sampled with an untrained network, which seldom stops early."""
+    """Return samples of the slow sampler with an untrained network."""
     context = GraphBuildingEnvContext(CASES[request.param](), num_cond_dim=2)
     with torch.random.fork_rng():
         torch.manual_seed(1)

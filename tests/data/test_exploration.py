@@ -1,4 +1,4 @@
-"""How what is sampled differs from the policy: its temperature, and trajectories drawn backwards by a learned P_B."""
+"""Sampling temperature, and backward trajectories from a learned P_B."""
 
 from collections import Counter
 
@@ -57,7 +57,7 @@ def test_exploration_temperature_before_uniform_mixture(temperature, epsilon):
 @pytest.mark.parametrize("dense", [True, False])
 @pytest.mark.parametrize("name", ["undirected_attributes", "directed_attributes", "computation_graph_ordered"])
 def test_sample_backward_learned_policy_frequencies(name, dense):
-    """Which states are passed through on the way from one terminal state, against their exact probabilities."""
+    """Frequencies of intermediate states of backward trajectories against exact probabilities."""
     env = ENVIRONMENTS[name]()
     context, policy = opinionated(env, two_way=True, dense=dense, sharpness=7.0)
     graph, told = enumerate_states(env), unconditional(NUM)

@@ -1,4 +1,4 @@
-"""Back-and-forth local search: what it proposes, and that its filter leaves the target as it is."""
+"""Back-and-forth local search: proposals and stationary distribution."""
 
 from collections import Counter
 
@@ -80,11 +80,11 @@ class Space:
     ],
 )
 def test_local_search_metropolis_detailed_balance(name, two_way, scales_rewards):
-    """From exact samples of the target, every move is as frequent as its reverse, and what they end in is one, too."""
+    """From exact samples of the target, every move is as frequent as its reverse."""
     space, num = Space(MADE[name]()), 4_000
     context, policy = opinionated(space.env, two_way=two_way, sharpness=1.0)
     target = space.target
-    if not scales_rewards:  # what is sampled where symmetries are not corrected
+    if not scales_rewards:  # target without symmetry correction
         target = target / torch.tensor(space.env.num_automorphisms(space.terminal), dtype=torch.float64)
         target = target / target.sum()
     index = torch.multinomial(target, num, replacement=True, generator=torch.Generator().manual_seed(3))

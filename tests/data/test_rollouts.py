@@ -1,4 +1,4 @@
-"""Failures of workers as the user sees them."""
+"""User errors of failed workers."""
 
 import pytest
 
@@ -14,7 +14,7 @@ def fail(cause: BaseException | None) -> None:
 
 
 def test_worker_failure_with_user_error_cause():
-    """A full disk under the store that a worker writes to is one line, as without workers."""
+    """A full disk under the store is one line, as without workers."""
     with pytest.raises(UserError, match=r"^store: cannot be written$"):
         fail(UserError("store: cannot be written"))
 

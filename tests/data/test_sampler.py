@@ -32,7 +32,7 @@ SAMPLED["computation_graph_2_hidden"] = lambda: computation_graphs(max_hidden_no
 
 
 class BiasedPolicy(Policy):
-    """Gives Stop a logit of its own, by default the conditioning of the trajectory; everything else has 0."""
+    """The logit of Stop is given, by default by the conditioning; all others are 0."""
 
     def __init__(self, context: GraphBuildingEnvContext, stop: float | None = None) -> None:
         super().__init__()
@@ -70,7 +70,7 @@ def key(env: Environment, states: GraphStates, index: int = 0) -> str:
 
 
 def check_valid(env: Environment, batch: TrajectoryBatch, *, up_to_order: bool) -> None:
-    """Check every step of every trajectory; backward ones name their nodes afresh at each step."""
+    """Check every step of every trajectory; backward trajectories renumber nodes at each step."""
     oracle = oracle_of(env)
     for i in range(len(batch)):
         one = batch[i]
@@ -140,7 +140,7 @@ def test_sample_forward_deduplicates_states():
 
 
 def test_sampler_conditioning_per_trajectory():
-    """Half of the batch is told to stop at once, the other half to go on: mixed up, both would show."""
+    """Half of the batch stops at once, the other half continues."""
     env = ENVIRONMENTS["undirected"]()
     context = GraphBuildingEnvContext(env)
     eager = torch.arange(20) % 3 == 0

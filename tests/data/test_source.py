@@ -1,4 +1,4 @@
-"""Rollouts made here and by workers: the same for a seed, a step and weights, whatever way they come."""
+"""Rollouts are a function of seed, step and weights, local and from workers."""
 
 import os
 import signal
@@ -82,7 +82,7 @@ def test_rollout_is_stateless(tmp_path):
     with parts(tmp_path / "once") as once, parts(tmp_path / "again") as again:
         expected = list(islice(once.here(), 3))
         ours = {}
-        for step in (2, 1, 3):  # what is replayed depends on the history; what is sampled does not
+        for step in (2, 1, 3):  # replayed states depend on the history, samples do not
             sampled = again.source._sample(step, 0, again.policy, Exploration(0.1), 6)
             ours[step] = sampled.terminal.num_nodes.tolist()
         assert [ours[step] for step in (1, 2, 3)] == [num_nodes(r) for r in expected]

@@ -1,4 +1,4 @@
-"""Rewards used again: remembered trajectories, local search, offline graphs and scored states in rollouts."""
+"""Rollouts with replayed trajectories, local search, offline graphs and intermediate rewards."""
 
 import json
 from contextlib import closing
@@ -63,7 +63,7 @@ def test_source_resamples_backward_trajectories(tmp_path):
 
 
 def test_source_extra_updates_use_separate_streams(tmp_path):
-    """Every further update asks for states with its own seed, and walks back from equal states on its own ways."""
+    """Every further update uses separate seeds for states and trajectories."""
     options = ReplayConfig(warmup=6, num_from_replay=12, num_updates=4)
     with parts(tmp_path, replay=options) as made:
         list(islice(made.here(), 3))

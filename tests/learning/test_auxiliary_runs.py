@@ -1,4 +1,4 @@
-"""Whole runs with a teacher and action values: they train, resume, work with workers, and leave what can be sampled."""
+"""Runs with teacher and action values: training, resume, workers, greedy samples."""
 
 from pathlib import Path
 
@@ -66,7 +66,7 @@ def test_auxiliary_run_resumes_exactly(finished, tmp_path):
 
 def test_auxiliary_run_with_one_worker_is_reproducible(tmp_path):
     for name, transport in (("first", "mp_buffer_size=1000000"), ("second", "pickle_mp_messages=true")):
-        # Without validations: what they score while a worker scores the same is one's or the other's.
+        # Without validations, whose cache hits depend on timing.
         assert run(tmp_path / name, *BOTH, "validate_every=0", "num_workers=1", transport) == 0
     assert metric_rows(tmp_path / "first") == metric_rows(tmp_path / "second")
     assert all("teacher_loss" in row for row in metric_rows(tmp_path / "first"))

@@ -1,4 +1,4 @@
-"""The learner: how many optimiser steps on what, clipped how, and the same after a restart."""
+"""Learner: optimiser steps, clipping, memory, state dict."""
 
 import io
 import itertools

@@ -1,4 +1,4 @@
-"""Merging of isomorphic states: the same trajectories up to isomorphism, through one representative of each class."""
+"""Merging of isomorphic states into one representative per class."""
 
 from dataclasses import replace
 
@@ -55,7 +55,7 @@ def test_merge_isomorphic_actions_are_legal(name):
 
 @pytest.mark.parametrize("directed", [False, True])
 def test_merge_isomorphic_actions_are_isomorphic(directed):
-    """The class of (state, action) stays, which the class of the next state alone does not tell."""
+    """The isomorphism class of (state, action) is unchanged."""
     env = GraphBuildingEnv(["a", "b"], max_nodes=5, directed=directed)
     before = trajectories_of(env, num=100)
     after = merged(env, before)

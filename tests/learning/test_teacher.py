@@ -1,4 +1,4 @@
-"""A teacher learns where its student is wrong: exact distributions on a space small enough to enumerate."""
+"""Adaptive teacher: exact distributions on an enumerated space."""
 
 import copy
 from typing import Any
@@ -21,7 +21,7 @@ MISSED_BY = 6.0  # nats
 
 
 class Lesson:
-    """A student whose flows balance a reward without one of its modes, and a teacher that knows nothing yet."""
+    """A student with balanced flows for a reward without one mode, and an untrained teacher."""
 
     def __init__(self, *, symmetry: str, **opt: Any) -> None:
         self.space = space = make_space("two_coloured_3")
@@ -73,7 +73,7 @@ def test_teacher_samples_missing_mode(symmetry):
     assert float(own) < 0.01
     assert float(first[lesson.mode]) < 0.2
     assert float(found) > 0.5
-    # The student has only been asked: nothing of it has moved, nothing has a gradient.
+    # The student is unchanged and has no gradients.
     assert all(torch.equal(value, before[name]) for name, value in lesson.student.state_dict().items())
     assert all(p.grad is None for p in (*lesson.student.parameters(), *lesson.objective.parameters()))
 

@@ -1,4 +1,4 @@
-"""Checkpoints survive what happens to files and processes, and run nothing that a file tells them to."""
+"""Checkpoints: damaged and malicious files, killed processes, formats."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A run's folder: what is the run's, what is foreign, and what happens to either."""
+"""Run folder: listed and other files, resume, overwrite, damage."""
 
 from __future__ import annotations
 

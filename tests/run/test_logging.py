@@ -1,4 +1,4 @@
-"""metrics.jsonl is the record; wandb may be there, absent or broken; the terminal gets all of it in time."""
+"""Metric logs: metrics.jsonl, wandb (working, absent, broken), console."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def test_metrics_file_rows_contain_run_id(tmp_path: Path) -> None:
 
 
 class FakeWandb(ModuleType):
-    """Stands in for wandb: records what it is asked for, fails when told to."""
+    """Fake wandb that records calls and fails on request."""
 
     def __init__(self, failing: dict[str, str]) -> None:
         super().__init__("wandb")

@@ -1,4 +1,4 @@
-"""What a run has found so far, with several objectives."""
+"""Progress metrics with several objectives."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""Fixtures: every transport; and a server whose callers are in its process."""
+"""Fixtures: every transport; a server with callers in the same process."""
 
 from __future__ import annotations
 

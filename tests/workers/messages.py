@@ -1,4 +1,4 @@
-"""Messages that every transport has to deliver bit for bit, and what workers of the tests do."""
+"""Messages that every transport delivers bit for bit."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ class Named(NamedTuple):
 
 
 class TwoArgumentError(Exception):
-    """Can be pickled, but not rebuilt from that: its arguments are not those of its base class."""
+    """Can be pickled, but not unpickled: its arguments differ from its base class's."""
 
     def __init__(self, node: int, reason: str) -> None:
         super().__init__(f"node {node}: {reason}")
@@ -155,7 +155,7 @@ def fields_of(data: Any) -> dict[str, Any]:
 
 
 def named_memory(*pids: int) -> list[str]:
-    """Return what torch keeps in /dev/shm under the names of these processes."""
+    """Return torch's files in /dev/shm of these processes."""
     return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
 
 

@@ -1,4 +1,4 @@
-"""Pools of both backends with the objects that the workers of the tests call."""
+"""Pools of both backends with served test objects."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from gflownet.workers.pool import WorkerPool
 from tests.workers.producers import Desk, double
 
 BACKENDS: dict[str, Any] = {"processes": WorkerPool, "dataloader": LoaderPool}
-SOON_S = 20.0  # longer than anything here takes; reached only by a test that fails
+SOON_S = 20.0  # timeout of a failing test
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""What workers of the tests do, and what they call."""
+"""Worker functions and served objects of the tests."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from tests.workers.messages import TwoArgumentError, cases
 
 
 class Desk:
-    """Lives in the main process: notes what workers report."""
+    """Records reports of workers; lives in the main process."""
 
     def __init__(self) -> None:
         self.reported = threading.Event()
@@ -45,7 +45,7 @@ def double(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Note:
-    """A message that says who sent it and what it was told."""
+    """A message with its sender and the reply of a call."""
 
     worker: int
     generation: int
@@ -194,7 +194,7 @@ def die_between_messages(endpoint: Endpoint) -> None:
 
 @dataclass(frozen=True)
 class Dies:
-    """Worker 0 samples twice and dies in its own way, as often as it is told; other workers only sample."""
+    """Worker 0 samples twice and dies, a given number of times; other workers only sample."""
 
     how: Any
     times: int = 1

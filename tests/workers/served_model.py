@@ -1,4 +1,4 @@
-"""An object that callers of the tests share, and how its calls become one."""
+"""A served object and its merger."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import Tensor
 
 from tests.workers.messages import TwoArgumentError
 
-SOON_S = 10.0  # longer than anything here takes; reached only by a test that fails
+SOON_S = 10.0  # timeout of a failing test
 
 
 class Rows:

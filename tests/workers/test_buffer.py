@@ -98,7 +98,7 @@ def test_buffer_file_descriptor():
 
 
 def test_buffer_allocates_pages_on_write():
-    """A generous size costs nothing: these are 64 GiB."""
+    """A large buffer is free until it is written: 64 GiB."""
     buffer = SharedPinnedBuffer(1 << 36)
     assert buffer.read(buffer.write(torch.arange(3))).tolist() == [0, 1, 2]
     buffer.close()

@@ -16,7 +16,7 @@ class UnpicklableError(Exception):
 
 
 class ChangingError(Exception):
-    """Comes back as something else."""
+    """Unpickles as another class."""
 
     def __reduce__(self):
         return list, ("ab",)

@@ -1,4 +1,4 @@
-"""Limits of the DataLoader backend, and names of older code in DataLoaders of the user's own."""
+"""DataLoader backend, and ported names in plain DataLoaders."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_loader_pool_death_during_start_raises(monkeypatch, capfd):
 
     monkeypatch.setattr(loader_pool.DataLoader, "_get_iterator", broken)
     with (
-        pytest.raises(WorkerError, match=r"a worker died while it was started: BrokenPipeError.*workers.backend=proc"),
+        pytest.raises(WorkerError, match=r"a worker died during its start: BrokenPipeError.*workers.backend=proc"),
         workers(PickleTransport(), producers.sample, backend="dataloader"),
     ):
         pass
@@ -165,7 +165,7 @@ def test_mp_object_wrapper_in_plain_dataloader(options):
     for wrapper in wrappers:
         wrapper.terminate()
         wrapper.terminate()
-    with pytest.raises(ConnectionError, match="the main process hung up"):
+    with pytest.raises(ConnectionError, match="the main process closed the connection"):
         len(items)
 
 

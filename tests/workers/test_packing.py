@@ -43,7 +43,7 @@ def test_pack_shared_tensor_once():
 
 
 def test_pack_keeps_torch_geometric_batch():
-    """Graphs can be taken out of a collated batch, and its storage knows whose it is."""
+    """Graphs can be extracted from a collated batch, and its storage refers to it."""
     batch = delivered(pack(Batch.from_data_list([graph(2), graph(3)])))
     assert [one.num_nodes for one in batch.to_data_list()] == [2, 3]
     assert batch.num_graphs == 2
@@ -77,9 +77,9 @@ WITH_GRAD = torch.ones(2, requires_grad=True)
         (Outer(Inner(WITH_GRAD, "a"), (), {}, 0.0), "inner.values: expected"),
         (Named(WITH_GRAD, 1), "values: expected"),
         (Batch(x=WITH_GRAD), "x: expected"),
-        ([graph(2), threading.Lock()], "[1]: expected something that can be pickled"),
-        ((1, threading.Lock()), "[1]: expected something that can be pickled: TypeError"),
-        ({"f": lambda: None}, "['f']: expected something that can be pickled"),
+        ([graph(2), threading.Lock()], "[1]: expected a picklable object"),
+        ((1, threading.Lock()), "[1]: expected a picklable object: TypeError"),
+        ({"f": lambda: None}, "['f']: expected a picklable object"),
     ],
 )
 def test_pack_unpicklable_field_raises_with_path(message, place):
@@ -91,5 +91,5 @@ def test_pack_unpicklable_field_raises_with_path(message, place):
 def test_pack_cyclic_message_raises():
     message: list = []
     message.append([message, threading.Lock()])
-    with pytest.raises(MessageError, match=r"^\[0\]\[1\]: expected something that can be pickled"):
+    with pytest.raises(MessageError, match=r"^\[0\]\[1\]: expected a picklable object"):
         pack(message)

@@ -1,4 +1,4 @@
-"""Restarts of workers in processes: rows 11, 12, 13 and 43 of the list of faults; tests/contracts has the rest."""
+"""Restarts of worker processes; tests/contracts has the common behaviour of pools."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ CHOSEN = set(zip(("buffer", "queue", "pickle", "queue"), WAYS_TO_DIE, strict=Tru
 def test_pool_replaces_killed_worker(name, how):
     with workers(TRANSPORTS[name](), producers.Dies(how), num_workers=2, max_restarts=1) as pool:
         before = next_of(pool, 4)
-        with pytest.warns(UserWarning, match=r"worker 0 \(pid \d+\) was killed by SIGKILL .*restarted, 1 of 1 times"):
+        with pytest.warns(UserWarning, match=r"worker 0 \(pid \d+\) was killed by SIGKILL .*restart 1 of 1"):
             after = next_of(pool, 6)
     assert [(note.worker, note.generation, note.turn) for note in before + after] == [
         *((0, 0, 0), (1, 0, 0), (0, 0, 1), (1, 0, 1)),
@@ -66,7 +66,7 @@ def test_pool_replaces_killed_worker(name, how):
 def test_pool_replaces_worker_killed_while_sending(transport):
     with workers(transport, producers.dies_sending, max_restarts=1) as pool:
         first = pool.next()
-        with pytest.warns(UserWarning, match="restarted"):
+        with pytest.warns(UserWarning, match="; restart "):
             second = pool.next()
     assert (first.generation, second.generation, second.turn) == (0, 1, 0)
 
@@ -79,7 +79,7 @@ def test_pool_keeps_finished_message_of_killed_worker(desk):
         assert worker.channel.connection.poll(SOON_S)
         os.kill(worker.process.pid, signal.SIGKILL)
         worker.process.join()
-        with pytest.warns(UserWarning, match="restarted"):
+        with pytest.warns(UserWarning, match="; restart "):
             messages = next_of(pool, 2)
     assert messages == [1, 0]
 
@@ -87,7 +87,7 @@ def test_pool_keeps_finished_message_of_killed_worker(desk):
 def test_pool_too_many_restarts_raises():
     with workers(PickleTransport(), producers.Dies(die_now, 9), max_restarts=2) as pool:
         next_of(pool, 2)
-        with pytest.warns(UserWarning, match="of 2 times"):
+        with pytest.warns(UserWarning, match="restart . of 2"):
             next_of(pool, 4)
         with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) was killed by SIGKILL .* after 2 restarts"):
             pool.next()
@@ -140,7 +140,7 @@ MORE_THAN_A_PIPE_HOLDS = 1 << 20  # so that the main process is still writing wh
 @pytest.mark.parametrize(
     ("start_method", "padding", "loss"),
     [
-        ("forkserver", MORE_THAN_A_PIPE_HOLDS, "worker 0 died while it was started: BrokenPipeError"),
+        ("forkserver", MORE_THAN_A_PIPE_HOLDS, "worker 0 died during its start: BrokenPipeError"),
         ("forkserver", 0, "worker 0 .* was killed by SIGKILL"),
         pytest.param("spawn", 0, "worker 0 .* was killed by SIGKILL", marks=pytest.mark.slow),
     ],
@@ -150,7 +150,7 @@ def test_pool_replaces_worker_killed_during_start(tmp_path, monkeypatch, start_m
     sign.touch()
     monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, padding))
     with (
-        pytest.warns(UserWarning, match=rf"{loss}.*; it is restarted, 1 of 1 times"),
+        pytest.warns(UserWarning, match=rf"{loss}.*; restart 1 of 1"),
         workers(PickleTransport(), producers.sample, max_restarts=1, start_method=start_method) as pool,
     ):
         note = pool.next()
@@ -164,8 +164,8 @@ def test_pool_replaces_successor_killed_during_start(tmp_path, monkeypatch):
         monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, MORE_THAN_A_PIPE_HOLDS))
         sign.touch()
         with (
-            pytest.warns(UserWarning, match=r"was killed by SIGKILL .*; it is restarted, 1 of 2 times"),
-            pytest.warns(UserWarning, match=r"worker 0 died while it was started: .*; it is restarted, 2 of 2 times"),
+            pytest.warns(UserWarning, match=r"was killed by SIGKILL .*; restart 1 of 2"),
+            pytest.warns(UserWarning, match=r"worker 0 died during its start: .*; restart 2 of 2"),
         ):
             note = pool.next()
     assert (note.generation, note.turn) == (2, 0)
@@ -176,7 +176,7 @@ def test_pool_start_failure_raises(tmp_path, monkeypatch):
     sign.touch()
     monkeypatch.setattr(worker_processes, "stream_seed", lambda *_: DeadlySeed(sign, MORE_THAN_A_PIPE_HOLDS))
     with (
-        pytest.raises(WorkerError, match=r"worker 0 died while it was started: .*, after 0 restarts; more are not"),
+        pytest.raises(WorkerError, match=r"worker 0 died during its start: .*, after 0 restarts, the max"),
         workers(PickleTransport(), producers.sample),
     ):
         pass
@@ -185,7 +185,7 @@ def test_pool_start_failure_raises(tmp_path, monkeypatch):
 def test_pool_replaces_worker_before_first_message():
     with (
         workers(PickleTransport(), producers.DiesAtOnce(), num_workers=2, max_restarts=1) as pool,
-        pytest.warns(UserWarning, match=r"was killed by SIGKILL .*it is restarted, 1 of 1 times"),
+        pytest.warns(UserWarning, match=r"was killed by SIGKILL .*restart 1 of 1"),
     ):
         notes = next_of(pool, 2)
     assert [(note.worker, note.generation, note.turn) for note in notes] == [(0, 1, 0), (1, 0, 0)]
@@ -221,7 +221,7 @@ def test_pool_close_releases_resources(transport):
     def use() -> None:
         with workers(transport, producers.Dies(producers.die_sharing_memory), num_workers=2, max_restarts=1) as pool:
             pids = {note.pid for note in next_of(pool, 4)}
-            with pytest.warns(UserWarning, match="restarted"):
+            with pytest.warns(UserWarning, match="; restart "):
                 pids |= {note.pid for note in next_of(pool, 3)}
         assert named_memory(os.getpid(), *pids) == []
 

@@ -1,4 +1,4 @@
-"""What a caller sees of an object elsewhere; caller and server share a process here."""
+"""Proxies, with caller and server in one process."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_proxy_unknown_attribute_raises(endpoint, model):
         plain.num_layers = 4
     with pytest.raises(TypeError, match=r"numbers: expected a call of one of its methods \['__len__', 'append'"):
         endpoint.proxy("numbers")()
-    with pytest.raises(KeyError, match="polcy: expected the name of an object that is served, one of"):
+    with pytest.raises(KeyError, match="polcy: expected the name of a served object, one of"):
         endpoint.proxy("polcy")
     model.gate.set()
 
@@ -106,9 +106,9 @@ def test_proxy_unsendable_message_raises_with_path(endpoint):
     batch.x.requires_grad_()
     with pytest.raises(MessageError, match=r"^policy.keep: arguments\[0\].x: expected a tensor without a gradient"):
         policy.keep(batch)
-    with pytest.raises(MessageError, match=r"^policy.how: options\['key'\]: expected something that can be pickled"):
+    with pytest.raises(MessageError, match=r"^policy.how: options\['key'\]: expected a picklable object"):
         policy.how(key=threading.Lock())
-    with pytest.raises(MessageError, match=r"^result: expected something that can be pickled"):
+    with pytest.raises(MessageError, match=r"^result: expected a picklable object"):
         policy.reply("lock")
     with pytest.raises(MessageError, match=r"^result: \[1\]: expected a tensor without a gradient"):
         policy.reply("parameter")
@@ -123,7 +123,7 @@ class Broken:
 
 
 def test_proxy_unreadable_call_raises(endpoint):
-    with pytest.raises(MessageError, match="expected a message that can be read, got ValueError"):
+    with pytest.raises(MessageError, match="expected a readable message, got ValueError"):
         endpoint.proxy("policy").keep(Broken())
     assert endpoint.proxy("policy")(torch.ones(1)).tolist() == [2.0]
 

@@ -1,4 +1,4 @@
-"""Faults of the whole machine: rows 9, 10, 23 and 24 of the list, each in a separate main program."""
+"""Killed main processes and exhausted resources, each in a separate main program."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A server and its callers in one process, so that events can say when what happens; processes follow elsewhere."""
+"""Server and callers in one process, synchronised by events."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_server_merges_one_method_without_options(server, model, pool):
 
 
 def test_server_merged_failure_raises_in_one_caller(server, model, pool):
-    with pytest.warns(UserWarning, match=r"policy.__call__: 2 calls are made one by one, as one they raise TwoArg"):
+    with pytest.warns(UserWarning, match=r"policy.__call__: 2 calls are retried one by one, merged they raise TwoArg"):
         good, bad = waiting_together(server, model, [policy_call(1), policy_call(-3)], pool)
     assert good.tolist() == [2.0]
     with pytest.raises(RuntimeError, match="node -3: negative"):
@@ -63,7 +63,7 @@ def test_server_merged_failure_raises_in_one_caller(server, model, pool):
 
 
 def test_server_survives_exit_in_merged_call(server, model, pool):
-    with pytest.warns(UserWarning, match="one by one, as one they raise SystemExit"):
+    with pytest.warns(UserWarning, match="one by one, merged they raise SystemExit"):
         good, bad = waiting_together(server, model, [policy_call(1), policy_call(-300)], pool)
     assert good.tolist() == [2.0]
     with pytest.raises(RuntimeError, match="SystemExit: far too small"):
@@ -105,7 +105,7 @@ def test_server_slow_object_does_not_block(server, model, pool):
 
 
 def test_server_survives_closed_caller(server):
-    """In the middle of writing a message, too: what it wrote is half of one."""
+    """Also in the middle of writing a message."""
     callers = [server.connect() for _ in range(4)]
     callers[0].detach()
     os.write(callers[1].channel.connection.fileno(), b"\x00\x00\x10\x00half")
@@ -118,7 +118,7 @@ def test_server_survives_closed_caller(server):
 def test_server_close_raises_in_caller(server, endpoint):
     server.close()
     server.close()
-    with pytest.raises(ConnectionError, match="the main process hung up"):
+    with pytest.raises(ConnectionError, match="the main process closed the connection"):
         endpoint.proxy("policy")(torch.ones(1))
 
 

@@ -1,4 +1,4 @@
-"""One contract for the three transports: the same messages, bit for bit, and the same refusals."""
+"""Contract of the three transports: the same messages, bit for bit, and the same errors."""
 
 from __future__ import annotations
 
@@ -99,8 +99,8 @@ def test_channel_inference_tensors(pair):
     [
         (torch.ones(2, requires_grad=True), "without a gradient"),
         (torch.ones(2, requires_grad=True) * 2, "without a gradient"),
-        (threading.Lock(), "can be pickled"),
-        (lambda: None, "can be pickled"),
+        (threading.Lock(), "picklable"),
+        (lambda: None, "picklable"),
     ],
 )
 def test_channel_unsendable_message_raises(pair, part, reason):
@@ -123,7 +123,7 @@ def test_channel_unreadable_message_raises(pair):
     near, far = pair
     near.send((Unreadable(), torch.ones(2)))
     near.send("next")
-    with pytest.raises(MessageError, match="expected a message that can be read, got ValueError"):
+    with pytest.raises(MessageError, match="expected a readable message, got ValueError"):
         far.receive()
     assert far.receive() == "next"
 
@@ -220,7 +220,7 @@ def test_queue_transport_few_open_files(monkeypatch):
 
 @pytest.mark.parametrize("make", TRANSPORTS.values())
 def test_channel_device(make):
-    """Shown by a device without memory: what arrives there has shapes and types only."""
+    """With the meta device: received tensors have shapes and types only."""
     transport, meta = make(), torch.device("meta")
     near, far = transport.pair(meta)
     for read in (near.receive, near.view):
