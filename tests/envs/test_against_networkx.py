@@ -1,4 +1,4 @@
-"""Every environment, a batch at a time, against networkx graphs that are stepped one by one by definition."""
+"""Masks, steps and reachability of every environment against reference rules on networkx graphs."""
 
 import random
 from collections.abc import Iterator
@@ -15,7 +15,7 @@ from tests.contracts.environments import ENVIRONMENTS, computation_graphs, tenso
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.twins import oracle_of, to_networkx
 
-BIGGER = {
+LARGER = {
     "undirected_7": lambda: GraphBuildingEnv(["a", "b", "c"], max_nodes=7, edge_attributes=[Attribute("bond", (1, 2))]),
     "directed_7": lambda: GraphBuildingEnv(
         ["a", "b"], max_nodes=7, min_nodes=3, directed=True, node_attributes=[Attribute("charge", (-1, 0, 1))]
@@ -50,63 +50,66 @@ BIGGER = {
         inputs={"a": (2, 3)}, operations=("transform",), new_extents=(2,), max_operations=3
     ),
 }
-CASES = {**ENVIRONMENTS, **BIGGER}
+CASES = {**ENVIRONMENTS, **LARGER}
 
 
-def in_words(env: Environment, states: GraphStates, masks: ActionMasks) -> list[set[GraphAction]]:
-    """Return the legal actions of each graph; no two positions of a mask may mean the same action."""
+def decoded_actions(env: Environment, states: GraphStates, masks: ActionMasks) -> list[set[GraphAction]]:
+    """Return the legal actions of each graph; positions of a mask must decode to distinct actions."""
     graphs, actions = masks.positions()
-    found: list[set[GraphAction]] = [set() for _ in range(len(states))]
+    legal: list[set[GraphAction]] = [set() for _ in range(len(states))]
     for i, graph in enumerate(graphs.tolist()):
         position = actions[torch.tensor([i])]
-        found[graph].add(env.decode(states[graph : graph + 1], 0, position))
-    assert sum(map(len, found)) == len(graphs)
-    assert [len(actions) for actions in found] == masks.num_actions().tolist()
-    return found
+        legal[graph].add(env.decode(states[graph : graph + 1], 0, position))
+    assert sum(map(len, legal)) == len(graphs)
+    assert [len(actions) for actions in legal] == masks.num_actions().tolist()
+    return legal
 
 
-def walks(
+def random_walks(
     env: Environment, oracle: GraphBuildingOracle, *, num: int, num_steps: int, seed: int
 ) -> Iterator[tuple[GraphStates, list[nx.Graph], list[set[GraphAction]], list[set[GraphAction]]]]:
-    """Yield the states of a batch, their twins and the twins' actions; each graph goes forth and, less often, back."""
+    """Yield the states of a batch, the same graphs in networkx, and the legal forward and backward actions.
+
+    Each graph takes random forward actions and, less often, backward actions.
+    """
     rng = random.Random(seed)
     states, graphs = env.initial_states(num), [oracle.initial() for _ in range(num)]
     for _ in range(num_steps):
         forward, backward = [oracle.forward(g) for g in graphs], [oracle.backward(g) for g in graphs]
         yield states, graphs, forward, backward
-        taken = []
-        for ahead, back in zip(forward, backward, strict=True):
-            moves = sorted((a for a in ahead if a.action_type != GraphActionType.Stop), key=str)
-            # All kinds alike, or the many edges would crowd the rest out.
+        actions = []
+        for forward_legal, backward_legal in zip(forward, backward, strict=True):
+            moves = sorted((a for a in forward_legal if a.action_type != GraphActionType.Stop), key=str)
+            # Kinds are drawn uniformly, because there are far more edge actions than others.
             kind = rng.choice(sorted({a.action_type for a in moves})) if moves else None
             moves = [a for a in moves if a.action_type == kind]
-            goes_back = not moves or (back and rng.random() < 0.25)
-            taken.append(rng.choice(sorted(back, key=str) if goes_back else moves))
-        states = env.step(states, env.encode_batch(taken))
-        graphs = [oracle.apply(g, a) for g, a in zip(graphs, taken, strict=True)]
+            goes_back = not moves or (backward_legal and rng.random() < 0.25)
+            actions.append(rng.choice(sorted(backward_legal, key=str) if goes_back else moves))
+        states = env.step(states, env.encode_batch(actions))
+        graphs = [oracle.apply(g, a) for g, a in zip(graphs, actions, strict=True)]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_masks_steps_and_reachability_agree_with_networkx(name):
+def test_environment_masks_steps_and_reachability_match_networkx(name):
     env = CASES[name]()
     oracle = oracle_of(env)
-    seen = set()
-    for states, graphs, forward, backward in walks(env, oracle, num=4, num_steps=24, seed=1):
-        assert in_words(env, states, env.forward_masks(states)) == forward
-        assert in_words(env, states, env.backward_masks(states)) == backward
+    action_types = set()
+    for states, graphs, forward, backward in random_walks(env, oracle, num=4, num_steps=24, seed=1):
+        assert decoded_actions(env, states, env.forward_masks(states)) == forward
+        assert decoded_actions(env, states, env.backward_masks(states)) == backward
         for i, graph in enumerate(graphs):
             assert nx.utils.graphs_equal(to_networkx(env, states, i), graph)
-            assert reached(states, i) == expected_reach(env, graph)
-            seen |= {a.action_type for a in forward[i] | backward[i]}
-    assert seen == {*env.forward_types, *env.backward_types}
+            assert reachable_pairs(states, i) == expected_reach(env, graph)
+            action_types |= {a.action_type for a in forward[i] | backward[i]}
+    assert action_types == {*env.forward_types, *env.backward_types}
 
 
-def reached(states: GraphStates, index: int) -> set[tuple[int, int]]:
+def reachable_pairs(states: GraphStates, index: int) -> set[tuple[int, int]]:
     return {(s, t) for s, t in states.reach[index].nonzero().tolist()}
 
 
 def expected_reach(env: Environment, graph: nx.Graph) -> set[tuple[int, int]]:
-    """Return who reaches whom over edges of the first type; undirected graphs do without."""
+    """Return the pairs connected by a path of edges of the first type; only identical pairs in undirected graphs."""
     pairs = {(v, v) for v in range(env.vocabulary.max_nodes)}
     if env.vocabulary.directed:
         main = nx.DiGraph()

@@ -1,4 +1,4 @@
-"""Bit sequences: how many there are, in which order they are written, what is refused."""
+"""Bit sequences: number of states, order of the words, and errors."""
 
 import pytest
 import torch
@@ -12,12 +12,12 @@ from gflownet.metrics.exact import enumerate_states
 
 
 @pytest.mark.parametrize(("num_bits", "word_bits"), [(4, 1), (6, 2), (8, 4), (9, 3), (6, 6)])
-def test_every_sequence_is_written_in_one_way(num_bits, word_bits):
+def test_bit_sequence_states_form_a_tree(num_bits, word_bits):
     env = BitSequenceEnv(num_bits, word_bits)
     graph = enumerate_states(env)
     assert len(graph) == sum(2**length for length in range(0, num_bits + 1, word_bits))
     texts = [bits_of(env.terminal(graph.states, i)) for i in graph.terminal.tolist()]
-    assert sorted(texts) == [format(number, f"0{num_bits}b") for number in range(2**num_bits)]
+    assert sorted(texts) == [format(value, f"0{num_bits}b") for value in range(2**num_bits)]
     assert torch.equal(graph.child[~graph.stops].bincount(minlength=len(graph))[1:], torch.ones(len(graph) - 1).long())
     assert graph.num_backward.tolist() == [0] + [1] * (len(graph) - 1)
 
@@ -26,7 +26,7 @@ def write(place: int, word: str) -> GraphAction:
     return GraphAction(Kind.SetNodeAttr, source=place, attribute="word", value=word)
 
 
-def test_words_are_written_from_left_to_right_and_erased_from_the_right():
+def test_bit_sequence_appends_words_left_to_right_and_removes_last():
     env = BitSequenceEnv(6, 2)
     states = env.initial_states(1)
     with pytest.raises(IllegalAction, match="words are written from left to right"):
@@ -41,18 +41,18 @@ def test_words_are_written_from_left_to_right_and_erased_from_the_right():
     with pytest.raises(IllegalAction, match="the word written last is erased first"):
         env.step(states, first)
     assert env.forward_masks(env.step(states, last)).masks[Kind.SetNodeAttr].nonzero()[:, 1].unique().tolist() == [1]
-    done = env.step(states, env.encode_batch([write(2, "00")]))
-    assert bits_of(env.terminal(done, 0)) == "011100"
+    complete = env.step(states, env.encode_batch([write(2, "00")]))
+    assert bits_of(env.terminal(complete, 0)) == "011100"
 
 
-def test_options_make_the_environment():
+def test_bit_sequence_context_from_config():
     config = EnvConfig(bit_sequence=BitSequenceConfig(num_bits=8, word_bits=4))
     env = BitSequenceContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=1).env
     assert len(enumerate_states(env).terminal) == 256
 
 
 @pytest.mark.parametrize(("num_bits", "word_bits"), [(7, 2), (0, 1), (8, 0), (7, 7)])
-def test_lengths_of_no_words_are_named(num_bits, word_bits):
+def test_bit_sequence_invalid_lengths_raise(num_bits, word_bits):
     expected = rf"expected word_bits from 1 to 6 and num_bits a multiple of it, got {word_bits} and {num_bits}"
     with pytest.raises(ValueError, match=expected):
         BitSequenceEnv(num_bits, word_bits)

@@ -1,4 +1,4 @@
-"""Cells of tabular benchmarks: exactly those that the tables hold, known by what the tables know them by."""
+"""Cell spaces of NAS benchmarks: the same cells and codes as in the tables of the benchmarks."""
 
 import re
 from typing import Any
@@ -27,12 +27,12 @@ def make_env(name: Any, **options) -> Environment:
 
 
 def operations_of(arch: str) -> dict[str, str]:
-    """Return the operation on every edge `target<-source` of an architecture as NAS-Bench-201 writes it."""
+    """Return the operation of every edge `target<-source` of an architecture string of NAS-Bench-201."""
     nodes = [re.findall(r"\|([^|~]+)~(\d+)", node) for node in arch.split("+")]
     return {f"{target}<-{source}": op for target, node in enumerate(nodes, 1) for op, source in node}
 
 
-def test_codes_of_nas_bench_201_are_those_of_its_table():
+def test_nas_bench_201_codes_match_table():
     rows = real_rows("nb201.csv.gz")
     env = make_env("nb201")
     cells = [operations_of(row["arch"]) for row in rows]
@@ -43,7 +43,7 @@ def test_codes_of_nas_bench_201_are_those_of_its_table():
     assert len(env.identify(states).unique()) == 15_625
 
 
-def test_cells_of_nas_bench_macro_are_those_of_its_table():
+def test_nas_bench_macro_codes_match_table():
     env = make_env("nb_macro")
     assert isinstance(env, CellEnv)
     graph = enumerate_states(env, max_states=4**8)
@@ -54,18 +54,18 @@ def test_cells_of_nas_bench_macro_are_those_of_its_table():
 
 
 @pytest.mark.parametrize(("max_vertices", "num_classes", "spaces"), [(4, 91, {"4V9E"}), (5, 2_532, {"5V9E"})])
-def test_cells_of_nas_bench_101_are_those_of_its_table(max_vertices, num_classes, spaces):
-    """Each of its two spaces holds the graphs of fewer vertices, too."""
+def test_nas_bench_101_cells_match_table(max_vertices, num_classes, spaces):
+    """Each of the two spaces of the table also holds the graphs with fewer vertices."""
     env = make_env("nb101", max_vertices=max_vertices)
     graph = enumerate_states(env)
-    found = {env.terminal(graph.states, i).canonical_key() for i in graph.terminal.tolist()}
+    keys = {env.terminal(graph.states, i).canonical_key() for i in graph.terminal.tolist()}
     rows = [row for row in real_rows("nb101_ec_4epochs.csv.gz") if row["space"] in spaces]
-    assert found == {graph_of_row(row).canonical_key() for row in rows}
-    assert len(found) == len(graph.terminal) == num_classes
+    assert keys == {graph_of_row(row).canonical_key() for row in rows}
+    assert len(keys) == len(graph.terminal) == num_classes
 
 
-def test_small_cells_by_hand():
-    """Of three vertices: the input joined to the output, over one of three operations, and both at once."""
+def test_nas_bench_101_cells_of_three_vertices_match_hand_count():
+    """Input to output directly, through one of three operations, or both."""
     env = make_env("nb101", max_vertices=3)
     graph = enumerate_states(env)
     objects = [env.terminal(graph.states, i) for i in graph.terminal.tolist()]
@@ -73,28 +73,28 @@ def test_small_cells_by_hand():
     expected = [ColouredGraph(("input", "output"), {(0, 1): "edge"})]
     for operation in ("conv3x3-bn-relu", "conv1x1-bn-relu", "maxpool3x3"):
         expected += [ColouredGraph(("input", "output", operation), edges) for edges in (chain, both)]
-    assert {found.canonical_key() for found in objects} == {one.canonical_key() for one in expected}
-    again = env.states_of(expected)
-    assert set(env.identify(again).tolist()) == set(env.identify(graph.states[graph.terminal]).tolist())
+    assert {cell.canonical_key() for cell in objects} == {cell.canonical_key() for cell in expected}
+    states = env.states_of(expected)
+    assert set(env.identify(states).tolist()) == set(env.identify(graph.states[graph.terminal]).tolist())
 
 
-def test_edges_are_limited():
+def test_nas_bench_101_max_edges_limits_cells():
     graph = enumerate_states(make_env("nb101", max_vertices=4, max_edges=3))
     assert int(graph.states[graph.terminal].has_edge.sum((1, 2)).max()) == 3
 
 
-def test_an_operation_of_another_benchmark_is_named():
+def test_nas_bench_101_unknown_operation_raises():
     graph = ColouredGraph(("input", "output", "conv7x7"), {(0, 2): "edge", (2, 1): "edge"})
     with pytest.raises(ValueError, match=r"graph 0: expected a operation out of .*, got 'conv7x7'"):
         make_env("nb101").states_of([graph])
 
 
-def test_too_few_vertices_are_named():
+def test_cell_graph_env_with_one_vertex_raises():
     with pytest.raises(ValueError, match="expected max_vertices >= 2, got 1"):
         CellGraphEnv(("a",), max_vertices=1, max_edges=3)
 
 
-def test_options_make_the_environment():
+def test_cell_space_context_from_config():
     config = EnvConfig(cell_space=CellSpaceConfig(name="nb_macro"))
     env = CellSpaceContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=1).env
     assert env.vocabulary.node_types == tuple(f"layer{i}" for i in range(8))

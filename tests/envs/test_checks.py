@@ -1,4 +1,4 @@
-"""Options and sizes that make no search space are refused in the names the user knows."""
+"""Invalid options and task sizes of computation graphs raise errors with the option names."""
 
 import re
 from typing import Any
@@ -17,7 +17,7 @@ def context(*, inputs: Any = (4,), outputs: Any = (2,), **options: Any) -> Compu
 
 
 @pytest.mark.parametrize(
-    ("given", "complaint"),
+    ("options", "message"),
     [
         (
             {"max_hidden_nodes": 200},
@@ -35,15 +35,15 @@ def context(*, inputs: Any = (4,), outputs: Any = (2,), **options: Any) -> Compu
         ({"inputs": (1,) * 122}, "task: expected at most 122 inputs and outputs together, got 123"),
     ],
 )
-def test_the_complaint_names_the_option(given: dict[str, Any], complaint: str) -> None:
-    with pytest.raises(ValueError, match=f"^{re.escape(complaint)}") as caught:
-        context(**given)
-    assert "\n" not in str(caught.value)
+def test_computation_graph_invalid_option_raises(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}") as error:
+        context(**options)
+    assert "\n" not in str(error.value)
 
 
-def test_what_just_fits_is_built() -> None:
+def test_computation_graph_accepts_maximum_sizes() -> None:
     env = context(max_hidden_nodes=MOST_VALUES - 2).env
     assert isinstance(env, ComputationGraphEnv)
     assert env.vocabulary.max_nodes == MOST_VALUES
-    crowded = context(inputs=(1,) * 121, outputs=(1,), max_hidden_nodes=5, max_edges=121).env
-    assert len(crowded.vocabulary.node_types) == MOST_VALUES
+    full = context(inputs=(1,) * 121, outputs=(1,), max_hidden_nodes=5, max_edges=121).env
+    assert len(full.vocabulary.node_types) == MOST_VALUES

@@ -1,4 +1,4 @@
-"""The options of coloured graphs."""
+"""Options of coloured graphs."""
 
 import pytest
 
@@ -12,7 +12,7 @@ def context_of(**options) -> ColouredGraphContext:
     return ColouredGraphContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=1)
 
 
-def test_options_make_the_environment():
+def test_coloured_graph_context_from_config():
     env = context_of(colours=["a", "b"], max_nodes=4, min_nodes=3).env
     assert isinstance(env, GraphBuildingEnv)
     assert not env.vocabulary.directed
@@ -27,6 +27,6 @@ def test_options_make_the_environment():
         ({"max_nodes": 3, "min_nodes": 4}, r"env\.coloured_graph\.min_nodes: expected at most max_nodes=3, got 4"),
     ],
 )
-def test_options_that_describe_no_space_are_named(options, message):
+def test_coloured_graph_invalid_options_raise(options, message):
     with pytest.raises(ValueError, match=message):
         context_of(**options)

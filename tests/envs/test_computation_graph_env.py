@@ -1,3 +1,5 @@
+"""Computation graphs: terminal graphs, order of inputs, edge budget, recurrent edges, and errors."""
+
 import pytest
 import torch
 
@@ -14,7 +16,7 @@ Kind = GraphActionType
 ARCHITECTURES = [name for name in ENVIRONMENTS if name.startswith("computation_graph")]
 
 
-def built(env: Environment, *actions: GraphAction) -> GraphStates:
+def build(env: Environment, *actions: GraphAction) -> GraphStates:
     states = env.initial_states(1)
     for action in actions:
         states = env.step(states, env.encode_batch([action]))
@@ -30,7 +32,7 @@ def edge(source: int, target: int, value: str = "forward") -> GraphAction:
 
 
 @pytest.mark.parametrize("name", ARCHITECTURES)
-def test_every_terminal_graph_is_valid_and_its_unmarked_edges_are_acyclic(name):
+def test_terminal_computation_graph_is_valid_and_acyclic(name):
     env = ENVIRONMENTS[name]()
     assert isinstance(env, ComputationGraphEnv)
     graph = enumerate_states(env)
@@ -45,7 +47,7 @@ def test_every_terminal_graph_is_valid_and_its_unmarked_edges_are_acyclic(name):
         assert num_hidden <= env.max_hidden_nodes
 
 
-def test_the_terminal_graph_says_what_the_actions_chose():
+def test_terminal_computation_graph_holds_chosen_values():
     env = computation_graphs(
         input_sizes=(3, 5),
         output_sizes=(2,),
@@ -56,7 +58,7 @@ def test_the_terminal_graph_says_what_the_actions_chose():
         output_activation="tanh",
         output_aggregation="concat",
     )
-    states = built(
+    states = build(
         env,
         GraphAction(Kind.AddNode, 1, value="tanh"),
         GraphAction(Kind.SetNodeAttr, 3, attribute="aggregation", value="max"),
@@ -83,34 +85,34 @@ def test_the_terminal_graph_says_what_the_actions_chose():
     }
 
 
-def test_the_order_of_concatenated_inputs_makes_two_architectures_but_not_of_summed_ones():
+def test_input_order_matters_for_concat_but_not_for_sum():
     for output_aggregation, num in (("concat", 2), ("sum", 1)):
         env = computation_graphs(
             input_sizes=(3, 3), activations=("relu",), max_edges=2, output_aggregation=output_aggregation
         )
-        first, second = (built(env, *(edge(s, 2) for s in order)) for order in ((0, 1), (1, 0)))
+        first, second = (build(env, *(edge(s, 2) for s in order)) for order in ((0, 1), (1, 0)))
         keys = {env.terminal(states, 0).canonical_key() for states in (first, second)}
         assert len(keys) == num
         assert bool(first.equals(second)) == (num == 1)
 
 
-def test_the_last_edge_of_the_budget_must_finish_the_graph():
-    """Two inputs, one output, three edges: a hidden node leaves two edges for two nodes without a way out."""
+def test_edge_budget_keeps_edges_for_unconnected_nodes():
+    """Two inputs, one output, three edges: after a hidden node, two edges remain for two nodes without out-edges."""
     env = computation_graphs(
         input_sizes=(3, 2), activations=("relu",), aggregations=("sum",), hidden_sizes=(4,), max_edges=3
     )
-    states = built(env, hidden(0))
+    states = build(env, hidden(0))
     for illegal in (edge(0, 2), GraphAction(Kind.Stop)):
         with pytest.raises(IllegalAction, match=r"at most 3 edges|every node must lead to an output"):
             env.step(states, env.encode_batch([illegal]))
-    env.step(states, env.encode_batch([edge(1, 3)]))  # feeds the hidden node and gives the input its way out
-    one_more = computation_graphs(
+    env.step(states, env.encode_batch([edge(1, 3)]))  # uses the second input, so one edge suffices
+    larger_budget = computation_graphs(
         input_sizes=(3, 2), activations=("relu",), aggregations=("sum",), hidden_sizes=(4,), max_edges=4
     )
-    built(one_more, hidden(0), edge(0, 2))
+    build(larger_budget, hidden(0), edge(0, 2))
 
 
-def test_recurrent_edges_may_close_cycles_and_loops():
+def test_recurrent_edges_allow_cycles_and_self_loops():
     env = computation_graphs(
         activations=("relu",),
         aggregations=("sum",),
@@ -119,12 +121,12 @@ def test_recurrent_edges_may_close_cycles_and_loops():
         max_edges=8,
         allow_recurrent=True,
     )
-    states = built(env, hidden(0), hidden(2), edge(3, 2, "recurrent"), edge(3, 3, "recurrent"), edge(1, 1, "recurrent"))
+    states = build(env, hidden(0), hidden(2), edge(3, 2, "recurrent"), edge(3, 3, "recurrent"), edge(1, 1, "recurrent"))
     with pytest.raises(IllegalAction, match="the edge is already there"):
         env.step(states, env.encode_batch([edge(3, 2)]))
-    for wrong in (edge(0, 2, "recurrent"), edge(2, 1, "recurrent"), edge(1, 0, "recurrent")):
+    for illegal in (edge(0, 2, "recurrent"), edge(2, 1, "recurrent"), edge(1, 0, "recurrent")):
         with pytest.raises(IllegalAction, match="an edge leads from a node that is there into"):
-            env.step(states, env.encode_batch([wrong]))
+            env.step(states, env.encode_batch([illegal]))
 
 
 @pytest.mark.parametrize(
@@ -142,25 +144,25 @@ def test_recurrent_edges_may_close_cycles_and_loops():
         ({"max_hidden_nodes": 126}, "expected 1 to 127 types, values and nodes"),
     ],
 )
-def test_spaces_that_cannot_be_are_refused(changes, message):
+def test_computation_graph_env_invalid_arguments_raise(changes, message):
     with pytest.raises(ValueError, match=message):
         computation_graphs(**changes)
 
 
-def test_no_hidden_nodes_leave_the_ways_to_join_the_ends():
+def test_computation_graphs_without_hidden_nodes_are_bipartite():
     env = computation_graphs(input_sizes=(3, 2), output_sizes=(2, 4), max_hidden_nodes=0, max_edges=4)
     graph = enumerate_states(env)
-    assert len(graph.terminal) == 7  # 2x2 bipartite graphs in which nobody is alone
+    assert len(graph.terminal) == 7  # 2x2 bipartite graphs without isolated nodes
 
 
-def test_the_options_make_the_environment():
+def test_computation_graph_context_from_config():
     config = EnvConfig(activations=["gelu"], aggregations=["sum"], output_sizes=[16], max_hidden_nodes=3, max_edges=9)
     context = ComputationGraphEnvContext.from_config(config, input_sizes=(64,), output_sizes=(10,), num_cond_dim=5)
     env = context.env
     assert context.num_cond_dim == 5
     assert env.vocabulary.max_nodes == 5
     assert env.vocabulary.node_attributes == ()
-    states = built(env, GraphAction(Kind.AddNode, 0, value="gelu"), edge(2, 1))
+    states = build(env, GraphAction(Kind.AddNode, 0, value="gelu"), edge(2, 1))
     terminal = env.terminal(states, 0)
     assert isinstance(terminal, ComputationGraph)
     node = terminal.nodes[2]

@@ -1,3 +1,5 @@
+"""Graph-building environment: sizes, attributes and removal of nodes."""
+
 import pytest
 import torch
 
@@ -10,20 +12,20 @@ Kind = GraphActionType
 
 
 @pytest.mark.parametrize("min_nodes", [0, 4, -1])
-def test_impossible_sizes_are_refused(min_nodes):
+def test_graph_building_env_invalid_min_nodes_raises(min_nodes):
     with pytest.raises(ValueError, match=f"min_nodes: expected 1 to max_nodes=3, got {min_nodes}"):
         GraphBuildingEnv(["a"], max_nodes=3, min_nodes=min_nodes)
 
 
-def test_one_node_is_enough():
+def test_graph_building_env_with_one_node_has_three_states():
     env = GraphBuildingEnv(["a", "b"], max_nodes=1)
     graph = enumerate_states(env)
     assert len(graph) == 3
     assert len(graph.terminal) == 2
 
 
-def test_attributes_multiply_the_terminal_states_as_counted_by_hand():
-    """One or two nodes with a mark out of 2 values, joined by a bond out of 3: 2 + 3 * 3 up to exchange."""
+def test_graph_building_env_attribute_count_matches_hand_count():
+    """One or two nodes with one of 2 marks, joined by one of 3 bonds: 2 + 3 * 3 up to isomorphism."""
     env = GraphBuildingEnv(
         ["a"],
         max_nodes=2,
@@ -36,7 +38,7 @@ def test_attributes_multiply_the_terminal_states_as_counted_by_hand():
     assert int(symmetric.sum()) == 2 * 3
 
 
-def test_removing_a_node_from_the_middle_closes_the_gap():
+def test_remove_node_renumbers_later_nodes():
     env = GraphBuildingEnv(["a", "b", "c"], max_nodes=4)
     states = env.initial_states(1)
     for source, value in ((None, "a"), (0, "b"), (0, "c")):

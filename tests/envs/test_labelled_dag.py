@@ -1,4 +1,4 @@
-"""The space of labelled directed acyclic graphs."""
+"""Labelled directed acyclic graphs: number of states, options and parents by name."""
 
 import pytest
 import torch
@@ -10,7 +10,7 @@ from gflownet.metrics.exact import enumerate_states
 
 
 @pytest.mark.parametrize(("num_nodes", "num_graphs"), [(1, 1), (2, 3), (3, 25), (4, 543), (5, 29_281)])
-def test_every_labelled_dag_is_a_terminal_state_without_symmetries(num_nodes, num_graphs):
+def test_labelled_dag_count_and_trivial_automorphisms(num_nodes, num_graphs):
     """Robinson 1973, Counting labeled acyclic digraphs."""
     graph = enumerate_states(LabelledDAGEnv(num_nodes))
     assert len(graph) == len(graph.terminal) == num_graphs
@@ -18,14 +18,14 @@ def test_every_labelled_dag_is_a_terminal_state_without_symmetries(num_nodes, nu
     assert torch.equal(graph.num_backward, graph.level)
 
 
-def test_options_make_the_environment():
+def test_labelled_dag_context_from_config():
     config = EnvConfig(labelled_dag=LabelledDAGConfig(num_nodes=3))
     context = LabelledDAGContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=2)
     assert context.env.vocabulary.node_types == ("0", "1", "2")
     assert context.num_cond_dim == 2
 
 
-def test_parents_are_read_by_name():
+def test_parents_of_uses_node_names():
     graph = ColouredGraph(("2", "0", "1"), {(0, 1): "edge", (2, 1): "edge", (0, 2): "edge"})
     assert parents_of(graph) == [[1, 2], [2], []]
     assert parents_of(ColouredGraph.from_dict(graph.to_dict())) == [[1, 2], [2], []]

@@ -1,4 +1,4 @@
-"""Stacks of recurrent layers: how many there are, what they say, and which options make none."""
+"""Stacks of recurrent layers: number of architectures, terminal objects, and errors."""
 
 import pytest
 
@@ -24,15 +24,15 @@ from tests.contracts.environments import recurrent_stacks
 
 
 def num_stacks(config: RecurrentStackConfig) -> int:
-    """Return how many architectures there are, by the rule of product."""
-    of_rhn = len(config.projections) * len(config.betas) if "rhn" in config.cells else 0
-    others, sizes = len(set(config.cells) - {"rhn"}), len(config.ranks) * len(config.ratios)
+    """Return the number of architectures by the rule of product."""
+    num_rhn = len(config.projections) * len(config.betas) if "rhn" in config.cells else 0
+    num_others, sizes = len(set(config.cells) - {"rhn"}), len(config.ranks) * len(config.ratios)
     total = 0
     for depth in range(config.min_depth, config.max_depth + 1):
         shared = int(config.sharing)
-        every = (of_rhn + others) * (of_rhn + others + shared) ** (depth - 1)
-        without = others * (others + shared) ** (depth - 1)
-        total += without + (every - without) * sizes
+        total_of_depth = (num_rhn + num_others) * (num_rhn + num_others + shared) ** (depth - 1)
+        without_rhn = num_others * (num_others + shared) ** (depth - 1)
+        total += without_rhn + (total_of_depth - without_rhn) * sizes
     return total * max(1, len(config.widths))
 
 
@@ -45,7 +45,7 @@ def num_stacks(config: RecurrentStackConfig) -> int:
         {"cells": ["lstm", "gru"], "max_depth": 4, "min_depth": 2, "widths": [8, 16, 32]},
     ],
 )
-def test_every_architecture_is_reached_once(changes: dict) -> None:
+def test_recurrent_stack_count_matches_rule_of_product(changes: dict) -> None:
     env = recurrent_stacks(**changes)
     graph = enumerate_states(env)
     stacks = [read_stack(env.terminal(graph.states, index)) for index in graph.terminal.tolist()]
@@ -53,7 +53,7 @@ def test_every_architecture_is_reached_once(changes: dict) -> None:
     assert len(set(stacks)) == len(stacks) == num_stacks(RecurrentStackConfig(**{**options, **changes}))
 
 
-def test_analytic_flows_sample_in_proportion_to_the_reward() -> None:
+def test_recurrent_stack_analytic_flows_sample_the_reward() -> None:
     graph = enumerate_states(recurrent_stacks())
     log_reward = graph.states.node_attr.flatten(1).double().sin().sum(1)
     log_prob, _ = analytic_log_prob(graph, log_reward)
@@ -61,20 +61,20 @@ def test_analytic_flows_sample_in_proportion_to_the_reward() -> None:
     assert l1_distance(sampled, target_distribution(graph, log_reward)) < 1e-9
 
 
-def test_a_stack_says_what_was_chosen_and_nothing_else() -> None:
+def test_read_stack_returns_chosen_layers() -> None:
     env = RecurrentStackEnv(RecurrentStackConfig(max_depth=3, widths=[8]))
     names = env.vocabulary.node_types
-    chosen = {"width": "8", "cell[1]": "rhn", "projections[1]": "gate+down", "beta[1]": "off", "rank": "4"}
-    chosen |= {"ratio": "2", "cell[2]": "repeat", "cell[3]": "lstm"}
-    stack = Assignment(names, tuple(chosen.get(name, "none") for name in names))
+    choices = {"width": "8", "cell[1]": "rhn", "projections[1]": "gate+down", "beta[1]": "off", "rank": "4"}
+    choices |= {"ratio": "2", "cell[2]": "repeat", "cell[3]": "lstm"}
+    stack = Assignment(names, tuple(choices.get(name, "none") for name in names))
     assert env.terminal(env.states_of([stack]), 0) == stack
-    read = read_stack(stack)
-    assert read.layers == (ChosenLayer("rhn", ("gate", "down")), ChosenLayer("repeat"), ChosenLayer("lstm"))
-    assert (read.width, read.rank, read.ratio) == (8, 4, 2.0)
+    decoded = read_stack(stack)
+    assert decoded.layers == (ChosenLayer("rhn", ("gate", "down")), ChosenLayer("repeat"), ChosenLayer("lstm"))
+    assert (decoded.width, decoded.rank, decoded.ratio) == (8, 4, 2.0)
 
 
 @pytest.mark.parametrize(
-    ("chosen", "message"),
+    ("choices", "message"),
     [
         ({"cell[1]": "gru", "rank": "2"}, "a choice was made that this stack does not have"),
         ({"cell[1]": "rhn", "rank": "2", "ratio": "2", "beta[1]": "on"}, "a choice is missing"),
@@ -84,14 +84,14 @@ def test_a_stack_says_what_was_chosen_and_nothing_else() -> None:
         ({"cell[1]": "rnn"}, r"expected a value out of .*got 'rnn'"),
     ],
 )
-def test_an_object_that_is_no_stack_is_refused(chosen: dict, message: str) -> None:
+def test_recurrent_stack_invalid_object_raises(choices: dict, message: str) -> None:
     env = recurrent_stacks()
     names = env.vocabulary.node_types
     with pytest.raises(ValueError, match=f"graph 0: .*{message}"):
-        env.states_of([Assignment(names, tuple(chosen.get(name, "none") for name in names))])
+        env.states_of([Assignment(names, tuple(choices.get(name, "none") for name in names))])
 
 
-def test_a_layer_is_whole_before_the_next_is_put_on() -> None:
+def test_recurrent_stack_requires_complete_layer_before_next() -> None:
     env = recurrent_stacks()
     first, second = (env.vocabulary.node_types.index(name) for name in ("cell[1]", "cell[2]"))
     states = env.step(
@@ -113,12 +113,12 @@ def test_a_layer_is_whole_before_the_next_is_put_on() -> None:
         ({"min_depth": 5}, "env.recurrent_stack.min_depth: expected 1 to max_depth=4, got 5"),
     ],
 )
-def test_options_that_make_no_stack_are_refused(option: dict, message: str) -> None:
+def test_recurrent_stack_invalid_options_raise(option: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RecurrentStackEnv(RecurrentStackConfig(**option))
 
 
-def test_the_context_builds_what_the_options_describe() -> None:
+def test_recurrent_stack_context_from_config() -> None:
     config = EnvConfig(recurrent_stack=RecurrentStackConfig(max_depth=2, cells=["gru", "rhn"]))
     context = RecurrentStackContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=3)
     assert context.env.vocabulary.node_types == tuple(choices_of(config.recurrent_stack))

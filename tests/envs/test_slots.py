@@ -1,4 +1,4 @@
-"""What environments of named places share: identities, and the way back from objects to states."""
+"""Shared behaviour of slot environments: state identities, conversion of objects to states, and errors."""
 
 import pytest
 import torch
@@ -15,16 +15,16 @@ NAMES = ("hypergrid", "bit_sequence", "cells", "recurrent_stack")
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_no_two_states_have_one_identity(name):
+def test_slot_env_identities_are_unique(name):
     env = ENVIRONMENTS[name]()
     states = enumerate_states(env).states
-    filled = {tuple(row) for row in states.node_attr.flatten(1).tolist()}
-    assert len(filled) == len(states) == len(env.identify(states).unique())
+    rows = {tuple(row) for row in states.node_attr.flatten(1).tolist()}
+    assert len(rows) == len(states) == len(env.identify(states).unique())
     assert env.num_automorphisms(states) == [1] * len(states)
 
 
-def test_identities_of_more_places_than_one_number_holds():
-    """120 bits take 24 words of 33 values: three numbers, of which each counts."""
+def test_slot_env_identities_are_unique_beyond_64_bits():
+    """120 bits take 24 words of 33 values, which need three integers."""
     env = BitSequenceEnv(120, 5)
     states = env.initial_states(24 * 33)
     places, values = torch.meshgrid(torch.arange(24), torch.arange(-1, 32), indexing="ij")
@@ -33,13 +33,13 @@ def test_identities_of_more_places_than_one_number_holds():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_objects_lead_back_to_their_states(name):
+def test_slot_env_states_of_terminal_objects(name):
     env = ENVIRONMENTS[name]()
     graph = enumerate_states(env)
     terminal = graph.states[graph.terminal]
     objects = [env.terminal(terminal, i) for i in range(len(terminal))]
-    again = env.states_of([Assignment.from_dict(candidate.to_dict()) for candidate in objects])
-    assert bool(again.equals(terminal).all())
+    restored = env.states_of([Assignment.from_dict(candidate.to_dict()) for candidate in objects])
+    assert bool(restored.equals(terminal).all())
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def test_objects_lead_back_to_their_states(name):
         ("cells", ("none", "skip", "conv", "pool"), r"graph 0: expected a value out of .*'conv'\], got 'pool'"),
     ],
 )
-def test_values_and_places_that_are_none_of_its_own_are_named(name, values, message):
+def test_slot_env_unknown_values_and_places_raise(name, values, message):
     env = ENVIRONMENTS[name]()
     assert isinstance(env, SlotEnv)
     with pytest.raises(ValueError, match=message):
@@ -59,7 +59,7 @@ def test_values_and_places_that_are_none_of_its_own_are_named(name, values, mess
         env.states_of([Assignment(("elsewhere",), values[:1])])
 
 
-def test_an_empty_place_is_no_finished_cell():
+def test_cell_env_stop_with_empty_slot_is_illegal():
     env = ENVIRONMENTS["cells"]()
     assert isinstance(env, CellEnv)
     with pytest.raises(ValueError, match="a place is empty"):

@@ -1,4 +1,4 @@
-"""Tensor programs: what is one state and what are two, the way there and back, what masks must see."""
+"""Tensor programs: equality of states, conversion to and from states, evaluation, and rules against an oracle."""
 
 import copy
 import json
@@ -57,11 +57,15 @@ def walk(env: Environment, *, num: int, seed: int) -> GraphStates:
 
 
 @pytest.mark.parametrize(
-    ("first", "second", "are_one"),
+    ("first", "second", "are_equal"),
     [
         ("y[i,k] = sum_j A[i,j] B[j,k]", "y[p,q] = sum_m A[p,m] B[m,q]", True),
         ("y[i,k] = sum_j A[i,j] B[j,k]", "y[i,k] = sum_j B[j,k] A[i,j]", True),
-        ("y[i,k] = sum_j A[i,j] B[j,k]", "y[k,i] = sum_j A[i,j] B[j,k]", True),  # the layout of a result is no part
+        (
+            "y[i,k] = sum_j A[i,j] B[j,k]",
+            "y[k,i] = sum_j A[i,j] B[j,k]",
+            True,
+        ),  # the layout of a result does not matter
         ("y[i,k] = sum_j A[i,j] B[j,k]", "y[i,k] = sum_j (A[i,j] + B[j,k])", False),
         ("y[i,j] = A[i,j] + B[j,i]", "y[i,j] = B[j,i] + A[i,j]", True),
         ("y[i,j] = A[i,j] - B[j,i]", "y[i,j] = B[j,i] - A[i,j]", False),
@@ -71,27 +75,27 @@ def walk(env: Environment, *, num: int, seed: int) -> GraphStates:
         ("y[i] = sum_j A[i,j] v[j]", "t[a] = sum_b v[b] A[a,b]\ny[c] = t[c]", False),
     ],
 )
-def test_renamed_indices_and_exchanged_operands_are_one_state(first, second, are_one):
+def test_renamed_indices_and_exchanged_operands_are_equal_state(first, second, are_equal):
     env = space()
-    one, two = program(first), program(second)
-    assert (one == two) is are_one
-    assert (hash(one) == hash(two)) is are_one
-    codes = env.identify(env.states_of([one, two]))
-    assert bool(codes[0] == codes[1]) is are_one
+    left, right = program(first), program(second)
+    assert (left == right) is are_equal
+    assert (hash(left) == hash(right)) is are_equal
+    codes = env.identify(env.states_of([left, right]))
+    assert bool(codes[0] == codes[1]) is are_equal
 
 
-def test_every_terminal_state_is_a_program_that_leads_back_to_it():
+def test_tensor_program_round_trip_through_states_and_json():
     env = space()
     states = walk(env, num=150, seed=1)
     programs = [env.terminal(states, i) for i in range(len(states))]
-    again = [program_of(found.node(), SHAPES) for found in programs]
-    assert torch.equal(env.identify(env.states_of(again)), env.identify(states))
-    for found in programs:
-        assert TensorProgram.from_dict(json.loads(json.dumps(found.to_dict()))) == found
-        assert str(found) in json.dumps(found.to_dict())
+    restored = [program_of(candidate.node(), SHAPES) for candidate in programs]
+    assert torch.equal(env.identify(env.states_of(restored)), env.identify(states))
+    for candidate in programs:
+        assert TensorProgram.from_dict(json.loads(json.dumps(candidate.to_dict()))) == candidate
+        assert str(candidate) in json.dumps(candidate.to_dict())
 
 
-def test_nodes_of_all_kinds_are_decoded():
+def test_terminal_programs_contain_all_node_kinds():
     env = space()
     states = walk(env, num=200, seed=2)
     kinds: set[type] = set()
@@ -104,33 +108,33 @@ def test_nodes_of_all_kinds_are_decoded():
     assert kinds == {LeafNode, TransformNode, ElementwiseNode, LinearNode, NonlinearNode}
 
 
-def test_examples_in_front_are_kept_apart():
-    """A program of stacked inputs computes of each example what it computes of it alone."""
+def test_tensor_program_evaluates_stacked_examples_independently():
+    """A leading batch axis gives the same result as one evaluation per example."""
     env = space()
     states = walk(env, num=60, seed=3)
     generator = torch.Generator().manual_seed(0)
     values = {name: torch.randn(4, *shape, generator=generator).double() for name, shape in SHAPES.items()}
     for i in range(len(states)):
-        found = env.terminal(states, i)
+        candidate = env.terminal(states, i)
         leaves = {name: LeafNode((4, *shape), name=name, dtype=torch.float64) for name, shape in SHAPES.items()}
         single = {name: LeafNode(shape, name=name, dtype=torch.float64) for name, shape in SHAPES.items()}
-        together = evaluate([found.node(leaves)], {leaves[name]: values[name] for name in SHAPES})[0]
+        batched = evaluate([candidate.node(leaves)], {leaves[name]: values[name] for name in SHAPES})[0]
         for example in range(4):
-            alone = evaluate([found.node(single)], {single[name]: values[name][example] for name in SHAPES})[0]
-            torch.testing.assert_close(together[example], alone, rtol=1e-12, atol=1e-9)
+            separate = evaluate([candidate.node(single)], {single[name]: values[name][example] for name in SHAPES})[0]
+            torch.testing.assert_close(batched[example], separate, rtol=1e-12, atol=1e-9)
 
 
-def test_an_input_on_some_examples_only_is_shared():
-    """A parameter has no axis of examples; results that depend on what has one have it."""
-    found = program("y[i] = sum_j A[i,j] v[j]")
+def test_tensor_program_shares_input_without_example_axis():
+    """A parameter has no example axis; a result has one if any of its inputs has."""
+    candidate = program("y[i] = sum_j A[i,j] v[j]")
     matrices = torch.arange(24.0, dtype=torch.float64).reshape(4, 2, 3)
     v = torch.tensor([1.0, -1.0, 2.0], dtype=torch.float64)
     leaves = {"A": LeafNode((4, 2, 3), name="A", dtype=torch.float64), "v": LeafNode((3,), name="v", dtype=v.dtype)}
-    value = evaluate([found.node(leaves)], {leaves["A"]: matrices, leaves["v"]: v})[0]
+    value = evaluate([candidate.node(leaves)], {leaves["A"]: matrices, leaves["v"]: v})[0]
     torch.testing.assert_close(value, (matrices * v).sum(-1))
 
 
-def test_an_operand_used_twice_is_copied():
+def test_tensor_program_with_repeated_operand():
     square = program("y[i,k] = sum_j A[i,j] A[k,j]")
     assert square == program("t[i,j] = A[i,j]\ny[i,k] = sum_j t[i,j] A[k,j]")
     matrix = torch.arange(6.0, dtype=torch.float64).reshape(2, 3)
@@ -139,31 +143,31 @@ def test_an_operand_used_twice_is_copied():
     torch.testing.assert_close(value, matrix @ matrix.T)
 
 
-def test_classes_are_those_that_the_oracle_counts():
-    """Breadth first with the slow rules; networkx tells classes apart. The space of tests/test_exact_spaces.py."""
+def test_tensor_graph_class_count_matches_oracle():
+    """Search with the reference rules and networkx isomorphism, on the space of tests/test_exact_spaces.py."""
     env = tensor_graphs(
         inputs={"a": (2,)}, operations=("transform", "*", "-"), functions=(), new_extents=(2,), max_operations=2
     )
     oracle = oracle_of(env)
-    known, todo, num_terminal = defaultdict(list), [oracle.initial()], 0
-    while todo:
-        graph = todo.pop()
-        named = graph.copy()
-        nx.set_node_attributes(named, {v: str(data) for v, data in graph.nodes(data=True)}, "label")
-        nx.set_edge_attributes(named, {(s, t): str(order) for s, t, order in graph.edges(data="order")}, "rank")
-        bucket = known[nx.weisfeiler_lehman_graph_hash(named.to_undirected(), node_attr="label", edge_attr="rank")]
-        if any(DiGraphMatcher(named, other, dict.__eq__, dict.__eq__).is_isomorphic() for other in bucket):
+    classes, frontier, num_terminal = defaultdict(list), [oracle.initial()], 0
+    while frontier:
+        graph = frontier.pop()
+        labelled = graph.copy()
+        nx.set_node_attributes(labelled, {v: str(data) for v, data in graph.nodes(data=True)}, "label")
+        nx.set_edge_attributes(labelled, {(s, t): str(order) for s, t, order in graph.edges(data="order")}, "rank")
+        bucket = classes[nx.weisfeiler_lehman_graph_hash(labelled.to_undirected(), node_attr="label", edge_attr="rank")]
+        if any(DiGraphMatcher(labelled, other, dict.__eq__, dict.__eq__).is_isomorphic() for other in bucket):
             continue
-        bucket.append(named)
+        bucket.append(labelled)
         actions = oracle.forward(graph)
         num_terminal += GraphAction(Kind.Stop) in actions
-        todo.extend(oracle.apply(graph, action) for action in actions if action.action_type != Kind.Stop)
+        frontier.extend(oracle.apply(graph, action) for action in actions if action.action_type != Kind.Stop)
     assert num_terminal == 146
     states = enumerate_states(env)
-    assert (len(states), len(states.terminal)) == (sum(map(len, known.values())), num_terminal) == (341, 146)
+    assert (len(states), len(states.terminal)) == (sum(map(len, classes.values())), num_terminal) == (341, 146)
 
 
-def test_flows_are_exact_and_wrong_ones_are_seen():
+def test_tensor_graph_analytic_flows_need_symmetry_correction():
     env = tensor_graphs(inputs={"a": (2,)}, operations=("transform", "*"), new_extents=(2,), max_operations=2)
     graph = enumerate_states(env)
     log_reward = 2 * torch.randn(len(graph), generator=torch.Generator().manual_seed(0)).double()
@@ -180,21 +184,21 @@ def test_flows_are_exact_and_wrong_ones_are_seen():
     assert distance(log_reward) > 1e-2
 
 
-def _careless(env: TensorGraphEnv, kind: Kind, text: str) -> TensorGraphEnv:
-    """Return the environment without the rule of an action kind that has a text in it."""
+def _without_rule(env: TensorGraphEnv, kind: Kind, text: str) -> TensorGraphEnv:
+    """Return the environment without the one rule of an action kind whose text contains `text`."""
 
     def without(rules: Rules) -> Rules:
         if kind not in rules:
             return rules
-        left = [rule for rule in rules[kind] if text not in rule.text]
-        assert len(left) == len(rules[kind]) - 1
-        return {**rules, kind: left}
+        remaining = [rule for rule in rules[kind] if text not in rule.text]
+        assert len(remaining) == len(rules[kind]) - 1
+        return {**rules, kind: remaining}
 
-    careless = copy.copy(env)
+    changed = copy.copy(env)
     forward, backward = env.forward_rules, env.backward_rules
-    careless.forward_rules = lambda states: without(forward(states))
-    careless.backward_rules = lambda states: without(backward(states))
-    return careless
+    changed.forward_rules = lambda states: without(forward(states))
+    changed.backward_rules = lambda states: without(backward(states))
+    return changed
 
 
 @pytest.mark.parametrize(
@@ -215,21 +219,21 @@ def _careless(env: TensorGraphEnv, kind: Kind, text: str) -> TensorGraphEnv:
         (Kind.Stop, "that no other uses", {"max_operations": 3}),
     ],
 )
-def test_a_forgotten_rule_is_seen_by_the_oracle(kind, text, changes):
-    """Each rule left out makes masks differ from the oracle's on a random walk."""
+def test_missing_rule_changes_masks_against_oracle(kind, text, changes):
+    """Without any one of the rules, the masks differ from the oracle on a random walk."""
     options = {"inputs": {"a": (2,), "b": (2,)}, "operations": ("transform", "*", "-"), "max_rank": 2} | changes
-    whole = tensor_graphs(**options)
-    oracle, states = oracle_of(whole), GraphStates.cat([*_visited(whole, num=20, seed=4)])
-    env = _careless(whole, kind, text)
+    complete = tensor_graphs(**options)
+    oracle, states = oracle_of(complete), GraphStates.cat([*_visited(complete, num=20, seed=4)])
+    env = _without_rule(complete, kind, text)
     masks = env.forward_masks(states) if kind < Kind.RemoveNode else env.backward_masks(states)
     graphs, actions = masks.positions()
     for graph in sorted(set(graphs.tolist())):
-        mine = (graphs == graph).nonzero().squeeze(1)
-        found = {env.decode(states[graph : graph + 1], 0, actions[row : row + 1]) for row in mine.tolist()}
-        twin = _twin(env, states, graph)
-        if found != (oracle.forward(twin) if kind < Kind.RemoveNode else oracle.backward(twin)):
+        rows = (graphs == graph).nonzero().squeeze(1)
+        legal = {env.decode(states[graph : graph + 1], 0, actions[row : row + 1]) for row in rows.tolist()}
+        nx_graph = _digraph(env, states, graph)
+        if legal != (oracle.forward(nx_graph) if kind < Kind.RemoveNode else oracle.backward(nx_graph)):
             return
-    pytest.fail(f"{kind.name}: nobody misses the rule {text!r}")
+    pytest.fail(f"{kind.name}: the masks are unchanged without the rule {text!r}")
 
 
 def _visited(env: Environment, *, num: int, seed: int):
@@ -242,13 +246,13 @@ def _visited(env: Environment, *, num: int, seed: int):
         states = env.step(states[goes_on], actions[goes_on])
 
 
-def _twin(env: Environment, states: GraphStates, index: int) -> nx.DiGraph:
+def _digraph(env: Environment, states: GraphStates, index: int) -> nx.DiGraph:
     graph = to_networkx(env, states, index)
     assert isinstance(graph, nx.DiGraph)
     return graph
 
 
-def test_messages_name_the_rule():
+def test_illegal_action_message_names_the_rule():
     env = tensor_graphs(inputs={"a": (2,), "b": (3,)})
     states = env.initial_states(1)
     for action in (
@@ -272,19 +276,19 @@ def test_messages_name_the_rule():
         ({"new_extents": (0,)}, "new_extents: expected extents of at least 1"),
     ],
 )
-def test_a_space_that_is_none_is_named(changes, message):
+def test_tensor_graph_env_invalid_arguments_raise(changes, message):
     with pytest.raises(ValueError, match=message):
         tensor_graphs(**changes)
 
 
 @pytest.mark.parametrize("texts", [["A"], ["A[0]"], ["A[2]", "A[3]"], ["keep[2]"], ["2[3]"]])
-def test_inputs_are_names_and_shapes(texts):
+def test_read_inputs_parses_names_and_shapes(texts):
     assert read_inputs(["A[3, 4]", "s[]"]) == {"A": (3, 4), "s": ()}
     with pytest.raises(ValueError, match=r"inputs: expected (a|distinct) name"):
         read_inputs(texts)
 
 
-def test_options_make_the_environment_and_features_show_what_rules_ask():
+def test_tensor_graph_context_from_config_and_node_features():
     config = EnvConfig(tensor_graph=TensorGraphConfig(inputs=["A[2,3]"], new_extents=[5]))
     context = TensorGraphContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=2)
     assert context.num_cond_dim == 2
@@ -300,14 +304,14 @@ def test_options_make_the_environment_and_features_show_what_rules_ask():
     assert features[0, 3].tolist() == [0, 0, 0, 1, 0, 1, 0, 0.5]
 
 
-def test_what_no_program_says_is_refused():
+def test_states_of_unsupported_program_raises():
     with pytest.raises(ValueError, match="without a factor"):
         program("y[i,j] = 2.0 * A[i,j]")
     with pytest.raises(ValueError, match="expected a node type"):
         space(operations=("*",)).states_of([program("t[i] = sum_j A[i,j]")])
 
 
-def test_enumerate_backward_of_every_state():
+def test_enumerate_backward_covers_every_tensor_graph_state():
     env = tensor_graphs(max_operations=1, inputs={"a": (2, 2), "b": (2, 2)}, functions=())
     graph = enumerate_states(env)
     assert len(enumerate_backward(env, graph).child) > len(graph)
