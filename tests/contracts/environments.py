@@ -1,4 +1,4 @@
-"""The environments every contract suite runs over: name -> a function that makes a small one."""
+"""Factories of the small environments that the contract suites run over."""
 
 from collections.abc import Callable
 from typing import Literal

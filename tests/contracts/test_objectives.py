@@ -1,4 +1,4 @@
-"""What every objective promises to the trainer, with the default network and through a whole run."""
+"""Contract of every objective, with the default network and in a run."""
 
 import json
 from pathlib import Path
@@ -45,18 +45,18 @@ def make(method: str, **options) -> tuple[GraphBuildingEnvContext, DenseTransfor
 
 
 def trajectories(context: GraphBuildingEnvContext, policy: DenseTransformerPolicy, *, num: int = 6) -> TrajectoryBatch:
-    """As many sampled as drawn backwards, under two conditionings."""
+    """Return `num` trajectories sampled forwards and `num` sampled backwards, under two conditionings."""
     generator = torch.Generator().manual_seed(1)
     encoding = torch.tensor([[0.0, 1.0], [1.0, 0.0]])[torch.arange(num) % 2]
     conditioning = Conditioning(encoding, torch.ones(num))
     fresh = sample_forward(context, policy, conditioning=conditioning, generator=generator)
-    again = sample_backward(context, fresh.terminal, conditioning=conditioning, generator=generator)
-    batch = TrajectoryBatch.cat([fresh, again])
+    reverse_sampled = sample_backward(context, fresh.terminal, conditioning=conditioning, generator=generator)
+    batch = TrajectoryBatch.cat([fresh, reverse_sampled])
     rewards = torch.randn(len(batch.actions), generator=generator)
     return batch.with_state_rewards(rewards).with_rewards(torch.randn(2 * num, generator=generator))
 
 
-def test_a_loss_is_a_finite_number_whose_gradient_reaches_everything_that_learns(method):
+def test_objective_loss_gradient_reaches_all_parameters(method):
     context, policy, objective = make(method)
     batch = trajectories(context, policy)
     objective.prepare(policy, batch)
@@ -68,14 +68,14 @@ def test_a_loss_is_a_finite_number_whose_gradient_reaches_everything_that_learns
     loss.value.backward()
     heads = [p.grad for name, p in policy.named_parameters() if name.startswith("heads.add_edge")]
     assert max(float(g.abs().max()) for g in heads if g is not None) > 0
-    own = list(objective.parameters())
+    parameters = list(objective.parameters())
     grouped = {id(p) for group in objective.parameter_groups() for p in group["params"]}
-    assert grouped == {id(p) for p in own}
-    assert all(p.grad is not None for p in own)
+    assert grouped == {id(p) for p in parameters}
+    assert all(p.grad is not None for p in parameters)
 
 
-def test_a_reward_that_is_not_known_spoils_the_loss(method):
-    """A NaN must not be averaged away; of trajectories that an objective leaves out it is none of its business."""
+def test_objective_loss_is_nan_with_unknown_reward(method):
+    """A NaN reward of a trajectory gives a NaN loss, unless the objective does not use the trajectory."""
     context, policy, objective = make(method)
     batch = trajectories(context, policy)
     rewards = batch.log_reward.clone()
@@ -86,8 +86,8 @@ def test_a_reward_that_is_not_known_spoils_the_loss(method):
     assert (value == value) == (method == "max_likelihood")
 
 
-def test_the_policy_may_be_asked_in_parts(method):
-    """Whatever is averaged over, and whichever trajectories count: states are shown in parts, not trajectories."""
+def test_objective_gradient_is_equal_with_policy_in_parts(method):
+    """States, not trajectories, are split into parts."""
     for backward_policy in ("uniform",) if method in NO_BACKWARD else ("uniform", "maxent", "tlm", "pessimistic"):
         context, policy, objective = make(method, backward_policy=backward_policy)
         batch = trajectories(context, policy)
@@ -98,13 +98,13 @@ def test_the_policy_may_be_asked_in_parts(method):
 
 
 def gradient_of(objective: Objective, policy: Any, batch: TrajectoryBatch) -> torch.Tensor:
-    """The gradient of the policy's own parameters."""
+    """Return the gradient of the policy parameters."""
     policy.zero_grad()
     objective.loss(policy, objective.annotated(policy, batch)).value.backward()
     return torch.cat([p.grad.flatten() for p in policy.parameters() if p.grad is not None])
 
 
-def test_log_partitions_are_one_number_per_conditioning(method):
+def test_log_partition_has_one_value_per_conditioning(method):
     _, policy, objective = make(method)
     with torch.no_grad():
         log_z = objective.log_partition(policy, torch.rand(5, NUM_COND))
@@ -112,7 +112,7 @@ def test_log_partitions_are_one_number_per_conditioning(method):
 
 
 @pytest.mark.parametrize("backward_policy", ["learned", "maxent", "tlm", "pessimistic"])
-def test_backward_policy_gets_a_gradient(method, backward_policy):
+def test_objective_backward_policy_gets_gradient_or_is_rejected(method, backward_policy):
     if method in NO_BACKWARD:
         config = load_config(None, [f"algo.method={method}", f"algo.backward_policy={backward_policy}"])
         with pytest.raises(UserError, match="backward_policy: expected one of uniform with"):
@@ -121,14 +121,14 @@ def test_backward_policy_gets_a_gradient(method, backward_policy):
     context, policy, objective = make(method, backward_policy=backward_policy)
     objective.loss(policy, trajectories(context, policy)).value.backward()
     gradients = [p.grad for name, p in policy.named_parameters() if name.startswith("heads.remove_edge")]
-    reached = max((float(g.abs().max()) for g in gradients if g is not None), default=0.0)
-    assert (reached > 0) == (backward_policy in objective.backward_policies)
+    largest = max((float(g.abs().max()) for g in gradients if g is not None), default=0.0)
+    assert (largest > 0) == (backward_policy in objective.backward_policies)
 
 
 @pytest.mark.parametrize("backward_policy", ["uniform", "maxent", "tlm"])
-def test_trajectories_that_stop_at_once_have_a_loss(method, backward_policy):
+def test_objective_loss_is_finite_for_trajectories_of_one_step(method, backward_policy):
     if method in NO_BACKWARD and backward_policy != "uniform":
-        pytest.skip("has no backward policy to learn")
+        pytest.skip("the objective has no learned backward policy")
     context, policy, objective = make(method, backward_policy=backward_policy)
     conditioning = Conditioning(torch.zeros(3, NUM_COND), torch.ones(3))
     generator = torch.Generator().manual_seed(2)
@@ -157,22 +157,22 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
-def test_a_whole_run_learns(method, tmp_path):
+def test_objective_run_logs_every_step(method, tmp_path):
     assert main([*SMALL_RUN, f"algo.method={method}", "num_training_steps=2", f"log_dir={tmp_path / 'run'}"]) == 0
     assert len(losses(tmp_path / "run")) == 2
 
 
 @pytest.mark.parametrize("options", [("algo.method=subtb", "algo.backward_policy=maxent"), ("algo.method=ppo",)])
-def test_a_run_goes_on_where_it_stopped(options, tmp_path):
+def test_resumed_run_repeats_losses_of_uninterrupted_run(options, tmp_path):
     command = [*SMALL_RUN, *options]
-    assert main([*command, "num_training_steps=4", f"log_dir={tmp_path / 'whole'}"]) == 0
-    assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'parts'}"]) == 0
-    assert main([*command, "num_training_steps=4", f"log_dir={tmp_path / 'parts'}", "resume=true"]) == 0
-    assert len(losses(tmp_path / "whole")) == 4
-    assert losses(tmp_path / "whole") == losses(tmp_path / "parts")
+    assert main([*command, "num_training_steps=4", f"log_dir={tmp_path / 'uninterrupted'}"]) == 0
+    assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'resumed'}"]) == 0
+    assert main([*command, "num_training_steps=4", f"log_dir={tmp_path / 'resumed'}", "resume=true"]) == 0
+    assert len(losses(tmp_path / "uninterrupted")) == 4
+    assert losses(tmp_path / "uninterrupted") == losses(tmp_path / "resumed")
 
 
-def test_the_prior_of_relative_balance_is_the_policy_of_another_run(tmp_path):
+def test_relative_balance_loads_prior_from_run_folder(tmp_path):
     command = [*SMALL_RUN, "num_training_steps=1"]
     assert main([*command, f"log_dir={tmp_path / 'prior'}"]) == 0
     options = [*command, "algo.method=relative_tb", f"log_dir={tmp_path / 'tilted'}"]

@@ -1,4 +1,4 @@
-"""One contract for the backends of workers: our own processes and torch's DataLoader."""
+"""Contract of the worker backends: process pool and torch DataLoader."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def desk() -> Desk:
     return Desk()
 
 
-def test_messages_come_in_turn_from_workers_that_call_the_main_process(backend, transport):  # noqa: F811
+def test_worker_pool_returns_messages_in_worker_order(backend, transport):  # noqa: F811
     with workers(transport, producers.sample, backend=backend, num_workers=3) as pool:
         notes = next_of(pool, 7)
     assert [(note.worker, note.turn) for note in notes] == [(0, 0), (1, 0), (2, 0), (0, 1), (1, 1), (2, 1), (0, 2)]
     assert len({note.pid for note in notes} | {os.getpid()}) == 4
 
 
-def test_backends_and_transports_deliver_the_same_bits():
+def test_worker_backends_and_transports_give_equal_messages():
     streams = []
     for backend in BACKENDS:
         for make in TRANSPORTS.values():
@@ -52,30 +52,30 @@ def test_backends_and_transports_deliver_the_same_bits():
         assert_same(stream, streams[0])
 
 
-def test_any_message_arrives_as_it_was(backend, transport):  # noqa: F811
+def test_worker_message_round_trip(backend, transport):  # noqa: F811
     with workers(transport, producers.every_case, backend=backend) as pool:
         for name, message in cases().items():
             assert_same(next_case(pool, name), message, name)
 
 
-def next_case(pool: Any, wanted: str) -> Any:
+def next_case(pool: Any, expected_name: str) -> Any:
     name, message = pool.next()
-    return message if name == wanted else next_case(pool, wanted)
+    return message if name == expected_name else next_case(pool, expected_name)
 
 
-def test_one_message_is_prepared_ahead_and_no_more(backend, desk):
+def test_worker_prefetches_one_message(backend, desk):
     with workers(PickleTransport(), producers.reports_each, desk, backend=backend) as pool:
         assert next_of(pool, 2) == [0, 1]
         pool.next()
         assert desk.notes in ([0, 1, 2], [0, 1, 2, 3])
 
 
-def test_surroundings_of_a_worker(backend, desk):
+def test_worker_process_environment(backend, desk):
     with workers(TRANSPORTS["buffer"](), producers.surroundings, desk, backend=backend) as pool:
-        seen = pool.next()
+        surroundings = pool.next()
     assert desk.notes[0] == "hello"
-    assert seen.pop("pid") != os.getpid()
-    assert seen == {
+    assert surroundings.pop("pid") != os.getpid()
+    assert surroundings == {
         "called in": os.getpid(),
         "buffers held open": 0,
         "daemon": True,
@@ -86,8 +86,8 @@ def test_surroundings_of_a_worker(backend, desk):
     }
 
 
-def test_worker_info_and_generators_of_each_worker(backend):
-    """As in any DataLoader: a worker finds its number, and global generators differ between workers."""
+def test_worker_info_and_seeded_generators_per_worker(backend):
+    """As in a DataLoader: worker_info holds the index, and global generators differ between workers."""
     streams = []
     for _ in range(2):
         with workers(PickleTransport(), producers.draws, backend=backend, num_workers=2, seed=5) as pool:
@@ -101,7 +101,7 @@ def test_worker_info_and_generators_of_each_worker(backend):
     assert len(set(flat)) == len(flat) == 32
 
 
-def test_a_worker_cannot_start_processes(backend):
+def test_worker_starting_a_process_raises(backend):
     with (
         workers(PickleTransport(), producers.starts_a_child, backend=backend) as pool,
         pytest.raises(WorkerError, match="daemonic processes are not allowed to have children"),
@@ -109,7 +109,7 @@ def test_a_worker_cannot_start_processes(backend):
         pool.next()
 
 
-def test_an_exception_of_a_worker_arrives_at_once_with_its_traceback(backend):
+def test_worker_exception_is_raised_with_remote_traceback(backend):
     with workers(TRANSPORTS["queue"](), producers.fails, backend=backend) as pool:
         assert pool.next() == 0
         with pytest.raises(WorkerError, match=r"worker 0 .*failed: .*TwoArgumentError: node 3: bad") as caught:
@@ -120,7 +120,7 @@ def test_an_exception_of_a_worker_arrives_at_once_with_its_traceback(backend):
     assert "in fails\n    raise TwoArgumentError(3" in remote.text
 
 
-def test_a_message_that_cannot_travel_is_the_workers_failure(backend):
+def test_worker_unsupported_message_raises_worker_error(backend):
     with (
         workers(TRANSPORTS["buffer"](), producers.sends_what_cannot_travel, backend=backend) as pool,
         pytest.raises(WorkerError, match=r"\['a'\]\[1\]: expected a tensor without a gradient"),
@@ -128,7 +128,7 @@ def test_a_message_that_cannot_travel_is_the_workers_failure(backend):
         pool.next()
 
 
-def test_a_stream_that_ends_is_a_failure(backend):
+def test_worker_end_of_stream_raises(backend):
     with workers(PickleTransport(), producers.ends, backend=backend) as pool:
         assert pool.next() == 0
         with pytest.raises(WorkerError, match="expected messages without end, got the end of the stream"):
@@ -136,14 +136,14 @@ def test_a_stream_that_ends_is_a_failure(backend):
 
 
 @pytest.mark.parametrize("how", [producers.die_between_messages, producers.die_waiting_for_an_answer])
-def test_a_killed_worker_without_restarts_is_one_error(backend, how):
+def test_worker_killed_raises_worker_error(backend, how):
     with workers(TRANSPORTS["buffer"](), producers.Dies(how), backend=backend, num_workers=2) as pool:
         next_of(pool, 4)
         with pytest.raises(WorkerError, match=r"^worker 0 \(pid \d+\) was killed by SIGKILL \(out of memory\?\)"):
             next_of(pool, 2)
 
 
-def test_a_worker_that_leaves_is_one_error(backend):
+def test_worker_exit_raises_worker_error(backend):
     with workers(PickleTransport(), producers.Dies(producers.leave), backend=backend) as pool:
         next_of(pool, 2)
         with pytest.raises(WorkerError, match=r"^worker 0 \(pid \d+\) exited with status 7"):
@@ -151,7 +151,7 @@ def test_a_worker_that_leaves_is_one_error(backend):
 
 
 @pytest.mark.parametrize("produce", [producers.hangs, producers.hangs_in_a_call])
-def test_a_worker_that_hangs_without_restarts_is_killed_at_its_deadline(backend, produce):
+def test_worker_hanging_is_killed_at_deadline(backend, produce):
     with workers(PickleTransport(), produce, backend=backend, deadline_s=1.0) as pool:
         with pytest.raises(WorkerError, match=r"worker 0.*: expected a message within 1.0 s, got none; it was killed"):
             next_of(pool, 2)
@@ -159,25 +159,25 @@ def test_a_worker_that_hangs_without_restarts_is_killed_at_its_deadline(backend,
 
 
 @pytest.mark.parametrize("holds_interpreter", [False, True])
-def test_closing_ends_busy_workers_at_once(backend, desk, holds_interpreter):
+def test_pool_close_ends_busy_workers(backend, desk, holds_interpreter):
     with workers(TRANSPORTS["buffer"](), producers.Busy(holds_interpreter), desk, backend=backend) as pool:
         assert desk.reported.wait(SOON_S)
         start = time.monotonic()
         pool.close()
-        assert time.monotonic() - start < 4  # DataLoader's own way takes 5 s
+        assert time.monotonic() - start < 4  # DataLoader takes 5 s
     (pid,) = desk.notes
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
 
 
 @pytest.mark.parametrize("name", ["buffer", "queue"])
-def test_nothing_is_left_of_a_closed_pool(backend, name):
+def test_pool_close_releases_memory_files_and_threads(backend, name):
     def use() -> None:
         with workers(TRANSPORTS[name](), producers.sample, backend=backend, num_workers=2) as pool:
             pids = {note.pid for note in next_of(pool, 4)}
         assert named_memory(os.getpid(), *pids) == []
         for thread in threading.enumerate():
-            if thread.name.startswith("QueueFeederThread"):  # of torch; its end closes its pipe
+            if thread.name.startswith("QueueFeederThread"):  # of torch; it closes its pipe when it ends
                 thread.join(SOON_S)
 
     use()
@@ -188,12 +188,12 @@ def test_nothing_is_left_of_a_closed_pool(backend, name):
     assert threading.active_count() == threads
 
 
-def test_more_workers_than_processors_are_not_worth_a_warning(backend):
+def test_pool_with_more_workers_than_processors_does_not_warn(backend):
     with warnings.catch_warnings(), workers(PickleTransport(), producers.sample, backend=backend, num_workers=3):
         warnings.simplefilter("error")
 
 
-def test_the_work_must_be_picklable(backend):
+def test_pool_with_unpicklable_function_raises(backend):
     with (
         pytest.raises(MessageError, match="worker function: expected a picklable object"),
         workers(PickleTransport(), lambda *_: iter(()), backend=backend),
@@ -201,7 +201,7 @@ def test_the_work_must_be_picklable(backend):
         pass
 
 
-def test_there_must_be_a_worker(backend):
+def test_pool_without_workers_raises(backend):
     with (
         pytest.raises(ValueError, match="num_workers: expected at least 1, got 0"),
         workers(PickleTransport(), producers.sample, backend=backend, num_workers=0),
@@ -209,7 +209,7 @@ def test_there_must_be_a_worker(backend):
         pass
 
 
-def test_unsafe_fork_is_refused(backend, monkeypatch):
+def test_pool_with_unsafe_fork_raises(backend, monkeypatch):
     monkeypatch.setattr(torch, "get_num_threads", lambda: 2)
     with (
         ProxyServer({}, transport=PickleTransport()) as server,

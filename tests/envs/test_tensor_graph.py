@@ -75,7 +75,7 @@ def walk(env: Environment, *, num: int, seed: int) -> GraphStates:
         ("y[i] = sum_j A[i,j] v[j]", "t[a] = sum_b v[b] A[a,b]\ny[c] = t[c]", False),
     ],
 )
-def test_renamed_indices_and_exchanged_operands_are_equal_state(first, second, are_equal):
+def test_tensor_program_equality_ignores_index_names_and_operand_order(first, second, are_equal):
     env = space()
     left, right = program(first), program(second)
     assert (left == right) is are_equal

@@ -1,4 +1,4 @@
-"""Features that a context adds to every node reach the logits, or the policy refuses the context."""
+"""Extra node features of a context change the logits, or the policy rejects the context."""
 
 from typing import Any
 
@@ -18,7 +18,7 @@ NUM_NODES = (1, 2, 3)
 
 
 class MarkedContext(GraphBuildingEnvContext):
-    """Marks node 1 with `value`, and every place without a node with `padding`."""
+    """A context with feature `value` at node 1 and `padding` at rows without a node."""
 
     num_extra_node_features = 2
 
@@ -33,7 +33,7 @@ class MarkedContext(GraphBuildingEnvContext):
 
 
 def make_policy(name: str, context: GraphBuildingEnvContext) -> tuple[GraphBuildingEnvContext, Any]:
-    """Return a small policy, always with the same weights, and the context in its layout."""
+    """Return a small policy with fixed weights and the context in its layout."""
     policy_class: Any = POLICIES.load(name)
     context = context.with_layout(policy_class.layout)
     with torch.random.fork_rng():
@@ -58,7 +58,7 @@ def log_probs(name: str, **features: float) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("name", ["dense_transformer", "graph_transformer"])
-def test_extra_features_of_existing_nodes_change_the_logits(name):
+def test_extra_node_features_change_logits_of_existing_nodes(name):
     plain = log_probs(name)
     for features, expected in (({"value": 1.0}, [False, True, True]), ({"padding": 1.0}, [False, False, False])):
         shifted = log_probs(name, **features)
@@ -67,6 +67,6 @@ def test_extra_features_of_existing_nodes_change_the_logits(name):
 
 
 @pytest.mark.parametrize("name", ["mlp", "sequence_transformer"])
-def test_policies_of_fixed_nodes_refuse_extra_features(name):
+def test_fixed_node_policy_rejects_extra_node_features(name):
     with pytest.raises(UserError, match=f"model.name={name}: expected a context without extra node features, got 2"):
         make_policy(name, MarkedContext(ENVIRONMENTS["hypergrid"]()))

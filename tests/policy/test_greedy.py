@@ -1,4 +1,4 @@
-"""Greedier policies against a loop, and on spaces small enough to know what they sample exactly."""
+"""Greedy policies against a reference loop, and their exact distributions on small spaces."""
 
 import math
 
@@ -20,7 +20,7 @@ VARIANTS = tuple(GREEDINESS)
 
 @st.composite
 def cases(draw):
-    """Return logits, action values and masks of a few graphs; some values are equal, and every graph may stop."""
+    """Draw logits, action values with ties and masks of a few graphs; Stop is always legal."""
     generator = torch.Generator().manual_seed(draw(st.integers(0, 2**31)))
     num_graphs, shapes = draw(st.integers(1, 4)), [(draw(st.integers(0, 3)), draw(st.integers(1, 3))) for _ in range(2)]
     shapes.append((1, 1))
@@ -31,36 +31,38 @@ def cases(draw):
     return logits, values, masks
 
 
-def answering(categorical: GraphActionCategorical):
+def constant_policy(categorical: GraphActionCategorical):
     return lambda batch, conditioning: (categorical, torch.arange(categorical.num_graphs))
 
 
 @settings(max_examples=60, deadline=None)
 @given(cases(), st.sampled_from(VARIANTS), st.sampled_from([0.0, 0.1, 0.25, 1 / 3, 0.5, 0.7, 0.99, 1.0]))
-def test_equals_a_loop_over_graphs_and_actions(case, variant, p):
+def test_greedy_policy_matches_oracle(case, variant, p):
     logits, values, masks = case
     policy, scored = (GraphActionCategorical.dense(x, masks) for x in (logits, values))
-    greedy = GreedyPolicy(answering(policy), answering(scored), variant=variant, p=p)
-    found, numbers = greedy(None, None)  # type: ignore[arg-type]
-    assert numbers.tolist() == list(range(policy.num_graphs))
-    owner, log_p = found.log_probs()
+    greedy = GreedyPolicy(constant_policy(policy), constant_policy(scored), variant=variant, p=p)
+    greedy_categorical, outputs = greedy(None, None)  # type: ignore[arg-type]
+    assert outputs.tolist() == list(range(policy.num_graphs))
+    owner, log_p = greedy_categorical.log_probs()
     for graph in range(policy.num_graphs):
-        at = [torch.zeros(x.shape[1], dtype=torch.int64) for x in logits]
-        legal, worth = (legal_logits([x[graph] for x in y], [m[graph] for m in masks], at, 0) for y in (logits, values))
-        expected = greedier(legal, {a: math.log1p(math.exp(v)) for a, v in worth.items()}, variant, p)
+        nodes = [torch.zeros(x.shape[1], dtype=torch.int64) for x in logits]
+        legal, action_values = (
+            legal_logits([x[graph] for x in y], [m[graph] for m in masks], nodes, 0) for y in (logits, values)
+        )
+        expected = greedier(legal, {a: math.log1p(math.exp(v)) for a, v in action_values.items()}, variant, p)
         assert log_p[owner == graph].exp().tolist() == pytest.approx(list(expected.values()), abs=1e-9)
 
 
-def test_what_makes_no_sense_is_refused():
+def test_greedy_policy_invalid_arguments_raise():
     with pytest.raises(ValueError, match="variant: expected one of p_greedy, p_quantile, p_of_max, got 'greedy'"):
-        GreedyPolicy(answering(None), answering(None), variant="greedy", p=0.5)  # type: ignore[arg-type]
+        GreedyPolicy(constant_policy(None), constant_policy(None), variant="greedy", p=0.5)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"p: expected a number in \[0, 1\], got 1.5"):
-        GreedyPolicy(answering(None), answering(None), variant="p_greedy", p=1.5)  # type: ignore[arg-type]
+        GreedyPolicy(constant_policy(None), constant_policy(None), variant="p_greedy", p=1.5)  # type: ignore[arg-type]
 
 
 @pytest.fixture(scope="module", params=["two_coloured_3", "from_one_node_4", "connected_5"])
-def world(request):
-    """Return a space, its rewards, a policy that samples in proportion to them, and the exact Q*."""
+def solved_space(request):
+    """Return a space, its rewards, the exact policy and the exact Q*."""
     space = make_space(request.param)
     log_reward = rewards_of(space)
     flows = labelled_flows(space, log_reward, uniform_backward(space))
@@ -71,43 +73,43 @@ def world(request):
     return space, log_reward, context, policy, values
 
 
-def sampled(world, variant: str, p: float) -> torch.Tensor:
+def sampled(solved_space, variant: str, p: float) -> torch.Tensor:
     """Return the exact distribution over terminal states."""
-    space, _, context, policy, values = world
+    space, _, context, policy, values = solved_space
     greedy = GreedyPolicy(policy, values, variant=variant, p=p)
     score = forward_scores(context, greedy, torch.zeros(1))
     return terminating_distribution(space.graph, policy_log_prob(space.graph, score))
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_without_greediness_it_is_the_policy_itself(world, variant):
-    space, _, context, policy, _ = world
+def test_greedy_policy_with_p_zero_is_the_policy(solved_space, variant):
+    space, _, context, policy, _ = solved_space
     score = forward_scores(context, policy, torch.zeros(1))
-    own = terminating_distribution(space.graph, policy_log_prob(space.graph, score))
-    assert torch.equal(sampled(world, variant, 0.0), own)
+    expected = terminating_distribution(space.graph, policy_log_prob(space.graph, score))
+    assert torch.equal(sampled(solved_space, variant, 0.0), expected)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
-def test_at_its_greediest_it_ends_in_the_best_that_can_be_reached(world, variant):
-    space, log_reward, *_ = world
+def test_greedy_policy_with_p_one_samples_best_terminal_state(solved_space, variant):
+    space, log_reward, *_ = solved_space
     best = space.graph.terminal[log_reward[space.graph.terminal].argmax()]
-    assert float(sampled(world, variant, 1.0)[best]) == pytest.approx(1.0, abs=1e-12)
+    assert float(sampled(solved_space, variant, 1.0)[best]) == pytest.approx(1.0, abs=1e-12)
 
 
 @pytest.mark.parametrize("variant", ["p_greedy", "p_of_max"])
-def test_the_greedier_the_higher_the_mean_reward_of_these_spaces(world, variant):
-    """No theorem: with p_quantile, and other rewards, a mean may fall between two quantiles."""
-    _, log_reward, *_ = world
+def test_greedy_policy_mean_reward_increases_with_p(solved_space, variant):
+    """True for these rewards; in general, and with p_quantile, the mean may decrease."""
+    _, log_reward, *_ = solved_space
     steps = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
-    means = [float((sampled(world, variant, p) * log_reward.exp()).sum()) for p in steps]
+    means = [float((sampled(solved_space, variant, p) * log_reward.exp()).sum()) for p in steps]
     assert means == sorted(means)
     assert means[-1] > 1.5 * means[0]
 
 
-def test_what_is_left_by_p_of_max_is_not_far_below_the_best(world):
-    """Every step keeps p of what could be reached before it."""
-    space, log_reward, *_ = world
-    found = sampled(world, "p_of_max", 0.9) > 0
-    least = 0.9 ** (1 + int(space.graph.level.max())) * float(log_reward[space.graph.terminal].exp().max())
-    assert float(log_reward[found].exp().min()) >= least
-    assert float(log_reward[space.graph.terminal].exp().min()) < least
+def test_p_of_max_rewards_are_bounded_below(solved_space):
+    """Every step keeps at least a share p of the maximum reachable reward."""
+    space, log_reward, *_ = solved_space
+    is_sampled = sampled(solved_space, "p_of_max", 0.9) > 0
+    bound = 0.9 ** (1 + int(space.graph.level.max())) * float(log_reward[space.graph.terminal].exp().max())
+    assert float(log_reward[is_sampled].exp().min()) >= bound
+    assert float(log_reward[space.graph.terminal].exp().min()) < bound
