@@ -1,4 +1,4 @@
-"""The layers of docs/architecture.md, read off the imports, and the house rules that a machine can check."""
+"""Rules of the source tree: import layers of docs/architecture.md, circles, function length, names and docstrings."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ import pytest
 
 MAX_FUNCTION_LINES = 60
 FORBIDDEN_NAMES = {"misc", "common", "helpers", "helper", "util"}
-# The top level of the checkout that holds our code.
+# Top-level folders with Python code.
 SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
-# A line imports only lines above it, and of those only what the second column names where there is one.
+# A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"errors": None, "optimisers": None, "layered_drawing": set()},
     {"files": {"errors"}, "options": {"errors"}, "plugins": {"errors"}},
@@ -39,10 +39,10 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"trainer": None},
     {"train": None, "sampling": None, "generate": {"rhn", "interrupts"}},
 )
-# Errors, plugins by name and atomic writes may be used by every package.
+# Packages that every other package may import.
 EVERYWHERE = {*LAYERS[0], *LAYERS[1]}
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
-NAMED = {name: named for layer in LAYERS for name, named in layer.items()}
+ALLOWED_IMPORTS = {name: allowed for layer in LAYERS for name, allowed in layer.items()}
 LOWEST_ABOVE_TASKS = DEPTH["data"]
 
 
@@ -52,12 +52,12 @@ def python_files(root: Path) -> Iterator[Path]:
 
 
 def package_of(module: str) -> str:
-    """Return the part after gflownet: graphs of gflownet.graphs.canonical, the empty string of gflownet itself."""
+    """Return the package of a module: graphs for gflownet.graphs.canonical, the empty string for gflownet itself."""
     return module.partition(".")[2].partition(".")[0]
 
 
 def runtime_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and module of every import that runs, inside functions too, but not under TYPE_CHECKING."""
+    """Yield line and module of every import, including those inside functions, except under TYPE_CHECKING."""
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
             continue
@@ -83,7 +83,7 @@ def owner_of(path: Path) -> str:
 
 
 def layer_problems(root: Path) -> list[str]:
-    """Return the imports inside gflownet/ that do not go down the layers."""
+    """Return the imports inside gflownet/ that violate the layers."""
     problems = []
     for path, line, module in imports_of(root, "gflownet"):
         owner, target = owner_of(path), package_of(module)
@@ -96,16 +96,16 @@ def layer_problems(root: Path) -> list[str]:
             if not owner:
                 problems.append(f"{where}, but the package itself imports nothing")
             elif owner not in DEPTH or target not in DEPTH:
-                problems.append(f"{where}, of which one has no layer")
+                problems.append(f"{where}, one of them has no layer")
             elif DEPTH[target] >= DEPTH[owner]:
                 problems.append(f"{where}, which is not below it")
-            elif NAMED[owner] is not None and target not in (NAMED[owner] or set()) | EVERYWHERE:
-                problems.append(f"{where}, which is not among {sorted(NAMED[owner] or ())}")
+            elif ALLOWED_IMPORTS[owner] is not None and target not in (ALLOWED_IMPORTS[owner] or set()) | EVERYWHERE:
+                problems.append(f"{where}, which is not among {sorted(ALLOWED_IMPORTS[owner] or ())}")
     return problems
 
 
 def task_problems(root: Path) -> list[str]:
-    """Return the imports inside tasks/ from above the evaluation."""
+    """Return the imports inside tasks/ from layers above the evaluation."""
     return [
         f"{path}:{line}: a task imports {module}"
         for path, line, module in imports_of(root, "tasks")
@@ -116,7 +116,7 @@ def task_problems(root: Path) -> list[str]:
 
 
 def circle_problems(root: Path) -> list[str]:
-    """Return the packages of gflownet/ that can reach themselves through imports."""
+    """Return the packages of gflownet/ that are on an import circle."""
     graph: dict[str, set[str]] = {}
     for path, _, module in imports_of(root, "gflownet"):
         owner, target = owner_of(path), package_of(module)
@@ -124,13 +124,13 @@ def circle_problems(root: Path) -> list[str]:
             graph.setdefault(owner, set()).add(target)
 
     def reachable(start: str) -> set[str]:
-        seen: set[str] = set()
+        visited: set[str] = set()
         frontier = [start]
         while frontier:
-            new = graph.get(frontier.pop(), set()) - seen
-            seen |= new
+            new = graph.get(frontier.pop(), set()) - visited
+            visited |= new
             frontier.extend(new)
-        return seen
+        return visited
 
     return [f"{package} imports itself through others" for package in sorted(graph) if package in reachable(package)]
 
@@ -160,7 +160,7 @@ def file_circle_problems(root: Path) -> list[str]:
 
 
 def length_problems(root: Path) -> list[str]:
-    """Return the functions that are too long to read at once."""
+    """Return the functions with more than MAX_FUNCTION_LINES lines."""
     problems = []
     for path in python_files(root):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
@@ -172,7 +172,7 @@ def length_problems(root: Path) -> list[str]:
 
 
 def name_problems(root: Path) -> list[str]:
-    """Return the rooms whose name says nothing; utils is the cross-process plumbing of gflownet and nothing else."""
+    """Return the files with a forbidden name; utils is allowed only as gflownet/utils and tests/utils."""
     problems = []
     for path in python_files(root):
         parts = [part.removesuffix(".py") for part in path.relative_to(root).parts]
@@ -183,7 +183,7 @@ def name_problems(root: Path) -> list[str]:
 
 
 def package_docstring_problems(root: Path) -> list[str]:
-    """Return the packages whose first line does not say what they are for."""
+    """Return the packages without a docstring."""
     return [
         str(path.relative_to(root))
         for path in sorted((root / "gflownet").rglob("__init__.py"))
@@ -203,12 +203,12 @@ CHECKS = (
 
 
 @pytest.mark.parametrize("check", CHECKS)
-def test_the_source_tree_keeps_the_rules(check: Callable[[Path], list[str]], checkout: Path) -> None:
+def test_source_tree_satisfies_check(check: Callable[[Path], list[str]], checkout: Path) -> None:
     assert check(checkout) == []
 
 
-# What a check has to find in a tree that is otherwise clean: file, its text, words of the problem.
-PLANTED = (
+# Violations that a check must detect: check, file, text of the file, words of the problem.
+VIOLATIONS = (
     (layer_problems, "gflownet/graphs/a.py", "from gflownet.translation.plan import x", "not below"),
     (layer_problems, "gflownet/graphs/a.py", "def f():\n    import gflownet.trainer", "not below"),
     (layer_problems, "gflownet/graphs/a.py", "from gflownet import mdp", "not below"),
@@ -238,8 +238,8 @@ PLANTED = (
 )
 
 
-@pytest.mark.parametrize(("check", "name", "text", "words"), PLANTED)
-def test_each_check_finds_what_it_looks_for(
+@pytest.mark.parametrize(("check", "name", "text", "words"), VIOLATIONS)
+def test_check_detects_violation(
     check: Callable[[Path], list[str]], name: str, text: str, words: str, tmp_path: Path
 ) -> None:
     clean = {
@@ -259,7 +259,7 @@ def test_each_check_finds_what_it_looks_for(
     assert all(words in problem for problem in problems)
 
 
-def test_every_package_of_the_tree_has_a_layer_and_a_place_in_the_documentation(checkout: Path) -> None:
+def test_every_package_has_a_layer_and_is_documented(checkout: Path) -> None:
     folder = checkout / "gflownet"
     entries = [path for path in folder.iterdir() if path.suffix == ".py" or (path / "__init__.py").exists()]
     names = {path.stem for path in entries} - {"__init__"}
@@ -268,10 +268,10 @@ def test_every_package_of_the_tree_has_a_layer_and_a_place_in_the_documentation(
     assert [name for name in sorted(names) if name not in text] == []
 
 
-def test_the_config_is_read_without_importing_torch(checkout: Path) -> None:
+def test_config_import_does_not_import_torch(checkout: Path) -> None:
     code = (
         "import sys, gflownet.train, gflownet.config_checks, gflownet.generate, gflownet.rhn.server.__main__; "
         "print([m for m in sys.modules if m.startswith('torch')])"
     )
-    done = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    process = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == "[]"

@@ -1,4 +1,4 @@
-"""The root config: what is merged over what, and what is refused with which words."""
+"""Root config: merging of file and overrides, error messages, bounds, secrets and task options."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def write_yaml(tmp_path: Path) -> Callable[[str], str]:
     return write
 
 
-def test_overrides_win_over_the_file_and_the_file_over_the_defaults(write_yaml: Callable[[str], str]) -> None:
+def test_load_config_overrides_file_and_file_overrides_defaults(write_yaml: Callable[[str], str]) -> None:
     path = write_yaml("seed: 3\nmodel:\n  num_layers: 7\n  num_emb: 96\nreplay:\n")
     config = load_config(path, ["model.num_emb=48", "env.activations=[tanh]", "model.num_emb=24"])
     assert (config.seed, config.model.num_layers, config.model.num_emb) == (3, 7, 24)
@@ -47,25 +47,25 @@ def test_overrides_win_over_the_file_and_the_file_over_the_defaults(write_yaml: 
     assert list(config.env.activations) == ["tanh"]
 
 
-def test_the_defaults_are_those_of_the_dataclasses_and_make_sense() -> None:
+def test_load_config_defaults_equal_dataclass_defaults() -> None:
     config = load_config()
     assert to_mapping(config) == dataclasses.asdict(Config())
     validate(config)
 
 
 @pytest.mark.parametrize("name", config_names())
-def test_every_config_is_valid_and_names_only_what_differs_from_the_defaults(name: str, checkout: Path) -> None:
+def test_shipped_config_is_valid_and_repeats_no_default(name: str, checkout: Path) -> None:
     validate(load_config(name))
-    written = OmegaConf.to_container(OmegaConf.load(checkout / "configs" / f"{name}.yaml"))
+    options_in_file = OmegaConf.to_container(OmegaConf.load(checkout / "configs" / f"{name}.yaml"))
     defaults = to_mapping(load_config())
     options: Any = TASKS.load(load_config(name).task).Config
     defaults["task_options"] = {} if options is None else dataclasses.asdict(options())
-    assert _repeated(written, defaults) - {"task"} == set()
+    assert _repeated(options_in_file, defaults) - {"task"} == set()
 
 
-def _repeated(written: Any, defaults: Any, prefix: str = "") -> set[str]:
+def _repeated(values: Any, defaults: Any, prefix: str = "") -> set[str]:
     repeated = set()
-    for key, value in written.items():
+    for key, value in values.items():
         if isinstance(value, dict):
             repeated |= _repeated(value, defaults[key], f"{prefix}{key}.")
         elif value == defaults[key]:
@@ -73,7 +73,7 @@ def _repeated(written: Any, defaults: Any, prefix: str = "") -> set[str]:
     return repeated
 
 
-REFUSED = (
+INVALID_OVERRIDES = (
     ("modle.num_layers=3", "modle.num_layers: unknown option, got modle.num_layers=3; did you mean model.num_layers?"),
     ("model.num_layer=3", "model.num_layer: unknown option, got model.num_layer=3; did you mean model.num_layers?"),
     ("learning_rate=3", "learning_rate: unknown option, got learning_rate=3; did you mean opt.learning_rate?"),
@@ -99,15 +99,15 @@ REFUSED = (
 )
 
 
-@pytest.mark.parametrize(("override", "message"), REFUSED)
-def test_a_wrong_key_or_type_is_refused_in_one_line_with_the_full_key(override: str, message: str) -> None:
-    with pytest.raises(UserError) as caught:
+@pytest.mark.parametrize(("override", "message"), INVALID_OVERRIDES)
+def test_load_config_invalid_override_raises_one_line(override: str, message: str) -> None:
+    with pytest.raises(UserError) as error:
         load_config(None, [override])
-    assert str(caught.value).startswith(message)
-    assert "\n" not in str(caught.value)
+    assert str(error.value).startswith(message)
+    assert "\n" not in str(error.value)
 
 
-def test_an_error_in_a_file_names_the_file(write_yaml: Callable[[str], str]) -> None:
+def test_load_config_error_in_file_names_the_file(write_yaml: Callable[[str], str]) -> None:
     path = write_yaml("model:\n  num_layer: 3\n")
     with pytest.raises(UserError, match=r"mine.yaml: model.num_layer: unknown option.* did you mean model.num_layers"):
         load_config(path)
@@ -133,18 +133,18 @@ ALIAS_BOMB = "a: &a [1, 1, 1, 1, 1, 1, 1, 1, 1]\n" + "".join(
         "[" * 5000,
     ],
 )
-def test_a_file_that_is_not_plain_yaml_is_refused(
+def test_load_config_rejects_unsafe_or_invalid_yaml(
     text: str, write_yaml: Callable[[str], str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     path = write_yaml(text)
-    with pytest.raises(UserError, match="expected") as caught:
+    with pytest.raises(UserError, match="expected") as error:
         load_config(path)
-    assert "\n" not in str(caught.value)
+    assert "\n" not in str(error.value)
     assert not (tmp_path / "pwned").exists()
 
 
-def test_an_unknown_config_is_refused_with_the_nearest_name() -> None:
+def test_load_config_unknown_name_suggests_nearest() -> None:
     with pytest.raises(UserError, match=r"--config: expected one of .*digits, .*got 'digit'; did you mean digits\?"):
         load_config("digit")
     with pytest.raises(UserError, match=r"--config: no such file: nowhere/x.yaml"):
@@ -180,7 +180,7 @@ def test_an_unknown_config_is_refused_with_the_nearest_name() -> None:
         ("log_dir=${nowhere}", r"log_dir: expected a string, got '\$\{nowhere\}' \(.*not found"),
     ],
 )
-def test_a_value_that_makes_no_sense_is_refused(override: str, message: str) -> None:
+def test_validate_invalid_value_raises(override: str, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         validate(load_config(None, [override]))
 
@@ -232,7 +232,7 @@ def load_checked(*overrides: str) -> None:
         ),
     ],
 )
-def test_objective_refuses_options_it_cannot_use(overrides: str, message: str) -> None:
+def test_objective_rejects_unsupported_options(overrides: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         load_checked(*overrides.split())
 
@@ -251,11 +251,11 @@ def test_objective_refuses_options_it_cannot_use(overrides: str, message: str) -
         "algo.backward_policy=pessimistic replay.num_batches=4",
     ],
 )
-def test_objective_accepts_options_it_uses(overrides: str) -> None:
+def test_objective_accepts_supported_options(overrides: str) -> None:
     load_checked(*overrides.split())
 
 
-def test_resume_is_true_false_or_auto() -> None:
+def test_resume_option_accepts_true_false_and_auto() -> None:
     values = [load_config(None, [f"resume={text}"]).resume for text in ("true", "false", "auto")]
     assert values == [True, False, "auto"]
     with pytest.raises(UserError, match=r"^resume: expected one of false, true, auto, got 'maybe'$"):
@@ -264,29 +264,29 @@ def test_resume_is_true_false_or_auto() -> None:
 
 
 @pytest.mark.parametrize("resume", ["true", "auto"])
-def test_a_run_cannot_be_both_resumed_and_overwritten(resume: str) -> None:
+def test_resume_with_overwrite_raises(resume: str) -> None:
     with pytest.raises(UserError, match="resume: expected false with overwrite_existing_exp=true"):
         validate(load_config(None, [f"resume={resume}", "overwrite_existing_exp=true"]))
 
 
-def test_numeric_options_have_bounds() -> None:
+def test_every_numeric_option_has_bounds() -> None:
     numeric = {key for key, option in OPTIONS.items() if re.search(r"\b(int|float)\b", option.type_name)}
     checked_together = {key for key in numeric if key.startswith("cond.")}
     assert numeric - checked_together == {key for key, option in OPTIONS.items() if option.bounds}
 
 
-def test_bounds_are_closed_or_open_as_they_say() -> None:
+def test_interval_open_and_closed_bounds() -> None:
     assert [value in Interval(0, 1, low_open=True) for value in (0, 0.5, 1, 1.5)] == [False, True, True, False]
     assert [value in Interval(0, 1, high_open=True) for value in (-1, 0, 0.5, 1)] == [False, True, True, False]
     assert str(Interval(0, 1, low_open=True)) == "a number in (0, 1]"
 
 
-def test_every_option_has_a_line_of_help() -> None:
+def test_every_option_has_one_line_of_help() -> None:
     assert [key for key, option in OPTIONS.items() if not option.help or "\n" in option.help] == []
     assert [key for key, option in OPTIONS.items() if not option.group_help] == []
 
 
-def test_a_secret_from_the_environment_is_used_but_never_written(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_secret_from_environment_is_not_written(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "s3cr3t")
     config = load_config(None, ["evaluation.store_url=${oc.env:SECRET}"])
     validate(config)
@@ -295,18 +295,18 @@ def test_a_secret_from_the_environment_is_used_but_never_written(monkeypatch: py
     assert "s3cr3t" not in to_yaml(config) + str(to_mapping(config))
 
 
-def test_a_secret_is_not_in_the_error_that_it_causes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_config_error_does_not_show_secret(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET", "s3cr3t")
     with pytest.raises(UserError, match=r"seed: expected an integer, got '\$\{task_options.key\}'$"):
         validate(load_config(None, ["task_options.key=${oc.env:SECRET}", "seed=${task_options.key}"]))
 
 
-def test_the_written_yaml_reads_back_as_the_same_config(write_yaml: Callable[[str], str]) -> None:
+def test_to_yaml_round_trip(write_yaml: Callable[[str], str]) -> None:
     config = load_config("digits", ["task_options.depth=3", "seed=4", "wandb.name=trial"])
     assert to_mapping(load_config(write_yaml(to_yaml(config)))) == to_mapping(config)
 
 
-def test_the_nearest_key_is_alike_as_a_whole_or_in_its_last_part() -> None:
+def test_nearest_key_matches_whole_key_or_last_part() -> None:
     assert nearest_key("num_layers") == "model.num_layers"
     assert nearest_key("algo.tb.z_learning_rate") == "algo.tb.Z_learning_rate"
     assert nearest_key("replay.capasity") == "replay.capacity"
@@ -326,11 +326,11 @@ class TaskOptions:
     inner: InnerOptions = field(default_factory=InnerOptions)
 
 
-def test_task_options_are_completed_by_the_dataclass_of_the_task() -> None:
-    given = load_config(None, ["task_options.depth=5", "task_options.inner.rate=0.25"])
-    config = with_task_options(given, TaskOptions)
+def test_with_task_options_fills_defaults_of_the_task() -> None:
+    overrides = load_config(None, ["task_options.depth=5", "task_options.inner.rate=0.25"])
+    config = with_task_options(overrides, TaskOptions)
     assert OmegaConf.to_object(config.task_options) == TaskOptions(depth=5, inner=InnerOptions(0.25))
-    assert to_mapping(given)["task_options"] == {"depth": 5, "inner": {"rate": 0.25}}
+    assert to_mapping(overrides)["task_options"] == {"depth": 5, "inner": {"rate": 0.25}}
     assert with_task_options(config, TaskOptions).task_options == config.task_options
 
 
@@ -344,21 +344,21 @@ def test_task_options_are_completed_by_the_dataclass_of_the_task() -> None:
         ("task_options.depth=${log_dir}", r"task_options.depth: expected an integer, got '\$\{log_dir\}'"),
     ],
 )
-def test_task_options_are_refused_like_any_other(override: str, message: str) -> None:
+def test_with_task_options_invalid_option_raises(override: str, message: str) -> None:
     with pytest.raises(UserError, match=message):
         with_task_options(load_config(None, [override]), TaskOptions)
 
 
-def test_a_task_without_options_takes_none() -> None:
+def test_with_task_options_without_options_class_rejects_options() -> None:
     with pytest.raises(UserError, match=r"task_options: expected nothing, the class has no options, got \{'x': 1\}"):
         with_task_options(load_config(None, ["task_options.x=1"]), None)
     assert with_task_options(load_config(), None) == load_config()
 
 
-def test_options_are_found_in_order_with_type_default_and_group() -> None:
-    found = list(find_options(TaskOptions, prefix="task_options."))
-    assert [option.key for option in found] == ["task_options.depth", "task_options.kind", "task_options.inner.rate"]
-    assert [option.type_name for option in found] == ["int", "a|b", "float"]
-    assert [option.default for option in found] == [2, "a", 0.5]
-    assert found[0].group_help == "Options of a task."
+def test_find_options_returns_type_default_and_group() -> None:
+    options = list(find_options(TaskOptions, prefix="task_options."))
+    assert [option.key for option in options] == ["task_options.depth", "task_options.kind", "task_options.inner.rate"]
+    assert [option.type_name for option in options] == ["int", "a|b", "float"]
+    assert [option.default for option in options] == [2, "a", 0.5]
+    assert options[0].group_help == "Options of a task."
     assert {field.name for field in dataclasses.fields(Config)} == {key.partition(".")[0] for key in OPTIONS}

@@ -125,25 +125,25 @@ def maximum_entropy_log_backward(enumerated: Enumerated) -> Tensor:
     num_paths = torch.zeros(len(graph), dtype=torch.float64)
     num_paths[0] = 1.0
     for level in range(1, int(graph.level.max()) + 1):
-        here = graph.level[backward.child] == level
-        num_paths.index_add_(0, backward.child[here], num_paths[backward.parent[here]])
+        in_level = graph.level[backward.child] == level
+        num_paths.index_add_(0, backward.child[in_level], num_paths[backward.parent[in_level]])
     log_paths = num_paths.log()
     return backward.per_forward(log_paths[backward.parent] - log_paths[backward.child])
 
 
-def test_enumeration_class_count(enumerated):
+def test_enumeration_matches_known_class_count(enumerated):
     assert len(enumerated.graph.terminal) == enumerated.space.num_classes
 
 
-def test_enumeration_orbit_identity(enumerated):
+def test_enumeration_satisfies_orbit_identity(enumerated):
     assert num_orbit_violations(enumerated.graph, enumerated.backward) == 0
 
 
 def test_orbit_identity_detects_wrong_symmetries_and_missing_parents():
     space = enumerate_space(SPACES["two colours, 4 nodes"])
     graph, backward = space.graph, space.backward
-    wrong = replace(graph, num_automorphisms=graph.num_automorphisms.index_fill(0, graph.terminal[-1:], 5.0))
-    assert num_orbit_violations(wrong, backward) > 0
+    wrong_graph = replace(graph, num_automorphisms=graph.num_automorphisms.index_fill(0, graph.terminal[-1:], 5.0))
+    assert num_orbit_violations(wrong_graph, backward) > 0
     fewer = replace(backward, child=backward.child[1:], parent=backward.parent[1:])
     assert num_orbit_violations(graph, fewer) > 0
 
@@ -162,7 +162,7 @@ def test_analytic_flows_sample_the_reward_in_every_scheme(enumerated):
     assert max(l1_distance(a, b) for a, b in pairwise(samples)) < EXACT
 
 
-def test_analytic_flows_with_wrong_symmetry_schemes(enumerated):
+def test_analytic_flows_with_wrong_symmetry_scheme_miss_the_reward(enumerated):
     graph, uniform = enumerated.graph, torch.zeros(len(enumerated.graph))
     flat, uncorrected = target_distribution(graph, uniform), enumerated.sampled(uniform)
     assert l1_distance(uncorrected, flat) == pytest.approx(enumerated.space.uncorrected, abs=5e-4)

@@ -205,8 +205,8 @@ def test_conditioning_of_one_state_does_not_affect_other_states(make_policy, nam
     indirect=["make_policy"],
 )
 def test_policy_gradient_reaches_every_parameter(make_policy, name):
-    """Except the key bias of attention, which shifts all scores of a node equally, and the logit of Stop in sequences and
-    cells, where Stop is the only action whenever it is legal.
+    """Exceptions: the key bias of attention, which shifts all scores of a node equally, and the logit of Stop in
+    sequences and cells, where Stop is the only action whenever it is legal.
     """
     idle = ("lin_key.bias",) if name not in ("bit_sequence", "cells") else ("lin_key.bias", "heads.stop.")
     env = CASES[name]()
