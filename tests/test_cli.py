@@ -1,4 +1,4 @@
-"""The command line as a user types it."""
+"""Command line of gflownet.train: flags, help, errors and exit status."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from gflownet.errors import UserError
 from tests.benchmark_tables import write_nb201
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 
-# Runs the command and then says on stderr whether that took torch.
+# Runs the command and prints on stderr whether torch was imported.
 PROBE = (
     "import sys; from gflownet.train import main; code = main(sys.argv[1:]); "
     "print('torch' in sys.modules, file=sys.stderr); sys.exit(code)"
@@ -41,17 +41,17 @@ def run_probe(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[st
         (["task=digit"], "did you mean digits?"),
     ],
 )
-def test_a_mistake_exits_2_with_one_line_and_without_torch(arguments: list[str], words: str, checkout: Path) -> None:
-    done = run_probe(checkout, *arguments)
-    assert (done.returncode, done.stdout) == (2, "")
-    error, torch_was_imported = done.stderr.splitlines()
+def test_invalid_arguments_exit_2_with_one_line_without_torch(arguments: list[str], words: str, checkout: Path) -> None:
+    process = run_probe(checkout, *arguments)
+    assert (process.returncode, process.stdout) == (2, "")
+    error, torch_was_imported = process.stderr.splitlines()
     assert error.startswith("error: ")
     assert words in error
     assert torch_was_imported == "False"
 
 
 @pytest.mark.parametrize("name", config_names())
-def test_every_config_runs(name: str, tmp_path: Path) -> None:
+def test_shipped_config_runs(name: str, tmp_path: Path) -> None:
     table = [f"task_options.table={write_nb201(tmp_path / 'table.csv')}"] if name.startswith("cells") else []
     assert (
         train.main(["--config", name, f"log_dir={tmp_path / 'run'}", *TINY_RUN, *TINY_TASKS.get(name, ()), *table]) == 0
@@ -60,32 +60,32 @@ def test_every_config_runs(name: str, tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("flag", ["--help", "--version", "--print-config"])
-def test_printing_exits_0_without_torch(flag: str, checkout: Path) -> None:
-    done = run_probe(checkout, flag, "seed=3")
-    assert (done.returncode, done.stderr) == (0, "False\n")
-    assert done.stdout
+def test_printing_flag_exits_0_without_torch(flag: str, checkout: Path) -> None:
+    process = run_probe(checkout, flag, "seed=3")
+    assert (process.returncode, process.stderr) == (0, "False\n")
+    assert process.stdout
 
 
-def test_only_a_subclass_of_the_task_contract_is_ever_called(capsys: pytest.CaptureFixture[str]) -> None:
+def test_task_that_is_not_a_gfntask_subclass_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert train.main(["task=os:system"]) == 2
     assert "error: task: expected a subclass of GFNTask, got 'os:system'" in capsys.readouterr().err
 
 
-def test_unknown_options_of_a_task_exit_2(capsys: pytest.CaptureFixture[str]) -> None:
+def test_unknown_task_option_exits_2(capsys: pytest.CaptureFixture[str]) -> None:
     assert train.main(["task=digits", "task_options.nonsense=1"]) == 2
     error = capsys.readouterr().err
     assert error.startswith("error: task_options")
     assert error.count("\n") == 1
 
 
-def test_the_printed_config_is_the_merged_one(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_prints_merged_config(capsys: pytest.CaptureFixture[str]) -> None:
     assert train.main(["seed=3", "--print-config", "--config=digits_small", "task_options.x=${oc.env:NOT_SET}"]) == 0
     printed = capsys.readouterr().out
     assert printed == to_yaml(load_config("digits_small", ["seed=3", "task_options.x=${oc.env:NOT_SET}"]))
     assert "${oc.env:NOT_SET}" in printed
 
 
-def test_a_task_comes_with_the_config_of_its_name(capsys: pytest.CaptureFixture[str]) -> None:
+def test_print_config_uses_config_named_after_task(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, source in (([], "digits"), (["--config=digits_small"], "digits_small")):
         assert train.main([*arguments, "--print-config"]) == 0
         assert capsys.readouterr().out == to_yaml(load_config(source))
@@ -93,14 +93,14 @@ def test_a_task_comes_with_the_config_of_its_name(capsys: pytest.CaptureFixture[
     assert capsys.readouterr().out == to_yaml(load_config(None, ["task=a.b:C"]))
 
 
-def test_the_help_has_every_option_with_type_default_and_text(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_lists_every_option_with_type_and_default(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", "300")
     text = help_text()
     words = " ".join(text.split())
     for option in OPTIONS.values():
-        found = re.search(rf"  {re.escape(option.key)} +(\S+) = (.*)\n", text)
-        assert found is not None, option.key
-        assert found[1] == option.type_name
+        match = re.search(rf"  {re.escape(option.key)} +(\S+) = (.*)\n", text)
+        assert match is not None, option.key
+        assert match[1] == option.type_name
         assert option.help in words
     assert "replay.use bool = true train on replayed" in words
     assert "mp_buffer_size int|null = null" in words
@@ -109,13 +109,13 @@ def test_the_help_has_every_option_with_type_default_and_text(monkeypatch: pytes
 
 
 @pytest.mark.parametrize("width", ["60", "80"])
-def test_the_help_fits_a_narrow_terminal(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_help_fits_narrow_terminal(width: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("COLUMNS", width)
     descriptions = [line for line in help_text().splitlines() if line.startswith("      ")]
     assert max(map(len, descriptions)) <= int(width)
 
 
-def test_flags_and_overrides_may_be_mixed() -> None:
+def test_parse_mixes_flags_and_overrides() -> None:
     assert parse(["a=1", "--config", "x", "b=-2", "--print-config"]) == Command("x", ("a=1", "b=-2"), print_config=True)
     assert parse(["--config=y=z.yaml"]) == Command("y=z.yaml")
     assert parse(["-h"]) == Command(help=True)
@@ -130,13 +130,13 @@ def test_flags_and_overrides_may_be_mixed() -> None:
         (["-x"], "-x: expected one of --config"),
     ],
 )
-def test_an_unknown_flag_is_refused_with_an_example(arguments: list[str], words: str) -> None:
+def test_parse_unknown_flag_raises_with_example(arguments: list[str], words: str) -> None:
     with pytest.raises(UserError, match=words):
         parse(arguments)
 
 
 class StoppedTrainer:
-    """Stands in for a trainer that a signal stopped, or that met an error."""
+    """Trainer whose run returns a signal number or raises an error."""
 
     outcome: int | BaseException | None = None
 
@@ -152,7 +152,7 @@ class StoppedTrainer:
 @pytest.mark.parametrize(
     ("outcome", "status"), [(None, 0), (2, 130), (15, 143), (KeyboardInterrupt(), 130), (UserError("log_dir: x"), 2)]
 )
-def test_the_exit_status_says_how_the_run_ended(
+def test_exit_status_matches_outcome_of_run(
     outcome: int | BaseException | None, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     import gflownet.trainer
@@ -162,7 +162,7 @@ def test_the_exit_status_says_how_the_run_ended(
     assert train.main([]) == status
 
 
-def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unexpected_error_keeps_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
     import gflownet.trainer
 
     monkeypatch.setattr(gflownet.trainer, "GFNTrainer", lambda config: int("no number"))
@@ -174,7 +174,7 @@ def test_a_bug_keeps_its_traceback(monkeypatch: pytest.MonkeyPatch) -> None:
         train.main([])
 
 
-class LosesAPipe:
+class BrokenPipeTrainer:
     def __init__(self, config: Any) -> None:
         pass
 
@@ -182,10 +182,10 @@ class LosesAPipe:
         raise BrokenPipeError(32, "Broken pipe")
 
 
-def test_a_broken_pipe_other_than_stdout_is_no_reader_that_left(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_broken_pipe_exits_141_only_if_stdout_is_closed(monkeypatch: pytest.MonkeyPatch) -> None:
     import gflownet.trainer
 
-    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", LosesAPipe)
+    monkeypatch.setattr(gflownet.trainer, "GFNTrainer", BrokenPipeTrainer)
     with pytest.raises(BrokenPipeError):
         train.main([])
     reading, writing = os.pipe()
@@ -198,8 +198,8 @@ def test_a_broken_pipe_other_than_stdout_is_no_reader_that_left(monkeypatch: pyt
         stdout.write("discarded")
 
 
-def test_help_survives_a_reader_that_leaves() -> None:
+def test_help_piped_into_head_prints_no_error() -> None:
     command = f"{sys.executable} -m gflownet.train --help | head -c 10"
-    done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
-    assert done.stdout == "usage: pyt"
-    assert done.stderr == ""
+    process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
+    assert process.stdout == "usage: pyt"
+    assert process.stderr == ""
