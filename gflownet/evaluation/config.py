@@ -98,18 +98,12 @@ class ConditionalsConfig:
 class TaskConfig(Protocol):
     """The part of the root config that a task may read."""
 
-    @property
-    def seed(self) -> int: ...
-    @property
-    def task(self) -> str: ...
-    @property
-    def task_options(self) -> Any: ...
-    @property
-    def evaluation(self) -> EvaluationConfig: ...
-    @property
-    def cond(self) -> ConditionalsConfig: ...
-    @property
-    def env(self) -> EnvConfig: ...
+    seed: int
+    task: str
+    task_options: Any
+    evaluation: EvaluationConfig
+    cond: ConditionalsConfig
+    env: EnvConfig
 
 
 def check_evaluation(config: EvaluationConfig) -> None:

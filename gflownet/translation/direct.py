@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.translation.cache import TranslationCache
-from gflownet.translation.direct_code import direct_source, has_direct_code, message_factor
+from gflownet.translation.direct_code import direct_source, is_direct, message_factor
 from gflownet.translation.emit import identifier, outside_classes
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.plan import ModelPlan
@@ -41,7 +41,7 @@ class DirectTraining:
     def __init__(self, models: Sequence[TranslatedModel]) -> None:
         """Raises ValueError for a model without direct code (see is_direct)."""
         for position, model in enumerate(models):
-            if not has_direct_code(model.plan):
+            if not is_direct(model.plan):
                 raise ValueError(
                     f"model {position}: expected one that is_direct, got state or operations without gradient code"
                 )
@@ -69,11 +69,6 @@ class DirectTraining:
                 backward(gradient, saved)
             self._scaling.backward()
         return losses.clone()  # not an inference tensor
-
-
-def is_direct(plan: ModelPlan) -> bool:
-    """Return whether models of this plan can be trained by DirectTraining."""
-    return has_direct_code(plan)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,8 @@ from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
 DIRECT_AGGREGATIONS = (Sum, Mean, Extremum, Concat)
 
 
-def has_direct_code(plan: ModelPlan) -> bool:
-    """Whether direct_source covers the plan: no state, and only operations with a gradient in code."""
+def is_direct(plan: ModelPlan) -> bool:
+    """Return whether DirectTraining can train models of this plan: no state, and operations with gradient code only."""
     return not plan.slots and all(
         issubclass(node.aggregation_class, DIRECT_AGGREGATIONS)
         and (issubclass(node.activation_class, CodeActivation) or node.activation_class.gradient is not None)

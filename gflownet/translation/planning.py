@@ -7,6 +7,7 @@ from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
 from gflownet.graphs.limits import is_projected
+from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
 from gflownet.graphs.validation import blocking_problems
 from gflownet.graphs.vocabulary import DTYPES, PROJECTIONS, aggregation
 from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
@@ -132,23 +133,8 @@ def _plan_edge(graph: ComputationGraph, edge: Edge, width: int, projection: str,
 
 def _evaluation_order(graph: ComputationGraph, recurrent: frozenset[int]) -> list[int]:
     """Return sources before targets along the edges of one time step; ties by node id."""
-    if not recurrent:
-        return list(graph.topological_sort(ignore_recurrent=True))
-    waiting = dict.fromkeys(graph.nodes, 0)
-    targets: dict[int, list[int]] = {node_id: [] for node_id in graph.nodes}
-    for edge in graph.edges.values():
-        if edge.enabled and not edge.is_recurrent and edge.edge_id not in recurrent:
-            waiting[edge.target] += 1
-            targets[edge.source].append(edge.target)
-    ready = sorted((node_id for node_id, count in waiting.items() if not count), reverse=True)
-    order: list[int] = []
-    while ready:
-        order.append(ready.pop())
-        for target in targets[order[-1]]:
-            waiting[target] -= 1
-            if not waiting[target]:
-                ready.append(target)
-        ready.sort(reverse=True)
+    edges = [edge for edge in followed_edges(graph, ignore_recurrent=True) if edge.edge_id not in recurrent]
+    order = sorted_prefix(graph.nodes, edges)
     assert len(order) == len(graph.nodes), "detect_cycles() left a cycle"
     return order
 
@@ -156,17 +142,9 @@ def _evaluation_order(graph: ComputationGraph, recurrent: frozenset[int]) -> lis
 def _live_nodes(graph: ComputationGraph) -> set[int]:
     """Return the nodes with an enabled path to an OUTPUT node, recurrent edges included."""
     sources: dict[int, list[int]] = {}
-    for edge in graph.edges.values():
-        if edge.enabled:
-            sources.setdefault(edge.target, []).append(edge.source)
-    live = set(graph.output_node_ids)
-    pending = list(live)
-    while pending:
-        for source in sources.get(pending.pop(), ()):
-            if source not in live:
-                live.add(source)
-                pending.append(source)
-    return live
+    for edge in followed_edges(graph, ignore_recurrent=False):
+        sources.setdefault(edge.target, []).append(edge.source)
+    return reachable(graph.output_node_ids, lambda node_id: sources.get(node_id, ()))
 
 
 def _size(node: Node) -> int:

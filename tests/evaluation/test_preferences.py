@@ -302,7 +302,7 @@ def test_conditioning_that_may_be_drawn_is_accepted(options, given):
 
 
 def spelled(options: list[str]) -> list[str]:
-    """Return the overrides that options mean, where `DISTRIBUTION PARAMETERS` is the distribution of the temperature."""
+    """Return overrides; `DISTRIBUTION PARAMETERS` stands for the distribution of the temperature."""
     return [
         override
         for option in options

@@ -1,4 +1,4 @@
-"""Slow twins of gflownet.evaluation.training and supervised: autograd, one optimiser per candidate."""
+"""Slow versions of gflownet.evaluation.training and supervised: autograd, one optimiser per candidate."""
 
 from __future__ import annotations
 

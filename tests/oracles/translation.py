@@ -1,6 +1,6 @@
-"""The outputs of a translated graph in numpy, formula by formula from shared/spec/translation.md.
+"""The outputs of a translated graph in numpy, from the formulas of docs/translation.md.
 
-It reads node-link data, not the project's graph class, and shares no line with the translator. All arithmetic also
+Reads node-link data and shares no code with the translator. All arithmetic also
 works on complex arrays, so that a complex step (x + 1e-30j) gives exact directional derivatives.
 
 Letters: B batch, T time steps, J enabled in-edges, d message width, H heads.
@@ -238,7 +238,7 @@ RHN_RANK, RHN_BOTTLENECK, RHN_EPSILON = 4, 16, 1e-6
 
 
 def rhn_shapes(size: int) -> dict[str, tuple[int, ...]]:
-    """Every parameter of an rhn node's own (shared/spec/rhn.md), its feed-forward network twice as wide as the node."""
+    """The parameters of an rhn node; its feed-forward network is twice as wide as the node."""
     wide, width = 2 * size, RHN_BOTTLENECK + 1
     shapes: dict[str, tuple[int, ...]] = {"norm.weight": (size,), "bhn.norm.weight": (size,), "bhn.beta": (width,)}
     shapes |= {"bhn.squeeze.weight": (RHN_BOTTLENECK, size), "bhn.squeeze.bias": (RHN_BOTTLENECK,)}
