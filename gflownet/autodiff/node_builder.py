@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import isfinite, prod
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
@@ -74,8 +74,8 @@ class Nodes:
         self, parts: Sequence[tuple[float, Node, Labels]], out: Labels, extents: Extents, dtype: torch.dtype
     ) -> Node:
         """Return a linear combination, see `Algebra.combine`; a label twice in one operand is its diagonal."""
-        name, sizes, result = _names([labels for _, _, labels in parts], out, extents)
-        operands = [(alpha, self._operand(node, [name[label] for label in labels])) for alpha, node, labels in parts]
+        result, sizes = _positive(out), {label + 1: extent for label, extent in extents.items()}
+        operands = [(alpha, self._operand(node, _positive(labels))) for alpha, node, labels in parts]
         if len(operands) > 2:
             operands = [(alpha, _reduced(operand, result)) for alpha, operand in operands]
         alpha, operand = operands[0] if len(operands) == 1 else (1.0, self._sum(operands, result, sizes))
@@ -85,8 +85,8 @@ class Nodes:
         self, factors: Sequence[tuple[Node, Labels]], out: Labels, extents: Extents, dtype: torch.dtype
     ) -> Node:
         """Return a product, see `Algebra.multiply`; a label twice in one factor is its diagonal."""
-        name, sizes, result = _names([labels for _, labels in factors], out, extents)
-        operands = [self._operand(node, [name[label] for label in labels]) for node, labels in factors]
+        result, sizes = _positive(out), {label + 1: extent for label, extent in extents.items()}
+        operands = [self._operand(node, _positive(labels)) for node, labels in factors]
         path = contraction_order([operand.labels for operand in operands], result, sizes) if len(operands) > 2 else ()
         for positions in path[:-1]:
             left, right = (operands[k] for k in positions)
@@ -157,27 +157,9 @@ class Nodes:
         return total
 
 
-def _names(
-    arrays: Sequence[Labels], out: Labels, extents: Extents
-) -> tuple[Mapping[Any, int], Mapping[int, int], list[int]]:
-    """Return a positive integer for every label, the extents by integer, and the result's labels as integers.
-
-    A label keeps its own value, or its absolute value where that is free.
-    """
-    labels = {*out}.union(*arrays)
-    if all(isinstance(label, int) and label > 0 for label in labels):
-        return {label: label for label in labels}, extents, list(out)
-    integers = [label for label in labels if isinstance(label, int)]
-    names: dict[object, int] = {label: label for label in integers if label > 0}
-    spare = 1 + max((abs(label) for label in integers), default=0)
-    for label in sorted(integers):
-        if label <= 0:
-            names[label] = spare if not label or -label in names else -label
-            spare += names[label] == spare
-    for label in dict.fromkeys(label for array in (*arrays, out) for label in array):  # H last
-        if label not in names:
-            names[label], spare = spare, spare + 1
-    return names, {names[label]: extents[label] for label in labels}, [names[label] for label in out]
+def _positive(labels: Labels) -> list[int]:
+    """Return labels as indices, which start at 1."""
+    return [label + 1 for label in labels]
 
 
 def _signed(labels: Sequence[int], dst: Sequence[int]) -> list[int]:

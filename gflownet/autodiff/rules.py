@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -28,7 +28,7 @@ from gflownet.autodiff.nodes import (
 )
 from gflownet.autodiff.terms import Extents, Term
 
-Labels = Sequence[Any]  # one hashable label per axis
+Labels = Sequence[int]  # one label per axis; of n labels none is above n
 Shape = tuple[int, ...]
 
 
@@ -114,19 +114,24 @@ def node_form(node: Node) -> Form:
 
 
 def _form(node: Node) -> Form:
+    numbers: dict[object, int] = {}  # labels 1, 2, ... by index
+
+    def labels(indices: Sequence[int], scope: int = 0) -> Labels:
+        keys = [index if index > 0 else (index, scope) for index in indices]
+        return tuple([numbers.setdefault(key, len(numbers) + 1) for key in keys])
+
     match node:
         case TransformNode():
-            # negative indices of the two sides are unrelated
-            offset = min((0, *node.index_dst))
-            labels = tuple([index + offset if index < 0 else index for index in node.index_src])
-            extents = dict(zip((*labels, *node.index_dst), (*node.source.shape, *node.shape), strict=True))
-            return Combination((node.alpha,), (labels,), node.index_dst, extents)
-        case ElementwiseNode(operation="+" | "-"):
-            sign = 1.0 if node.operation == "+" else -1.0
-            coefficients = (float(node.num_repeats(0)), sign * node.num_repeats(1))
-            return Combination(coefficients, (node.index_src_l, node.index_src_r), node.index_dst, node.extents)
+            out, source = labels(node.index_dst), labels(node.index_src, scope=1)  # negative indices are unrelated
+            extents = dict(zip((*out, *source), (*node.shape, *node.source.shape), strict=True))
+            return Combination((node.alpha,), (source,), out, extents)
         case ElementwiseNode() | LinearNode():
-            return Product((node.index_src_l, node.index_src_r), node.index_dst, node.extents)
+            out, left, right = (labels(array) for array in (node.index_dst, node.index_src_l, node.index_src_r))
+            extents = dict(zip((*left, *right), (*node.left.shape, *node.right.shape), strict=True))
+            if isinstance(node, LinearNode) or node.operation == "*":
+                return Product((left, right), out, extents)
+            sign = 1.0 if node.operation == "+" else -1.0
+            return Combination((float(node.num_repeats(0)), sign * node.num_repeats(1)), (left, right), out, extents)
         case NonlinearNode():
             return Entrywise(node.function)
         case CastNode():
@@ -172,16 +177,17 @@ def reverse(
     Returns:
         The derivative by the input, `[input..., H]`, or None where it is zero everywhere.
     """
-    free = _free_labels(extra)
     dtype = adjoint.dtype
     match form:
         case Combination():
+            free, extents = _with_free_labels(form, extra)
             part = (form.coefficients[which], adjoint, (*form.out, *free))
-            return algebra.combine([part], (*form.labels[which], *free), _joined(form.extents, free, extra), dtype)
+            return algebra.combine([part], (*form.labels[which], *free), extents, dtype)
         case Product():
+            free, extents = _with_free_labels(form, extra)
             factors = list(zip(inputs, form.labels, strict=True))
             factors = [(adjoint, (*form.out, *free)), *factors[:which], *factors[which + 1 :]]
-            return algebra.multiply(factors, (*form.labels[which], *free), _joined(form.extents, free, extra), dtype)
+            return algebra.multiply(factors, (*form.labels[which], *free), extents, dtype)
         case Entrywise(function):
             return _times_slope(algebra, function.derivative(), inputs[0], adjoint)
         case Conversion():
@@ -203,16 +209,16 @@ def forward(
     Returns:
         The derivative of the result, `[result..., H]`, or None where it is zero everywhere.
     """
-    free = _free_labels(extra)
     (first, dtype), *_ = [(tangent, tangent.dtype) for tangent in tangents if tangent is not None]
     match form:
         case Combination():
+            free, extents = _with_free_labels(form, extra)
             rows = zip(form.coefficients, tangents, form.labels, strict=True)
             parts = [(alpha, tangent, (*labels, *free)) for alpha, tangent, labels in rows if tangent is not None]
-            return algebra.combine(parts, (*form.out, *free), _joined(form.extents, free, extra), dtype)
+            return algebra.combine(parts, (*form.out, *free), extents, dtype)
         case Product():
+            free, extents = _with_free_labels(form, extra)
             factors = list(zip(inputs, form.labels, strict=True))
-            extents = _joined(form.extents, free, extra)
             products: list[Item] = []
             for k, tangent in enumerate(tangents):
                 if tangent is not None:
@@ -252,10 +258,10 @@ def _times_slope(algebra: Algebra[Item], slope: Function, source: Item, derivati
     return algebra.combine([(slope.value, derivative, axes)], axes, extents, derivative.dtype)
 
 
-def _free_labels(extra: Shape) -> tuple[tuple[str, int], ...]:
-    """Return the labels of H."""
-    return tuple([("H", k) for k in range(len(extra))])
-
-
-def _joined(extents: Extents, free: Sequence[Any], extra: Shape) -> Extents:
-    return {**extents, **dict(zip(free, extra, strict=True))} if free else extents
+def _with_free_labels(form: Combination | Product, extra: Shape) -> tuple[tuple[int, ...], Extents]:
+    """Return labels for H above all labels of a form, and the extents of all labels."""
+    if not extra:
+        return (), form.extents
+    first = 1 + len(form.extents)
+    free = tuple(range(first, first + len(extra)))
+    return free, {**form.extents, **dict(zip(free, extra, strict=True))}
