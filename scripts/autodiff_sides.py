@@ -17,24 +17,10 @@ from gflownet.autodiff.compilation import compile_gradient, compile_hessian, com
 from gflownet.autodiff.nodes import LeafNode, Node
 
 Call = Callable[[], Any]
-OURS = SimpleNamespace(
-    tanh=build.Tanh,
-    relu=build.Relu,
-    exp=build.Exp,
-    log=build.Log,
-    softplus=build.Softplus,
-    total=build.Sum,
-    transpose=build.Transpose,
-)
-TORCH = SimpleNamespace(
-    tanh=torch.tanh,
-    relu=torch.relu,
-    exp=torch.exp,
-    log=torch.log,
-    softplus=torch.nn.functional.softplus,
-    total=torch.sum,
-    transpose=torch.t,
-)
+_NAMES = ("Tanh", "Relu", "Exp", "Log", "Softplus", "Transpose")
+OURS = SimpleNamespace(total=build.Sum, **{name.lower(): getattr(build, name) for name in _NAMES})
+TORCH = SimpleNamespace(total=torch.sum, transpose=torch.t, softplus=torch.nn.functional.softplus)
+TORCH.tanh, TORCH.relu, TORCH.exp, TORCH.log = torch.tanh, torch.relu, torch.exp, torch.log
 
 
 @dataclass(frozen=True)

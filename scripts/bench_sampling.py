@@ -57,6 +57,7 @@ from scripts.sampling_sides import (
     Ours,
     Turn,
     fixed_length,
+    median_rate,
     our_sides,
     take_turns,
     torchgfn_sides,
@@ -210,12 +211,8 @@ def setting_rows(settings: Sequence[Setting], *, num_rounds: int) -> list[Row]:
             sides[setting, is_training] = ours.train if is_training else ours.sample
     rows = []
     for (setting, is_training), turns in take_turns(sides, num_rounds=num_rounds).items():
-        if is_training:
-            speed = median(map(Turn.steps_per_second, turns))
-            rows.append(figure(f"{setting.label}: trained", speed, "steps/CPU-s"))
-        else:
-            speed = median(map(Turn.trajectories_per_second, turns))
-            rows.append(figure(f"{setting.label}: sampled", speed, "trajectories/CPU-s"))
+        label, unit = ("trained", "steps") if is_training else ("sampled", "trajectories")
+        rows.append(figure(f"{setting.label}: {label}", median_rate(turns, unit), f"{unit}/CPU-s"))
     return rows
 
 
@@ -230,12 +227,9 @@ def side_by_side_rows(*, max_nodes: int = 7, num_actions: int = 12, batch: int =
         turns = take_turns(sides, num_rounds=num_rounds)
     rows = []
     for key, of_key in turns.items():
-        label, units = f"side by side, {key.length}, {key.side}: {key.activity}", {}
-        if key.activity == "sample":
-            units = {"trajectories": Turn.trajectories_per_second, "states": Turn.states_per_second}
-        else:
-            units = {"steps": Turn.steps_per_second}
-        rows += [figure(f"{label}, {unit}", median(map(of, of_key)), "per CPU-s") for unit, of in units.items()]
+        label = f"side by side, {key.length}, {key.side}: {key.activity}"
+        units = ("trajectories", "states") if key.activity == "sample" else ("steps",)
+        rows += [figure(f"{label}, {unit}", median_rate(of_key, unit), "per CPU-s") for unit in units]
         if key.length == FREE:
             length = median(turn.num_states / turn.num_trajectories for turn in of_key)
             rows.append(figure(f"{label}, length", length, "states per trajectory"))
@@ -246,18 +240,16 @@ def _ratio_rows(turns: Mapping[Key, list[Turn]]) -> list[Row]:
     """Return the speed of our sides over that of the networkx twin and of torchgfn."""
     twin = Key(TWIN, "sample", FIXED)
     comparisons = [
-        (twin._replace(side=OURS), twin, "trajectories", Turn.trajectories_per_second, GOAL_TWIN),
-        (twin._replace(side=OURS_SPARSE), twin, "trajectories", Turn.trajectories_per_second, None),
+        (twin._replace(side=OURS), twin, "trajectories", GOAL_TWIN),
+        (twin._replace(side=OURS_SPARSE), twin, "trajectories", None),
     ]
     for key in turns:
         if key.side in TORCHGFN:
-            unit, of = (
-                ("states", Turn.states_per_second) if key.activity == "sample" else ("steps", Turn.steps_per_second)
-            )
-            comparisons.append((key._replace(side=OURS), key, unit, of, GOAL_TORCHGFN[key.activity]))
+            unit = "states" if key.activity == "sample" else "steps"
+            comparisons.append((key._replace(side=OURS), key, unit, GOAL_TORCHGFN[key.activity]))
     rows = []
-    for ours, other, unit, of, goal in comparisons:
-        ratio = median_ratio([of(turn) for turn in turns[ours]], [of(turn) for turn in turns[other]])
+    for ours, other, unit, goal in comparisons:
+        ratio = median_ratio([turn.rate(unit) for turn in turns[ours]], [turn.rate(unit) for turn in turns[other]])
         label = f"side by side, {ours.length}, {ours.side} against {other.side}: {ours.activity}, {unit}"
         rows.append(at_least(label, ratio, "x", goal))
     return rows
@@ -288,7 +280,7 @@ def growth_rows(hidden: Sequence[int], batches: Sequence[int], *, num_rounds: in
             if not number or num_hidden <= 20:
                 turns[cell].append(_architectures(cell).sample())
     return [
-        figure(cell.label, median(1000 / turn.trajectories_per_second() for turn in of_cell), "CPU-s per 1,000")
+        figure(cell.label, 1000 / median_rate(of_cell, "trajectories"), "CPU-s per 1,000")
         for cell, of_cell in turns.items()
     ]
 

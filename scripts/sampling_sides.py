@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from random import Random
+from statistics import median
 from time import process_time
 from typing import NamedTuple
 
@@ -56,17 +57,15 @@ class Turn:
     num_trajectories: int
     num_states: int  # evaluated by the policy
 
-    def steps_per_second(self) -> float:
-        """Return turns per CPU second."""
-        return 1 / self.cpu_seconds
+    def rate(self, unit: str) -> float:
+        """Return steps, trajectories or states per CPU second."""
+        num = {"steps": 1, "trajectories": self.num_trajectories, "states": self.num_states}[unit]
+        return num / self.cpu_seconds
 
-    def trajectories_per_second(self) -> float:
-        """Return trajectories per CPU second."""
-        return self.num_trajectories / self.cpu_seconds
 
-    def states_per_second(self) -> float:
-        """Return states per CPU second."""
-        return self.num_states / self.cpu_seconds
+def median_rate(turns: Sequence[Turn], unit: str) -> float:
+    """Return the median rate of some turns."""
+    return median(turn.rate(unit) for turn in turns)
 
 
 Side = Callable[[], Turn]

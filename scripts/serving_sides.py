@@ -84,15 +84,16 @@ class Continuous:
         limits = SchedulerConfig(slots, max_queue=10**6, max_waiting=float("inf"), token_budget=10**12)
         self.engine = Engine(model, EngineConfig(limits))
         self.engine._cache = cache(model, slots)
-        self._slots, self._requests, self._before = slots, requests, before
+        self.slots, self._requests, self._before = slots, requests, before
         self._num_prefilled = 0
 
     def prepare(self) -> None:
         """Fill the queue."""
         if self._before is None:
-            self._fill(self._slots)
+            self.fill(self.slots)
 
-    def _fill(self, num_waiting: int) -> None:
+    def fill(self, num_waiting: int) -> None:
+        """Submit requests until the queue has this length."""
         while self.engine.metrics().num_waiting < num_waiting:
             request = next(self._requests)
             if self._before is not None:
@@ -104,10 +105,22 @@ class Continuous:
         """Do one step of the engine."""
         self._num_prefilled = 0
         if self._before is not None:
-            self._fill(self._slots - self.engine.metrics().num_running)
+            self.fill(self.slots - self.engine.metrics().num_running)
         before = self.engine._tally.num_rows  # `metrics` would add its own time
         self.engine.step()
         return self.engine._tally.num_rows - before + self._num_prefilled
+
+
+class Static(Continuous):
+    """Batches of requests that start together; the next batch starts when the last request has ended."""
+
+    num_batches = 0
+
+    def prepare(self) -> None:
+        """Start a batch if the last one has ended."""
+        if not self.engine.has_work:
+            self.num_batches += 1
+            self.fill(self.slots)
 
 
 class DictionaryCache(CacheManager):
@@ -141,29 +154,6 @@ class DictionaryCache(CacheManager):
         """Split the states by request and layer."""
         for row, request_id in enumerate(request_ids):
             self._by_request[request_id] = [of_layer[row] for of_layer in new_caches]
-
-
-class Static:
-    """Batches of requests that start together; the next batch starts when the last request has ended."""
-
-    def __init__(self, model: LanguageModel, slots: int, requests: Iterator[Request]) -> None:
-        limits = SchedulerConfig(slots, max_queue=slots, max_waiting=float("inf"), token_budget=10**12)
-        self._engine = Engine(model, EngineConfig(limits, prefix_bytes=0))
-        self._slots, self._requests = slots, requests
-        self.num_batches = 0
-
-    def prepare(self) -> None:
-        """Start a batch if the last one has ended."""
-        if not self._engine.has_work:
-            self.num_batches += 1
-            for _ in range(self._slots):
-                self._engine.submit(next(self._requests))
-
-    def step(self) -> int:
-        """Read a token of each unfinished row."""
-        before = self._engine._tally.num_rows
-        self._engine.step()
-        return self._engine._tally.num_rows - before
 
 
 def separate_prefill(model: RHNDecoder) -> Read:
