@@ -150,7 +150,7 @@ def gradients(problem: Problem) -> list[Call]:
 
 
 def products(problem: Problem) -> list[Call]:
-    """Return our Hessian-vector product, torch.func's forward over reverse, and autograd of its own gradient."""
+    """Return our Hessian-vector product, torch.func's forward over reverse, and autograd applied twice."""
     loss, leaves = problem.graph()
     direction = build.Input(leaves[problem.position].shape, name="vector", dtype=torch.float64)
     program = compile_hvp(loss, leaves[problem.position], direction, leaves=[*leaves, direction])

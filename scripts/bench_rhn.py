@@ -34,7 +34,7 @@ from gflownet.rhn.network import RHN, Stack
 from scripts.bench import Row, at_least, cpu_seconds, figure, finish, interleaved, median_ratio, parse_arguments, skip
 from scripts.rhn_sides import CASES, STACKS, Case
 
-# Goals by case and side: time of the side over that of the wavefront; None: no goal.
+# Goals by case and side: time of the side / time of the wavefront; None: no goal.
 FORWARD: dict[str, dict[str, float | None]] = {
     "S": {"naive": 2.0, "layer by layer": None},
     "M": {"naive": None, "layer by layer": None},
@@ -50,7 +50,7 @@ BOTH: dict[str, dict[str, float | None]] = {
     "D24": {"naive": None, "layer by layer": None},
 }
 PEAK_SHARES = {("M", "forward"): 0.20, ("M", "forward+backward"): 0.15}
-# Case, tokens, goal: memory of the naive side over that of `Wavefront(layers=1)`.
+# Case, tokens, goal: memory of the naive side / memory of `Wavefront(layers=1)`.
 MEMORY: tuple[tuple[str, int, float | None], ...] = (
     ("S", 64, None),
     ("M", 128, 20.0),

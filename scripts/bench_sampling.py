@@ -4,7 +4,7 @@
 
 All sides of a part take turns, round after round. Figures are medians over rounds, ratios are medians of the rounds'
 ratios. Times are CPU seconds of the process that did the work, on one thread (shares of a pass: wall time), after a
-warm-up round. Policies are untrained, with 3 layers. A training step is what the trainer does with one batch: sample,
+warm-up round. Policies are untrained, with 3 layers. A training step is a step of the trainer on one batch: sample,
 trajectory balance, backward, Adam. Freed memory stays with the process, as in the trainer.
 
 torchgfn runs in its own environment and process, once with its default memory management and once with freed memory
@@ -237,7 +237,7 @@ def side_by_side_rows(*, max_nodes: int = 7, num_actions: int = 12, batch: int =
 
 
 def _ratio_rows(turns: Mapping[Key, list[Turn]]) -> list[Row]:
-    """Return the speed of our sides over that of the networkx twin and of torchgfn."""
+    """Return the speed of our sides over the networkx twin and torchgfn."""
     twin = Key(TWIN, "sample", FIXED)
     comparisons = [
         (twin._replace(side=OURS), twin, "trajectories", GOAL_TWIN),

@@ -25,12 +25,11 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import torch
 
-from gflownet.rhn.config import CONFIGS, RHNConfig
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
 from gflownet.rhn.serving.sampling import SamplingParams
 from scripts.bench import Row, at_least, cpu_seconds, figure, finish, interleaved, median_ratio, parse_arguments, skip
-from scripts.rhn_sides import materialised
+from scripts.rhn_sides import CASES, materialised
 from scripts.serving_sides import (
     Continuous,
     DictionaryCache,
@@ -43,11 +42,7 @@ from scripts.serving_sides import (
     separate_prefill,
 )
 
-SIZES = {
-    "S": CONFIGS["small"],
-    "M": CONFIGS["medium"],
-    "D12": RHNConfig(hidden_size=64, intermediate_size=128, depth=12, rank=4),
-}
+SIZES = ("S", "M", "D12")  # of scripts/rhn_sides.py
 SLOTS = (8, 32, 128)
 LEAST_GAIN = {"eager": 1.2, "compiled": 3.0}
 GREEDY = SamplingParams(temperature=0)
@@ -58,8 +53,7 @@ def main() -> int:
     """Run the benchmark and return the exit status."""
     options = parse_arguments(__doc__)
     torch.set_num_threads(1)
-    torch.manual_seed(0)
-    networks = {name: _adapted(RHN(config)) for name, config in SIZES.items()}
+    networks = {name: CASES[name].network() for name in SIZES}
     rows = []
     for name in ("S",) if options.quick else SIZES:
         rows += decoding_rows(name, networks[name], rounds=10 if options.quick else 60)
@@ -74,17 +68,8 @@ def main() -> int:
     return finish(rows, json_path=options.json)
 
 
-def _adapted(network: RHN) -> RHN:
-    """Activate the adapters of a new network and return it."""
-    with torch.no_grad():
-        for name, parameter in network.named_parameters():
-            if "bhn" in name:
-                parameter.add_(torch.randn_like(parameter) * 0.02)
-    return network
-
-
 def decoding_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
-    """Return the speed of decoders on one token of one sequence over that in the document's order."""
+    """Return the speed of decoders on one token of one sequence over the speed in the document's order."""
     config = network.config
     token, state = torch.tensor([65]), torch.randn(config.depth, 1, config.hidden_size)
     decoders = {"eager": RHNDecoder(network)}
@@ -147,7 +132,7 @@ def serving_rows(name: str, network: RHN, slots: int, *, rounds: int, has_goals:
 
 
 def sequential_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
-    """Return the rate of 32 slots over that of sequential answers."""
+    """Return the rate of 32 slots over the rate of sequential answers."""
     model = RHNDecoder(network)
     continuous = Continuous(model, 32, even_requests(GREEDY))
     sequential = Sequential(model, even_requests(GREEDY))
@@ -158,7 +143,7 @@ def sequential_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
 
 
 def static_row(name: str, network: RHN, *, num_batches: int) -> Row:
-    """Return the rate of 32 slots over that of static batches, over all tokens and seconds."""
+    """Return the rate of 32 slots over the rate of static batches, over all tokens and seconds."""
     model = RHNDecoder(network)
     static = Static(model, 32, heavy_tailed_requests(GREEDY))
     loops: dict[str, Loop] = {"static": static, "continuous": Continuous(model, 32, heavy_tailed_requests(GREEDY))}

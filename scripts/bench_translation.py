@@ -6,7 +6,6 @@ Both sides of a ratio run in turn within one run, on copied weights, after their
 medians over the rounds. One thread, CPU time.
 """
 
-import random
 import sys
 from collections.abc import Callable, Sequence
 from functools import partial
@@ -28,6 +27,7 @@ from gflownet.translation import (
     to_pytorch_model,
 )
 from scripts.bench import Row, at_most, cpu_seconds, finish, interleaved, median_ratio, parse_arguments
+from scripts.bench_evaluation import sample_architectures
 
 MLP_SIZES = (64, 128, 127, 10)
 DAG_WIDTH = 32
@@ -55,7 +55,7 @@ def main() -> int:
 
 
 def mlp_rows(rounds: int) -> list[Row]:
-    """Return the time of the MLP over that of an equal nn.Sequential."""
+    """Return the time of the MLP over the time of an equal nn.Sequential."""
     layers: list[nn.Module] = []
     for before, after in pairwise(MLP_SIZES):
         layers += [nn.Linear(before, after), nn.ReLU()]
@@ -65,7 +65,7 @@ def mlp_rows(rounds: int) -> list[Row]:
 
 
 def dag_rows(rounds: int) -> list[Row]:
-    """Return the time of the DAG, with a matrix or a scalar per edge, over that of hand-written modules."""
+    """Return the time of the DAG, with a matrix or a scalar per edge, over hand-written modules."""
     rows = []
     for name, config, by_hand in (
         ("DAG of 20 live nodes, matrices / by hand, fused", PROJECTED, HandWrittenDag()),
@@ -110,8 +110,7 @@ def construction_rows(rounds: int) -> list[Row]:
 def together_rows(rounds: int) -> list[Row]:
     """Return the time of 16 training steps one by one over one joint step, all with fused Adam."""
     same = [mlp_graph((64, 32, 16, 10))] * NUM_CANDIDATES
-    rng = random.Random(0)
-    different = [digits_graph(rng) for _ in range(NUM_CANDIDATES)]
+    different = sample_architectures(NUM_CANDIDATES)[1]
     rows = []
     for name, graphs, batch, goal in (
         ("16 MLPs of one topology, direct", same, 32, 2.0),
@@ -146,31 +145,6 @@ def dag_graph() -> ComputationGraph:
         graph.add_node(node_id, kind, output_size=DAG_WIDTH, activation_function=activation)
         for source in sources:
             graph.add_edge(source, node_id, weight=1.0 + 0.01 * node_id)
-    return graph
-
-
-def digits_graph(rng: random.Random) -> ComputationGraph:
-    """Return a random graph of the default digits search: 1-6 hidden nodes, at most 14 edges, no dead node."""
-    graph, num_hidden = ComputationGraph(), rng.randint(1, 6)
-    graph.add_node(0, "input", output_size=64)
-    for node_id in range(1, num_hidden + 1):
-        graph.add_node(
-            node_id,
-            "hidden",
-            output_size=rng.choice((4, 8, 16, 32, 64)),
-            activation_function=rng.choice(("relu", "tanh", "sigmoid", "gelu", "linear")),
-            attributes={"aggregation": rng.choice(("sum", "mean", "max", "concat"))},
-        )
-    last = num_hidden + 1
-    graph.add_node(last, "output", output_size=10)
-    pairs = {(rng.randrange(node_id), node_id) for node_id in range(1, last + 1)}
-    for node_id in range(1, last):
-        if all(source != node_id for source, _ in pairs):
-            pairs.add((node_id, rng.randint(node_id + 1, last)))
-    others = [(a, b) for b in range(1, last + 1) for a in range(b) if (a, b) not in pairs]
-    rng.shuffle(others)
-    for source, target in sorted([*pairs, *others[: max(rng.randint(len(pairs), 14) - len(pairs), 0)]]):
-        graph.add_edge(source, target)
     return graph
 
 

@@ -95,7 +95,7 @@ class Stopwatch:
 class Session:
     """The worker's side of the round trips: calls alternating with the bare network, then consecutive calls.
 
-    Alternating calls find the processor's caches in the same state; consecutive calls are what a loop measures.
+    Alternating calls find the processor's caches in the same state; consecutive calls are a loop.
     """
 
     def __init__(self, call: tuple[Batch, Tensor], *, num_turns: int, num_warm_up_calls: int) -> None:

@@ -36,7 +36,6 @@ from gflownet.metrics.exact import (
     terminating_distribution,
     total_variation,
 )
-from gflownet.objectives.base import Objective
 from gflownet.objectives.config import OBJECTIVES, AlgoConfig, OptimizerConfig
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.mlp import MLPPolicy
@@ -162,10 +161,13 @@ class OurLearner(Learner):
         self.generator = torch.Generator().manual_seed(seed + 1_000)
         self.space, self.setting = space, setting
         self.context = GraphBuildingEnvContext(space.env).with_layout(MLPPolicy.layout)
+        algo = AlgoConfig(method=setting.objective)
+        # State flows have the policy's learning rate, as in torchgfn.
+        algo.tb.Z_learning_rate = LEARNING_RATE_LOG_Z if setting.objective == "tb" else setting.learning_rate
         policy = MLPPolicy(self.context, ModelConfig(name="mlp", num_layers=NUM_LAYERS, num_emb=WIDTH))
         self.learner = learning.Learner(
             policy,
-            _objective(self.context, setting),
+            OBJECTIVES.load(setting.objective)(self.context, algo),
             self.context,
             config=OptimizerConfig(learning_rate=setting.learning_rate, schedule="constant", clip_grad_param=CLIP),
             options=learning.LearnerOptions(
@@ -222,13 +224,6 @@ class OurLearner(Learner):
         backward = sample_backward(self.context, states, conditioning=conditioning, generator=self.generator)
         backward = backward.with_rewards(self.space.rewards_of(states))
         return replace(rollout, trajectories=TrajectoryBatch.cat([rollout.trajectories, backward]))
-
-
-def _objective(context: GraphBuildingEnvContext, setting: Setting) -> Objective:
-    """Return the objective; state flows have the policy's learning rate, as in torchgfn."""
-    algo = AlgoConfig(method=setting.objective)
-    algo.tb.Z_learning_rate = LEARNING_RATE_LOG_Z if setting.objective == "tb" else setting.learning_rate
-    return OBJECTIVES.load(setting.objective)(context, algo)
 
 
 class PeerLearner(Learner):

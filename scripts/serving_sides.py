@@ -27,7 +27,6 @@ class Loop(Protocol):
 
     def prepare(self) -> None:
         """Do the work that is not timed, because a server does it in other threads."""
-        ...
 
     def step(self) -> int:
         """Do one step and return the number of prompt and answer tokens that it read."""

@@ -1,4 +1,4 @@
-"""Two workers run beside training steps while one of them is killed repeatedly: counts stay, memory does not grow.
+"""Two workers run during training steps while one of them is killed repeatedly: counts stay, memory does not grow.
 
 `GFLOWNET_SOAK_MINUTES=60 pytest -m slow tests/test_soak_workers.py` runs for an hour; runs of two minutes and more
 also limit the growth of memory.

@@ -73,7 +73,7 @@ class Learner:
         kind = TerminatingStateBuffer if setting.is_backward else ReplayBuffer
         self.buffer = kind(self.env, capacity=setting.buffer) if setting.replay else None
         self.levels = _levels(self.env)
-        self.terminal = torch.cat([level.terminal for level in self.levels])
+        self.terminal = torch.cat([level.states[level.stops] for level in self.levels])
         self.order = self.terminal.unique(dim=0, return_inverse=True)[1].argsort()  # lexicographic
         reward = self.env.log_reward(self.env.States(self.terminal)).double().exp()
         self.target = (reward / reward.sum())[self.order]
@@ -148,11 +148,6 @@ class Level:
     action: Tensor  # [m]
     child: Tensor  # [m] index in the next level
     num_next: int
-
-    @property
-    def terminal(self) -> Tensor:
-        """Return the states in which the exit action is legal."""
-        return self.states[self.stops]
 
 
 def _levels(env: Any) -> list[Level]:
