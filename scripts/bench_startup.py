@@ -25,7 +25,6 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from scripts.bench import at_most, finish, parse_arguments
 
 ROOT = Path(__file__).resolve().parent.parent
-NUM_ROUNDS, NUM_ROUNDS_QUICK = 7, 3
 GOAL_FIRST_STEP = 4.0  # CPU seconds
 GOAL_HELP = 0.5
 
@@ -58,7 +57,7 @@ def main() -> int:
     """Run the benchmark and return the exit status."""
     arguments = parse_arguments(__doc__)
     seconds: dict[str, list[float]] = {}
-    for _ in range(NUM_ROUNDS_QUICK if arguments.quick else NUM_ROUNDS):
+    for _ in range(3 if arguments.quick else 7):
         for name, command in COMMANDS.items():
             seconds.setdefault(name, []).append(cpu_seconds(command))
         for mode in ("offline", "disabled"):

@@ -21,7 +21,6 @@ from gflownet.run.logging import METRICS_NAME
 from gflownet.trainer import GFNTrainer
 from scripts.bench import Row, figure, finish, parse_arguments
 
-NUM_SEEDS = 3
 QUICK = ("num_training_steps=30", "algo.num_from_policy=8", "env.max_hidden_nodes=3", "env.max_edges=6")
 
 
@@ -38,7 +37,7 @@ def main() -> int:
     """Run the comparison and return the exit status."""
     arguments = parse_arguments(__doc__)
     rows = []
-    for seed in range(1 if arguments.quick else NUM_SEEDS):
+    for seed in range(1 if arguments.quick else 3):
         options = [f"seed={seed}", *(QUICK if arguments.quick else ())]
         scores, num = step_scores(*options)
         random = mean(step_scores(*options, "algo.train_random_action_prob=1")[0])
