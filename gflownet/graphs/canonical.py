@@ -64,6 +64,16 @@ class EqualUpToIsomorphism(ABC):
     def canonical_form(self) -> CanonicalForm:
         """Return the canonical form, computed once."""
 
+    @abstractmethod
+    def to_dict(self) -> dict[str, Any]:
+        """Return the graph in networkx's node-link form."""
+
+    def to_networkx(self) -> networkx.Graph | networkx.DiGraph | networkx.MultiDiGraph:
+        """Return the graph as networkx's class; the fields of `to_dict` are its node and edge data."""
+        from networkx import node_link_graph
+
+        return node_link_graph(self.to_dict(), edges="edges")
+
     def canonical_key(self) -> str:
         """Return a JSON text that two graphs share iff they are isomorphic."""
         return self.canonical_form().key
@@ -145,12 +155,6 @@ class ColouredGraph(EqualUpToIsomorphism):
             if not isinstance(colour, str):
                 raise ValueError(f"expected colours of type str, got {shown(colour)}")
         return cls(tuple(colours[node] for node in range(len(colours))), edges, bool(data.get("directed", True)))
-
-    def to_networkx(self) -> networkx.Graph | networkx.DiGraph:
-        """Return the graph as networkx's class, with "colour" as node and edge data."""
-        from networkx import node_link_graph
-
-        return node_link_graph(self.to_dict(), edges="edges")
 
     @cached_property
     def _form(self) -> CanonicalForm:

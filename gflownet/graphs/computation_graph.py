@@ -182,12 +182,6 @@ class ComputationGraph(EqualUpToIsomorphism):
             raise ValueError(f"graph: expected JSON text, got {type(error).__name__}: {error}") from None
         return cls.from_dict(data)
 
-    def to_networkx(self) -> networkx.DiGraph | networkx.MultiDiGraph:
-        """Return the graph as networkx's class; the fields of to_dict are its node and edge data."""
-        from networkx import node_link_graph
-
-        return node_link_graph(self.to_dict(), edges="edges")
-
     @classmethod
     def from_networkx(cls, graph: networkx.Graph) -> ComputationGraph:
         """Return the graph of a networkx graph with the fields of to_dict as data."""

@@ -61,7 +61,10 @@ class Node:
         object.__setattr__(self, "node_id", checked_int(self.node_id, "a node", "id"))
         name = f"node {self.node_id}"
         if not isinstance(self.node_type, NodeType):
-            object.__setattr__(self, "node_type", checked_node_type(self.node_type, name))
+            if not isinstance(self.node_type, str) or self.node_type not in _NODE_TYPES:
+                types = ", ".join(NodeType)
+                raise ValueError(f"{name}: expected a node_type out of {types}, got {shown(self.node_type)}")
+            object.__setattr__(self, "node_type", NodeType(self.node_type))
         if self.output_size is not None:
             object.__setattr__(self, "output_size", checked_int(self.output_size, name, "output_size"))
         if not isinstance(self.activation_function, str):
@@ -153,13 +156,6 @@ def checked_float(value: Any, owner: str, name: str) -> float:
         except OverflowError:
             pass
     raise ValueError(f"{owner}: expected a float {name}, got {shown(value)}")
-
-
-def checked_node_type(value: Any, owner: str) -> NodeType:
-    """Return `value` as a NodeType. Raises ValueError listing the known types."""
-    if isinstance(value, str) and value in _NODE_TYPES:
-        return NodeType(value)
-    raise ValueError(f"{owner}: expected a node_type out of {', '.join(NodeType)}, got {shown(value)}")
 
 
 def is_number(value: Any) -> TypeGuard[float]:
