@@ -1,4 +1,4 @@
-"""python -m gflownet.generate as a person runs it: at a terminal, with files, stopped, killed and run again."""
+"""python -m gflownet.generate: at a terminal, with files, stopped, killed and continued."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text as bytes: split by file, the same every time, cut to size, and refused where there is none."""
+"""Byte data sets: split by file, reproducible, truncated, and refused if empty."""
 
 from pathlib import Path
 
@@ -14,7 +14,7 @@ def parts(text: ByteText) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def write_files(folder: Path, num: int) -> None:
-    """Write files whose every byte tells which file it is from."""
+    """Write files with a different byte each."""
     for number in range(num):
         path = folder / f"{number % 7}" / f"file{number}.txt"
         path.parent.mkdir(exist_ok=True, parents=True)

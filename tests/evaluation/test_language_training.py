@@ -1,4 +1,4 @@
-"""Training language models on bytes: they learn, the same way each time, and stop when they are to."""
+"""Training of language models on bytes: learning, reproducibility, and the end of training."""
 
 from itertools import islice
 
@@ -20,7 +20,7 @@ CYCLE = torch.tensor([65, 66, 65, 67], dtype=torch.uint8).repeat(200)
 
 
 class Constant(nn.Module):
-    """Says the same of every byte."""
+    """Predict the same distribution after every byte."""
 
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ def generator() -> torch.Generator:
 
 
 def test_stack_learns_beyond_the_previous_byte() -> None:
-    """After 65 comes 66 or 67, in turn: half a bit per byte is left to whoever sees one byte."""
+    """66 and 67 follow 65 in turn: a model that sees one byte only has half a bit per byte."""
     model = small_stack()
     options = LanguageTraining(num_steps=25, rows=4, sequence_length=16, learning_rate=0.05)
     before = bits_per_byte(model, CYCLE, sequence_length=16, num_bytes=256)

@@ -36,7 +36,7 @@ def forward(
 def _layer(
     layer: StackLayer, weights: Mapping[str, Tensor], x: Tensor, state: Tensor | None, config: StackConfig
 ) -> tuple[Tensor, Tensor]:
-    """Return what a layer makes of x [W], and its state [S], zeros after what it keeps."""
+    """Return the output of a layer for x [W], and its state [S], padded with zeros."""
     width = config.width
     if layer.cell == "rhn":
         before = None if state is None else state[:width]
@@ -71,7 +71,7 @@ def _with_zeros(layer: StackLayer, weights: Mapping[str, Tensor], config: StackC
 
 
 def _gates(weights: Mapping[str, Tensor], x: Tensor, h: Tensor, num: int) -> list[tuple[Tensor, Tensor]]:
-    """Return what x and h contribute to each gate."""
+    """Return the contributions of x and h to each gate."""
     from_x = (weights["weight_ih_l0"] @ x + weights["bias_ih_l0"]).chunk(num)
     from_h = (weights["weight_hh_l0"] @ h + weights["bias_hh_l0"]).chunk(num)
     return list(zip(from_x, from_h, strict=True))

@@ -1,4 +1,4 @@
-"""Seeded random networks in float64, with adapters that do something, and tokens for them."""
+"""Seeded random networks in float64 with non-zero adapters, their tokens, and comparisons with the oracle."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ Network = TypeVar("Network", bound=nn.Module)
 
 @dataclass(frozen=True)
 class Case:
-    """A network and what it is asked."""
+    """A network, its input, and weights for a scalar loss."""
 
     network: RHN
     tokens: Tensor  # [R, T]
@@ -29,12 +29,12 @@ class Case:
 
 
 def random_network(config: RHNConfig, seed: int) -> RHN:
-    """Return a network in float64 whose adapters are far from those that change nothing."""
+    """Return a network in float64 with large adapters."""
     return scattered(RHN(config), seed)
 
 
 def scattered(network: Network, seed: int) -> Network:
-    """Return a language model in float64, all of its parameters drawn far from where they start."""
+    """Return a language model in float64 with random parameters."""
     generator = torch.Generator().manual_seed(seed)
     with torch.no_grad():
         for name, parameter in network.double().named_parameters():
@@ -45,7 +45,7 @@ def scattered(network: Network, seed: int) -> Network:
 
 
 def random_case(seed: int) -> Case:
-    """Return a case of random sizes; every other one goes on from a state."""
+    """Return a case of random sizes; every other one continues from a state."""
     chance = random.Random(seed)
     config = RHNConfig(
         vocabulary_size=chance.randint(1, 7),
@@ -76,11 +76,11 @@ def random_case(seed: int) -> Case:
 
 @dataclass(frozen=True)
 class Answer:
-    """What a network says, and the derivatives of a weighted sum of it."""
+    """Outputs of a network, and the gradients of a weighted sum of them."""
 
     logits: Tensor  # [R, T, V]
     states: Tensor  # [depth, R, H]
-    gradients: dict[str, Tensor]  # by parameter; "state" for that which was given
+    gradients: dict[str, Tensor]  # by parameter, and "state" for the initial state
 
 
 def _answer(
@@ -93,14 +93,14 @@ def _answer(
 
 
 def answer_of(case: Case, stack: Stack) -> Answer:
-    """Return what the network says when its layers are run by `stack`."""
+    """Return outputs and gradients of the network with a `stack`."""
     state = None if case.state is None else case.state.clone().requires_grad_()
     logits, states = case.network(case.tokens, state, stack=stack)
     return _answer(case, dict(case.network.named_parameters()), logits, states, state)
 
 
 def oracle_answer(case: Case) -> Answer:
-    """Return what the loops of tests/oracles/rhn.py say."""
+    """Return outputs and gradients of the oracle."""
     state = None if case.state is None else case.state.clone().requires_grad_()
     parameters = dict(case.network.named_parameters())
     config = case.network.config

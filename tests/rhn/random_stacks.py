@@ -1,4 +1,4 @@
-"""Seeded random stacks of recurrent layers in float64, with adapters that do something."""
+"""Seeded random stacks of recurrent layers in float64 with non-zero adapters."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def random_layer(chance: random.Random, *, may_repeat: bool) -> StackLayer:
 
 
 def random_stack(seed: int) -> RecurrentStack:
-    """Return a stack of one to six random layers whose weights are far from where they start."""
+    """Return a stack of one to six random layers with random weights."""
     chance = random.Random(seed)
     config = StackConfig(
         tuple(random_layer(chance, may_repeat=place > 0) for place in range(chance.randint(1, 6))),

@@ -1,4 +1,4 @@
-"""How far results may differ when a BLAS adds the same terms in another order."""
+"""Bound on the difference of results when a BLAS adds the same terms in another order."""
 
 from __future__ import annotations
 

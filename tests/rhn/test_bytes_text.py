@@ -1,4 +1,4 @@
-"""Text as bytes, and bytes as text while they come."""
+"""Conversion of text to bytes, and of a stream of bytes to text."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Chunks of a long sequence against the loops, whose states are detached where one chunk ends."""
+"""Truncated backpropagation in chunks, compared with the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One-token steps against the oracle, with few rows and many, in float64 and float32."""
+"""One-token steps with few and many rows, in float64 and float32, compared with the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The network at its beginning, while it learns, and what it refuses; test_stacks.py has its numbers."""
+"""Initialisation, training and input checks of the network; test_stacks.py compares its values with the oracle."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Mixed stacks say what loops over rows, tokens and layers say, whole, in pieces and token by token."""
+"""Mixed stacks compared with the oracle: whole sequences, pieces, and single tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Every way to run the layers says what the loops say, numbers and gradients."""
+"""Values and gradients of every `Stack`, compared with the oracle."""
 
 from __future__ import annotations
 

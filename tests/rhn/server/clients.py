@@ -1,4 +1,4 @@
-"""What the tests of the server share: a small model, OpenAI's client, and patience."""
+"""Shared by the tests of the server: a small model, OpenAI's client, and waiting with a time limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Text of choices while their tokens come, and the messages that are made of it."""
+"""Text of choices from a stream of tokens, and messages with it."""
 
 from __future__ import annotations
 

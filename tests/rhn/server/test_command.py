@@ -1,4 +1,4 @@
-"""The command line of the server: what is refused before it serves."""
+"""Command line of the server: errors before it serves."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from tests.rhn.server.clients import save_tiny
 
 
 def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run the command, and return the one line that it says."""
+    """Run the command and return its error line."""
     assert main([str(argument) for argument in arguments]) == 2
     out, errors = capsys.readouterr()
     assert out == ""

@@ -1,4 +1,4 @@
-"""The server as its clients see it: over a socket, asked by OpenAI's client, or by bytes where that is too polite."""
+"""The server over a socket, with OpenAI's client, or with raw bytes for invalid requests."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_answer_equals_offline_generation(params: dict[str, Any], client: openai
 
 @pytest.mark.parametrize("params", PARAMS)
 def test_stream_equals_whole_answer(params: dict[str, Any], client: openai.OpenAI) -> None:
-    # What is ready is sent together: many tokens, so that a busy machine does not have them all at the first look.
+    # Pieces that are ready are sent together. Many tokens, so that a busy machine does not have all of them at once.
     asked = {"model": "tiny", "prompt": "def é(", "logprobs": 3, **asked_of({"max_tokens": 400, **params})}
     whole = client.completions.create(**asked)
     *parts, last = client.completions.create(**asked, stream=True, stream_options={"include_usage": True})

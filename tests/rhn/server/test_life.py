@@ -1,4 +1,4 @@
-"""A server under load and at its end: full queues, clients that hang up, time that runs out, signals."""
+"""A server under load and at shutdown: full queues, disconnected clients, time limits, signals."""
 
 from __future__ import annotations
 
@@ -117,7 +117,7 @@ def test_signal_finishes_running_requests_and_refuses_new_ones(number: signal.Si
 
 
 def first_refusal(client: openai.OpenAI) -> openai.InternalServerError:
-    """Ask until the server takes nothing any more, and return what it says then."""
+    """Send requests until the server refuses them, and return the refusal."""
     while True:
         try:
             client.completions.create(model="tiny", prompt="a", max_tokens=1)

@@ -1,4 +1,4 @@
-"""Host and Origin headers: the names of the server pass, foreign pages do not."""
+"""Host and Origin headers: names of the server pass, other pages do not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Bodies of requests: what is read out of them, and what is refused with which words."""
+"""Parsing of request bodies and error messages."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Between event loop and engine: slots of those who hang up, engines that fail, clients that do not read."""
+"""Service between event loop and engine: disconnected clients, failing engines, clients that do not read."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ SCHEDULER = SchedulerConfig(max_slots=3, max_queue=2, token_budget=10 * NEVER_EN
 
 
 class Watched:
-    """A model that tells how many rows its steps had, and breaks after so many."""
+    """A model that records the number of rows of its steps, and fails after some."""
 
     def __init__(self, model: LanguageModel, num_steps: int = NEVER_ENDS) -> None:
         self._model, self._num_steps = model, num_steps
@@ -144,7 +144,7 @@ def test_prompt_list_over_the_queue_limit_leaves_no_request() -> None:
 
 
 def test_pieces_are_complete_when_the_event_loop_is_busy() -> None:
-    """What came meanwhile is one piece, not one event after the other."""
+    """Events that arrive in between are one piece."""
 
     async def talk(service: Service) -> None:
         answer = service.submit([[1]], [SamplingParams(max_tokens=50, seed=0)], echo=False)

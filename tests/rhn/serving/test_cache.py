@@ -1,4 +1,4 @@
-"""States keep to their requests, whatever comes and goes."""
+"""Each request keeps its state while other requests enter and leave."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ CONFIG = RHNConfig(vocabulary_size=9, hidden_size=8, intermediate_size=12, depth
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
@@ -317,7 +317,7 @@ def test_request_continues_from_the_state_of_a_finish_event() -> None:
     for request_id in ids:
         assert_close(sampled_of([event for event in events if event.request_id == request_id]), whole[4:])
     assert all(event.state is None for event in ends_of(events).values())
-    # A state is no prefix: the same tokens at the beginning of a sequence say something else.
+    # A state of the user is not a prefix: the same tokens at the beginning of a sequence have another state.
     plain = engine.submit(Request([*end.unread, *(sampled.token for sampled in whole[4:])], params))
     assert ends_of(drain(engine))[plain].num_cached_tokens == 0
 

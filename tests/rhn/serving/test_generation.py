@@ -1,4 +1,4 @@
-"""Answers are those of the loops, token by token, whatever shares the batch."""
+"""Answers compared with the oracle, independent of the batch."""
 
 from __future__ import annotations
 

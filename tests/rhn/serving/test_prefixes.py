@@ -1,4 +1,4 @@
-"""The longest known prefix is found, and the bound is kept."""
+"""Cache of prefixes: longest match and size limit."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Prompts and answers in files: what is read, what is refused, and what a second run finds done."""
+"""Files of prompts and answers: parsing, errors, and continued runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Draws follow the distribution that their parameters ask for, row by row."""
+"""Samples follow the distribution of the parameters, row by row."""
 
 from __future__ import annotations
 

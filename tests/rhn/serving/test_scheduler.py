@@ -1,4 +1,4 @@
-"""What the scheduler promises, under any order of what may happen to it."""
+"""Invariants of the scheduler under random operations."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from gflownet.rhn.serving.scheduler import Phase, QueueFullError, Scheduler, Sch
 
 
 class Clock:
-    """Seconds that pass when they are told to."""
+    """A clock that the test advances."""
 
     def __init__(self) -> None:
         self.now = 0.0
