@@ -88,12 +88,18 @@ class Activation:
 
     @classmethod
     def check(cls, name: str) -> None:
-        """Raise ValueError unless forward and gradient map a sample batch to tensors of its shape and dtype."""
-        z = import_module("torch").linspace(-1, 1, 6).view(2, 3)
-        y = _called(f"{name}.forward(z [2, 3])", lambda: cls.forward(z), z)
-        if cls.gradient is not None:
-            gradient = cls.gradient
-            _called(f"{name}.gradient(g, z, y [2, 3])", lambda: gradient(z, z, y), z)
+        """Raise ValueError unless forward keeps the shape and dtype of a sample, and gradient equals autograd's."""
+        torch = import_module("torch")
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            z = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
+            y = _called(f"{name}.forward(z [2, 3])", lambda: cls.forward(z), z)
+            if cls.gradient is not None:
+                gradient, g, call = cls.gradient, torch.ones_like(z), f"{name}.gradient(g, z, y [2, 3])"
+                result = _called(call, lambda: gradient(g, z.detach(), y.detach()), z)
+                expected = torch.autograd.grad(y, z, g)[0] if y.requires_grad else torch.zeros_like(z)
+                if not torch.allclose(result, expected, atol=1e-4):
+                    got = f"got {result.flatten().tolist()}"
+                    raise ValueError(f"{call}: expected {expected.flatten().tolist()}, as autograd of forward, {got}")
 
 
 class Aggregation:

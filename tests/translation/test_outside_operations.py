@@ -96,6 +96,12 @@ class BadGradient(Square):
         return g.sum()
 
 
+class WrongGradient(Square):
+    @staticmethod
+    def gradient(g, z, y):
+        return g * z
+
+
 class BadAttributes(Aggregation):
     attributes = {"power": 2}
 """
@@ -234,6 +240,7 @@ def test_export_of_outside_operations(module, tmp_path):
         ("{module}:Missing", "expected a subclass of Activation"),
         ("no_such_module:Sine", "expected an importable module, got 'no_such_module'"),
         ("{module}:Flat", r"forward\(z \[2, 3\]\): expected a tensor \[2, 3\] of dtype torch.float32, got \[6\]"),
+        ("{module}:WrongGradient", r"gradient\(g, z, y \[2, 3\]\): expected .*, as autograd of forward, got"),
         ("{module}:BadGradient", r"gradient\(g, z, y \[2, 3\]\): expected a tensor \[2, 3\]"),
         ("rellu", "expected an activation out of"),
     ],
