@@ -39,8 +39,12 @@ class Partition:
             nodes_of.setdefault(colour, []).append(node)
         partition, start = cls([0] * len(graph.colours), {}), 0
         for colour in sorted(nodes_of):
-            partition._assign(start, nodes_of[colour])
-            start += len(nodes_of[colour])
+            nodes = nodes_of[colour]
+            for node in nodes:
+                partition.colours[node] = start
+            if len(nodes) > 1:
+                partition.cells[start] = set(nodes)
+            start += len(nodes)
         partition.refine(graph, list(range(len(graph.colours))))
         return partition
 
@@ -117,16 +121,15 @@ class Partition:
         if len(cell) < 2:
             del self.cells[start]
         for signature in signatures:
-            self._assign(colour, groups[signature])
-            changed += groups[signature] if colour != start else []
-            colour += len(groups[signature])
+            group = groups[signature]
+            if len(group) > 1:
+                self.cells[colour] = set(group)
+            if colour != start:
+                for node in group:
+                    self.colours[node] = colour
+                changed += group
+            colour += len(group)
         return changed
-
-    def _assign(self, colour: int, nodes: list[int]) -> None:
-        for node in nodes:
-            self.colours[node] = colour
-        if len(nodes) > 1:
-            self.cells[colour] = set(nodes)
 
 
 def canonical_labelling(graph: Adjacency) -> tuple[list[int], int]:
