@@ -66,8 +66,6 @@ class Conversion:
 
 
 Form = Combination | Product | Entrywise | Conversion
-
-
 Item = TypeVar("Item", Node, Term, Tensor)
 
 
@@ -77,20 +75,13 @@ class Algebra(Protocol[Item]):
     def combine(
         self, parts: Sequence[tuple[float, Item, Labels]], out: Labels, extents: Extents, dtype: torch.dtype
     ) -> Item:
-        """Return `sum of coefficient * item`, see `Combination`.
-
-        Args:
-            parts: coefficient, item and the labels of its axes; at least one.
-            out: labels of the result.
-            extents: of all labels.
-            dtype: of the entries.
-        """
+        """Return the `Combination` of at least one (coefficient, item, labels)."""
         ...
 
     def multiply(
         self, factors: Sequence[tuple[Item, Labels]], out: Labels, extents: Extents, dtype: torch.dtype
     ) -> Item:
-        """Return the product of items, see `Product`; arguments as in `combine`."""
+        """Return the `Product` of items with their labels."""
         ...
 
     def map(self, function: Function, source: Item) -> Item:
@@ -141,14 +132,7 @@ def _form(node: Node) -> Form:
 
 
 def value(algebra: Algebra[Item], form: Form, inputs: Sequence[Item], dtype: torch.dtype) -> Item:
-    """Return the value of a form.
-
-    Args:
-        algebra: carries out the operations.
-        form: the operation.
-        inputs: its operands.
-        dtype: of the result.
-    """
+    """Return the value of a form of inputs, of a dtype."""
     match form:
         case Combination():
             parts = list(zip(form.coefficients, inputs, form.labels, strict=True))
