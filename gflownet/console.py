@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Protocol
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -67,19 +66,9 @@ class ReportRow:
     picture: str  # file name, without its folder
 
 
-class ProgressView(Protocol):
-    """Live view of a run's metrics."""
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Show the metrics of a step."""
-        ...
-
-    def close(self) -> None:
-        """Restore the terminal; the last values stay."""
-        ...
-
-
-def make_view(console: Console, *, num_training_steps: int, print_every: int, first_step: int = 0) -> ProgressView:
+def make_view(
+    console: Console, *, num_training_steps: int, print_every: int, first_step: int = 0
+) -> PlainLines | LivePanel:
     """Return a live panel for a terminal, plain lines otherwise. `first_step`: steps completed before a resume."""
     clock = Clock(num_training_steps, first_step=first_step)
     return LivePanel(console, clock) if console.is_terminal else PlainLines(console, clock, print_every=print_every)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -12,7 +11,7 @@ from torch import Tensor
 from gflownet.data.action_sequences import action_sequences
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig
 from gflownet.data.local_search import LocalSearch
-from gflownet.data.replay import SeenStates
+from gflownet.data.replay import ReplayBuffer, SeenStates
 from gflownet.data.sampler import Exploration, sample_backward, sample_forward
 from gflownet.errors import UserError
 from gflownet.evaluation.conditioning import Conditioning
@@ -41,18 +40,6 @@ class Rollout:
     other_evaluations: Sequence[Evaluation] = ()  # of local search and of intermediate states
     replays: Sequence[TrajectoryBatch] = ()  # further replayed batches, one optimiser step each
     metrics: Mapping[str, float] = field(default_factory=dict)
-
-
-class Replay(Protocol):
-    """The methods of the replay buffer that a rollout needs; in a worker, those of its proxy."""
-
-    def add(self, states: SeenStates, *, keys: Sequence[str]) -> int:
-        """Add terminal states that are new, and return the size of the buffer."""
-        ...
-
-    def sample(self, num: int, *, seed: int) -> SeenStates | None:
-        """Return `num` states and their scores; None while there are too few."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -117,10 +104,10 @@ class TrajectorySource:
         *,
         policy: PolicyFunction,
         evaluator: Evaluator,
-        replay: Replay,
+        replay: ReplayBuffer,
         teacher: PolicyFunction | None = None,
     ) -> Rollout:
-        """Sample, score and replay the trajectories of a step."""
+        """Sample, score and replay the trajectories of a step; in a worker, `replay` is a proxy."""
         scorer, metrics = StepScorer(self.context.env, evaluator, step=step), {}
 
         def scored(batch: TrajectoryBatch) -> TrajectoryBatch:
@@ -182,13 +169,13 @@ class TrajectorySource:
             temperature=exploration.temperature,
         )
 
-    def _remember(self, batch: TrajectoryBatch, scores: Tensor, keys: Sequence[str], replay: Replay) -> int:
+    def _remember(self, batch: TrajectoryBatch, scores: Tensor, keys: Sequence[str], replay: ReplayBuffer) -> int:
         """Store terminal states under their keys, with their actions if those are replayed; return the buffer size."""
         sequences = None if self.options.replay.resample else action_sequences(self.context.env, batch)
         return replay.add(SeenStates(batch.terminal, scores, sequences), keys=keys)
 
     def _search_start(
-        self, step: int, fresh: TrajectoryBatch, replay: Replay
+        self, step: int, fresh: TrajectoryBatch, replay: ReplayBuffer
     ) -> tuple[GraphStates, Tensor, Conditioning] | None:
         """Return terminal states, log-rewards and conditioning at the start of local search; None without search."""
         options = self.options.local_search
@@ -205,7 +192,7 @@ class TrajectorySource:
         conditioning = self.task.sample_conditioning(len(states), generator=generator)
         return states.terminal, self._log_reward(states.scores, conditioning), conditioning
 
-    def _replayed(self, step: int, replay: Replay, policy: PolicyFunction, *turn: int) -> list[TrajectoryBatch]:
+    def _replayed(self, step: int, replay: ReplayBuffer, policy: PolicyFunction, *turn: int) -> list[TrajectoryBatch]:
         """Return trajectories into replayed terminal states: the original or resampled ones."""
         options = self.options.replay
         if not (options.use and options.num_from_replay):

@@ -9,7 +9,6 @@ import uuid
 from collections.abc import Collection, Iterator, Mapping
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Literal, Self
 
 from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
@@ -241,9 +240,7 @@ class RunFolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, where: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._lock.release()
 
 
