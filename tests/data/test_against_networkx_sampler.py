@@ -16,8 +16,8 @@ from gflownet.policy.config import ModelConfig
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from tests.contracts.environments import ENVIRONMENTS
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
-from tests.oracles.networkx_sampler import NetworkxTrajectory, data_of, listed, rules_of, sample_with_networkx
-from tests.oracles.twins import to_networkx
+from tests.oracles.networkx_sampler import NetworkxTrajectory, by_position, data_of, rules_of, sample_with_networkx
+from tests.oracles.networkx_states import to_networkx
 
 NUM_TRAJECTORIES = 5
 CASES = {
@@ -57,7 +57,9 @@ def test_sampler_matches_networkx_sampler(sampled):
         here = [(trajectories[i].graphs[num_steps], trajectories[i].actions[num_steps]) for i in alive]
         for index, (graph, _) in enumerate(here):
             assert nx.utils.graphs_equal(to_networkx(env, states, index), graph)
-            same_data(context.to_data(states, index), data_of(context, graph, listed(context, oracle.forward(graph))))
+            same_data(
+                context.to_data(states, index), data_of(context, graph, by_position(context, oracle.forward(graph)))
+            )
         actions, batch = env.encode_batch([action for _, action in here]), context.to_batch(states)
         with torch.no_grad():
             categorical, _ = policy(batch, told().encoding[alive])

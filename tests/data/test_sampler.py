@@ -20,7 +20,7 @@ from gflownet.metrics.exact import StateGraph, enumerate_states, policy_log_prob
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
-from tests.oracles.twins import num_automorphisms, oracle_of, to_networkx
+from tests.oracles.networkx_states import num_automorphisms, oracle_of, to_networkx
 
 NUM_SIGMAS = 4.5  # of a binomial; missed by chance about once in 150,000
 SAMPLED = {

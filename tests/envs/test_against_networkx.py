@@ -13,7 +13,7 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute, GraphStates
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs, tensor_graphs
 from tests.oracles.graph_building import GraphBuildingOracle
-from tests.oracles.twins import oracle_of, to_networkx
+from tests.oracles.networkx_states import oracle_of, to_networkx
 
 LARGER = {
     "undirected_7": lambda: GraphBuildingEnv(["a", "b", "c"], max_nodes=7, edge_attributes=[Attribute("bond", (1, 2))]),

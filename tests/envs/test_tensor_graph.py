@@ -29,7 +29,7 @@ from gflownet.metrics.exact import (
 )
 from tests.contracts.environments import tensor_graphs
 from tests.oracles.backward_actions import class_log_backward, enumerate_backward
-from tests.oracles.twins import oracle_of, to_networkx
+from tests.oracles.networkx_states import oracle_of, to_networkx
 
 SHAPES = {"A": (2, 3), "B": (3, 2), "v": (3,)}
 

@@ -13,7 +13,7 @@ from gflownet.mdp.sparse_layout import SparseLayout
 from gflownet.mdp.states import Attribute, GraphStates
 from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
-from tests.oracles.twins import to_networkx
+from tests.oracles.networkx_states import to_networkx
 
 Kind = GraphActionType
 

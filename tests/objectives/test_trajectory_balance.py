@@ -26,7 +26,7 @@ from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from tests.contracts.environments import ENVIRONMENTS
-from tests.oracles.twins import num_automorphisms, oracle_of, to_networkx
+from tests.oracles.networkx_states import num_automorphisms, oracle_of, to_networkx
 
 NUM_COND = 2
 

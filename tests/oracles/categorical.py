@@ -1,4 +1,4 @@
-"""One softmax per graph, in float64 and in Python: the slow twin of GraphActionCategorical."""
+"""Reference for GraphActionCategorical: one softmax per graph, in Python floats."""
 
 import math
 

@@ -1,6 +1,6 @@
-"""The rules of ComputationGraphEnv on networkx graphs, each by its definition: slow, and blind to the arrays.
+"""Reference rules of ComputationGraphEnv on networkx graphs, each by its definition, without the state arrays.
 
-What is legal under the budget of edges, and what undoes a legal action, is found by search.
+Legality under the edge budget and of backward actions is decided by search.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -10,13 +10,13 @@ import networkx as nx
 
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
-from tests.oracles.graph_building import GraphBuildingOracle, Twin, ends
+from tests.oracles.graph_building import GraphBuildingOracle, NxGraph, ends
 
 IN_ORDER = {"concat", "matrix_product", "topk_weighted_sum", "moe"}
 
 
 class ComputationGraphOracle(GraphBuildingOracle):
-    """From inputs and outputs to graphs whose every node lies on a path between, within a number of edges."""
+    """Graphs with every node on a path from an input to an output, within a number of edges."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class ComputationGraphOracle(GraphBuildingOracle):
         graph.add_nodes_from((v, {"type": f"output_{v - len(self.inputs)}", "attributes": {}}) for v in self.outputs)
         return graph
 
-    def allows(self, graph: Twin, action: GraphAction) -> bool:
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
         """Return whether a forward action is legal."""
         (source, target), kind, value = ends(action), action.action_type, action.value
         if kind == Kind.SetNodeAttr:
@@ -69,8 +69,8 @@ class ComputationGraphOracle(GraphBuildingOracle):
         after = self.apply(graph, action)
         return nx.is_directed_acyclic_graph(forward_part(after)) and self.is_completable(after)
 
-    def is_finished(self, graph: Twin) -> bool:
-        """Return whether every node lies on a path from an input to an output over edges that are not recurrent."""
+    def is_finished(self, graph: NxGraph) -> bool:
+        """Return whether every node is on a path from an input to an output without recurrent edges."""
         paths = forward_part(graph)
         for node in paths:
             from_input = node in self.inputs or any(v in self.inputs for v in nx.ancestors(paths, node))
@@ -79,39 +79,42 @@ class ComputationGraphOracle(GraphBuildingOracle):
                 return False
         return True
 
-    def is_completable(self, graph: Twin) -> bool:
-        """Return whether forward edges within the budget finish the graph, by trying them all.
+    def is_completable(self, graph: NxGraph) -> bool:
+        """Return whether forward edges within the budget finish the graph, by exhaustive search.
 
-        Recurrent edges are on no path, and a new node needs a way to an output of its own: neither ever helps.
+        Recurrent edges and new nodes never help to finish a graph.
         """
         key = (len(graph), frozenset((s, t, d["type"]) for s, t, d in graph.edges(data=True)))
         if key not in self._completable:
-            found = self._search(graph.copy(), list(self._additions(graph)), self.max_edges - graph.number_of_edges())
-            self._completable[key] = found
+            budget = self.max_edges - graph.number_of_edges()
+            self._completable[key] = self._search(graph.copy(), list(self._additions(graph)), budget)
         return self._completable[key]
 
-    def is_state(self, graph: Twin) -> bool:
-        """Return whether some trajectory leads through the graph, by undoing actions until the initial state."""
-        # No rule asks for the value of an attribute, but for whether it is set and whether inputs are ordered.
+    def is_state(self, graph: NxGraph) -> bool:
+        """Return whether the graph is reachable, by undoing actions until the initial state."""
+        # The rules depend on whether attributes are set and inputs are ordered, not on the values.
         nodes = tuple((*graph.nodes[v]["attributes"], self.is_ordered(graph, v)) for v in sorted(graph))
         key = (nodes, frozenset((s, t, d["type"], d["order"]) for s, t, d in graph.edges(data=True)))
         if key not in self._states:
             start = len(graph) == len(self.inputs) + len(self.outputs) and graph.number_of_edges() == 0
-            # Undoing only takes edges away, and a hidden node goes with the edge it came with: unfed, it stays.
+            # A hidden node is removed with its first in-edge, so one without in-edges cannot be removed.
             paths = forward_part(graph)
             fed = all(paths.in_degree(v) for v in graph if self._is_hidden(v))
-            undone = (self._undoes(graph, a) for a in self._thinkable_backward(graph))
-            self._states[key] = start or (fed and any(undone))
+            is_reverse = (self._reverses_legal_action(graph, a) for a in self._candidate_backward_actions(graph))
+            self._states[key] = start or (fed and any(is_reverse))
         return self._states[key]
 
-    def is_ordered(self, graph: Twin, node: int) -> bool:
-        """Return whether a node combines its inputs in order."""
+    def is_ordered(self, graph: NxGraph, node: int) -> bool:
+        """Return whether the order of the inputs of a node matters."""
         if node in self.outputs:
             return self.output_aggregation in IN_ORDER
         return graph.nodes[node]["attributes"].get("aggregation", self.aggregation) in IN_ORDER
 
     def _may_join(self, source: int, target: int, edge_type: object) -> bool:
-        """Nothing runs into an input or, but back through time, out of an output; recurrent edges touch no input."""
+        """Return whether an edge of this type is allowed between two nodes.
+
+        Inputs have no in-edges and no recurrent edges; outputs have only recurrent out-edges.
+        """
         if edge_type == "forward":
             return source not in self.outputs and target not in self.inputs
         if source in self.inputs or target in self.inputs:
@@ -121,8 +124,8 @@ class ComputationGraphOracle(GraphBuildingOracle):
     def _is_hidden(self, node: int) -> bool:
         return node not in self.inputs and node not in self.outputs
 
-    def _additions(self, graph: Twin) -> Iterator[tuple[int, int]]:
-        """Yield the pairs that a forward edge may join, those from nodes without a way out into unfed outputs first."""
+    def _additions(self, graph: NxGraph) -> Iterator[tuple[int, int]]:
+        """Yield the allowed forward edges, first those from nodes without out-edges to outputs without in-edges."""
         paths = forward_part(graph)
         pairs = [p for p in product(graph, graph) if self._may_join(*p, "forward") and not graph.has_edge(*p)]
         need = {v: paths.out_degree(v) == 0 for v in graph}
@@ -131,7 +134,7 @@ class ComputationGraphOracle(GraphBuildingOracle):
             key=lambda p: (p[1] not in self.outputs, not need[p[0]], paths.in_degree(p[1]) > 0),
         )
 
-    def _search(self, graph: Twin, pairs: list[tuple[int, int]], budget: int) -> bool:
+    def _search(self, graph: NxGraph, pairs: list[tuple[int, int]], budget: int) -> bool:
         if budget < 0:
             return False
         if self.is_finished(graph):
@@ -140,14 +143,14 @@ class ComputationGraphOracle(GraphBuildingOracle):
             if nx.has_path(forward_part(graph), target, source):
                 continue
             graph.add_edge(source, target, type="forward")
-            found = self._search(graph, pairs[i + 1 :], budget - 1)
+            is_completable = self._search(graph, pairs[i + 1 :], budget - 1)
             graph.remove_edge(source, target)
-            if found:
+            if is_completable:
                 return True
         return False
 
 
-def forward_part(graph: Twin) -> nx.DiGraph:
+def forward_part(graph: NxGraph) -> nx.DiGraph:
     """Return the graph without its recurrent edges."""
     part = nx.DiGraph()
     part.add_nodes_from(graph)

@@ -1,4 +1,4 @@
-"""The rules of GraphBuildingEnv on networkx graphs, each by its definition: slow, and blind to the arrays.
+"""Reference rules of GraphBuildingEnv on networkx graphs, each by its definition, without the state arrays.
 
 Nodes are 0 .. n-1 with `type` and `attributes`; edges have `type`, `attributes` and `order`.
 """
@@ -11,7 +11,7 @@ import networkx as nx
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 
-Twin = Any  # an nx.Graph, or an nx.DiGraph where edges are directed
+NxGraph = Any  # nx.Graph, or nx.DiGraph in directed environments
 
 
 class GraphBuildingOracle:
@@ -32,19 +32,21 @@ class GraphBuildingOracle:
         self.max_nodes, self.min_nodes, self.directed = max_nodes, min_nodes, directed
         self.node_attributes, self.edge_attributes = node_attributes or {}, edge_attributes or {}
 
-    def initial(self) -> Twin:
-        """Return the graph every trajectory starts from."""
+    def initial(self) -> NxGraph:
+        """Return the initial graph."""
         return nx.DiGraph() if self.directed else nx.Graph()
 
-    def forward(self, graph: Twin) -> set[GraphAction]:
+    def forward(self, graph: NxGraph) -> set[GraphAction]:
         """Return the legal forward actions."""
-        return {action for action in self._thinkable(graph) if self.allows(graph, action)}
+        return {action for action in self._candidate_actions(graph) if self.allows(graph, action)}
 
-    def backward(self, graph: Twin) -> set[GraphAction]:
-        """Return the legal backward actions: those that undo a legal forward action of some state."""
-        return {action for action in self._thinkable_backward(graph) if self._undoes(graph, action)}
+    def backward(self, graph: NxGraph) -> set[GraphAction]:
+        """Return the legal backward actions: reverses of legal forward actions of some state."""
+        return {
+            action for action in self._candidate_backward_actions(graph) if self._reverses_legal_action(graph, action)
+        }
 
-    def allows(self, graph: Twin, action: GraphAction) -> bool:
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
         """Return whether a forward action is legal."""
         kind, (source, target) = action.action_type, ends(action)
         if kind == Kind.Stop:
@@ -52,8 +54,8 @@ class GraphBuildingOracle:
             edges_set = all(self.edge_attributes.keys() == d["attributes"].keys() for *_, d in graph.edges(data=True))
             return len(graph) >= self.min_nodes and nodes_set and edges_set
         if kind == Kind.AddNode:
-            hangs = source is None if len(graph) == 0 else source is not None
-            return hangs and len(graph) < self.max_nodes
+            has_valid_source = source is None if len(graph) == 0 else source is not None
+            return has_valid_source and len(graph) < self.max_nodes
         if kind == Kind.SetNodeAttr:
             return action.attribute not in graph.nodes[source]["attributes"]
         if not self.directed and not source < target:
@@ -63,19 +65,19 @@ class GraphBuildingOracle:
             return fits and (not self.directed or nx.is_directed_acyclic_graph(self.apply(graph, action)))
         return graph.has_edge(source, target) and action.attribute not in graph.edges[source, target]["attributes"]
 
-    def is_state(self, graph: Twin) -> bool:
-        """Return whether some trajectory leads through the graph."""
+    def is_state(self, graph: NxGraph) -> bool:
+        """Return whether the graph is reachable."""
         if len(graph) == 0:
             return True
         if not isinstance(graph, nx.DiGraph):
             return nx.is_connected(graph)
         return nx.is_directed_acyclic_graph(graph) and sum(d == 0 for _, d in graph.in_degree()) == 1
 
-    def is_ordered(self, graph: Twin, node: int) -> bool:
-        """Return whether a node ranks its in-edges."""
+    def is_ordered(self, graph: NxGraph, node: int) -> bool:
+        """Return whether the in-edges of a node are ordered."""
         return False
 
-    def apply(self, graph: Twin, action: GraphAction) -> Twin:
+    def apply(self, graph: NxGraph, action: GraphAction) -> NxGraph:
         """Return a copy of the graph after a forward or backward action, legal or not."""
         after = _copy(graph)
         source, target = ends(action)
@@ -102,8 +104,8 @@ class GraphBuildingOracle:
                 del after.edges[source, target]["attributes"][action.attribute]
         return after
 
-    def inverse(self, graph: Twin, action: GraphAction) -> GraphAction | None:
-        """Return the forward action that a backward action undoes, None where there cannot be one."""
+    def inverse(self, graph: NxGraph, action: GraphAction) -> GraphAction | None:
+        """Return the forward action that a backward action undoes, or None."""
         source, target = ends(action)
         match action.action_type:
             case Kind.RemoveNode:
@@ -122,16 +124,16 @@ class GraphBuildingOracle:
         value = graph.edges[source, target]["attributes"][action.attribute]
         return GraphAction(Kind.SetEdgeAttr, source, target, attribute=action.attribute, value=value)
 
-    def _undoes(self, graph: Twin, action: GraphAction) -> bool:
+    def _reverses_legal_action(self, graph: NxGraph, action: GraphAction) -> bool:
         forward = self.inverse(graph, action)
         if forward is None:
             return False
         before = self.apply(graph, action)
-        whole = moved_last(graph, ends(action)[0]) if action.action_type == Kind.RemoveNode else graph
-        restored = self.allows(before, forward) and nx.utils.graphs_equal(self.apply(before, forward), whole)
+        expected = moved_last(graph, ends(action)[0]) if action.action_type == Kind.RemoveNode else graph
+        restored = self.allows(before, forward) and nx.utils.graphs_equal(self.apply(before, forward), expected)
         return restored and self.is_state(before)
 
-    def _thinkable(self, graph: Twin) -> Iterator[GraphAction]:
+    def _candidate_actions(self, graph: NxGraph) -> Iterator[GraphAction]:
         yield GraphAction(Kind.Stop)
         for source in (None, *graph):
             yield from (GraphAction(Kind.AddNode, source, value=value) for value in self.node_types)
@@ -144,7 +146,7 @@ class GraphBuildingOracle:
             for name, values in self.node_attributes.items():
                 yield from (GraphAction(Kind.SetNodeAttr, source, attribute=name, value=value) for value in values)
 
-    def _thinkable_backward(self, graph: Twin) -> Iterator[GraphAction]:
+    def _candidate_backward_actions(self, graph: NxGraph) -> Iterator[GraphAction]:
         for node, data in graph.nodes(data=True):
             yield GraphAction(Kind.RemoveNode, node)
             yield from (GraphAction(Kind.RemoveNodeAttr, node, attribute=name) for name in data["attributes"])
@@ -155,18 +157,18 @@ class GraphBuildingOracle:
 
 
 def ends(action: GraphAction) -> tuple[Any, Any]:
-    """Return source and target of an action; a kind that has none does not look."""
+    """Return source and target of an action."""
     return action.source, action.target
 
 
-def moved_last(graph: Twin, node: int) -> Twin:
-    """Return a copy in which one node comes last and the later ones move down by one."""
+def moved_last(graph: NxGraph, node: int) -> NxGraph:
+    """Return a copy with one node moved to the end; later nodes move down by one."""
     new = {v: v - (v > node) for v in graph}
     return nx.relabel_nodes(_copy(graph), {**new, node: len(graph) - 1})
 
 
-def _copy(graph: Twin) -> Twin:
-    twin = graph.__class__()
-    twin.add_nodes_from((v, {**d, "attributes": dict(d["attributes"])}) for v, d in graph.nodes(data=True))
-    twin.add_edges_from((s, t, {**d, "attributes": dict(d["attributes"])}) for s, t, d in graph.edges(data=True))
-    return twin
+def _copy(graph: NxGraph) -> NxGraph:
+    copy = graph.__class__()
+    copy.add_nodes_from((v, {**d, "attributes": dict(d["attributes"])}) for v, d in graph.nodes(data=True))
+    copy.add_edges_from((s, t, {**d, "attributes": dict(d["attributes"])}) for s, t, d in graph.edges(data=True))
+    return copy

@@ -1,4 +1,4 @@
-"""Slow and obvious answers about graphs: permutations, networkx, enumeration; and random graphs to ask about."""
+"""Reference graph algorithms by permutations, networkx and enumeration, and random graphs."""
 
 from collections.abc import Iterator, Sequence
 from itertools import combinations, pairwise, permutations
@@ -14,7 +14,7 @@ from gflownet.graphs.vocabulary import is_order_sensitive
 
 
 def relabelled(graph: ColouredGraph, permutation: Sequence[int]) -> ColouredGraph:
-    """The same graph with node i renamed to permutation[i]; undirected edges are turned round."""
+    """Return the graph with node i renamed to permutation[i] and undirected edges reversed."""
     colours = [""] * len(permutation)
     for node, image in enumerate(permutation):
         colours[image] = graph.node_colours[node]
@@ -26,7 +26,7 @@ def relabelled(graph: ColouredGraph, permutation: Sequence[int]) -> ColouredGrap
 
 
 def labelled_form(graph: ColouredGraph) -> tuple:
-    """Return a value that two graphs share iff all their labels are equal."""
+    """Return a value that is equal for two graphs iff all their labels are equal."""
     edges = {
         (ends if graph.directed or ends[0] <= ends[1] else ends[::-1]): c for ends, c in graph.edge_colours.items()
     }
@@ -34,7 +34,7 @@ def labelled_form(graph: ColouredGraph) -> tuple:
 
 
 def automorphisms_by_permutation(graph: ColouredGraph) -> int:
-    """Permutations that leave the graph as it is, all tried."""
+    """Return the number of automorphisms by trying all permutations."""
     form = labelled_form(graph)
     return sum(labelled_form(relabelled(graph, p)) == form for p in permutations(range(len(graph.node_colours))))
 
@@ -47,28 +47,28 @@ def _matcher(first: ColouredGraph, second: ColouredGraph) -> GraphMatcher | DiGr
 
 
 def isomorphic_by_vf2(first: ColouredGraph, second: ColouredGraph) -> bool:
-    """Whether networkx finds an isomorphism."""
+    """Return whether networkx finds an isomorphism."""
     return first.directed == second.directed and _matcher(first, second).is_isomorphic()
 
 
 def automorphisms_by_vf2(graph: ColouredGraph) -> int:
-    """Isomorphisms of the graph with itself that networkx finds."""
+    """Return the number of automorphisms that networkx finds."""
     return sum(1 for _ in _matcher(graph, graph).isomorphisms_iter())
 
 
 def undirected(num_nodes: int, edges: Sequence[tuple[int, int]]) -> ColouredGraph:
-    """An undirected graph of one colour."""
+    """Return an undirected graph of one colour."""
     return ColouredGraph(("",) * num_nodes, dict.fromkeys(edges, ""), directed=False)
 
 
 def from_undirected_networkx(graph: nx.Graph) -> ColouredGraph:
-    """The graph without its data, nodes renamed to 0 .. n-1."""
+    """Return the graph without attributes, nodes renamed to 0 .. n-1."""
     plain = nx.convert_node_labels_to_integers(graph)
     return undirected(len(plain), [(min(ends), max(ends)) for ends in plain.edges])
 
 
 def labelled_connected_graphs(num_nodes: int) -> Iterator[ColouredGraph]:
-    """Every connected undirected graph on the labelled nodes 0 .. n-1."""
+    """Yield every connected undirected graph on the labelled nodes 0 .. n-1."""
     pairs = list(combinations(range(num_nodes), 2))
     for subset in range(2 ** len(pairs)):
         edges = [pair for place, pair in enumerate(pairs) if subset >> place & 1]
@@ -86,12 +86,12 @@ def _is_connected(num_nodes: int, edges: Sequence[tuple[int, int]]) -> bool:
 
 
 def num_labellings(graph: ColouredGraph) -> int:
-    """The number of labelled graphs that are isomorphic to this one-coloured graph (orbit and stabiliser)."""
+    """Return the number of labelled graphs isomorphic to this one-coloured graph, n! / |Aut|."""
     return factorial(len(graph.node_colours)) // graph.num_automorphisms()
 
 
 def random_computation_graph(rng: Random, *, num_hidden: int = 5, num_edges: int = 10) -> ComputationGraph:
-    """A sound multigraph with 1 or 2 inputs and outputs and few kinds of nodes, so that symmetries occur."""
+    """Return a valid multigraph with 1 or 2 inputs and outputs and few kinds of nodes, so that symmetries occur."""
     graph = ComputationGraph(config={"multigraph": True})
     inputs, outputs = rng.randint(1, 2), rng.randint(1, 2)
     num_nodes = inputs + num_hidden + outputs
@@ -112,7 +112,7 @@ def random_computation_graph(rng: Random, *, num_hidden: int = 5, num_edges: int
 
 
 def renamed(graph: ComputationGraph, rng: Random) -> ComputationGraph:
-    """The graph with new hidden ids, new edge ids that keep the order of in-edges, and a new insertion order."""
+    """Return the graph with new hidden ids, new edge ids in the same order of in-edges, and a new insertion order."""
     copy = ComputationGraph(config=graph.config)
     hidden = [n for n in graph.nodes if n not in graph.input_node_ids and n not in graph.output_node_ids]
     name = {n: n for n in graph.nodes} | dict(zip(hidden, rng.sample(range(1000, 2000), len(hidden)), strict=True))
@@ -139,7 +139,7 @@ def renamed(graph: ComputationGraph, rng: Random) -> ComputationGraph:
 
 
 def _new_edge_ids(graph: ComputationGraph, rng: Random) -> dict[int, int]:
-    """Random ids; ids of in-edges of an order-sensitive node keep their order."""
+    """Return random edge ids; in-edges of an order-sensitive node stay in order."""
     random_ids = iter(rng.sample(range(1000, 9000), len(graph.edges)))
     new_ids = {}
     for node_id, node in graph.nodes.items():

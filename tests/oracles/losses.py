@@ -26,7 +26,7 @@ class PolicyStep:
     log_sum: float  # logsumexp of the forward logits before the step
     log_stop: float  # log P_F(stop), -inf where illegal
     entropy: float
-    log_ways: float  # logsumexp of the backward logits; 0 in the initial state
+    log_num_paths: float  # logsumexp of the backward logits; 0 in the initial state
     state_log_reward: float
     offset: float  # learned by the objective: log Z or the offset of the flows; 0 where it learns none
 
@@ -58,7 +58,7 @@ def read_steps(context, policy, batch: TrajectoryBatch, offset: nn.Module | None
     forward, backward, state_outputs = policy.both(encoded, batch.conditioning[batch.trajectory])
     log_forward = forward.log_prob(context.to_indices(encoded, batch.actions))
     stop = torch.tensor([[context.action_types.index(GraphActionType.Stop), 0, 0]]).expand(len(batch.actions), 3)
-    log_stop, entropy, log_sum, log_ways = (
+    log_stop, entropy, log_sum, log_num_paths = (
         forward.log_prob(stop),
         forward.entropy(),
         forward.logsumexp(),
@@ -84,7 +84,7 @@ def read_steps(context, policy, batch: TrajectoryBatch, offset: nn.Module | None
                     log_sum=float(log_sum[step]),
                     log_stop=float(log_stop[step]),
                     entropy=float(entropy[step]),
-                    log_ways=float(log_ways[step]) if t else 0.0,
+                    log_num_paths=float(log_num_paths[step]) if t else 0.0,
                     state_log_reward=0.0 if state_rewards is None else float(state_rewards[step]),
                     offset=offsets[i],
                 )
@@ -245,7 +245,7 @@ def maximum_entropy_backward(trajectories, frozen, batch):
     terms = []
     for steps in trajectories:
         for t in range(len(steps) - 1):
-            terms.append((sum(s.log_backward for s in steps[: t + 1]) + steps[t + 1].log_ways) ** 2)
+            terms.append((sum(s.log_backward for s in steps[: t + 1]) + steps[t + 1].log_num_paths) ** 2)
     return mean(terms)
 
 

@@ -1,4 +1,4 @@
-"""A stack of RHN, GRU and LSTM layers out of loops, one row, one token and one layer at a time."""
+"""Reference for stacks of RHN, GRU and LSTM layers: loops over rows, tokens and layers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from tests.oracles import rhn
 def forward(
     parameters: Mapping[str, Tensor], config: StackConfig, tokens: Tensor, state: Tensor | None
 ) -> tuple[Tensor, Tensor]:
-    """Return logits [R, T, V] and last states [L, R, S] of tokens [R, T], after `state` where there is one."""
+    """Return logits [R, T, V] and last states [L, R, S] of tokens [R, T], after `state` if given."""
     all_logits, all_states = [], []
     for row, sequence in enumerate(tokens.tolist()):
         carried: list[Tensor | None] = [None if state is None else state[n, row] for n in range(len(config.layers))]
@@ -41,20 +41,20 @@ def _layer(
     if layer.cell == "rhn":
         before = None if state is None else state[:width]
         out = rhn.cell(_with_zeros(layer, weights, config), x, before, config.epsilon, "dora")
-        kept = out
+        new_state = out
     else:
         normed = rhn.rms_norm(x, weights["norm.weight"], config.epsilon)
         state = x.new_zeros(config.state_width) if state is None else state
         if layer.cell == "gru":
-            kept = _gru(rhn.under(weights, "cell."), normed, state[:width])
+            new_state = _gru(rhn.under(weights, "cell."), normed, state[:width])
         else:
-            kept = _lstm(rhn.under(weights, "cell."), normed, state[:width], state[width:])
-        out = x + kept[:width]
-    return out, torch.cat([kept, x.new_zeros(config.state_width - len(kept))])
+            new_state = _lstm(rhn.under(weights, "cell."), normed, state[:width], state[width:])
+        out = x + new_state[:width]
+    return out, torch.cat([new_state, x.new_zeros(config.state_width - len(new_state))])
 
 
 def _with_zeros(layer: StackLayer, weights: Mapping[str, Tensor], config: StackConfig) -> dict[str, Tensor]:
-    """Return the weights of a block, with heads of zeros where nothing is adapted."""
+    """Return the weights of a block, with zero heads for projections that are not adapted."""
     zeros = weights["norm.weight"].new_zeros
     features, intermediate = config.bottleneck + 1, layer.intermediate_size(config.width)
     sizes = {"gate": (config.width, intermediate), "up": (config.width, intermediate)}
@@ -85,7 +85,7 @@ def _gru(weights: Mapping[str, Tensor], x: Tensor, h: Tensor) -> Tensor:
 
 
 def _lstm(weights: Mapping[str, Tensor], x: Tensor, h: Tensor, c: Tensor) -> Tensor:
-    """Return the next h and c, one after the other (Hochreiter and Schmidhuber 1997, with a forget gate)."""
+    """Return the next h and c, concatenated (Hochreiter and Schmidhuber 1997, with a forget gate)."""
     entry, forget, cell, out = (a + b for a, b in _gates(weights, x, h, 4))
     c = torch.sigmoid(forget) * c + torch.sigmoid(entry) * torch.tanh(cell)
     return torch.cat([torch.sigmoid(out) * torch.tanh(c), c])

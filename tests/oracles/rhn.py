@@ -1,4 +1,4 @@
-"""A Recurrent Hyper Network out of loops, one row and one token at a time, with every adapted matrix W + B A made."""
+"""Reference for the Recurrent Hyper Network: loops over rows and tokens, with explicit adapted matrices W + B A."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def silu(x: Tensor) -> Tensor:
 
 
 def adapted(weight: Tensor, heads: Mapping[str, Tensor], features: Tensor, norm: str) -> Tensor:
-    """Return the matrix m (W + B A) / ||W + B A||, norms by row; without a norm (1 + delta) (W + B A)."""
+    """Return the matrix m (W + B A) / ||W + B A||, norms by row; with norm none (1 + delta) (W + B A)."""
     a, b, delta = (
         torch.stack([f * head for f, head in zip(features, heads[name], strict=True)]).sum(0)
         for name in ("a", "b", "delta")
@@ -28,14 +28,14 @@ def adapted(weight: Tensor, heads: Mapping[str, Tensor], features: Tensor, norm:
     if norm == "none":
         return rows * (1 + delta)[:, None]
     norms = torch.sqrt((rows * rows).sum(1))
-    # The squared norm is kept from below a millionth of the plain row's.
+    # The squared norm is at least a millionth of the norm of the plain row.
     plain_norms = torch.sqrt((weight * weight).sum(1))
     norms = torch.maximum(norms, plain_norms * 1e-3)
     return rows * (plain_norms * (1 + delta) / norms)[:, None]
 
 
 def under(parameters: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
-    """Return the parameters whose name begins so, without that beginning."""
+    """Return the parameters with a name prefix, the prefix removed."""
     return {name.removeprefix(prefix): value for name, value in parameters.items() if name.startswith(prefix)}
 
 
@@ -63,7 +63,7 @@ def forward(
     norm: str,
     state: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Return logits [R, T, V] and last states [depth, R, H] of tokens [R, T], after `state` where there is one."""
+    """Return logits [R, T, V] and last states [depth, R, H] of tokens [R, T], after `state` if given."""
     unembedding = parameters.get("unembedding.weight", parameters["embedding.weight"])
     all_logits, all_states = [], []
     for row, sequence in enumerate(tokens.tolist()):

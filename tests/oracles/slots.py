@@ -1,4 +1,4 @@
-"""The rules of the environments of named places on networkx graphs without edges, each by its definition."""
+"""Reference rules of the slot environments on networkx graphs without edges, each by its definition."""
 
 from collections.abc import Mapping, Sequence
 
@@ -6,52 +6,52 @@ import networkx as nx
 
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
-from tests.oracles.graph_building import GraphBuildingOracle, Twin
+from tests.oracles.graph_building import GraphBuildingOracle, NxGraph
 
 
 class CellsOracle(GraphBuildingOracle):
-    """Places that take one value each, in any order; finished when all have one."""
+    """Places that take one value each, in any order; terminal when all have a value."""
 
     def __init__(self, names: Sequence[str], attribute: str, values: Sequence) -> None:
         super().__init__(names, max_nodes=len(names), directed=True, node_attributes={attribute: values})
         self.attribute = attribute
 
-    def initial(self) -> Twin:
+    def initial(self) -> NxGraph:
         """Return all places, empty."""
         graph = nx.DiGraph()
         graph.add_nodes_from((node, {"type": name, "attributes": {}}) for node, name in enumerate(self.node_types))
         return graph
 
-    def allows(self, graph: Twin, action: GraphAction) -> bool:
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
         """Return whether a forward action is legal."""
         return action.action_type in (Kind.Stop, Kind.SetNodeAttr) and super().allows(graph, action)
 
-    def is_state(self, graph: Twin) -> bool:
-        """Return whether some trajectory leads through the graph."""
+    def is_state(self, graph: NxGraph) -> bool:
+        """Return whether the graph is reachable."""
         return len(graph) == self.max_nodes
 
-    def value(self, graph: Twin, place: int) -> object:
-        """Return what a place has, None if nothing."""
+    def value(self, graph: NxGraph, place: int) -> object:
+        """Return the value of a place, None if unset."""
         return graph.nodes[place]["attributes"].get(self.attribute)
 
 
 class BitSequenceOracle(CellsOracle):
     """Places that are filled from left to right."""
 
-    def allows(self, graph: Twin, action: GraphAction) -> bool:
-        """Return whether a forward action is legal: one at a place fills it and leaves no gap before it."""
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
+        """Return whether a forward action is legal: places are filled without gaps."""
         if action.action_type == Kind.SetNodeAttr:
             return super().allows(graph, action) and self.is_state(self.apply(graph, action))
         return super().allows(graph, action)
 
-    def is_state(self, graph: Twin) -> bool:
-        """Return whether nothing is written behind a gap."""
+    def is_state(self, graph: NxGraph) -> bool:
+        """Return whether no place after an empty one has a value."""
         is_empty = [self.value(graph, place) is None for place in graph]
         return is_empty == sorted(is_empty)
 
 
 class RecurrentStackOracle(CellsOracle):
-    """Stacks of layers: a state is one that some order of choices, layer after layer, leads to."""
+    """Stacks of layers, chosen layer by layer."""
 
     def __init__(
         self, names: Sequence[str], values: Sequence, *, choices: Mapping[str, Sequence], min_depth: int
@@ -59,57 +59,57 @@ class RecurrentStackOracle(CellsOracle):
         super().__init__(names, "choice", values)
         self.choices, self.min_depth = choices, min_depth
 
-    def allows(self, graph: Twin, action: GraphAction) -> bool:
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
         """Return whether a forward action is legal."""
         if action.action_type == Kind.SetNodeAttr:
             name = self.node_types[action.source or 0]
             fits = action.value in self.choices[name] and self.value(graph, action.source or 0) is None
             return fits and self.is_state(self.apply(graph, action))
-        return action.action_type == Kind.Stop and self.is_whole(self.chosen(graph), self.min_depth)
+        return action.action_type == Kind.Stop and self.is_complete(self.choices_of(graph), self.min_depth)
 
-    def chosen(self, graph: Twin) -> dict[str, object]:
-        """Return what was chosen, by place."""
-        found = {str(self.node_types[place]): self.value(graph, place) for place in graph}
-        return {name: value for name, value in found.items() if value is not None}
+    def choices_of(self, graph: NxGraph) -> dict[str, object]:
+        """Return the chosen values by place."""
+        values = {str(self.node_types[place]): self.value(graph, place) for place in graph}
+        return {name: value for name, value in values.items() if value is not None}
 
-    def is_whole(self, chosen: Mapping[str, object], min_depth: int) -> bool:
-        """Return whether these choices are all those that a stack of these cells has."""
-        depth = sum(name.startswith("cell") for name in chosen)
-        wanted = {"width"} & self.choices.keys()
+    def is_complete(self, choices: Mapping[str, object], min_depth: int) -> bool:
+        """Return whether exactly the choices of a stack with these cells are set."""
+        depth = sum(name.startswith("cell") for name in choices)
+        required = {"width"} & self.choices.keys()
         for layer in range(1, depth + 1):
-            wanted |= {f"cell[{layer}]"}
-            if chosen.get(f"cell[{layer}]") == "rhn":
-                wanted |= {f"projections[{layer}]", f"beta[{layer}]", "rank", "ratio"}
-        return depth >= min_depth and chosen.keys() == wanted
+            required |= {f"cell[{layer}]"}
+            if choices.get(f"cell[{layer}]") == "rhn":
+                required |= {f"projections[{layer}]", f"beta[{layer}]", "rank", "ratio"}
+        return depth >= min_depth and choices.keys() == required
 
-    def is_state(self, graph: Twin) -> bool:
-        """Return whether all but what the last layer brought is whole, and no more is there than that layer brings."""
-        chosen = self.chosen(graph)
-        depth = sum(name.startswith("cell") for name in chosen)
+    def is_state(self, graph: NxGraph) -> bool:
+        """Return whether all layers before the last are complete and the last one has only choices of its cell."""
+        choices = self.choices_of(graph)
+        depth = sum(name.startswith("cell") for name in choices)
         if depth == 0:
-            return chosen.keys() <= {"width"}
+            return choices.keys() <= {"width"}
         last = f"[{depth}]"
-        before = {name: value for name, value in chosen.items() if not name.endswith(last)}
-        brought = chosen.keys() - before.keys()
+        before = {name: value for name, value in choices.items() if not name.endswith(last)}
+        of_last = choices.keys() - before.keys()
         if "rhn" not in (value for name, value in before.items() if name.startswith("cell")):
-            brought |= before.keys() & {"rank", "ratio"}
+            of_last |= before.keys() & {"rank", "ratio"}
             before = {name: value for name, value in before.items() if name not in ("rank", "ratio")}
-        is_rhn = chosen.get("cell" + last) == "rhn"
-        may_bring = {"projections" + last, "beta" + last, "rank", "ratio"} if is_rhn else set()
-        return self.is_whole(before, 0) and "cell" + last in brought and brought - {"cell" + last} <= may_bring
+        is_rhn = choices.get("cell" + last) == "rhn"
+        optional = {"projections" + last, "beta" + last, "rank", "ratio"} if is_rhn else set()
+        return self.is_complete(before, 0) and "cell" + last in of_last and of_last - {"cell" + last} <= optional
 
 
 class HypergridOracle(CellsOracle):
-    """Coordinates that go up by one; without a value a coordinate is 0, and every place of the grid may be the last."""
+    """Coordinates that increase by one; an unset coordinate is 0, and every state is terminal."""
 
-    def allows(self, graph: Twin, action: GraphAction) -> bool:
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
         """Return whether a forward action is legal."""
         if action.action_type == Kind.SetNodeAttr:
             return action.value == graph.nodes[action.source]["attributes"].get(self.attribute, 0) + 1
         return action.action_type == Kind.Stop
 
-    def apply(self, graph: Twin, action: GraphAction) -> Twin:
-        """Return a copy of the graph after an action: a coordinate that is lowered goes down by one."""
+    def apply(self, graph: NxGraph, action: GraphAction) -> NxGraph:
+        """Return a copy of the graph after an action; removing a value lowers the coordinate by one."""
         after = super().apply(graph, action)
         if action.action_type == Kind.RemoveNodeAttr:
             lowered = graph.nodes[action.source]["attributes"][self.attribute] - 1

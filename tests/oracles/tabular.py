@@ -127,16 +127,16 @@ def maximum_entropy_backward(space: Classes, *, by_class: bool = False) -> tuple
     `by_class`: equivalent actions count as one path and share its probability.
     """
     num = dict.fromkeys(space.num_backward, 1) if by_class else space.num_backward
-    ways = {0: 1.0}
+    num_paths = {0: 1.0}
     for s in reversed(space.by_level):
         if s:
-            ways[s] = sum(ways[p] * num[s, p] for p in space.parents(s))
-    log_ways = {s: math.log(n) for s, n in ways.items()}
+            num_paths[s] = sum(num_paths[p] * num[s, p] for p in space.parents(s))
+    log_num_paths = {s: math.log(n) for s, n in num_paths.items()}
     log_backward = {
-        (after, before): log_ways[before] - log_ways[after] + math.log(num[after, before] / count)
+        (after, before): log_num_paths[before] - log_num_paths[after] + math.log(num[after, before] / count)
         for (after, before), count in space.num_backward.items()
     }
-    return log_backward, log_ways
+    return log_backward, log_num_paths
 
 
 def labelled_flows(space: Classes, log_reward: Tensor, log_backward: dict[Pair, float]) -> Flows:

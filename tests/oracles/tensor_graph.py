@@ -6,7 +6,7 @@ import networkx as nx
 
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
-from tests.oracles.graph_building import GraphBuildingOracle, Twin, ends
+from tests.oracles.graph_building import GraphBuildingOracle, NxGraph, ends
 
 BINARY = ("+", "-", "*")
 
@@ -28,7 +28,7 @@ class TensorGraphOracle(GraphBuildingOracle):
         super().__init__(node_types, max_nodes=max_nodes, directed=True, node_attributes=attributes)
         self.inputs, self.max_operations, self.max_rank = inputs, max_operations, max_rank
 
-    def initial(self) -> Twin:
+    def initial(self) -> NxGraph:
         """Return the inputs, each with its axes."""
         graph = nx.DiGraph()
         for name, shape in self.inputs.items():
@@ -39,11 +39,11 @@ class TensorGraphOracle(GraphBuildingOracle):
                 graph.add_edge(tensor, len(graph) - 1, type="edge", attributes={}, order=0)
         return graph
 
-    def is_ordered(self, graph: Twin, node: int) -> bool:
+    def is_ordered(self, graph: NxGraph, node: int) -> bool:
         """Return whether the order of a node's operands matters."""
         return graph.nodes[node]["type"] == "-"
 
-    def apply(self, graph: Twin, action: GraphAction) -> Twin:
+    def apply(self, graph: NxGraph, action: GraphAction) -> NxGraph:
         """Return a copy of the graph after an action; an index hung on an axis belongs to the open operation."""
         after = super().apply(graph, action)
         if action.action_type == Kind.AddNode and action.value in ("keep", "sum"):
@@ -51,7 +51,7 @@ class TensorGraphOracle(GraphBuildingOracle):
                 after.add_edge(operation, len(graph), type="edge", attributes={}, order=0)
         return after
 
-    def inverse(self, graph: Twin, action: GraphAction) -> GraphAction | None:
+    def inverse(self, graph: NxGraph, action: GraphAction) -> GraphAction | None:
         """Return the forward action that a backward action undoes, None where there cannot be one."""
         source, _ = ends(action)
         if action.action_type == Kind.RemoveNode and graph.nodes[source]["type"] in ("keep", "sum"):
@@ -61,7 +61,7 @@ class TensorGraphOracle(GraphBuildingOracle):
             return GraphAction(Kind.AddNode, axes[0] - (axes[0] > source), value=graph.nodes[source]["type"])
         return super().inverse(graph, action)
 
-    def allows(self, graph: Twin, action: GraphAction) -> bool:
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
         """Return whether a forward action is legal."""
         kind, (source, target) = action.action_type, ends(action)
         if kind == Kind.Stop:
@@ -79,7 +79,7 @@ class TensorGraphOracle(GraphBuildingOracle):
             return is_short and source not in self.open(graph) and self.can_finish(after)
         return self._may_match(graph, source, target)
 
-    def _may_add(self, graph: Twin, source: int, value: str) -> bool:
+    def _may_add(self, graph: NxGraph, source: int, value: str) -> bool:
         """Return whether a node of a type may be hung on a node."""
         if value in ("keep", "sum"):
             owner = next(iter(self.open(graph)), None)
@@ -102,7 +102,7 @@ class TensorGraphOracle(GraphBuildingOracle):
         new = len(graph)
         return any(self.can_finish(self.apply(after, GraphAction(Kind.AddEdge, t, new, value="edge"))) for t in seconds)
 
-    def _may_match(self, graph: Twin, axis: int, index: int) -> bool:
+    def _may_match(self, graph: NxGraph, axis: int, index: int) -> bool:
         """Return whether an axis may be placed on an index that is there."""
         if graph.nodes[index]["type"] not in ("keep", "sum") or not self.is_axis(graph, axis):
             return False
@@ -114,7 +114,7 @@ class TensorGraphOracle(GraphBuildingOracle):
             return False
         return not any({axis, placed[0]} <= set(self.axes(graph, t)) for t in self.operands(graph, owner))
 
-    def is_state(self, graph: Twin) -> bool:
+    def is_state(self, graph: NxGraph) -> bool:
         """Return whether some trajectory leads through the graph."""
         if len(self.open(graph)) > 1 or len(self.operations(graph)) > self.max_operations:
             return False
@@ -126,7 +126,7 @@ class TensorGraphOracle(GraphBuildingOracle):
                 return False
         return nx.is_directed_acyclic_graph(graph)
 
-    def _is_sound(self, graph: Twin, operation: int) -> bool:
+    def _is_sound(self, graph: NxGraph, operation: int) -> bool:
         operands = self.operands(graph, operation)
         if not 1 <= len(operands) <= self.arity(graph, operation) or len(self.axes(graph, operation)) > self.max_rank:
             return False
@@ -141,67 +141,67 @@ class TensorGraphOracle(GraphBuildingOracle):
                 return False
         return True
 
-    def can_finish(self, graph: Twin) -> bool:
+    def can_finish(self, graph: NxGraph) -> bool:
         """Return whether the operations that are left can join all results into one."""
         num_results, left = len(self.results(graph)), self.max_operations - len(self.operations(graph))
         while num_results > 1 and left > 0 and any(kind in BINARY for kind in self.node_types):
             num_results, left = num_results - 1, left - 1
         return num_results == 1
 
-    def is_operation(self, graph: Twin, node: int) -> bool:
+    def is_operation(self, graph: NxGraph, node: int) -> bool:
         """Return whether a node is an operation."""
         return graph.nodes[node]["type"] in ("transform", *BINARY)
 
-    def is_tensor(self, graph: Twin, node: int) -> bool:
+    def is_tensor(self, graph: NxGraph, node: int) -> bool:
         """Return whether a node is an input or an operation."""
         return graph.nodes[node]["type"] in self.inputs or self.is_operation(graph, node)
 
-    def is_axis(self, graph: Twin, node: int) -> bool:
+    def is_axis(self, graph: NxGraph, node: int) -> bool:
         """Return whether a node is an axis of a tensor."""
         return graph.nodes[node]["type"] == "keep" or ":" in graph.nodes[node]["type"]
 
-    def arity(self, graph: Twin, operation: int) -> int:
+    def arity(self, graph: NxGraph, operation: int) -> int:
         """Return how many operands an operation takes."""
         return 2 if graph.nodes[operation]["type"] in BINARY else 1
 
-    def operations(self, graph: Twin) -> list[int]:
+    def operations(self, graph: NxGraph) -> list[int]:
         """Return the operations."""
         return [node for node in graph if self.is_operation(graph, node)]
 
-    def operands(self, graph: Twin, operation: int) -> list[int]:
+    def operands(self, graph: NxGraph, operation: int) -> list[int]:
         """Return the operands an operation has so far."""
         return [node for node in graph.predecessors(operation) if self.is_tensor(graph, node)]
 
-    def users(self, graph: Twin, tensor: int) -> list[int]:
+    def users(self, graph: NxGraph, tensor: int) -> list[int]:
         """Return the operations that a tensor is an operand of."""
         return [node for node in graph.successors(tensor) if self.is_operation(graph, node)]
 
-    def indices(self, graph: Twin, operation: int) -> list[int]:
+    def indices(self, graph: NxGraph, operation: int) -> list[int]:
         """Return the indices of an operation, summed ones too."""
         return [node for node in graph.successors(operation) if not self.is_operation(graph, node)]
 
-    def axes(self, graph: Twin, tensor: int) -> list[int]:
+    def axes(self, graph: NxGraph, tensor: int) -> list[int]:
         """Return the axes of a tensor."""
         return [node for node in graph.successors(tensor) if self.is_axis(graph, node)]
 
-    def unplaced(self, graph: Twin, operation: int) -> list[int]:
+    def unplaced(self, graph: NxGraph, operation: int) -> list[int]:
         """Return the axes that an operation with all its operands has put on no index."""
         if len(self.operands(graph, operation)) < self.arity(graph, operation):
             return []
         axes = [axis for tensor in self.operands(graph, operation) for axis in self.axes(graph, tensor)]
         return [axis for axis in axes if not set(graph.successors(axis)) & set(self.indices(graph, operation))]
 
-    def open(self, graph: Twin) -> list[int]:
+    def open(self, graph: NxGraph) -> list[int]:
         """Return the operations that lack an operand or an axis's index."""
         extents_found = self.operations(graph)
         short = [o for o in extents_found if len(self.operands(graph, o)) < self.arity(graph, o)]
         return [o for o in extents_found if o in short or self.unplaced(graph, o)]
 
-    def results(self, graph: Twin) -> list[int]:
+    def results(self, graph: NxGraph) -> list[int]:
         """Return the operations that no other uses."""
         return [node for node in self.operations(graph) if not self.users(graph, node)]
 
-    def extent(self, graph: Twin, node: int) -> int:
+    def extent(self, graph: NxGraph, node: int) -> int:
         """Return the extent of an axis or an index."""
         kind = graph.nodes[node]["type"]
         if ":" in kind:

@@ -22,7 +22,7 @@ def train_plainly(
     learning_rate: float,
     seed: int,
 ) -> float:
-    """Trains in place by torch's plain loop, over the separate parameters; returns the last epoch's mean loss."""
+    """Train in place with a standard torch loop; return the mean loss of the last epoch."""
     optimiser = torch.optim.Adam(model.parameters(), lr=learning_rate, foreach=False)
     generator = torch.Generator().manual_seed(seed)
     losses: list[float] = []
@@ -42,10 +42,7 @@ def train_plainly(
 def score_one_by_one(
     graph: ComputationGraph, splits: Splits, *, config: EvaluationConfig, seed: int
 ) -> tuple[float, float]:
-    """Returns validation accuracy and training loss as evaluation gave them before it trained many at once.
-
-    The parameters lie in one tensor and a fused Adam moves them, which was the fastest way for one candidate.
-    """
+    """Return validation accuracy and training loss of one candidate, trained with fused Adam on one flat parameter."""
     inputs, targets = splits.train.inputs, splits.train.targets
     generator = torch.Generator().manual_seed(seed)
     with seeded(seed):

@@ -19,7 +19,7 @@ ATTENTION = ("attention", "multi_head_attention", "attn_pool")
 
 
 class GraphOracle:
-    """A node-link graph as the spec reads it."""
+    """A node-link graph and its outputs."""
 
     def __init__(self, data: Mapping[str, Any], *, projection: str = "auto") -> None:
         self.projection = projection
@@ -172,9 +172,9 @@ class GraphOracle:
             candidate = np.tanh(a[:, 2 * size :] + r * b[:, 2 * size :])
             new[n] = (1 - u) * candidate + u * hidden
         elif name == "rhn":
-            own = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"rhn_{n}.")}
+            weights = {key.partition(".")[2]: value for key, value in values.items() if key.startswith(f"rhn_{n}.")}
             previous = state.get(n, [None] * batch)
-            new[n] = np.stack([rhn_cell(own, x, before) for x, before in zip(z, previous, strict=True)])
+            new[n] = np.stack([rhn_cell(weights, x, before) for x, before in zip(z, previous, strict=True)])
         else:
             new[n] = activate(name, z)
 
@@ -288,10 +288,10 @@ def top_softmax(scores: Array, top_k: int | None, normalize: bool) -> Array:
     """Mixing weights [J] of one row: softmax over the top_k scores (ties to the earlier), zero elsewhere."""
     count = len(scores)
     k = count if top_k is None else max(1, min(top_k, count))
-    chosen = sorted(range(count), key=lambda j: (-np.real(scores[j]), j))[:k]
+    top = sorted(range(count), key=lambda j: (-np.real(scores[j]), j))[:k]
     e = np.exp(scores - np.real(scores).max())
     weights = np.zeros_like(e)
-    weights[chosen] = e[chosen] / (e[chosen].sum() if normalize else e.sum())
+    weights[top] = e[top] / (e[top].sum() if normalize else e.sum())
     return weights
 
 

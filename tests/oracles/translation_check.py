@@ -1,4 +1,4 @@
-"""Compares one translated graph with the oracle: names, shapes, outputs, gradients through time."""
+"""Comparison of a translated graph with the oracle: names, shapes, outputs, gradients through time."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -16,12 +16,12 @@ COMPLEX_STEP = 1e-30
 
 
 def translated(data: Mapping[str, Any], **config: Any) -> TranslatedModel:
-    """The float64 model of node-link data."""
+    """Return the float64 model of node-link data."""
     return to_pytorch_model(ComputationGraph.from_dict(data), {"dtype": torch.float64, **config})
 
 
 def set_values(model: TranslatedModel, rng: np.random.Generator) -> dict[str, np.ndarray]:
-    """Draw every parameter again, in the order of names, and return the values by name."""
+    """Set every parameter to random values, in the order of names, and return the values by name."""
     parameters = dict(model.named_parameters())
     values = {name: np.asarray(rng.normal(size=tuple(parameters[name].shape))) for name in sorted(parameters)}
     with torch.no_grad():
@@ -31,7 +31,7 @@ def set_values(model: TranslatedModel, rng: np.random.Generator) -> dict[str, np
 
 
 def assert_matches_oracle(data: Mapping[str, Any], *, seed: int, projection: str = "auto") -> None:
-    """Raises AssertionError where model and oracle differ in names, shapes, outputs (1e-10) or gradients (1e-6)."""
+    """Raise AssertionError if model and oracle differ in names, shapes, outputs (1e-10) or gradients (1e-6)."""
     rng = np.random.default_rng(seed)
     oracle = GraphOracle(data, projection=projection)
     model = translated(data, projection=projection)
@@ -46,7 +46,7 @@ def assert_matches_oracle(data: Mapping[str, Any], *, seed: int, projection: str
 
 def _assert_same_outputs(model: TranslatedModel, xs: torch.Tensor, expected: np.ndarray) -> None:
     tolerance = 1e-10 * max(1.0, np.abs(expected).max())  # a recurrent graph may grow to 1e5 in four steps
-    for _ in range(2):  # twice: the second pass must forget the first
+    for _ in range(2):  # twice: the second pass must not depend on the first
         steps = [model(x, reset_states=t == 0) for t, x in enumerate(xs)]
         assert np.abs(torch.stack(steps).detach().numpy() - expected).max() < tolerance
         sequence = model.forward_sequence(xs.transpose(0, 1)).transpose(0, 1)
@@ -56,7 +56,7 @@ def _assert_same_outputs(model: TranslatedModel, xs: torch.Tensor, expected: np.
 def _assert_same_gradients(
     model: TranslatedModel, oracle: GraphOracle, values: Mapping[str, np.ndarray], xs: np.ndarray, rng: Any
 ) -> None:
-    """Directional derivatives of a random linear loss, against the complex step through the oracle."""
+    """Compare directional derivatives of a random linear loss with the complex step through the oracle."""
     inputs = torch.from_numpy(xs).requires_grad_()
     outputs = model.forward_sequence(inputs.transpose(0, 1)).transpose(0, 1)
     cotangent = rng.normal(size=tuple(outputs.shape))

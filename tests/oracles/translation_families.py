@@ -1,4 +1,4 @@
-"""Seeded random graphs as node-link data, one family per hard spot of the translator."""
+"""Seeded random graphs as node-link data, one family per difficult feature of the translator."""
 
 from typing import Any
 
@@ -11,12 +11,12 @@ AGGREGATIONS = (
     *("attn_pool", "topk_weighted_sum", "moe", "gated_sum"),
 )
 FAMILIES = ("simple", "multigraph", "recurrent", "disabled", "unfed")
-RHN_FAMILIES = ("rhn", "rhn_recurrent")  # of nodes with a cell most are rhn nodes
+RHN_FAMILIES = ("rhn", "rhn_recurrent")  # most nodes with a cell are rhn nodes
 Data = dict[str, Any]
 
 
 def random_graph(family: str, seed: int) -> Data:
-    """The graph number `seed` of a family: 1-2 inputs, up to 6 hidden nodes, 1-2 outputs, shuffled ids."""
+    """Return graph number `seed` of a family: 1-2 inputs, up to 6 hidden nodes, 1-2 outputs, shuffled ids."""
     rng = np.random.default_rng([(*FAMILIES, *RHN_FAMILIES).index(family), seed])
     num_inputs, num_hidden, num_outputs = rng.integers(1, 3), rng.integers(0, 7), rng.integers(1, 3)
     ids = [int(i) for i in rng.permutation(40)[: num_inputs + num_hidden + num_outputs]]
@@ -42,7 +42,7 @@ def _random_node(rng: np.random.Generator, node_id: int, family: str) -> Data:
     return {
         "id": node_id,
         "node_type": "hidden",
-        # Few widths, so that same-width edges (scalars) and projected ones both occur.
+        # Few widths, so that edges of equal width (scalars) and projected edges both occur.
         "output_size": int(rng.choice((1, 3, 3, 4, 5))),
         "activation_function": str(rng.choice(names)),
         "bias": float(rng.normal()),
@@ -51,7 +51,7 @@ def _random_node(rng: np.random.Generator, node_id: int, family: str) -> Data:
 
 
 def _random_attributes(rng: np.random.Generator) -> Data:
-    """An aggregation with, half of the time each, the attributes it accepts (dropout aside: it is random)."""
+    """Return a random aggregation with a random half of its attributes; dropout is excluded because it is random."""
     aggregation = str(rng.choice(AGGREGATIONS))
     choices: Data = {"post_projection": bool(rng.random() < 0.3)}
     if aggregation in ("attention", "multi_head_attention", "attn_pool"):
@@ -68,23 +68,23 @@ def _random_attributes(rng: np.random.Generator) -> Data:
         choices |= {"router_type": str(rng.choice(("softmax", "topk"))), "router_temperature": 1.7}
     if aggregation == "gated_sum":
         choices["normalize"] = bool(rng.random() < 0.5)
-    kept = {name: value for name, value in choices.items() if rng.random() < 0.5}
-    if kept.get("router_type", "softmax") == "softmax" and aggregation == "moe":
-        kept.pop("top_k", None)
-    return {"aggregation": aggregation, **kept}
+    attributes = {name: value for name, value in choices.items() if rng.random() < 0.5}
+    if attributes.get("router_type", "softmax") == "softmax" and aggregation == "moe":
+        attributes.pop("top_k", None)
+    return {"aggregation": aggregation, **attributes}
 
 
 def _random_pairs(
     rng: np.random.Generator, count: int, num_inputs: int, num_outputs: int, family: str
 ) -> list[tuple[int, int]]:
-    """Forward edges (source position < target position); every node but the inputs is fed."""
+    """Return forward edges (source position < target position); every node except inputs has an in-edge."""
     pairs = []
     for target in range(num_inputs, count):
         candidates = [s for s in range(target) if s < count - num_outputs or rng.random() < 0.3]
-        chosen = rng.choice(candidates, size=min(len(candidates), int(rng.integers(1, 5))), replace=False)
-        pairs += [(int(source), target) for source in chosen]
+        sources = rng.choice(candidates, size=min(len(candidates), int(rng.integers(1, 5))), replace=False)
+        pairs += [(int(source), target) for source in sources]
         if family == "multigraph":
-            pairs += [(int(source), target) for source in chosen for _ in range(int(rng.integers(0, 3)))]
+            pairs += [(int(source), target) for source in sources for _ in range(int(rng.integers(0, 3)))]
     return pairs
 
 
@@ -97,23 +97,23 @@ def _random_edges(rng: np.random.Generator, ids: list[int], pairs: list[tuple[in
         if family == "disabled":
             edge["enabled"] = bool(rng.random() < 0.6)
         if family in ("recurrent", "multigraph", "rhn_recurrent") and rng.random() < 0.2:
-            edge["attributes"] = {"is_recurrent": True}  # a forward edge may be marked, too
+            edge["attributes"] = {"is_recurrent": True}  # a forward edge may be marked as recurrent too
         edges.append(edge)
     if family in ("recurrent", "multigraph", "rhn_recurrent"):
-        taken = {(edge["source"], edge["target"]) for edge in edges}
+        existing = {(edge["source"], edge["target"]) for edge in edges}
         fed = sorted({ids[target] for _, target in pairs})
         for _ in range(int(rng.integers(1, len(pairs) + 1))):
             pair = (int(rng.choice(fed)), int(rng.choice(fed)))
-            if pair in taken and family != "multigraph":
+            if pair in existing and family != "multigraph":
                 continue
-            taken.add(pair)
+            existing.add(pair)
             attributes = {"is_recurrent": True}
             edges.append({"source": pair[0], "target": pair[1], "edge_id": edge_ids.pop(), "attributes": attributes})
     return edges
 
 
 def _starve(rng: np.random.Generator, nodes: list[Data], edges: list[Data]) -> None:
-    """Take all in-edges from about a third of the hidden nodes: removed, or disabled."""
+    """Remove or disable all in-edges of about 40 % of the hidden nodes."""
     for node in nodes:
         if node["node_type"] == "hidden" and rng.random() < 0.4:
             is_removed = bool(rng.random() < 0.5)

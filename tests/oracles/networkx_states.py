@@ -1,4 +1,4 @@
-"""The networkx twin of an environment and of a state, and symmetries counted by brute force."""
+"""Reference rules of an environment, conversion of states to networkx, and automorphisms counted by listing them."""
 
 import networkx as nx
 import torch
@@ -84,24 +84,24 @@ def to_networkx(env: Environment, states: GraphStates, index: int) -> nx.Graph:
         graph.add_node(
             node,
             type=v.node_types[int(state.node_type[node])],
-            attributes=_chosen(v.node_attributes, state.node_attr[node].tolist()),
+            attributes=_set_attributes(v.node_attributes, state.node_attr[node].tolist()),
         )
     for source, target in (~absent).nonzero().tolist():
         graph.add_edge(
             source,
             target,
             type=v.edge_types[int(state.edge_type[source, target])],
-            attributes=_chosen(v.edge_attributes, state.edge_attr[source, target].tolist()),
+            attributes=_set_attributes(v.edge_attributes, state.edge_attr[source, target].tolist()),
             order=int(state.edge_order[source, target]),
         )
     return graph
 
 
-def _chosen(attributes: tuple[Attribute, ...], values: list[int]) -> dict:
+def _set_attributes(attributes: tuple[Attribute, ...], values: list[int]) -> dict:
     return {a.name: a.values[value] for a, value in zip(attributes, values, strict=True) if value != UNSET}
 
 
 def num_automorphisms(graph: nx.Graph) -> int:
-    """Return how many relabellings leave the graph as it is, by listing them all."""
+    """Return the number of automorphisms by listing them."""
     matcher = DiGraphMatcher if isinstance(graph, nx.DiGraph) else GraphMatcher
     return sum(1 for _ in matcher(graph, graph, dict.__eq__, dict.__eq__).isomorphisms_iter())
