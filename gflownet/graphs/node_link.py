@@ -62,9 +62,10 @@ def read_nodes(data: Mapping[str, Any]) -> Iterator[Fields]:
         owner = f"nodes[{position}]"
         _check_fields(entry, _NODE_FIELDS, owner)
         node_id = checked_int(_required(entry, "id", owner), owner, "id")
-        node_type = _required(entry, "node_type", f"node {node_id}")
-        optional = {name: value for name, value in entry.items() if name not in ("id", "node_type")}
-        yield {"output_size": None, **optional, "node_id": node_id, "node_type": node_type}
+        _required(entry, "node_type", f"node {node_id}")
+        fields = {"output_size": None, **entry, "node_id": node_id}
+        del fields["id"]
+        yield fields
 
 
 def read_edges(data: Mapping[str, Any]) -> Iterator[Fields]:
@@ -76,9 +77,13 @@ def read_edges(data: Mapping[str, Any]) -> Iterator[Fields]:
     for position, entry in sorted(entries, key=lambda item: isinstance(item[1], Mapping) and "edge_id" not in item[1]):
         owner = f"edges[{position}]"
         _check_fields(entry, _EDGE_FIELDS, owner)
-        fields = {name: value for name, value in entry.items() if name != "key"}
-        names = ("edge_id", "source", "target") if "edge_id" in entry else ("source", "target")
-        yield {**fields, **{name: checked_int(_required(entry, name, owner), owner, name) for name in names}}
+        fields = dict(entry)
+        fields.pop("key", None)
+        if "edge_id" in fields:
+            fields["edge_id"] = checked_int(fields["edge_id"], owner, "edge_id")
+        fields["source"] = checked_int(_required(fields, "source", owner), owner, "source")
+        fields["target"] = checked_int(_required(fields, "target", owner), owner, "target")
+        yield fields
 
 
 def objects_under(data: Any, name: str, fields: Sequence[str]) -> list[Mapping[str, Any]]:

@@ -38,13 +38,14 @@ def cycle_closing_edges(graph: GraphElements, canonical_order: Callable[[], Sequ
 
 def followed_edges(graph: GraphElements, *, ignore_recurrent: bool) -> list[Edge]:
     """Return the enabled edges between nodes of the graph, with or without those marked recurrent."""
+    nodes = graph.nodes
     return [
         edge
         for edge in graph.edges.values()
         if edge.enabled
         and not (ignore_recurrent and edge.is_recurrent)
-        and edge.source in graph.nodes
-        and edge.target in graph.nodes
+        and edge.source in nodes
+        and edge.target in nodes
     ]
 
 

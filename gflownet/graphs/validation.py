@@ -8,7 +8,7 @@ from typing import Any
 
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, shown, thawed
 from gflownet.graphs.limits import MAX_MAGNITUDE, MAX_PARAMETERS, has_too_many_parameters, message_size
-from gflownet.graphs.ordering import reachable
+from gflownet.graphs.ordering import followed_edges, reachable
 from gflownet.graphs.vocabulary import (
     ACTIVATIONS,
     AGGREGATIONS,
@@ -215,13 +215,12 @@ def _duplicate_edges(graph: GraphElements) -> Iterator[GraphProblem]:
 
 
 def _unreachable_outputs(graph: GraphElements) -> Iterator[GraphProblem]:
-    targets: dict[int, list[int]] = {}
-    for edge in graph.edges.values():
-        if edge.enabled and edge.source in graph.nodes and edge.target in graph.nodes:
-            targets.setdefault(edge.source, []).append(edge.target)
-    inputs = [node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT]
+    nodes, targets = graph.nodes, {}
+    for edge in followed_edges(graph, ignore_recurrent=False):
+        targets.setdefault(edge.source, []).append(edge.target)
+    inputs = [node_id for node_id, node in nodes.items() if node.node_type is NodeType.INPUT]
     fed = reachable(inputs, lambda node_id: targets.get(node_id, ()))
-    for node_id, node in sorted(graph.nodes.items()):
+    for node_id, node in sorted(nodes.items()):
         if node.node_type is NodeType.OUTPUT and node_id not in fed:
             message = "expected a path of enabled edges from an input to this output, got none"
             yield _at_node(node_id, "unreachable_output", message)
