@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -32,25 +32,10 @@ class LanguageModel(Protocol):
     the position of a row changes.
     """
 
-    @property
-    def vocabulary_size(self) -> int:
-        """V: tokens are 0 .. V - 1."""
-        ...
-
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        """(layers, width) of the state of one sequence."""
-        ...
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of states and logits."""
-        ...
-
-    @property
-    def device(self) -> torch.device:
-        """Of tokens, states and logits."""
-        ...
+    vocabulary_size: int  # V: tokens are 0 .. V - 1
+    state_shape: tuple[int, int]  # (layers, width) of the state of one sequence
+    dtype: torch.dtype  # of states and logits
+    device: torch.device  # of tokens, states and logits
 
     def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Read whole sequences.
@@ -82,13 +67,8 @@ class LanguageModel(Protocol):
 class Network(Protocol):
     """Interface of a decoder to the weights of an `RHN` or a `RecurrentStack`."""
 
-    config: Any  # with vocabulary_size
     norm: RMSNorm  # of the outputs of the last layer
-
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        """(layers, width)."""
-        ...
+    state_shape: tuple[int, int]  # (layers, width)
 
     def tables(self) -> tuple[Tensor, Tensor]:
         """Return the weights of embedding and unembedding, [V, H] both."""
@@ -140,7 +120,9 @@ class RHNDecoder:
         """Read the weights again."""
         embedding, unembedding = self._network.tables()
         norm, hidden = self._network.norm, embedding.shape[1]
-        dtype = torch.promote_types(embedding.dtype, torch.float32)
+        self.vocabulary_size, self.state_shape = len(embedding), self._network.state_shape
+        self.device = embedding.device
+        dtype = self.dtype = torch.promote_types(embedding.dtype, torch.float32)
         self._runs = [run if run.other else _FoldedRun(run) for run in self._network.runs()]
         self._embedding = embedding.detach().to(dtype, copy=True)
         gain = norm.weight.detach().to(dtype) * math.sqrt(hidden)
@@ -149,26 +131,6 @@ class RHNDecoder:
         # torch.compile turns the product of one row into a sum, which is slow if the weights do not fit the cache.
         size = sum(run.weights.heads.nbytes for run in self._runs if isinstance(run, _FoldedRun))
         self._min_rows = 2 if size > CORE_BYTES else 1
-
-    @property
-    def vocabulary_size(self) -> int:
-        """V."""
-        return self._network.config.vocabulary_size
-
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        """(layers, width)."""
-        return self._network.state_shape
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """At least float32."""
-        return self._embedding.dtype
-
-    @property
-    def device(self) -> torch.device:
-        """Device of the weights."""
-        return self._embedding.device
 
     def _logits(self, x: Tensor) -> Tensor:
         """Return [R, V] from the last layer's states [R, H]."""

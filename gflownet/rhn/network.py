@@ -36,16 +36,12 @@ def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) 
 class RecurrentNetwork(nn.Module):
     """Base of language models of recurrent layers.
 
-    Subclasses provide `config` (with vocabulary_size), `norm`, `state_shape`, `runs` and `tables`.
+    Subclasses provide the attributes, `runs` and `tables`.
     """
 
     config: Any
     norm: RMSNorm  # of the outputs of the last layer
-
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        """(layers, width) of the state of one sequence."""
-        raise NotImplementedError
+    state_shape: tuple[int, int]  # (layers, width) of the state of one sequence
 
     def runs(self) -> Iterable[Run]:
         """Return the layers in the groups that are computed together, first to last."""
@@ -98,6 +94,7 @@ class RHN(RecurrentNetwork):
         """Initialise from torch's global random state, with adapters that change nothing."""
         super().__init__()
         self.config = config
+        self.state_shape = config.depth, config.hidden_size
         size = config.vocabulary_size, config.hidden_size
         self.embedding = nn.Embedding(*size, _weight=embedding_table(*size))
         self.blocks = nn.ModuleList(RHNBlock(config) for _ in range(config.depth))
@@ -109,11 +106,6 @@ class RHN(RecurrentNetwork):
     def layers(self) -> list[RHNBlock]:
         """The blocks, first to last."""
         return cast(list[RHNBlock], list(self.blocks))
-
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        """(depth, H)."""
-        return self.config.depth, self.config.hidden_size
 
     def runs(self) -> list[Run]:
         """Return all layers as one run."""

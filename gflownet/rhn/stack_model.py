@@ -32,6 +32,7 @@ class RecurrentStack(RecurrentNetwork):
         """Initialise from torch's global random state."""
         super().__init__()
         self.config = config
+        self.state_shape = len(config.layers), config.state_width
         self.embedding = embedding_table(config.vocabulary_size, config.width)
         # A repeated layer shares the weights of its owner: a checkpoint holds them once.
         self.layers = nn.ModuleDict(
@@ -46,11 +47,6 @@ class RecurrentStack(RecurrentNetwork):
     def layer(self, place: int) -> RHNBlock | RecurrentLayer:
         """Return the layer at an index from 0; for a repeated layer, its owner."""
         return cast("RHNBlock | RecurrentLayer", self.layers[str(self.config.owners[place])])
-
-    @property
-    def state_shape(self) -> tuple[int, int]:
-        """(L, S)."""
-        return len(self.config.layers), self.config.state_width
 
     def runs(self) -> Iterator[Run]:
         """Yield the layers in groups that are computed together, first to last."""
