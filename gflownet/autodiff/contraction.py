@@ -147,10 +147,10 @@ def _scaling(factors: Sequence[Labelled]) -> tuple[int, int] | None:
     if which is None:
         return None
     (label,) = factors[which].labels
-    others = [k for k, factor in enumerate(factors) if k != which and label in factor.labels]
-    smallest = min(others, key=lambda k: factors[k].value.size)
+    remaining = [k for k, factor in enumerate(factors) if k != which and label in factor.labels]
+    smallest = min(remaining, key=lambda k: factors[k].value.size)
     # scaling columns needs no view, which pays for a matrix of up to twice the size
-    fits = [k for k in others if factors[k].labels[-1] == label and len(factors[k].labels) <= 2]
+    fits = [k for k in remaining if factors[k].labels[-1] == label and len(factors[k].labels) <= 2]
     best = min(fits, key=lambda k: factors[k].value.size, default=smallest)
     return which, best if factors[best].value.size <= 2 * factors[smallest].value.size else smallest
 
@@ -160,16 +160,16 @@ def _multiplied(
 ) -> list[Labelled]:
     """Return the factors with some of them replaced by their product, at the end."""
     operands = [factors[k] for k in positions]
-    others = [factor for k, factor in enumerate(factors) if k not in positions]
-    needed = set(out).union(*(factor.labels for factor in others))
+    remaining = [factor for k, factor in enumerate(factors) if k not in positions]
+    needed = set(out).union(*(factor.labels for factor in remaining))
     inner = dict.fromkeys(label for factor in operands for label in factor.labels if label in needed)
     order = sorted(inner, key=lambda label: out.index(label) if label in out else len(out))
-    return [*others, product(code, operands, tuple(order))]
+    return [*remaining, product(code, operands, tuple(order))]
 
 
 def _needed(factors: Sequence[Labelled], which: int, out: Labels) -> set[int]:
-    others = (factor.labels for k, factor in enumerate(factors) if k != which)
-    return set(out).union(*others)
+    remaining = (factor.labels for k, factor in enumerate(factors) if k != which)
+    return set(out).union(*remaining)
 
 
 def _path(factors: Sequence[Labelled], out: Labels) -> list[tuple[int, ...]]:

@@ -134,9 +134,9 @@ def _own_work(term: Term) -> float:
     for positions in contraction_order(waiting, term.out, extents) if len(waiting) > 1 else []:
         both = dict.fromkeys(label for k in positions for label in waiting[k])
         total += prod(extents[label] for label in both)
-        others = [labels for k, labels in enumerate(waiting) if k not in positions]
-        needed = set(term.out).union(*others)
-        waiting = [*others, tuple(label for label in both if label in needed)]
+        remaining_labels = [labels for k, labels in enumerate(waiting) if k not in positions]
+        needed = set(term.out).union(*remaining_labels)
+        waiting = [*remaining_labels, tuple(label for label in both if label in needed)]
     return total or prod(term.extents)
 
 

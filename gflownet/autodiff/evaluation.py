@@ -153,9 +153,9 @@ class Tensors:
         self, parts: Sequence[tuple[float, Tensor, Labels]], out: Labels, extents: Extents, dtype: torch.dtype
     ) -> Tensor:
         """Return a linear combination, see `Algebra.combine`."""
-        (alpha, first, labels), *others = parts
+        (alpha, first, labels), *further_parts = parts
         total = _scaled(contract([(first, labels)], out, extents), alpha)
-        for alpha, tensor, labels in others:
+        for alpha, tensor, labels in further_parts:
             part = _scaled(contract([(tensor, labels)], out, extents), abs(alpha))
             total = total + part if alpha >= 0 else total - part
         return total

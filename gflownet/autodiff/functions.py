@@ -170,9 +170,9 @@ class Sum(Function):
         return tuple(term for _, term in self.terms)
 
     def _compute(self, x: Tensor, values: Mapping[Function, Tensor]) -> Tensor:
-        (first, term), *rest = self.terms
+        (first, term), *further_terms = self.terms
         total = _scaled(values[term], first)
-        for coefficient, term in rest:
+        for coefficient, term in further_terms:
             total = torch.add(total, values[term], alpha=coefficient)
         return total + self.constant if self.constant else total
 
@@ -280,7 +280,7 @@ ZERO, ONE, X = Constant(0.0), Constant(1.0), Variable()
 
 @cache
 def _functions_by_name() -> dict[str, Function]:
-    """Return the functions that `Function.parse` knows by name."""
+    """Return the named functions of `Function.parse`."""
     return {
         **{name: Call(name, X) for name in PRIMITIVES},
         **{name: power(X, exponent) for name, exponent in POWERS.items()},

@@ -126,7 +126,7 @@ class Graph:
         return self._evaluated(twice, leaves)
 
     def _evaluated(self, node: Node, leaves: Mapping[Any, Any] | None) -> Tensor:
-        """Return the value of a node in memory of its own: neither a view of a leaf's value nor expanded."""
+        """Return the value of a node in new memory: neither a view of a leaf's value nor expanded."""
         bindings = {leaf: bound(leaf, value) for leaf, value in self._leaves(leaves).items()}
         (result,) = evaluate([node], bindings)
         stored = (leaf.given for leaf in topological_order([node]) if isinstance(leaf, LeafNode))

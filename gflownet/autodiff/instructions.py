@@ -81,7 +81,7 @@ class Instructions:
             template: Python expression, operands as {0}, {1}, ...
             operands: values.
             shape: of the result.
-            dtype: of the result, by default that of the first operand.
+            dtype: of the result, by default the dtype of the first operand.
             in_place: positions of operands that may be overwritten, and the statements that do so.
         """
         return self._emit(template, operands, tuple(shape), dtype, in_place, False, False)

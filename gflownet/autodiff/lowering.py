@@ -98,8 +98,8 @@ class _Lowering:
         flat: list[tuple[Term, Labels]] = []
         fresh = len(term.extents)
         for k, (source, labels) in enumerate(factors):
-            others = [other.size for j, (other, _) in enumerate(factors) if j != k]
-            if not (isinstance(source, Einsum) and self._uses[source] == 1 and _is_worth(source, others)):
+            other_sizes = [other.size for j, (other, _) in enumerate(factors) if j != k]
+            if not (isinstance(source, Einsum) and self._uses[source] == 1 and _is_worth(source, other_sizes)):
                 flat.append((source, labels))
                 continue
             inner = self._factors(source)
@@ -295,8 +295,8 @@ class _Lowering:
         )
 
 
-def _is_worth(source: Einsum, others: list[int]) -> bool:
-    smallest = min([*others, *(factor.size for factor in source.inputs)], default=source.size)
+def _is_worth(source: Einsum, other_sizes: list[int]) -> bool:
+    smallest = min([*other_sizes, *(factor.size for factor in source.inputs)], default=source.size)
     return source.size > smallest
 
 

@@ -140,9 +140,9 @@ class Nodes:
         """Return a combination of at least two operands; of labels to sum, only two operands may have any."""
         scaled: list[tuple[float, _Operand]] = []
         for k, (alpha, operand) in enumerate(operands):
-            others = {label for j, (_, other) in enumerate(operands) if j != k for label in other.labels}
+            other_labels = {label for j, (_, other) in enumerate(operands) if j != k for label in other.labels}
             # an ElementwiseNode counts an operand once for every value of a dummy that it lacks
-            num_repeats = prod(extents[label] for label in others.difference(operand.labels, out))
+            num_repeats = prod(extents[label] for label in other_labels.difference(operand.labels, out))
             scaled.append((alpha / num_repeats, operand))
         scaled.sort(key=lambda pair: pair[0] != 1.0)  # one without a coefficient first
         factor, total = scaled[0]

@@ -111,7 +111,9 @@ def matrix_product_indices(left_rank: int, right_rank: int) -> tuple[Indices, In
     summed, row, column = -1, 1, 2
     own_l, own_r = (row, summed)[max(0, 2 - left_rank) :], (summed, column)[:right_rank]
     batch = tuple(range(3, 1 + max(left_rank, right_rank, 2)))
-    src_l, src_r = ((batch if rank > 2 else ()) + own for rank, own in ((left_rank, own_l), (right_rank, own_r)))
+    src_l, src_r = (
+        (batch if rank > 2 else ()) + side_indices for rank, side_indices in ((left_rank, own_l), (right_rank, own_r))
+    )
     return batch + own_l[:-1] + own_r[1:], src_l, src_r
 
 

@@ -291,8 +291,8 @@ class ElementwiseNode(_PairNode):
 
     def num_repeats(self, side: int) -> int:
         """Return how often an entry of an operand (0 left, 1 right) is counted: the extents of dummies it lacks."""
-        own, other = (self.index_src_l, self.index_src_r)[:: 1 if side == 0 else -1]
-        return prod(self.extents[index] for index in negatives(other) if index not in own)
+        side_indices, other = (self.index_src_l, self.index_src_r)[:: 1 if side == 0 else -1]
+        return prod(self.extents[index] for index in negatives(other) if index not in side_indices)
 
 
 class LinearNode(_PairNode):

@@ -293,8 +293,8 @@ class Terms:
     ) -> Term:
         total, labels = flat[which]
         assert isinstance(total, Sum)
-        others = flat[:which] + flat[which + 1 :]
-        parts = [self.einsum([*others, (term, labels)], out, extents, dtype) for term in total.inputs]
+        other_factors = flat[:which] + flat[which + 1 :]
+        parts = [self.einsum([*other_factors, (term, labels)], out, extents, dtype) for term in total.inputs]
         scaled = [(alpha * coefficient, part) for coefficient, part in zip(total.coefficients, parts, strict=True)]
         return self.add(scaled, [extents[label] for label in out], dtype)
 
