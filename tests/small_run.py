@@ -1,0 +1,23 @@
+"""A search of a second, for tests of runs."""
+
+from pathlib import Path
+
+from gflownet.train import main
+
+SMALL = (
+    "task=tests.toy_tasks:RewardsHiddenNodes",
+    "wandb.mode=disabled",
+    "num_training_steps=8",
+    "algo.num_from_policy=4",
+    "replay.num_from_replay=4",
+    "replay.warmup=6",
+    "model.num_emb=16",
+    "model.num_layers=1",
+    "env.max_hidden_nodes=3",
+    "env.max_edges=6",
+    "checkpoint_every=3",
+)
+
+
+def run(folder: Path, *overrides: str) -> int:
+    return main([*SMALL, f"log_dir={folder}", *overrides])

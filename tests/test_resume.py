@@ -1,0 +1,121 @@
+"""Resumed runs: equal to uninterrupted ones, refused changes, missing files."""
+
+import itertools
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gflownet.run.checkpoint import save
+from gflownet.run.folder import last_checkpoint
+from gflownet.train import main
+from tests.small_run import run
+from tests.tiny_run import metric_rows
+from tests.toy_tasks import RewardsHiddenNodes
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert run(folder) == 0
+    return folder
+
+
+def test_resume_equals_uninterrupted_run(finished, tmp_path):
+    folder = tmp_path / "run"
+    assert run(folder, "num_training_steps=4") == 0
+    assert run(folder, "resume=true") == 0
+    assert metric_rows(folder) == metric_rows(finished)
+    assert reported(folder) == reported(finished)
+
+
+def reported(folder: Path) -> list[dict[str, Any]]:
+    """Return the entries of the report but for the id of the run."""
+    entries = json.loads((folder / "top_architectures.json").read_text())
+    return [{name: value for name, value in entry.items() if name != "run"} for entry in entries]
+
+
+def test_resume_between_checkpoints(finished, tmp_path):
+    folder = tmp_path / "run"
+    assert run(folder, "num_training_steps=5") == 0
+    (folder / "checkpoints" / "step_00000005.pt").unlink()  # as after a kill: metrics and store are ahead of step 3
+    assert run(folder, "resume=true") == 0
+    assert metric_rows(folder) == metric_rows(finished)
+
+
+def test_resume_before_first_checkpoint_from_step_0(finished, tmp_path, monkeypatch):
+    calls, evaluate = itertools.count(1), RewardsHiddenNodes.evaluate
+
+    def dies(self, graph, *, seed):
+        if next(calls) == 7:
+            raise SystemExit
+        return evaluate(self, graph, seed=seed)
+
+    monkeypatch.setattr(RewardsHiddenNodes, "evaluate", dies)
+    with pytest.raises(SystemExit):
+        run(tmp_path / "run", "checkpoint_every=100", "resume=auto")
+    assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000000.pt"]
+    assert run(tmp_path / "run", "checkpoint_every=100") == 2
+    assert run(tmp_path / "run", "resume=auto") == 0
+    assert metric_rows(tmp_path / "run") == metric_rows(finished)
+    fresh, (num_distinct,) = next(calls) - 8, {row["num_distinct"] for row in metric_rows(finished)[-1:]}
+    assert fresh < num_distinct, "what was evaluated before is known"
+
+
+def test_resume_without_store_warns(tmp_path, caplog):
+    assert run(tmp_path / "run", "num_training_steps=2") == 0
+    (tmp_path / "run" / "evaluations.sqlite").unlink()
+    assert run(tmp_path / "run", "num_training_steps=3", "resume=true") == 0
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "evaluations.sqlite: expected the evaluations of the run, got no file" in line
+
+
+def test_resume_with_other_state_raises(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert run(folder, "num_training_steps=2") == 0
+    checkpoint = last_checkpoint(folder, option="run")
+    for state in (checkpoint.state | {"policy": {}}, {}, checkpoint.state | {"replay": None, "random_state": 3}):
+        save(checkpoint.path, state, run=checkpoint.state["run_id"])
+        capsys.readouterr()
+        assert run(folder, "resume=true") == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {checkpoint.path}: expected a state of this version, got another (")
+        assert error.count("\n") == 1
+
+
+def test_resume_with_moving_average(tmp_path):
+    options = ("algo.sampling_tau=0.9", "validate_every=2")
+    assert run(tmp_path / "whole", *options) == 0
+    assert run(tmp_path / "halves", *options, "num_training_steps=4") == 0
+    assert run(tmp_path / "halves", *options, "resume=true") == 0
+    assert metric_rows(tmp_path / "whole") == metric_rows(tmp_path / "halves")
+    validated = [row["step"] for row in metric_rows(tmp_path / "whole") if "validation_score_mean" in row]
+    assert validated == [2, 4, 6, 8]
+
+
+def test_resume_reads_options_and_refuses_changes(finished, tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert run(folder, "num_training_steps=4") == 0
+    for change in ("seed=7", "opt.learning_rate=0.1", "env.max_hidden_nodes=2", "task=digits"):
+        before = (folder / "config.yaml").read_text()
+        assert main([f"log_dir={folder}", "resume=true", change]) == 2
+        assert capsys.readouterr().err.startswith(f"error: {change.partition('=')[0]}: expected ")
+        assert (folder / "config.yaml").read_text() == before
+    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=8", "workers.max_restarts=9"]) == 0
+    assert metric_rows(folder) == metric_rows(finished)
+
+
+def test_resume_restores_random_states(tmp_path):
+    option = "task=tests.toy_tasks:DrawsFromEveryGenerator"
+    assert run(tmp_path / "whole", option) == 0
+    assert run(tmp_path / "halves", option, "num_training_steps=4") == 0
+    assert run(tmp_path / "halves", option, "resume=true") == 0
+    assert metric_rows(tmp_path / "whole") == metric_rows(tmp_path / "halves")
+    rewards = [row["log_reward_mean"] for row in metric_rows(tmp_path / "whole")]
+    assert len(set(rewards)) == len(rewards)
+
+
+def test_resume_without_run_creates_no_files(tmp_path):
+    assert run(tmp_path / "typo", "resume=true") == 2
+    assert not (tmp_path / "typo").exists()
