@@ -133,9 +133,9 @@ def test_conditional_analytic_flows_balance(overrides):
     times, generator = 10, torch.Generator().manual_seed(4)
     many = Conditioning(conditioning.encoding.repeat(times, 1), conditioning.beta.repeat(times))
     fresh = sample_forward(context, policy, conditioning=many, generator=generator, random_action_prob=0.3)
-    others = fresh.terminal[torch.arange(len(fresh)).flip(0)]  # states are replayed under another conditioning
-    again = sample_backward(context, others, conditioning=many, generator=generator)
-    batch = TrajectoryBatch.cat([space.rewarded(fresh), space.rewarded(again)])
+    reversed_states = fresh.terminal[torch.arange(len(fresh)).flip(0)]  # states are replayed under another conditioning
+    replayed = sample_backward(context, reversed_states, conditioning=many, generator=generator)
+    batch = TrajectoryBatch.cat([space.rewarded(fresh), space.rewarded(replayed)])
     objective = TrajectoryBalance(context, AlgoConfig())
     log_z = torch.stack([reward[space.graph.terminal].logsumexp(0) for reward in rewards])
     objective.log_z.forward = lambda conditioning: log_z[policy.position_of(conditioning)]
@@ -157,7 +157,7 @@ def test_conditional_policy_samples_every_target():
     rollouts = sampled_rollouts(
         context,
         policy,
-        log_reward=lambda states, given: space.task.log_reward(space.task.utilities_of(states), given),
+        log_reward=lambda states, conditioning: space.task.log_reward(space.task.utilities_of(states), conditioning),
         conditioning=lambda generator: space.task.sample_conditioning(64, generator=generator),
         generator=generator,
         exploration=Exploration(random_action_prob=0.1),
@@ -169,14 +169,14 @@ def test_conditional_policy_samples_every_target():
         for preferences in ([9, 1], [1, 9])
         for beta in (0.8, 3.5)
     ]
-    asked = Conditioning(torch.cat([one.encoding for one in ones]), torch.cat([one.beta for one in ones]))
-    rewards = space.log_rewards(asked)
+    conditioning = Conditioning(torch.cat([one.encoding for one in ones]), torch.cat([one.beta for one in ones]))
+    rewards = space.log_rewards(conditioning)
     targets = [target_distribution(space.graph, reward) for reward in rewards]
-    found = [
+    sampled = [
         terminating_distribution(space.graph, policy_log_prob(space.graph, forward_scores(context, policy, encoding)))
-        for encoding in asked.encoding
+        for encoding in conditioning.encoding
     ]
     for place, target in enumerate(targets):
-        distances = [total_variation(distribution, target) for distribution in found]
+        distances = [total_variation(distribution, target) for distribution in sampled]
         assert distances[place] < 0.05
         assert min(distances[:place] + distances[place + 1 :]) > 0.15  # the targets of other conditionings differ

@@ -52,22 +52,23 @@ def test_run_reports_front_of_all_evaluations(finished):
 
 
 def test_rewards_follow_conditioning_of_trajectory(tmp_path, monkeypatch):
-    seen: list[tuple[GFNTrainer, Rollout]] = []
+    rollouts_of_run: list[tuple[GFNTrainer, Rollout]] = []
 
     class Watched(GFNTrainer):
         def fit(self, rollouts):
-            return super().fit(seen.append((self, rollout)) or rollout for rollout in rollouts)
+            return super().fit(rollouts_of_run.append((self, rollout)) or rollout for rollout in rollouts)
 
     monkeypatch.setattr("gflownet.trainer.GFNTrainer", Watched)
     assert main([*SETTINGS, f"log_dir={tmp_path}"]) == 0
-    for trainer, rollout in seen:
+    for trainer, rollout in rollouts_of_run:
         batch, task = rollout.trajectories, trainer.task
         graphs = [trainer.env.terminal(batch.terminal, i) for i in range(len(batch))]
         utilities = torch.tensor([task.utilities(task.evaluate(graph, seed=0)) for graph in graphs])
         expected = task.log_reward(utilities, Conditioning(batch.conditioning, batch.beta))
         assert torch.equal(batch.log_reward, expected)
         assert len(batch.log_reward.unique()) > 2
-    assert [len(rollout.trajectories) > rollout.num_fresh for _, rollout in seen][-1]  # replayed ones among them
+    _, last = rollouts_of_run[-1]
+    assert len(last.trajectories) > last.num_fresh  # replayed trajectories are included
 
 
 def test_hypervolume_is_monotonic(finished):

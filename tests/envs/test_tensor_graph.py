@@ -21,14 +21,9 @@ from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import Environment, IllegalAction, Rules
 from gflownet.mdp.states import GraphStates
 from gflownet.metrics.exact import (
-    analytic_flows,
     enumerate_states,
-    l1_distance,
-    target_distribution,
-    terminating_distribution,
 )
 from tests.contracts.environments import tensor_graphs
-from tests.oracles.backward_actions import class_log_backward, enumerate_backward
 from tests.oracles.networkx_states import oracle_of, to_networkx
 
 SHAPES = {"A": (2, 3), "B": (3, 2), "v": (3,)}
@@ -167,23 +162,6 @@ def test_tensor_graph_class_count_matches_oracle():
     assert (len(states), len(states.terminal)) == (sum(map(len, classes.values())), num_terminal) == (341, 146)
 
 
-def test_tensor_graph_analytic_flows_need_symmetry_correction():
-    env = tensor_graphs(inputs={"a": (2,)}, operations=("transform", "*"), new_extents=(2,), max_operations=2)
-    graph = enumerate_states(env)
-    log_reward = 2 * torch.randn(len(graph), generator=torch.Generator().manual_seed(0)).double()
-    log_symmetry = graph.num_automorphisms.log()
-    target = target_distribution(graph, log_reward)
-
-    def distance(log_reward: torch.Tensor, log_backward: torch.Tensor | None = None) -> float:
-        flows = analytic_flows(graph, log_reward, log_backward)
-        return l1_distance(terminating_distribution(graph, flows.log_forward), target)
-
-    assert float(log_symmetry.max()) > 0
-    assert distance(log_reward + log_symmetry) < 1e-12
-    assert distance(log_reward, class_log_backward(graph)) < 1e-12
-    assert distance(log_reward) > 1e-2
-
-
 def _without_rule(env: TensorGraphEnv, kind: Kind, text: str) -> TensorGraphEnv:
     """Return the environment without the one rule of an action kind whose text contains `text`."""
 
@@ -309,9 +287,3 @@ def test_states_of_unsupported_program_raises():
         program("y[i,j] = 2.0 * A[i,j]")
     with pytest.raises(ValueError, match="expected a node type"):
         space(operations=("*",)).states_of([program("t[i] = sum_j A[i,j]")])
-
-
-def test_enumerate_backward_covers_every_tensor_graph_state():
-    env = tensor_graphs(max_operations=1, inputs={"a": (2, 2), "b": (2, 2)}, functions=())
-    graph = enumerate_states(env)
-    assert len(enumerate_backward(env, graph).child) > len(graph)
