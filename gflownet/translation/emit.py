@@ -19,28 +19,32 @@ class Dialect:
     """How generated code reads parameters and runs recurrent cells."""
 
     parameter: Callable[[str], str]  # 0-d parameter or query
-    weight: Callable[[str], str]  # weight matrix of a submodule
     module: Callable[[str], str]
     is_sequence: bool = False  # rows are all time steps, one after the other
+
+    def weight(self, name: str) -> str:
+        """The weight matrix of a submodule."""
+        return f"{self.module(name)}.weight"
 
 
 FAST = Dialect(
     # Straight from the dicts of nn.Module: its __getattr__ costs as much as a small kernel.
     parameter=lambda name: f'p["{name}"]',
-    weight=lambda name: f'm["{name}"].weight',
     module=lambda name: f'm["{name}"]',
 )
 SEQUENCE = replace(FAST, is_sequence=True)
-PLAIN = Dialect(
-    parameter=lambda name: f"self.{identifier(name)}",
-    weight=lambda name: f"self.{identifier(name)}.weight",
-    module=lambda name: f"self.{identifier(name)}",
-)
 
 
 def identifier(name: str) -> str:
     """A parameter's name as a Python identifier (ids may be negative)."""
     return name.replace("-", "m")
+
+
+def _attribute(name: str) -> str:
+    return f"self.{identifier(name)}"
+
+
+PLAIN = Dialect(parameter=_attribute, module=_attribute)
 
 
 def variable(node_id: int) -> str:
