@@ -65,8 +65,8 @@ def derivative_rows(rounds: int, seconds: float) -> list[Row]:
     for kind, goals, make_sides, labels in DERIVATIVES:
         for case, goal in goals.items():
             sides = make_sides(PROBLEMS[case])
-            ours, *others = (side() for side in sides)
-            largest_error = max(largest_error, *(relative_difference(ours, other) for other in others))
+            ours, *other_results = (side() for side in sides)
+            largest_error = max(largest_error, *(relative_difference(ours, other) for other in other_results))
             timed = {number: partial(seconds_per_call, side, seconds) for number, side in enumerate(sides)}
             times = list(interleaved(timed, rounds=rounds).values())
             rows.append(figure(f"{kind}, {case}: ours", 1e6 * median(times[0]), "us"))

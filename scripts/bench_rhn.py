@@ -100,10 +100,10 @@ def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
     script = Path(__file__).with_name("rhn_sides.py")
     peaks = {}
     for stack in ("layer by layer", "wavefront", "naive", "checkpointed"):
-        answer = subprocess.run(
+        completed = subprocess.run(
             [sys.executable, script, name, stack, str(tokens)], check=True, capture_output=True, text=True
         )
-        peaks[stack] = float(answer.stdout)
+        peaks[stack] = float(completed.stdout)
     gradients = sum(parameter.nbytes for parameter in CASES[name].network().blocks.parameters()) / 2**20
     rows = [figure(f"{where}: {stack}", value, "MB") for stack, value in peaks.items()]
     rows.append(figure(f"{where}: of which gradients of the parameters", gradients, "MB"))

@@ -238,10 +238,10 @@ def side_by_side_rows(*, max_nodes: int = 7, num_actions: int = 12, batch: int =
 
 def _ratio_rows(turns: Mapping[Key, list[Turn]]) -> list[Row]:
     """Return the speed of our sides over the networkx twin and torchgfn."""
-    twin = Key(TWIN, "sample", FIXED)
+    reference = Key(TWIN, "sample", FIXED)
     comparisons = [
-        (twin._replace(side=OURS), twin, "trajectories", GOAL_TWIN),
-        (twin._replace(side=OURS_SPARSE), twin, "trajectories", None),
+        (reference._replace(side=OURS), reference, "trajectories", GOAL_TWIN),
+        (reference._replace(side=OURS_SPARSE), reference, "trajectories", None),
     ]
     for key in turns:
         if key.side in TORCHGFN:

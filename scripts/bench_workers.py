@@ -237,7 +237,7 @@ def rollout_rows(label: str, load: Load, transports: Sequence[str], *, num_round
         cpu_main, cpu_workers = (1e3 * median(getattr(s, cpu) for s in of_side) for cpu in ("cpu_main", "cpu_workers"))
         rows.append(figure(f"{name}: CPU time, main process", cpu_main, "ms/trajectory"))
         if side != HERE:
-            ratio = median(s.per_second / here.per_second for s, here in zip(of_side, speeds[HERE], strict=True))
+            ratio = median(s.per_second / base.per_second for s, base in zip(of_side, speeds[HERE], strict=True))
             rows.append(figure(f"{name}: CPU time, workers", cpu_workers, "ms/trajectory"))
             rows.append(at_least(f"{name}: speed over {HERE}", ratio, "x", goal if side == BUFFERS else None))
     return rows

@@ -214,10 +214,10 @@ class OurLearner(Learner):
 
     def with_backward(self, rollout: Rollout) -> Rollout:
         """Add trajectories into remembered terminal states, each state equally often."""
-        seen = GraphStates.cat([self.terminal, rollout.trajectories.terminal])
-        codes, owner = self.space.env.identify(seen).unique(return_inverse=True)
+        terminals = GraphStates.cat([self.terminal, rollout.trajectories.terminal])
+        codes, owner = self.space.env.identify(terminals).unique(return_inverse=True)
         first = torch.empty_like(codes).scatter_(0, owner, torch.arange(len(owner)))
-        self.terminal = seen[first]
+        self.terminal = terminals[first]
         num = self.setting.batch * self.setting.replay
         states = self.terminal[draw(torch.ones(len(first)), num, self.generator)]
         conditioning = Conditioning(torch.zeros(num, 1), torch.ones(num))
@@ -238,9 +238,9 @@ class PeerLearner(Learner):
     ) -> None:
         self.peer, self.name = peer, f"{space.name}, {setting}, seed {seed}"
         shared = {"learning_rate_log_z": LEARNING_RATE_LOG_Z, "width": WIDTH, "num_layers": NUM_LAYERS}
-        own = {**asdict(setting), **shared, "buffer": BUFFER, "clip": CLIP, "seed": seed}
-        answer = self._request("start", space=space.message, setting=own)
-        ours, theirs = enumerated.lexicographic_target(), torch.tensor(answer["target"], dtype=torch.float64)
+        options = {**asdict(setting), **shared, "buffer": BUFFER, "clip": CLIP, "seed": seed}
+        reply = self._request("start", space=space.message, setting=options)
+        ours, theirs = enumerated.lexicographic_target(), torch.tensor(reply["target"], dtype=torch.float64)
         if len(ours) != len(theirs) or not torch.allclose(ours, theirs, rtol=1e-5, atol=0):
             raise PeerError(f"{space.name}: expected the same target on both sides, got two")
 
@@ -252,5 +252,5 @@ class PeerLearner(Learner):
         """Delete the learner in the peer's process."""
         self._request("drop")
 
-    def _request(self, do: str, **rest: Any) -> dict[str, Any]:
-        return self.peer.request({"do": do, "name": self.name, **rest})
+    def _request(self, do: str, **fields: Any) -> dict[str, Any]:
+        return self.peer.request({"do": do, "name": self.name, **fields})

@@ -32,8 +32,7 @@ from scripts.peers.process import AS_IT_COMES, KEEPS_FREED_MEMORY, PeerProcess, 
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 from tests.oracles.networkx_sampler import rules_of, sample_with_networkx
 
-SEED = 0
-NUM_LAYERS = 3
+SEED, NUM_LAYERS = 0, 3
 NODE_TYPES = ("a", "b")
 NUM_STEPS = 10**9  # a side takes one training step per turn
 OURS, OURS_SPARSE, TWIN = "ours, dense", "ours, message passing", "networkx twin"

@@ -37,10 +37,8 @@ TRANSPORTS: Mapping[str, Callable[[], Transport]] = {
     PICKLES: PickleTransport,
     QUEUES: QueueTransport,
 }
-BATCH_SIZE = 64
-MAX_NODES, NUM_ACTIONS = 7, 12
+BATCH_SIZE, MAX_NODES, NUM_ACTIONS = 64, 7, 12
 MODEL = ModelConfig(num_layers=3, num_emb=64)
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 class CountingTask(GFNTask):
@@ -141,4 +139,4 @@ def worker_pids() -> dict[str, int]:
 def cpu_seconds(pid: int) -> float:
     """Return the CPU time of a process (proc(5), fields utime and stime)."""
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")

@@ -56,10 +56,10 @@ def serving_at(line: str) -> tuple[str, str]:
     Raises:
         RuntimeError: the line has another form.
     """
-    found = _SERVING.fullmatch(line.rstrip("\n"))
-    if found is None:
+    match = _SERVING.fullmatch(line.rstrip("\n"))
+    if match is None:
         raise RuntimeError(f"expected the server's line 'serving MODEL at URL/v1', got {line!r}")
-    return found[1], found[2]
+    return match[1], match[2]
 
 
 @contextmanager

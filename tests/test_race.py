@@ -82,14 +82,14 @@ def test_run_records_the_first_time_at_each_bar():
 
 def test_tune_takes_the_least_cost_and_stops_hopeless_runs(monkeypatch, capsys):
     monkeypatch.setattr(race_torchgfn, "TUNING_SEEDS", (7,))
-    dear, cheap, lost = [0.3, 0.01], [0.3, 0.3, 0.01], [0.3] * 9
+    costly, cheap, hopeless = [0.3, 0.01], [0.3, 0.3, 0.01], [0.3] * 9
     entry = Entry(
         hypergrid(2, 4),
         "tb",
         [(16, 0, 1, 3e-3, False, 1.0), (16, 0, 1, 1e-3, False, 1.0), (16, 3, 1, 1e-3, True, 1.0)],
         1_000,
     )
-    learners = [Scripted(dear, price=2.0), Scripted(cheap, price=0.1), Scripted(lost, price=0.1)]
+    learners = [Scripted(costly, price=2.0), Scripted(cheap, price=0.1), Scripted(hopeless, price=0.1)]
     queue = iter(learners)
     best = tune(entry, lambda setting, seed: next(queue), side="ours")
     assert best == entry.settings[1]
@@ -105,8 +105,8 @@ def test_tune_drops_a_setting_when_most_seeds_have_stopped(monkeypatch, capsys):
     monkeypatch.setattr(race_torchgfn, "TUNING_SEEDS", (7, 8, 9))
     grid = [(16, 0, 1, 3e-3, False, 1.0), (16, 0, 1, 1e-3, False, 1.0), (16, 3, 1, 1e-3, False, 1.0)]
     entry = Entry(hypergrid(2, 4), "tb", grid, 1_000)
-    lost, quick, slow = [0.3] * 16, [0.01], [0.3, 0.01]
-    queue = iter([Scripted(run, price=1.0) for run in (slow, slow, slow, lost, quick, quick, lost, quick, lost)])
+    stuck, quick, slow = [0.3] * 16, [0.01], [0.3, 0.01]
+    queue = iter([Scripted(run, price=1.0) for run in (slow, slow, slow, stuck, quick, quick, stuck, quick, stuck)])
     best = tune(entry, lambda setting, seed: next(queue), side="ours")
     assert best == entry.settings[1]
     assert "(16 + 48, 0.001: dropped)" in capsys.readouterr().out

@@ -70,8 +70,8 @@ def save_random_model(folder: Path) -> None:
 def generate_offline(folder: Path) -> list[tuple[str, str]]:
     """Return text and finish reason of every answer, generated without a server."""
     prompts, params = zip(*map(request_of, range(NUM_CLIENTS)), strict=True)
-    answers = generate_batch(load_byte_decoder(folder), list(map(encode, prompts)), params, max_slots=MAX_SLOTS)
-    return [(decode(answer.tokens), str(answer.finish_reason)) for answer in answers]
+    results = generate_batch(load_byte_decoder(folder), list(map(encode, prompts)), params, max_slots=MAX_SLOTS)
+    return [(decode(result.tokens), str(result.finish_reason)) for result in results]
 
 
 def client_of(server: RunningServer) -> Any:

@@ -11,14 +11,14 @@ from typing import Any
 import torch
 
 
-def serve(answer: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
+def serve(handle: Callable[[dict[str, Any]], dict[str, Any]]) -> None:
     """Answer each line of the input with one line, `{"error": ...}` after an exception."""
     answers, sys.stdout = sys.stdout, sys.stderr  # library output is not an answer
     torch.set_num_threads(1)
     logging.disable(logging.WARNING)
     for line in sys.stdin:
         try:
-            result = answer(json.loads(line))
+            result = handle(json.loads(line))
         except Exception as error:  # reported by the other process
             result = {"error": f"{type(error).__name__}: {(str(error) or repr(error)).splitlines()[0]}"}
         print(json.dumps(result), file=answers, flush=True)

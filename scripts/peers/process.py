@@ -84,10 +84,10 @@ class PeerProcess:
         except BrokenPipeError:
             pass  # the process has ended; readline returns nothing
         line = self._process.stdout.readline()
-        answer: dict[str, Any] = json.loads(line) if line else {"error": self._exit_message()}
-        if "error" in answer:
-            raise PeerError(f"{self._name}: {answer['error']}")
-        return answer
+        reply: dict[str, Any] = json.loads(line) if line else {"error": self._exit_message()}
+        if "error" in reply:
+            raise PeerError(f"{self._name}: {reply['error']}")
+        return reply
 
     def _exit_message(self) -> str:
         status = self._process.wait()

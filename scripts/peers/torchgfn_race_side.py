@@ -67,8 +67,8 @@ class Learner:
         self.env, preprocessor, self.is_tree = _environment(space)
         self.gflownet = _gflownet(self.env, preprocessor, setting, is_tree=self.is_tree)
         log_z = [parameter for name, parameter in self.gflownet.named_parameters() if name == "logZ"]
-        rest = [parameter for name, parameter in self.gflownet.named_parameters() if name != "logZ"]
-        groups = [{"params": rest}, *([{"params": log_z, "lr": setting.learning_rate_log_z}] if log_z else [])]
+        networks = [parameter for name, parameter in self.gflownet.named_parameters() if name != "logZ"]
+        groups = [{"params": networks}, *([{"params": log_z, "lr": setting.learning_rate_log_z}] if log_z else [])]
         self.optimiser = torch.optim.Adam(groups, lr=setting.learning_rate)
         kind = TerminatingStateBuffer if setting.is_backward else ReplayBuffer
         self.buffer = kind(self.env, capacity=setting.buffer) if setting.replay else None
