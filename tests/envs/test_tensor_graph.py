@@ -3,6 +3,7 @@
 import copy
 import json
 from collections import defaultdict
+from collections.abc import Iterator
 
 import networkx as nx
 import pytest
@@ -39,16 +40,21 @@ def space(**changes) -> TensorGraphEnv:
     return tensor_graphs(**{**options, **changes})
 
 
-def walk(env: Environment, *, num: int, seed: int) -> GraphStates:
-    """Return the terminal states of `num` uniformly random trajectories."""
+def random_walk(env: Environment, *, num: int, seed: int) -> Iterator[tuple[GraphStates, ActionBatch]]:
+    """Yield the states and uniformly random actions of `num` trajectories, step by step."""
     generator = torch.Generator().manual_seed(seed)
-    states, done = env.initial_states(num), []
+    states = env.initial_states(num)
     while len(states):
         actions = env.forward_masks(states).sample_uniform(generator)
-        stops = actions.kind == int(Kind.Stop)
-        done.append(states[stops])
-        states = env.step(states[~stops], actions[~stops])
-    return GraphStates.cat(done)
+        yield states, actions
+        is_stop = actions.kind == int(Kind.Stop)
+        states = env.step(states[~is_stop], actions[~is_stop])
+
+
+def terminal_states(env: Environment, *, num: int, seed: int) -> GraphStates:
+    """Return the terminal states of `num` uniformly random trajectories."""
+    walk = random_walk(env, num=num, seed=seed)
+    return GraphStates.cat([states[actions.kind == int(Kind.Stop)] for states, actions in walk])
 
 
 @pytest.mark.parametrize(
@@ -81,7 +87,7 @@ def test_tensor_program_equality_ignores_index_names_and_operand_order(first, se
 
 def test_tensor_program_round_trip_through_states_and_json():
     env = space()
-    states = walk(env, num=150, seed=1)
+    states = terminal_states(env, num=150, seed=1)
     programs = [env.terminal(states, i) for i in range(len(states))]
     restored = [program_of(candidate.node(), SHAPES) for candidate in programs]
     assert torch.equal(env.identify(env.states_of(restored)), env.identify(states))
@@ -92,7 +98,7 @@ def test_tensor_program_round_trip_through_states_and_json():
 
 def test_terminal_programs_contain_all_node_kinds():
     env = space()
-    states = walk(env, num=200, seed=2)
+    states = terminal_states(env, num=200, seed=2)
     kinds: set[type] = set()
     for i in range(len(states)):
         stack: list[Node] = [env.terminal(states, i).node()]
@@ -106,7 +112,7 @@ def test_terminal_programs_contain_all_node_kinds():
 def test_tensor_program_evaluates_stacked_examples_independently():
     """A leading batch axis gives the same result as one evaluation per example."""
     env = space()
-    states = walk(env, num=60, seed=3)
+    states = terminal_states(env, num=60, seed=3)
     generator = torch.Generator().manual_seed(0)
     values = {name: torch.randn(4, *shape, generator=generator).double() for name, shape in SHAPES.items()}
     for i in range(len(states)):
@@ -201,7 +207,8 @@ def test_missing_rule_changes_masks_against_oracle(kind, text, changes):
     """Without any one of the rules, the masks differ from the oracle on a random walk."""
     options = {"inputs": {"a": (2,), "b": (2,)}, "operations": ("transform", "*", "-"), "max_rank": 2} | changes
     complete = tensor_graphs(**options)
-    oracle, states = oracle_of(complete), GraphStates.cat([*_visited(complete, num=20, seed=4)])
+    oracle = oracle_of(complete)
+    states = GraphStates.cat([states for states, _ in random_walk(complete, num=20, seed=4)])
     env = _without_rule(complete, kind, text)
     masks = env.forward_masks(states) if kind < Kind.RemoveNode else env.backward_masks(states)
     graphs, actions = masks.positions()
@@ -212,16 +219,6 @@ def test_missing_rule_changes_masks_against_oracle(kind, text, changes):
         if legal != (oracle.forward(nx_graph) if kind < Kind.RemoveNode else oracle.backward(nx_graph)):
             return
     pytest.fail(f"{kind.name}: the masks are unchanged without the rule {text!r}")
-
-
-def _visited(env: Environment, *, num: int, seed: int):
-    generator = torch.Generator().manual_seed(seed)
-    states = env.initial_states(num)
-    while len(states):
-        yield states
-        actions = env.forward_masks(states).sample_uniform(generator)
-        goes_on = actions.kind != int(Kind.Stop)
-        states = env.step(states[goes_on], actions[goes_on])
 
 
 def _digraph(env: Environment, states: GraphStates, index: int) -> nx.DiGraph:
