@@ -109,8 +109,8 @@ def read_rows(table: str, *, key: str) -> list[dict[str, str]]:
     except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
         raise ValueError(f"task_options.table: expected a CSV file, got {path}: {error}") from error
     if not rows or key not in rows[0]:
-        known = ", ".join(rows[0]) if rows else "no rows"
-        raise ValueError(f"task_options.table: expected a column {key} in {path}, got {known}")
+        columns = ", ".join(rows[0]) if rows else "no rows"
+        raise ValueError(f"task_options.table: expected a column {key} in {path}, got {columns}")
     return rows
 
 

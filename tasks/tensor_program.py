@@ -137,9 +137,9 @@ def _alignments(result: Tensor, target: Tensor) -> Iterator[tuple[Tensor, int]]:
             max_matched = max(max_matched, num_matched)
     for num_matched, fits in alignments:
         if num_matched == max_matched:
-            others = [axis for axis in range(1, result.ndim) if axis not in fits]
+            extra = [axis for axis in range(1, result.ndim) if axis not in fits]
             matched = [axis for axis in range(1, result.ndim) if axis in fits]
-            reduced = result.mean(others) if others else result
+            reduced = result.mean(extra) if extra else result
             placed = reduced.permute(0, *(1 + matched.index(axis) for axis in fits if axis is not None))
             shape = [target.shape[0], *(1 if axis is None else result.shape[axis] for axis in fits)]
             yield placed.reshape(shape), result.ndim - 1 + rank - 2 * max_matched

@@ -54,8 +54,8 @@ class RewardConditional:
     def sample(self, num: int, *, generator: torch.Generator) -> Conditioning:
         """Return `num` sampled conditionings, reproducible from `generator`."""
         temperature = self._temperature.sample(num, generator=generator)
-        others = [part.sample(num, generator=generator) for part in self._directions]
-        return Conditioning(torch.cat([temperature.encoding, *others], 1), temperature.beta)
+        directions = [part.sample(num, generator=generator) for part in self._directions]
+        return Conditioning(torch.cat([temperature.encoding, *directions], 1), temperature.beta)
 
     def overridden(
         self,
@@ -204,8 +204,8 @@ class DirectionConditional:
         except ValueError as error:
             raise UserError(f"{name}: {error}") from None
         if self._listed is not None and not bool(torch.isclose(self._listed, scaled).all(1).any()):
-            known = ", ".join(str([round(number, 4) for number in row]) for row in self._listed.tolist())
-            raise UserError(f"{name}: expected one of {known}, by {self.key}, got {list(numbers)}")
+            listed = ", ".join(str([round(number, 4) for number in row]) for row in self._listed.tolist())
+            raise UserError(f"{name}: expected one of {listed}, by {self.key}, got {list(numbers)}")
         return scaled
 
 

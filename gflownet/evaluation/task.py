@@ -56,8 +56,8 @@ class GFNTask(Configurable, ABC):
         self.chosen_objectives = tuple(config.evaluation.objectives)
         for name in self.chosen_objectives:
             if name not in self.objectives:
-                known = ", ".join(self.objectives) or f"nothing, {config.task} has none"
-                raise ValueError(f"evaluation.objectives: expected some of {known}, got {name!r}")
+                names = ", ".join(self.objectives) or f"nothing, {config.task} has none"
+                raise ValueError(f"evaluation.objectives: expected some of {names}, got {name!r}")
         self._reward_conditional = RewardConditional(config.cond, num_objectives=len(self.chosen_objectives))
 
     @abstractmethod

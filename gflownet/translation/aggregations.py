@@ -63,10 +63,10 @@ class Extremum(CodeAggregation):
 
     @classmethod
     def emit(cls, emitter: NodeEmitter) -> Aggregate:
-        total, *rest = emitter.messages()
+        total, *later = emitter.messages()
         lines, best = [], emitter.name("best")
         # One statement per message: Python parses no more than some hundred nested calls.
-        for message in rest:
+        for message in later:
             lines.append(f"{best} = {cls.function}({total}, {message})")
             total = best
         return Aggregate(lines, total)
@@ -207,14 +207,14 @@ class TopKWeightedSum(CodeAggregation):
         if top_k is None or top_k >= len(node.edges):
             lines.append(f"{mix} = torch.softmax({score}, dim=1)")
         else:
-            chosen = emitter.name("chosen")
+            top = emitter.name("top")
             # A stable order: ties go to the earlier input, which torch.topk does not promise.
-            lines.append(f"{chosen} = {score}.argsort(dim=1, descending=True, stable=True)[:, :{top_k}]")
+            lines.append(f"{top} = {score}.argsort(dim=1, descending=True, stable=True)[:, :{top_k}]")
             if node.attributes.get("normalize", True):
-                lines.append(f"{mix} = torch.softmax({score}.gather(1, {chosen}), dim=1)")
+                lines.append(f"{mix} = torch.softmax({score}.gather(1, {top}), dim=1)")
             else:
-                lines.append(f"{mix} = torch.softmax({score}, dim=1).gather(1, {chosen})")
-            index = f"{chosen}.unsqueeze(2).expand(-1, -1, {node.message_size})"
+                lines.append(f"{mix} = torch.softmax({score}, dim=1).gather(1, {top})")
+            index = f"{top}.unsqueeze(2).expand(-1, -1, {node.message_size})"
             lines.append(f"{messages} = {messages}.gather(1, {index})")
         return Aggregate([*lines, *_dropout(emitter)], f"({mix}.unsqueeze(1) @ {messages}).squeeze(1)")
 
@@ -263,13 +263,13 @@ class MixtureOfExperts(_Mixture):
         if attributes.get("router_type", "softmax") == "softmax" or top_k >= len(emitter.node.edges):
             lines.append(f"{mix} = torch.softmax({router}, dim=0)")
         else:
-            chosen = emitter.name("chosen")
-            lines.append(f"{chosen} = {router}.argsort(descending=True, stable=True)[:{top_k}]")
+            top = emitter.name("top")
+            lines.append(f"{top} = {router}.argsort(descending=True, stable=True)[:{top_k}]")
             if attributes.get("normalize", True):
-                weights = f"torch.softmax({router}[{chosen}], dim=0)"
+                weights = f"torch.softmax({router}[{top}], dim=0)"
             else:
-                weights = f"torch.softmax({router}, dim=0)[{chosen}]"
-            lines.append(f"{mix} = torch.zeros_like({router}).scatter(0, {chosen}, {weights})")
+                weights = f"torch.softmax({router}, dim=0)[{top}]"
+            lines.append(f"{mix} = torch.zeros_like({router}).scatter(0, {top}, {weights})")
         return cls.mixed(emitter, lines)
 
 
