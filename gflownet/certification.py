@@ -166,7 +166,11 @@ class _Sampling:
     """
 
     def __init__(
-        self, subject: Subject, conditionings: Sequence[Conditioning], num_samples: int, known: GraphStates | None
+        self,
+        subject: Subject,
+        conditionings: Sequence[Conditioning],
+        num_samples: int,
+        extra_states: GraphStates | None,
     ) -> None:
         self._subject = subject
         self._samples = [
@@ -178,7 +182,9 @@ class _Sampling:
             )
             for index, conditioning in enumerate(conditionings)
         ]
-        states = GraphStates.cat([*(sample.terminal for sample in self._samples), *([] if known is None else [known])])
+        states = GraphStates.cat(
+            [*(sample.terminal for sample in self._samples), *([] if extra_states is None else [extra_states])]
+        )
         _, owner = subject.context.env.identify(states).unique(return_inverse=True)
         first = torch.full((int(owner.max()) + 1,), len(states))
         first = first.scatter_reduce(0, owner, torch.arange(len(states)), "amin")
@@ -237,8 +243,8 @@ def certify(
     *,
     max_states: int,
     num_samples: int,
-    known: GraphStates | None,
-    say: Callable[[str], None],
+    extra_states: GraphStates | None,
+    report_stage: Callable[[str], None],
     stopped: Callable[[], bool],
 ) -> RunCertificate | None:
     """Return the certificate of a trained policy, None if a signal interrupted it.
@@ -247,30 +253,30 @@ def certify(
         subject: the policy and its target.
         max_states: spaces with more states get estimates.
         num_samples: number of trajectories for estimates.
-        known: terminal states from training, added to the states of the estimates.
-        say: prints a line before each stage.
+        extra_states: terminal states from training, added to the states of the estimates.
+        report_stage: prints a line before each stage.
         stopped: whether a signal arrived.
     """
     conditionings = _conditionings(subject)
     if isinstance(subject.objective, _OTHER_TARGETS):
         name = type(subject.objective).__name__
-        say(f"certificate: {name} does not aim at p(x) ~ R(x), the reference of all distances below")
+        report_stage(f"certificate: {name} does not aim at p(x) ~ R(x), the reference of all distances below")
     method: _Method
     try:
         graph = enumerate_states(subject.context.env, max_states=max_states)
     except ValueError as error:
-        say(f"certificate: estimates from {num_samples} trajectories ({error})")
-        method = _Sampling(subject, conditionings, num_samples, known)
+        report_stage(f"certificate: estimates from {num_samples} trajectories ({error})")
+        method = _Sampling(subject, conditionings, num_samples, extra_states)
     else:
-        say(f"certificate: exact, from all {len(graph)} states, {len(graph.terminal)} of them terminal")
+        report_stage(f"certificate: exact, from all {len(graph)} states, {len(graph.terminal)} of them terminal")
         method = _Enumeration(subject, graph)
     candidates = [subject.context.env.terminal(method.terminal, i) for i in range(len(method.terminal))]
     records = subject.store.find_many([Identity.of(candidate) for candidate in candidates])
     num_new = sum(record is None for record in records)
-    say(f"certificate: evaluating {num_new} of {len(candidates)} terminal states")
+    report_stage(f"certificate: evaluating {num_new} of {len(candidates)} terminal states")
     evaluations = _evaluated(subject, candidates, stopped)
     if evaluations is None:
-        say("certificate: none, interrupted")
+        report_stage("certificate: none, interrupted")
         return None
     scores = torch.tensor([evaluation.utilities or evaluation.score for evaluation in evaluations])
     parts = []

@@ -251,8 +251,8 @@ class GFNTrainer(Components):
                 subject,
                 max_states=config.certify_max_states,
                 num_samples=config.certify_samples,
-                known=None if states is None else states.terminal,
-                say=logger.print,
+                extra_states=None if states is None else states.terminal,
+                report_stage=logger.print,
                 stopped=lambda: stop.signal is not None,
             )
         if certificate is not None:

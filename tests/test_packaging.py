@@ -129,12 +129,3 @@ def test_wheel_contents(wheel: Path, checkout: Path) -> None:
         if path.is_file() and "__pycache__" not in path.parts
     }
     assert names == expected
-
-
-def test_package_exports(checkout: Path) -> None:
-    import gflownet
-
-    for name in gflownet.__all__:
-        assert getattr(gflownet, name).__name__ == name
-    with pytest.raises(AttributeError, match="nonsense"):
-        _ = gflownet.nonsense
