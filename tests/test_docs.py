@@ -148,9 +148,7 @@ def test_docs_messages_of_workers_page_exist(checkout):
     section = page.partition("## Errors")[2].partition("\n## ")[0]
     messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert len(messages) > 15
-    parts = {
-        part.strip() for message in messages for part in re.split("[…;:,()]", message)
-    }  # …: variable text
+    parts = {part.strip() for message in messages for part in re.split("[…;:,()]", message)}  # …: variable text
     assert [part for part in parts if not any(part in text for text in texts)] == []
 
 

@@ -58,12 +58,10 @@ class BitSequenceContext(GraphBuildingEnvContext):
     """Context of bit sequences, from the options under `env.bit_sequence`."""
 
     @classmethod
-    def from_config(
-        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
-    ) -> BitSequenceContext:
-        """Return the context of the sequences; the sizes of the task are not used."""
+    def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> BitSequenceEnv:
+        """Return the environment; the sizes of the task are not used."""
         bits = config.bit_sequence
-        return cls(BitSequenceEnv(bits.num_bits, bits.word_bits), num_cond_dim=num_cond_dim)
+        return BitSequenceEnv(bits.num_bits, bits.word_bits)
 
 
 def bits_of(sequence: Assignment) -> str:

@@ -105,16 +105,9 @@ class CellSpaceContext(GraphBuildingEnvContext):
     """Context of cells, from the options under `env.cell_space`."""
 
     @classmethod
-    def from_config(
-        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
-    ) -> CellSpaceContext:
-        """Return the context of the cells; the sizes of the task are not used."""
-        return cls(make_cell_env(config), num_cond_dim=num_cond_dim)
-
-
-def make_cell_env(config: EnvConfig) -> Environment:
-    """Return the environment of the cells that the options under `env.cell_space` describe."""
-    space = config.cell_space
-    if space.name in CELLS:
-        return CellEnv(CELLS[space.name])
-    return CellGraphEnv(NB101_OPERATIONS, max_vertices=space.max_vertices, max_edges=space.max_edges)
+    def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> Environment:
+        """Return the environment; the sizes of the task are not used."""
+        space = config.cell_space
+        if space.name in CELLS:
+            return CellEnv(CELLS[space.name])
+        return CellGraphEnv(NB101_OPERATIONS, max_vertices=space.max_vertices, max_edges=space.max_edges)

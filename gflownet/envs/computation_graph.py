@@ -278,10 +278,10 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
     """Context of computation graphs, from the options under `env` and the sizes of the task."""
 
     @classmethod
-    def from_config(
-        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
-    ) -> ComputationGraphEnvContext:
-        """Return the context of the search space.
+    def build_env(
+        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]
+    ) -> ComputationGraphEnv:
+        """Return the environment.
 
         Raises:
             ValueError: an invalid option under `env`, or invalid sizes of the task.
@@ -291,7 +291,7 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
             activation(name)  # an error before the search starts
         for name in (*config.aggregations, config.output_aggregation):
             aggregation(name)
-        env = ComputationGraphEnv(
+        return ComputationGraphEnv(
             input_sizes,
             output_sizes,
             activations=config.activations,
@@ -303,7 +303,6 @@ class ComputationGraphEnvContext(GraphBuildingEnvContext):
             output_activation=config.output_activation,
             output_aggregation=config.output_aggregation,
         )
-        return cls(env, num_cond_dim=num_cond_dim)
 
 
 class _Facts:

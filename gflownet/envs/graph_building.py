@@ -173,10 +173,10 @@ class ColouredGraphContext(GraphBuildingEnvContext):
     """Context of coloured graphs, from the options under `env.coloured_graph`."""
 
     @classmethod
-    def from_config(
-        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
-    ) -> ColouredGraphContext:
-        """Return the context of the space; the sizes of the task are not used.
+    def build_env(
+        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]
+    ) -> GraphBuildingEnv:
+        """Return the environment; the sizes of the task are not used.
 
         Raises:
             ValueError: an invalid option.
@@ -189,10 +189,9 @@ class ColouredGraphContext(GraphBuildingEnvContext):
             raise ValueError(
                 f"env.coloured_graph.min_nodes: expected at most max_nodes={options.max_nodes}, got {options.min_nodes}"
             )
-        env = GraphBuildingEnv(
+        return GraphBuildingEnv(
             colours, max_nodes=options.max_nodes, min_nodes=options.min_nodes, directed=options.directed
         )
-        return cls(env, num_cond_dim=num_cond_dim)
 
 
 def _value_positions(attributes: Sequence[Attribute], joined: str) -> list[int]:

@@ -59,9 +59,7 @@ class HypergridContext(GraphBuildingEnvContext):
     """Context of hypergrids, from the options under `env.hypergrid`."""
 
     @classmethod
-    def from_config(
-        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
-    ) -> HypergridContext:
-        """Return the context of the grid; the sizes of the task are not used."""
+    def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> HypergridEnv:
+        """Return the environment; the sizes of the task are not used."""
         grid = config.hypergrid
-        return cls(HypergridEnv(grid.num_dims, grid.side), num_cond_dim=num_cond_dim)
+        return HypergridEnv(grid.num_dims, grid.side)

@@ -79,11 +79,9 @@ class LabelledDAGContext(GraphBuildingEnvContext):
     """Context of labelled DAGs, from the options under `env.labelled_dag`."""
 
     @classmethod
-    def from_config(
-        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
-    ) -> LabelledDAGContext:
-        """Return the context of the space; the sizes of the task are not used."""
-        return cls(LabelledDAGEnv(config.labelled_dag.num_nodes), num_cond_dim=num_cond_dim)
+    def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> LabelledDAGEnv:
+        """Return the environment; the sizes of the task are not used."""
+        return LabelledDAGEnv(config.labelled_dag.num_nodes)
 
 
 def parents_of(graph: ColouredGraph) -> list[list[int]]:

@@ -201,11 +201,11 @@ def read_stack(stack: Assignment) -> ChosenStack:
 
 
 class RecurrentStackContext(GraphBuildingEnvContext):
-    """The context of stacks; the environment comes from the options under `env.recurrent_stack`."""
+    """Context of stacks, from the options under `env.recurrent_stack`."""
 
     @classmethod
-    def from_config(
-        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
-    ) -> RecurrentStackContext:
-        """Return the context of the stacks that the options describe; the task's sizes play no part."""
-        return cls(RecurrentStackEnv(config.recurrent_stack), num_cond_dim=num_cond_dim)
+    def build_env(
+        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]
+    ) -> RecurrentStackEnv:
+        """Return the environment; the sizes of the task are not used."""
+        return RecurrentStackEnv(config.recurrent_stack)

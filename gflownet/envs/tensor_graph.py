@@ -287,11 +287,17 @@ class TensorGraphContext(GraphBuildingEnvContext):
         super().__init__(env, num_cond_dim=num_cond_dim)
 
     @classmethod
-    def from_config(
-        cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
-    ) -> TensorGraphContext:
-        """Return the context of the space; the sizes of the task are not used."""
-        return cls(make_tensor_graph_env(config), num_cond_dim=num_cond_dim)
+    def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> TensorGraphEnv:
+        """Return the environment; the sizes of the task are not used."""
+        space = config.tensor_graph
+        return TensorGraphEnv(
+            read_inputs(space.inputs),
+            operations=space.operations,
+            functions=space.functions,
+            new_extents=space.new_extents,
+            max_operations=space.max_operations,
+            max_rank=space.max_rank,
+        )
 
     def extra_node_features(self, states: GraphStates) -> Tensor:
         """Return extents, the flags open, unplaced and unused, and the number of axes and of operands."""
@@ -299,19 +305,6 @@ class TensorGraphContext(GraphBuildingEnvContext):
         flags = [facts.is_open, facts.is_pending, facts.is_sink, facts.rank / 4, facts.num_operands / 2]
         extents = facts.extent[:, :, None] == self.env.sizes
         return torch.cat([extents.float(), torch.stack([flag.float() for flag in flags], -1)], -1)
-
-
-def make_tensor_graph_env(config: EnvConfig) -> TensorGraphEnv:
-    """Return the environment from the options under `env.tensor_graph`."""
-    space = config.tensor_graph
-    return TensorGraphEnv(
-        read_inputs(space.inputs),
-        operations=space.operations,
-        functions=space.functions,
-        new_extents=space.new_extents,
-        max_operations=space.max_operations,
-        max_rank=space.max_rank,
-    )
 
 
 def axis_names(name: str, shape: Sequence[int]) -> list[str]:

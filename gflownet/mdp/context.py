@@ -31,16 +31,21 @@ class GraphBuildingEnvContext(StateFeatures, Configurable):
     @classmethod
     def from_config(
         cls, config: Any, *, input_sizes: Sequence[int], output_sizes: Sequence[int], num_cond_dim: int
-    ) -> GraphBuildingEnvContext:
-        """Return the context for `env.name=module:Class`; a user's own MDP defines it.
+    ) -> Self:
+        """Return the context of a run; `num_cond_dim` is the width of the policy's conditioning, see `build_env`."""
+        env = cls.build_env(config, input_sizes=input_sizes, output_sizes=output_sizes)
+        return cls(env, num_cond_dim=num_cond_dim)
+
+    @classmethod
+    def build_env(cls, config: Any, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> Environment:
+        """Return the environment of a run; every subclass that `env.name` may choose defines it.
 
         Args:
             config: the options under `env`; `config.options` holds the options of the class's own `Config`.
             input_sizes: widths of the task's inputs.
             output_sizes: widths of the task's outputs.
-            num_cond_dim: width of the policy's conditioning.
         """
-        raise ValueError(f"env.name: expected a context with a from_config class method, {cls.__name__} has none")
+        raise ValueError(f"env.name: expected a context with a build_env class method, {cls.__name__} has none")
 
     def with_layout(self, layout: type[BatchLayout]) -> Self:
         """Return the same context with batches in a policy's layout (`Policy.layout`)."""

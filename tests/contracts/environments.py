@@ -4,7 +4,7 @@ from collections.abc import Callable
 from typing import Literal
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
-from gflownet.envs.cell_space import Cell, CellEnv, make_cell_env
+from gflownet.envs.cell_space import Cell, CellEnv, CellSpaceContext
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellSpaceConfig, EnvConfig, RecurrentStackConfig
 from gflownet.envs.graph_building import GraphBuildingEnv
@@ -30,7 +30,9 @@ def computation_graphs(**changes) -> ComputationGraphEnv:
 
 
 def cells(name: Literal["nb201", "nb_macro", "nb101"], **options) -> Environment:
-    return make_cell_env(EnvConfig(cell_space=CellSpaceConfig(name=name, **options)))
+    return CellSpaceContext.build_env(
+        EnvConfig(cell_space=CellSpaceConfig(name=name, **options)), input_sizes=(), output_sizes=()
+    )
 
 
 def tensor_graphs(**changes) -> TensorGraphEnv:

@@ -11,7 +11,6 @@ from gflownet.envs.cell_space import (
     CellEnv,
     CellGraphEnv,
     CellSpaceContext,
-    make_cell_env,
 )
 from gflownet.envs.config import CellSpaceConfig, EnvConfig
 from gflownet.graphs.assignment import Assignment
@@ -23,7 +22,9 @@ from tests.benchmark_tables import real_rows
 
 
 def make_env(name: Any, **options) -> Environment:
-    return make_cell_env(EnvConfig(cell_space=CellSpaceConfig(name=name, **options)))
+    return CellSpaceContext.build_env(
+        EnvConfig(cell_space=CellSpaceConfig(name=name, **options)), input_sizes=(), output_sizes=()
+    )
 
 
 def operations_of(arch: str) -> dict[str, str]:

@@ -14,7 +14,7 @@ from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.text import parse
 from gflownet.envs.config import EnvConfig, TensorGraphConfig
-from gflownet.envs.tensor_graph import TensorGraphContext, TensorGraphEnv, make_tensor_graph_env
+from gflownet.envs.tensor_graph import TensorGraphContext, TensorGraphEnv
 from gflownet.envs.tensor_graph_facts import TensorGraphFacts
 from gflownet.envs.tensor_program import TensorProgram, program_of, read_inputs
 from gflownet.mdp.action import ActionBatch, GraphAction
@@ -267,7 +267,7 @@ def test_tensor_graph_context_from_config_and_node_features():
     config = EnvConfig(tensor_graph=TensorGraphConfig(inputs=["A[2,3]"], new_extents=[5]))
     context = TensorGraphContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=2)
     assert context.num_cond_dim == 2
-    env = make_tensor_graph_env(config)
+    env = TensorGraphContext.build_env(config, input_sizes=(), output_sizes=())
     states = env.step(env.initial_states(1), env.encode_batch([GraphAction(Kind.AddNode, 0, value="transform")]))
     facts = TensorGraphFacts(env.kinds, states)
     assert facts.extent[0, :4].tolist() == [0, 2, 3, 0]

@@ -264,9 +264,9 @@ def test_context_subclass_with_extra_node_features():
     assert batch.x[:, -2:].tolist() == [[0, 0], [1, 7], [0, 7]]
 
 
-def test_context_without_from_config_raises():
+def test_context_without_build_env_raises():
     with pytest.raises(
-        ValueError, match=r"^env\.name: expected a context with a from_config .*, DegreeContext has none$"
+        ValueError, match=r"^env\.name: expected a context with a build_env .*, DegreeContext has none$"
     ):
         DegreeContext.from_config(None, input_sizes=(1,), output_sizes=(1,), num_cond_dim=1)
 

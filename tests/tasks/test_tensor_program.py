@@ -6,7 +6,7 @@ import torch
 
 from gflownet.autodiff.text import parse
 from gflownet.config import load_config, with_task_options
-from gflownet.envs.tensor_graph import make_tensor_graph_env
+from gflownet.envs.tensor_graph import TensorGraphContext
 from gflownet.envs.tensor_program import TensorProgram, program_of
 from gflownet.evaluation.randomness import seeded
 from gflownet.mdp.action import GraphActionType
@@ -95,7 +95,7 @@ def test_a_constant_explains_nothing():
 
 def test_every_program_of_the_space_has_a_score():
     task = make_task("env.tensor_graph.new_extents=[4,2]", "env.tensor_graph.max_operations=3")
-    env = make_tensor_graph_env(task.config.env)
+    env = TensorGraphContext.build_env(task.config.env, input_sizes=(), output_sizes=())
     generator, states, scores = torch.Generator().manual_seed(1), env.initial_states(200), []
     while len(states):
         actions = env.forward_masks(states).sample_uniform(generator)
@@ -128,7 +128,7 @@ def test_a_program_on_other_inputs_is_refused():
 
 def test_the_hidden_program_is_reached_by_the_environment():
     task = make_task()
-    env = make_tensor_graph_env(task.config.env)
+    env = TensorGraphContext.build_env(task.config.env, input_sizes=(), output_sizes=())
     hidden = read(task, MATRIX_PRODUCT)
     with seeded(0):
         assert env.terminal(env.states_of([hidden]), 0) == hidden
