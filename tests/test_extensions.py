@@ -64,7 +64,7 @@ class NoLoss(Objective):
     "quartic": """
 class Cosine(Regression):
     def __call__(self, imbalance):
-        return (imbalance.cos() * 100).round() / 100
+        return imbalance.cos()
 
 quartic = Quartic()
 """,
