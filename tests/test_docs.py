@@ -35,6 +35,7 @@ DOCS = (
     "rhn.md",
 )
 _BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")
 # Options of a short run; options on the page take precedence.
 _SHORT = ("num_training_steps=3", "algo.num_from_policy=4", "evaluation.num_epochs=1", "model.num_emb=16")
@@ -164,14 +165,37 @@ def test_docs_readme_task_runs(tmp_path, checkout, in_process):
     assert run_shell(command[0], in_process) == 1
 
 
+def anchors(text: str) -> set[str]:
+    """Return the anchors that GitHub gives to the headings of a page."""
+    headings = re.findall(r"^#+ (.*)$", _CODE.sub("", text), re.MULTILINE)
+    plain = (re.sub(r"[`*]|\]\([^)]*\)|\[", "", heading).strip().lower() for heading in headings)
+    return {re.sub(r"[^\w\- ]", "", heading).replace(" ", "-") for heading in plain}
+
+
+def broken_links(page: Path) -> list[str]:
+    """Return the relative links of a page to files and headings that do not exist."""
+    broken = []
+    for target in re.findall(r"\]\(([^)]+)\)", _CODE.sub("", page.read_text())):
+        name, _, anchor = target.partition("#")
+        file = page.parent / name if name else page
+        if "://" in target or (file.exists() and not anchor):
+            continue
+        if not file.exists() or anchor not in anchors(file.read_text()):
+            broken.append(f"{page.name}: {target}")
+    return broken
+
+
 def test_docs_links_exist(checkout):
     pages = [checkout / "README.md", checkout / "CONTRIBUTING.md", *(checkout / "docs").rglob("*.md")]
-    for page in pages:
-        text = page.read_text()
-        assert "<!--" not in text, page
-        for target in re.findall(r"\]\(([^)#]+)\)", text):
-            if "://" not in target:
-                assert (page.parent / target).exists(), f"{page.name} links to {target}"
+    assert [link for page in pages for link in broken_links(page)] == []
+    assert [page for page in pages if "<!--" in page.read_text()] == []
+
+
+def test_broken_links_finds_missing_files_and_headings(tmp_path):
+    (tmp_path / "other.md").write_text("# Two words: `code`\n```\n# not a heading\n```\n")
+    page = tmp_path / "page.md"
+    page.write_text("[a](other.md#two-words-code) [b](none.md) [c](other.md#not-a-heading) [d](#missing)")
+    assert broken_links(page) == ["page.md: none.md", "page.md: other.md#not-a-heading", "page.md: #missing"]
 
 
 def test_docs_serving_examples_run(tmp_path, checkout, in_process):
