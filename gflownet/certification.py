@@ -18,9 +18,7 @@ from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.canonical import Candidate
-from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
-from gflownet.mdp.layout import Batch
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
@@ -33,18 +31,13 @@ from gflownet.metrics.exact import (
     policy_log_prob,
     terminating_distribution,
 )
-from gflownet.objectives.actor_critic import ActorCritic
 from gflownet.objectives.base import Objective
-from gflownet.objectives.max_likelihood import MaxLikelihood
-from gflownet.objectives.order_preserving import OrderPreserving
-from gflownet.objectives.relative import RelativeTrajectoryBalance
 from gflownet.policy.on_device import PolicyOnDevice
 from gflownet.workers.process import stream_seed
 
 NUM_ROLLOUTS = 10  # backward trajectories from each state with an estimated p(x)
 BETA_QUANTILES = (0.05, 0.5, 0.95)  # of a random inverse temperature: the certified values
 _NUM_DRAWS = 999  # of the conditioning, to compute the quantiles
-_OTHER_TARGETS = (ActorCritic, MaxLikelihood, OrderPreserving)  # objectives with another optimal p(x)
 _CHUNK = 16  # candidates evaluated between two checks for a stop request: a default training step
 # Each random choice has its own stream.
 _CONDITIONING, _FORWARD, _BACKWARD, _INTERVALS = range(4)
@@ -111,17 +104,7 @@ class Subject:
     @property
     def prior(self) -> PolicyFunction | None:
         """Return the prior p0 of an objective with the target R(x) p0(x) instead of R(x)."""
-        objective = self.objective
-        if not isinstance(objective, RelativeTrajectoryBalance):
-            return None
-        if objective.prior is not None:
-            return PolicyOnDevice(objective.prior, device=self.policy.device, precision="float32")
-
-        def uniform(batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-            categorical, scalars = self.policy(batch, conditioning)
-            return categorical.mixed(1.0), scalars
-
-        return uniform
+        return self.objective.prior_policy(self.policy)
 
     def log_reward(self, scores: Tensor, conditioning: Conditioning) -> Tensor:
         """Return the log-rewards of scores [X], or of utilities [X, K], under a single conditioning, float64."""
@@ -258,7 +241,7 @@ def certify(
         stopped: whether a signal arrived.
     """
     conditionings = _conditionings(subject)
-    if isinstance(subject.objective, _OTHER_TARGETS):
+    if not subject.objective.samples_reward:
         name = type(subject.objective).__name__
         report_stage(f"certificate: {name} does not aim at p(x) ~ R(x), the reference of all distances below")
     method: _Method

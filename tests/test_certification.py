@@ -218,7 +218,7 @@ def test_certificate_of_relative_trajectory_balance_uses_prior(max_states):
         step=1,
         seed=0,
     )
-    options: dict[str, Any] = {"known": None, "say": lambda text: None, "stopped": lambda: False}
+    options: dict[str, Any] = {"extra_states": None, "report_stage": lambda text: None, "stopped": lambda: False}
     result = certify(subject, max_states=max_states, num_samples=64, **options)
     assert result is not None
     certificate = result.parts[0].certificate

@@ -24,6 +24,7 @@ class ActorCritic(Objective):
     """
 
     is_on_policy = True
+    samples_reward = False
     backward_policies = ("uniform",)
     symmetries = ("reward", "none")  # rewards are never scaled
 

@@ -38,6 +38,7 @@ class Objective(nn.Module, Configurable, ABC):
     uses_regression: ClassVar[bool] = False  # penalises an imbalance by `self.regression`
     supports_teacher: ClassVar[bool] = False  # trajectories have an imbalance that the adaptive teacher can look for
     is_on_policy: ClassVar[bool] = False  # learns only from samples of the policy itself
+    samples_reward: ClassVar[bool] = True  # zero loss means p(x) ~ R(x), or R(x) p0(x) with `prior_policy`
     imitates: ClassVar[bool] = False  # learns only from replayed or offline graphs
     backward_policies: ClassVar[tuple[str, ...]] = BACKWARD_NAMES  # accepted values of algo.backward_policy
     symmetries: ClassVar[tuple[str, ...]] = SYMMETRY_NAMES  # accepted values of algo.symmetry
@@ -87,6 +88,14 @@ class Objective(nn.Module, Configurable, ABC):
 
     def log_partition(self, policy: PolicyFunction, conditioning: Tensor) -> Tensor | None:
         """Return the learned log Z of each conditioning [B, C], [B]; None if the objective learns none."""
+        return None
+
+    def prior_policy(self, policy: PolicyFunction) -> PolicyFunction | None:
+        """Return the prior p0 of an objective with the target R(x) p0(x); None if the target is R(x).
+
+        Args:
+            policy: the trained policy, for priors that only need its legal actions.
+        """
         return None
 
     @classmethod

@@ -18,6 +18,7 @@ class MaxLikelihood(Objective):
     """
 
     imitates = True
+    samples_reward = False
     backward_policies = ("uniform", "maxent", "tlm", "pessimistic")
 
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:

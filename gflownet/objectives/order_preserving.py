@@ -23,6 +23,8 @@ class OrderPreserving(Objective):
     R(x), and noise in the scale of rewards has no effect. Pairs under different conditionings are not compared.
     """
 
+    samples_reward = False
+
     def loss(self, policy: PolicyFunction, trajectories: TrajectoryBatch) -> Loss:
         """Return the mean cross-entropy over pairs, in nats; 0 for a single trajectory.
 

@@ -12,7 +12,7 @@ from gflownet.mdp.answer import ask
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.layout import Batch, moved
-from gflownet.mdp.policy import Policy
+from gflownet.mdp.policy import Policy, PolicyFunction
 from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.objectives.config import AlgoConfig
 from gflownet.objectives.steps import Steps
@@ -48,16 +48,23 @@ class RelativeTrajectoryBalance(LearnedLogPartition):
         log_forward = steps.outputs.log_prob(trajectories.actions)
         return steps.sum_by_trajectory(log_forward - log_prior) - log_reward
 
+    def prior_policy(self, policy: PolicyFunction) -> PolicyFunction:
+        """Return the frozen prior, or the uniform distribution over legal actions."""
+
+        def evaluate(batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
+            if self.prior is None:
+                categorical, scalars = policy(batch, conditioning)
+                return categorical.mixed(1.0), scalars
+            device = self.log_z.base.device
+            return self.prior(moved(batch, device), conditioning.to(device))
+
+        return evaluate
+
     @torch.no_grad()
     def _log_prior(self, steps: Steps, trajectories: TrajectoryBatch) -> Tensor:
         """Return the prior's log-probability of each step, [S]."""
         if self.prior is None:
             return -steps.outputs.categorical.log_n_actions()
-        device = steps.log_reward.device
         conditioning = trajectories.conditioning[trajectories.trajectory]
-        prior = self.prior
-
-        def ask_prior(batch: Batch, conditioning: Tensor) -> tuple[GraphActionCategorical, Tensor]:
-            return prior(moved(batch, device), conditioning.to(device))
-
-        return ask(self.context, ask_prior, trajectories.states, conditioning).log_prob(trajectories.actions)
+        prior = self.prior_policy(self.prior)
+        return ask(self.context, prior, trajectories.states, conditioning).log_prob(trajectories.actions)
