@@ -27,6 +27,13 @@ NUM_COND = 2
 NO_BACKWARD = [name for name in OBJECTIVES if OBJECTIVES.load(name).backward_policies == ("uniform",)]
 
 
+def test_objectives_declare_the_backward_policies_they_train() -> None:
+    trains_none = {name for name in OBJECTIVES if OBJECTIVES.load(name).backward_policies == ("uniform",)}
+    refuses_learned = {name for name in OBJECTIVES if "learned" not in OBJECTIVES.load(name).backward_policies}
+    assert trains_none == {"fm", "a2c", "ppo"}
+    assert refuses_learned - trains_none == {"relative_tb", "max_likelihood"}
+
+
 @pytest.fixture(scope="module", params=OBJECTIVES)
 def method(request) -> str:
     return request.param
