@@ -11,6 +11,8 @@ from pathlib import Path
 
 import pytest
 
+import gflownet
+
 _IMPORT = re.compile(r"^\s*from (gflownet[\w.]*) import (?:\(([^)]*)\)|(.+))$", re.MULTILINE)
 _PYTHON = re.compile(r"^```python\n(.*?)^```", re.MULTILINE | re.DOTALL)
 
@@ -40,8 +42,13 @@ def test_package_resolves_every_name_of_its_stub(checkout: Path) -> None:
         for name in names:
             assert getattr(module, name) is not None
             assert not isinstance(getattr(module, name), type(sys)), f"{package}.{name} is a module"
-        with pytest.raises(AttributeError, match="nonsense"):
+        with pytest.raises(AttributeError, match=rf"^No {package} attribute nonsense$"):
             _ = module.nonsense
+
+
+def test_top_package_exports_have_their_own_names(checkout: Path) -> None:
+    names = stub_names(checkout / "gflownet" / "__init__.pyi")
+    assert [getattr(gflownet, name).__name__ for name in names] == names
 
 
 def test_importing_packages_does_not_import_torch(checkout: Path) -> None:

@@ -109,7 +109,10 @@ def test_tune_drops_a_setting_when_most_seeds_have_stopped(monkeypatch, capsys):
     queue = iter([Scripted(run, price=1.0) for run in (slow, slow, slow, stuck, quick, quick, stuck, quick, stuck)])
     best = tune(entry, lambda setting, seed: next(queue), side="ours")
     assert best == entry.settings[1]
-    assert "(16 + 48, 0.001: dropped)" in capsys.readouterr().out
+    assert (
+        "(16, 0.003: 128, 8.0 s) (16, 0.001: 64, 4.0 s) (16 + 48, 0.001: dropped) -> 16, 0.001"
+        in capsys.readouterr().out
+    )
 
 
 def test_our_learner_sampling_temperature():

@@ -13,6 +13,7 @@ from torch import Tensor
 from gflownet.autodiff.derivatives import gradient, hessian, hvp, jacobian, jvp, vjp
 from gflownet.autodiff.evaluation import evaluate, topological_order
 from gflownet.autodiff.functions import Function
+from gflownet.autodiff.node_builder import Nodes
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
@@ -316,6 +317,8 @@ def test_messages():
         jvp(output, {x: leaf("a"), w: leaf("iab")})
     with pytest.raises(TypeError, match="expected a node that is computed from others"):
         node_form(x)
+    with pytest.raises(TypeError, match="expected a node that is computed from others"):
+        Nodes().form(x)
 
 
 def test_one_sided_factor_in_numbers():

@@ -74,6 +74,25 @@ def pair(*expected: list[int]) -> tuple[list[int], ...]:
     return renamed(*expected, separate=False)
 
 
+def test_renamed_numbers_indices_by_first_appearance():
+    assert pair([7], [7, -9], [-9]) == pair([1], [1, -2], [-2]) == ([1], [1, -2], [-2])
+    assert transform([5, 3], [3, 5]) == ([1, 2], [2, 1])
+    assert transform([1, 2], [1, 2]) != transform([1, 2], [2, 1])
+
+
+def test_renamed_separates_positive_from_negative_indices():
+    assert transform([1, 2], [1, -1]) != transform([1, 2], [2, -1])
+    assert transform([1, 2], [1, -2]) != transform([1, 2], [1, 2])
+    assert pair([3], [-3, 3], [3]) == pair([1], [-2, 1], [1])
+    assert pair([3], [-3, 3], [3]) != pair([3], [-3, 3], [-3])
+
+
+def test_renamed_scope_of_negative_indices():
+    assert transform([1, -1], [1, -1]) == transform([1, -1], [1, -2])  # of a transform: one array
+    assert transform([1], [1, -1, -1]) != transform([1], [1, -1, -2])
+    assert pair([1], [1, -2], [-2]) != pair([1], [1, -2], [-3])  # of a pair: both operands
+
+
 def counts(node: Node | None) -> tuple[int, ...]:
     assert isinstance(node, TransformNode)
     return node.dummy_index, node.new_index, node.repeated_index

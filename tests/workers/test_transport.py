@@ -99,8 +99,8 @@ def test_channel_inference_tensors(pair):
     [
         (torch.ones(2, requires_grad=True), "without a gradient"),
         (torch.ones(2, requires_grad=True) * 2, "without a gradient"),
-        (threading.Lock(), "picklable"),
-        (lambda: None, "picklable"),
+        (threading.Lock(), "expected a picklable object: "),
+        (lambda: None, "expected a picklable object: "),
     ],
 )
 def test_channel_unsendable_message_raises(pair, part, reason):
