@@ -31,9 +31,12 @@ class Interval:
     high_open: bool = False
 
     def __contains__(self, value: float) -> bool:
-        above = value > self.low if self.low_open else value >= self.low
-        below = value < self.high if self.high_open else value <= self.high
-        return math.isfinite(value) and above and below
+        try:
+            above = value > self.low if self.low_open else value >= self.low
+            below = value < self.high if self.high_open else value <= self.high
+            return math.isfinite(value) and above and below
+        except (TypeError, OverflowError):  # not a number, or an integer beyond every float
+            return False
 
     def __str__(self) -> str:
         if self.high == math.inf:

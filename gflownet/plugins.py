@@ -107,7 +107,7 @@ def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[
         missing = ", ".join(sorted(getattr(loaded, "__abstractmethods__", ())))
         raise UserError(f"{key}: expected {name} to define {missing}, got an abstract class")
     config_class = getattr(loaded, "Config", None)
-    if config_class is not None and not is_dataclass(config_class):
+    if config_class is not None and not (isinstance(config_class, type) and is_dataclass(config_class)):
         raise UserError(f"{key}: expected {name}.Config to be a dataclass, got {config_class!r}")
     return loaded
 

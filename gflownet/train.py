@@ -14,11 +14,12 @@ from typing import TYPE_CHECKING
 
 import gflownet
 from gflownet.cli import Command, help_text, parse
-from gflownet.config import command_config, to_yaml
+from gflownet.config import Config, command_config, to_yaml
 from gflownet.config_checks import validate
 from gflownet.errors import UserError, error_line, printable
 from gflownet.extensions import option_schemas
 from gflownet.interrupts import discard_output_that_fails, discard_output_without_reader
+from gflownet.objectives.config import OBJECTIVES
 
 if TYPE_CHECKING:
     from gflownet.trainer import GFNTrainer
@@ -63,19 +64,30 @@ def _build(command: Command) -> GFNTrainer | None:
         print(f"gflownet {gflownet.__version__}")
         return None
     if command.help:
-        has_choices = command.config or command.overrides
-        schemas = option_schemas(command_config(command.config, command.overrides)) if has_choices else None
-        print(help_text(schemas), flush=True)
+        print(help_text(_chosen_schemas(command)), flush=True)
         return None
     config = command_config(command.config, command.overrides)
     validate(config)
     if command.print_config:
+        if config.algo.method != Config().algo.method:
+            OBJECTIVES.load(config.algo.method).check_config(config)
         print(to_yaml(config), end="")
         return None
     # Imported here: --help and config errors do not wait for the import of torch.
     from gflownet.trainer import GFNTrainer
 
     return GFNTrainer(config)
+
+
+def _chosen_schemas(command: Command) -> dict[str, type | None]:
+    """Return the options of the classes that the command chooses; none, with a line on stderr, for a wrong command."""
+    if not (command.config or command.overrides):
+        return {}
+    try:
+        return option_schemas(command_config(command.config, command.overrides))
+    except ValueError as error:
+        print(error_line(error), file=sys.stderr)
+        return {}
 
 
 @contextmanager

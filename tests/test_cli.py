@@ -203,3 +203,16 @@ def test_help_piped_into_head_prints_no_error() -> None:
     process = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=False)
     assert process.stdout == "usage: pyt"
     assert process.stderr == ""
+
+
+@pytest.mark.parametrize("argument", ["foo=bar", "task=nope"])
+def test_help_with_wrong_argument_is_printed(argument: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--help", argument]) == 0
+    printed = capsys.readouterr()
+    assert printed.out.startswith("usage: ")
+    assert printed.err.startswith("error: ")
+
+
+def test_print_config_refuses_options_that_the_objective_cannot_use(capsys: pytest.CaptureFixture[str]) -> None:
+    assert train.main(["--print-config", "algo.method=ppo", "algo.num_updates=2"]) == 2
+    assert capsys.readouterr().err.startswith("error: algo.num_updates: expected 1 with algo.method=ppo")

@@ -11,8 +11,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
 from gflownet import train
+from gflownet.graphs import ComputationGraph
+from gflownet.translation import to_pytorch_model
 from tests.tiny_run import TINY_RUN
 
 _FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTALL)
@@ -79,6 +82,13 @@ class Narrow(Aggregation):
     @staticmethod
     def forward(messages):
         return messages.mean(1)[:, :3]
+
+class Reserved(Aggregation):
+    edge_parameter = "weight"
+
+    @staticmethod
+    def forward(messages, *, weight):
+        return messages.mean(1)
 
 class First(Aggregation):
     @staticmethod
@@ -222,3 +232,75 @@ def test_every_documented_mistake_is_made(page: str) -> None:
         starts = [start.replace(broken, shown) for start in starts]
     undone = [text for text in _ERROR.findall(page) if not text.startswith(tuple(starts))]
     assert undone == []
+
+
+@pytest.mark.parametrize(
+    ("files", "options", "message"),
+    [
+        ({"own.py": "from gflownet.translation import Aggregation\n" + BROKEN["my_aggregations"]},
+         "env.aggregations=['own:Reserved']", "own:Reserved.edge_parameter: expected a free Python name, got 'weight'"),
+        ({"own.py": "from gflownet.translation import Activation\nclass Empty(Activation):\n    pass\n"},
+         "env.activations=['own:Empty']", "activation: expected own:Empty to define forward"),
+        ({"own.py": "from gflownet.objectives import Regression\nclass R(Regression):\n    def __init__(self, x): ...\n"
+                    "    def __call__(self, imbalance): ...\n"},
+         "algo.regression=own:R", "algo.regression: calling own:R failed: TypeError"),
+        ({"own.py": "from gflownet.mdp import GraphBuildingEnvContext\nclass C(GraphBuildingEnvContext):\n"
+                    "    @classmethod\n    def build_env(cls, config, *, input_sizes, output_sizes): ...\n"},
+         "env.name=own:C", "env.name: expected C.build_env to return an Environment, got None"),
+    ],
+)  # fmt: skip
+def test_wrong_class_gives_one_line(
+    files: dict[str, str],
+    options: str,
+    message: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.delitem(sys.modules, "own", raising=False)
+    assert train.main([*TINY_RUN, options, "log_dir=run"]) == 2
+    sys.modules.pop("own", None)
+    assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"error: {message}")
+
+
+def test_classes_with_similar_names_stay_apart_in_generated_code(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    activation = "from gflownet.translation import Activation\nimport torch\nclass {name}(Activation):\n"
+    activation += "    @staticmethod\n    def forward(z):\n        return {code}\n"
+    (tmp_path / "near_a.py").write_text(activation.format(name="b_Act", code="z + 1"))
+    (tmp_path / "near_a_b.py").write_text(activation.format(name="Act", code="z * 0"))
+    monkeypatch.syspath_prepend(tmp_path)
+    graph = ComputationGraph()
+    graph.add_node(0, "input", output_size=2)
+    for node, name in ((1, "near_a:b_Act"), (2, "near_a_b:Act")):
+        graph.add_node(node, "hidden", output_size=2, activation_function=name)
+        graph.add_edge(0, node)
+    graph.add_node(3, "output", output_size=2)
+    graph.add_edge(1, 3)
+    graph.add_edge(2, 3)
+    assert to_pytorch_model(graph)(torch.ones(1, 2)).tolist() == [[2.0, 2.0]]
+    for module in ("near_a", "near_a_b"):
+        sys.modules.pop(module)
+
+
+def test_objective_may_build_its_own_reader(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "own_reader.py").write_text(
+        "from gflownet.objectives import Loss, Objective, StepReader\n"
+        "class OwnReader(Objective):\n"
+        "    def __init__(self, context, config):\n"
+        "        super().__init__()\n"
+        "        self.reader = StepReader(context, config)\n"
+        "    def loss(self, policy, trajectories):\n"
+        "        return Loss(self.reader.read(policy, trajectories).log_ratio().square().mean(), {})\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    assert train.main([*TINY_RUN, "algo.method=own_reader:OwnReader", "log_dir=run"]) == 0
+    sys.modules.pop("own_reader")

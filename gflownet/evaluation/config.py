@@ -67,7 +67,7 @@ class PreferencesConfig:
     scalarisation: Scalarisation = option(
         "weighted_sum", "score under w: weighted_sum, weighted_log_sum (product of powers) or tchebycheff"
     )
-    alpha: list[float] = option([1.0], "parameters of the Dirichlet distribution of w: one, or one each", POSITIVE)
+    alpha: list[float] = option([1.0], "Dirichlet parameters of w: one, or one each", POSITIVE, may_be_empty=True)
     weights: list[float] = option([], "a fixed w, scaled to sum to 1; empty: sampled", NOT_NEGATIVE, may_be_empty=True)
 
 
@@ -82,7 +82,9 @@ class FocusConfig:
     limit_coef: float = option(
         0.1, "factor of a score at the surface of the cone; 1 on the axis", Interval(0, 1, low_open=True)
     )
-    alpha: list[float] = option([1.0], "parameters of the axis's Dirichlet distribution: one, or one each", POSITIVE)
+    alpha: list[float] = option(
+        [1.0], "Dirichlet parameters of the axis: one, or one each", POSITIVE, may_be_empty=True
+    )
     directions: list[list[float]] = option([], "axes to sample from uniformly; empty: Dirichlet")
 
 

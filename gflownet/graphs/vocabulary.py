@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cache
 from importlib import import_module
+from keyword import iskeyword
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -26,6 +27,10 @@ if TYPE_CHECKING:
 MAX_WIDTH = 2**20
 # Beyond these a softmax is a maximum or a mean; much beyond, float32 scores overflow.
 MIN_TEMPERATURE, MAX_TEMPERATURE = 1e-6, 1e9
+# Words of parameters and keywords that an aggregation of a user cannot take.
+_RESERVED = frozenset(
+    ["weight", "proj", "bias", "post", "q", "messages", "query", "aggregation", "post_projection", "derivation_uuid"]
+)
 PROJECTIONS = ("auto", "always", "never")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
 
@@ -89,6 +94,8 @@ class Activation:
     @classmethod
     def check(cls, name: str) -> None:
         """Raise ValueError unless forward keeps the shape and dtype of a sample, and gradient equals autograd's."""
+        if cls.forward is Activation.forward:
+            raise ValueError(f"activation: expected {name} to define forward")
         torch = import_module("torch")
         with torch.inference_mode(mode=False), torch.enable_grad():
             z = torch.linspace(-1, 1, 6).view(2, 3).requires_grad_()
@@ -97,7 +104,7 @@ class Activation:
                 gradient, g, call = cls.gradient, torch.ones_like(z), f"{name}.gradient(g, z, y [2, 3])"
                 result = _called(call, lambda: gradient(g, z.detach(), y.detach()), z)
                 expected = torch.autograd.grad(y, z, g)[0] if y.requires_grad else torch.zeros_like(z)
-                if not torch.allclose(result, expected, atol=1e-4):
+                if not torch.allclose(result, expected, atol=1e-4, equal_nan=True):
                     got = f"got {result.flatten().tolist()}"
                     raise ValueError(f"{call}: expected {expected.flatten().tolist()}, as autograd of forward, {got}")
 
@@ -156,8 +163,12 @@ class Aggregation:
     def check(cls, name: str) -> None:
         """Raise ValueError unless forward maps sample messages to the size and the order sensitivity it declares."""
         for key, parameter in cls.attributes.items():
-            if not (isinstance(key, str) and key.isidentifier() and isinstance(parameter, Parameter)):
+            if not (_is_free(key) and key != cls.edge_parameter and isinstance(parameter, Parameter)):
                 raise ValueError(f"{name}: expected attributes of Parameters by name, got {key}: {shown(parameter)}")
+        if cls.edge_parameter and not _is_free(cls.edge_parameter):
+            raise ValueError(f"{name}.edge_parameter: expected a free Python name, got {cls.edge_parameter!r}")
+        if cls.forward is Aggregation.forward:
+            raise ValueError(f"aggregation: expected {name} to define forward")
         torch = import_module("torch")
         messages = torch.linspace(-1, 1, 24).view(2, 3, 4)
         keywords = {cls.edge_parameter: torch.zeros(3)} if cls.edge_parameter else {}
@@ -172,6 +183,11 @@ class Aggregation:
                 raise ValueError(
                     f"{call}: expected the same result for every order of the inputs, or is_order_sensitive = True"
                 )
+
+
+def _is_free(name: Any) -> bool:
+    """Return whether a user's aggregation may have a keyword of this name."""
+    return isinstance(name, str) and name.isidentifier() and not iskeyword(name) and name not in _RESERVED
 
 
 def _called(call: str, function: Callable[[], Any], like: Tensor) -> Tensor:

@@ -34,6 +34,8 @@ class GraphBuildingEnvContext(StateFeatures, Configurable):
     ) -> Self:
         """Return the context of a run; `num_cond_dim` is the width of the policy's conditioning, see `build_env`."""
         env = cls.build_env(config, input_sizes=input_sizes, output_sizes=output_sizes)
+        if not isinstance(env, Environment):
+            raise ValueError(f"env.name: expected {cls.__name__}.build_env to return an Environment, got {env!r}")
         return cls(env, num_cond_dim=num_cond_dim)
 
     @classmethod

@@ -44,7 +44,7 @@ class Objective(nn.Module, Configurable, ABC):
     symmetries: ClassVar[tuple[str, ...]] = SYMMETRY_NAMES  # accepted values of algo.symmetry
     num_epochs: int = 1  # optimiser steps per batch of trajectories
 
-    def __init__(self, context: GraphBuildingEnvContext, config: AlgoConfig) -> None:
+    def __init__(self, context: GraphBuildingEnvContext | None = None, config: AlgoConfig | None = None) -> None:
         """Read the options. A subclass's own __init__ has the same arguments and calls this one first.
 
         Args:
@@ -53,9 +53,10 @@ class Objective(nn.Module, Configurable, ABC):
                 `self.regression` is the loss of an imbalance.
         """
         super().__init__()
-        self.context = context
-        self.reader = StepReader(context, config)
-        self.regression = make_regression(config.regression)
+        if context is not None and config is not None:  # a subclass may also build these itself
+            self.context = context
+            self.reader = StepReader(context, config)
+            self.regression = make_regression(config.regression)
 
     @classmethod
     def build(

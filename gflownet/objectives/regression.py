@@ -72,10 +72,14 @@ def make_regression(name: str) -> Regression:
     """Return the regression loss of a built-in name or module:Class.
 
     Raises:
-        ValueError: as `load_class`; or its values at -1, 0 and 1 are not finite, >= 0 and 0 at 0.
+        ValueError: as `load_class`; or it raises, or its values at -1, 0 and 1 are not finite, >= 0 and 0 at 0.
     """
-    regression: Regression = REGRESSIONS.load(name)()
-    values = torch.as_tensor(regression(torch.tensor([-1.0, 0.0, 1.0])))
+    regression_class = REGRESSIONS.load(name)
+    try:
+        regression: Regression = regression_class()
+        values = torch.as_tensor(regression(torch.tensor([-1.0, 0.0, 1.0])))
+    except Exception as error:  # raised by the user's own class
+        raise UserError(f"{REGRESSIONS.key}: calling {name} failed: {type(error).__name__}: {error}") from error
     is_loss = values.shape == (3,) and bool(values.isfinite().all() and (values >= 0).all()) and not values[1]
     if not is_loss:
         expected = "losses >= 0 of the imbalances -1, 0, 1, and 0 at 0"

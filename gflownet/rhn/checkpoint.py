@@ -48,7 +48,7 @@ def save_language_model(folder: Path, model: nn.Module) -> None:
 
     Raises:
         ValueError: a model of another class.
-        UserError: a file cannot be written, for example on a full disk; the previous model is unchanged.
+        UserError: a file cannot be written, for example on a full disk.
     """
     description = json.dumps(
         {"kind": _kind_of(model), "config": asdict(cast(RecurrentNetwork, model).config)}, indent=1

@@ -58,8 +58,8 @@ def slot_name(kind: str, node_id: int) -> str:
 
 
 def outside_name(name: str) -> str:
-    """The identifier of a user's class `module:Class` in generated code."""
-    return name.replace(".", "__").replace(":", "_")
+    """The identifier of a user's class `module:Class` in generated code, different for different names."""
+    return "user_" + name.replace("_", "_u").replace(".", "_d").replace(":", "_c")
 
 
 def outside_names(plan: ModelPlan) -> Iterator[str]:

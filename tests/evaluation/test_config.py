@@ -37,7 +37,7 @@ def test_senseless_temperatures_name_their_key(overrides, message):
 @pytest.mark.parametrize(
     ("override", "message"),
     [
-        ("preferences.alpha=[]", "expected at least one entry"),
+        ("preferences.alpha=[]", "expected one value, or one for each of 3 objectives"),
         ("preferences.alpha=[1.0,1.0]", "expected one value, or one for each of 3 objectives, got 2"),
         ("preferences.alpha=[0.0]", "expected a number > 0, got 0.0"),
         ("preferences.weights=[1.0,1.0]", r"expected one value for each of 3 objectives, got \[1.0, 1.0\]"),
