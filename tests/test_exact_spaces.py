@@ -1,5 +1,7 @@
 """Exact flows on eleven enumerable spaces: class counts, orbit identity, balanced losses, and wrong symmetry schemes.
 
+Losses are not checked on the space of 72,296 classes.
+
 Letters: S states, M forward actions of all states, K backward actions.
 """
 
@@ -29,7 +31,7 @@ from tests.objectives.balanced import COMBINATIONS, FLOW_OBJECTIVES, set_up, set
 from tests.oracles.backward_actions import BackwardActions, class_log_backward, enumerate_backward
 from tests.oracles.tabular import classes_of
 
-EXACT = 1e-6  # L1 distance; rounding alone leaves about 1e-15
+EXACT = 1e-12  # L1 distance; rounding alone leaves about 1e-15
 BALANCED = 1e-9  # loss at exact flows in float64
 
 
