@@ -48,5 +48,10 @@ def test_fixed_length_env_error_messages():
     for late in (more, GraphAction(Kind.AddEdge, 1, 2)):
         with pytest.raises(IllegalAction, match="is illegal: all 3 actions have been taken"):
             env.step(states, env.encode_batch([late]))
-    with pytest.raises(ValueError, match="num_actions: expected 1 to 7 with max_nodes=4, got 8"):
-        FixedLengthGraphBuildingEnv(["a"], max_nodes=4, num_actions=8)
+
+
+@pytest.mark.parametrize("num_actions", [0, 8])
+def test_fixed_length_env_invalid_length_raises(num_actions):
+    message = rf"^num_actions: expected 1 to 7 with max_nodes=4, got {num_actions}$"
+    with pytest.raises(ValueError, match=message):
+        FixedLengthGraphBuildingEnv(["a"], max_nodes=4, num_actions=num_actions)

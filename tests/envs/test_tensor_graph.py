@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 from collections import defaultdict
 from collections.abc import Iterator
 
@@ -256,10 +257,22 @@ def test_tensor_graph_env_invalid_arguments_raise(changes, message):
         tensor_graphs(**changes)
 
 
-@pytest.mark.parametrize("texts", [["A"], ["A[0]"], ["A[2]", "A[3]"], ["keep[2]"], ["2[3]"]])
-def test_read_inputs_parses_names_and_shapes(texts):
+def test_read_inputs_parses_names_and_shapes():
     assert read_inputs(["A[3, 4]", "s[]"]) == {"A": (3, 4), "s": ()}
-    with pytest.raises(ValueError, match=r"inputs: expected (a|distinct) name"):
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        (["A"], "inputs: expected a name and a shape as in A[3,4], got 'A'"),
+        (["A[0]"], "inputs: expected a name and a shape as in A[3,4], got 'A[0]'"),
+        (["2[3]"], "inputs: expected a name and a shape as in A[3,4], got '2[3]'"),
+        (["A[2]", "A[3]"], "inputs: expected distinct names, got 'A'"),
+        (["keep[2]"], "inputs: expected distinct names, got 'keep'"),
+    ],
+)
+def test_read_inputs_invalid_text_raises(texts, message):
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}$"):
         read_inputs(texts)
 
 
