@@ -55,8 +55,8 @@ class LanguageModel(Protocol):
         Args:
             tokens: [R].
             state: [layers, R, width] of the tokens before.
-            starts: [R] bool, the rows whose token is the first of its sequence: their state is not used, but must be
-                finite; None if there is no such row.
+            starts: [R] bool, the rows whose token is the first of its sequence: their state is not used; None if there
+                is no such row.
 
         Returns:
             logits [R, V] of the next token, and the new states [layers, R, width].
@@ -162,6 +162,8 @@ class RHNDecoder:
         if missing:
             tokens, state = F.pad(tokens, (0, missing)), F.pad(state, (0, 0, 0, missing))
             starts = None if starts is None else F.pad(starts, (0, missing))
+        if starts is not None:  # masks multiply, and the state of an earlier sequence need not be finite
+            state = state.masked_fill(starts.view(1, -1, 1), 0)
         new_state = self._embedding.new_zeros(state.shape)
         logits = self._embedding.new_empty(len(tokens), self.vocabulary_size)
         with torch.inference_mode():  # saves a tenth of the time and more; the returned tensors are made outside

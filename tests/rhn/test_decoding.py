@@ -12,8 +12,11 @@ from gflownet.rhn import decoding
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.decoding_steps import run_layer
+from gflownet.rhn.network import RHN
+from gflownet.rhn.stack_model import RecurrentStack
 from tests.oracles import rhn as oracle
 from tests.rhn.random_networks import Case, random_case, random_network
+from tests.rhn.random_stacks import random_stack
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
 
 
@@ -122,6 +125,19 @@ def test_step_mixes_first_and_later_tokens() -> None:
         wanted, wanted_states = decoder.prefill(tokens[row : row + 1, None], state)
         assert_near(logits[row], wanted[0])
         assert_near(new_states[:, row], wanted_states[:, 0])
+
+
+@pytest.mark.usefixtures("_method")
+@pytest.mark.parametrize("network", [random_case(0).network, random_stack(1), random_stack(4)])
+def test_step_ignores_non_finite_state_of_first_tokens(network: RHN | RecurrentStack) -> None:
+    decoder = RHNDecoder(network)
+    tokens, starts = torch.zeros(3, dtype=torch.int64), torch.tensor([True, False, True])
+    states = torch.randn(decoder.state_shape[0], 3, decoder.state_shape[1], dtype=torch.float64)
+    expected, _ = decoder.step(tokens, states, starts)
+    states[:, starts] = torch.tensor([torch.nan, torch.inf], dtype=torch.float64).view(1, 2, 1)
+    logits, new_states = decoder.step(tokens, states, starts)
+    assert torch.equal(logits, expected)
+    assert bool(new_states.isfinite().all())
 
 
 def test_refresh_reads_changed_weights() -> None:
