@@ -2,6 +2,8 @@
 
 from pathlib import Path
 
+import pytest
+
 from gflownet.train import main
 
 SMALL = (
@@ -21,3 +23,11 @@ SMALL = (
 
 def run(folder: Path, *overrides: str) -> int:
     return main([*SMALL, f"log_dir={folder}", *overrides])
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of a finished run."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    assert run(folder) == 0
+    return folder

@@ -10,16 +10,12 @@ import pytest
 from gflownet.run.checkpoint import save
 from gflownet.run.folder import last_checkpoint
 from gflownet.train import main
+from tests import small_run
 from tests.small_run import run
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes
 
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    assert run(folder) == 0
-    return folder
+finished = small_run.finished
 
 
 def test_resume_equals_uninterrupted_run(finished, tmp_path):

@@ -23,15 +23,11 @@ from gflownet.run.checkpoint import RunLock, load
 from gflownet.run_marker import read_marker
 from gflownet.trainer import GFNTrainer
 from gflownet.workers.pool import WorkerError
+from tests import small_run
 from tests.small_run import SMALL, run
 from tests.tiny_run import metric_rows
 
-
-@pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> Path:
-    folder = tmp_path_factory.mktemp("finished") / "run"
-    assert run(folder) == 0
-    return folder
+finished = small_run.finished
 
 
 def test_run_writes_all_files(finished):

@@ -28,18 +28,9 @@ from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
 from gflownet.rhn.stack_model import RecurrentStack
 from tests.rhn.random_networks import random_network
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
+from tests.rhn.serving.clock import Clock
 
 CONFIG = RHNConfig(vocabulary_size=9, hidden_size=8, intermediate_size=12, depth=3, rank=2, bottleneck=3)
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 def engine_of(*, prefix_bytes: int = 0, clock: Clock | None = None, **limits: float) -> Engine:

@@ -8,16 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gflownet.rhn.serving.scheduler import Phase, QueueFullError, Scheduler, SchedulerConfig
-
-
-class Clock:
-    """A clock that the test advances."""
-
-    def __init__(self) -> None:
-        self.now = 0.0
-
-    def __call__(self) -> float:
-        return self.now
+from tests.rhn.serving.clock import Clock
 
 
 def scheduler_of(**limits: float) -> tuple[Scheduler, Clock]:
