@@ -27,7 +27,7 @@ from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from scripts.worker_streams import TRANSPORTS, Streams, open_streams, worker_pids
 
 MINUTES = float(os.environ.get("GFLOWNET_SOAK_MINUTES", "0.15"))
-LONG_MINUTES = 2.0  # run length from which the growth of memory is meaningful
+LONG_MINUTES = 5  # growth of memory is smaller than its noise in shorter runs
 MAX_GROWTH = 30.0  # MiB per hour
 MIN_SAMPLES = 6
 TRAIN_EVERY = 10  # rollouts
