@@ -129,11 +129,13 @@ class _Enumeration:
         self.terminal = graph.states[graph.terminal]
 
     def certificate(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certificate:
+        """Return the certificate under a conditioning, given the scores of the terminal states."""
         subject, graph = self._subject, self._graph
         log_reward = torch.zeros(len(graph), dtype=torch.float64)
         log_reward[graph.terminal] = subject.log_reward(scores, conditioning)
-        if subject.prior is not None:
-            log_prior = terminating_distribution(graph, self._log_forward(subject.prior, conditioning)).log()
+        prior = subject.prior
+        if prior is not None:
+            log_prior = terminating_distribution(graph, self._log_forward(prior, conditioning)).log()
             log_reward[graph.terminal] += log_prior[graph.terminal]
         log_forward = self._log_forward(subject.policy, conditioning)
         return certify_exactly(graph, log_forward, log_reward, learned_log_z=subject.log_z(conditioning))
@@ -176,6 +178,7 @@ class _Sampling:
         self._sampled = owner[: num_samples * len(conditionings)].split(num_samples)
 
     def certificate(self, index: int, conditioning: Conditioning, scores: Tensor) -> Certificate:
+        """Return the certificate under a conditioning, given the scores of the terminal states."""
         subject = self._subject
         samples = self._with_own_backward(self._samples[index])
         rollouts = self._rollouts(conditioning, subject.generator(_BACKWARD, index))

@@ -163,6 +163,7 @@ def test_overwrite_with_manipulated_file_list_raises(path, tmp_path):
         marker = json.loads((path / "run.json").read_text())
         (path / "run.json").write_text(json.dumps({**marker, "files": [*marker["files"], name]}))
         refused(path, overwrite=True)
+        assert (tmp_path / "precious").read_text() == MINE
         (path / "run.json").write_text(json.dumps(marker))
 
 
