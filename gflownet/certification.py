@@ -5,7 +5,7 @@ Letters: X terminal states, K objectives.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -14,6 +14,7 @@ from torch import Tensor
 
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.dispatcher import EvaluationStoppedError, Store
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask
@@ -65,7 +66,7 @@ class RunCertificate:
 class CertificateStore:
     """The evaluations of a run, and a second store for new ones, which reports of the search exclude."""
 
-    def __init__(self, run: EvaluationStore, new: EvaluationStore) -> None:
+    def __init__(self, run: Store, new: EvaluationStore) -> None:
         self._run, self._new = run, new
 
     def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
@@ -73,7 +74,7 @@ class CertificateStore:
         pairs = zip(self._run.find_many(identities), self._new.find_many(identities), strict=True)
         return [first or second for first, second in pairs]
 
-    def add(self, records: Sequence[EvaluationRecord]) -> None:
+    def add(self, records: Iterable[EvaluationRecord]) -> None:
         """Store new evaluations."""
         self._new.add(records)
 
@@ -269,7 +270,7 @@ def certify(
     for index, conditioning in enumerate(conditionings):
         certificate = method.certificate(index, conditioning, scores)
         parts.append(Certified(float(conditioning.beta), tuple(conditioning.encoding[0].tolist()), certificate))
-    num_failed = sum(evaluation.status is EvaluationStatus.FAILED for evaluation in evaluations)
+    num_failed = sum(evaluation.status is not EvaluationStatus.OK for evaluation in evaluations)
     return RunCertificate(tuple(parts), len(candidates), num_new, num_failed)
 
 
@@ -278,10 +279,13 @@ def _evaluated(
 ) -> list[Evaluation] | None:
     """Return the evaluations, None if a signal arrived before the last one."""
     evaluations: list[Evaluation] = []
-    for start in range(0, len(candidates), _CHUNK):
-        if stopped():
-            return None
-        evaluations += subject.evaluator.evaluate(candidates[start : start + _CHUNK], step=subject.step)
+    try:
+        for start in range(0, len(candidates), _CHUNK):
+            if stopped():
+                return None
+            evaluations += subject.evaluator.evaluate(candidates[start : start + _CHUNK], step=subject.step)
+    except EvaluationStoppedError:
+        return None
     return None if stopped() else evaluations
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import uuid
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -14,8 +15,9 @@ from gflownet.data.replay import ReplayBuffer
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
-from gflownet.evaluation.evaluator import EVALUATORS, Evaluator
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.dispatcher import Dispatcher, Store
+from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.executors.choice import build_executor
 from gflownet.evaluation.task import GFNTask
 from gflownet.extensions import load_extensions
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
@@ -143,11 +145,31 @@ class Components:
         seed = stream_seed(config.seed, _TRAJECTORY_STREAM)
         return TrajectorySource(self.context, options, task=self.task, seed=seed, offline=offline)
 
-    def build_evaluator(self, store: EvaluationStore) -> Evaluator:
-        """Build the evaluator of sampled graphs."""
+    def build_executor(self) -> Executor:
+        """Build the executor of candidate evaluations."""
+        return build_executor(self.task, self.config.evaluation)
+
+    def build_evaluator(
+        self, store: Store, executor: Executor, *, stopped: Callable[[], bool] = lambda: False
+    ) -> Dispatcher:
+        """Build the evaluator of sampled graphs.
+
+        Args:
+            store: of the results.
+            executor: runs the evaluations.
+            stopped: returns whether the run should stop.
+        """
         config = self.config
-        evaluator_class = EVALUATORS[config.evaluation.backend]
-        return evaluator_class(self.task, store, config=config.evaluation, seed=config.seed, run=self.run_id)
+        return Dispatcher(
+            self.task,
+            store,
+            executor,
+            config=config.evaluation,
+            seed=config.seed,
+            run=self.run_id,
+            budget=config.budget,
+            stopped=stopped,
+        )
 
 
 def _device(name: str) -> torch.device:

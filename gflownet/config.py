@@ -19,7 +19,13 @@ import gflownet
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
 from gflownet.envs.config import EnvConfig
 from gflownet.errors import UserError
-from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig
+from gflownet.evaluation.config import (
+    AsynchronousConfig,
+    BudgetConfig,
+    ConditionalsConfig,
+    EvaluationConfig,
+    FinalConfig,
+)
 from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
@@ -83,6 +89,9 @@ class Config:
     cond: ConditionalsConfig = field(default_factory=ConditionalsConfig)
     env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    budget: BudgetConfig = field(default_factory=BudgetConfig)
+    asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
+    final: FinalConfig = field(default_factory=FinalConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
 
 

@@ -7,7 +7,7 @@ import time
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, suppress
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 from gflownet.components import CERTIFICATE_STREAM, Components
 from gflownet.config import to_mapping
@@ -15,6 +15,7 @@ from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.source import Rollout
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.interrupts import StopRequest, stop_signals
@@ -61,11 +62,13 @@ class GFNTrainer(Components):
             location = config.evaluation.store_url or folder.store
             store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
             stop = stack.enter_context(stop_signals())
+            executor = stack.enter_context(self.build_executor())
+            evaluator = self.build_evaluator(store, executor, stopped=lambda: stop.signal is not None)
             logger = self._open_logger(folder)  # outside of `try`: its error needs no report
             try:
                 with logger:
-                    self._train(folder, logger, self.build_evaluator(store), stop)
-                    certificate = self._certify(folder, store, logger, stop)
+                    self._train(folder, logger, evaluator, stop)
+                    certificate = self._certify(folder, evaluator, logger, stop)
             except Exception as error:
                 if self.progress.score_means:  # report the results so far
                     with suppress(UserError, OSError):  # raise the first error only
@@ -152,7 +155,7 @@ class GFNTrainer(Components):
             resume_step=self.step if folder.resumed else None,
         )
 
-    def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Evaluator, stop: StopRequest) -> None:
+    def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Dispatcher, stop: StopRequest) -> None:
         """Train until the last step or a signal, with regular checkpoints and one at the end."""
         config, progress = self.config, self.progress
         num_before, seconds_before, started = progress.num_distinct, progress.seconds, math.inf
@@ -160,7 +163,10 @@ class GFNTrainer(Components):
         def until_stopped(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
             nonlocal started
             while stop.signal is None:
-                rollout = next(rollouts)
+                try:
+                    rollout = next(rollouts)
+                except EvaluationStoppedError:
+                    return
                 started = min(started, time.monotonic())  # excludes the start of the workers
                 yield rollout
 
@@ -173,7 +179,8 @@ class GFNTrainer(Components):
                     logger.print(f"step {self.step}: an evaluation failed: {next(iter(progress.errors))}")
                 num_failed = progress.errors.total()
                 if config.validate_every and self.step % config.validate_every == 0:
-                    metrics |= self._validate(evaluator)
+                    with suppress(EvaluationStoppedError):
+                        metrics |= self._validate(evaluator)
                 seconds = time.monotonic() - started
                 progress.seconds = seconds_before + seconds
                 rate = (progress.num_distinct - num_before) / seconds
@@ -183,7 +190,7 @@ class GFNTrainer(Components):
                     folder.checkpoints.save(self.step, self.state_dict())
         folder.checkpoints.save(self.step, self.state_dict())
 
-    def _rollouts(self, evaluator: Evaluator) -> Generator[Rollout]:
+    def _rollouts(self, evaluator: Dispatcher) -> Generator[Rollout]:
         """Return the rollouts of the next steps."""
         config, teacher = self.config, self.auxiliary.teacher
         arguments: dict[str, Any] = {
@@ -221,7 +228,7 @@ class GFNTrainer(Components):
         return metrics
 
     def _certify(
-        self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger, stop: StopRequest
+        self, folder: RunFolder, evaluator: Dispatcher, logger: MetricLogger, stop: StopRequest
     ) -> RunCertificate | None:
         """Write, log and return the certificate of the sampled distribution; None if off or after a signal."""
         config = self.config
@@ -235,14 +242,16 @@ class GFNTrainer(Components):
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = self.replay.sample(config.certify_samples, seed=seed)
         with EvaluationStore(folder.path / CERTIFICATE_STORE_NAME, context=scoring_context(config)) as extra_store:
-            combined_store = CertificateStore(store, extra_store)
+            combined_store = CertificateStore(evaluator.store, extra_store)
             subject = Subject(
                 context=self.context,
                 task=self.task,
                 policy=self.learner.sampling,
                 objective=self.objective,
                 trained=self.learner.trained,
-                evaluator=self.build_evaluator(cast(Any, combined_store)),
+                evaluator=self.build_evaluator(
+                    combined_store, evaluator.executor, stopped=lambda: stop.signal is not None
+                ),
                 store=combined_store,
                 step=self.step,
                 seed=seed,

@@ -20,7 +20,8 @@ from gflownet.data.replay import ReplayBuffer
 from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
-from gflownet.evaluation.evaluator import InlineEvaluator
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -76,7 +77,7 @@ class Streams:
 
     source: TrajectorySource
     policy: Policy
-    evaluator: InlineEvaluator
+    evaluator: Dispatcher
     replay: ReplayBuffer
 
     @property
@@ -127,7 +128,7 @@ def open_streams(
     options = SourceOptions(num_trajectories, exploration=Exploration(random_action_prob=0.1), replay=replay)
     source = TrajectorySource(context, options, task=task, seed=config.seed)
     with tempfile.TemporaryDirectory() as folder, EvaluationStore(Path(folder) / "store.sqlite") as store:
-        evaluator = InlineEvaluator(task, store, config=config.evaluation, seed=config.seed)
+        evaluator = Dispatcher(task, store, InlineExecutor(task), config=config.evaluation, seed=config.seed)
         yield Streams(source, policy, evaluator, ReplayBuffer(replay))
 
 

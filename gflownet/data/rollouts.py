@@ -1,4 +1,4 @@
-"""Rollouts without end, in this process or from workers that call it for policy, replay buffer and store."""
+"""Rollouts without end, in this process or from workers that call it for policy, replay buffer and evaluations."""
 
 from __future__ import annotations
 
@@ -16,7 +16,9 @@ from gflownet.data.config import WorkersConfig
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.source import GLOBAL_STREAM, Rollout, TrajectorySource
 from gflownet.errors import UserError
-from gflownet.evaluation.evaluator import Evaluator, InlineEvaluator
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.evaluator import Evaluator
+from gflownet.evaluation.remote import EvaluationDesk, RemoteEvaluator
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.layout import Batch, BatchLayout, Kinds
 from gflownet.mdp.policy import PolicyFunction
@@ -51,7 +53,7 @@ def worker_rollouts(
     source: TrajectorySource,
     *,
     policy: PolicyOnDevice,
-    evaluator: InlineEvaluator,
+    evaluator: Dispatcher,
     replay: ReplayBuffer,
     first_step: int,
     num_workers: int,
@@ -76,9 +78,9 @@ def worker_rollouts(
     objects = {
         **{name: Served(each, mergers) for name, each in served.items()},
         "replay": Served(replay),
-        "store": Served(evaluator.store),
+        "evaluations": Served(EvaluationDesk(evaluator)),
     }
-    producer = _RolloutProducer(source, evaluator.with_store(None), first_step)
+    producer = _RolloutProducer(source, first_step)
     with (
         _failures_as_user_errors(num_workers, config),
         ProxyServer(objects, transport=transport, device=policy.device) as server,
@@ -150,8 +152,8 @@ class MergedPolicyCalls:
 class _RolloutProducer:
     """The `Produce` of workers: rollouts of every n-th step."""
 
-    def __init__(self, source: TrajectorySource, evaluator: InlineEvaluator, first_step: int) -> None:
-        self._source, self._evaluator, self._first_step = source, evaluator, first_step
+    def __init__(self, source: TrajectorySource, first_step: int) -> None:
+        self._source, self._first_step = source, first_step
         self.seed = source.seed
 
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Rollout]:
@@ -159,8 +161,7 @@ class _RolloutProducer:
         policy: Any = endpoint.proxy("policy")
         teacher: Any = endpoint.proxy("teacher") if self._source.options.num_taught else None
         replay: Any = endpoint.proxy("replay")
-        store: Any = endpoint.proxy("store")
-        evaluator = self._evaluator.with_store(store)
+        evaluator = RemoteEvaluator(endpoint.proxy("evaluations"))
         for turn in count(info.id + info.num_taken * info.num_workers, info.num_workers):
             step = self._first_step + turn
             seed_all(stream_seed(self._source.seed, step, GLOBAL_STREAM))

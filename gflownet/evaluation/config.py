@@ -19,10 +19,46 @@ Scalarisation = Literal["weighted_sum", "weighted_log_sum", "tchebycheff"]
 
 
 @dataclass
+class RayConfig:
+    """The Ray cluster of evaluation.executor=ray."""
+
+    address: str = option("", "address of a running cluster, HOST:PORT or auto; empty: start one on this machine")
+
+
+@dataclass
+class HalvingConfig:
+    """Successive halving (ASHA, Li et al. 2020): stop the training of candidates that fall behind."""
+
+    min_fidelity: int = option(0, "epochs or steps after which candidates are first compared; 0: off", NOT_NEGATIVE)
+    reduction: int = option(3, "one in this many candidates is trained to the next comparison", Interval(2, 100))
+
+
+@dataclass
 class EvaluationConfig:
     """Training, scoring and storage of candidates."""
 
-    backend: Literal["inline"] = option("inline", "where candidates are evaluated: inline (in the main process)")
+    executor: Literal["auto", "inline", "pool", "ray"] = option(
+        "auto",
+        "where candidates are evaluated: inline (in the main process), pool (processes of this machine), ray (a "
+        "cluster) or auto (pool with two or more cores, except for tasks that only look up or compute a score)",
+    )
+    capacity: int = option(0, "pool: number of processes; 0: one per core", NOT_NEGATIVE)
+    deadline: float | None = option(
+        600.0, "seconds per candidate after which its process is ended; null: none", POSITIVE
+    )
+    memory_limit: float | None = option(
+        None, "gigabytes of memory per process of a pool; null: an equal share of this machine's", POSITIVE
+    )
+    max_attempts: int = option(
+        2,
+        "evaluations of a candidate that crashes, times out or fails for lack of memory or a connection",
+        AT_LEAST_ONE,
+    )
+    lease: float = option(
+        60.0, "seconds without a sign of life after which another run takes over a running evaluation", POSITIVE
+    )
+    ray: RayConfig = field(default_factory=RayConfig)
+    halving: HalvingConfig = field(default_factory=HalvingConfig)
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
     num_epochs: int = option(4, "passes over the training data per candidate", POSITIVE)
     batch_size: int = option(64, "training examples per step of a candidate's training", POSITIVE)
@@ -47,6 +83,40 @@ class EvaluationConfig:
     objectives: list[str] = option([], "two or more of the task's objectives to trade off; empty: the score")
     target_flops: int = option(10_000, "FLOPs per example with utility 1/2", POSITIVE)
     target_latency: float = option(2e-5, "seconds per forward pass with utility 1/2", POSITIVE)
+
+
+@dataclass
+class BudgetConfig:
+    """Limits of the search; 0: no limit."""
+
+    evaluations: int = option(0, "new evaluations after which the run ends", NOT_NEGATIVE)
+    seconds: float = option(0.0, "seconds of training after which the run ends", NOT_NEGATIVE)
+    parameters: int = option(0, "parameters above which a candidate is refused without building it", NOT_NEGATIVE)
+    flops: int = option(0, "FLOPs per example above which a candidate is refused without building it", NOT_NEGATIVE)
+
+
+@dataclass
+class AsynchronousConfig:
+    """Training on finished evaluations while others run."""
+
+    max_in_flight: int = option(
+        0, "candidates that are being evaluated while the policy trains; 0: each step waits for its own", NOT_NEGATIVE
+    )
+    updates_per_reward: float = option(
+        0.25, "maximum number of training steps per finished evaluation; the policy waits for more", POSITIVE
+    )
+
+
+@dataclass
+class FinalConfig:
+    """The final stage: the best architectures are trained again on new seeds, and their weights saved."""
+
+    top: int = option(10, "number of best architectures that are trained again; 0: no final stage", NOT_NEGATIVE)
+    num_seeds: int = option(5, "new seeds per architecture; they are ranked by the mean score", AT_LEAST_ONE)
+    epochs: int | None = option(None, "epochs or steps of these trainings; null: as in the search", AT_LEAST_ONE)
+    num_random: int = option(
+        100, "uniformly sampled architectures evaluated for comparison, at most as many as the search did", NOT_NEGATIVE
+    )
 
 
 @dataclass
@@ -104,6 +174,7 @@ class TaskConfig(Protocol):
     task: str
     task_options: Any
     evaluation: EvaluationConfig
+    budget: BudgetConfig
     cond: ConditionalsConfig
     env: EnvConfig
 
@@ -166,7 +237,21 @@ _DISTRIBUTIONS: dict[str, tuple[str, int, Callable[[Sequence[float]], bool]]] = 
 
 
 # Options of `evaluation` that do not change scores.
-_NEUTRAL_OPTIONS = frozenset({"backend", "store_url", "target_flops", "target_latency"})
+NEUTRAL_OPTIONS = frozenset(
+    {
+        "executor",
+        "capacity",
+        "deadline",
+        "memory_limit",
+        "max_attempts",
+        "lease",
+        "ray",
+        "halving",
+        "store_url",
+        "target_flops",
+        "target_latency",
+    }
+)
 
 
 def scoring_context(config: TaskConfig) -> str:
@@ -178,7 +263,7 @@ def scoring_context(config: TaskConfig) -> str:
             "task": config.task,
             "task_options": str(config.task_options),
             "seed": config.seed,
-            "evaluation": {name: value for name, value in evaluation.items() if name not in _NEUTRAL_OPTIONS},
+            "evaluation": {name: value for name, value in evaluation.items() if name not in NEUTRAL_OPTIONS},
         },
         sort_keys=True,
     )

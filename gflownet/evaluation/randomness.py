@@ -11,9 +11,10 @@ import numpy as np
 import torch
 
 
-def candidate_seed(run_seed: int, canonical_hash: str) -> int:
-    """Return the seed of a candidate, 31 bits: valid for every generator."""
-    digest = hashlib.sha256(f"{run_seed}:{canonical_hash}".encode()).digest()
+def candidate_seed(run_seed: int, canonical_hash: str, repeat: int = 0) -> int:
+    """Return the seed of a candidate, 31 bits: valid for every generator. Each repeat has another one."""
+    text = f"{run_seed}:{canonical_hash}" + (f":{repeat}" if repeat else "")
+    digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
 
 

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from enum import StrEnum
 from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple, Self
@@ -22,6 +21,7 @@ from sqlalchemy.dialects import postgresql, sqlite
 from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, ProgrammingError
 
 from gflownet.errors import UserError
+from gflownet.evaluation.job import EvaluationStatus as EvaluationStatus
 from gflownet.graphs.canonical import Candidate
 
 SCHEMA_VERSION = 3
@@ -30,13 +30,6 @@ BUSY_TIMEOUT = 60.0
 # Hashes per SELECT; SQLite's smallest limit on bound values is 999.
 _CHUNK = 500
 _log = logging.getLogger(__name__)
-
-
-class EvaluationStatus(StrEnum):
-    """Outcome of an evaluation."""
-
-    OK = "ok"
-    FAILED = "failed"
 
 
 @dataclass(frozen=True)
@@ -58,14 +51,16 @@ class EvaluationRecord:
 
 
 class Identity(NamedTuple):
-    """Hash and key of a graph."""
+    """Hash and key of a graph, with fidelity and seed of its evaluation."""
 
     hash: str  # canonical hash, a bucket
     key: str  # canonical key
+    fidelity: int = 0  # epochs or steps of training; 0: the task's own evaluation
+    seed: int = 0  # 0: the candidate's seed in the search; k: its k-th further seed
 
     @classmethod
-    def of(cls, candidate: Candidate) -> Identity:
-        return cls(candidate.canonical_hash(), candidate.canonical_key())
+    def of(cls, candidate: Candidate, *, fidelity: int = 0, seed: int = 0) -> Identity:
+        return cls(candidate.canonical_hash(), candidate.canonical_key(), fidelity, seed)
 
 
 _metadata = sql.MetaData()

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from gflownet.evaluation.conditioning import Conditioning, RewardConditional
 from gflownet.evaluation.config import TaskConfig
@@ -26,6 +26,47 @@ class Score:
     metrics: Mapping[str, float] = field(default_factory=dict)
 
 
+@dataclass(frozen=True)
+class Cost:
+    """Size of the model of a graph, computed without allocating it."""
+
+    num_parameters: int
+    flops: int  # of a forward pass on one example; a multiply-add counts 2
+
+
+@dataclass(frozen=True)
+class Reference:
+    """A reference result on the task's data for the closing table."""
+
+    name: str  # for example MLPClassifier(100)
+    validation: Sequence[float]  # score of each seed
+    test: Sequence[float]
+    num_parameters: int | None = None
+
+
+class CandidateTraining(ABC):
+    """The training of one candidate up to a fidelity; it can be saved and continued."""
+
+    fidelity: int  # epochs or steps done
+    curve: tuple[float, ...]  # validation score after each epoch or measured step
+    model: nn.Module
+
+    @abstractmethod
+    def score(self) -> Score:
+        """Return the validation score at this fidelity; at the full one, that of `GFNTask.evaluate` bit for bit."""
+
+    @abstractmethod
+    def test(self) -> float | None:
+        """Return the test score, None without test data."""
+
+    @abstractmethod
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors and plain containers from which the training continues bit for bit.
+
+        The entry `model` is the state dict of the model.
+        """
+
+
 class GFNTask(Configurable, ABC):
     """Scores terminal graphs and turns scores into log-rewards. A subclass defines `evaluate`.
 
@@ -40,6 +81,14 @@ class GFNTask(Configurable, ABC):
 
     # Names of metrics that a run may choose as objectives (evaluation.objectives) in place of the one score.
     objectives: ClassVar[tuple[str, ...]] = ()
+
+    # Largest valid score; a larger one is a mistake of the task, and the evaluation FAILED.
+    max_score: float = 1e6
+    # Evaluations take microseconds and are safe: evaluation.executor=auto keeps them in the main process.
+    is_cheap: ClassVar[bool] = False
+    # Epochs or steps of a full training for tasks with `train_many`; 0: evaluations have no fidelity.
+    max_fidelity: int = 0
+    fidelity_unit: ClassVar[str] = "epochs"
 
     chosen_objectives: tuple[str, ...] = ()  # of this run; empty: the score
     _reward_conditional: RewardConditional | None = None
@@ -76,9 +125,43 @@ class GFNTask(Configurable, ABC):
         for graph, seed in zip(graphs, seeds, strict=True):
             yield self._score_or_exception(graph, seed)
 
+    def train_many(
+        self,
+        graphs: Sequence[Any],
+        *,
+        seeds: Sequence[int],
+        fidelity: int,
+        schedule: int,
+        states: Sequence[Mapping[str, Any] | None],
+    ) -> Iterable[CandidateTraining | Exception]:
+        """Yield for each graph, in order, its training up to `fidelity`, or the exception that ended it.
+
+        Overridden, with `max_fidelity`, by tasks whose trainings can be continued.
+
+        Args:
+            graphs: the candidates.
+            seeds: one per graph.
+            fidelity: epochs or steps after which to stop.
+            schedule: epochs or steps of the whole training, for learning-rate schedules.
+            states: `state_dict` of the training to continue, or None, one per graph.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: expected train_many with max_fidelity={self.max_fidelity}")
+
     def test(self, graph: Any, *, seed: int) -> float | None:
         """Return the test score of a graph for the final report, None for a task without test data."""
         return None
+
+    def cost(self, graph: Any) -> Cost | None:
+        """Return the size of a graph's model, None where it is not known before it is built."""
+        return None
+
+    def reference(self, *, seeds: Sequence[int]) -> Reference | None:
+        """Return the result of a standard method on the same data, one score per seed, for the closing table."""
+        return None
+
+    def fingerprint(self) -> str:
+        """Return a digest of the data behind the scores; rows with another fingerprint are scored again."""
+        return ""
 
     @property
     def translation_settings(self) -> Mapping[str, Any]:

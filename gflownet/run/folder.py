@@ -57,7 +57,17 @@ _MAY_CHANGE = {
     "certify",
     "certify_max_states",
     "certify_samples",
+    "budget",
+    "asynchronous",
+    "final",
     "wandb",
+    "evaluation.executor",
+    "evaluation.capacity",
+    "evaluation.deadline",
+    "evaluation.memory_limit",
+    "evaluation.max_attempts",
+    "evaluation.lease",
+    "evaluation.ray.address",
 }
 
 
@@ -123,7 +133,7 @@ class RunFolder:
         """Raise UserError for the first changed option that a resumed run may not change."""
         started = dict(_leaves(to_mapping(config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: "))))
         for key, value in _leaves(to_mapping(config)):
-            if key.partition(".")[0] not in _MAY_CHANGE and started.get(key) != value:
+            if not {key, key.partition(".")[0]} & _MAY_CHANGE and started.get(key) != value:
                 raise UserError(
                     f"{key}: expected {started.get(key)!r}, as the run in {self.path} was started, got {value!r}; "
                     "a run with it needs another log_dir"

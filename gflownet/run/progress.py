@@ -50,7 +50,7 @@ class Progress:
             "score_best": self.best_score,
             "num_distinct": self.num_distinct,
             "cached_share": sum(e.cached for e in evaluations) / num,
-            "failed_share": sum(e.status is EvaluationStatus.FAILED for e in evaluations) / num,
+            "failed_share": sum(e.status is not EvaluationStatus.OK for e in evaluations) / num,
             **self._trade_offs(every),
         }
 

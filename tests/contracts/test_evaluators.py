@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from gflownet.evaluation.evaluator import EVALUATORS, Evaluator
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.evaluator import Evaluator
+from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import Score
@@ -32,12 +34,12 @@ def store(tmp_path):
         yield store
 
 
-@pytest.fixture(params=EVALUATORS)
-def build(request, store):
+@pytest.fixture
+def build(store):
     """Returns a function that builds the evaluator for a task."""
 
     def build_evaluator(task: StubTask, run: str = "") -> Evaluator:
-        return EVALUATORS[request.param](task, store, config=config_with().evaluation, seed=RUN_SEED, run=run)
+        return Dispatcher(task, store, InlineExecutor(task), config=config_with().evaluation, seed=RUN_SEED, run=run)
 
     return build_evaluator
 
@@ -109,6 +111,7 @@ def test_scores_of_another_run_are_cached_at_any_step(build, store):
     ("outcome", "reason"),
     [
         (math.nan, "expected a finite score, got nan"),
+        (1e300, r"expected a score in \[0, 1e\+06\], got 1e\+300"),
         (-math.inf, "expected a finite score, got -inf"),
         (-0.25, r"expected a score >= 0, got -0\.25"),
         (np.float32(np.nan), "expected a finite score, got nan"),

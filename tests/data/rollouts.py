@@ -17,7 +17,8 @@ from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.envs.config import EnvConfig
 from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig, TemperatureConfig
-from gflownet.evaluation.evaluator import InlineEvaluator
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.mdp.action import GraphActionType
@@ -65,7 +66,7 @@ class Parts:
 
     source: TrajectorySource
     policy: Policy
-    evaluator: InlineEvaluator
+    evaluator: Dispatcher
     replay: ReplayBuffer
 
     def here(self, *, first_step: int = 1) -> Generator[Rollout]:
@@ -119,7 +120,7 @@ def parts(
     source = TrajectorySource(context, chosen, task=built, seed=17, offline=offline)
     folder.mkdir(exist_ok=True)
     with EvaluationStore(folder / "store.sqlite") as store:
-        evaluator = InlineEvaluator(built, store, config=built.config.evaluation, seed=0)
+        evaluator = Dispatcher(built, store, InlineExecutor(built), config=built.config.evaluation, seed=0)
         yield Parts(source, policy, evaluator, ReplayBuffer(replay))
 
 

@@ -4,8 +4,9 @@ import math
 
 import pytest
 
-from gflownet.evaluation import evaluator
-from gflownet.evaluation.evaluator import InlineEvaluator
+from gflownet.evaluation import dispatcher
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store import EvaluationStore
 from tests.evaluation.candidates import StubCandidate, StubTask, config_with
 
@@ -39,12 +40,12 @@ class LooksIntoTheStore(StubTask):
     ("write_after", "seen", "writes"), [(0.0, [0, 1, 2, 3], [1, 1, 1, 1]), (math.inf, [0, 0, 0, 0], [4])]
 )
 def test_records_are_written_when_they_are_worth_a_write(tmp_path, monkeypatch, write_after, seen, writes):
-    monkeypatch.setattr(evaluator, "_WRITE_AFTER_S", write_after)
+    monkeypatch.setattr(dispatcher, "_WRITE_AFTER_S", write_after)
     with CountingStore(tmp_path / "store.sqlite") as store:
         store.writes = []
         task = LooksIntoTheStore(store)
         parts = {"config": config_with().evaluation, "seed": 0}
-        InlineEvaluator(task, store, **parts).evaluate([StubCandidate(key) for key in KEYS], step=1)
+        Dispatcher(task, store, InlineExecutor(task), **parts).evaluate([StubCandidate(key) for key in KEYS], step=1)
         assert task.seen == seen
         assert [num for num in store.writes if num] == writes
         assert store.count() == len(KEYS)

@@ -8,7 +8,8 @@ import pytest
 import torch
 from torch import nn
 
-from gflownet.evaluation.evaluator import InlineEvaluator
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.supervised import MAX_GROUP_SIZE, Splits, SupervisedTask
 from gflownet.evaluation.task import Score
@@ -254,7 +255,7 @@ def test_bad_candidates_are_recorded_and_the_run_goes_on(tmp_path):
     invalid.add_edge(0, 9)
     invalid.add_edge(9, 1)
     with EvaluationStore(tmp_path / "x.sqlite") as store:
-        evaluator = InlineEvaluator(task, store, config=task.config.evaluation, seed=0)
+        evaluator = Dispatcher(task, store, InlineExecutor(task), config=task.config.evaluation, seed=0)
         bad, good = evaluator.evaluate([invalid, graph_of((8, "tanh"))], step=1)
     assert (bad.status, good.status) == (EvaluationStatus.FAILED, EvaluationStatus.OK)
     assert "wiggle" in cast(str, bad.error)
@@ -264,7 +265,7 @@ def test_bad_candidates_are_recorded_and_the_run_goes_on(tmp_path):
 def test_diverging_candidate_is_recorded(tmp_path):
     task = build("learning_rate=1e6")
     with EvaluationStore(tmp_path / "x.sqlite") as store:
-        evaluator = InlineEvaluator(task, store, config=task.config.evaluation, seed=0)
+        evaluator = Dispatcher(task, store, InlineExecutor(task), config=task.config.evaluation, seed=0)
         (evaluation,) = evaluator.evaluate([graph_of((8, "tanh"))], step=1)
         assert store.count(EvaluationStatus.FAILED) == 1
     assert (evaluation.score, evaluation.status) == (task.config.evaluation.floor_score, EvaluationStatus.FAILED)
@@ -301,7 +302,7 @@ def test_a_cost_at_its_target_is_worth_a_half_and_less_costs_are_worth_more():
 def test_latency_is_measured_once_and_kept(tmp_path):
     task, graph = build(ALL_OBJECTIVES), graph_of((4, "relu"))
     with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
-        evaluator = InlineEvaluator(task, store, config=task.config.evaluation, seed=0)
+        evaluator = Dispatcher(task, store, InlineExecutor(task), config=task.config.evaluation, seed=0)
         (first,), (again,) = (evaluator.evaluate([graph.copy()], step=step) for step in (1, 2))
     assert again.cached
     assert first.utilities == again.utilities == task.utilities(Score(first.score, metrics=first.metrics))
@@ -320,7 +321,7 @@ class WithoutFlops(LargestOfThree):
 def test_a_candidate_without_an_objective_is_a_failure_of_no_utility(tmp_path):
     task = build("objectives=[accuracy,flops]", task_class=WithoutFlops)
     with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
-        evaluator = InlineEvaluator(task, store, config=task.config.evaluation, seed=0)
+        evaluator = Dispatcher(task, store, InlineExecutor(task), config=task.config.evaluation, seed=0)
         for step in (1, 2):
             (evaluation,) = evaluator.evaluate([graph_of()], step=step)
             assert evaluation.status is EvaluationStatus.FAILED

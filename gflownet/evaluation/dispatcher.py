@@ -1,0 +1,294 @@
+"""The dispatcher: the only caller of executors. Groups, deduplicates, retries and records evaluations."""
+
+from __future__ import annotations
+
+import json
+import math
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Protocol
+
+from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
+from gflownet.evaluation.evaluator import Evaluation, Evaluator, evaluation_of
+from gflownet.evaluation.executors.base import Executor, Handle
+from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
+from gflownet.evaluation.randomness import candidate_seed
+from gflownet.evaluation.store import EvaluationRecord, Identity
+from gflownet.evaluation.task import GFNTask
+from gflownet.graphs.canonical import Candidate
+
+# Records of less work than this, seconds, are written together, because a write waits for the disk.
+_WRITE_AFTER_S = 0.1
+# Longest wait between two checks for a stop request, seconds.
+_CHECK_EVERY_S = 0.2
+# Candidates below this duration, seconds, share a job even if the task does not train them together.
+_SHORT_S = 0.02
+# Jobs given to the executor per place, so that a process has its next job while the policy trains.
+_JOBS_PER_PLACE = 2
+
+
+class EvaluationStoppedError(Exception):
+    """The evaluation ended early: a stop request or a spent budget. Finished candidates are in the store."""
+
+
+class Store(Protocol):
+    """The part of an evaluation store that a dispatcher uses."""
+
+    def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]: ...
+
+    def add(self, records: Iterable[EvaluationRecord]) -> None: ...
+
+
+@dataclass(frozen=True)
+class Request:
+    """One evaluation of a candidate."""
+
+    candidate: Candidate
+    repeat: int = 0  # 0: the seed of the search; 1, 2, ...: further seeds
+    fidelity: int | None = None  # epochs or steps; None: the task's own evaluation
+    schedule: int | None = None
+    saves_training: bool = False
+    tests: bool = False
+
+    @property
+    def identity(self) -> Identity:
+        """Return the identity of its row."""
+        return Identity.of(self.candidate, fidelity=self.fidelity or 0, seed=self.repeat)
+
+
+@dataclass(eq=False)
+class Ticket:
+    """A requested evaluation and, once it is done, its row."""
+
+    request: Request
+    step: int
+    record: EvaluationRecord | None = None
+    outcome: Outcome | None = None  # None if the row was known
+    attempts: int = 0
+    is_alone: bool = False  # in a job of its own from now on
+
+
+class Dispatcher(Evaluator):
+    """Evaluates each graph once; every result is in the store before it is returned.
+
+    Thread-safe. A job that loses its process is split into single candidates; a single one is retried up to
+    `max_attempts` times, then recorded with its status and never evaluated again.
+    """
+
+    def __init__(
+        self,
+        task: GFNTask,
+        store: Store,
+        executor: Executor,
+        *,
+        config: EvaluationConfig,
+        seed: int,
+        run: str = "",
+        budget: BudgetConfig | None = None,
+        num_evaluated: int = 0,
+        stopped: Callable[[], bool] = lambda: False,
+    ) -> None:
+        """Keep the components; nothing is started.
+
+        Args:
+            task: scores the candidates.
+            store: of all results.
+            executor: runs the jobs; closed by its owner.
+            config: deadline, attempts, floor score.
+            seed: of the run, from which candidates get theirs.
+            run: id of the run, the same after a resume, recorded in its rows.
+            budget: limits of the search.
+            num_evaluated: evaluations of the run so far.
+            stopped: returns whether the run should stop.
+        """
+        self.task, self.store, self.executor, self.config = task, store, executor, config
+        self.seed, self.run, self.budget = seed, run, budget or BudgetConfig()
+        self.num_evaluated = num_evaluated
+        self.counts: Counter[str] = Counter()
+        self._stopped = stopped
+        self._tickets: dict[Identity, Ticket] = {}
+        self._queue: deque[Ticket] = deque()
+        self._running: dict[Handle, list[Ticket]] = {}
+        self._unwritten: list[EvaluationRecord] = []
+        self._last_write = time.monotonic()
+        self._mean_seconds = math.inf  # of a candidate, moving average
+        self._lock = threading.RLock()
+
+    def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
+        """Return one evaluation per candidate, see `Evaluator.evaluate`.
+
+        Raises:
+            EvaluationStoppedError: a stop request, or the budget is spent.
+        """
+        return self.evaluations(self.complete([Request(candidate) for candidate in candidates], step=step), step=step)
+
+    def evaluations(self, tickets: Sequence[Ticket], *, step: int) -> list[Evaluation]:
+        """Return the evaluations of finished tickets, once their rows are written."""
+        with self._lock:
+            self._write()
+        previous: set[Identity] = set()
+        evaluations = []
+        for ticket in tickets:
+            record, identity = ticket.record, ticket.request.identity
+            assert record is not None
+            # A row of this run and step counts as new: only a resumed run finds one, and must report the same as the
+            # uninterrupted run.
+            cached = record.run != self.run or record.step < step or identity in previous
+            evaluations.append(evaluation_of(record, task=self.task, cached=cached))
+            previous.add(identity)
+        return evaluations
+
+    def complete(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+        """Return one finished ticket per request, in order. Raises as `evaluate`."""
+        tickets = self.submit(requests, step=step)
+        while any(ticket.record is None for ticket in tickets):
+            self.advance(timeout=_CHECK_EVERY_S)
+        return tickets
+
+    def submit(self, requests: Sequence[Request], *, step: int) -> list[Ticket]:
+        """Start the evaluations of unknown graphs, and return one ticket per request without waiting.
+
+        Isomorphic graphs share a ticket. Tickets of known graphs have their row.
+        """
+        with self._lock:
+            tickets = {request.identity: request for request in requests}
+            known = dict(zip(tickets, self.store.find_many(list(tickets)), strict=True))
+            result: dict[Identity, Ticket] = {}
+            for identity, request in tickets.items():
+                running = self._tickets.get(identity)
+                result[identity] = running or Ticket(request, step, record=known[identity])
+                if result[identity].record is None and running is None:
+                    self._tickets[identity] = result[identity]
+                    self._queue.append(result[identity])
+            self._start_jobs()
+            return [result[request.identity] for request in requests]
+
+    def advance(self, *, timeout: float | None) -> int:
+        """Wait for a finished job, record its results, start the next jobs, and return the number of evaluations.
+
+        Raises:
+            EvaluationStoppedError: a stop request, or the budget is spent; running jobs are cancelled.
+        """
+        with self._lock:
+            if self._stopped():
+                self.cancel()
+                raise EvaluationStoppedError("stop request")
+            done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
+            num = sum(self._finish(handle) for handle in done)
+            if time.monotonic() - self._last_write >= _WRITE_AFTER_S:
+                self._write()
+            self._start_jobs()
+            return num
+
+    def cancel(self) -> None:
+        """End all running jobs and forget all unfinished requests; finished ones are written."""
+        with self._lock:
+            for handle in self._running:
+                self.executor.cancel(handle)
+            self._running.clear()
+            self._queue.clear()
+            self._tickets.clear()
+            self._write()
+
+    @property
+    def num_in_flight(self) -> int:
+        """Return the number of candidates without a result."""
+        return len(self._tickets)
+
+    def _start_jobs(self) -> None:
+        while self._queue and len(self._running) < _JOBS_PER_PLACE * self.executor.capacity:
+            tickets = self._next_group()
+            requests = [ticket.request for ticket in tickets]
+            first = requests[0]
+            job = Job(
+                tuple(request.candidate for request in requests),
+                tuple(self._seed(request) for request in requests),
+                fidelity=first.fidelity,
+                schedule=first.schedule,
+                saves_training=first.saves_training,
+                tests=first.tests,
+            )
+            deadline = None if self.config.deadline is None else self.config.deadline * len(tickets)
+            self._running[self.executor.submit(job, deadline=deadline)] = tickets
+
+    def _next_group(self) -> list[Ticket]:
+        """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
+        first = self._queue.popleft()
+        tickets = [first]
+        if first.is_alone:
+            return tickets
+        size = self._group_size(1 + sum(_may_share(first, ticket) for ticket in self._queue))
+        while self._queue and len(tickets) < size and _may_share(first, self._queue[0]):
+            tickets.append(self._queue.popleft())
+        return tickets
+
+    def _group_size(self, num: int) -> int:
+        """Return the number of candidates of a job when `num` are waiting."""
+        trains_together = type(self.task).evaluate_many is not GFNTask.evaluate_many
+        if not trains_together and self._mean_seconds > _SHORT_S:
+            return 1
+        return math.ceil(num / self.executor.capacity)
+
+    def _seed(self, request: Request) -> int:
+        return candidate_seed(self.seed, request.candidate.canonical_hash(), request.repeat)
+
+    def _finish(self, handle: Handle) -> int:
+        """Record the outcomes of a done job, or queue its candidates again; return the number of finished ones."""
+        tickets = self._running.pop(handle)
+        assert handle.outcomes is not None
+        if handle.process_ended and len(tickets) > 1:
+            for ticket in reversed(tickets):
+                ticket.is_alone = True
+                self._queue.appendleft(ticket)
+            return 0
+        finished = 0
+        for ticket, outcome in zip(tickets, handle.outcomes, strict=True):
+            ticket.attempts += 1
+            if outcome.is_transient and ticket.attempts < self.config.max_attempts:
+                ticket.is_alone = True
+                self.counts["num_retried"] += 1
+                self._queue.append(ticket)
+                continue
+            self._record(ticket, outcome)
+            finished += 1
+        return finished
+
+    def _record(self, ticket: Ticket, outcome: Outcome) -> None:
+        candidate, score = ticket.request.candidate, outcome.score
+        is_ok = outcome.status is EvaluationStatus.OK
+        ticket.outcome = outcome
+        ticket.record = EvaluationRecord(
+            hash=candidate.canonical_hash(),
+            key=candidate.canonical_key(),
+            graph=json.dumps(candidate.to_dict()),
+            score=score.value if is_ok and score is not None else self.config.floor_score,
+            status=outcome.status,
+            seconds=outcome.seconds,
+            step=ticket.step,
+            run=self.run,
+            error=outcome.error,
+            num_parameters=None if score is None else score.num_parameters,
+            metrics={} if score is None else score.metrics,
+        )
+        self.counts[f"num_{outcome.status.value}"] += 1
+        self.num_evaluated += 1
+        seconds = outcome.seconds
+        known = self._mean_seconds if math.isfinite(self._mean_seconds) else seconds
+        self._mean_seconds = 0.9 * known + 0.1 * seconds
+        self._unwritten.append(ticket.record)
+        del self._tickets[ticket.request.identity]
+
+    def _write(self) -> None:
+        """Write finished records to the store."""
+        records, self._unwritten = self._unwritten, []
+        self.store.add(records)
+        self._last_write = time.monotonic()
+
+
+def _may_share(first: Ticket, second: Ticket) -> bool:
+    """Return whether two requests may be in one job."""
+    same = replace(first.request, candidate=second.request.candidate, repeat=second.request.repeat)
+    return not second.is_alone and same == second.request

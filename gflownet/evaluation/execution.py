@@ -1,0 +1,176 @@
+"""Evaluation of a job in the current process, the same for every executor: checked scores and described errors."""
+
+from __future__ import annotations
+
+import dataclasses
+import errno
+import io
+import itertools
+import math
+import time
+import traceback
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+
+from gflownet.evaluation.job import MAX_ERROR_LENGTH, EvaluationStatus, Job, Outcome
+from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
+
+T = TypeVar("T")
+
+# Texts of the RuntimeErrors that torch raises without memory, on a CPU and on a GPU.
+_OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
+
+
+def run_job(task: GFNTask, job: Job) -> list[Outcome]:
+    """Return the outcome of each candidate of a job, in order.
+
+    Raises:
+        ValueError: `evaluate_many` or `train_many` yielded another number of outcomes.
+    """
+    outcomes = []
+    for position, (result, seconds) in enumerate(_timed(lambda: _results(task, job), num=len(job.candidates))):
+        outcome = _outcome(task, result, seconds)
+        if outcome.status is EvaluationStatus.OK:
+            outcome = _with_extras(task, job, position, result, outcome)
+        outcomes.append(outcome)
+    if len(outcomes) < len(job.candidates):
+        name = f"{type(task).__name__}.{'evaluate_many' if job.fidelity is None else 'train_many'}"
+        raise ValueError(f"{name}: expected {len(job.candidates)} outcomes, got {len(outcomes)}")
+    return outcomes
+
+
+def describe(error: BaseException) -> str:
+    """Return type, message and place of an exception on one line, at most MAX_ERROR_LENGTH characters."""
+    frames = traceback.extract_tb(error.__traceback__)
+    place = f" ({Path(frames[-1].filename).name}:{frames[-1].lineno})" if frames else ""
+    try:
+        message = str(error)
+    except Exception as inner:  # a broken __str__ of the user's class
+        message = f"its text raised {type(inner).__name__}"
+    return f"{capped(f'{type(error).__name__}: {message}', MAX_ERROR_LENGTH - len(place))}{place}"
+
+
+def capped(text: str, length: int = MAX_ERROR_LENGTH) -> str:
+    """Return a text on one line, valid UTF-8, cut to a length."""
+    line = " ".join(text[: 4 * length].encode(errors="replace").decode().split())
+    return line if len(line) <= length else f"{line[: length - 4]} ..."
+
+
+def failure(error: BaseException, seconds: float) -> Outcome:
+    """Return the outcome of an evaluation that raised."""
+    if is_out_of_memory(error):
+        return Outcome(EvaluationStatus.OUT_OF_MEMORY, seconds, error=describe(error), is_transient=True)
+    is_transient = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
+    return Outcome(EvaluationStatus.FAILED, seconds, error=describe(error), is_transient=is_transient)
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an exception reports missing memory."""
+    if isinstance(error, MemoryError | torch.OutOfMemoryError):
+        return True
+    if isinstance(error, OSError):
+        return error.errno == errno.ENOMEM
+    return isinstance(error, RuntimeError) and any(text in describe(error) for text in _OUT_OF_MEMORY_TEXTS)
+
+
+def saved(training: CandidateTraining) -> bytes:
+    """Return the state of a training as bytes, safe to load with `weights_only=True`."""
+    buffer = io.BytesIO()
+    torch.save(training.state_dict(), buffer)
+    return buffer.getvalue()
+
+
+def restored(training: bytes | None) -> dict[str, Any] | None:
+    """Return the state in the result of `saved`."""
+    return None if training is None else torch.load(io.BytesIO(training), weights_only=True)
+
+
+def _results(task: GFNTask, job: Job) -> Iterable[Score | CandidateTraining | Exception]:
+    if job.fidelity is None:
+        return task.evaluate_many(job.candidates, seeds=job.seeds)
+    states = [restored(training) for training in job.trainings or (None,) * len(job.candidates)]
+    schedule = job.fidelity if job.schedule is None else job.schedule
+    return task.train_many(job.candidates, seeds=job.seeds, fidelity=job.fidelity, schedule=schedule, states=states)
+
+
+def _timed(results: Callable[[], Iterable[T]], *, num: int) -> Iterator[tuple[T, float]]:
+    """Yield up to `num` results with their seconds; the time before they are iterated is divided evenly."""
+    start = time.perf_counter()
+    values = results()
+    shared = (time.perf_counter() - start) / num
+    start = time.perf_counter()
+    for value in itertools.islice(values, num):
+        yield value, shared + time.perf_counter() - start
+        start = time.perf_counter()
+
+
+def _outcome(task: GFNTask, result: Any, seconds: float) -> Outcome:
+    """Return the outcome of a result of the task, with a checked score."""
+    if isinstance(result, Exception):
+        return failure(result, seconds)
+    curve: tuple[float, ...] = ()
+    try:
+        if isinstance(result, CandidateTraining):
+            result, curve = result.score(), result.curve
+        if not isinstance(result, Score):
+            raise _InvalidScoreError(f"{type(task).__name__}.evaluate: expected a Score, got {type(result).__name__}")
+        score = _in_plain_numbers(result)
+        task.utilities(score)
+    except (_InvalidScoreError, ValueError) as error:
+        return Outcome(EvaluationStatus.FAILED, seconds, error=capped(str(error)))
+    except Exception as error:
+        return failure(error, seconds)
+    if not (math.isfinite(score.value) and 0 <= score.value <= task.max_score):
+        expected = f"a score in [0, {task.max_score:g}]" if math.isfinite(score.value) else "a finite score"
+        reason = f"expected {expected}, got {score.value}"
+        return Outcome(EvaluationStatus.FAILED, seconds, score, error=reason)
+    return Outcome(EvaluationStatus.OK, seconds, score, curve)
+
+
+class _InvalidScoreError(Exception):
+    """The task returned something else than a valid score."""
+
+
+def _with_extras(task: GFNTask, job: Job, position: int, result: Any, outcome: Outcome) -> Outcome:
+    """Add the saved training and the test score where the job requests them."""
+    if job.saves_training and isinstance(result, CandidateTraining):
+        outcome = dataclasses.replace(outcome, training=saved(result))
+    if not job.tests:
+        return outcome
+    try:
+        if isinstance(result, CandidateTraining):
+            value = result.test()
+        else:
+            value = task.test(job.candidates[position], seed=job.seeds[position])
+        test = None if value is None else float(value)
+    except Exception as error:
+        return dataclasses.replace(outcome, test_error=describe(error))
+    if test is not None and not math.isfinite(test):
+        return dataclasses.replace(outcome, test_error=f"expected a finite score, got {test}")
+    return dataclasses.replace(outcome, test=test)
+
+
+def _in_plain_numbers(score: Score) -> Score:
+    """Return the score with numbers of numpy and torch converted to Python numbers for the store.
+
+    Raises:
+        _InvalidScoreError: a value that is not a number.
+    """
+    if not isinstance(score.metrics, Mapping):
+        raise _InvalidScoreError(f"metrics: expected a mapping, got {type(score.metrics).__name__}")
+    size = score.num_parameters
+    return Score(
+        _number("score", score.value, float),
+        None if size is None else _number("num_parameters", size, int),
+        {str(name): _number(f"metric {name!r}", value, float) for name, value in score.metrics.items()},
+    )
+
+
+def _number(name: str, value: Any, kind: Callable[[Any], T]) -> T:
+    try:
+        return kind(value)
+    except Exception as error:  # raised by the user's type
+        raise _InvalidScoreError(f"{name}: expected a number, got {type(value).__name__}") from error

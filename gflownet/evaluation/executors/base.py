@@ -1,0 +1,63 @@
+"""The executor: runs jobs in this process, in a pool of processes or on a cluster."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Collection
+from dataclasses import dataclass, field
+from typing import Any
+
+from gflownet.evaluation.job import Job, Outcome
+
+
+@dataclass(eq=False)
+class Handle:
+    """A submitted job and, once it is done, its outcomes."""
+
+    job: Job
+    outcomes: tuple[Outcome, ...] | None = None  # one per candidate; None while it runs
+    process_ended: bool = False  # the whole process was lost: every outcome repeats the reason
+    backend: Any = field(default=None, repr=False)  # of the executor
+
+
+class Executor(ABC):
+    """Runs jobs of one task. Used by one thread at a time, the dispatcher's.
+
+    A job that ends its process, or exceeds its deadline or the memory, is done with outcomes of that status; no other
+    job is affected. Outcomes are bit-equal to those of `InlineExecutor`. A context manager that closes it.
+    """
+
+    @property
+    @abstractmethod
+    def capacity(self) -> int:
+        """Return the number of jobs that run at the same time."""
+
+    @abstractmethod
+    def submit(self, job: Job, *, deadline: float | None) -> Handle:
+        """Start a job, or queue it where all places are taken.
+
+        Args:
+            job: the job.
+            deadline: seconds after which it is ended, counted from its start; None: no deadline.
+
+        Raises:
+            UserError: the task or the candidates cannot be sent to another process.
+        """
+
+    @abstractmethod
+    def wait(self, handles: Collection[Handle], *, timeout: float | None) -> list[Handle]:
+        """Return the done ones of these handles, as soon as there is one or the timeout (seconds) is over."""
+
+    @abstractmethod
+    def cancel(self, handle: Handle) -> None:
+        """End a job at once, or remove it from the queue; its handle is never done. No effect on a done job."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Cancel all jobs and end every process; no process is left afterwards. May be called twice."""
+
+    def __enter__(self) -> Executor:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

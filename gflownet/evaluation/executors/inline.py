@@ -1,0 +1,38 @@
+"""The executor that runs jobs in the main process: no isolation, no deadline; the oracle of the others."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from gflownet.evaluation.execution import run_job
+from gflownet.evaluation.executors.base import Executor, Handle
+from gflownet.evaluation.job import Job
+from gflownet.evaluation.task import GFNTask
+
+
+class InlineExecutor(Executor):
+    """Runs each job when it is waited for."""
+
+    def __init__(self, task: GFNTask) -> None:
+        self._task = task
+
+    @property
+    def capacity(self) -> int:
+        return 1
+
+    def submit(self, job: Job, *, deadline: float | None) -> Handle:
+        return Handle(job)
+
+    def wait(self, handles: Collection[Handle], *, timeout: float | None) -> list[Handle]:
+        done = [handle for handle in handles if handle.outcomes is not None]
+        if not done:
+            for handle in list(handles)[:1]:
+                handle.outcomes = tuple(run_job(self._task, handle.job))
+                done.append(handle)
+        return done
+
+    def cancel(self, handle: Handle) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
