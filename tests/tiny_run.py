@@ -15,6 +15,9 @@ TINY_RUN = (
     "env.max_edges=3",
     "evaluation.num_epochs=1",
     "replay.use=false",
+    "evaluation.executor=inline",
+    "final.num_seeds=2",
+    "final.num_random=2",
     "wandb.mode=disabled",
 )
 # Further options for small runs of some configs.

@@ -12,6 +12,7 @@ import torch
 
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.workers.process import get_worker_info
 
 
 def num_hidden(graph: ComputationGraph) -> int:
@@ -20,6 +21,8 @@ def num_hidden(graph: ComputationGraph) -> int:
 
 class RewardsHiddenNodes(GFNTask):
     """Score (1 + hidden nodes) / 10."""
+
+    is_cheap = True
 
     input_sizes = (4,)
     output_sizes = (2,)
@@ -126,17 +129,21 @@ class DiesOnce(RewardsHiddenNodes):
 
 
 class Hangs(RewardsHiddenNodes):
-    """Never finishes an evaluation."""
+    """Never finishes a sampling in a worker."""
 
-    def evaluate(self, graph, *, seed):
-        threading.Event().wait()
+    def sample_conditioning(self, num, *, generator):
+        if get_worker_info() is not None:
+            threading.Event().wait()
+        return super().sample_conditioning(num, generator=generator)
 
 
 class Dies(RewardsHiddenNodes):
-    """Kills its process at every evaluation."""
+    """Kills a worker at every sampling."""
 
-    def evaluate(self, graph, *, seed):
-        os.kill(os.getpid(), signal.SIGKILL)
+    def sample_conditioning(self, num, *, generator):
+        if get_worker_info() is not None:
+            os.kill(os.getpid(), signal.SIGKILL)
+        return super().sample_conditioning(num, generator=generator)
 
 
 class CannotBePickled(RewardsHiddenNodes):

@@ -174,7 +174,6 @@ class TaskConfig(Protocol):
     task: str
     task_options: Any
     evaluation: EvaluationConfig
-    budget: BudgetConfig
     cond: ConditionalsConfig
     env: EnvConfig
 

@@ -176,7 +176,11 @@ class Dispatcher(Evaluator):
             if self._stopped():
                 self.cancel()
                 raise EvaluationStoppedError("stop request")
-            done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
+            try:
+                done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
+            except BaseException:  # an interrupt during an inline evaluation
+                self._write()
+                raise
             num = sum(self._finish(handle) for handle in done)
             if time.monotonic() - self._last_write >= _WRITE_AFTER_S:
                 self._write()

@@ -68,6 +68,7 @@ class Parts:
     policy: Policy
     evaluator: Dispatcher
     replay: ReplayBuffer
+    store: EvaluationStore
 
     def here(self, *, first_step: int = 1) -> Generator[Rollout]:
         parts = {"policy": self.policy, "evaluator": self.evaluator, "replay": self.replay}
@@ -121,7 +122,7 @@ def parts(
     folder.mkdir(exist_ok=True)
     with EvaluationStore(folder / "store.sqlite") as store:
         evaluator = Dispatcher(built, store, InlineExecutor(built), config=built.config.evaluation, seed=0)
-        yield Parts(source, policy, evaluator, ReplayBuffer(replay))
+        yield Parts(source, policy, evaluator, ReplayBuffer(replay), store)
 
 
 def tensors(value: Any) -> list[torch.Tensor | None]:

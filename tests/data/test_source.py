@@ -15,10 +15,11 @@ from gflownet.data.config import WorkersConfig
 from gflownet.data.rollouts import MergedPolicyCalls
 from gflownet.data.sampler import Exploration
 from gflownet.errors import UserError
-from gflownet.evaluation.task import Score
+from gflownet.evaluation.conditioning import Conditioning
 from gflownet.graphs import canonical
 from gflownet.mdp.states import GraphStates
 from gflownet.workers.pool import WorkerError
+from gflownet.workers.process import get_worker_info
 from tests.data.rollouts import (
     TRANSPORTS,
     CountsNodes,
@@ -32,17 +33,17 @@ BACKENDS = ("processes", "dataloader")
 
 
 class DiesOnce(CountsNodes):
-    """Kills its process at the first evaluation after a file has appeared, and takes the file away."""
+    """Kills its worker at the first sampling after a file has appeared, and removes the file."""
 
     def __init__(self, config: Any, sign: Path) -> None:
         super().__init__(config)
         self.sign = sign
 
-    def evaluate(self, graph: Any, *, seed: int) -> Score:
-        if self.sign.exists():
+    def sample_conditioning(self, num: int, *, generator: torch.Generator) -> Conditioning:
+        if get_worker_info() is not None and self.sign.exists():
             self.sign.unlink()
             os.kill(os.getpid(), signal.SIGKILL)
-        return super().evaluate(graph, seed=seed)
+        return super().sample_conditioning(num, generator=generator)
 
 
 class Raises(CountsNodes):
@@ -112,8 +113,8 @@ def test_worker_rollouts_one_worker_bit_equal(tmp_path, transport, dense, backen
                 ours = next(stream)
                 assert_same(ours, rollout)
                 pids = {e.metrics["pid"] for e in ours.evaluations}
-                assert float(os.getpid()) not in pids, "evaluated in the worker"
-        assert there.evaluator.store.count() == here.evaluator.store.count()
+                assert pids == {float(os.getpid())}, "evaluated in the main process"
+        assert there.store.count() == here.store.count()
         assert there.replay.state_dict()["keys"][: len(here.replay)] == here.replay.state_dict()["keys"]
 
 
@@ -136,7 +137,7 @@ def test_worker_rollouts_two_workers_alternate(tmp_path, backend):
         with closing(there.of_workers("buffer", num_workers=2, config=WorkersConfig(backend=backend))) as stream:
             ours = list(islice(stream, 6))
         assert [num_nodes(r) for r in ours] == [num_nodes(r) for r in expected]
-        assert len({pid for r in ours for pid in (e.metrics["pid"] for e in r.evaluations)}) == 2
+        assert {e.metrics["pid"] for r in ours for e in r.evaluations} == {float(os.getpid())}
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -103,7 +103,7 @@ def test_source_local_search_proposals_are_scored_and_stored(tmp_path):
             assert len(batch) == 6 + 12 + (3 if len(known) >= 8 else 0)
             assert 0 <= rollout.metrics["local_search_accepted"] <= 1
             assert rollout.metrics["replay_size"] == len(made.replay) == len(known)
-        assert num_scored == made.evaluator.store.count() == len(known)
+        assert num_scored == made.store.count() == len(known)
 
 
 def test_source_local_search_from_replay(tmp_path):
@@ -124,7 +124,7 @@ def test_source_intermediate_state_rewards(tmp_path):
             assert bool((~may_stop).any())
             assert torch.allclose(batch.state_log_reward, torch.where(may_stop, expected, 0.0))
         met = set(keys(env, batch.states[may_stop]))
-        assert made.evaluator.store.count() >= len(met)
+        assert made.store.count() >= len(met)
 
 
 @pytest.mark.parametrize(("transport", "dense"), [("buffer", True), ("queue", True), ("pickle", False)])

@@ -41,6 +41,7 @@ class LooksIntoTheStore(StubTask):
 )
 def test_records_are_written_when_they_are_worth_a_write(tmp_path, monkeypatch, write_after, seen, writes):
     monkeypatch.setattr(dispatcher, "_WRITE_AFTER_S", write_after)
+    monkeypatch.setattr(dispatcher, "_SHORT_S", 0.0)  # one candidate per job
     with CountingStore(tmp_path / "store.sqlite") as store:
         store.writes = []
         task = LooksIntoTheStore(store)
