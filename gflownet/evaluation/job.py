@@ -3,25 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from enum import StrEnum
 
+from gflownet.evaluation.status import EvaluationStatus as EvaluationStatus
 from gflownet.evaluation.task import Score
 from gflownet.graphs.canonical import Candidate
 
 # Characters of an error text; the rest is cut.
 MAX_ERROR_LENGTH = 4_096
-
-
-class EvaluationStatus(StrEnum):
-    """State of an evaluation."""
-
-    OK = "ok"
-    FAILED = "failed"  # the candidate raised, or its score is invalid
-    TIMEOUT = "timeout"  # its process was ended at the deadline
-    CRASHED = "crashed"  # its process ended by itself
-    OUT_OF_MEMORY = "out_of_memory"
-    REFUSED = "refused"  # larger than budget.parameters or budget.flops; nothing was allocated
-    RUNNING = "running"  # a row of the store without a result yet
 
 
 @dataclass(frozen=True)

@@ -2,105 +2,53 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import logging
-import math
-import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass, field
-from datetime import UTC, datetime
+import time
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import sqlalchemy as sql
-from sqlalchemy import event
-from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, ProgrammingError
 
 from gflownet.errors import UserError
-from gflownet.evaluation.job import EvaluationStatus as EvaluationStatus
+from gflownet.evaluation.status import EvaluationStatus as EvaluationStatus
+from gflownet.evaluation.store_claims import claim_statement
+from gflownet.evaluation.store_database import Database, damage_after_kill, is_network_file_system
+from gflownet.evaluation.store_migrations import SCHEMA_VERSION as SCHEMA_VERSION
+from gflownet.evaluation.store_migrations import add_contexts, prepare_schema
+from gflownet.evaluation.store_rows import (
+    CONTEXTS,
+    DAMAGED,
+    EVALUATIONS,
+    IS_RUNNING,
+    IS_SEARCH_SUCCESS,
+    checksum_of,
+    context_digest,
+    record_of,
+    row_of,
+)
+from gflownet.evaluation.store_rows import Claim as Claim
+from gflownet.evaluation.store_rows import EvaluationRecord as EvaluationRecord
+from gflownet.evaluation.store_rows import Identity as Identity
 from gflownet.graphs.canonical import Candidate
 
-SCHEMA_VERSION = 3
-# Maximum time that a writer waits for the others, seconds.
-BUSY_TIMEOUT = 60.0
-# Hashes per SELECT; SQLite's smallest limit on bound values is 999.
+# Digests per SELECT; SQLite's smallest limit on bound values is 999.
 _CHUNK = 500
+_IS_FINISHED = sql.text("status <> 'running'")
+_IDENTITY = ("id", "context", "hash", "key", "fidelity", "seed", "identity_digest")
 _log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class EvaluationRecord:
-    """One row: a graph and its evaluation."""
-
-    hash: str  # canonical hash, a bucket
-    key: str  # canonical key, the identity
-    graph: str  # node-link JSON
-    score: float  # finite; the floor when the evaluation failed
-    status: EvaluationStatus
-    seconds: float
-    step: int  # training step that requested it
-    run: str = ""  # id of the run that requested it
-    error: str | None = None
-    num_parameters: int | None = None
-    metrics: Mapping[str, float] = field(default_factory=dict)
-    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
-
-
-class Identity(NamedTuple):
-    """Hash and key of a graph, with fidelity and seed of its evaluation."""
-
-    hash: str  # canonical hash, a bucket
-    key: str  # canonical key
-    fidelity: int = 0  # epochs or steps of training; 0: the task's own evaluation
-    seed: int = 0  # 0: the candidate's seed in the search; k: its k-th further seed
-
-    @classmethod
-    def of(cls, candidate: Candidate, *, fidelity: int = 0, seed: int = 0) -> Identity:
-        return cls(candidate.canonical_hash(), candidate.canonical_key(), fidelity, seed)
-
-
-_metadata = sql.MetaData()
-_schema = sql.Table(
-    "evaluation_schema",
-    _metadata,
-    sql.Column("id", sql.Integer, primary_key=True),
-    sql.Column("version", sql.Integer, nullable=False),
-)
-_evaluations = sql.Table(
-    "evaluations",
-    _metadata,
-    sql.Column("id", sql.Integer, primary_key=True),
-    sql.Column("context", sql.Text, nullable=False),
-    sql.Column("hash", sql.Text, nullable=False),
-    sql.Column("key", sql.Text, nullable=False),
-    # Uniqueness is on a digest because PostgreSQL does not index long texts; `find` compares the key itself.
-    sql.Column("identity_digest", sql.Text, nullable=False, unique=True),
-    sql.Column("graph", sql.Text, nullable=False),
-    sql.Column("score", sql.Double, nullable=False),
-    sql.Column("status", sql.Text, nullable=False),
-    sql.Column("seconds", sql.Double, nullable=False),
-    sql.Column("step", sql.Integer, nullable=False),
-    sql.Column("run", sql.Text, nullable=False),
-    sql.Column("error", sql.Text),
-    sql.Column("num_parameters", sql.BigInteger),
-    sql.Column("metrics", sql.Text, nullable=False),
-    sql.Column("created", sql.Text, nullable=False),
-    sql.Column("checksum", sql.Text),  # of the other columns; NULL in rows of schema version 2
-    sql.Index("evaluations_by_hash", "hash"),
-)
-_CHECKED = [column.name for column in _evaluations.columns if column.name not in ("id", "checksum")]
-_INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
-
-
 class EvaluationStore:
-    """Evaluations by exact graph identity. The first row of a graph stays; adding it again changes nothing.
+    """Evaluations by exact graph identity, fidelity and seed. A finished row stays; adding it again changes nothing.
 
     A row is durable once `add` has returned, also when the process is killed. Any number of processes may open one
-    store; each opens its own (never across a fork). Rows of other contexts are invisible.
+    store; each opens its own (never across a fork). Threads may share one. Rows of other contexts are invisible.
+
+    A graph is evaluated by the owner of its RUNNING row (`claim`), until the owner adds a result, gives it back
+    (`release`) or stops to `renew` its lease.
     """
 
     def __init__(self, location: str | Path, *, context: str = "") -> None:
@@ -109,58 +57,172 @@ class EvaluationStore:
         `context` contains everything except the graph that a score depends on (`scoring_context`).
 
         Raises:
-            UserError: not an evaluation store, or one of another schema version.
+            UserError: not an evaluation store, one of another schema version, or a damaged file.
         """
-        self._context = context
-        self._pid = os.getpid()
-        self._engine = _create_engine(str(location))
-        self.location = self._engine.url.render_as_string(hide_password=True)
-        self._check_schema()
+        self.context = context
+        self._context = context_digest(context)
+        self._database = Database(str(location))
+        self.location = self._database.location
+        try:
+            self._check_file()
+            prepare_schema(self._database)
+        except UserError:
+            self.close()
+            raise
+        self._is_context_known = False
 
     def find(self, candidate: Candidate) -> EvaluationRecord | None:
-        """Return the row of a graph, or None."""
+        """Return the finished row of a graph in the search, or None."""
         return self.find_many([Identity.of(candidate)])[0]
 
     def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
-        """Return the row of each graph, or None; one query per 500 graphs."""
-        hashes = list(dict.fromkeys(identity.hash for identity in identities))
-        rows: dict[str, EvaluationRecord] = {}
-        for start in range(0, len(hashes), _CHUNK):
-            has_hash = _evaluations.c.hash.in_(hashes[start : start + _CHUNK])
-            rows |= {record.key: record for record in self._select(self._rows().where(has_hash))}
-        return [rows.get(identity.key) for identity in identities]
+        """Return the finished row of each identity, or None; one query per 500 identities."""
+        digests = list(dict.fromkeys(identity.digest(self._context) for identity in identities))
+        rows: dict[Identity, EvaluationRecord] = {}
+        for start in range(0, len(digests), _CHUNK):
+            is_one = EVALUATIONS.c.identity_digest.in_(digests[start : start + _CHUNK])
+            rows |= {record.identity: record for record in self._select(self._finished().where(is_one))}
+        return [rows.get(identity) for identity in identities]
+
+    def claim(
+        self,
+        candidates: Iterable[tuple[Candidate, Identity]],
+        *,
+        owner: str,
+        run: str,
+        step: int,
+        lease: float,
+        max_attempts: int,
+    ) -> list[Claim]:
+        """Return the claims that `owner` gets, in one atomic statement.
+
+        Granted are graphs without a row, RUNNING rows with an expired lease (their attempts count the ended process),
+        rows that the owner has already, transient failures that the run may retry (`may_be_retried`) and REFUSED rows.
+        Only new rows count as started: call `start` before any other is evaluated.
+
+        Args:
+            candidates: graphs with their identities.
+            owner: name of this process, unique.
+            run: id of the run, recorded in the row.
+            step: training step that requests them.
+            lease: seconds until another process may claim them, unless renewed.
+            max_attempts: attempts after which a transient failure is final.
+        """
+        batch = {
+            identity.digest(self._context): (identity, json.dumps(candidate.to_dict()))
+            for candidate, identity in candidates
+        }
+        if not batch:
+            return []
+        rows = [{"digest": digest, "graph": graph, **identity._asdict()} for digest, (identity, graph) in batch.items()]
+        values = {"batch": json.dumps(rows), "context": self._context, "owner": owner, "run": run, "step": step}
+        statement = claim_statement(self._database.dialect)
+        values |= {"lease": lease, "max_attempts": max_attempts}
+        if self._database.dialect == "sqlite":
+            values["now"] = time.time()
+
+        def insert_or_take(connection: sql.Connection) -> dict[str, int]:
+            self._add_context(connection)
+            return {row[0]: row[1] for row in connection.execute(statement, values)}
+
+        granted = self._database.write(insert_or_take)
+        self._is_context_known = True
+        return [Claim(identity, granted[digest]) for digest, (identity, _) in batch.items() if digest in granted]
+
+    def start(self, identities: Iterable[Identity], *, owner: str) -> None:
+        """Count the evaluation of claimed rows as an attempt from now on, even if this process ends during it."""
+        digests = [identity.digest(self._context) for identity in identities]
+        mine = EVALUATIONS.c.identity_digest.in_(digests) & (EVALUATIONS.c.owner == owner) & IS_RUNNING
+        self._update(sql.update(EVALUATIONS).where(mine).values(started=1))
+
+    def renew(self, *, owner: str, lease: float) -> int:
+        """Extend all claims of an owner by `lease` seconds from now, and return their number."""
+        until = self._database.now() + lease
+        return self._update(sql.update(EVALUATIONS).where(self._claims_of(owner)).values(lease_until=until))
+
+    def release(self, *, owner: str) -> int:
+        """Give back all claims of an owner, none of them counted as an attempt; return their number."""
+        claims = self._claims_of(owner)
+
+        def give_back(connection: sql.Connection) -> int:
+            never_ended = claims & (EVALUATIONS.c.attempts == 0)
+            deleted = connection.execute(sql.delete(EVALUATIONS).where(never_ended)).rowcount
+            values = {"owner": None, "lease_until": 0.0, "started": 0}
+            return deleted + connection.execute(sql.update(EVALUATIONS).where(claims).values(values)).rowcount
+
+        return self._database.write(give_back)
+
+    def requeue(self, *, run: str) -> int:
+        """End the leases of all claims of a run, whose process has ended; return their number."""
+        claims = IS_RUNNING & (EVALUATIONS.c.run == run)
+        return self._update(sql.update(EVALUATIONS).where(claims).values(owner=None, lease_until=0.0))
 
     def add(self, records: Iterable[EvaluationRecord]) -> None:
-        """Write records in one transaction; graphs that already have a row keep it.
+        """Write results in one transaction: new rows, and RUNNING ones of any owner; finished rows stay.
 
         Raises:
             ValueError: a score is not finite (SQLite would store a NaN as NULL).
             UserError: the database cannot be written, for example on a full disk; its rows are unchanged.
         """
-        rows = [self._row(record) for record in records]
+        rows = [row_of(record, context=self._context) for record in records]
         if not rows:
             return
-        insert = _INSERTS[self._engine.dialect.name](_evaluations).on_conflict_do_nothing()
-        with self._connect() as connection, connection.begin():
+        if self._database.dialect == "postgresql":  # its writers lock rows, in the same order
+            rows.sort(key=lambda row: row["identity_digest"])
+        insert = self._database.insert(EVALUATIONS)
+        insert = insert.on_conflict_do_update(
+            index_elements=["identity_digest"],
+            set_={name: insert.excluded[name] for name in rows[0] if name not in _IDENTITY},
+            where=sql.text("evaluations.status = 'running'"),
+        )
+
+        def complete(connection: sql.Connection) -> None:
+            self._add_context(connection)
             connection.execute(insert, rows)
 
-    def top(self, num: int) -> list[EvaluationRecord]:
-        """Return the `num` best successful rows, best first, ties by age."""
-        is_ok = _evaluations.c.status == EvaluationStatus.OK.value
-        order = (_evaluations.c.score.desc(), _evaluations.c.id)
-        return self._select(self._rows().where(is_ok).order_by(*order).limit(num))
+        self._database.write(complete)
+        self._is_context_known = True
 
-    def count(self, status: EvaluationStatus | None = None) -> int:
-        """Return the number of rows, of one status or of all."""
-        query = sql.select(sql.func.count()).where(_evaluations.c.context == self._context)
-        if status is not None:
-            query = query.where(_evaluations.c.status == status.value)
-        with self._connect() as connection:
+    def top(self, num: int) -> list[EvaluationRecord]:
+        """Return the `num` best successful rows of the search, best first, ties by age."""
+        order = (EVALUATIONS.c.score.desc(), EVALUATIONS.c.id)
+        return self._select(self._rows().where(IS_SEARCH_SUCCESS).order_by(*order).limit(num))
+
+    def count(self, status: EvaluationStatus | None = None, *, run: str | None = None) -> int:
+        """Return the number of rows: of one status, or of all that are finished; of one run, or of all."""
+        query = sql.select(sql.func.count()).where(EVALUATIONS.c.context == self._context)
+        query = query.where(_IS_FINISHED if status is None else EVALUATIONS.c.status == status.value)
+        if run is not None:
+            query = query.where(EVALUATIONS.c.run == run)
+        with self._database.read() as connection:
             return connection.execute(query).scalar_one()
+
+    def __iter__(self) -> Iterator[EvaluationRecord]:
+        """Iterate over all finished rows by age, reading some at a time."""
+        last = -1
+        while True:
+            query = self._finished().where(EVALUATIONS.c.id > last).order_by(EVALUATIONS.c.id).limit(_CHUNK)
+            rows = self._select_rows(query)
+            if not rows:
+                return
+            yield from map(record_of, rows)
+            last = rows[-1]["id"]
+
+    def num_by_context(self) -> dict[str, int]:
+        """Return the number of finished rows of each context of the database."""
+        query = (
+            sql.select(CONTEXTS.c.digest, CONTEXTS.c.context, sql.func.count())
+            .join(EVALUATIONS, EVALUATIONS.c.context == CONTEXTS.c.digest)
+            .where(_IS_FINISHED)
+            .group_by(CONTEXTS.c.digest, CONTEXTS.c.context)
+        )
+        with self._database.read() as connection:
+            rows = connection.execute(query).all()
+        return {context: num for digest, context, num in rows if context_digest(context) == digest}
 
     def close(self) -> None:
         """Close every connection; the store must not be used afterwards."""
-        self._engine.dispose()
+        self._database.close()
 
     def __enter__(self) -> Self:
         return self
@@ -170,17 +232,47 @@ class EvaluationStore:
     ) -> None:
         self.close()
 
+    def _check_file(self) -> None:
+        """Warn about a network file system; raise UserError for a file damaged when a process was killed."""
+        path = self._database.path
+        if path is None:
+            return
+        kind = is_network_file_system(path)
+        if kind is not None:
+            _log.warning("%s: on a network file system (%s) several processes may damage SQLite", self.location, kind)
+        damage = damage_after_kill(path)
+        if damage is not None:
+            raise UserError(f"{self.location}: expected an intact database, got a damaged one ({damage})")
+
     def _rows(self) -> sql.Select[Any]:
-        return sql.select(_evaluations).where(_evaluations.c.context == self._context)
+        return sql.select(EVALUATIONS).where(EVALUATIONS.c.context == self._context)
+
+    def _finished(self) -> sql.Select[Any]:
+        return self._rows().where(_IS_FINISHED)
+
+    def _claims_of(self, owner: str) -> sql.ColumnElement[bool]:
+        """Return the condition for the claims of an owner, locked in the order of `claim`."""
+        mine = sql.select(EVALUATIONS.c.id).where(IS_RUNNING, EVALUATIONS.c.owner == owner)
+        return EVALUATIONS.c.id.in_(mine.order_by(EVALUATIONS.c.identity_digest).with_for_update())
+
+    def _update(self, statement: sql.Update) -> int:
+        return self._database.write(lambda connection: connection.execute(statement).rowcount)
+
+    def _add_context(self, connection: sql.Connection) -> None:
+        if not self._is_context_known:
+            add_contexts(connection, [self.context])
 
     def _select(self, query: sql.Select[Any]) -> list[EvaluationRecord]:
         """Return the records of the intact rows."""
+        return [record_of(row) for row in self._select_rows(query)]
+
+    def _select_rows(self, query: sql.Select[Any]) -> list[sql.RowMapping]:
         while True:
-            with self._connect() as connection:
+            with self._database.read() as connection:
                 rows = list(connection.execute(query).mappings())
-            damaged = [row["id"] for row in rows if row["checksum"] not in (None, _checksum(row))]
+            damaged = [row["id"] for row in rows if row["checksum"] != checksum_of(row)]
             if not damaged:
-                return [_record(row) for row in rows]
+                return rows
             self._set_aside(damaged)
 
     def _set_aside(self, ids: Sequence[int]) -> None:
@@ -191,97 +283,10 @@ class EvaluationStore:
             ids[0],
             len(ids),
         )
-        with self._connect() as connection, connection.begin():
+
+        def hide(connection: sql.Connection) -> None:
             for number in ids:
-                hidden = {"context": "damaged", "identity_digest": f"damaged {number}"}
-                connection.execute(sql.update(_evaluations).where(_evaluations.c.id == number).values(hidden))
+                hidden = {"context": DAMAGED, "identity_digest": f"{DAMAGED} {number}"}
+                connection.execute(sql.update(EVALUATIONS).where(EVALUATIONS.c.id == number).values(hidden))
 
-    @contextmanager
-    def _connect(self) -> Iterator[sql.Connection]:
-        """Open a connection. Raises UserError in one line where the database cannot be read or written."""
-        assert os.getpid() == self._pid, "an evaluation store must not be used across a fork: open one per process"
-        try:
-            with self._engine.connect() as connection:
-                yield connection
-        except DatabaseError as error:
-            if isinstance(error, IntegrityError | ProgrammingError):
-                raise
-            raise UserError(f"{self.location}: cannot be used as an evaluation store ({error.orig})") from error
-
-    def _row(self, record: EvaluationRecord) -> dict[str, Any]:
-        if not math.isfinite(record.score):
-            raise ValueError(f"store: expected a finite score, got {record.score} for graph {record.hash}")
-        identity = hashlib.sha256(f"{self._context}\0{record.key}".encode()).hexdigest()
-        row = {name: getattr(record, name) for name in record.__dataclass_fields__}
-        metrics = {name: value if math.isfinite(value) else None for name, value in record.metrics.items()}
-        row |= {
-            "context": self._context,
-            "identity_digest": identity,
-            "score": float(record.score),
-            "seconds": float(record.seconds),
-            "status": record.status.value,
-            "metrics": json.dumps(metrics),
-        }
-        return row | {"checksum": _checksum(row)}
-
-    def _check_schema(self) -> None:
-        insert = _INSERTS[self._engine.dialect.name](_schema).on_conflict_do_nothing()
-        try:
-            with self._engine.connect() as connection, connection.begin():
-                for table in _metadata.sorted_tables:
-                    connection.execute(sql.schema.CreateTable(table, if_not_exists=True))
-                    for index in table.indexes:
-                        connection.execute(sql.schema.CreateIndex(index, if_not_exists=True))
-                connection.execute(insert, {"id": 1, "version": SCHEMA_VERSION})
-                version = connection.execute(sql.select(_schema.c.version)).scalar_one()
-                if version == 2:  # without checksums
-                    connection.execute(sql.text("ALTER TABLE evaluations ADD COLUMN checksum TEXT"))
-                    connection.execute(sql.update(_schema).values(version=SCHEMA_VERSION))
-                    version = SCHEMA_VERSION
-        except DatabaseError as error:
-            self.close()
-            raise UserError(f"{self.location}: cannot be opened as an evaluation store ({error.orig})") from error
-        if version != SCHEMA_VERSION:
-            self.close()
-            raise UserError(
-                f"{self.location}: expected an evaluation store of schema version {SCHEMA_VERSION}, got {version}; "
-                f"use another log_dir or store_url"
-            )
-
-
-def _create_engine(location: str) -> sql.Engine:
-    """Return an engine for a URL or a path; SQLite in WAL mode: readers and one writer do not wait."""
-    try:
-        url = sql.make_url(location) if "://" in location else sql.URL.create("sqlite", database=location)
-    except ArgumentError:
-        raise UserError("evaluation.store_url: expected a database URL such as postgresql://user@host/name") from None
-    dialect = url.get_backend_name()
-    if dialect not in _INSERTS:
-        raise UserError(f"evaluation.store_url: expected one of {', '.join(_INSERTS)}, got {dialect}")
-    if dialect != "sqlite":
-        try:
-            return sql.create_engine(url)
-        except ModuleNotFoundError as error:
-            raise UserError(
-                f"evaluation.store_url: {dialect} needs a driver that is not installed ({error})"
-            ) from error
-    engine = sql.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT})
-
-    @event.listens_for(engine, "connect")
-    def use_write_ahead_log(connection: Any, _: Any) -> None:
-        connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text fails by its checksum
-        connection.execute("PRAGMA journal_mode=WAL")
-
-    return engine
-
-
-def _checksum(row: Mapping[Any, Any]) -> str:
-    """Return a digest of the columns of a row except its id."""
-    values = {name: row[name] for name in _CHECKED}
-    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-
-
-def _record(row: Mapping[Any, Any]) -> EvaluationRecord:
-    values = {name: row[name] for name in EvaluationRecord.__dataclass_fields__}
-    metrics = {name: math.nan if value is None else value for name, value in json.loads(row["metrics"]).items()}
-    return EvaluationRecord(**values | {"status": EvaluationStatus(row["status"]), "metrics": metrics})
+        self._database.write(hide)

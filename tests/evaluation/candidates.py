@@ -1,36 +1,12 @@
 """Stand-ins for graphs and tasks, and small real graphs."""
 
-from dataclasses import dataclass
 from typing import Any, cast
 
 from gflownet.config import Config, load_config
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-
-
-@dataclass(frozen=True)
-class StubCandidate:
-    """An identity without a graph; several may share a hash."""
-
-    key: str
-    hash: str = ""
-
-    def canonical_key(self) -> str:
-        return self.key
-
-    def canonical_hash(self) -> str:
-        return self.hash or f"hash of {self.key}"
-
-    def to_dict(self) -> dict[str, Any]:
-        return {"nodes": [self.key]}
-
-
-def record(key: str, *, score: float = 0.5, step: int = 1, **fields: Any) -> EvaluationRecord:
-    """Returns the row of a stub candidate."""
-    candidate = StubCandidate(key, fields.pop("hash", ""))
-    values = {"graph": "{}", "status": EvaluationStatus.OK, **fields}
-    return EvaluationRecord(candidate.canonical_hash(), key, score=score, seconds=0.1, step=step, **values)
+from tests.evaluation.stub_rows import StubCandidate as StubCandidate
+from tests.evaluation.stub_rows import record as record
 
 
 def config_with(*overrides: str) -> Config:

@@ -3,6 +3,7 @@
 import json
 import math
 import random
+import shutil
 import sqlite3
 import subprocess
 import sys
@@ -17,10 +18,11 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.store_recovery import damage_of, recover
 from tests.disk_limits import file_size_limit
-from tests.evaluation.candidates import StubCandidate, record
+from tests.evaluation.stub_rows import StubCandidate, record
 
 NUM_WRITERS, NUM_ROWS = 4, 300
 NUM_KILLS = 5
+STORES = Path(__file__).parent / "stores"
 # Every writer adds distinct rows and rows common to all; a line on stdout acknowledges a row.
 WRITER = """
 import sys
@@ -155,16 +157,43 @@ def test_other_databases_are_refused():
             EvaluationStore(url)
 
 
-def test_schema_version_2_is_migrated(path):
-    with EvaluationStore(path) as store:
-        store.add([record("a", score=0.25)])
-    query(path, "ALTER TABLE evaluations DROP COLUMN checksum")
-    query(path, "UPDATE evaluation_schema SET version = 2")
+@pytest.mark.parametrize("version", [2, 3])
+def test_older_schema_version_is_migrated(path, version, caplog):
+    """The files were written by the code of their version."""
+    shutil.copy(STORES / f"version_{version}.sqlite", path)
+    context = json.loads(query(path, "SELECT json_group_array(DISTINCT context) FROM evaluations ORDER BY id")[0])[0]
     for _ in range(2):
-        with EvaluationStore(path) as store:
-            store.add([record("b")])
-            assert [row.key for row in store.top(3)] == ["b", "a"]
+        with EvaluationStore(path, context=context) as store:
+            rows = [row for row in map(store.find, map(StubCandidate, "abc")) if row is not None]
+            assert [row.score for row in rows] == [0.25, 0.05, 0.75]
+            assert [row.key for row in store.top(3)] == ["c", "a"]
+            assert store.num_by_context() == {context: 3, "another": 1}
+    assert (rows[0].num_parameters, rows[0].run, rows[0].metrics["validation_accuracy"]) == (10**12, "first", 0.1 + 0.2)
+    assert (rows[1].status, rows[1].error) == (EvaluationStatus.FAILED, "ValueError: ä (x.py:3)")
+    assert (rows[1].attempts, rows[1].is_transient, rows[1].fidelity, rows[1].seed) == (1, False, 0, 0)
     assert query(path, "SELECT version FROM evaluation_schema") == (SCHEMA_VERSION,)
+    (line,) = [entry.getMessage() for entry in caplog.records]
+    assert line.endswith(f"migrated 4 rows from schema version {version} to {SCHEMA_VERSION}")
+
+
+def test_migration_hides_damaged_rows(path):
+    shutil.copy(STORES / "version_3.sqlite", path)
+    query(path, "UPDATE evaluations SET score = 0.99 WHERE context = 'another'")
+    with EvaluationStore(path, context="another") as store:
+        assert (store.top(1), store.find(StubCandidate("a"))) == ([], None)
+        store.add([record("a", score=0.125)])
+        assert store.top(1)[0].score == 0.125
+    assert query(path, "SELECT count(*) FROM evaluations") == (5,)
+
+
+def test_failed_migration_changes_nothing(path):
+    shutil.copy(STORES / "version_3.sqlite", path)
+    with closing(sqlite3.connect(path)) as connection:
+        content = list(connection.iterdump())
+    with file_size_limit(path.stat().st_size + 4096), pytest.raises(UserError, match="cannot be opened"):
+        EvaluationStore(path)
+    with closing(sqlite3.connect(path)) as connection:
+        assert list(connection.iterdump()) == content
 
 
 @pytest.mark.parametrize(
@@ -199,7 +228,7 @@ def test_readable_rows_of_a_damaged_store_are_recovered(path, where):
         store.add([record(f"{i:03}", score=0.5, graph="x" * 300) for i in range(100)])
     assert damage_of(path) is None
     (page_size,) = query(path, "PRAGMA page_size")
-    names = {"leaf page": "evaluations", "index page": "evaluations_by_hash"}
+    names = {"leaf page": "evaluations", "index page": "evaluations_by_score"}
     page = 0
     if where != "first page":
         (page,) = query(path, f"SELECT rootpage FROM sqlite_master WHERE name = '{names[where]}'")

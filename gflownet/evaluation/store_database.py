@@ -1,0 +1,165 @@
+"""The database of an evaluation store: SQLite or PostgreSQL, connections, errors in one line."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sqlite3
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import sqlalchemy as sql
+from sqlalchemy import event
+from sqlalchemy.dialects import postgresql, sqlite
+from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, ProgrammingError
+
+from gflownet.errors import UserError
+
+T = TypeVar("T")
+# Maximum time that a writer waits for the others, seconds.
+BUSY_TIMEOUT = 60.0
+INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}
+_NETWORK_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "afs", "lustre", "gpfs", "ceph", "glusterfs", "beegfs", "fuse.ssh")
+# A transaction that PostgreSQL ended to resolve a deadlock, or that clashed with another, is run again.
+_RETRIED_STATES = frozenset({"40P01", "40001"})
+_NUM_RETRIES = 5
+_NO_PRIVILEGE = "42501"
+_log = logging.getLogger(__name__)
+
+
+class Database:
+    """Connections of one process to a database."""
+
+    def __init__(self, location: str) -> None:
+        """Prepare the connections of a path (SQLite) or a URL; nothing is opened.
+
+        Raises:
+            UserError: not a URL of SQLite or PostgreSQL, or a driver that is not installed.
+        """
+        url = _url_of(location)
+        self.dialect = url.get_backend_name()
+        self.location = url.render_as_string(hide_password=True)
+        self.path = Path(url.database) if self.dialect == "sqlite" and url.database else None
+        self.insert = INSERTS[self.dialect]
+        self._engine = _sqlite_engine(url) if self.dialect == "sqlite" else _postgresql_engine(url)
+        self._pid = os.getpid()
+
+    @contextmanager
+    def read(self, *, verb: str = "used") -> Iterator[sql.Connection]:
+        """Open a connection. Raises UserError in one line where the database cannot be read."""
+        with self._errors_in_one_line(verb), self._engine.connect() as connection:
+            yield connection
+
+    def write(self, change: Callable[[sql.Connection], T], *, verb: str = "used") -> T:
+        """Return the result of a function within one transaction, durable on return.
+
+        Raises:
+            UserError: the database cannot be written, for example on a full disk; it is unchanged.
+        """
+        for retries in range(_NUM_RETRIES, -1, -1):
+            try:
+                with self._errors_in_one_line(verb), self._engine.connect() as connection:
+                    connection = connection.execution_options(writes=True)
+                    with connection.begin():
+                        return change(connection)
+            except UserError as error:
+                state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
+                if not retries or state not in _RETRIED_STATES:
+                    raise
+        raise AssertionError
+
+    def now(self) -> Any:
+        """Return the time in seconds since 1970: PostgreSQL's clock, which all machines share, or the system's."""
+        if self.dialect == "postgresql":
+            return sql.cast(sql.extract("epoch", sql.func.clock_timestamp()), sql.Double)
+        return sql.bindparam("now", time.time(), sql.Double, unique=True)
+
+    def close(self) -> None:
+        """Close every connection."""
+        self._engine.dispose()
+
+    @contextmanager
+    def _errors_in_one_line(self, verb: str) -> Iterator[None]:
+        assert os.getpid() == self._pid, "an evaluation store must not be used across a fork: open one per process"
+        try:
+            yield
+        except DatabaseError as error:
+            state = getattr(error.orig, "sqlstate", None)
+            if isinstance(error, IntegrityError | ProgrammingError) and state != _NO_PRIVILEGE:
+                raise
+            reason = " ".join(str(error.orig).split())
+            password = self._engine.url.password
+            if password:
+                reason = reason.replace(password, "***")
+            raise UserError(f"{self.location}: cannot be {verb} as an evaluation store ({reason})") from error
+
+
+def is_network_file_system(path: Path) -> str | None:
+    """Return the type of the network file system of a path, None for a local one."""
+    import psutil
+
+    path, kind, longest = path.resolve(), "", -1
+    for partition in psutil.disk_partitions(all=True):
+        if path.is_relative_to(partition.mountpoint) and len(partition.mountpoint) > longest:
+            kind, longest = partition.fstype, len(partition.mountpoint)
+    return kind if kind.startswith(_NETWORK_FILE_SYSTEMS) else None
+
+
+def damage_after_kill(path: Path) -> str | None:
+    """Return the first problem of a SQLite file that was not closed, in one line; None where it is intact."""
+    log = path.with_name(f"{path.name}-wal")
+    if not (path.exists() and log.exists() and log.stat().st_size):
+        return None
+    try:
+        with closing(sqlite3.connect(path)) as connection:
+            (first,) = connection.execute("PRAGMA quick_check(1)").fetchone()
+    except sqlite3.OperationalError:
+        return None  # reported when it is opened
+    except sqlite3.DatabaseError as error:
+        return str(error)
+    return None if first == "ok" else " ".join(str(first).split())
+
+
+def _url_of(location: str) -> sql.URL:
+    try:
+        url = sql.make_url(location) if "://" in location else sql.URL.create("sqlite", database=location)
+    except ArgumentError:
+        raise UserError("evaluation.store_url: expected a database URL such as postgresql://user@host/name") from None
+    if url.drivername in ("postgres", "postgresql"):
+        url = url.set(drivername="postgresql+psycopg")
+    dialect = url.get_backend_name()
+    if dialect not in INSERTS:
+        raise UserError(f"evaluation.store_url: expected one of {', '.join(INSERTS)}, got {dialect}")
+    return url
+
+
+def _postgresql_engine(url: sql.URL) -> sql.Engine:
+    try:
+        return sql.create_engine(url, pool_pre_ping=True)
+    except ModuleNotFoundError as error:
+        raise UserError(
+            f"evaluation.store_url: PostgreSQL needs a driver that is not installed ({error}): "
+            "pip install 'gflownet[postgres]'"
+        ) from error
+
+
+def _sqlite_engine(url: sql.URL) -> sql.Engine:
+    """Return an engine in WAL mode: readers and one writer do not wait."""
+    engine = sql.create_engine(url, connect_args={"timeout": BUSY_TIMEOUT})
+
+    @event.listens_for(engine, "connect")
+    def use_write_ahead_log(connection: Any, _: Any) -> None:
+        connection.isolation_level = None  # BEGIN below, also before changes of the schema
+        connection.text_factory = lambda text: text.decode(errors="replace")  # a damaged text fails by its checksum
+        connection.execute("PRAGMA journal_mode=WAL")
+
+    @event.listens_for(engine, "begin")
+    def begin(connection: sql.Connection) -> None:
+        # A writer that begins as a reader would fail, not wait, where another one wrote meanwhile.
+        writes = connection.get_execution_options().get("writes")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+
+    return engine

@@ -1,0 +1,213 @@
+"""Rows of the evaluation store: record, identity, tables, checksum."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from typing import Any, NamedTuple
+
+import sqlalchemy as sql
+
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.graphs.canonical import Candidate
+
+# Context of damaged rows, which no run opens.
+DAMAGED = "damaged"
+
+
+@dataclass(frozen=True)
+class EvaluationRecord:
+    """One row: a graph and its evaluation."""
+
+    hash: str  # canonical hash, a bucket
+    key: str  # canonical key, the identity
+    graph: str  # node-link JSON
+    score: float  # finite; the floor when the evaluation failed
+    status: EvaluationStatus
+    seconds: float
+    step: int  # training step that requested it
+    run: str = ""  # id of the run that requested it
+    error: str | None = None
+    num_parameters: int | None = None
+    metrics: Mapping[str, float] = field(default_factory=dict)
+    created: str = field(default_factory=lambda: datetime.now(UTC).isoformat(timespec="milliseconds"))
+    fidelity: int = 0  # epochs or steps of training; 0: the task's own evaluation
+    seed: int = 0  # 0: the candidate's seed in the search; k: its k-th further seed
+    attempts: int = 1  # evaluations until this result
+    is_transient: bool = False  # a failure worth another attempt
+    parent: int | None = None  # fidelity of the row whose training this one continued
+    curve: tuple[float, ...] = ()  # validation score after each epoch or measured step
+
+    @property
+    def identity(self) -> Identity:
+        """Return the identity of the row."""
+        return Identity(self.hash, self.key, self.fidelity, self.seed)
+
+    def may_be_retried(self, *, run: str, max_attempts: int) -> bool:
+        """Return whether a run may claim the row again: a transient failure.
+
+        With attempts left always. Without, a failure that is not the candidate's (memory, connection) is retried by
+        other runs; crashes and timeouts stay, because another attempt costs a process or a deadline.
+        """
+        if not self.is_transient:
+            return False
+        return self.attempts < max_attempts or (self.run != run and self.status.value in RETRIED_BY_OTHER_RUNS)
+
+
+RETRIED_BY_OTHER_RUNS = (EvaluationStatus.FAILED.value, EvaluationStatus.OUT_OF_MEMORY.value)
+
+
+class Identity(NamedTuple):
+    """Hash and key of a graph, with fidelity and seed of its evaluation."""
+
+    hash: str  # canonical hash, a bucket
+    key: str  # canonical key
+    fidelity: int = 0  # epochs or steps of training; 0: the task's own evaluation
+    seed: int = 0  # 0: the candidate's seed in the search; k: its k-th further seed
+
+    @classmethod
+    def of(cls, candidate: Candidate, *, fidelity: int = 0, seed: int = 0) -> Identity:
+        return cls(candidate.canonical_hash(), candidate.canonical_key(), fidelity, seed)
+
+    def digest(self, context: str) -> str:
+        """Return the digest under the digest of a context: unique, of fixed length."""
+        text = f"{context}\0{self.key}\0{self.fidelity}\0{self.seed}"
+        return hashlib.sha256(text.encode()).hexdigest()
+
+
+@dataclass(frozen=True)
+class Claim:
+    """The right to evaluate one graph, until its lease ends."""
+
+    identity: Identity
+    attempts: int  # earlier attempts whose process ended, or that failed
+
+
+METADATA = sql.MetaData()
+SCHEMA = sql.Table(
+    "evaluation_schema",
+    METADATA,
+    sql.Column("id", sql.Integer, primary_key=True),
+    sql.Column("version", sql.Integer, nullable=False),
+)
+CONTEXTS = sql.Table(
+    "evaluation_contexts",
+    METADATA,
+    sql.Column("digest", sql.Text, primary_key=True),
+    sql.Column("context", sql.Text, nullable=False),
+)
+IS_RUNNING = sql.text("status = 'running'")
+IS_SEARCH_SUCCESS = sql.text("status = 'ok' AND fidelity = 0 AND seed = 0")
+EVALUATIONS = sql.Table(
+    "evaluations",
+    METADATA,
+    sql.Column("id", sql.Integer, primary_key=True),
+    sql.Column("context", sql.Text, nullable=False),  # digest of a row of CONTEXTS
+    sql.Column("hash", sql.Text, nullable=False),
+    sql.Column("key", sql.Text, nullable=False),
+    sql.Column("fidelity", sql.Integer, nullable=False),
+    sql.Column("seed", sql.BigInteger, nullable=False),
+    # Uniqueness is on a digest because PostgreSQL does not index long texts; `find_many` compares the key itself.
+    sql.Column("identity_digest", sql.Text, nullable=False, unique=True),
+    sql.Column("graph", sql.Text, nullable=False),
+    sql.Column("score", sql.Double, nullable=False),
+    sql.Column("status", sql.Text, nullable=False),
+    sql.Column("is_transient", sql.Boolean, nullable=False),
+    sql.Column("seconds", sql.Double, nullable=False),
+    sql.Column("step", sql.Integer, nullable=False),
+    sql.Column("run", sql.Text, nullable=False),
+    sql.Column("error", sql.Text),
+    sql.Column("num_parameters", sql.BigInteger),
+    sql.Column("metrics", sql.Text, nullable=False),
+    sql.Column("curve", sql.Text, nullable=False),
+    sql.Column("attempts", sql.Integer, nullable=False),
+    sql.Column("parent", sql.Integer),
+    sql.Column("created", sql.Text, nullable=False),
+    # Of RUNNING rows: process that evaluates it, end of its lease (seconds since 1970), whether its loss is an attempt.
+    sql.Column("owner", sql.Text),
+    sql.Column("lease_until", sql.Double),
+    sql.Column("started", sql.Integer, nullable=False),
+    sql.Column("checksum", sql.Text),  # of the columns of a result; NULL in RUNNING rows
+    sql.Index("evaluations_running", "owner", sqlite_where=IS_RUNNING, postgresql_where=IS_RUNNING),
+    sql.Index(
+        "evaluations_by_score",
+        "context",
+        sql.text("score DESC"),
+        "id",
+        sqlite_where=IS_SEARCH_SUCCESS,
+        postgresql_where=IS_SEARCH_SUCCESS,
+    ),
+)
+# Columns of a result, in the order of the checksum.
+_RESULT = [c.name for c in EVALUATIONS.columns if c.name not in ("id", "owner", "lease_until", "started", "checksum")]
+
+
+def context_digest(context: str) -> str:
+    """Return the digest of a context, 128 bits."""
+    return hashlib.sha256(context.encode()).hexdigest()[:32]
+
+
+def row_of(record: EvaluationRecord, *, context: str) -> dict[str, Any]:
+    """Return the columns of a finished record under the digest of a context.
+
+    Raises:
+        ValueError: a score that is not finite (SQLite would store a NaN as NULL), or a record without a result.
+    """
+    if not math.isfinite(record.score):
+        raise ValueError(f"store: expected a finite score, got {record.score} for graph {record.hash}")
+    if record.status is EvaluationStatus.RUNNING:
+        raise ValueError(f"store: expected a result, got status {record.status.value} for graph {record.hash}")
+    row = {name: getattr(record, name) for name in record.__dataclass_fields__}
+    row |= {
+        "context": context,
+        "identity_digest": record.identity.digest(context),
+        "score": float(record.score),
+        "seconds": float(record.seconds),
+        "status": record.status.value,
+        "error": None if record.error is None else _storable(record.error),
+        "metrics": json.dumps({name: _finite(value) for name, value in record.metrics.items()}),
+        "curve": json.dumps([_finite(value) for value in record.curve]),
+    }
+    return with_checksum(row)
+
+
+def record_of(row: Mapping[Any, Any]) -> EvaluationRecord:
+    """Return the record of an intact row."""
+    values = {name: row[name] for name in EvaluationRecord.__dataclass_fields__}
+    values["metrics"] = {name: _number(value) for name, value in json.loads(row["metrics"]).items()}
+    values["curve"] = tuple(_number(value) for value in json.loads(row["curve"]))
+    values["status"] = EvaluationStatus(row["status"])
+    return EvaluationRecord(**values)
+
+
+def with_checksum(row: dict[str, Any]) -> dict[str, Any]:
+    """Add the columns of a row that is not RUNNING."""
+    return row | {"owner": None, "lease_until": None, "started": 0, "checksum": checksum_of(row)}
+
+
+def checksum_of(row: Mapping[Any, Any]) -> str:
+    """Return a digest of the columns of a result."""
+    return digest_of_values({name: row[name] for name in _RESULT})
+
+
+def digest_of_values(values: Mapping[str, Any]) -> str:
+    """Return a digest of named plain values."""
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
+
+
+def _finite(value: float) -> float | None:
+    """Replace numbers that JSON does not have."""
+    return value if math.isfinite(value) else None
+
+
+def _number(value: float | None) -> float:
+    return math.nan if value is None else value
+
+
+def _storable(text: str) -> str:
+    """Replace the characters that PostgreSQL refuses: NUL and lone surrogates."""
+    return text.replace("\0", "\\x00").encode(errors="replace").decode()
