@@ -1,0 +1,183 @@
+"""A connection to a Ray cluster: a running one, or one that is started on this machine."""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import signal
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from gflownet.errors import UserError
+from gflownet.evaluation.execution import capped
+
+# Bytes of shared memory for large arguments and results; a pickled task is 0.5 MB.
+_OBJECT_STORE_BYTES = 100 * 2**20
+# Seconds until an address must accept a connection, and until Ray must have started or connected: 7 to 19 s measured.
+_CONNECT_TIMEOUT_S, _START_TIMEOUT_S = 5.0, 120.0
+# The same for the end: 2 s measured.
+_STOP_TIMEOUT_S = 30.0
+_TOKEN_FILE = Path(".ray", "auth_token")
+_TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
+# Ray settings of a local cluster: the processes that a worker started end with it, also after a crash.
+_LOCAL_SETTINGS = {"kill_child_processes_on_worker_exit_with_raylet_subreaper": True}
+
+
+def import_ray() -> Any:
+    """Return the module ray.
+
+    Raises:
+        UserError: it is not installed.
+    """
+    try:
+        import ray
+    except ImportError as error:
+        raise UserError(
+            f"evaluation.executor=ray: expected Ray, got {error}; install it with pip install 'gflownet[ray]'"
+        ) from None
+    return ray
+
+
+class RayCluster:
+    """The connection of this process to Ray; a cluster that it started ends with it."""
+
+    def __init__(self, address: str, *, num_cpus: int) -> None:
+        """Start a cluster on this machine, or connect to a running one.
+
+        A connection that this process already has is used, and left open by `close`.
+
+        Args:
+            address: HOST:PORT or auto; empty: start a cluster on this machine.
+            num_cpus: of a cluster that is started.
+
+        Raises:
+            UserError: Ray is not installed, does not start, or does not answer.
+        """
+        self._ray = import_ray()
+        self._address = address
+        self._closing, self._is_ready = threading.Event(), threading.Event()
+        self._error: Exception | None = None
+        self._thread: threading.Thread | None = None
+        if self._ray.is_initialized():
+            return
+        if address not in ("", "auto"):
+            check_address(address)
+        arguments: dict[str, Any] = {"address": address}
+        if not address:
+            _ensure_token()
+            arguments = {
+                "address": "local",
+                "num_cpus": num_cpus,
+                "object_store_memory": _OBJECT_STORE_BYTES,
+                "include_dashboard": False,
+                "_system_config": _LOCAL_SETTINGS,
+            }
+        # Ray starts and ends in a thread that lives as long as the connection. In the main thread ray.init() would
+        # turn a stop signal into an exit, and Linux ends Ray's processes with the thread that started them.
+        self._thread = threading.Thread(target=self._serve, args=(arguments,), name="ray", daemon=True)
+        with _kept_signal_handlers():
+            self._thread.start()
+            is_ready = self._is_ready.wait(_START_TIMEOUT_S)
+        if not is_ready:
+            raise UserError(f"{self._place}: no answer from Ray within {_START_TIMEOUT_S:g} s")
+        if self._error is not None:
+            raise UserError(f"{self._place}: {capped(f'{type(self._error).__name__}: {self._error}', 500)}")
+
+    @property
+    def num_cpus(self) -> int:
+        """The number of CPUs of the cluster at this time."""
+        return int(self._ray.cluster_resources().get("CPU", 0))
+
+    def close(self) -> None:
+        """Disconnect; end a cluster that was started here. May be called twice."""
+        self._closing.set()
+        if self._thread is not None:
+            self._thread.join(_STOP_TIMEOUT_S)
+            self._thread = None
+
+    @property
+    def _place(self) -> str:
+        return f"evaluation.ray.address={self._address or 'empty'}"
+
+    def _serve(self, arguments: dict[str, Any]) -> None:
+        """Connect, wait until `close`, disconnect."""
+        try:
+            self._ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
+        except Exception as error:
+            self._error = error
+            with suppress(Exception):
+                self._ray.shutdown()
+            return
+        finally:
+            self._is_ready.set()
+        with _silent_node_messages():
+            self._closing.wait()
+            self._ray.shutdown()
+
+
+def check_address(address: str) -> None:
+    """Raise UserError unless something accepts connections at HOST:PORT; Ray itself tries for minutes."""
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdecimal() or not 0 < int(port) < 65_536 or "/" in host:
+        raise UserError(f"evaluation.ray.address: expected HOST:PORT, auto or nothing, got {address!r}")
+    try:
+        socket.create_connection((host, int(port)), timeout=_CONNECT_TIMEOUT_S).close()
+    except OSError as error:
+        raise UserError(f"evaluation.ray.address={address}: no Ray cluster answers there ({error})") from None
+
+
+def _ensure_token() -> None:
+    """Create Ray's token file where no token is configured, readable by its owner only (Ray's own is not).
+
+    Without a writable home folder this run gets a token that no other process knows.
+    """
+    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or any(os.environ.get(n) for n in _TOKEN_VARIABLES):
+        return
+    token = secrets.token_hex(32)
+    try:
+        path = Path.home() / _TOKEN_FILE
+        path.parent.mkdir(mode=0o700, exist_ok=True)
+        descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    except FileExistsError:
+        return
+    except (OSError, RuntimeError):  # no home folder, or a read-only one
+        os.environ["RAY_AUTH_TOKEN"] = token
+        return
+    with open(descriptor, "w") as file:
+        file.write(token)
+
+
+@contextmanager
+def _kept_signal_handlers() -> Iterator[None]:
+    """Restore the handlers of SIGINT and SIGTERM afterwards: Ray's library replaces them."""
+    kinds = (signal.SIGINT, signal.SIGTERM)
+    handlers = {kind: signal.getsignal(kind) for kind in kinds}
+    try:
+        yield
+    finally:
+        if threading.current_thread() is threading.main_thread():
+            for kind, handler in handlers.items():
+                if handler is not None:
+                    signal.signal(kind, handler)
+
+
+@contextmanager
+def _silent_node_messages() -> Iterator[None]:
+    """Discard what Ray prints about each ended worker process: the executor reports those."""
+    from ray._private import worker
+
+    name = "print_to_stdstream"
+    original: Callable[..., None] | None = getattr(worker, name, None)
+    if original is None:  # another version of Ray: its messages are printed
+        yield
+        return
+    setattr(worker, name, lambda *_, **__: None)
+    try:
+        yield
+    finally:
+        setattr(worker, name, original)
