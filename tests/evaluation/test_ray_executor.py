@@ -9,7 +9,7 @@ import torch
 
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import Dispatcher, Request
-from gflownet.evaluation.executors.base import Handle
+from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.executors.ray_cluster import check_address
 from gflownet.evaluation.executors.ray_executor import RayExecutor
@@ -46,11 +46,11 @@ def executor(ray_cluster, tmp_path):
         yield executor
 
 
-def submit(executor: RayExecutor, *seeds: int, deadline: float | None = 60.0) -> Handle:
+def submit(executor: Executor, *seeds: int, deadline: float | None = 60.0) -> Handle:
     return executor.submit(Job((GRAPH,) * len(seeds), seeds), deadline=deadline)
 
 
-def wait_for_all(executor: RayExecutor, *handles: Handle, timeout: float = 60.0) -> list[EvaluationStatus]:
+def wait_for_all(executor: Executor, *handles: Handle, timeout: float = 60.0) -> list[EvaluationStatus]:
     """Return the status of the first candidate of each job."""
     end = time.monotonic() + timeout
     while any(handle.outcomes is None for handle in handles) and time.monotonic() < end:

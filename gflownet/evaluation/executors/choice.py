@@ -31,6 +31,10 @@ def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:
     name = chosen_executor(config, task)
     if name == "inline":
         return InlineExecutor(task)
+    if name == "ray":
+        from gflownet.evaluation.executors.ray_executor import RayExecutor  # Ray is optional
+
+        return RayExecutor(task, config, num_cpus=config.capacity or num_cores())
     from gflownet.evaluation.executors.inline import InlineExecutor as Fallback  # TEMPORARY until pool and ray land
 
     return Fallback(task)

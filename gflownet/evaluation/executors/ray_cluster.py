@@ -105,6 +105,10 @@ class RayCluster:
         return f"evaluation.ray.address={self._address or 'empty'}"
 
     def _serve(self, arguments: dict[str, Any]) -> None:
+        with _silent_node_messages():
+            self._connect(arguments)
+
+    def _connect(self, arguments: dict[str, Any]) -> None:
         """Connect, wait until `close`, disconnect."""
         try:
             self._ray.init(log_to_driver=False, logging_level=logging.ERROR, **arguments)
@@ -115,9 +119,8 @@ class RayCluster:
             return
         finally:
             self._is_ready.set()
-        with _silent_node_messages():
-            self._closing.wait()
-            self._ray.shutdown()
+        self._closing.wait()
+        self._ray.shutdown()
 
 
 def check_address(address: str) -> None:
@@ -134,7 +137,7 @@ def check_address(address: str) -> None:
 def _ensure_token() -> None:
     """Create Ray's token file where no token is configured, readable by its owner only (Ray's own is not).
 
-    Without a writable home folder this run gets a token that no other process knows.
+    Without a writable home folder the token stays in the environment of this run.
     """
     if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or any(os.environ.get(n) for n in _TOKEN_VARIABLES):
         return
@@ -168,7 +171,7 @@ def _kept_signal_handlers() -> Iterator[None]:
 
 @contextmanager
 def _silent_node_messages() -> Iterator[None]:
-    """Discard what Ray prints about each ended worker process: the executor reports those."""
+    """Discard Ray's messages about ended worker processes, which the executor reports itself."""
     from ray._private import worker
 
     name = "print_to_stdstream"

@@ -30,9 +30,14 @@ class _Running:
     """A job at Ray."""
 
     stream: Any  # of the messages of its worker
-    deadline: float | None  # seconds from its start
+    deadline: float  # seconds from its start, infinity for none
     started: Started | None = None
-    start: float = math.nan  # time.monotonic() at which the start was reported
+    start: float = math.nan  # time.monotonic() of the report of its start
+
+    @property
+    def end(self) -> float:
+        """The time.monotonic() of its deadline, infinity before its start."""
+        return math.inf if self.started is None else self.start + self.deadline
 
 
 class RayExecutor(Executor):
@@ -75,7 +80,7 @@ class RayExecutor(Executor):
         pickled = _pickled(job, "candidates")
         stream = self._evaluate.remote([self._task], self._task_id, pickled, paths=self._paths)
         handle = Handle(job)
-        self._running[handle] = _Running(stream, deadline)
+        self._running[handle] = _Running(stream, math.inf if deadline is None else deadline)
         return handle
 
     def wait(self, handles: Collection[Handle], *, timeout: float | None) -> list[Handle]:
@@ -106,9 +111,8 @@ class RayExecutor(Executor):
             return
         handles = {running.stream: handle for handle, running in self._running.items()}
         streams = list(handles)
-        now = time.monotonic()
-        ends = [running.start + running.deadline for running in self._running.values() if _is_timed(running)]
-        timeout = max(0.0, min([timeout, *(end - now for end in ends)]))
+        next_deadline = min(running.end for running in self._running.values()) - time.monotonic()
+        timeout = max(0.0, min(timeout, next_deadline))
         ready, _ = self._ray.wait(streams, num_returns=1, timeout=None if math.isinf(timeout) else timeout)
         if ready:
             ready, _ = self._ray.wait(streams, num_returns=len(streams), timeout=0)
@@ -116,7 +120,7 @@ class RayExecutor(Executor):
             self._read(handles[stream])
         now = time.monotonic()
         for handle, running in list(self._running.items()):
-            if _is_timed(running) and now - running.start >= running.deadline and running.stream not in ready:
+            if now >= running.end and running.stream not in ready:
                 self._expire(handle)
 
     def _read(self, handle: Handle) -> None:
@@ -156,10 +160,6 @@ class RayExecutor(Executor):
         outcome = Outcome(status, seconds, error=f"{reason}{place}", is_transient=True)
         handle.outcomes = (outcome,) * len(handle.job.candidates)
         handle.process_ended = True
-
-
-def _is_timed(running: _Running) -> bool:
-    return running.deadline is not None and not math.isnan(running.start)
 
 
 def _pickled(value: Any, name: str) -> bytes:
