@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 
@@ -14,16 +15,21 @@ from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.language_training import (
     UNIFORM_BITS,
     LanguageDivergedError,
+    LanguageModelTraining,
     LanguageTraining,
     bits_per_byte,
+    continue_language_model,
     train_language_model,
 )
 from gflownet.evaluation.randomness import seeded
-from gflownet.evaluation.task import GFNTask, Score
+from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.options import POSITIVE, Interval, option
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
+
+# Points of the learning curve of a full training.
+_CURVE_POINTS = 8
 
 
 @dataclass
@@ -46,6 +52,34 @@ class LanguageConfig:
     reference: float = option(2.0, "bits per byte of score 1: the unit of the reward", Interval(-100, 100))
 
 
+class StackTraining(CandidateTraining):
+    """The training of one stack of a LanguageTask."""
+
+    model: RecurrentStack
+
+    def __init__(self, task: LanguageTask, model: RecurrentStack, training: LanguageModelTraining) -> None:
+        self._task, self._training = task, training
+        self.fidelity, self.model = training.step, model
+        self.curve = tuple(task.value(bits) for _, bits in training.curve)
+
+    def score(self) -> Score:
+        return self._task.score_of(self.model, num_steps=None if self._training.has_diverged else self.fidelity)
+
+    def test(self) -> float:
+        return self._task.test_score_of(self.model, has_diverged=self._training.has_diverged)
+
+    def state_dict(self) -> dict[str, Any]:
+        training = self._training
+        return {
+            "model": self.model.state_dict(),
+            "optimiser": training.optimiser,
+            "generator": training.generator.get_state(),
+            "step": training.step,
+            "has_diverged": training.has_diverged,
+            "curve": list(training.curve),
+        }
+
+
 class LanguageTask(GFNTask):
     """A stack scores exp(reference - bits per byte) on held-out text: R = exp(-beta (bits per byte - reference)).
 
@@ -55,6 +89,7 @@ class LanguageTask(GFNTask):
 
     Config = LanguageConfig
     environment = "recurrent_stack"
+    fidelity_unit = "steps"
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
@@ -76,6 +111,7 @@ class LanguageTask(GFNTask):
                 f"task_options.sequence_length: expected less than the {shortest} bytes of the shortest part, "
                 f"got {options.sequence_length}"
             )
+        self.max_fidelity = 0 if options.budget == "seconds" else int(options.num_steps)
 
     @property
     def training(self) -> LanguageTraining:
@@ -92,6 +128,31 @@ class LanguageTask(GFNTask):
     def evaluate(self, graph: Assignment, *, seed: int) -> Score:
         """Return the score after training; metrics are bits per byte, steps taken, width, and whether it diverged."""
         model, num_steps = self._trained(graph, seed=seed)
+        return self.score_of(model, num_steps=num_steps)
+
+    def train_many(
+        self,
+        graphs: Sequence[Assignment],
+        *,
+        seeds: Sequence[int],
+        fidelity: int,
+        schedule: int,
+        states: Sequence[Mapping[str, Any] | None],
+    ) -> Iterator[StackTraining | Exception]:
+        """Yield the training of each stack up to a step, see GFNTask.train_many."""
+        for graph, seed, state in zip(graphs, seeds, states, strict=True):
+            try:
+                yield self._continued(graph, seed=seed, state=state, fidelity=fidelity, schedule=schedule)
+            except Exception as error:
+                yield error
+
+    def test(self, graph: Assignment, *, seed: int) -> float | None:
+        """Return the score on the test text after the same training."""
+        model, num_steps = self._trained(graph, seed=seed)
+        return self.test_score_of(model, has_diverged=num_steps is None)
+
+    def score_of(self, model: RecurrentStack, *, num_steps: int | None) -> Score:
+        """Return the score of a model after its training; `num_steps` is None if it diverged."""
         bits = UNIFORM_BITS if num_steps is None else self._bits(model, self.text.validation)
         metrics = {
             "bits_per_byte": bits,
@@ -99,12 +160,20 @@ class LanguageTask(GFNTask):
             "width": float(model.config.width),
             "diverged": float(num_steps is None),
         }
-        return Score(self._score(bits), num_parameters=num_parameters(model.config), metrics=metrics)
+        return Score(self.value(bits), num_parameters=num_parameters(model.config), metrics=metrics)
 
-    def test(self, graph: Assignment, *, seed: int) -> float | None:
-        """Return the score on the test text after the same training."""
-        model, num_steps = self._trained(graph, seed=seed)
-        return self._score(UNIFORM_BITS if num_steps is None else self._bits(model, self.text.test))
+    def test_score_of(self, model: RecurrentStack, *, has_diverged: bool) -> float:
+        """Return the score of a trained model on the test text."""
+        return self.value(UNIFORM_BITS if has_diverged else self._bits(model, self.text.test))
+
+    def value(self, bits: float) -> float:
+        """Return the score of bits per byte."""
+        return math.exp(self.config.task_options.reference - bits)
+
+    def cost(self, graph: Assignment) -> Cost:
+        """Return the size of a stack; a byte takes about one multiply-add per parameter."""
+        size = num_parameters(self.config_of(graph))
+        return Cost(num_parameters=size, flops=2 * size)
 
     def config_of(self, graph: Assignment) -> StackConfig:
         """Return the sizes of a stack; its width is chosen by the search or set by the budget of parameters."""
@@ -114,23 +183,47 @@ class LanguageTask(GFNTask):
 
     def _trained(self, graph: Assignment, *, seed: int) -> tuple[RecurrentStack, int | None]:
         """Return a model after its training and the number of steps, None if it diverged."""
-        with seeded(seed):
-            model = RecurrentStack(self.config_of(graph))
-        generator = torch.Generator().manual_seed(seed)
+        model, generator = self._new_model(graph, seed=seed)
         try:
             last = train_language_model(model, self.text.train, options=self.training, generator=generator)
         except LanguageDivergedError:
             return model, None
         return model, last.step
 
+    def _continued(
+        self, graph: Assignment, *, seed: int, state: Mapping[str, Any] | None, fidelity: int, schedule: int
+    ) -> StackTraining:
+        """Return the training of a stack up to a step, from a saved state if there is one."""
+        model, generator = self._new_model(graph, seed=seed)
+        training = LanguageModelTraining(model, generator)
+        if state is not None:
+            model.load_state_dict(state["model"])
+            generator.set_state(state["generator"])
+            training.step, training.has_diverged = state["step"], state["has_diverged"]
+            training.optimiser, training.curve = state["optimiser"], list(state["curve"])
+        if training.step > fidelity:
+            raise ValueError(f"expected a training of at most {fidelity} steps, got {training.step}")
+        continue_language_model(
+            training,
+            self.text.train,
+            options=replace(self.training, num_steps=schedule),
+            num_steps=fidelity,
+            measure_every=max(1, self.max_fidelity // _CURVE_POINTS),
+            measure=lambda _: self._bits(model, self.text.validation),
+        )
+        return StackTraining(self, model, training)
+
+    def _new_model(self, graph: Assignment, *, seed: int) -> tuple[RecurrentStack, torch.Generator]:
+        """Return an untrained model and the generator of its training."""
+        with seeded(seed):
+            model = RecurrentStack(self.config_of(graph))
+        return model, torch.Generator().manual_seed(seed)
+
     def _bits(self, model: RecurrentStack, text: torch.Tensor) -> float:
         """Return bits per byte, at most 8, the bits of a uniform prediction."""
         options = self.config.task_options
         bits = bits_per_byte(model, text, sequence_length=options.sequence_length, num_bytes=options.validation_bytes)
         return bits if bits < UNIFORM_BITS else UNIFORM_BITS
-
-    def _score(self, bits: float) -> float:
-        return math.exp(self.config.task_options.reference - bits)
 
 
 def layers_of(stack: ChosenStack) -> tuple[StackLayer, ...]:

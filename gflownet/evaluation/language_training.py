@@ -5,10 +5,12 @@ R is the number of rows of a batch, T of bytes in a row.
 
 from __future__ import annotations
 
+import copy
 import math
 import time
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -55,6 +57,18 @@ class Progress:
     seconds: float  # CPU seconds of all steps so far, without the time of the caller
 
 
+@dataclass(eq=False)
+class LanguageModelTraining:
+    """A language model and the state of its training, to train on from."""
+
+    model: nn.Module  # maps tokens [R, T] to a tuple that starts with logits [R, T, 256]
+    generator: torch.Generator  # of the random places
+    step: int = 0  # done
+    optimiser: dict[str, Any] | None = None  # state dict of Adam; None before the first step
+    has_diverged: bool = False
+    curve: list[tuple[int, float]] = field(default_factory=list)  # measured steps, bits per byte
+
+
 def training_steps(
     model: nn.Module, text: Tensor, *, options: LanguageTraining, generator: torch.Generator
 ) -> Iterator[Progress]:
@@ -74,14 +88,46 @@ def training_steps(
     step, seconds, done = 0, 0.0, 0.0
     while done < 1:
         start = time.process_time()
-        for group in optimiser.param_groups:
-            group["lr"] = options.rate(done)
-        loss = _step(model, _random_rows(text, options, generator), optimiser)
+        loss = _step(model, text, optimiser, options=options, done=done, generator=generator)
         step, seconds = step + 1, seconds + time.process_time() - start
-        if not loss <= _DIVERGED_LOSS:
-            raise LanguageDivergedError(f"step {step}: expected a loss <= {_DIVERGED_LOSS:g}, got {loss:g}")
+        _check_loss(loss, step=step)
         yield Progress(step, loss, seconds)
         done = step / options.num_steps if options.seconds is None else seconds / options.seconds
+
+
+def continue_language_model(
+    training: LanguageModelTraining,
+    text: Tensor,
+    *,
+    options: LanguageTraining,
+    num_steps: int,
+    measure_every: int,
+    measure: Callable[[nn.Module], float],
+) -> None:
+    """Train a model in place up to a step of the training of `options`; stop where it diverges.
+
+    Args:
+        training: the model and its state.
+        text: [N] uint8, longer than a sequence.
+        options: of the whole training; its `seconds` are not used.
+        num_steps: number of steps after which to stop.
+        measure_every: steps between two points of the curve.
+        measure: returns the bits per byte of a model for the curve.
+    """
+    model = training.model
+    optimiser = Adam(model.parameters(), lr=options.learning_rate, fused=True)
+    if training.optimiser is not None:
+        optimiser.load_state_dict(copy.deepcopy(training.optimiser))
+    model.train()
+    while training.step < num_steps and not training.has_diverged:
+        done = training.step / options.num_steps
+        loss = _step(model, text, optimiser, options=options, done=done, generator=training.generator)
+        training.step += 1
+        training.has_diverged = not loss <= _DIVERGED_LOSS
+        if training.step % measure_every == 0 and not training.has_diverged:
+            training.curve.append((training.step, measure(model)))
+            model.train()
+    training.optimiser = optimiser.state_dict()
 
 
 def train_language_model(
@@ -112,7 +158,24 @@ def bits_per_byte(model: nn.Module, text: Tensor, *, sequence_length: int, num_b
     return total / (num * sequence_length * math.log(2))
 
 
-def _step(model: nn.Module, rows: Tensor, optimiser: torch.optim.Optimizer) -> float:
+def _check_loss(loss: float, *, step: int) -> None:
+    if not loss <= _DIVERGED_LOSS:
+        raise LanguageDivergedError(f"step {step}: expected a loss <= {_DIVERGED_LOSS:g}, got {loss:g}")
+
+
+def _step(
+    model: nn.Module,
+    text: Tensor,
+    optimiser: torch.optim.Optimizer,
+    *,
+    options: LanguageTraining,
+    done: float,
+    generator: torch.Generator,
+) -> float:
+    """Take one step after a fraction of the training and return the loss before it."""
+    for group in optimiser.param_groups:
+        group["lr"] = options.rate(done)
+    rows = _random_rows(text, options, generator)
     optimiser.zero_grad()
     loss = _cross_entropy(model, rows, reduction="mean")
     loss.backward()

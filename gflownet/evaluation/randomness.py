@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from typing import Any
 
 import numpy as np
 import torch
@@ -31,3 +32,21 @@ def seeded(seed: int) -> Iterator[None]:
         torch.set_rng_state(states[0])
         np.random.set_state(states[1])
         random.setstate(states[2])
+
+
+def global_states() -> dict[str, Any]:
+    """Return the states of the global generators of `seeded` as tensors and plain containers."""
+    name, key, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "numpy": (str(name), torch.from_numpy(np.asarray(key).astype(np.int64)), *rest),
+        "python": random.getstate(),
+    }
+
+
+def set_global_states(states: Mapping[str, Any]) -> None:
+    """Set the global generators to the result of `global_states`."""
+    name, key, *rest = states["numpy"]
+    torch.set_rng_state(states["torch"])
+    np.random.set_state((name, key.numpy().astype(np.uint32), *rest))
+    random.setstate(states["python"])

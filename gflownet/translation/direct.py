@@ -54,6 +54,11 @@ class DirectTraining:
         buffers = (self.parameter.detach(), self.parameter.grad, self._scaling.matrices)
         parts = zip(*(buffer.split(sizes) for buffer in buffers), strict=True)
         self._code = [_bound(layout, *part) for layout, part in zip(layouts, parts, strict=True)]
+        self._sizes, self._nums_entries = sizes, [layout.num_entries for layout in layouts]
+
+    def parts(self, flat: Tensor) -> list[Tensor]:
+        """Return views of the entries of each model's parameters in a flat tensor [N]."""
+        return [part[:num] for part, num in zip(flat.split(self._sizes), self._nums_entries, strict=True)]
 
     def backward(self, inputs: Sequence[Tensor], targets: Sequence[Tensor]) -> Tensor:
         """Set parameter.grad to the gradients of the mean losses and return these losses [K].

@@ -9,11 +9,14 @@ import torch
 from torch import nn
 
 from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.execution import restored, run_job
 from gflownet.evaluation.executors.inline import InlineExecutor
+from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.supervised import MAX_GROUP_SIZE, Splits, SupervisedTask
 from gflownet.evaluation.task import Score
-from gflownet.evaluation.training import CandidateDivergedError, Split, train_classifiers
+from gflownet.evaluation.training import CandidateDivergedError, Split, continue_trainings
+from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import classifier_graph, config_with
@@ -51,11 +54,11 @@ def graph_of(*hidden: tuple[int, str]):
     return classifier_graph(*hidden, input_size=NUM_FEATURES, num_classes=NUM_CLASSES)
 
 
-def with_aggregation(name: str, activation: str = "tanh") -> ComputationGraph:
+def with_aggregation(name: str, activation: str = "tanh", **attributes: Any) -> ComputationGraph:
     """A diamond: the output aggregates two hidden nodes and the input."""
     graph = ComputationGraph()
     graph.add_node(0, NodeType.INPUT, output_size=NUM_FEATURES)
-    graph.add_node(1, NodeType.OUTPUT, output_size=NUM_CLASSES, attributes={"aggregation": name})
+    graph.add_node(1, NodeType.OUTPUT, output_size=NUM_CLASSES, attributes={"aggregation": name, **attributes})
     for node in (2, 3):
         graph.add_node(node, NodeType.HIDDEN, output_size=node + 2, activation_function=activation)
         graph.add_edge(0, node)
@@ -213,18 +216,142 @@ def test_failures_keep_their_place_and_do_not_affect_others():
 
 
 def test_one_that_breaks_the_training_of_its_group_fails_alone(monkeypatch):
-    def train(models, *args, **kwargs):
-        if any(isinstance(getattr(model, "proj_2_3", None), nn.Module) for model in models):
+    def train(trainings, *args, **kwargs):
+        if any(isinstance(getattr(each.model, "proj_2_3", None), nn.Module) for each in trainings):
             raise MemoryError("too large")
-        return train_classifiers(models, *args, **kwargs)
+        return continue_trainings(trainings, *args, **kwargs)
 
     task = build("num_epochs=1")
     graphs = [graph_of((8, "tanh")), graph_of((8, "tanh"), (4, "relu")), graph_of((5, "tanh"))]
     expected = task.evaluate_many(graphs, seeds=range(3))
-    monkeypatch.setattr("gflownet.evaluation.supervised.train_classifiers", train)
+    monkeypatch.setattr("gflownet.evaluation.supervised.continue_trainings", train)
     outcomes = task.evaluate_many(graphs, seeds=range(3))
     assert isinstance(outcomes[1], MemoryError)
     assert (outcomes[0], outcomes[2]) == (expected[0], expected[2])
+
+
+def trained(task: SupervisedTask, graphs: list[ComputationGraph], *fidelities: int) -> list[Outcome]:
+    """Return the outcomes of trainings up to each fidelity in turn, saved and restored in between."""
+    outcomes: list[Outcome] = []
+    for fidelity in fidelities:
+        job = Job(
+            cast(tuple[Candidate, ...], tuple(graphs)),
+            tuple(range(7, 7 + len(graphs))),
+            fidelity=fidelity,
+            schedule=fidelities[-1],
+            trainings=tuple(outcome.training for outcome in outcomes),
+            saves_training=True,
+            tests=True,
+        )
+        outcomes = run_job(task, job)
+    return outcomes
+
+
+def assert_same_training(first: Outcome, other: Outcome) -> None:
+    assert (first.status, first.error) == (other.status, other.error)
+    assert (first.score, first.curve, first.test) == (other.score, other.curve, other.test)
+    one, two = restored(first.training), restored(other.training)
+    assert one is not None
+    assert two is not None
+    for name, value in one["model"].items():
+        assert torch.equal(value, two["model"][name]), name
+
+
+def test_training_in_parts_equals_full_training():
+    task = build("num_epochs=5")
+    full, parts, unequal = (trained(task, ZOO, *fidelities) for fidelities in ((5,), (1, 3, 5), (2, 5)))
+    for together, one, other in zip(full, parts, unequal, strict=True):
+        assert_same_training(together, one)
+        assert_same_training(together, other)
+        assert len(together.curve) == 5
+        assert together.score is not None
+        assert together.curve[-1] == together.score.value
+    alone = [trained(task, ZOO[place : place + 1], 2, 5)[0].curve for place in (0,)]
+    assert alone == [full[0].curve]
+
+
+def test_full_training_equals_evaluate():
+    task = build("num_epochs=3")
+    seeds = range(7, 7 + len(ZOO))
+    outcomes = trained(task, ZOO, 1, 3)
+    assert [outcome.score for outcome in outcomes] == task.evaluate_many(ZOO, seeds=seeds)
+    assert [outcome.test for outcome in outcomes] == [task.test(g, seed=s) for g, s in zip(ZOO, seeds, strict=True)]
+
+
+def test_training_beyond_num_epochs_equals_a_longer_config():
+    short, long = build("num_epochs=2"), build("num_epochs=4")
+    (beyond,) = trained(short, ZOO[:1], 2, 4)
+    assert beyond.score == long.evaluate(ZOO[0], seed=7)
+
+
+def test_trainings_of_different_epochs_share_a_job():
+    task = build("num_epochs=4")
+    graphs = ZOO[:3]
+    states = [restored(trained(task, graphs[:1], 1)[0].training), None]
+    states.append(restored(trained(task, [graphs[0], graphs[1], graphs[2]], 3)[2].training))
+    results = list(task.train_many(graphs, seeds=(7, 8, 9), fidelity=4, schedule=4, states=states))
+    expected = [outcome.score for outcome in trained(task, graphs, 4)]
+    assert [result.score() for result in results if not isinstance(result, Exception)] == expected
+
+
+def test_restored_state_is_not_changed_by_training():
+    task = build("num_epochs=2")
+    for graph in (ZOO[0], remembering()):
+        state = restored(trained(task, [graph], 1)[0].training)
+        first, second = (
+            next(iter(task.train_many([graph], seeds=[7], fidelity=2, schedule=2, states=[state]))) for _ in range(2)
+        )
+        assert not isinstance(first, Exception)
+        assert not isinstance(second, Exception)
+        assert first.score() == second.score()
+
+
+def test_saved_training_of_a_group_is_as_small_as_a_single_one():
+    task = build("num_epochs=1")
+    sizes = [len(trained(task, graphs, 1)[0].training or b"") for graphs in (ZOO[:1], ZOO)]
+    assert sizes[0] == sizes[1]
+
+
+def test_training_past_its_fidelity_raises():
+    task = build("num_epochs=4")
+    state = restored(trained(task, ZOO[:1], 3)[0].training)
+    (error,) = task.train_many(ZOO[:1], seeds=[7], fidelity=2, schedule=4, states=[state])
+    assert str(error) == "expected a training of at most 2 epochs, got 3"
+
+
+def test_diverging_training_is_failed_in_its_place():
+    task = build("num_epochs=2")
+    outcomes = trained(task, [ZOO[0], explosive(), ZOO[1]], 2)
+    ok, failed = EvaluationStatus.OK, EvaluationStatus.FAILED
+    assert [outcome.status for outcome in outcomes] == [ok, failed, ok]
+    assert str(outcomes[1].error).startswith("CandidateDivergedError: epoch 1: expected a training loss <= 1000")
+
+
+def test_dropout_continues_with_the_training():
+    task = build("num_epochs=4", "learning_rate=0.01")
+    graph = with_aggregation("attention", dropout_p=0.5)
+    (full,), (parts,), (plain,) = (
+        trained(task, [candidate], *fidelities)
+        for candidate, fidelities in ((graph, (4,)), (graph, (1, 2, 4)), (with_aggregation("attention"), (4,)))
+    )
+    assert full.status is EvaluationStatus.OK
+    assert_same_training(full, parts)
+    assert full.score != plain.score
+
+
+def test_cost_equals_the_model_and_allocates_nothing():
+    task = build("num_epochs=1")
+    for graph in ZOO:
+        score = task.evaluate(graph, seed=0)
+        cost = task.cost(graph)
+        assert cost is not None
+        assert cost.num_parameters == score.num_parameters
+        assert cost.flops > 0
+    wide = graph_of((10**6, "tanh"), (10**6, "tanh"))
+    cost = task.cost(wide)
+    assert cost is not None
+    assert cost.num_parameters > 10**12
+    assert task.cost(graph_of((8, "wiggle"))) is None
 
 
 def test_no_candidates_no_outcomes():

@@ -14,6 +14,8 @@ import torch
 
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
+from gflownet.evaluation.execution import restored, run_job
+from gflownet.evaluation.job import Job, Outcome
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType
 from gflownet.rhn.config import StackConfig, StackLayer
@@ -110,8 +112,70 @@ def test_diverged_training_scores_as_uniform() -> None:
     assert task.test(stack(task, **RHN), seed=1) == pytest.approx(math.exp(2 - 8))
 
 
+def trained(task: LanguageTask, graphs: list[Assignment], *fidelities: int, schedule: int = 6) -> list[Outcome]:
+    """Return the outcomes of trainings up to each fidelity in turn, saved and restored in between."""
+    outcomes: list[Outcome] = []
+    for fidelity in fidelities:
+        job = Job(
+            tuple(graphs),
+            tuple(range(1, 1 + len(graphs))),
+            fidelity=fidelity,
+            schedule=schedule,
+            trainings=tuple(outcome.training for outcome in outcomes),
+            saves_training=True,
+            tests=True,
+        )
+        outcomes = run_job(task, job)
+    return outcomes
+
+
+def test_training_in_parts_equals_full_training_and_evaluate(task: LanguageTask) -> None:
+    graphs = [stack(task, **RHN, cell2="lstm"), stack(task, cell1="gru")]
+    for full, parts, graph, seed in zip(
+        trained(task, graphs, 6), trained(task, graphs, 1, 4, 6), graphs, (1, 2), strict=True
+    ):
+        assert (full.score, full.curve, full.test) == (parts.score, parts.curve, parts.test)
+        one, other = restored(full.training), restored(parts.training)
+        assert one is not None
+        assert other is not None
+        assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
+        assert full.score == task.evaluate(graph, seed=seed)
+        assert full.test == task.test(graph, seed=seed)
+        assert len(full.curve) == task.max_fidelity == 6
+        assert full.score is not None
+        assert full.curve[-1] == full.score.value
+
+
+def test_schedule_sets_the_learning_rate(task: LanguageTask) -> None:
+    candidate = [stack(task, cell1="gru")]
+    (short,), (long,) = (trained(task, candidate, 4, schedule=schedule) for schedule in (4, 60))
+    assert short.score != long.score
+
+
+def test_diverged_training_stays_diverged() -> None:
+    task = make_task("evaluation.learning_rate=1e30")
+    candidate = [stack(task, **RHN)]
+    (full,), (parts,) = trained(task, candidate, 6), trained(task, candidate, 3, 6)
+    assert full.score == parts.score == task.evaluate(candidate[0], seed=1)
+    assert full.test == parts.test == pytest.approx(math.exp(2 - 8))
+
+
+def test_training_past_its_fidelity_raises(task: LanguageTask) -> None:
+    candidate = [stack(task, cell1="gru")]
+    state = restored(trained(task, candidate, 2)[0].training)
+    (error,) = task.train_many(candidate, seeds=[1], fidelity=1, schedule=6, states=[state])
+    assert str(error) == "expected a training of at most 1 steps, got 2"
+
+
+def test_cost_is_the_size_of_the_model(task: LanguageTask) -> None:
+    cost = task.cost(stack(task, **RHN))
+    assert cost.num_parameters == task.evaluate(stack(task, **RHN), seed=1).num_parameters
+    assert cost.flops == 2 * cost.num_parameters
+
+
 def test_seconds_are_a_budget() -> None:
     task = make_task("task_options.budget=seconds", "task_options.seconds=0.5")
+    assert task.max_fidelity == 0
     steps = [
         task.evaluate(graph, seed=1).metrics["num_steps"] for graph in (stack(task, cell1="lstm"), stack(task, **RHN))
     ]
