@@ -10,6 +10,7 @@ import torch
 
 from gflownet.config import Config
 from gflownet.config_checks import validate
+from gflownet.data.asynchronous import AsynchronousRollouts
 from gflownet.data.offline import load_offline
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.sampler import Exploration
@@ -59,6 +60,7 @@ class Components:
         self.auxiliary = self.build_auxiliary()
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
+        self.asynchronous = self.build_asynchronous()
         self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
         self.step = 0
         self.progress = Progress()
@@ -144,6 +146,15 @@ class Components:
         offline = load_offline(config.offline, self.context, self.task)
         seed = stream_seed(config.seed, _TRAJECTORY_STREAM)
         return TrajectorySource(self.context, options, task=self.task, seed=seed, offline=offline)
+
+    def build_asynchronous(self) -> AsynchronousRollouts | None:
+        """Build the rollouts of asynchronous training, None for synchronous training."""
+        options = self.config.asynchronous
+        if not options.max_in_flight:
+            return None
+        return AsynchronousRollouts(
+            self.source, max_in_flight=options.max_in_flight, updates_per_reward=options.updates_per_reward
+        )
 
     def build_executor(self) -> Executor:
         """Build the executor of candidate evaluations."""

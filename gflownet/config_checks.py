@@ -34,6 +34,20 @@ def validate(config: Config) -> None:
     _check_teacher(config)
     _check_backward_policy(config)
     _check_combinations(config)
+    _check_asynchronous(config)
+
+
+def _check_asynchronous(config: Config) -> None:
+    if not config.asynchronous.max_in_flight:
+        return
+    for key, value in (("num_workers", config.num_workers), ("local_search.num", config.local_search.num)):
+        if value:
+            raise UserError(f"{key}: expected 0 with asynchronous.max_in_flight, got {value}")
+    if not config.replay.resample:
+        raise UserError(
+            "replay.resample: expected true with asynchronous.max_in_flight, whose trajectories are sampled backwards, "
+            "got false"
+        )
 
 
 def _check_vocabulary(config: Config) -> None:

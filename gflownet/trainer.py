@@ -109,6 +109,7 @@ class GFNTrainer(Components):
             **self.learner.state_dict(),
             "companions": self.auxiliary.state_dict(),
             "replay": self.replay.state_dict(),
+            "asynchronous": None if self.asynchronous is None else self.asynchronous.state_dict(),
             "random_state": get_random_state(),
         }
 
@@ -122,6 +123,8 @@ class GFNTrainer(Components):
         self.replay.load_state_dict(
             state["replay"], key_of=lambda states, i: self.env.terminal(states, i).canonical_key()
         )
+        if self.asynchronous is not None and state.get("asynchronous") is not None:
+            self.asynchronous.load_state_dict(state["asynchronous"])
         set_random_state(state["random_state"])
 
     def _start(self, folder: RunFolder) -> None:
@@ -200,6 +203,8 @@ class GFNTrainer(Components):
             "first_step": self.step + 1,
             "teacher": None if teacher is None else teacher.policy,
         }
+        if self.asynchronous is not None:
+            return self.asynchronous.rollouts(num_steps=config.num_training_steps, **arguments)
         if not config.num_workers:
             return local_rollouts(self.source, **arguments)
         transport = make_transport(buffer_size=config.mp_buffer_size, pickle_messages=config.pickle_mp_messages)

@@ -27,7 +27,18 @@ from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from gflownet.workers.process import stream_seed
 
 # Independent random streams of a step.
-_FRESH, _REPLAYED, _REPLAY_CHOICE, _VALIDATION, GLOBAL_STREAM, _SEARCH, _SEARCH_CHOICE, _OFFLINE, _TAUGHT = range(9)
+(
+    _FRESH,
+    _REPLAYED,
+    _REPLAY_CHOICE,
+    _VALIDATION,
+    GLOBAL_STREAM,
+    _SEARCH,
+    _SEARCH_CHOICE,
+    _OFFLINE,
+    _TAUGHT,
+    _FINISHED,
+) = range(10)
 
 
 @dataclass(frozen=True)
@@ -117,7 +128,7 @@ class TrajectorySource:
                 metrics["replay_size"] = float(size)
             return self._rewarded(batch, scores)
 
-        fresh = scored(self._fresh(step, policy, teacher))
+        fresh = scored(self.fresh(step, policy, teacher))
         batches, num_fresh = [fresh], len(fresh)
         start = self._search_start(step, fresh, replay)
         if start is not None:
@@ -125,10 +136,10 @@ class TrajectorySource:
             refined = self._search.refine(*start, policy=policy, score=scored, generator=generator)
             batches += refined.proposals
             metrics["local_search_accepted"] = refined.accepted_share
-        batches += self._replayed(step, replay, policy) + self._offline(step, policy)
+        batches += self.replayed(step, replay, policy) + self.offline_trajectories(step, policy)
         updates = [TrajectoryBatch.cat(batches)]
         for turn in range(1, 1 + self.options.replay.num_updates):
-            updates += self._replayed(step, replay, policy, turn)
+            updates += self.replayed(step, replay, policy, turn)
         if self.options.scores_states:
             updates = [self._with_state_rewards(batch, scorer) for batch in updates]
         evaluations, other_evaluations = scorer.evaluations[:num_fresh], scorer.evaluations[num_fresh:]
@@ -145,9 +156,12 @@ class TrajectorySource:
         scorer = StepScorer(self.context.env, evaluator, step=step)
         return self._rewarded(trajectories, scorer.scores(trajectories.terminal)), scorer.evaluations
 
-    def _fresh(self, step: int, policy: PolicyFunction, teacher: PolicyFunction | None) -> TrajectoryBatch:
-        """Sample trajectories from the policy, then off-policy ones from the teacher."""
-        num, num_taught, exploration = self.options.num_trajectories, self.options.num_taught, self.options.exploration
+    def fresh(
+        self, step: int, policy: PolicyFunction, teacher: PolicyFunction | None, *, num: int | None = None
+    ) -> TrajectoryBatch:
+        """Sample `num` trajectories (default: those of a step) from the policy and the teacher, without rewards."""
+        num = self.options.num_trajectories if num is None else num
+        num_taught, exploration = min(self.options.num_taught, num), self.options.exploration
         if teacher is None:
             return self._sample(step, _FRESH, policy, exploration, num)
         on_policy = self._sample(step, _FRESH, policy, exploration, num - num_taught)
@@ -192,7 +206,7 @@ class TrajectorySource:
         conditioning = self.task.sample_conditioning(len(states), generator=generator)
         return states.terminal, self._log_reward(states.scores, conditioning), conditioning
 
-    def _replayed(self, step: int, replay: ReplayBuffer, policy: PolicyFunction, *turn: int) -> list[TrajectoryBatch]:
+    def replayed(self, step: int, replay: ReplayBuffer, policy: PolicyFunction, *turn: int) -> list[TrajectoryBatch]:
         """Return trajectories into replayed terminal states: the original or resampled ones."""
         options = self.options.replay
         if not (options.use and options.num_from_replay):
@@ -207,13 +221,17 @@ class TrajectorySource:
         batch = states.sequences.walk(self.context.env, conditioning=conditioning, origin=Origin.REMEMBERED)
         return [self._rewarded(batch, states.scores)]
 
-    def _offline(self, step: int, policy: PolicyFunction) -> list[TrajectoryBatch]:
+    def offline_trajectories(self, step: int, policy: PolicyFunction) -> list[TrajectoryBatch]:
         """Return trajectories into uniformly drawn graphs of the offline data."""
         if self.offline is None or not self.options.offline.num:
             return []
         generator = self._generator(step, _OFFLINE)
         index = torch.randint(len(self.offline), (self.options.offline.num,), generator=generator)
         return [self._resampled(self.offline[index], policy, generator)]
+
+    def resampled(self, step: int, states: SeenStates, policy: PolicyFunction) -> TrajectoryBatch:
+        """Return a new trajectory into each of these scored states."""
+        return self._resampled(states, policy, self._generator(step, _FINISHED))
 
     def _resampled(self, states: SeenStates, policy: PolicyFunction, generator: torch.Generator) -> TrajectoryBatch:
         """Sample a new trajectory into each state from the trained backward policy."""

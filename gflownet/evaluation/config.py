@@ -102,8 +102,10 @@ class AsynchronousConfig:
     max_in_flight: int = option(
         0, "candidates that are being evaluated while the policy trains; 0: each step waits for its own", NOT_NEGATIVE
     )
-    updates_per_reward: float = option(
-        0.25, "maximum number of training steps per finished evaluation; the policy waits for more", POSITIVE
+    updates_per_reward: float | None = option(
+        None,
+        "maximum number of training steps per finished evaluation; null: 1 / algo.num_from_policy",
+        Interval(0, 1, low_open=True),
     )
 
 

@@ -154,6 +154,7 @@ class Dispatcher(Evaluator):
         Isomorphic graphs share a ticket. Tickets of known graphs have their row.
         """
         with self._lock:
+            self._write()  # `find_many` below has to see every result
             tickets = {request.identity: request for request in requests}
             known = dict(zip(tickets, self.store.find_many(list(tickets)), strict=True))
             result: dict[Identity, Ticket] = {}
@@ -288,7 +289,8 @@ class Dispatcher(Evaluator):
     def _write(self) -> None:
         """Write finished records to the store."""
         records, self._unwritten = self._unwritten, []
-        self.store.add(records)
+        if records:
+            self.store.add(records)
         self._last_write = time.monotonic()
 
 

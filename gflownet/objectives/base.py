@@ -122,6 +122,11 @@ class Objective(nn.Module, Configurable, ABC):
             raise UserError(
                 f"algo.teacher.share: expected 0 {method}, which supports no teacher, got {algo.teacher.share}"
             )
+        if cls.needs_state_rewards and config.asynchronous.max_in_flight:
+            raise UserError(
+                f"asynchronous.max_in_flight: expected 0 {method}, which scores intermediate states, "
+                f"got {config.asynchronous.max_in_flight}"
+            )
         if cls.is_on_policy:
             _check_on_policy(config, method)
         if cls.imitates:
@@ -139,6 +144,7 @@ def _check_on_policy(config: Any, method: str) -> None:
         ("replay.num_batches", config.replay.num_batches, 0),
         ("offline.path", config.offline.path, ""),
         ("local_search.num", config.local_search.num, 0),
+        ("asynchronous.max_in_flight", config.asynchronous.max_in_flight, 0),
     ):
         if value != expected:
             raise UserError(f"{key}: expected {expected!r} {method}, which learns on-policy only, got {value!r}")

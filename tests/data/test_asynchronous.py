@@ -1,0 +1,125 @@
+"""Asynchronous rollouts: bounded in-flight candidates, every sample learned once, resume of unfinished states."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from typing import Any
+
+import pytest
+import torch
+
+from gflownet.data.asynchronous import AsynchronousRollouts
+from gflownet.errors import UserError
+from gflownet.evaluation.dispatcher import EvaluationStoppedError
+from gflownet.evaluation.executors.inline import InlineExecutor
+from gflownet.trainer import GFNTrainer
+from tests.data.rollouts import Parts, parts
+from tests.evaluation.candidates import config_with
+from tests.small_run import SMALL
+
+NUM_STEPS = 8
+
+
+class LatestFirst(InlineExecutor):
+    """Finishes one job per wait, the latest one first, and counts the candidates in flight."""
+
+    largest = 0
+
+    @property
+    def capacity(self) -> int:
+        return 3
+
+    def wait(self, handles, *, timeout):
+        self.largest = max(self.largest, sum(len(handle.job.candidates) for handle in handles))
+        return super().wait(list(handles)[-1:], timeout=timeout)
+
+
+@contextmanager
+def asynchronous(folder, **options: Any) -> Iterator[tuple[AsynchronousRollouts, Parts, LatestFirst]]:
+    chosen = {"max_in_flight": 12, "updates_per_reward": None} | options
+    with parts(folder) as made:
+        executor = LatestFirst(made.source.task)
+        made.evaluator.executor = executor
+        yield AsynchronousRollouts(made.source, **chosen), made, executor
+
+
+def rollouts(stream: AsynchronousRollouts, made: Parts, *, first_step: int = 1, num_steps: int = NUM_STEPS):
+    return stream.rollouts(
+        policy=made.policy, evaluator=made.evaluator, replay=made.replay, first_step=first_step, num_steps=num_steps
+    )
+
+
+def test_asynchronous_rollouts_learn_every_sample_once(tmp_path):
+    with asynchronous(tmp_path) as (stream, made, executor):
+        steps = list(islice(rollouts(stream, made), NUM_STEPS))
+        env = made.source.context.env
+        for rollout in steps:
+            fresh = rollout.trajectories.terminal[: rollout.num_fresh]
+            sizes = torch.tensor([len(env.terminal(fresh, i).node_colours) for i in range(len(fresh))])
+            expected = rollout.trajectories.beta[: rollout.num_fresh] * (sizes / 10).log()
+            assert torch.allclose(rollout.trajectories.log_reward[: rollout.num_fresh], expected)
+            assert [10 * e.score for e in rollout.evaluations] == pytest.approx(sizes.tolist())
+        assert min(rollout.num_fresh for rollout in steps) >= stream.num_rewards == 6
+        assert sum(rollout.num_fresh for rollout in steps) >= NUM_STEPS * 6
+        assert 6 < executor.largest <= 12
+        # Paid once: each row of the store belongs to exactly one evaluation that is not cached.
+        new = [e for rollout in steps for e in rollout.evaluations if not e.cached]
+        assert len(new) == made.evaluator.num_evaluated == made.store.count() == len(made.replay)
+
+
+def test_asynchronous_rollouts_bound_the_updates_per_reward(tmp_path):
+    with asynchronous(tmp_path, updates_per_reward=0.5) as (stream, made, _):
+        steps = list(islice(rollouts(stream, made), NUM_STEPS))
+        assert min(rollout.num_fresh for rollout in steps) >= 2
+        assert max(rollout.metrics["sample_age"] for rollout in steps) > 0
+
+
+def test_asynchronous_rollouts_end_without_surplus_candidates(tmp_path):
+    with asynchronous(tmp_path) as (stream, made, _):
+        steps = list(islice(rollouts(stream, made, num_steps=3), 3))
+        assert made.evaluator.num_in_flight == 0
+        assert 18 <= sum(rollout.num_fresh for rollout in steps) < 18 + 12
+
+
+def test_asynchronous_resume_submits_unfinished_states_again(tmp_path):
+    with asynchronous(tmp_path / "a") as (stream, made, _):
+        first = next(rollouts(stream, made))
+        state = stream.state_dict()
+        assert len(state["steps"]) > 0
+        made.evaluator.cancel()
+        again = AsynchronousRollouts(made.source, max_in_flight=12, updates_per_reward=None)
+        again.load_state_dict(state)
+        env = made.source.context.env
+        waiting = {env.terminal(each.state, 0).canonical_key() for each in [*stream._pending, *stream._finished]}
+        second = next(rollouts(again, made, first_step=2))
+        learned = second.trajectories.terminal[: second.num_fresh]
+        assert waiting & {env.terminal(learned, i).canonical_key() for i in range(len(learned))}
+        assert again._num_batches > 1, "the random stream of samples goes on"
+        assert first.num_fresh >= 6
+
+
+def test_asynchronous_rollouts_stop_while_candidates_run(tmp_path):
+    stop = []
+    with asynchronous(tmp_path) as (stream, made, _):
+        made.evaluator._stopped = lambda: bool(stop)
+        generator = rollouts(stream, made)
+        next(generator)
+        stop.append(True)
+        with pytest.raises(EvaluationStoppedError):
+            next(generator)
+        assert made.evaluator.num_in_flight == 0
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["num_workers=1"], "num_workers: expected 0 with asynchronous.max_in_flight"),
+        (["local_search.num=2"], r"local_search.num: expected 0 with asynchronous.max_in_flight"),
+        (["replay.resample=false"], "replay.resample: expected true with asynchronous.max_in_flight"),
+        (["algo.method=a2c", "replay.use=false"], r"asynchronous.max_in_flight: expected 0 with algo.method=a2c"),
+        (["algo.method=ppo", "replay.use=false"], r"asynchronous.max_in_flight: expected 0 with algo.method=ppo"),
+    ],
+)
+def test_asynchronous_invalid_combination_raises(overrides, message):
+    with pytest.raises(UserError, match=message):
+        GFNTrainer(config_with(*SMALL, "asynchronous.max_in_flight=8", *overrides))
