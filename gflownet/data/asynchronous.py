@@ -160,6 +160,7 @@ class AsynchronousRollouts:
 
     def _rollout(self, step: int, policy: PolicyFunction, evaluator: Dispatcher, replay: ReplayBuffer) -> Rollout:
         """Return trajectories into the finished states, and replayed ones."""
+        evaluator.flush()
         finished, self._finished = list(self._finished), deque()
         evaluations = _evaluations(finished, evaluator)
         scores = torch.tensor([evaluation.utilities or evaluation.score for evaluation in evaluations])

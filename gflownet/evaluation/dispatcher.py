@@ -128,7 +128,7 @@ class Dispatcher(Evaluator):
     def evaluations(self, tickets: Sequence[Ticket], *, step: int) -> list[Evaluation]:
         """Return the evaluations of finished tickets, once their rows are written."""
         with self._lock:
-            self._write()
+            self.flush()
         previous: set[Identity] = set()
         evaluations = []
         for ticket in tickets:
@@ -154,7 +154,7 @@ class Dispatcher(Evaluator):
         Isomorphic graphs share a ticket. Tickets of known graphs have their row.
         """
         with self._lock:
-            self._write()  # `find_many` below has to see every result
+            self.flush()  # `find_many` below has to see every result
             tickets = {request.identity: request for request in requests}
             known = dict(zip(tickets, self.store.find_many(list(tickets)), strict=True))
             result: dict[Identity, Ticket] = {}
@@ -180,11 +180,11 @@ class Dispatcher(Evaluator):
             try:
                 done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
             except BaseException:  # an interrupt during an inline evaluation
-                self._write()
+                self.flush()
                 raise
             num = sum(self._finish(handle) for handle in done)
             if time.monotonic() - self._last_write >= _WRITE_AFTER_S:
-                self._write()
+                self.flush()
             self._start_jobs()
             return num
 
@@ -196,7 +196,7 @@ class Dispatcher(Evaluator):
             self._running.clear()
             self._queue.clear()
             self._tickets.clear()
-            self._write()
+            self.flush()
 
     @property
     def num_in_flight(self) -> int:
@@ -286,12 +286,13 @@ class Dispatcher(Evaluator):
         self._unwritten.append(ticket.record)
         del self._tickets[ticket.request.identity]
 
-    def _write(self) -> None:
-        """Write finished records to the store."""
-        records, self._unwritten = self._unwritten, []
-        if records:
-            self.store.add(records)
-        self._last_write = time.monotonic()
+    def flush(self) -> None:
+        """Write all finished records to the store."""
+        with self._lock:
+            records, self._unwritten = self._unwritten, []
+            if records:
+                self.store.add(records)
+            self._last_write = time.monotonic()
 
 
 def _may_share(first: Ticket, second: Ticket) -> bool:
