@@ -35,6 +35,18 @@ def test_exact_config_samples_the_reward_of_15_classes(tmp_path):
     assert right["log_z_error"] < 0.03
 
 
+def test_asynchronous_exact_config_samples_the_reward_of_15_classes(tmp_path):
+    certificate = run_exact(tmp_path, "model.num_emb=32", *SMALL, "asynchronous.max_in_flight=64")
+    assert certificate["total_variation"] < 0.03
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(3))
+def test_asynchronous_exact_config_is_no_worse_on_419_classes(tmp_path, seed):
+    options = (f"seed={seed}", "evaluation.executor=pool", "asynchronous.max_in_flight=256")
+    assert run_exact(tmp_path / "asynchronous", *options)["total_variation"] < 0.01
+
+
 def test_exact_config_without_symmetries_samples_the_uncorrected_distribution(tmp_path):
     wrong = run_exact(tmp_path, "model.num_emb=32", *SMALL, "algo.symmetry=none")
     assert wrong["tv_uncorrected"] < 0.03

@@ -52,7 +52,6 @@ def rollouts(stream: AsynchronousRollouts, made: Parts, *, first_step: int = 1, 
 def test_asynchronous_rollouts_learn_every_sample_once(tmp_path):
     with asynchronous(tmp_path) as (stream, made, executor):
         steps = list(islice(rollouts(stream, made), NUM_STEPS))
-        env = made.source.context.env
         for rollout in steps:
             fresh = rollout.trajectories.terminal[: rollout.num_fresh]
             sizes = fresh.num_nodes.float()
