@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 import torch
 
+from gflownet.errors import UserError
 from gflownet.evaluation.job import MAX_ERROR_LENGTH, EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
 
@@ -24,11 +25,36 @@ T = TypeVar("T")
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
 
 
-def run_job(task: GFNTask, job: Job) -> list[Outcome]:
+def attempt(task: GFNTask, job: Job, *, restore: Callable[[], None]) -> tuple[tuple[Outcome, ...], bool]:
+    """Return the outcomes of a job, and whether its candidates failed together; alone, some may succeed.
+
+    Args:
+        task: scores the candidates.
+        job: the candidates.
+        restore: called after each candidate, to restore global state.
+
+    Raises:
+        UserError: `evaluate_many` or `train_many` yielded another number of outcomes.
+        KeyboardInterrupt: an interrupt.
+    """
+    start = time.perf_counter()
+    try:
+        return tuple(run_job(task, job, restore=restore)), False
+    except (UserError, KeyboardInterrupt):
+        raise
+    except Exception as error:
+        outcome = failure(error, time.perf_counter() - start)
+    except BaseException as error:
+        outcome = crash(error, time.perf_counter() - start)
+    restore()
+    return failed_job(job, outcome), True
+
+
+def run_job(task: GFNTask, job: Job, *, restore: Callable[[], None] = lambda: None) -> list[Outcome]:
     """Return the outcome of each candidate of a job, in order.
 
     Raises:
-        ValueError: `evaluate_many` or `train_many` yielded another number of outcomes.
+        UserError: `evaluate_many` or `train_many` yielded another number of outcomes.
     """
     outcomes = []
     for position, (result, seconds) in enumerate(_timed(lambda: _results(task, job), num=len(job.candidates))):
@@ -36,9 +62,10 @@ def run_job(task: GFNTask, job: Job) -> list[Outcome]:
         if outcome.status is EvaluationStatus.OK:
             outcome = _with_extras(task, job, position, result, outcome)
         outcomes.append(outcome)
+        restore()
     if len(outcomes) < len(job.candidates):
         name = f"{type(task).__name__}.{'evaluate_many' if job.fidelity is None else 'train_many'}"
-        raise ValueError(f"{name}: expected {len(job.candidates)} outcomes, got {len(outcomes)}")
+        raise UserError(f"{name}: expected {len(job.candidates)} outcomes, got {len(outcomes)}")
     return outcomes
 
 
@@ -65,6 +92,17 @@ def failure(error: BaseException, seconds: float) -> Outcome:
         return Outcome(EvaluationStatus.OUT_OF_MEMORY, seconds, error=describe(error), is_transient=True)
     is_transient = isinstance(error, OSError) and not isinstance(error, FileNotFoundError | PermissionError)
     return Outcome(EvaluationStatus.FAILED, seconds, error=describe(error), is_transient=is_transient)
+
+
+def crash(error: BaseException, seconds: float) -> Outcome:
+    """Return the outcome of an evaluation that raised SystemExit or another exception which ends a process."""
+    return Outcome(EvaluationStatus.CRASHED, seconds, error=describe(error), is_transient=True)
+
+
+def failed_job(job: Job, outcome: Outcome) -> tuple[Outcome, ...]:
+    """Return the outcomes of a job that failed as a whole; the time is divided evenly."""
+    num = len(job.candidates)
+    return (dataclasses.replace(outcome, seconds=outcome.seconds / num),) * num
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -2,17 +2,11 @@
 
 from __future__ import annotations
 
-import os
-
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.inline import InlineExecutor
+from gflownet.evaluation.executors.machine import num_cores
 from gflownet.evaluation.task import GFNTask
-
-
-def num_cores() -> int:
-    """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def chosen_executor(config: EvaluationConfig, task: GFNTask) -> str:
@@ -28,13 +22,13 @@ def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:
     Raises:
         UserError: the executor needs a package that is not installed, or the task cannot be sent to a process.
     """
-    name = chosen_executor(config, task)
-    if name == "inline":
-        return InlineExecutor(task)
+    name = config.executor  # TEMPORARY: chosen_executor(config, task), so that auto is the pool
     if name == "ray":
         from gflownet.evaluation.executors.ray_executor import RayExecutor  # Ray is optional
 
         return RayExecutor(task, config, num_cpus=config.capacity or num_cores())
-    from gflownet.evaluation.executors.inline import InlineExecutor as Fallback  # TEMPORARY until pool and ray land
+    if name == "pool":
+        from gflownet.evaluation.executors.pool import PoolExecutor
 
-    return Fallback(task)
+        return PoolExecutor(task, config)
+    return InlineExecutor(task)

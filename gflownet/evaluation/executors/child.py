@@ -1,0 +1,232 @@
+"""The monitor: pebble's child process. It runs no candidate but a worker process, and survives every end of it."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from multiprocessing.connection import Connection, wait
+from typing import NoReturn
+
+from gflownet.evaluation.execution import capped
+from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent
+from gflownet.evaluation.executors.machine import num_kills_without_memory
+from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, reply, split_reply, work
+from gflownet.evaluation.job import EvaluationStatus
+
+# Time for a worker to load the task, seconds; it is not part of a deadline.
+START_LIMIT_S = 120.0
+# Processes that may end while they load the task, before that counts as the task's fault.
+_MAX_LOST_STARTS = 3
+# Bytes of output kept for the error text of a crash.
+_MAX_TAIL = 3_500
+_READ_SIZE = 1 << 16
+# Time between two checks where the end of a process cannot be waited for together with pipes, seconds.
+_CHECK_EVERY_S = 0.02
+
+
+@dataclass(frozen=True)
+class Loss:
+    """The end of a worker during a job, instead of its outcomes."""
+
+    status: EvaluationStatus
+    seconds: float
+    error: str
+
+
+class StartError(Exception):
+    """A worker cannot load the task."""
+
+
+class _EndedError(Exception):
+    """The worker has ended or closed its pipe."""
+
+
+def start_monitor(settings: WorkerSettings) -> None:
+    """Make this process a monitor and start its worker. The initializer of the pool's processes."""
+    global _monitor
+    end_with_parent(signal.SIGTERM)
+    adopt_orphans()
+    os.setpgid(0, 0)
+    signal.signal(signal.SIGTERM, _leave)
+    _monitor = Monitor(settings)
+    _monitor.start()
+
+
+def evaluate(job: bytes, deadline: float | None) -> bytes | Loss:
+    """Return the reply of the worker to a pickled job, or the loss of the worker."""
+    assert _monitor is not None
+    return _monitor.evaluate(job, deadline)
+
+
+def _leave(*_: object) -> NoReturn:
+    """End this process with all its descendants."""
+    end_descendants()
+    os._exit(0)
+
+
+class Monitor:
+    """Sends jobs to a worker, ends it at the deadline, and starts another one when it has ended."""
+
+    def __init__(self, settings: WorkerSettings) -> None:
+        """Keep the settings."""
+        self._settings = settings
+        self._pid = self._descriptor = self._output = -1
+        self._connection: Connection | None = None
+        self._is_ready = False
+        self._tail = b""
+        main = multiprocessing.parent_process()
+        assert main is not None
+        self._main = main.sentinel
+
+    def start(self) -> None:
+        """Start a worker; it loads the task while this process goes on."""
+        self._connection, theirs = multiprocessing.Pipe()
+        self._output, output = os.pipe()
+        os.set_blocking(self._output, False)
+        sys.stdout.flush()
+        sys.stderr.flush()
+        self._tail, self._is_ready = b"", False
+        self._pid = os.fork()
+        if self._pid == 0:
+            work(self._settings, theirs, output)
+        theirs.close()
+        os.close(output)
+        self._descriptor = os.pidfd_open(self._pid) if hasattr(os, "pidfd_open") else -1
+
+    def evaluate(self, job: bytes, deadline: float | None) -> bytes | Loss:
+        """Return the worker's reply, or its loss."""
+        try:
+            self._await_start()
+        except StartError as error:
+            return reply(ReplyKind.REFUSED, str(error).encode())
+        assert self._connection is not None
+        self._tail, start, num_kills = b"", time.monotonic(), num_kills_without_memory()
+        try:
+            with suppress(BrokenPipeError, ConnectionResetError):
+                self._connection.send_bytes(job)
+            message = self._receive(deadline)
+        except TimeoutError:
+            self._end_worker()
+            return Loss(EvaluationStatus.TIMEOUT, time.monotonic() - start, f"expected a result within {deadline:g} s")
+        except _EndedError:
+            status, error = self._cause(self._end_worker(), num_kills)
+            return Loss(status, time.monotonic() - start, error)
+        if split_reply(message)[0] is ReplyKind.DONE_AND_LEAVING:
+            self._end_worker()
+        return message
+
+    def _await_start(self) -> None:
+        """Wait for a worker with a loaded task.
+
+        Raises:
+            StartError: with the reason.
+        """
+        for is_last in (False,) * (_MAX_LOST_STARTS - 1) + (True,):
+            if self._connection is None:
+                self.start()
+            if self._is_ready:
+                return
+            try:
+                kind, content = split_reply(self._receive(START_LIMIT_S))
+            except TimeoutError:
+                self._end_worker()
+                raise StartError(f"expected to load the task within {START_LIMIT_S:g} s") from None
+            except _EndedError:
+                error = self._cause(self._end_worker(), num_kills_without_memory())[1]
+                if is_last:
+                    raise StartError(f"{_MAX_LOST_STARTS} processes ended while they loaded it: {error}") from None
+                continue
+            if kind is ReplyKind.REFUSED:
+                self._end_worker()
+                raise StartError(content.decode(errors="replace"))
+            self._is_ready = True
+            return
+
+    def _receive(self, limit: float | None) -> bytes:
+        """Return the next message of the worker, and read its output meanwhile.
+
+        Raises:
+            TimeoutError: none within the limit, seconds.
+            _EndedError: the worker ended.
+        """
+        assert self._connection is not None
+        end = None if limit is None else time.monotonic() + limit
+        sources: list = [self._connection, self._output, self._main]
+        if self._descriptor >= 0:
+            sources.append(self._descriptor)
+        while True:
+            ready = self._wait(sources, end)
+            if self._main in ready:
+                _leave()
+            if self._output in ready and not self._read_output():
+                sources.remove(self._output)
+            if self._connection in ready:
+                try:
+                    return self._connection.recv_bytes()
+                except (EOFError, OSError) as error:
+                    raise _EndedError from error
+            if self._descriptor in ready or (self._descriptor < 0 and self._has_ended()):
+                raise _EndedError
+            if end is not None and time.monotonic() >= end:
+                raise TimeoutError
+
+    def _wait(self, sources: Sequence, end: float | None) -> list:
+        """Return the sources that can be read, as soon as there is one or the time is over."""
+        remaining = None if end is None else max(0.0, end - time.monotonic())
+        if self._descriptor < 0:
+            remaining = _CHECK_EVERY_S if remaining is None else min(remaining, _CHECK_EVERY_S)
+        return wait(sources, remaining)
+
+    def _has_ended(self) -> bool:
+        return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _read_output(self) -> bool:
+        """Keep the end of what the worker printed; return whether more may come."""
+        try:
+            text = os.read(self._output, _READ_SIZE)
+        except BlockingIOError:
+            return True
+        self._tail = (self._tail + text)[-_MAX_TAIL:]
+        return bool(text)
+
+    def _end_worker(self) -> int:
+        """End the worker and all its descendants, and return its exit status, negative for a signal."""
+        assert self._connection is not None
+        with suppress(ProcessLookupError):
+            os.kill(self._pid, signal.SIGKILL)  # no effect if it has ended
+        _, status = os.waitpid(self._pid, 0)
+        end_descendants()
+        while self._drain():
+            pass
+        self._connection.close()
+        os.close(self._output)
+        if self._descriptor >= 0:
+            os.close(self._descriptor)
+        self._connection = None
+        return os.waitstatus_to_exitcode(status)
+
+    def _drain(self) -> bool:
+        """Read what is left of the output; return whether there was any."""
+        before = self._tail
+        return self._read_output() and self._tail != before
+
+    def _cause(self, code: int, num_kills: int) -> tuple[EvaluationStatus, str]:
+        """Return status and error text of a worker that ended with this exit status."""
+        tail = self._tail.decode(errors="replace")
+        name = f"exited with status {code}" if code >= 0 else f"was killed by {signal.Signals(-code).name}"
+        has_no_memory = "std::bad_alloc" in tail
+        if code == -signal.SIGKILL and num_kills_without_memory() > num_kills:
+            has_no_memory, name = True, f"{name} for lack of memory"
+        status = EvaluationStatus.OUT_OF_MEMORY if has_no_memory else EvaluationStatus.CRASHED
+        output = f"; it printed last: {tail}" if tail.strip() else ""
+        return status, capped(f"its process {name}{output}")
+
+
+_monitor: Monitor | None = None
+

@@ -1,0 +1,241 @@
+"""The executor that runs jobs in a pool of processes of this machine (pebble)."""
+
+from __future__ import annotations
+
+import ast
+import pickle
+import signal
+import sys
+import threading
+from collections.abc import Collection
+from concurrent.futures import CancelledError
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+from pebble import ProcessExpired, ProcessFuture, ProcessPool
+
+from gflownet.errors import UserError
+from gflownet.evaluation.config import EvaluationConfig
+from gflownet.evaluation.execution import capped, describe, failed_job
+from gflownet.evaluation.executors import child
+from gflownet.evaluation.executors.base import Executor, Handle
+from gflownet.evaluation.executors.forkserver import ForkServerContext
+from gflownet.evaluation.executors.machine import memory, num_cores
+from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, split_reply
+from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
+from gflownet.evaluation.task import GFNTask
+
+# The monitor of a worker keeps the deadline; pebble ends a monitor that does not answer this much later, seconds.
+_GRACE_S = child.START_LIMIT_S + 30.0
+# Pools in a row that may break before a job is done.
+_MAX_BROKEN_POOLS = 3
+_ADVICE = "move it to a module that other processes can import, or set evaluation.executor=inline"
+_GIGABYTE = 10**9
+
+
+@dataclass
+class _Submission:
+    """A job in a pool."""
+
+    job: bytes  # pickled
+    deadline: float | None
+    pool: ProcessPool
+    future: ProcessFuture
+
+
+class PoolExecutor(Executor):
+    """Runs jobs in worker processes, one per core by default; they start with the first job.
+
+    Each worker has a monitor process, which pebble starts and which runs no code of candidates. It ends the worker at
+    the deadline, reports how it ended, and ends all its descendants.
+    """
+
+    def __init__(self, task: GFNTask, config: EvaluationConfig) -> None:
+        """Pickle the task.
+
+        Raises:
+            UserError: the task cannot be sent to another process.
+        """
+        payload = pickled_task(task)
+        self._capacity = config.capacity or num_cores()
+        share = memory() // (self._capacity + 1)  # the main process gets a share too
+        limit = share if config.memory_limit is None else int(config.memory_limit * _GIGABYTE)
+        self._settings = WorkerSettings(payload, limit)
+        self._context = ForkServerContext(preload=_preloaded(task), imports_main=b"__main__" in payload)
+        self._pool: ProcessPool | None = None
+        self._num_broken_pools = 0
+        self._submissions: dict[Handle, _Submission] = {}
+        self._finished: set[Handle] = set()  # with a finished future
+        self._changed = threading.Condition()
+
+    @property
+    def capacity(self) -> int:
+        return self._capacity
+
+    def submit(self, job: Job, *, deadline: float | None) -> Handle:
+        handle = Handle(job)
+        try:
+            message = pickle.dumps(job)
+        except Exception as error:
+            raise UserError(f"candidates: expected graphs that can be pickled: {describe(error)}; {_ADVICE}") from None
+        self._schedule(handle, message, deadline)
+        return handle
+
+    def wait(self, handles: Collection[Handle], *, timeout: float | None) -> list[Handle]:
+        with self._changed:
+            self._changed.wait_for(lambda: any(self._is_finished(handle) for handle in handles), timeout)
+            finished = [handle for handle in handles if handle in self._finished]
+            self._finished.difference_update(finished)
+        for handle in finished:
+            self._collect(handle)
+        return [handle for handle in handles if handle.outcomes is not None]
+
+    def cancel(self, handle: Handle) -> None:
+        submission = self._submissions.pop(handle, None)
+        if submission is not None:
+            submission.future.cancel()
+        self._finished.discard(handle)
+
+    def close(self) -> None:
+        for handle in list(self._submissions):
+            self.cancel(handle)
+        self._end_pool()
+        self._context.stop()
+
+    def _is_finished(self, handle: Handle) -> bool:
+        return handle.outcomes is not None or handle in self._finished
+
+    def _schedule(self, handle: Handle, message: bytes, deadline: float | None) -> None:
+        """Send a job to the pool, which starts with its first job.
+
+        Raises:
+            UserError: no process can be started.
+        """
+        try:
+            if self._pool is None:
+                self._pool = ProcessPool(
+                    self._capacity,
+                    initializer=child.start_monitor,
+                    initargs=(self._settings,),
+                    context=self._context,  # type: ignore[arg-type]
+                )
+            limit = None if deadline is None else deadline + _GRACE_S
+            future = self._pool.schedule(child.evaluate, args=(message, deadline), timeout=limit)
+        except (BrokenProcessPool, RuntimeError, OSError) as error:
+            raise self._start_error(describe(error)) from error
+        self._submissions[handle] = _Submission(message, deadline, self._pool, future)
+        future.add_done_callback(lambda _: self._notify(handle, future))
+
+    def _notify(self, handle: Handle, future: ProcessFuture) -> None:
+        """Wake `wait`. Called by pebble's threads, and by `cancel`."""
+        with self._changed:
+            if not future.cancelled():
+                self._finished.add(handle)
+                self._changed.notify_all()
+
+    def _collect(self, handle: Handle) -> None:
+        """Set the outcomes of a handle with a finished future, or run its job again if the whole pool broke.
+
+        Raises:
+            UserError: the workers cannot load the task, or the pool breaks again and again.
+        """
+        submission = self._submissions.pop(handle, None)
+        if submission is None:
+            return
+        try:
+            reply = submission.future.result()
+        except (BrokenProcessPool, CancelledError) as error:
+            self._replace(submission.pool, describe(error))
+            self._schedule(handle, submission.job, submission.deadline)
+            return
+        except ProcessExpired as error:
+            reply = child.Loss(EvaluationStatus.CRASHED, 0.0, _end_of_monitor(error.exitcode))
+        except TimeoutError:
+            reply = child.Loss(EvaluationStatus.TIMEOUT, 0.0, "its monitor process did not answer")
+        except Exception as error:  # raised by the monitor: no further process, no further file
+            reply = child.Loss(EvaluationStatus.CRASHED, 0.0, capped(describe(error)))
+        self._num_broken_pools = 0
+        self._set_outcomes(handle, reply)
+
+    def _set_outcomes(self, handle: Handle, reply: bytes | child.Loss) -> None:
+        if isinstance(reply, child.Loss):
+            outcome = Outcome(reply.status, reply.seconds, error=reply.error, is_transient=True)
+            handle.outcomes, handle.process_ended = failed_job(handle.job, outcome), True
+            return
+        kind, content = split_reply(reply)
+        if kind is ReplyKind.REFUSED:
+            raise UserError(content.decode(errors="replace"))
+        handle.outcomes, handle.process_ended = pickle.loads(content)
+
+    def _replace(self, pool: ProcessPool, reason: str) -> None:
+        """End a broken pool, once for all its jobs; the next job starts another one."""
+        if pool is not self._pool:
+            return
+        self._end_pool()
+        self._num_broken_pools += 1
+        if self._num_broken_pools == _MAX_BROKEN_POOLS:
+            raise self._start_error(reason)
+
+    def _end_pool(self) -> None:
+        pool, self._pool = self._pool, None
+        if pool is None:
+            return
+        server = self._context.pid()
+        if server is not None:
+            with suppress(psutil.Error):
+                for monitor in psutil.Process(server).children():
+                    with suppress(psutil.Error):
+                        monitor.send_signal(signal.SIGTERM)  # all at once; pebble ends them one by one
+        pool.stop()
+        pool.join()
+
+    def _start_error(self, reason: str) -> UserError:
+        script = f" (the main script needs `if __name__ == '__main__':`; {_ADVICE})" if self._context.imports_main else ""
+        return UserError(f"evaluation.executor=pool: cannot start processes: {reason}{script}")
+
+
+def pickled_task(task: GFNTask) -> bytes:
+    """Return a task as bytes that another process can load.
+
+    Raises:
+        UserError: it cannot be pickled, or its class is in a main script that every process would run again.
+    """
+    name = type(task).__name__
+    try:
+        payload = pickle.dumps(task)
+    except Exception as error:
+        reason = describe(error)
+        raise UserError(f"task {name}: expected a task that can be pickled: {reason}; {_ADVICE}") from None
+    if b"__main__" in payload and not _has_main_guard():
+        raise UserError(
+            f"task {name}: defined in the main script, which has no `if __name__ == '__main__':` and would run again "
+            f"in every process; {_ADVICE}"
+        )
+    return payload
+
+
+def _has_main_guard() -> bool:
+    """Return whether the main script can be imported without running."""
+    main: Any = sys.modules["__main__"]
+    if getattr(main, "__spec__", None) is not None:  # python -m
+        return True
+    try:
+        tree = ast.parse(Path(main.__file__).read_bytes())
+    except (AttributeError, OSError, SyntaxError):  # an interactive session
+        return False
+    return any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
+
+
+def _preloaded(task: GFNTask) -> list[str]:
+    """Return the modules that the fork server imports: the task's too unless it is the user's."""
+    module = type(task).__module__
+    return [child.__name__, *([module] if module.startswith(("gflownet.", "tasks.")) else [])]
+
+
+def _end_of_monitor(code: int | None) -> str:
+    cause = f"exited with status {code}" if code is None or code >= 0 else f"was killed by {signal.Signals(-code).name}"
+    return f"its monitor process {cause}"

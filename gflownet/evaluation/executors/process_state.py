@@ -1,0 +1,122 @@
+"""Global state that a candidate's code may change: of torch, Python and the process."""
+
+from __future__ import annotations
+
+import gc
+import os
+import signal
+import sys
+import threading
+import warnings
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+
+# More additional open files than this after a job: they leak.
+_MAX_LEAKED_FILES = 16
+_OPEN_FILES = Path("/proc/self/fd")
+
+
+class TorchState:
+    """Global settings of torch that change results."""
+
+    def __init__(self) -> None:
+        self._values = [read() for read, _ in _TORCH_SETTINGS]
+
+    def restore(self) -> None:
+        """Restore the settings that have changed since this object was created."""
+        for (read, write), value in zip(_TORCH_SETTINGS, self._values, strict=True):
+            if read() != value:
+                write(value)
+        if sys.float_info.min / 2 == 0.0:
+            torch.set_flush_denormal(False)
+
+
+class ProcessState(TorchState):
+    """Global settings of torch, Python and the process, in a process for candidates alone."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._folder = os.getcwd()
+        self._environment = dict(os.environ)
+        self._mask = _file_mask()
+        self._streams = sys.stdin, sys.stdout, sys.stderr
+        self._path, self._filters = list(sys.path), list(warnings.filters)
+        self._recursion_limit = sys.getrecursionlimit()
+        self._handlers = [(number, signal.getsignal(number)) for number in _CATCHABLE]
+        self._num_threads, self._num_files = threading.active_count(), _num_open_files()
+        self._priority = os.nice(0)
+
+    def restore(self) -> None:
+        """Restore the settings that have changed since this object was created."""
+        super().restore()
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        for number, handler in self._handlers:
+            if signal.getsignal(number) != handler:
+                signal.signal(number, handler)
+        if dict(os.environ) != self._environment:
+            os.environ.clear()
+            os.environ.update(self._environment)
+        with suppress(OSError):  # the folder is gone
+            os.chdir(self._folder)
+        os.umask(self._mask)
+        sys.stdin, sys.stdout, sys.stderr = self._streams
+        sys.path[:] = self._path
+        if warnings.filters != self._filters:
+            warnings.filters[:] = self._filters  # type: ignore[index]
+            warnings._filters_mutated()  # type: ignore[attr-defined]
+        if sys.getrecursionlimit() != self._recursion_limit:
+            sys.setrecursionlimit(self._recursion_limit)
+        if not gc.isenabled():
+            gc.enable()
+
+    def is_clean(self) -> bool:
+        """Return whether nothing is left that cannot be restored: threads, open files, a lower priority."""
+        return (
+            threading.active_count() <= self._num_threads
+            and _num_open_files() <= self._num_files + _MAX_LEAKED_FILES
+            and os.nice(0) == self._priority
+        )
+
+
+def _file_mask() -> int:
+    mask = os.umask(0o077)
+    os.umask(mask)
+    return mask
+
+
+def _num_open_files() -> int:
+    return len(os.listdir(_OPEN_FILES)) if _OPEN_FILES.exists() else 0
+
+
+def _deterministic() -> tuple[bool, bool]:
+    return torch.are_deterministic_algorithms_enabled(), torch.is_deterministic_algorithms_warn_only_enabled()
+
+
+def _set_deterministic(value: tuple[bool, bool]) -> None:
+    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+
+
+def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
+    return lambda: getattr(owner, name), lambda value: setattr(owner, name, value)
+
+
+_CATCHABLE = [
+    number for number in sorted(signal.valid_signals()) if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32
+]
+_TORCH_SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
+    (torch.get_default_dtype, torch.set_default_dtype),
+    (torch.get_num_threads, torch.set_num_threads),
+    (torch.is_grad_enabled, torch.set_grad_enabled),
+    (torch.get_default_device, torch.set_default_device),
+    (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
+    (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    (_deterministic, _set_deterministic),
+    (lambda: torch.is_autocast_enabled("cpu"), lambda value: torch.set_autocast_enabled("cpu", value)),
+    _attribute(torch.backends.mkldnn, "enabled"),
+    _attribute(torch.backends.cudnn, "benchmark"),
+    _attribute(torch.backends.cudnn, "deterministic"),
+]

@@ -1,0 +1,164 @@
+"""The worker process of a pool: the only one in which candidates run."""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import pickle
+import resource
+import signal
+import sys
+import time
+from contextlib import suppress
+from dataclasses import dataclass
+from enum import StrEnum
+from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
+from typing import NoReturn
+
+import threadpoolctl
+import torch
+
+from gflownet.errors import UserError
+from gflownet.evaluation.execution import attempt, crash, describe, failed_job
+from gflownet.evaluation.executors.descendants import (
+    adopt_orphans,
+    end_descendants,
+    end_with_parent,
+    has_descendants,
+)
+from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
+from gflownet.evaluation.executors.process_state import ProcessState
+from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
+from gflownet.evaluation.task import GFNTask
+
+_FILES = "/proc/self/fd"
+# The state of a process after these is unknown.
+_LEAVES_AFTER = (EvaluationStatus.CRASHED, EvaluationStatus.OUT_OF_MEMORY)
+
+
+@dataclass(frozen=True)
+class WorkerSettings:
+    """The task of a worker and its limits."""
+
+    task: bytes  # pickled
+    memory_limit: int  # bytes
+
+
+class ReplyKind(StrEnum):
+    """First character of a worker's message."""
+
+    READY = "r"
+    DONE = "d"  # a pickled tuple of outcomes, and whether the candidates failed together
+    DONE_AND_LEAVING = "l"  # the same; the worker cannot take another job
+    REFUSED = "u"  # the text of a UserError
+
+
+def reply(kind: ReplyKind, content: bytes = b"") -> bytes:
+    """Return a message of a worker."""
+    return kind.value.encode() + content
+
+
+def split_reply(message: bytes) -> tuple[ReplyKind, bytes]:
+    """Return kind and content of a message."""
+    return ReplyKind(message[:1].decode()), message[1:]
+
+
+def work(settings: WorkerSettings, connection: Connection, output: int) -> NoReturn:
+    """Evaluate the jobs in a connection until it closes, then exit. Called in a new process.
+
+    Args:
+        settings: task and limits.
+        connection: of jobs and replies.
+        output: descriptor for stdout and stderr.
+    """
+    status = 1
+    try:
+        _become_worker(connection, output, memory_limit=settings.memory_limit)
+        task = _load(settings, connection)
+        if task is not None:
+            connection.send_bytes(reply(ReplyKind.READY))
+            _serve(task, connection)
+        status = 0
+    except (EOFError, OSError):
+        status = 0  # the monitor has ended
+    finally:
+        end_descendants()
+        os._exit(status)
+
+
+def _become_worker(connection: Connection, output: int, *, memory_limit: int) -> None:
+    end_with_parent(signal.SIGKILL)
+    adopt_orphans()
+    os.setsid()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the main process ends its workers
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    _redirect(output)
+    _close_files(kept={0, 1, 2, connection.fileno(), resource_tracker.getfd()})
+    faulthandler.enable(sys.stderr)
+    os.environ.update(dict.fromkeys(THREAD_LIMITS, "1"))
+    threadpoolctl.threadpool_limits(1)
+    torch.set_num_threads(1)
+    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    _, maximum = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = memory_limit if maximum == resource.RLIM_INFINITY else min(memory_limit, maximum)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit, maximum))
+
+
+def _redirect(output: int) -> None:
+    """Close stdin, and send stdout and stderr to a descriptor, line by line: the last lines before a crash count."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    os.dup2(null, 0)
+    os.close(null)
+    for number in (1, 2):
+        os.dup2(output, number)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115, for the life of the process
+    sys.stdout, sys.stderr = (
+        open(number, "w", buffering=1, encoding="utf-8", errors="backslashreplace", closefd=False)  # noqa: SIM115
+        for number in (1, 2)
+    )
+
+
+def _close_files(*, kept: set[int | None]) -> None:
+    """Close all other open files: a candidate must not reach the pool's pipes, nor keep them open."""
+    if os.path.isdir(_FILES):
+        for name in os.listdir(_FILES):
+            if int(name) not in kept:
+                with suppress(OSError):
+                    os.close(int(name))
+
+
+def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
+    """Return the task; None after a reply if that fails."""
+    try:
+        return pickle.loads(settings.task)
+    except Exception as error:
+        connection.send_bytes(reply(ReplyKind.REFUSED, describe(error).encode()))
+        return None
+
+
+def _serve(task: GFNTask, connection: Connection) -> None:
+    state = ProcessState()
+    is_leaving = False
+    while not is_leaving:
+        message = connection.recv_bytes()
+        try:
+            outcomes, failed_together, is_leaving = _evaluate(task, pickle.loads(message), state)
+        except UserError as error:
+            connection.send_bytes(reply(ReplyKind.REFUSED, str(error).encode(errors="replace")))
+            continue
+        kind = ReplyKind.DONE_AND_LEAVING if is_leaving else ReplyKind.DONE
+        connection.send_bytes(reply(kind, pickle.dumps((outcomes, failed_together))))
+
+
+def _evaluate(task: GFNTask, job: Job, state: ProcessState) -> tuple[tuple[Outcome, ...], bool, bool]:
+    """Return the outcomes of a job, whether its candidates failed together, and whether the worker must leave."""
+    start = time.perf_counter()
+    try:
+        outcomes, failed_together = attempt(task, job, restore=state.restore)
+    except KeyboardInterrupt as error:  # raised by a candidate
+        outcomes, failed_together = failed_job(job, crash(error, time.perf_counter() - start)), True
+    if has_descendants():
+        end_descendants()
+    is_lost = any(outcome.status in _LEAVES_AFTER for outcome in outcomes)
+    return outcomes, failed_together, is_lost or not state.is_clean()
