@@ -216,7 +216,9 @@ class Dispatcher(Evaluator):
                 saves_training=first.saves_training,
                 tests=first.tests,
             )
-            deadline = None if self.config.deadline is None else self.config.deadline * len(tickets)
+            deadline = self.config.deadline
+            if deadline is not None and self._trains_together:
+                deadline *= len(tickets)
             self._running[self.executor.submit(job, deadline=deadline)] = tickets
 
     def _next_group(self) -> list[Ticket]:
@@ -232,10 +234,13 @@ class Dispatcher(Evaluator):
 
     def _group_size(self, num: int) -> int:
         """Return the number of candidates of a job when `num` are waiting."""
-        trains_together = type(self.task).evaluate_many is not GFNTask.evaluate_many
-        if not trains_together and self._mean_seconds > _SHORT_S:
+        if not self._trains_together and self._mean_seconds > _SHORT_S:
             return 1
         return math.ceil(num / self.executor.capacity)
+
+    @property
+    def _trains_together(self) -> bool:
+        return type(self.task).evaluate_many is not GFNTask.evaluate_many
 
     def _seed(self, request: Request) -> int:
         return candidate_seed(self.seed, request.candidate.canonical_hash(), request.repeat)
@@ -244,13 +249,13 @@ class Dispatcher(Evaluator):
         """Record the outcomes of a done job, or queue its candidates again; return the number of finished ones."""
         tickets = self._running.pop(handle)
         assert handle.outcomes is not None
-        if handle.process_ended and len(tickets) > 1:
-            for ticket in reversed(tickets):
+        if handle.process_ended and len(tickets) - handle.num_finished > 1:
+            for ticket in reversed(tickets[handle.num_finished :]):
                 ticket.is_alone = True
                 self._queue.appendleft(ticket)
-            return 0
+            tickets = tickets[: handle.num_finished]
         finished = 0
-        for ticket, outcome in zip(tickets, handle.outcomes, strict=True):
+        for ticket, outcome in zip(tickets, handle.outcomes, strict=False):
             ticket.attempts += 1
             if outcome.is_transient and ticket.attempts < self.config.max_attempts:
                 ticket.is_alone = True

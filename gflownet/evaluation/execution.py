@@ -9,7 +9,7 @@ import itertools
 import math
 import time
 import traceback
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -25,33 +25,40 @@ T = TypeVar("T")
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
 
 
-def attempt(task: GFNTask, job: Job, *, restore: Callable[[], None]) -> tuple[tuple[Outcome, ...], bool]:
-    """Return the outcomes of a job, and whether its candidates failed together; alone, some may succeed.
+def attempt(task: GFNTask, job: Job, *, report: Callable[[Outcome], None] = lambda _: None) -> tuple[tuple[Outcome, ...], int]:
+    """Return the outcomes of a job, and the number of candidates that were done when one raised SystemExit or similar.
+
+    The others share an outcome; alone, some may succeed.
 
     Args:
         task: scores the candidates.
         job: the candidates.
-        restore: called after each candidate, to restore global state.
+        report: called with the outcome of each candidate, as soon as it is done.
 
     Raises:
         UserError: `evaluate_many` or `train_many` yielded another number of outcomes.
         KeyboardInterrupt: an interrupt.
     """
     start = time.perf_counter()
+    finished: list[Outcome] = []
+
+    def keep(outcome: Outcome) -> None:
+        finished.append(outcome)
+        report(outcome)
+
     try:
-        return tuple(run_job(task, job, restore=restore)), False
+        return tuple(run_job(task, job, report=keep)), len(finished)
     except (UserError, KeyboardInterrupt):
         raise
     except Exception as error:
         outcome = failure(error, time.perf_counter() - start)
     except BaseException as error:
         outcome = crash(error, time.perf_counter() - start)
-    restore()
-    return failed_job(job, outcome), True
+    return lost_job(job, outcome, finished=finished), len(finished)
 
 
-def run_job(task: GFNTask, job: Job, *, restore: Callable[[], None] = lambda: None) -> list[Outcome]:
-    """Return the outcome of each candidate of a job, in order.
+def run_job(task: GFNTask, job: Job, *, report: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
+    """Return the outcome of each candidate of a job, in order; `report` is called with each as soon as it is done.
 
     Raises:
         UserError: `evaluate_many` or `train_many` yielded another number of outcomes.
@@ -62,7 +69,7 @@ def run_job(task: GFNTask, job: Job, *, restore: Callable[[], None] = lambda: No
         if outcome.status is EvaluationStatus.OK:
             outcome = _with_extras(task, job, position, result, outcome)
         outcomes.append(outcome)
-        restore()
+        report(outcome)
     if len(outcomes) < len(job.candidates):
         name = f"{type(task).__name__}.{'evaluate_many' if job.fidelity is None else 'train_many'}"
         raise UserError(f"{name}: expected {len(job.candidates)} outcomes, got {len(outcomes)}")
@@ -99,10 +106,11 @@ def crash(error: BaseException, seconds: float) -> Outcome:
     return Outcome(EvaluationStatus.CRASHED, seconds, error=describe(error), is_transient=True)
 
 
-def failed_job(job: Job, outcome: Outcome) -> tuple[Outcome, ...]:
-    """Return the outcomes of a job that failed as a whole; the time is divided evenly."""
-    num = len(job.candidates)
-    return (dataclasses.replace(outcome, seconds=outcome.seconds / num),) * num
+def lost_job(job: Job, outcome: Outcome, *, finished: Sequence[Outcome] = ()) -> tuple[Outcome, ...]:
+    """Return the outcomes of a job whose process was lost after some candidates; the others share its time evenly."""
+    num = len(job.candidates) - len(finished)
+    seconds = max(0.0, outcome.seconds - sum(each.seconds for each in finished)) / max(1, num)
+    return (*finished, *(dataclasses.replace(outcome, seconds=seconds),) * num)
 
 
 def is_out_of_memory(error: BaseException) -> bool:

@@ -16,7 +16,8 @@ class Handle:
 
     job: Job
     outcomes: tuple[Outcome, ...] | None = None  # one per candidate; None while it runs
-    process_ended: bool = False  # the whole process was lost: every outcome repeats the reason
+    process_ended: bool = False  # the whole process was lost: every outcome after `num_finished` repeats the reason
+    num_finished: int = 0  # candidates, from the first on, that were done when the process was lost
     backend: Any = field(default=None, repr=False)  # of the executor
 
 
@@ -38,7 +39,8 @@ class Executor(ABC):
 
         Args:
             job: the job.
-            deadline: seconds after which it is ended, counted from its start; None: no deadline.
+            deadline: seconds from the start of the job, or from its previous outcome, after which the process is ended
+                when no candidate is done; None: no deadline.
 
         Raises:
             UserError: the task or the candidates cannot be sent to another process.

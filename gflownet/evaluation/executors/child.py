@@ -37,6 +37,7 @@ class Loss:
     status: EvaluationStatus
     seconds: float
     error: str
+    finished: tuple[bytes, ...] = ()  # pickled outcomes of the first candidates, which were done before
 
 
 class StartError(Exception):
@@ -106,17 +107,19 @@ class Monitor:
         except StartError as error:
             return reply(ReplyKind.REFUSED, str(error).encode())
         assert self._connection is not None
+        finished: list[bytes] = []
         self._tail, start, num_kills = b"", time.monotonic(), num_kills_without_memory()
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
                 self._connection.send_bytes(job)
-            message = self._receive(deadline)
+            message = self._receive(deadline, finished)
         except TimeoutError:
             self._end_worker()
-            return Loss(EvaluationStatus.TIMEOUT, time.monotonic() - start, f"expected a result within {deadline:g} s")
+            status, error = EvaluationStatus.TIMEOUT, f"expected a result within {deadline:g} s"
+            return Loss(status, time.monotonic() - start, error, tuple(finished))
         except _EndedError:
             status, error = self._cause(self._end_worker(), num_kills)
-            return Loss(status, time.monotonic() - start, error)
+            return Loss(status, time.monotonic() - start, error, tuple(finished))
         if split_reply(message)[0] is ReplyKind.DONE_AND_LEAVING:
             self._end_worker()
         return message
@@ -133,7 +136,7 @@ class Monitor:
             if self._is_ready:
                 return
             try:
-                kind, content = split_reply(self._receive(START_LIMIT_S))
+                kind, content = split_reply(self._receive(START_LIMIT_S, []))
             except TimeoutError:
                 self._end_worker()
                 raise StartError(f"expected to load the task within {START_LIMIT_S:g} s") from None
@@ -148,8 +151,8 @@ class Monitor:
             self._is_ready = True
             return
 
-    def _receive(self, limit: float | None) -> bytes:
-        """Return the next message of the worker, and read its output meanwhile.
+    def _receive(self, limit: float | None, finished: list[bytes]) -> bytes:
+        """Return the next message of the worker, and read its output and finished outcomes meanwhile.
 
         Raises:
             TimeoutError: none within the limit, seconds.
@@ -168,9 +171,15 @@ class Monitor:
                 sources.remove(self._output)
             if self._connection in ready:
                 try:
-                    return self._connection.recv_bytes()
+                    message = self._connection.recv_bytes()
                 except (EOFError, OSError) as error:
                     raise _EndedError from error
+                kind, content = split_reply(message)
+                if kind is not ReplyKind.ONE_DONE:
+                    return message
+                finished.append(content)
+                end = None if limit is None else time.monotonic() + limit
+                continue
             if self._descriptor in ready or (self._descriptor < 0 and self._has_ended()):
                 raise _EndedError
             if end is not None and time.monotonic() >= end:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from gflownet.evaluation.execution import run_job
+from gflownet.evaluation.execution import attempt
 from gflownet.evaluation.executors.base import Executor, Handle
+from gflownet.evaluation.executors.process_state import TorchState
 from gflownet.evaluation.job import Job
 from gflownet.evaluation.task import GFNTask
 
@@ -27,7 +28,7 @@ class InlineExecutor(Executor):
         done = [handle for handle in handles if handle.outcomes is not None]
         if not done:
             for handle in list(handles)[:1]:
-                handle.outcomes = tuple(run_job(self._task, handle.job))
+                self._run(handle)
                 done.append(handle)
         return done
 
@@ -36,3 +37,13 @@ class InlineExecutor(Executor):
 
     def close(self) -> None:
         pass
+
+    def _run(self, handle: Handle) -> None:
+        state = TorchState()
+        try:
+            handle.outcomes, handle.num_finished = attempt(
+                self._task, handle.job, report=lambda _: state.restore()
+            )
+        finally:
+            state.restore()
+        handle.process_ended = handle.num_finished < len(handle.job.candidates)

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import ast
 import pickle
+import pickletools
 import signal
+import site
 import sys
 import threading
 from collections.abc import Collection
@@ -13,6 +15,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import psutil
@@ -20,7 +23,7 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.execution import capped, describe, failed_job
+from gflownet.evaluation.execution import capped, describe, lost_job
 from gflownet.evaluation.executors import child
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.forkserver import ForkServerContext
@@ -65,7 +68,7 @@ class PoolExecutor(Executor):
         share = memory() // (self._capacity + 1)  # the main process gets a share too
         limit = share if config.memory_limit is None else int(config.memory_limit * _GIGABYTE)
         self._settings = WorkerSettings(payload, limit)
-        self._context = ForkServerContext(preload=_preloaded(task), imports_main=b"__main__" in payload)
+        self._context = ForkServerContext(preload=_preloaded(payload), imports_main=b"__main__" in payload)
         self._pool: ProcessPool | None = None
         self._num_broken_pools = 0
         self._submissions: dict[Handle, _Submission] = {}
@@ -164,12 +167,15 @@ class PoolExecutor(Executor):
     def _set_outcomes(self, handle: Handle, reply: bytes | child.Loss) -> None:
         if isinstance(reply, child.Loss):
             outcome = Outcome(reply.status, reply.seconds, error=reply.error, is_transient=True)
-            handle.outcomes, handle.process_ended = failed_job(handle.job, outcome), True
+            finished = tuple(map(pickle.loads, reply.finished))
+            handle.outcomes = lost_job(handle.job, outcome, finished=finished)
+            handle.num_finished, handle.process_ended = len(finished), True
             return
         kind, content = split_reply(reply)
         if kind is ReplyKind.REFUSED:
             raise UserError(content.decode(errors="replace"))
-        handle.outcomes, handle.process_ended = pickle.loads(content)
+        handle.outcomes, handle.num_finished = pickle.loads(content)
+        handle.process_ended = handle.num_finished < len(handle.job.candidates)
 
     def _replace(self, pool: ProcessPool, reason: str) -> None:
         """End a broken pool, once for all its jobs; the next job starts another one."""
@@ -230,10 +236,34 @@ def _has_main_guard() -> bool:
     return any(isinstance(node, ast.If) and "__name__" in ast.unparse(node.test) for node in tree.body)
 
 
-def _preloaded(task: GFNTask) -> list[str]:
-    """Return the modules that the fork server imports: the task's too unless it is the user's."""
-    module = type(task).__module__
-    return [child.__name__, *([module] if module.startswith(("gflownet.", "tasks.")) else [])]
+def _preloaded(payload: bytes) -> list[str]:
+    """Return the modules that the fork server imports: those of a pickled task and of the user's modules behind it.
+
+    The user's own modules are imported by the workers: importing them may start threads, which do not survive a fork.
+    """
+    texts = {argument for _, argument, _ in pickletools.genops(payload) if isinstance(argument, str)}
+    open_names = {name for text in texts for name in (text, text.partition(" ")[0]) if name in sys.modules}
+    names: set[str] = set()
+    while open_names:
+        names |= open_names
+        users = [sys.modules[name] for name in open_names if not _is_installed(name)]
+        values = (value for module in users for value in list(vars(module).values()))
+        sources = {value.__name__ if isinstance(value, ModuleType) else _module_of(value) for value in values}
+        open_names = {name for name in sources if name in sys.modules} - names
+    return [child.__name__, *sorted(name for name in names if _is_installed(name))]
+
+
+def _module_of(value: object) -> str:
+    name = getattr(value, "__module__", None)
+    return name if isinstance(name, str) else ""
+
+
+def _is_installed(module: str) -> bool:
+    """Return whether a module belongs to this package or to an installed one."""
+    if module.startswith(("gflownet.", "tasks.")):
+        return True
+    file = getattr(sys.modules[module], "__file__", None) or ""
+    return any(file.startswith(folder) for folder in site.getsitepackages())
 
 
 def _end_of_monitor(code: int | None) -> str:

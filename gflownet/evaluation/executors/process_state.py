@@ -97,7 +97,13 @@ def _deterministic() -> tuple[bool, bool]:
 
 
 def _set_deterministic(value: tuple[bool, bool]) -> None:
-    torch.use_deterministic_algorithms(value[0], warn_only=value[1])
+    torch._C._set_deterministic_algorithms(value[0], warn_only=value[1])  # the public function imports a compiler
+
+
+def _default_device() -> torch.device | None:
+    """Return the default device, None if it was never set."""
+    context = getattr(torch._GLOBAL_DEVICE_CONTEXT, "device_context", None)
+    return None if context is None else context.device
 
 
 def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any], None]]:
@@ -111,7 +117,7 @@ _TORCH_SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.get_default_dtype, torch.set_default_dtype),
     (torch.get_num_threads, torch.set_num_threads),
     (torch.is_grad_enabled, torch.set_grad_enabled),
-    (torch.get_default_device, torch.set_default_device),
+    (_default_device, torch.set_default_device),
     (torch.is_anomaly_enabled, torch.autograd.set_detect_anomaly),
     (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
     (_deterministic, _set_deterministic),

@@ -9,6 +9,7 @@ import resource
 import signal
 import sys
 import time
+from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -20,7 +21,7 @@ import threadpoolctl
 import torch
 
 from gflownet.errors import UserError
-from gflownet.evaluation.execution import attempt, crash, describe, failed_job
+from gflownet.evaluation.execution import attempt, crash, describe, lost_job
 from gflownet.evaluation.executors.descendants import (
     adopt_orphans,
     end_descendants,
@@ -49,7 +50,8 @@ class ReplyKind(StrEnum):
     """First character of a worker's message."""
 
     READY = "r"
-    DONE = "d"  # a pickled tuple of outcomes, and whether the candidates failed together
+    ONE_DONE = "o"  # a pickled outcome, of the next candidate of a job
+    DONE = "d"  # a pickled tuple of outcomes, and how many of them are of candidates that were done
     DONE_AND_LEAVING = "l"  # the same; the worker cannot take another job
     REFUSED = "u"  # the text of a UserError
 
@@ -140,25 +142,37 @@ def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
 def _serve(task: GFNTask, connection: Connection) -> None:
     state = ProcessState()
     is_leaving = False
+
+    def report(outcome: Outcome) -> None:
+        state.restore()
+        connection.send_bytes(reply(ReplyKind.ONE_DONE, pickle.dumps(outcome)))
+
     while not is_leaving:
         message = connection.recv_bytes()
         try:
-            outcomes, failed_together, is_leaving = _evaluate(task, pickle.loads(message), state)
+            outcomes, num_finished = _evaluate(task, pickle.loads(message), report)
         except UserError as error:
             connection.send_bytes(reply(ReplyKind.REFUSED, str(error).encode(errors="replace")))
             continue
+        state.restore()
+        if has_descendants():
+            end_descendants()
+        is_leaving = any(outcome.status in _LEAVES_AFTER for outcome in outcomes) or not state.is_clean()
         kind = ReplyKind.DONE_AND_LEAVING if is_leaving else ReplyKind.DONE
-        connection.send_bytes(reply(kind, pickle.dumps((outcomes, failed_together))))
+        connection.send_bytes(reply(kind, pickle.dumps((outcomes, num_finished))))
 
 
-def _evaluate(task: GFNTask, job: Job, state: ProcessState) -> tuple[tuple[Outcome, ...], bool, bool]:
-    """Return the outcomes of a job, whether its candidates failed together, and whether the worker must leave."""
+def _evaluate(task: GFNTask, job: Job, report: Callable[[Outcome], None]) -> tuple[tuple[Outcome, ...], int]:
+    """Return outcomes and their number, see `attempt`; an interrupt is a crash, as signals do not come from a user."""
+    finished: list[Outcome] = []
+
+    def keep(outcome: Outcome) -> None:
+        finished.append(outcome)
+        report(outcome)
+
     start = time.perf_counter()
     try:
-        outcomes, failed_together = attempt(task, job, restore=state.restore)
-    except KeyboardInterrupt as error:  # raised by a candidate
-        outcomes, failed_together = failed_job(job, crash(error, time.perf_counter() - start)), True
-    if has_descendants():
-        end_descendants()
-    is_lost = any(outcome.status in _LEAVES_AFTER for outcome in outcomes)
-    return outcomes, failed_together, is_lost or not state.is_clean()
+        return attempt(task, job, report=keep)
+    except KeyboardInterrupt as error:
+        lost = crash(error, time.perf_counter() - start)
+        return lost_job(job, lost, finished=finished), len(finished)

@@ -1,0 +1,251 @@
+"""Contract of every executor: order, outcomes of the inline executor, deadlines, cancelling, crashes, its end."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import psutil
+import pytest
+import torch
+
+from gflownet.errors import UserError
+from gflownet.evaluation.executors.base import Executor, Handle
+from gflownet.evaluation.executors.inline import InlineExecutor
+from gflownet.evaluation.executors.pool import PoolExecutor
+from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
+from gflownet.evaluation.task import GFNTask
+from tasks.digits import DigitsTask
+from tests.evaluation.candidates import StubCandidate, classifier_graph, config_with
+from tests.evaluation.poison_tasks import PoisonTask
+
+OK, CRASHED, TIMEOUT = EvaluationStatus.OK, EvaluationStatus.CRASHED, EvaluationStatus.TIMEOUT
+CONFIG = config_with("evaluation.capacity=2", "evaluation.num_epochs=1")
+SIZES = (8, 9, 10, 11, 12, 13)
+EXECUTORS: dict[str, Callable[[GFNTask], Executor]] = {
+    "inline": InlineExecutor,
+    "pool": lambda task: PoolExecutor(task, CONFIG.evaluation),
+}
+ISOLATED = [name for name in EXECUTORS if name != "inline"]
+
+
+class DigitsOrPoison(DigitsTask):
+    """Trains graphs; candidates without a graph damage their process."""
+
+    def evaluate_many(self, graphs, *, seeds):
+        if isinstance(graphs[0], StubCandidate):
+            return GFNTask.evaluate_many(self, graphs, seeds=seeds)
+        return super().evaluate_many(graphs, seeds=seeds)
+
+    def evaluate(self, graph, *, seed):
+        if isinstance(graph, StubCandidate):
+            return PoisonTask(Path(os.devnull)).evaluate(graph, seed=seed)
+        return super().evaluate(graph, seed=seed)
+
+
+class CannotBePickled(PoisonTask):
+    """Holds a function without a name."""
+
+    def __init__(self) -> None:
+        super().__init__(Path(os.devnull))
+        self.scale = lambda score: score
+
+
+class CannotBeLoaded(PoisonTask):
+    """Fails in every other process."""
+
+    def __setstate__(self, state: dict) -> None:
+        raise ImportError("no module named gone")
+
+
+class DiesWhenLoaded(PoisonTask):
+    """Ends every process that loads it."""
+
+    def __setstate__(self, state: dict) -> None:
+        print("no licence")
+        os._exit(5)
+
+
+@pytest.fixture(scope="module")
+def executors() -> Iterator[dict[str, Executor]]:
+    task = DigitsOrPoison(cast(Any, CONFIG))
+    executors = {name: build(task) for name, build in EXECUTORS.items()}
+    num_threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # as in a run: sums depend on the number of threads
+    yield executors
+    torch.set_num_threads(num_threads)
+    for executor in executors.values():
+        executor.close()
+
+
+@pytest.fixture(params=EXECUTORS)
+def executor(request, executors) -> Executor:
+    return executors[request.param]
+
+
+@pytest.fixture(params=ISOLATED)
+def isolated(request, executors) -> Executor:
+    return executors[request.param]
+
+
+def stub_job(*keys: str) -> Job:
+    return Job(tuple(StubCandidate(key) for key in keys), tuple(range(len(keys))))
+
+
+def finished(executor: Executor, jobs: Sequence[Job], *, deadline: float | None = 60.0) -> list[tuple[Outcome, ...]]:
+    """Return the outcomes of jobs that run together, in order."""
+    handles = [executor.submit(job, deadline=deadline) for job in jobs]
+    wait_for_all(executor, handles)
+    return [outcomes_of(handle) for handle in handles]
+
+
+def wait_for_all(executor: Executor, handles: Sequence[Handle]) -> None:
+    waiting = list(handles)
+    while waiting:
+        done = executor.wait(waiting, timeout=60)
+        assert done
+        waiting = [handle for handle in waiting if handle not in done]
+
+
+def outcomes_of(handle: Handle) -> tuple[Outcome, ...]:
+    assert handle.outcomes is not None
+    return handle.outcomes
+
+
+def without_seconds(outcome: Outcome) -> tuple:
+    return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test
+
+
+def test_outcomes_equal_those_of_inline(executors, executor):
+    graphs = [classifier_graph((size, name)) for size in SIZES for name in ("relu", "tanh")]
+    jobs = [Job(tuple(graphs[i : i + 3]), tuple(range(i, i + 3)), tests=True) for i in range(0, len(graphs), 3)]
+    expected = finished(executors["inline"], jobs)
+    outcomes = finished(executor, jobs)
+    assert [[without_seconds(each) for each in job] for job in outcomes] == [
+        [without_seconds(each) for each in job] for job in expected
+    ]
+    assert {outcome.status for job in outcomes for outcome in job} == {OK}
+    assert len({outcome.score.value for job in outcomes for outcome in job}) > 3
+
+
+def test_seeds_decide_random_numbers(executors, executor):
+    (expected,) = finished(executors["inline"], [stub_job("a", "b", "c")])
+    (outcomes,) = finished(executor, [stub_job("a", "b", "c")])
+    noises = [outcome.score.metrics["noise"] for outcome in outcomes]
+    assert noises == [outcome.score.metrics["noise"] for outcome in expected]
+    assert len(set(noises)) == 3
+
+
+def test_global_state_is_restored(executors, executor):
+    clean, *_ = finished(executors["inline"], [stub_job("a")])[0]
+    _, in_same_job = finished(executor, [stub_job("set_default_dtype", "a")])[0]
+    (in_next_job,) = finished(executor, [stub_job("a")])[0]
+    for outcome in (in_same_job, in_next_job):
+        assert outcome.score.metrics["item_size"] == clean.score.metrics["item_size"] == 4
+
+
+def test_base_exception_crashes_only_its_candidate(executor):
+    handle = executor.submit(stub_job("a", "exit", "b"), deadline=60)
+    wait_for_all(executor, [handle])
+    outcomes = outcomes_of(handle)
+    assert (handle.process_ended, handle.num_finished) == (True, 1)
+    assert [outcome.status for outcome in outcomes] == [OK, CRASHED, CRASHED]
+    assert outcomes[1].is_transient
+    assert "SystemExit" in (outcomes[1].error or "")
+
+
+def test_error_text_is_capped(executor):
+    outcomes = [outcome for (outcome,) in finished(executor, [stub_job("raise_huge_text"), stub_job("raise_surrogate")])]
+    assert [outcome.status for outcome in outcomes] == [EvaluationStatus.FAILED] * 2
+    assert 1_000 < len(outcomes[0].error or "") <= 4_096
+    (outcomes[1].error or "").encode()
+
+
+def test_crash_affects_only_its_job(isolated):
+    crashed, *others = finished(isolated, [stub_job("segfault"), *(stub_job(f"good {i}") for i in range(4))])
+    assert [outcome.status for (outcome,) in (crashed, *others)] == [CRASHED, OK, OK, OK, OK]
+    assert "SIGSEGV" in (crashed[0].error or "")
+    assert crashed[0].is_transient
+
+
+def test_deadline_ends_a_job_and_counts_from_its_start(isolated):
+    jobs = [stub_job("spin"), *(stub_job(f"sleep 0.5 {i}") for i in range(5))]
+    outcomes = [outcome for (outcome,) in finished(isolated, jobs, deadline=1.5)]
+    assert [outcome.status for outcome in outcomes] == [TIMEOUT, OK, OK, OK, OK, OK]
+    assert outcomes[0].error == "expected a result within 1.5 s"
+    assert outcomes[0].is_transient
+    assert 1.5 <= outcomes[0].seconds < 30
+
+
+def test_wait_returns_with_the_first_finished_job(isolated):
+    slow, fast = (isolated.submit(stub_job(key), deadline=None) for key in ("sleep 100", "good"))
+    assert isolated.wait([slow, fast], timeout=None) == [fast]
+    assert isolated.wait([slow], timeout=0.01) == []
+    isolated.cancel(slow)
+
+
+def test_cancel_ends_running_and_queued_jobs(isolated):
+    handles = [isolated.submit(stub_job(f"sleep 100 {i}"), deadline=None) for i in range(3)]
+    assert isolated.wait(handles, timeout=0.1) == []
+    for handle in handles:
+        isolated.cancel(handle)
+    assert finished(isolated, [stub_job("good")])[0][0].status is OK
+    assert all(handle.outcomes is None for handle in handles)
+
+
+def test_cancel_of_a_finished_job_has_no_effect(executor):
+    handle = executor.submit(stub_job("good"), deadline=None)
+    wait_for_all(executor, [handle])
+    executor.cancel(handle)
+    assert outcomes_of(handle)[0].status is OK
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+def test_close_leaves_no_process(name):
+    task, before = PoisonTask(Path(os.devnull)), processes()
+    executor = EXECUTORS[name](task)
+    assert processes() == before
+    handles = [executor.submit(stub_job(key), deadline=None) for key in ("compute_forever", "good", "fork")]
+    assert executor.wait(handles[1:], timeout=60)
+    assert len(processes()) > len(before)
+    start = time.monotonic()
+    executor.close()
+    executor.close()
+    assert time.monotonic() - start < 20
+    assert processes() == before
+
+
+@pytest.mark.parametrize("name", ISOLATED)
+def test_task_that_cannot_be_pickled_is_a_user_error(name):
+    with pytest.raises(UserError, match=r"^task CannotBePickled: expected a task that can be pickled: .*lambda") as error:
+        EXECUTORS[name](CannotBePickled())
+    assert "evaluation.executor=inline" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("task", "reason"),
+    [
+        (CannotBeLoaded, "ImportError: no module named gone"),
+        (DiesWhenLoaded, "exited with status 5; it printed last: no licence"),
+    ],
+)
+@pytest.mark.parametrize("name", ISOLATED)
+def test_task_that_cannot_be_loaded_is_a_user_error(name, task, reason):
+    with EXECUTORS[name](task(Path(os.devnull))) as executor, pytest.raises(UserError, match=reason):
+        finished(executor, [stub_job("a")])
+
+
+def test_candidate_that_cannot_be_pickled_is_a_user_error(isolated):
+    with pytest.raises(UserError, match="candidates: expected graphs that can be pickled"):
+        isolated.submit(Job((cast(Any, threading.Lock()),), (1,)), deadline=None)
+
+
+def processes() -> set[psutil.Process]:
+    """Return all descendants except multiprocessing's tracker of shared resources, which lives as long as Python."""
+    children = psutil.Process().children(recursive=True)
+    return {process for process in children if "resource_tracker" not in " ".join(process.cmdline())}

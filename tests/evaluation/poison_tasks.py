@@ -1,0 +1,239 @@
+"""Candidates that damage their process: it exits, crashes, hangs, runs out of memory, forks, prints, leaks."""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import torch
+
+from gflownet.evaluation.task import GFNTask, Score
+from gflownet.graphs.computation_graph import ComputationGraph
+from tests.evaluation.candidates import StubCandidate, config_with
+from tests.toy_tasks import RewardsHiddenNodes
+
+GIGABYTE = 2**30
+
+
+class BrokenTextError(Exception):
+    """An error whose text raises."""
+
+    def __str__(self) -> str:
+        raise RuntimeError("no text")
+
+
+class UnknownBaseError(BaseException):
+    """An exception that `except Exception` does not catch."""
+
+
+def exit_process() -> None:
+    print("last words")
+    os._exit(3)
+
+
+def segfault() -> None:
+    ctypes.string_at(0)
+
+
+def spin() -> None:
+    """Never return to the interpreter: signal handlers written in Python do not run."""
+    ctypes.CDLL(None).pause()
+
+
+def compute_forever() -> None:
+    """Multiply without end: a busy loop outside the interpreter for a minute, without its lock."""
+    torch.linalg.matrix_power(torch.eye(700), 2**30 + 2**29)
+    while True:
+        torch.eye(700) @ torch.eye(700)
+
+
+def ignore_signals_and_spin() -> None:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    while True:
+        pass
+
+
+def allocate() -> None:
+    torch.ones(30 * GIGABYTE, dtype=torch.uint8)
+
+
+def allocate_in_numpy() -> None:
+    np.ones(30 * GIGABYTE, dtype=np.uint8)
+
+
+def fork(*, detached: int = 10, num: int = 20) -> None:
+    """Leave processes behind, some of them in sessions of their own and without a parent."""
+    for number in range(num):
+        if os.fork() == 0:
+            if number < detached:
+                os.setsid()
+                if os.fork():
+                    os._exit(0)
+            while True:
+                signal.pause()
+
+
+def fork_and_segfault() -> None:
+    fork()
+    segfault()
+
+
+def start_program() -> None:
+    subprocess.Popen(["sleep", "1000"], start_new_session=True)
+
+
+def print_much() -> None:
+    for _ in range(50):
+        print("x" * 10**6)
+
+
+def set_default_dtype() -> None:
+    torch.set_default_dtype(torch.float64)
+
+
+def change_everything() -> None:
+    """Change all global state that is known to change results."""
+    torch.set_default_dtype(torch.float64)
+    torch.set_num_threads(2)
+    torch.set_grad_enabled(False)
+    torch.set_default_device("cpu:0")
+    torch._C._set_deterministic_algorithms(True)
+    torch.set_flush_denormal(True)
+    os.chdir("/")
+    os.environ["POISON"] = "1"
+    del os.environ["PATH"]
+    os.umask(0o777)
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    signal.setitimer(signal.ITIMER_REAL, 5)
+    sys.path.clear()
+    sys.setrecursionlimit(100)
+    sys.stdout = sys.stderr = cast(Any, None)
+
+
+def leak_files() -> None:
+    for _ in range(100):
+        os.open(os.devnull, os.O_RDONLY)
+
+
+def leak_thread() -> None:
+    threading.Thread(target=threading.Event().wait, daemon=True).start()
+
+
+def close_all_files() -> None:
+    os.closerange(0, 1000)
+
+
+def raise_broken_text() -> None:
+    raise BrokenTextError
+
+
+def raise_huge_text() -> None:
+    raise ValueError("x" * 50 * 10**6)
+
+
+def raise_surrogate() -> None:
+    raise ValueError("\ud800 no text")
+
+
+def raise_base() -> None:
+    raise UnknownBaseError("not an Exception")
+
+
+def interrupt() -> None:
+    raise KeyboardInterrupt
+
+
+def kill() -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+POISONS = {
+    function.__name__: function
+    for function in (
+        exit_process,
+        segfault,
+        os.abort,
+        spin,
+        compute_forever,
+        ignore_signals_and_spin,
+        allocate,
+        allocate_in_numpy,
+        fork,
+        fork_and_segfault,
+        start_program,
+        sys.exit,
+        print_much,
+        set_default_dtype,
+        change_everything,
+        leak_files,
+        leak_thread,
+        close_all_files,
+        raise_broken_text,
+        raise_huge_text,
+        raise_surrogate,
+        raise_base,
+        interrupt,
+        kill,
+    )
+}
+
+
+class PoisonTask(GFNTask):
+    """Calls the poison that a candidate is named after; the score of others depends on global state."""
+
+    input_sizes = (1,)
+    output_sizes = (1,)
+
+    def __init__(self, log: Path) -> None:
+        """`log`: file that receives the key of every evaluation that begins."""
+        super().__init__(cast(Any, config_with()))
+        self.log = log
+
+    def evaluate(self, graph: StubCandidate, *, seed: int) -> Score:
+        with self.log.open("a") as log:
+            log.write(f"{graph.key}\n")
+        if graph.key in POISONS:
+            POISONS[graph.key]()
+        if graph.key.startswith("sleep "):
+            time.sleep(float(graph.key.split()[1]))
+        return Score(0.5, metrics={"noise": float(torch.rand(())), **global_state()})
+
+
+def global_state() -> dict[str, float]:
+    """Return the part of the global state that candidates see, as numbers."""
+    return {
+        "item_size": float(torch.zeros(()).element_size()),
+        "num_threads": float(torch.get_num_threads()),
+        "requires_grad": float((torch.zeros(1, requires_grad=True) * 2).requires_grad),
+        "has_default_device": float(torch.get_default_device() != torch.device("cpu")),
+        "is_deterministic": float(torch.are_deterministic_algorithms_enabled()),
+        "denormal": float(torch.tensor(1e-42).mul(1.0).item() > 0),
+        "is_at_root": float(os.getcwd() == "/"),
+        "poison": float(os.environ.get("POISON", 0)),
+        "path": float("PATH" in os.environ),
+        "mask": float(os.umask(0o022)),
+        "handler": float(signal.getsignal(signal.SIGCHLD) == signal.SIG_DFL),
+        "has_path": float(bool(sys.path)),
+        "recursion_limit": float(sys.getrecursionlimit()),
+        "has_output": float(sys.stdout is not None),
+    }
+
+
+class PoisonsSomeGraphs(RewardsHiddenNodes):
+    """Ends the process for a quarter of the graphs."""
+
+    def evaluate(self, graph, *, seed):
+        if is_poisoned(graph):
+            os._exit(3)
+        return super().evaluate(graph, seed=seed)
+
+
+def is_poisoned(graph: ComputationGraph) -> bool:
+    """Return whether a graph ends its process."""
+    return int(graph.canonical_hash()[:8], 16) % 4 == 0

@@ -1,0 +1,88 @@
+"""Candidates that damage their process, through the dispatcher, the pool and the store."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.pool import PoolExecutor
+from gflownet.evaluation.job import EvaluationStatus
+from gflownet.evaluation.store import EvaluationStore
+from tests.evaluation.candidates import StubCandidate, config_with
+from tests.evaluation.poison_tasks import PoisonTask
+
+OK, FAILED, CRASHED = EvaluationStatus.OK, EvaluationStatus.FAILED, EvaluationStatus.CRASHED
+TIMEOUT, OUT_OF_MEMORY = EvaluationStatus.TIMEOUT, EvaluationStatus.OUT_OF_MEMORY
+CONFIG = config_with("evaluation.capacity=2", "evaluation.deadline=2.0", "evaluation.memory_limit=4.0").evaluation
+
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("poison") / "evaluations"
+
+
+@pytest.fixture(scope="module")
+def pool(log) -> Iterator[PoolExecutor]:
+    with PoolExecutor(PoisonTask(log), CONFIG) as pool:
+        yield pool
+
+
+@pytest.mark.parametrize(
+    ("poison", "status", "error"),
+    [
+        ("exit_process", CRASHED, "its process exited with status 3; it printed last: last words"),
+        ("segfault", CRASHED, "its process was killed by SIGSEGV; it printed last: Fatal Python error"),
+        ("abort", CRASHED, "its process was killed by SIGABRT"),
+        ("kill", CRASHED, "its process was killed by SIGKILL"),
+        ("exit", CRASHED, "SystemExit: "),
+        ("raise_base", CRASHED, "UnknownBaseError: not an Exception (poison_tasks.py:"),
+        ("interrupt", CRASHED, "KeyboardInterrupt: "),
+        ("spin", TIMEOUT, "expected a result within 2 s"),
+        ("allocate", OUT_OF_MEMORY, "RuntimeError: "),
+        ("allocate_in_numpy", OUT_OF_MEMORY, "MemoryError: "),
+        ("fork", OK, None),
+        ("fork_and_segfault", CRASHED, "its process was killed by SIGSEGV"),
+        ("start_program", OK, None),
+        ("print_much", OK, None),
+        ("set_default_dtype", OK, None),
+        ("change_everything", OK, None),
+        ("leak_files", OK, None),
+        ("leak_thread", OK, None),
+        ("close_all_files", CRASHED, "its process "),
+        ("raise_broken_text", FAILED, "BrokenTextError: its text raised RuntimeError"),
+        ("raise_huge_text", FAILED, "ValueError: xxxx"),
+        ("raise_surrogate", FAILED, "ValueError: ? no text"),
+    ],
+)
+def test_poison_affects_only_its_row(tmp_path, log, pool, poison, status, error):
+    log.write_text("")
+    names = [f"good {number}" for number in range(15)]
+    candidates = [StubCandidate(name) for name in (*names[:5], poison, *names[5:])]
+    before = descendants()
+    with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
+        dispatcher = Dispatcher(PoisonTask(log), store, pool, config=CONFIG, seed=1)
+        evaluations = dispatcher.evaluate(candidates, step=1)
+        rows = {candidate.key: store.find(candidate) for candidate in candidates}
+        again = dispatcher.evaluate(candidates, step=2)
+    evaluation = evaluations.pop(5)
+    assert (evaluation.status, (evaluation.error or "")[: len(error or "")]) == (status, error or "")
+    assert len(evaluation.error or "") <= 4096
+    assert {each.status for each in evaluations} == {OK}
+    assert len({tuple(sorted((each.metrics | {"noise": 0}).items())) for each in evaluations}) == 1
+    assert [rows[name].status for name in names] == [OK] * 15
+    assert rows[poison].status == status
+    assert [each.cached for each in again] == [True] * 16
+    counts = Counter(log.read_text().splitlines())
+    assert [counts[name] for name in names] == [1] * 15
+    # The last candidates of a job that lost its process are evaluated alone, then `max_attempts` counts.
+    assert counts[poison] in ((1,) if status in (OK, FAILED) else (CONFIG.max_attempts, CONFIG.max_attempts + 1))
+    assert not {process for process in descendants() - before if "sleep" in process.name()}
+
+
+def descendants() -> set[psutil.Process]:
+    return set(psutil.Process().children(recursive=True))
