@@ -20,20 +20,16 @@ from gflownet.evaluation.job import MAX_ERROR_LENGTH, EvaluationStatus, Job, Out
 from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
 
 T = TypeVar("T")
+Report = Callable[[Outcome], None]
 
 # Texts of the RuntimeErrors that torch raises without memory, on a CPU and on a GPU.
 _OUT_OF_MEMORY_TEXTS = ("can't allocate memory", "not enough memory", "out of memory", "std::bad_alloc")
 
 
-def attempt(task: GFNTask, job: Job, *, report: Callable[[Outcome], None] = lambda _: None) -> tuple[tuple[Outcome, ...], int]:
-    """Return the outcomes of a job, and the number of candidates that were done when one raised SystemExit or similar.
+def attempt(task: GFNTask, job: Job, *, report: Report = lambda _: None) -> tuple[tuple[Outcome, ...], int]:
+    """Return the outcomes of a job, and how many candidates were done when one ended the job, for example by sys.exit.
 
-    The others share an outcome; alone, some may succeed.
-
-    Args:
-        task: scores the candidates.
-        job: the candidates.
-        report: called with the outcome of each candidate, as soon as it is done.
+    The remaining candidates share an outcome; evaluated alone, some may succeed. `report`: see `run_job`.
 
     Raises:
         UserError: `evaluate_many` or `train_many` yielded another number of outcomes.
@@ -57,7 +53,7 @@ def attempt(task: GFNTask, job: Job, *, report: Callable[[Outcome], None] = lamb
     return lost_job(job, outcome, finished=finished), len(finished)
 
 
-def run_job(task: GFNTask, job: Job, *, report: Callable[[Outcome], None] = lambda _: None) -> list[Outcome]:
+def run_job(task: GFNTask, job: Job, *, report: Report = lambda _: None) -> list[Outcome]:
     """Return the outcome of each candidate of a job, in order; `report` is called with each as soon as it is done.
 
     Raises:

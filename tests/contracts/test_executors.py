@@ -18,7 +18,7 @@ from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
-from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.task import GFNTask, Score
 from tasks.digits import DigitsTask
 from tests.evaluation.candidates import StubCandidate, classifier_graph, config_with
 from tests.evaluation.poison_tasks import PoisonTask
@@ -116,6 +116,11 @@ def outcomes_of(handle: Handle) -> tuple[Outcome, ...]:
     return handle.outcomes
 
 
+def score_of(outcome: Outcome) -> Score:
+    assert outcome.score is not None
+    return outcome.score
+
+
 def without_seconds(outcome: Outcome) -> tuple:
     return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test
 
@@ -129,14 +134,14 @@ def test_outcomes_equal_those_of_inline(executors, executor):
         [without_seconds(each) for each in job] for job in expected
     ]
     assert {outcome.status for job in outcomes for outcome in job} == {OK}
-    assert len({outcome.score.value for job in outcomes for outcome in job}) > 3
+    assert len({score_of(outcome).value for job in outcomes for outcome in job}) > 3
 
 
 def test_seeds_decide_random_numbers(executors, executor):
     (expected,) = finished(executors["inline"], [stub_job("a", "b", "c")])
     (outcomes,) = finished(executor, [stub_job("a", "b", "c")])
-    noises = [outcome.score.metrics["noise"] for outcome in outcomes]
-    assert noises == [outcome.score.metrics["noise"] for outcome in expected]
+    noises = [score_of(outcome).metrics["noise"] for outcome in outcomes]
+    assert noises == [score_of(outcome).metrics["noise"] for outcome in expected]
     assert len(set(noises)) == 3
 
 
@@ -145,7 +150,7 @@ def test_global_state_is_restored(executors, executor):
     _, in_same_job = finished(executor, [stub_job("set_default_dtype", "a")])[0]
     (in_next_job,) = finished(executor, [stub_job("a")])[0]
     for outcome in (in_same_job, in_next_job):
-        assert outcome.score.metrics["item_size"] == clean.score.metrics["item_size"] == 4
+        assert score_of(outcome).metrics["item_size"] == score_of(clean).metrics["item_size"] == 4
 
 
 def test_base_exception_crashes_only_its_candidate(executor):
@@ -159,7 +164,9 @@ def test_base_exception_crashes_only_its_candidate(executor):
 
 
 def test_error_text_is_capped(executor):
-    outcomes = [outcome for (outcome,) in finished(executor, [stub_job("raise_huge_text"), stub_job("raise_surrogate")])]
+    outcomes = [
+        outcome for (outcome,) in finished(executor, [stub_job("raise_huge_text"), stub_job("raise_surrogate")])
+    ]
     assert [outcome.status for outcome in outcomes] == [EvaluationStatus.FAILED] * 2
     assert 1_000 < len(outcomes[0].error or "") <= 4_096
     (outcomes[1].error or "").encode()
@@ -221,7 +228,9 @@ def test_close_leaves_no_process(name):
 
 @pytest.mark.parametrize("name", ISOLATED)
 def test_task_that_cannot_be_pickled_is_a_user_error(name):
-    with pytest.raises(UserError, match=r"^task CannotBePickled: expected a task that can be pickled: .*lambda") as error:
+    with pytest.raises(
+        UserError, match=r"^task CannotBePickled: expected a task that can be pickled: .*lambda"
+    ) as error:
         EXECUTORS[name](CannotBePickled())
     assert "evaluation.executor=inline" in str(error.value)
     assert "\n" not in str(error.value)

@@ -50,7 +50,7 @@ def compute_forever() -> None:
     """Multiply without end: a busy loop outside the interpreter for a minute, without its lock."""
     torch.linalg.matrix_power(torch.eye(700), 2**30 + 2**29)
     while True:
-        torch.eye(700) @ torch.eye(700)
+        torch.linalg.matrix_power(torch.eye(700), 2**30)
 
 
 def ignore_signals_and_spin() -> None:

@@ -196,7 +196,7 @@ class Monitor:
         return os.waitid(os.P_PID, self._pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _read_output(self) -> bool:
-        """Keep the end of what the worker printed; return whether more may come."""
+        """Keep the last output of the worker; return whether more may come."""
         try:
             text = os.read(self._output, _READ_SIZE)
         except BlockingIOError:
@@ -221,7 +221,7 @@ class Monitor:
         return os.waitstatus_to_exitcode(status)
 
     def _drain(self) -> bool:
-        """Read what is left of the output; return whether there was any."""
+        """Read the remaining output; return whether there was any."""
         before = self._tail
         return self._read_output() and self._tail != before
 
@@ -238,4 +238,3 @@ class Monitor:
 
 
 _monitor: Monitor | None = None
-

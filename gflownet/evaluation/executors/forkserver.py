@@ -6,10 +6,9 @@ import io
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from multiprocessing import connection, popen_forkserver, process, spawn, synchronize, util
-from multiprocessing import context as contexts
+from multiprocessing import connection, popen_forkserver, process, reduction, spawn, synchronize, util
 from multiprocessing import forkserver as forkservers
-from multiprocessing.context import reduction, set_spawning_popen
+from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
 from typing import Any
 
 # One thread per child; the libraries read these when they are loaded.
@@ -18,7 +17,7 @@ THREAD_LIMITS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS", "
 _MAIN_SCRIPT = ("init_main_from_name", "init_main_from_path")
 
 
-class ForkServerContext(contexts.ForkServerContext):
+class IndependentContext(ForkServerContext):
     """The multiprocessing context of a fork server that is independent of the global one.
 
     Children of the global one import the main script again: a script without `if __name__ == "__main__"` would start
@@ -65,10 +64,10 @@ class ForkServerContext(contexts.ForkServerContext):
         self.server._stop()  # type: ignore[attr-defined]
 
 
-class _Process(contexts.ForkServerProcess):
+class _Process(ForkServerProcess):
     """A child of the server of its context."""
 
-    context: ForkServerContext
+    context: IndependentContext
 
     def _Popen(self, process_obj: Any) -> Any:  # type: ignore[override]  # noqa: N802
         return _Popen(process_obj)
@@ -93,10 +92,10 @@ class _Popen(popen_forkserver.Popen):
         finally:
             set_spawning_popen(None)
         context.start()
-        self.sentinel, writer = context.server.connect_to_new_process(self._fds)
+        self.sentinel, writer = context.server.connect_to_new_process(self._fds)  # type: ignore[attr-defined]
         # The child notices the end of this process when this copy is closed.
         copy = os.dup(writer)
-        self.finalizer = util.Finalize(self, util.close_fds, (copy, self.sentinel))
+        self.finalizer = util.Finalize(self, util.close_fds, (copy, self.sentinel))  # type: ignore[attr-defined]
         with open(writer, "wb", closefd=True) as file:
             file.write(message.getbuffer())
         self.pid = forkservers.read_signed(self.sentinel)  # type: ignore[attr-defined]

@@ -41,9 +41,7 @@ class InlineExecutor(Executor):
     def _run(self, handle: Handle) -> None:
         state = TorchState()
         try:
-            handle.outcomes, handle.num_finished = attempt(
-                self._task, handle.job, report=lambda _: state.restore()
-            )
+            handle.outcomes, handle.num_finished = attempt(self._task, handle.job, report=lambda _: state.restore())
         finally:
             state.restore()
         handle.process_ended = handle.num_finished < len(handle.job.candidates)

@@ -26,7 +26,7 @@ from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.execution import capped, describe, lost_job
 from gflownet.evaluation.executors import child
 from gflownet.evaluation.executors.base import Executor, Handle
-from gflownet.evaluation.executors.forkserver import ForkServerContext
+from gflownet.evaluation.executors.forkserver import IndependentContext
 from gflownet.evaluation.executors.machine import memory, num_cores
 from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, split_reply
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
@@ -68,7 +68,7 @@ class PoolExecutor(Executor):
         share = memory() // (self._capacity + 1)  # the main process gets a share too
         limit = share if config.memory_limit is None else int(config.memory_limit * _GIGABYTE)
         self._settings = WorkerSettings(payload, limit)
-        self._context = ForkServerContext(preload=_preloaded(payload), imports_main=b"__main__" in payload)
+        self._context = IndependentContext(preload=_preloaded(payload), imports_main=b"__main__" in payload)
         self._pool: ProcessPool | None = None
         self._num_broken_pools = 0
         self._submissions: dict[Handle, _Submission] = {}
@@ -200,7 +200,9 @@ class PoolExecutor(Executor):
         pool.join()
 
     def _start_error(self, reason: str) -> UserError:
-        script = f" (the main script needs `if __name__ == '__main__':`; {_ADVICE})" if self._context.imports_main else ""
+        script = (
+            f" (the main script needs `if __name__ == '__main__':`; {_ADVICE})" if self._context.imports_main else ""
+        )
         return UserError(f"evaluation.executor=pool: cannot start processes: {reason}{script}")
 
 

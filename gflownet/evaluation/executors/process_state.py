@@ -111,7 +111,9 @@ def _attribute(owner: Any, name: str) -> tuple[Callable[[], Any], Callable[[Any]
 
 
 _CATCHABLE = [
-    number for number in sorted(signal.valid_signals()) if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32
+    number
+    for number in sorted(signal.valid_signals())
+    if number not in (signal.SIGKILL, signal.SIGSTOP) and number < 32
 ]
 _TORCH_SETTINGS: list[tuple[Callable[[], Any], Callable[[Any], Any]]] = [
     (torch.get_default_dtype, torch.set_default_dtype),

@@ -9,7 +9,6 @@ import resource
 import signal
 import sys
 import time
-from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import StrEnum
@@ -21,7 +20,7 @@ import threadpoolctl
 import torch
 
 from gflownet.errors import UserError
-from gflownet.evaluation.execution import attempt, crash, describe, lost_job
+from gflownet.evaluation.execution import Report, attempt, crash, describe, lost_job
 from gflownet.evaluation.executors.descendants import (
     adopt_orphans,
     end_descendants,
@@ -162,7 +161,7 @@ def _serve(task: GFNTask, connection: Connection) -> None:
         connection.send_bytes(reply(kind, pickle.dumps((outcomes, num_finished))))
 
 
-def _evaluate(task: GFNTask, job: Job, report: Callable[[Outcome], None]) -> tuple[tuple[Outcome, ...], int]:
+def _evaluate(task: GFNTask, job: Job, report: Report) -> tuple[tuple[Outcome, ...], int]:
     """Return outcomes and their number, see `attempt`; an interrupt is a crash, as signals do not come from a user."""
     finished: list[Outcome] = []
 
