@@ -32,7 +32,7 @@ from gflownet.run.progress import Progress
 from gflownet.workers.process import keep_freed_memory, seed_all, set_main_process_device, stream_seed
 
 # Independent random streams of a run.
-_POLICY_STREAM, _TRAJECTORY_STREAM, CERTIFICATE_STREAM, _AUXILIARY_STREAM, _MEMORY_STREAM = range(5)
+_POLICY_STREAM, _TRAJECTORY_STREAM, CERTIFICATE_STREAM, _AUXILIARY_STREAM, _MEMORY_STREAM, RANDOM_STREAM = range(6)
 
 
 class Components:

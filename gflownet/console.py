@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -55,15 +55,16 @@ FIGURES = (
 
 @dataclass(frozen=True)
 class ReportRow:
-    """One of the best architectures."""
+    """One of the best architectures, or a reference."""
 
-    rank: int
+    rank: int | None  # None: a reference
     validation: float
     test: float | None
     num_parameters: int | None
-    num_hidden: int
-    num_edges: int
-    picture: str  # file name, without its folder
+    num_hidden: int | None
+    num_edges: int | None
+    picture: str  # file name, without its folder; name of a reference
+    margin: float | None = None  # half the width of the interval of `validation`
 
 
 def make_view(
@@ -180,14 +181,20 @@ def curve(scores: Sequence[float]) -> str:
 
 
 def print_report(
-    rows: Sequence[ReportRow], *, load_line: str | None, pictures: str = "", console: Console | None = None
+    rows: Sequence[ReportRow],
+    *,
+    load_line: str | None,
+    pictures: str = "",
+    notes: Sequence[str] = (),
+    console: Console | None = None,
 ) -> None:
     """Print the table of the best architectures, and the Python line that loads one as an nn.Module.
 
     Args:
-        rows: best first; empty: a line without a table.
+        rows: best first, then references; empty: a line without a table.
         load_line: the Python line; None if the objects are not computation graphs.
         pictures: folder of the pictures.
+        notes: lines below the table.
         console: default: standard output.
     """
     console = console or make_console()
@@ -197,18 +204,32 @@ def print_report(
     table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
     for header in ("rank", "validation", "test", "parameters", "hidden", "edges"):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("picture", overflow="fold")
-    for row in rows:
-        test = "-" if row.test is None else f"{row.test:.4f}"
-        size = "-" if row.num_parameters is None else f"{row.num_parameters:,}"
-        counts = (str(row.num_hidden), str(row.num_edges))
-        table.add_row(str(row.rank), f"{row.validation:.4f}", test, size, *counts, Text(printable(row.picture)))
+    table.add_column("architecture" if any(row.rank is None for row in rows) else "picture", overflow="fold")
+    for row, following in zip_longest(rows, rows[1:]):
+        is_last_rank = row.rank is not None and following is not None and following.rank is None
+        table.add_row(*_report_cells(row), Text(printable(row.picture)), end_section=is_last_rank)
     console.print(table)
+    for note in notes:
+        print_line(console, note)
     if pictures:
         print_line(console, f"pictures: {pictures}")
     if load_line is not None:
         console.print("Load one as an nn.Module in Python:")
         print_line(console, f"  {load_line}")
+
+
+def _report_cells(row: ReportRow) -> Iterator[str]:
+    """Yield the cells of a row of the best architectures, up to the picture."""
+    yield _count(row.rank)
+    yield f"{row.validation:.4f}" + ("" if row.margin is None else f" ± {row.margin:.4f}")
+    yield "-" if row.test is None else f"{row.test:.4f}"
+    yield _count(row.num_parameters)
+    yield _count(row.num_hidden)
+    yield _count(row.num_edges)
+
+
+def _count(number: int | None) -> str:
+    return "-" if number is None else f"{number:,}"
 
 
 def print_front(

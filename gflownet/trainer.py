@@ -17,7 +17,10 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
+from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.final import FinalStage, check_final
 from gflownet.evaluation.store import EvaluationStore
+from gflownet.final_stage import best_tested, final_stage
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.learning.learner import fit
 from gflownet.mdp.policy import PolicyFunction
@@ -35,7 +38,7 @@ from gflownet.workers.transport import make_transport
 if TYPE_CHECKING:
     from gflownet.certification import RunCertificate
 
-NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json
+NUM_REPORTED = 10  # architectures in the closing table and in top_architectures.json, without a final stage
 
 
 class GFNTrainer(Components):
@@ -52,6 +55,7 @@ class GFNTrainer(Components):
                 be written, for example on a full disk.
         """
         config = self.config
+        check_final(config.final, self.task)
         with ExitStack() as stack:
             folder = stack.enter_context(
                 RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
@@ -68,15 +72,16 @@ class GFNTrainer(Components):
             try:
                 with logger:
                     self._train(folder, logger, evaluator, stop)
+                    final = final_stage(self, store, executor, stop=stop, report_line=logger.print)
                     certificate = self._certify(folder, evaluator, logger, stop)
             except Exception as error:
                 if self.progress.score_means:  # report the results so far
                     with suppress(UserError, OSError):  # raise the first error only
-                        self._report(folder, store, logger)
+                        self._report(folder, store, executor, logger)
                 if isinstance(error, FloatingPointError):
                     raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
                 raise
-            write_errors = self._report(folder, store, logger)
+            write_errors = self._report(folder, store, executor, logger, final=final)
             if certificate is not None:
                 from gflownet.report.certificate import print_certificate
 
@@ -276,21 +281,29 @@ class GFNTrainer(Components):
             logger.summarise(certificate_metrics(certificate))
         return certificate
 
-    def _report(self, folder: RunFolder, store: EvaluationStore, logger: MetricLogger) -> list[UserError]:
+    def _report(
+        self,
+        folder: RunFolder,
+        store: EvaluationStore,
+        executor: Executor,
+        logger: MetricLogger,
+        *,
+        final: FinalStage | None = None,
+    ) -> list[UserError]:
         """Write and print the report; return the errors of files that could not be written."""
-        best = store.top(NUM_REPORTED)
+        top = best_tested(self, store.top(NUM_REPORTED), executor) if final is None else final.top
         write_errors = report_run(
             folder.path,
-            best,
+            top,
             task=self.task,
-            seed=self.config.seed,
             terminal_type=self.env.terminal_type,
             score_means=self.progress.score_means,
             errors=self.progress.errors,
             console=logger.console,
+            final=final,
             evaluated=store.top(store.count()) if self.task.chosen_objectives else (),
             write=folder.write,
         )
-        if not best:
+        if not top:
             raise UserError("every evaluation failed; check that task, environment and evaluation.* fit together")
         return write_errors

@@ -34,6 +34,7 @@ class BitSequencesTask(GFNTask):
 
     Config = BitSequencesConfig
     environment = "bit_sequence"
+    is_cheap = True
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)

@@ -40,6 +40,7 @@ class CellsTask(GFNTask):
 
     Config = CellsConfig
     environment = "cell_space"
+    is_cheap = True
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)

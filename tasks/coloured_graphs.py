@@ -32,6 +32,7 @@ class ColouredGraphsTask(GFNTask):
     """Rewards of graphs of up to `WANTED_NODES` nodes; with beta 1 the reward is proportional to the score."""
 
     Config = ColouredGraphsRewardConfig
+    is_cheap = True
     WANTED_NODES = 6
 
     def __init__(self, config: TaskConfig) -> None:

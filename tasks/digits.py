@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import importlib.util
+import warnings
+from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 
 from gflownet.evaluation.supervised import Splits, SupervisedTask
+from gflownet.evaluation.task import Reference, soft_size_objective
 from gflownet.evaluation.training import Split
+
+if TYPE_CHECKING:
+    from sklearn.neural_network import MLPClassifier
 
 # Shares of the examples; the remainder is the test set.
 TRAIN_SHARE = 0.6
@@ -23,6 +30,38 @@ class DigitsTask(SupervisedTask):
 
     def splits(self) -> Splits:
         return digits_splits(seed=self.config.evaluation.split_seed)
+
+    def reference(self, *, seeds: Sequence[int]) -> Reference:
+        """Return the accuracy of scikit-learn's MLPClassifier with its defaults: 100 hidden units, 200 epochs."""
+        evaluation = self.config.evaluation
+        splits = digits_splits(seed=evaluation.split_seed)
+        models = [_mlp(splits.train, seed=seed) for seed in seeds]
+        size = sum(values.size for values in (*models[0].coefs_, *models[0].intercepts_))
+        factor = soft_size_objective(
+            1.0, size, target_parameters=evaluation.target_parameters, size_weight=evaluation.size_weight
+        )
+        return Reference(
+            "scikit-learn MLPClassifier",
+            validation=[factor * _accuracy(model, splits.validation) for model in models],
+            test=[_accuracy(model, splits.test) for model in models],
+            num_parameters=size,
+        )
+
+
+def _mlp(data: Split, *, seed: int) -> MLPClassifier:
+    """Return a trained MLPClassifier; one thread is faster than several."""
+    from sklearn.exceptions import ConvergenceWarning
+    from sklearn.neural_network import MLPClassifier
+    from threadpoolctl import threadpool_limits
+
+    model = MLPClassifier(random_state=seed)
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # 200 epochs are its default
+        return model.fit(data.inputs.numpy(), data.targets.numpy())
+
+
+def _accuracy(model: MLPClassifier, data: Split) -> float:
+    return float(model.score(data.inputs.numpy(), data.targets.numpy()))
 
 
 def digits_splits(*, seed: int) -> Splits:

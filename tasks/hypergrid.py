@@ -28,6 +28,7 @@ class HypergridTask(GFNTask):
 
     Config = HypergridRewardConfig
     environment = "hypergrid"
+    is_cheap = True
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)

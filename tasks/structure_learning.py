@@ -56,6 +56,7 @@ class StructureLearningTask(GFNTask):
     """
 
     Config = StructureLearningConfig
+    is_cheap = True
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)

@@ -45,6 +45,7 @@ class TensorProgramTask(GFNTask):
     """
 
     Config = TensorProgramConfig
+    is_cheap = True
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)

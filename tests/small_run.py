@@ -18,6 +18,7 @@ SMALL = (
     "env.max_hidden_nodes=3",
     "env.max_edges=6",
     "checkpoint_every=3",
+    "final.top=0",
 )
 
 

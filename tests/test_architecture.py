@@ -36,6 +36,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"extensions": None},
     {"config_checks": None, "run": {"config", "console", "evaluation", "metrics", "report", "run_marker"}},
     {"cli": None, "components": None},
+    {"final_stage": None},
     {"trainer": None},
     {"train": None, "sampling": None, "generate": {"rhn", "interrupts"}},
 )

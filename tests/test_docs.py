@@ -38,7 +38,15 @@ _BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.py)\n")
 # Options of a short run; options on the page take precedence.
-_SHORT = ("num_training_steps=3", "algo.num_from_policy=4", "evaluation.num_epochs=1", "model.num_emb=16")
+_SHORT = (
+    "num_training_steps=3",
+    "algo.num_from_policy=4",
+    "evaluation.num_epochs=1",
+    "model.num_emb=16",
+    "final.top=1",
+    "final.num_seeds=1",
+    "final.num_random=1",
+)
 _ALWAYS = ("wandb.mode=disabled",)
 
 

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from gflownet.evaluation.task import GFNTask
 from gflownet.run.checkpoint import save
 from gflownet.run.folder import last_checkpoint
 from gflownet.train import main
@@ -49,6 +50,7 @@ def test_resume_before_first_checkpoint_from_step_0(finished, tmp_path, monkeypa
         return evaluate(self, graph, seed=seed)
 
     monkeypatch.setattr(RewardsHiddenNodes, "evaluate", dies)
+    monkeypatch.setattr(RewardsHiddenNodes, "test", GFNTask.test)  # no further evaluations for the report
     with pytest.raises(SystemExit):
         run(tmp_path / "run", "checkpoint_every=100", "resume=auto")
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000000.pt"]

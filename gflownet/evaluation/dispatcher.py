@@ -26,6 +26,8 @@ _WRITE_AFTER_S = 0.1
 _CHECK_EVERY_S = 0.2
 # Candidates below this duration, seconds, share a job even if the task does not train them together.
 _SHORT_S = 0.02
+# Entry of a row's metrics with the test score, where the request measures it.
+TEST_METRIC = "test_score"
 # Jobs given to the executor per place, so that a process has its next job while the policy trains.
 _JOBS_PER_PLACE = 2
 
@@ -270,6 +272,7 @@ class Dispatcher(Evaluator):
         candidate, score = ticket.request.candidate, outcome.score
         is_ok = outcome.status is EvaluationStatus.OK
         ticket.outcome = outcome
+        test = {} if outcome.test is None else {TEST_METRIC: outcome.test}
         ticket.record = EvaluationRecord(
             hash=candidate.canonical_hash(),
             key=candidate.canonical_key(),
@@ -281,7 +284,9 @@ class Dispatcher(Evaluator):
             run=self.run,
             error=outcome.error,
             num_parameters=None if score is None else score.num_parameters,
-            metrics={} if score is None else score.metrics,
+            metrics={} if score is None else {**score.metrics, **test},
+            fidelity=ticket.request.identity.fidelity,
+            seed=ticket.request.identity.seed,
         )
         self.counts[f"num_{outcome.status.value}"] += 1
         self.num_evaluated += 1

@@ -13,76 +13,108 @@ from rich.console import Console
 
 from gflownet.console import print_front, print_line, print_report
 from gflownet.errors import UserError
+from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME, write_top_architectures
-from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, ParetoFront, write_pareto_front
+from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_front
+from gflownet.report.references import REFERENCES_NAME, reference_rows, references_of, references_text
 
 NUM_WRITTEN = 3  # programs printed, of the first ranks
 
 
 def report_run(
     folder: Path,
-    records: Sequence[EvaluationRecord],
+    top: Sequence[TopArchitecture],
     *,
     task: GFNTask,
-    seed: int,
     terminal_type: Any,
     score_means: Sequence[float],
     errors: Counter[str],
     console: Console,
+    final: FinalStage | None = None,
     evaluated: Sequence[EvaluationRecord] = (),
-    write: Callable[[Path, str], None] = write_whole,
+    write: Callable[[Path, bytes | str], None] = write_whole,
 ) -> list[UserError]:
-    """Test, write and print the best architectures (and the Pareto front); return the errors of unwritten files.
+    """Write and print the best architectures (and the Pareto front); return the errors of unwritten files.
 
     Args:
         folder: run folder.
-        records: best evaluations, best first.
-        task: measures the test scores.
-        seed: of the run.
+        top: best architectures, best first.
+        task: of the run.
         terminal_type: class of the terminal objects.
         score_means: mean score of each training step.
         errors: number of failed evaluations by reason.
         console: prints the report.
+        final: the final stage, which measured `top`; None without one.
         evaluated: with several objectives, all successful evaluations.
         write: writes a file, or raises UserError.
     """
-    write_errors: list[UserError] = []
-    report_line = partial(print_line, console)
+    write_errors, report_line = list[UserError](), partial(print_line, console)
 
-    def attempt(path: Path, content: str) -> None:
+    def attempt(path: Path, content: bytes | str) -> None:
         try:
             write(path, content)
         except UserError as error:
             write_errors.append(error)
 
-    tenth = max(1, len(score_means) // 10)
-    first, last = sum(score_means[:tenth]) / tenth, sum(score_means[-tenth:]) / tenth
-    report_line(
-        f"mean score of sampled architectures: {first:.3f} in the first {tenth} steps, {last:.3f} in the last {tenth}"
-    )
+    report_line(_mean_line(score_means))
     rows = write_top_architectures(
-        folder, records, task=task, seed=seed, from_dict=terminal_type.from_dict, report_line=report_line, write=attempt
+        folder, top, task=task, from_dict=terminal_type.from_dict, report_line=report_line, write=attempt
     )
-    load_line, pictures = None, ""
-    if terminal_type is ComputationGraph:
-        load_line = f'import gflownet; model = gflownet.load("{folder / TOP_NAME}", rank=0)'
-        pictures = str(folder / PICTURES_NAME)
-    print_report(rows, load_line=load_line, pictures=pictures, console=console)
-    for line in _program_lines(records[:NUM_WRITTEN]):
+    if final is not None:
+        references = references_of(final)
+        attempt(folder / REFERENCES_NAME, references_text(references, final=final, task=task))
+        rows += reference_rows(references)
+    is_loadable = terminal_type is ComputationGraph
+    print_report(
+        rows,
+        load_line=_load_line(folder, top) if is_loadable else None,
+        pictures=str(folder / PICTURES_NAME) if is_loadable else "",
+        notes=() if final is None else [*_captions(final), *final.notes],
+        console=console,
+    )
+    for line in _program_lines([each.record for each in top[:NUM_WRITTEN]]):
         report_line(line)
     if evaluated:
-        front = write_pareto_front(folder, evaluated, task=task, write=attempt)
-        print_front(front.objectives, front.values, console=console)
-        report_line(_front_line(front, folder))
+        report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
     report_line(f"everything about this run: {folder}")
     if errors:
         reason, times = errors.most_common(1)[0]
         report_line(f"failed evaluations: {errors.total()}; most often ({times}): {reason}")
     return write_errors
+
+
+def _mean_line(score_means: Sequence[float]) -> str:
+    tenth = max(1, len(score_means) // 10)
+    first, last = sum(score_means[:tenth]) / tenth, sum(score_means[-tenth:]) / tenth
+    return (
+        f"mean score of sampled architectures: {first:.3f} in the first {tenth} steps, {last:.3f} in the last {tenth}"
+    )
+
+
+def _load_line(folder: Path, top: Sequence[TopArchitecture]) -> str:
+    """Return the Python line that loads the best architecture, with its weights where there are some."""
+    arguments = "rank=0" if top and top[0].weights is not None else "rank=0, weights=False"
+    return f'import gflownet; model = gflownet.load("{folder / TOP_NAME}", {arguments})'
+
+
+def _captions(final: FinalStage) -> Iterator[str]:
+    """Yield the meaning of the figures in the table."""
+    if not any(architecture.scores for architecture in final.top):
+        yield "no architecture was trained on a new seed: the scores are those of the search, too high for the best"
+        return
+    seeds = "new seed" if final.num_seeds == 1 else f"{final.num_seeds} new seeds"
+    yield f"validation, test: means of trainings on {seeds} (rank 0 in the search: {final.top[0].record.score:.4f})"
+    if final.is_complete:
+        yield (
+            f"±: 95 % intervals that hold for all {len(final.top)} ranks at once, so also for the best; "
+            "a reference has its own"
+        )
+    else:
+        yield "the final stage was interrupted: ranked by the trainings so far, rows without one by the search's score"
 
 
 def _program_lines(records: Sequence[EvaluationRecord]) -> Iterator[str]:
@@ -93,7 +125,17 @@ def _program_lines(records: Sequence[EvaluationRecord]) -> Iterator[str]:
             yield f"rank {rank}: {program}"
 
 
-def _front_line(front: ParetoFront, folder: Path) -> str:
+def _report_front(
+    folder: Path,
+    evaluated: Sequence[EvaluationRecord],
+    *,
+    task: GFNTask,
+    console: Console,
+    write: Callable[[Path, bytes | str], None],
+) -> str:
+    """Write the front, print its table, and return its summary in one line."""
+    front = write_pareto_front(folder, evaluated, task=task, write=write)
+    print_front(front.objectives, front.values, console=console)
     return (
         f"{len(front.values)} of {front.num_evaluated} are on the front, hypervolume {front.hypervolume:.4f}: "
         f"{folder / FRONT_NAME}, picture {folder / FRONT_PICTURE_NAME}"

@@ -36,7 +36,7 @@ def write_pareto_front(
     records: Sequence[EvaluationRecord],
     *,
     task: GFNTask,
-    write: Callable[[Path, str], None] = write_whole,
+    write: Callable[[Path, bytes | str], None] = write_whole,
 ) -> ParetoFront:
     """Write the front as data for gflownet.load and as a picture, and return it.
 

@@ -17,6 +17,7 @@ from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recove
 from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
+from gflownet.report.references import REFERENCES_NAME
 from gflownet.run.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME, WANDB_ID_NAME, WANDB_NAME
 from gflownet.run_marker import MARKER_NAME, RunMarker, read_marker, write_marker
@@ -31,9 +32,9 @@ _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _DAMAGED_STORE_NAME = f"{STORE_NAME}{DAMAGED_SUFFIX}"
 _DATABASES = (STORE_NAME, CERTIFICATE_STORE_NAME, _DAMAGED_STORE_NAME)
 _STORES = tuple(f"{name}{end}" for name in _DATABASES for end in _SQLITE_ENDS)
-_REPORT = (TOP_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME)
+_REPORT = (TOP_NAME, REFERENCES_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME)
 _FILES = (CONFIG_NAME, METRICS_NAME, *_REPORT, *_STORES)
-_PICTURE = re.compile(rf"{PICTURES_NAME}/rank_\d+\.svg")
+_ARCHITECTURE_FILE = re.compile(rf"{PICTURES_NAME}/rank_\d+\.(svg|safetensors)")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
 _WANDB_FOLDER = f"{WANDB_NAME}/"
 _FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME)
@@ -188,7 +189,7 @@ class RunFolder:
             write_marker(self.path, marker)
             self._marker = marker
 
-    def write(self, path: Path, content: str) -> None:
+    def write(self, path: Path, content: bytes | str) -> None:
         """Add a file to the list of this run and write it.
 
         Raises:
@@ -273,7 +274,7 @@ def policy_weights(path: Path, *, option: str) -> Mapping[str, Any]:
 
 
 def _may_be_listed(name: str) -> bool:
-    return name in (*_FILES, _WANDB_FOLDER) or _PICTURE.fullmatch(name) is not None
+    return name in (*_FILES, _WANDB_FOLDER) or _ARCHITECTURE_FILE.fullmatch(name) is not None
 
 
 def _is_taken(path: Path) -> bool:
@@ -299,8 +300,8 @@ def _foreign_files(folder: Path, listed: Collection[str]) -> Iterator[Path]:
     for name in listed:
         if not _may_be_listed(name) or (folder / name).is_symlink():
             yield folder / name
-    pictures = (f"{PICTURES_NAME}/{path.name}" for path in (folder / PICTURES_NAME).glob("rank_*.svg"))
-    for name in (*_FILES, *pictures):
+    architectures = chain(*((folder / PICTURES_NAME).glob(f"rank_*{suffix}") for suffix in (".svg", ".safetensors")))
+    for name in (*_FILES, *(f"{PICTURES_NAME}/{path.name}" for path in architectures)):
         if name not in listed and _is_taken(folder / name):
             yield folder / name
     if _WANDB_FOLDER not in listed:

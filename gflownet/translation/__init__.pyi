@@ -10,9 +10,9 @@ from .export import export_program as export_program
 from .export import to_onnx as to_onnx
 from .graph_summary import summary as summary
 from .latency import measure_latency as measure_latency
+from .loading import load as load
+from .loading import load_graph as load_graph
 from .model import TranslatedModel as TranslatedModel
-from .model import load as load
-from .model import load_graph as load_graph
 from .model import to_pytorch_model as to_pytorch_model
 from .repairs import repair as repair
 from .source import to_source as to_source

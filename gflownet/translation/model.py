@@ -1,11 +1,9 @@
 """to_pytorch_model: one generated class per structure, fresh parameters per model."""
 
-import json
 import linecache
 import weakref
 from collections.abc import Callable, Mapping, Sequence
 from hashlib import sha256
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import torch
@@ -13,7 +11,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.elements import shown
 from gflownet.graphs.vocabulary import DTYPES
 from gflownet.translation.cache import CACHE
 from gflownet.translation.cells import gru_sequence, lstm_sequence, rhn_sequence
@@ -162,37 +159,6 @@ def to_pytorch_model(
     model_class = translated_class(graph, options)
     values = parameter_values(graph, model_class.plan)
     return model_class(values, device=torch.device(options.device), dtype=checked_dtype(options.dtype))
-
-
-def load(path: str | Path, rank: int = 0, *, config: Mapping[str, Any] | None = None) -> TranslatedModel:
-    """Return the architecture of a rank in a run's top_architectures.json as an untrained module.
-
-    Translated with the settings of its graph, as it was scored, unless `config` (see TranslationConfig) overrides them.
-
-    Raises: ValueError for an invalid file or a missing rank.
-    """
-    return to_pytorch_model(load_graph(path, rank), config)
-
-
-def load_graph(path: str | Path, rank: int = 0) -> ComputationGraph:
-    """Return the graph of a rank in a run's top_architectures.json with its translation settings.
-
-    Raises: ValueError as `load`.
-    """
-    try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
-    except (ValueError, RecursionError) as error:
-        raise ValueError(f"{path}: expected JSON, got {type(error).__name__}: {error}") from None
-    if not isinstance(entries, list) or not all(isinstance(entry, dict) and "graph" in entry for entry in entries):
-        raise ValueError(f"{path}: expected a JSON list of objects with a graph, as written by a run")
-    ranks = [entry.get("rank", position) for position, entry in enumerate(entries)]
-    if rank not in ranks:
-        raise ValueError(f"{path}: expected a rank out of {shown(ranks)}, got {rank!r}")
-    entry = entries[ranks.index(rank)]
-    graph = ComputationGraph.from_dict(entry["graph"])
-    # Until 2026-11 the projection was written next to the graph, not into it.
-    is_old = "projection" in entry and "translation" not in graph.config
-    return graph.with_translation({"projection": entry["projection"]}) if is_old else graph
 
 
 def translated_class(graph: ComputationGraph, options: TranslationConfig) -> type[TranslatedModel]:

@@ -1,115 +1,138 @@
-"""Report of the best architectures: files, rows and failing test scores."""
+"""Report of the best architectures: files, rows, weights and failing test scores."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
 import gflownet
 from gflownet.console import ReportRow
+from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.metrics.statistics import simultaneous_intervals
 from gflownet.report.architectures import TOP_NAME, with_translation, write_top_architectures
 from gflownet.translation import summary, to_pytorch_model, to_source
 from tests.evaluation.candidates import StubTask, classifier_graph
 from tests.translation.test_source import run_source
 
+GRAPHS = [classifier_graph(*[(4, "relu")] * num) for num in range(3)]
 
-class TestedTask(StubTask):
-    """A task with a function of the graph as test score."""
 
-    __test__ = False
-
-    def __init__(self, score: Callable[[ComputationGraph], Any]) -> None:
-        super().__init__({})
-        self.score = score
-
-    def test(self, graph: Any, *, seed: int) -> float | None:
-        return self.score(graph)
+def architecture(graph: ComputationGraph, **fields: Any) -> TopArchitecture:
+    """Return the result of a graph whose search score is 0.9."""
+    record = EvaluationRecord(
+        graph.canonical_hash(),
+        graph.canonical_key(),
+        json.dumps(graph.to_dict()),
+        score=0.9,
+        status=EvaluationStatus.OK,
+        seconds=0.1,
+        step=1,
+    )
+    return TopArchitecture(record, **fields)
 
 
 def report(
-    folder: Path, score: Callable[[ComputationGraph], Any], **options: Any
+    folder: Path, top: Sequence[TopArchitecture], **options: Any
 ) -> tuple[list[ReportRow], list[Any], list[str]]:
-    """Report chains with zero, one and two hidden nodes; return table rows, file entries and printed lines."""
-    graphs = [classifier_graph(*[(4, "relu")] * num) for num in range(3)]
-    records = [
-        EvaluationRecord(
-            graph.canonical_hash(),
-            graph.canonical_key(),
-            json.dumps(graph.to_dict()),
-            score=0.9,
-            status=EvaluationStatus.OK,
-            seconds=0.1,
-            step=1,
-        )
-        for graph in graphs
-    ]
+    """Report architectures; return table rows, file entries and printed lines."""
     lines: list[str] = []
-    task = TestedTask(score)
+    task = StubTask({})
     for name, value in options.items():
         setattr(task.config.evaluation, name, value)
     rows = write_top_architectures(
-        folder, records, task=task, seed=0, from_dict=ComputationGraph.from_dict, report_line=lines.append
+        folder, top, task=task, from_dict=ComputationGraph.from_dict, report_line=lines.append
     )
     return rows, json.loads((folder / TOP_NAME).read_text()), lines
 
 
-def test_write_top_architectures(tmp_path):
-    rows, entries, lines = report(tmp_path, lambda graph: np.float32(len(graph.nodes) / 8))
+def test_write_top_architectures_of_search(tmp_path):
+    rows, entries, lines = report(tmp_path, [architecture(graph, tests=(0.25,)) for graph in GRAPHS])
     assert [(row.rank, row.validation, row.test, row.num_hidden, row.num_edges, row.picture) for row in rows] == [
         (0, 0.9, 0.25, 0, 1, "rank_0.svg"),
-        (1, 0.9, 0.375, 1, 2, "rank_1.svg"),
-        (2, 0.9, 0.5, 2, 3, "rank_2.svg"),
+        (1, 0.9, 0.25, 1, 2, "rank_1.svg"),
+        (2, 0.9, 0.25, 2, 3, "rank_2.svg"),
     ]
-    assert [entry["test_score"] for entry in entries] == [0.25, 0.375, 0.5]
+    assert [row.margin for row in rows] == [None] * 3
+    assert [entry["test_score"] for entry in entries] == [0.25] * 3
+    assert not any("final" in entry or "weights" in entry for entry in entries)
     assert all((tmp_path / "architectures" / row.picture).is_file() for row in rows)
     assert lines == []
 
 
+def test_write_top_architectures_of_final_stage(tmp_path):
+    samples = [(0.8, 0.9, 0.7), (0.7, 0.9, 0.75)]
+    top = [
+        architecture(graph, scores=scores, tests=(0.5, None, 0.75))
+        for graph, scores in zip(GRAPHS[:2], samples, strict=True)
+    ]
+    failed = architecture(GRAPHS[2], scores=(0.8, 0.05), errors=("RuntimeError: no",), tests=(None, None))
+    rows, entries, lines = report(tmp_path, [*top, failed])
+    intervals = simultaneous_intervals(samples)
+    assert [row.validation for row in rows] == pytest.approx([0.8, 0.7833333, 0.425])
+    assert [row.margin for row in rows[:2]] == pytest.approx([each.high - each.value for each in intervals])
+    assert rows[2].margin is None
+    assert [row.test for row in rows] == [0.625, 0.625, None]
+    assert entries[0]["validation_score"] == 0.9
+    assert entries[1]["final"] == {
+        "mean": pytest.approx(0.7833333),
+        "interval": [intervals[1].low, intervals[1].high],
+        "scores": [0.7, 0.9, 0.75],
+        "test_scores": [0.5, None, 0.75],
+        "errors": [],
+    }
+    assert entries[2]["final"]["interval"] is None
+    assert lines == ["rank 2: 1 of 2 trainings on new seeds failed: RuntimeError: no"]
+
+
+def test_write_top_architectures_saves_weights(tmp_path):
+    models = [to_pytorch_model(graph) for graph in GRAPHS[:2]]
+    # The parameters of models that are trained together are views of one tensor.
+    state = models[1].state_dict()
+    parts = torch.cat([value.flatten() for value in state.values()]).split([value.numel() for value in state.values()])
+    views = {name: part.view_as(state[name]) for name, part in zip(state, parts, strict=True)}
+    top = [architecture(GRAPHS[0], weights=models[0].state_dict()), architecture(GRAPHS[1], weights=views)]
+    _, entries, _ = report(tmp_path, [*top, architecture(GRAPHS[2])], projection="auto")
+    inputs = torch.rand(3, 64)
+    for rank, model in enumerate(models):
+        loaded = gflownet.load(tmp_path / TOP_NAME, rank)
+        assert torch.equal(loaded(inputs), model.eval()(inputs))
+        assert not loaded.training
+    assert "weights" not in entries[2]
+    with pytest.raises(ValueError, match="rank 2: expected an entry with weights, got one without; weights=False"):
+        gflownet.load(tmp_path / TOP_NAME, 2)
+
+
 def test_write_top_architectures_without_test_data(tmp_path):
-    rows, entries, lines = report(tmp_path, lambda graph: None)
+    rows, entries, lines = report(tmp_path, [architecture(graph) for graph in GRAPHS])
     assert [row.test for row in rows] == [entry["test_score"] for entry in entries] == [None] * 3
     assert lines == []
 
 
-def raises(graph: ComputationGraph) -> float:
-    if len(graph.nodes) == 2:
-        return 0.5
-    raise RuntimeError(f"no\n{len(graph.edges)} edges")
-
-
-@pytest.mark.parametrize(
-    ("score", "why"),
-    [
-        (raises, "RuntimeError: no 2 edges"),
-        (lambda graph: 0.5 if len(graph.nodes) == 2 else float("nan"), "expected a finite score, got nan"),
-        (lambda graph: 0.5 if len(graph.nodes) == 2 else [], "TypeError: float() argument must be"),
-    ],
-)
-def test_failing_test_score_is_reported_once(tmp_path, score, why):
-    rows, entries, lines = report(tmp_path, score)
-    assert [row.test for row in rows] == [entry["test_score"] for entry in entries] == [0.5, None, None]
+def test_first_missing_test_score_is_reported(tmp_path):
+    errors = (None, "RuntimeError: no", "expected a finite score, got nan")
+    rows, entries, lines = report(
+        tmp_path, [architecture(g, test_error=e) for g, e in zip(GRAPHS, errors, strict=True)]
+    )
+    assert [row.test for row in rows] == [entry["test_score"] for entry in entries] == [None] * 3
     assert [row.picture for row in rows] == ["rank_0.svg", "rank_1.svg", "rank_2.svg"]
-    (line,) = lines
-    assert line.startswith(f"no test score of rank 1: {why}")
-    assert line.endswith("(and of 1 more)")
-    assert "\n" not in line
+    assert lines == ["no test score of rank 1: RuntimeError: no (and of 1 more)"]
 
 
 @pytest.mark.parametrize("projection", ["always", "auto"])
 def test_reported_graph_keeps_translation_settings(tmp_path, projection):
-    _, entries, _ = report(tmp_path, lambda graph: None, projection=projection)
+    _, entries, _ = report(tmp_path, [architecture(graph) for graph in GRAPHS], projection=projection)
     scored = classifier_graph((4, "relu"), (4, "relu"))
     graph = ComputationGraph.from_dict(entries[2]["graph"])
     expected = to_pytorch_model(scored, {"projection": projection}).state_dict()
     assert ("proj_2_3.weight" in expected) == (projection == "always")
     path = tmp_path / TOP_NAME
-    for model in (to_pytorch_model(graph), gflownet.load(path, 2), run_source(to_source(graph))):
+    for model in (to_pytorch_model(graph), gflownet.load(path, 2, weights=False), run_source(to_source(graph))):
         assert model.state_dict().keys() == expected.keys()
     assert summary(graph).num_parameters == sum(value.numel() for value in expected.values())
     # The stored, reported and loaded graphs are equal.
@@ -119,4 +142,4 @@ def test_reported_graph_keeps_translation_settings(tmp_path, projection):
 
 def test_with_translation_leaves_assignments_unchanged():
     assignment = Assignment(("a",), (1,)).to_dict()
-    assert with_translation(assignment, TestedTask(lambda graph: None)) == assignment
+    assert with_translation(assignment, StubTask({})) == assignment

@@ -3,12 +3,16 @@
 import json
 import pickle
 import re
+from hashlib import sha256
+from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.translation import (
+    TranslatedModel,
     load,
     load_graph,
     repair,
@@ -32,12 +36,14 @@ def path(tmp_path):
 
 
 def test_an_architecture_is_loaded_with_the_projection_it_was_scored_with(path):
-    best = load(path)
+    best = load(path, weights=False)
     assert best(torch.zeros(5, 3)).shape == (5, 2)
+    assert best.training
     assert "proj_0_1.weight" in best.state_dict()
-    assert load(path, rank=1).plan.sizes[1] == 4
-    assert load(path, config={"projection": "auto", "dtype": torch.float64}).bias_1.dtype == torch.float64
-    assert "proj_0_1.weight" not in load(path, config={"projection": "auto"}).state_dict()
+    assert load(path, rank=1, weights=False).plan.sizes[1] == 4
+    config = {"projection": "auto", "dtype": torch.float64}
+    assert load(path, weights=False, config=config).bias_1.dtype == torch.float64
+    assert "proj_0_1.weight" not in load(path, weights=False, config={"projection": "auto"}).state_dict()
 
 
 def test_settings_of_the_graph_are_defaults_that_arguments_override(path):
@@ -86,8 +92,8 @@ def test_invalid_settings_are_reported_and_refused(settings, message):
 def test_entries_without_settings_still_load(tmp_path):
     path = tmp_path / "old.json"
     path.write_text(json.dumps([{"graph": chain(3, 3, 2)}]))
-    assert "proj_0_1.weight" not in load(path).state_dict()
-    assert load(path, config={"projection": "always"}).proj_0_1.weight.shape == (3, 3)
+    assert "proj_0_1.weight" not in load(path, weights=False).state_dict()
+    assert load(path, weights=False, config={"projection": "always"}).proj_0_1.weight.shape == (3, 3)
 
 
 @pytest.mark.parametrize(
@@ -97,7 +103,7 @@ def test_files_of_another_form_are_refused_in_one_line(tmp_path, text):
     path = tmp_path / "top.json"
     path.write_text(text)
     with pytest.raises(ValueError, match="expected") as caught:
-        load(path)
+        load(path, weights=False)
     assert len(str(caught.value).splitlines()) == 1
 
 
@@ -108,3 +114,70 @@ def test_an_unknown_rank_and_another_file_are_refused(path, tmp_path):
     other.write_text('{"rank": 0}')
     with pytest.raises(ValueError, match="expected a JSON list"):
         load(other)
+
+
+@pytest.fixture
+def trained(path) -> TranslatedModel:
+    """Save the weights of rank 0 and return its model."""
+    entries = json.loads(path.read_text())
+    model = load(path, weights=False)
+    content = save(model.state_dict())
+    (path.parent / "rank_0.safetensors").write_bytes(content)
+    entries[0]["weights"] = {"file": "rank_0.safetensors", "sha256": sha256(content).hexdigest()}
+    path.write_text(json.dumps(entries))
+    return model.eval()
+
+
+def test_load_returns_trained_weights(path, trained):
+    inputs = torch.rand(4, 3)
+    loaded = load(path)
+    assert torch.equal(loaded(inputs), trained(inputs))
+    assert not loaded.training
+    assert not torch.equal(load(path, weights=False).eval()(inputs), trained(inputs))
+    double = load(path, config={"dtype": torch.float64})
+    assert torch.allclose(double(inputs.double()), trained(inputs).double(), atol=1e-6)
+
+
+def replace_entry(path: Path, value: object) -> None:
+    entries = json.loads(path.read_text())
+    entries[0]["weights"] = value
+    path.write_text(json.dumps(entries))
+
+
+def replace_file(path: Path, content: bytes) -> None:
+    (path.parent / "rank_0.safetensors").write_bytes(content)
+    replace_entry(path, {"file": "rank_0.safetensors", "sha256": sha256(content).hexdigest()})
+
+
+def flip_a_bit(path: Path) -> None:
+    file = path.parent / "rank_0.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1
+    file.write_bytes(bytes(content))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [
+        (flip_a_bit, "rank_0.safetensors: expected the weights of rank 0, got a damaged or other file; weights=False"),
+        (lambda path: (path.parent / "rank_0.safetensors").unlink(), "got none .No such file or directory.; weights="),
+        (lambda path: replace_entry(path, None), "rank 0: expected an entry with weights, got one without; weights="),
+        (lambda path: replace_entry(path, {"file": 1}), "rank 0: expected file and sha256 of weights, got"),
+        (lambda path: replace_file(path, b"text"), "expected safetensors, got another format .*; weights=False"),
+        (
+            lambda path: replace_file(path, save({"bias_1": torch.zeros(7)})),
+            r"expected weights bias_1 of shape \[\], got \[7\]; weights=False returns",
+        ),
+    ],
+)
+def test_load_refuses_unusable_weights(path, trained, damage, message):
+    damage(path)
+    with pytest.raises(ValueError, match=message) as caught:
+        load(path)
+    assert len(str(caught.value).splitlines()) == 1
+    assert load(path, weights=False)(torch.zeros(5, 3)).shape == (5, 2)
+
+
+def test_load_refuses_settings_that_do_not_fit_the_weights(path, trained):
+    with pytest.raises(ValueError, match=r"expected weights .*; weights=False"):
+        load(path, config={"projection": "auto"})

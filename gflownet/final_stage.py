@@ -1,0 +1,75 @@
+"""The final stage of a run: new trainings of its best architectures and of random ones."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+from gflownet.components import RANDOM_STREAM, Components
+from gflownet.data.uniform import uniform_candidates
+from gflownet.evaluation.config import BudgetConfig
+from gflownet.evaluation.dispatcher import Dispatcher, Store
+from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.final import (
+    FinalStage,
+    FinalTrainings,
+    NoStore,
+    TopArchitecture,
+    has_final_stage,
+    with_test_scores,
+)
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
+from gflownet.interrupts import StopRequest
+from gflownet.workers.process import stream_seed
+
+
+def final_stage(
+    run: Components,
+    store: EvaluationStore,
+    executor: Executor,
+    *,
+    stop: StopRequest,
+    report_line: Callable[[str], None],
+) -> FinalStage | None:
+    """Train the best architectures of a run on new seeds; None if off, after a signal or without any success."""
+    config = run.config
+    if not has_final_stage(config.final, run.task) or stop.signal is not None:
+        return None
+    best = store.top(config.final.top)
+    if not best:
+        return None
+    trainings = FinalTrainings(
+        store,
+        build_dispatcher=lambda store: _dispatcher(run, store, executor, stopped=lambda: stop.signal is not None),
+        config=config.final,
+        from_dict=run.env.terminal_type.from_dict,
+        step=run.step,
+        report_line=report_line,
+    )
+    generator = torch.Generator().manual_seed(stream_seed(config.seed, RANDOM_STREAM))
+    num_random = min(config.final.num_random, run.progress.num_distinct)
+    return trainings.run(best, random_candidates=uniform_candidates(run.env, num_random, generator=generator))
+
+
+def best_tested(
+    run: Components, records: Sequence[EvaluationRecord], executor: Executor
+) -> tuple[TopArchitecture, ...]:
+    """Return the best architectures of a run without a final stage, with test scores; not ended by a stop request."""
+    dispatcher = _dispatcher(run, NoStore(), executor, stopped=lambda: False)
+    return with_test_scores(records, dispatcher=dispatcher, from_dict=run.env.terminal_type.from_dict, step=run.step)
+
+
+def _dispatcher(run: Components, store: Store, executor: Executor, *, stopped: Callable[[], bool]) -> Dispatcher:
+    """Return a dispatcher without the budget of the search, but with the limits of a candidate's size."""
+    config = run.config
+    return Dispatcher(
+        run.task,
+        store,
+        executor,
+        config=config.evaluation,
+        seed=config.seed,
+        run=run.run_id,
+        budget=BudgetConfig(parameters=config.budget.parameters, flops=config.budget.flops),
+        stopped=stopped,
+    )
