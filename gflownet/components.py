@@ -16,6 +16,7 @@ from gflownet.data.replay import ReplayBuffer
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
+from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.dispatcher import Dispatcher, Store
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor
@@ -161,7 +162,12 @@ class Components:
         return build_executor(self.task, self.config.evaluation)
 
     def build_evaluator(
-        self, store: Store, executor: Executor, *, stopped: Callable[[], bool] = lambda: False
+        self,
+        store: Store,
+        executor: Executor,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        num_evaluated: int | None = None,
     ) -> Dispatcher:
         """Build the evaluator of sampled graphs.
 
@@ -169,8 +175,11 @@ class Components:
             store: of the results.
             executor: runs the evaluations.
             stopped: returns whether the run should stop.
+            num_evaluated: evaluations of the search so far; None: not part of the search, which alone has a budget.
         """
-        config = self.config
+        config, budget = self.config, self.config.budget
+        if num_evaluated is None:
+            budget = BudgetConfig(parameters=budget.parameters, flops=budget.flops)
         return Dispatcher(
             self.task,
             store,
@@ -178,7 +187,9 @@ class Components:
             config=config.evaluation,
             seed=config.seed,
             run=self.run_id,
-            budget=config.budget,
+            budget=budget,
+            num_evaluated=num_evaluated or 0,
+            seconds=self.progress.seconds,
             stopped=stopped,
         )
 

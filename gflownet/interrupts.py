@@ -6,10 +6,14 @@ import os
 import select
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
+
+STOP_MESSAGE = (
+    "\nstopping: running evaluations are cancelled, checkpoint and report are written; repeat to stop immediately\n"
+)
 
 
 @dataclass
@@ -17,6 +21,7 @@ class StopRequest:
     """The signal that requested the stop, once received."""
 
     signal: int | None = None
+    react: Callable[[], None] = lambda: None  # called by the handler of the signal
 
 
 def discard_output_without_reader() -> bool:
@@ -51,9 +56,7 @@ def _discard(descriptor: int) -> None:
 
 
 @contextmanager
-def stop_signals(
-    *kinds: signal.Signals, message: str = "\nstopping after this step and the report; repeat to stop immediately\n"
-) -> Iterator[StopRequest]:
+def stop_signals(*kinds: signal.Signals, message: str = STOP_MESSAGE) -> Iterator[StopRequest]:
     """Turn the first signal into a request to stop; a second one ends the process.
 
     Args:
@@ -68,6 +71,7 @@ def stop_signals(
         for kind, handler in usual.items():
             signal.signal(kind, handler)
         sys.stderr.write(message)
+        request.react()
 
     for kind in kinds:
         signal.signal(kind, on_signal)
@@ -76,3 +80,14 @@ def stop_signals(
     finally:
         for kind, handler in usual.items():
             signal.signal(kind, handler)
+
+
+@contextmanager
+def on_alarm(react: Callable[[], None]) -> Iterator[None]:
+    """Call a function when the SIGALRM of a timer arrives in the block."""
+    handler = signal.signal(signal.SIGALRM, lambda number, frame: react())
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, handler)

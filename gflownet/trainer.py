@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
-import time
 from collections.abc import Generator, Iterable, Iterator
-from contextlib import ExitStack, closing, suppress
+from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -21,7 +19,7 @@ from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import FinalStage, check_final
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.final_stage import best_tested, final_stage
-from gflownet.interrupts import StopRequest, stop_signals
+from gflownet.interrupts import StopRequest, on_alarm, stop_signals
 from gflownet.learning.learner import fit
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.report.closing import report_run
@@ -67,11 +65,18 @@ class GFNTrainer(Components):
             store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
             stop = stack.enter_context(stop_signals())
             executor = stack.enter_context(self.build_executor())
-            evaluator = self.build_evaluator(store, executor, stopped=lambda: stop.signal is not None)
+            stop.react = executor.interrupt
+            evaluator = self.build_evaluator(
+                store,
+                executor,
+                stopped=lambda: stop.signal is not None,
+                num_evaluated=store.num_evaluations(run=self.run_id),
+            )
             logger = self._open_logger(folder)  # outside of `try`: its error needs no report
             try:
                 with logger:
-                    self._train(folder, logger, evaluator, stop)
+                    with on_alarm(executor.interrupt) if config.budget.seconds else nullcontext():
+                        self._train(folder, logger, evaluator, stop)
                     final = final_stage(self, store, executor, stop=stop, report_line=logger.print)
                     certificate = self._certify(folder, evaluator, logger, stop)
             except Exception as error:
@@ -164,18 +169,21 @@ class GFNTrainer(Components):
         )
 
     def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Dispatcher, stop: StopRequest) -> None:
-        """Train until the last step or a signal, with regular checkpoints and one at the end."""
-        config, progress = self.config, self.progress
-        num_before, seconds_before, started = progress.num_distinct, progress.seconds, math.inf
+        """Train until the last step, a signal or the end of the budget, with regular checkpoints and one at the end."""
+        config, progress, budget = self.config, self.progress, evaluator.budget
+        num_before, seconds_before = progress.num_distinct, progress.seconds
 
         def until_stopped(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
-            nonlocal started
             while stop.signal is None:
+                replay, random_state = self.replay.state_dict(), get_random_state()
                 try:
                     rollout = next(rollouts)
-                except EvaluationStoppedError:
+                except EvaluationStoppedError as error:  # a resumed run repeats the step
+                    self.replay.load_state_dict(replay)
+                    set_random_state(random_state)
+                    if stop.signal is None:
+                        logger.print(f"{error} after step {self.step}")
                     return
-                started = min(started, time.monotonic())  # excludes the start of the workers
                 yield rollout
 
         if config.num_workers:
@@ -189,13 +197,13 @@ class GFNTrainer(Components):
                 if config.validate_every and self.step % config.validate_every == 0:
                     with suppress(EvaluationStoppedError):
                         metrics |= self._validate(evaluator)
-                seconds = time.monotonic() - started
-                progress.seconds = seconds_before + seconds
-                rate = (progress.num_distinct - num_before) / seconds
+                progress.seconds = budget.seconds
+                rate = (progress.num_distinct - num_before) / (progress.seconds - seconds_before)
                 metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds}
                 logger.write(self.step, metrics)
                 if self.step % config.checkpoint_every == 0:
                     folder.checkpoints.save(self.step, self.state_dict())
+        progress.seconds = budget.seconds
         folder.checkpoints.save(self.step, self.state_dict())
 
     def _rollouts(self, evaluator: Dispatcher) -> Generator[Rollout]:
@@ -304,6 +312,6 @@ class GFNTrainer(Components):
             evaluated=store.top(store.count()) if self.task.chosen_objectives else (),
             write=folder.write,
         )
-        if not top:
+        if not top and self.progress.num_distinct:
             raise UserError("every evaluation failed; check that task, environment and evaluation.* fit together")
         return write_errors

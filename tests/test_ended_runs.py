@@ -74,4 +74,4 @@ def test_killed_run_resumes_exactly(folder, task):
 @pytest.mark.parametrize("task", ["Terminates", "Interrupts"])
 def test_stop_signal_writes_report(folder, task):
     assert "best architectures" in (folder / f"{task} first.out").read_text()
-    assert (folder / f"{task} first.err").read_text().startswith("\nstopping after this step")
+    assert (folder / f"{task} first.err").read_text().startswith("\nstopping: running evaluations are cancelled")

@@ -16,7 +16,7 @@ from gflownet.data.config import WorkersConfig
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.source import GLOBAL_STREAM, Rollout, TrajectorySource
 from gflownet.errors import UserError
-from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.remote import EvaluationDesk, RemoteEvaluator
 from gflownet.mdp.categorical import GraphActionCategorical
@@ -66,6 +66,7 @@ def worker_rollouts(
     Raises:
         WorkerError: the user's own code raised in a worker; the cause carries the worker's traceback.
         UserError: workers die or time out, cannot be started that way, or the task cannot be pickled for them.
+        EvaluationStoppedError: a stop request, or the budget is spent.
     """
     policies = {"policy": policy} if teacher is None else {"policy": policy, "teacher": teacher}
     served = {name: ServedPolicy(each) for name, each in policies.items()}
@@ -203,6 +204,8 @@ def _failures_as_user_errors(num_workers: int, config: WorkersConfig) -> Iterato
     except WorkerError as error:
         if isinstance(error.__cause__, UserError):  # raised by a served object, such as the store
             raise UserError(str(error.__cause__)) from error
+        if isinstance(error.__cause__, EvaluationStoppedError):
+            raise EvaluationStoppedError(str(error.__cause__)) from None
         if error.__cause__ is not None:
             raise
         raise UserError(f"num_workers={num_workers}: {error} ({options})") from None

@@ -89,7 +89,7 @@ class EvaluationConfig:
 class BudgetConfig:
     """Limits of the search; 0: no limit."""
 
-    evaluations: int = option(0, "new evaluations after which the run ends", NOT_NEGATIVE)
+    evaluations: int = option(0, "new evaluations; the run ends when a step needs more", NOT_NEGATIVE)
     seconds: float = option(0.0, "seconds of training after which the run ends", NOT_NEGATIVE)
     parameters: int = option(0, "parameters above which a candidate is refused without building it", NOT_NEGATIVE)
     flops: int = option(0, "FLOPs per example above which a candidate is refused without building it", NOT_NEGATIVE)

@@ -9,11 +9,13 @@ import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import NoReturn, Protocol
 
+from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation, Evaluator, evaluation_of
 from gflownet.evaluation.executors.base import Executor, Handle
+from gflownet.evaluation.executors.interruption import EvaluationInterruptedError
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationRecord, Identity
@@ -30,6 +32,8 @@ _SHORT_S = 0.02
 TEST_METRIC = "test_score"
 # Jobs given to the executor per place, so that a process has its next job while the policy trains.
 _JOBS_PER_PLACE = 2
+# Reason of an EvaluationStoppedError after a signal.
+STOP_REQUEST = "stop request"
 
 
 class EvaluationStoppedError(Exception):
@@ -91,6 +95,7 @@ class Dispatcher(Evaluator):
         run: str = "",
         budget: BudgetConfig | None = None,
         num_evaluated: int = 0,
+        seconds: float = 0.0,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Keep the components; nothing is started.
@@ -104,15 +109,22 @@ class Dispatcher(Evaluator):
             run: id of the run, the same after a resume, recorded in its rows.
             budget: limits of the search.
             num_evaluated: evaluations of the run so far.
+            seconds: of training of the run so far.
             stopped: returns whether the run should stop.
+
+        Raises:
+            UserError: the budget limits the size of candidates, and the task has no `cost`.
         """
         self.task, self.store, self.executor, self.config = task, store, executor, config
-        self.seed, self.run, self.budget = seed, run, budget or BudgetConfig()
-        self.num_evaluated = num_evaluated
+        self.seed, self.run = seed, run
+        self.budget = Budget(budget or BudgetConfig(), num_evaluated=num_evaluated, seconds=seconds)
+        self.budget.check_task(task)
         self.counts: Counter[str] = Counter()
         self._stopped = stopped
         self._tickets: dict[Identity, Ticket] = {}
+        self._waiting: deque[Ticket] = deque()  # for a place in budget.evaluations
         self._queue: deque[Ticket] = deque()
+        self._end: str | None = None  # reason of the end
         self._running: dict[Handle, list[Ticket]] = {}
         self._unwritten: list[EvaluationRecord] = []
         self._last_write = time.monotonic()
@@ -159,13 +171,11 @@ class Dispatcher(Evaluator):
             self.flush()  # `find_many` below has to see every result
             tickets = {request.identity: request for request in requests}
             known = dict(zip(tickets, self.store.find_many(list(tickets)), strict=True))
+            self.budget.start()
             result: dict[Identity, Ticket] = {}
             for identity, request in tickets.items():
                 running = self._tickets.get(identity)
-                result[identity] = running or Ticket(request, step, record=known[identity])
-                if result[identity].record is None and running is None:
-                    self._tickets[identity] = result[identity]
-                    self._queue.append(result[identity])
+                result[identity] = running or self._new_ticket(request, step, known[identity])
             self._start_jobs()
             return [result[request.identity] for request in requests]
 
@@ -176,11 +186,12 @@ class Dispatcher(Evaluator):
             EvaluationStoppedError: a stop request, or the budget is spent; running jobs are cancelled.
         """
         with self._lock:
-            if self._stopped():
-                self.cancel()
-                raise EvaluationStoppedError("stop request")
+            self._end_if_due()
             try:
                 done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
+            except EvaluationInterruptedError:
+                self._record_interrupted()
+                self._stop(self._due_reason() or "interrupt")
             except BaseException:  # an interrupt during an inline evaluation
                 self.flush()
                 raise
@@ -197,6 +208,7 @@ class Dispatcher(Evaluator):
                 self.executor.cancel(handle)
             self._running.clear()
             self._queue.clear()
+            self._waiting.clear()
             self._tickets.clear()
             self.flush()
 
@@ -205,7 +217,53 @@ class Dispatcher(Evaluator):
         """Return the number of candidates without a result."""
         return len(self._tickets)
 
+    def _new_ticket(self, request: Request, step: int, record: EvaluationRecord | None) -> Ticket:
+        """Return the ticket of a graph that is not in flight: finished if it is known or too large."""
+        is_open = record is None or record.status is EvaluationStatus.REFUSED  # by an earlier, smaller budget
+        outcome = self.budget.refusal(self.task, request.candidate) if is_open else None
+        if record is not None and (not is_open or outcome is not None):
+            return Ticket(request, step, record=record)
+        ticket = self._tickets[request.identity] = Ticket(request, step)
+        if outcome is None:
+            self._waiting.append(ticket)
+        else:
+            self._record(ticket, outcome)
+        return ticket
+
+    def _end_if_due(self) -> None:
+        """Raise EvaluationStoppedError after a stop request, or when the budget is spent."""
+        self._admit()
+        reason = self._due_reason()
+        if reason is not None:
+            self._stop(reason)
+
+    def _due_reason(self) -> str | None:
+        if self._end is not None:
+            return self._end
+        if self._stopped():
+            return STOP_REQUEST
+        is_spent = self._waiting and len(self._waiting) == len(self._tickets)
+        return self.budget.spent_evaluations() if is_spent else self.budget.spent_seconds()
+
+    def _record_interrupted(self) -> None:
+        """Record the candidates of an interrupted job that were finished before."""
+        for handle, tickets in self._running.items():
+            for ticket, outcome in zip(tickets, handle.outcomes or (), strict=False):
+                if not outcome.is_transient:
+                    self._record(ticket, outcome)
+
+    def _stop(self, reason: str) -> NoReturn:
+        self._end = reason
+        self.cancel()
+        raise EvaluationStoppedError(reason)
+
+    def _admit(self) -> None:
+        """Queue waiting candidates while the budget has evaluations left."""
+        while self._waiting and self.budget.num_left(len(self._tickets) - len(self._waiting)) > 0:
+            self._queue.append(self._waiting.popleft())
+
     def _start_jobs(self) -> None:
+        self._admit()
         while self._queue and len(self._running) < _JOBS_PER_PLACE * self.executor.capacity:
             tickets = self._next_group()
             requests = [ticket.request for ticket in tickets]
@@ -289,10 +347,11 @@ class Dispatcher(Evaluator):
             seed=ticket.request.identity.seed,
         )
         self.counts[f"num_{outcome.status.value}"] += 1
-        self.num_evaluated += 1
-        seconds = outcome.seconds
-        known = self._mean_seconds if math.isfinite(self._mean_seconds) else seconds
-        self._mean_seconds = 0.9 * known + 0.1 * seconds
+        if outcome.status is not EvaluationStatus.REFUSED:
+            self.budget.num_evaluated += 1
+            seconds = outcome.seconds
+            known = self._mean_seconds if math.isfinite(self._mean_seconds) else seconds
+            self._mean_seconds = 0.9 * known + 0.1 * seconds
         self._unwritten.append(ticket.record)
         del self._tickets[ticket.request.identity]
 

@@ -158,7 +158,7 @@ class EvaluationStore:
         return self._update(sql.update(EVALUATIONS).where(claims).values(owner=None, lease_until=0.0))
 
     def add(self, records: Iterable[EvaluationRecord]) -> None:
-        """Write results in one transaction: new rows, and RUNNING ones of any owner; finished rows stay.
+        """Write results in one transaction: new rows, RUNNING ones of any owner, REFUSED ones; other rows stay.
 
         Raises:
             ValueError: a score is not finite (SQLite would store a NaN as NULL).
@@ -173,7 +173,7 @@ class EvaluationStore:
         insert = insert.on_conflict_do_update(
             index_elements=["identity_digest"],
             set_={name: insert.excluded[name] for name in rows[0] if name not in _IDENTITY},
-            where=sql.text("evaluations.status = 'running'"),
+            where=sql.text("evaluations.status IN ('running', 'refused')"),
         )
 
         def complete(connection: sql.Connection) -> None:
@@ -196,6 +196,13 @@ class EvaluationStore:
             query = query.where(EVALUATIONS.c.run == run)
         with self._database.read() as connection:
             return connection.execute(query).scalar_one()
+
+    def num_evaluations(self, *, run: str) -> int:
+        """Return the number of evaluations of the search of a run; refused candidates are not counted."""
+        query = sql.select(sql.func.count()).where(EVALUATIONS.c.context == self._context, _IS_FINISHED)
+        is_search = (EVALUATIONS.c.seed == 0) & (EVALUATIONS.c.status != EvaluationStatus.REFUSED.value)
+        with self._database.read() as connection:
+            return connection.execute(query.where(is_search, EVALUATIONS.c.run == run)).scalar_one()
 
     def __iter__(self) -> Iterator[EvaluationRecord]:
         """Iterate over all finished rows by age, reading some at a time."""

@@ -54,6 +54,14 @@ class Executor(ABC):
     def cancel(self, handle: Handle) -> None:
         """End a job at once, or remove it from the queue; its handle is never done. No effect on a done job."""
 
+    def interrupt(self) -> None:  # noqa: B027 - without effect for most
+        """End an evaluation that runs in this process, with EvaluationInterruptedError in its `wait`.
+
+        The handle gets the outcomes of its candidates that were finished before.
+
+        Called by signal handlers; without effect for jobs in other processes, which `cancel` ends.
+        """
+
     @abstractmethod
     def close(self) -> None:
         """Cancel all jobs and end every process; no process is left afterwards. May be called twice."""

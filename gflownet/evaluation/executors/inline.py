@@ -6,8 +6,9 @@ from collections.abc import Collection
 
 from gflownet.evaluation.execution import attempt
 from gflownet.evaluation.executors.base import Executor, Handle
+from gflownet.evaluation.executors.interruption import EvaluationInterruptedError, Interruption
 from gflownet.evaluation.executors.process_state import TorchState
-from gflownet.evaluation.job import Job
+from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.task import GFNTask
 
 
@@ -16,6 +17,7 @@ class InlineExecutor(Executor):
 
     def __init__(self, task: GFNTask) -> None:
         self._task = task
+        self._interruption = Interruption()
 
     @property
     def capacity(self) -> int:
@@ -35,13 +37,25 @@ class InlineExecutor(Executor):
     def cancel(self, handle: Handle) -> None:
         pass
 
+    def interrupt(self) -> None:
+        self._interruption.interrupt()
+
     def close(self) -> None:
         pass
 
     def _run(self, handle: Handle) -> None:
-        state = TorchState()
+        state, finished = TorchState(), list[Outcome]()
+
+        def report(outcome: Outcome) -> None:
+            state.restore()
+            finished.append(outcome)
+
         try:
-            handle.outcomes, handle.num_finished = attempt(self._task, handle.job, report=lambda _: state.restore())
+            with self._interruption.block():
+                handle.outcomes, handle.num_finished = attempt(self._task, handle.job, report=report)
+        except EvaluationInterruptedError:
+            handle.outcomes, handle.num_finished = tuple(finished), len(finished)
+            raise
         finally:
             state.restore()
         handle.process_ended = handle.num_finished < len(handle.job.candidates)

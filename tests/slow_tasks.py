@@ -1,0 +1,75 @@
+"""Tasks with a candidate that takes ten minutes, and with candidates of a known size."""
+
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from pathlib import Path
+from typing import Any, cast
+
+from gflownet.evaluation.task import Cost
+from tests.toy_tasks import RewardsHiddenNodes, num_hidden
+
+TEN_MINUTES = 600.0
+SLOW_CALL = 14  # number of the slow evaluation
+
+
+class SlowOnce(RewardsHiddenNodes):
+    """One evaluation of a folder takes ten minutes; the file `signal` of the folder names a signal to send meanwhile."""
+
+    num_calls = 0
+    calls: Counter[str] = Counter()  # evaluations by canonical key
+
+    def evaluate(self, graph, *, seed):
+        self.calls[graph.canonical_key()] += 1
+        self.num_calls += 1
+        folder = Path(cast(Any, self.config).log_dir)
+        if self.num_calls == SLOW_CALL and not (folder / "was_slow").exists():
+            (folder / "was_slow").touch()
+            if (folder / "signal").exists():
+                number = int((folder / "signal").read_text())
+                threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+            self.wait()
+        return super().evaluate(graph, seed=seed)
+
+    def wait(self):
+        """Take ten minutes in one call of a library."""
+        time.sleep(TEN_MINUTES)
+
+
+class SlowOnceInSteps(SlowOnce):
+    """Waits in many short calls, as a training does."""
+
+    def wait(self):
+        end = time.monotonic() + TEN_MINUTES
+        while time.monotonic() < end:
+            time.sleep(0.001)
+
+
+class Unstoppable(RewardsHiddenNodes):
+    """Catches every exception, so that no first signal ends an evaluation."""
+
+    def evaluate(self, graph, *, seed):
+        Path(cast(Any, self.config).log_dir, "runs").touch()
+        while True:
+            try:
+                signal.pause()
+            except BaseException:
+                pass
+
+
+class HasCost(RewardsHiddenNodes):
+    """One parameter per hidden node."""
+
+    def cost(self, graph):
+        return Cost(num_parameters=num_hidden(graph), flops=0)
+
+
+class HasWrongCost(RewardsHiddenNodes):
+    """A task whose cost raises for half of the graphs."""
+
+    def cost(self, graph):
+        if num_hidden(graph) % 2:
+            raise RuntimeError("no cost")
+        return Cost(num_parameters=1, flops=0)

@@ -1,0 +1,155 @@
+"""Runs that end early: signals while a candidate takes ten minutes, and spent budgets."""
+
+import re
+import signal
+import sqlite3
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests import small_run
+from tests.slow_tasks import SlowOnce
+from tests.small_run import SMALL, run
+from tests.test_trainer import session_members, wait_until
+from tests.tiny_run import metric_rows
+from tests.toy_tasks import DrawsFromEveryGenerator
+
+finished = small_run.finished
+
+# Seconds from a signal to the end of the run on a busy machine; a second otherwise.
+STOP_S = 10.0
+
+
+def statuses(folder: Path) -> list[str]:
+    """Return the statuses of all rows of the store."""
+    store = sqlite3.connect(folder / "evaluations.sqlite")
+    with store:
+        rows = [status for (status,) in store.execute("select status from evaluations")]
+    store.close()
+    return rows
+
+
+def stopped_run(folder: Path, number: signal.Signals, *options: str) -> int:
+    """Run with a signal during the slow candidate, and return the exit status."""
+    folder.mkdir()
+    (folder / "signal").write_text(str(int(number)))
+    SlowOnce.calls.clear()
+    start = time.monotonic()
+    status = run(folder, *options)
+    assert time.monotonic() - start < STOP_S + 20 * ("num_workers=1" in options), "the start of a worker takes seconds"
+    assert (folder / "was_slow").exists()
+    return status
+
+
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_signal_ends_evaluation_and_run_resumes_exactly(finished, tmp_path, capsys, number, status):
+    folder, task = tmp_path / "run", "task=tests.slow_tasks:SlowOnce"
+    assert stopped_run(folder, number, task) == status
+    shown = capsys.readouterr()
+    assert shown.err == (
+        "\nstopping: running evaluations are cancelled, checkpoint and report are written; repeat to stop immediately\n"
+    )
+    assert "best architectures" in shown.out
+    assert set(statuses(folder)) == {"ok"}
+    done = len(metric_rows(folder))
+    assert 0 < done < 8
+    assert (folder / "checkpoints" / f"step_{done:08}.pt").exists()
+    assert metric_rows(folder) == metric_rows(finished)[:done]
+    assert run(folder, task, "resume=true") == 0
+    assert metric_rows(folder) == metric_rows(finished)
+    assert sorted(SlowOnce.calls.values())[-2:] == [1, 2], "only the interrupted candidate is evaluated again"
+
+
+def test_signal_with_local_search_resumes_exactly(tmp_path):
+    """The interrupted step has changed the replay buffer and the random states before."""
+    options = ("local_search.num=2", "local_search.num_iterations=2")
+    assert run(tmp_path / "whole", "task=tests.toy_tasks:DrawsFromEveryGenerator", *options) == 0
+    slow = ("task=tests.test_stop:SlowWithDraws", *options)
+    assert stopped_run(tmp_path / "run", signal.SIGINT, *slow) == 130
+    assert run(tmp_path / "run", *slow, "resume=true") == 0
+    assert metric_rows(tmp_path / "run") == metric_rows(tmp_path / "whole")
+
+
+class SlowWithDraws(SlowOnce, DrawsFromEveryGenerator):
+    """The slow evaluation, with rewards that draw from all generators."""
+
+
+def test_signal_ends_evaluation_of_worker(tmp_path, capsys):
+    folder, options = tmp_path / "run", ("task=tests.slow_tasks:SlowOnceInSteps", "num_workers=1")
+    assert stopped_run(folder, signal.SIGTERM, *options) == 143
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 2, shown.err
+    assert "fail" not in shown.out
+    assert set(statuses(folder)) == {"ok"}
+    assert run(folder, *options, "resume=true") == 0
+    assert [row["step"] for row in metric_rows(folder)] == list(range(1, 9))
+
+
+def test_second_signal_ends_the_process_at_once(tmp_path):
+    command = [sys.executable, "-m", "gflownet.train", *SMALL, f"log_dir={tmp_path}"]
+    command += ["task=tests.slow_tasks:Unstoppable"]
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, start_new_session=True)
+    assert process.stderr is not None
+    wait_until((tmp_path / "runs").exists, seconds=90)
+    process.send_signal(signal.SIGINT)
+    assert process.stderr.readline() + process.stderr.readline()  # the answer to the first one
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=STOP_S) == -signal.SIGTERM
+    process.stderr.close()
+    wait_until(lambda: not session_members(process.pid), seconds=30)
+
+
+@pytest.mark.parametrize("workers", ["num_workers=0", "num_workers=1"])
+def test_budget_evaluations_end_the_run(finished, tmp_path, capsys, workers):
+    folder = tmp_path / "run"
+    assert run(folder, "budget.evaluations=9", workers) == 0
+    done = len(metric_rows(folder))
+    shown = capsys.readouterr()
+    assert f"budget.evaluations=9 is spent after step {done}\n" in shown.out
+    assert "best architectures" in shown.out
+    assert shown.err == ""
+    assert (statuses(folder), 0 < done < 8) == (["ok"] * 9, True)
+    assert run(folder, "budget.evaluations=9", "resume=true", workers) == 0
+    assert (len(metric_rows(folder)), len(statuses(folder))) == (done, 9)
+    assert run(folder, "resume=true", "budget.evaluations=0", workers) == 0
+    assert len(metric_rows(folder)) == 8
+    if workers == "num_workers=0":
+        assert metric_rows(folder) == metric_rows(finished)
+
+
+def test_budget_below_one_step_ends_the_run(tmp_path, capsys):
+    assert run(tmp_path / "run", "budget.evaluations=1") == 0
+    assert "budget.evaluations=1 is spent after step 0\n" in capsys.readouterr().out
+    assert (metric_rows(tmp_path / "run"), statuses(tmp_path / "run")) == ([], ["ok"])
+
+
+def test_budget_seconds_end_slow_evaluation(finished, tmp_path, capsys):
+    folder, task = tmp_path / "run", "task=tests.slow_tasks:SlowOnce"
+    start = time.monotonic()
+    assert run(folder, task, "budget.seconds=2") == 0
+    assert 2 < time.monotonic() - start < 2 + STOP_S
+    assert re.search(r"^budget\.seconds=2 is spent after step \d\n", capsys.readouterr().out, re.MULTILINE)
+    assert set(statuses(folder)) == {"ok"}
+    assert run(folder, task, "budget.seconds=2", "resume=true") == 0
+    assert len(metric_rows(folder)) < 8, "the seconds of all sessions count"
+    assert run(folder, task, "budget.seconds=1000", "resume=true") == 0
+    assert metric_rows(folder) == metric_rows(finished)
+    assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
+
+
+def test_budget_parameters_refuse_candidates(tmp_path):
+    folder, task = tmp_path / "run", "task=tests.slow_tasks:HasCost"
+    assert run(folder, task, "budget.parameters=1") == 0
+    assert set(statuses(folder)) == {"ok", "refused"}
+    assert max(row["score_best"] for row in metric_rows(folder)) == 0.2
+    assert run(folder, task, "budget.parameters=2", "resume=true", "num_training_steps=10") == 0
+    assert max(row["score_best"] for row in metric_rows(folder)) == pytest.approx(0.3)
+
+
+def test_budget_parameters_without_cost_is_one_line(tmp_path, capsys):
+    assert run(tmp_path / "run", "budget.flops=5") == 2
+    error = capsys.readouterr().err
+    assert error == ("error: task RewardsHiddenNodes: expected cost(graph) with budget.flops, got a task without\n")
