@@ -9,7 +9,7 @@ import torch
 from gflownet.components import RANDOM_STREAM, Components
 from gflownet.data.uniform import uniform_candidates
 from gflownet.evaluation.config import BudgetConfig
-from gflownet.evaluation.dispatcher import Dispatcher, Store
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Store
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import (
     FinalStage,
@@ -53,11 +53,22 @@ def final_stage(
 
 
 def best_tested(
-    run: Components, records: Sequence[EvaluationRecord], executor: Executor
+    run: Components, records: Sequence[EvaluationRecord], executor: Executor, *, stop: StopRequest
 ) -> tuple[TopArchitecture, ...]:
-    """Return the best architectures of a run without a final stage, with test scores; not ended by a stop request."""
-    dispatcher = _dispatcher(run, NoStore(), executor, stopped=lambda: False)
-    return with_test_scores(records, dispatcher=dispatcher, from_dict=run.env.terminal_type.from_dict, step=run.step)
+    """Return the best architectures of a run without a final stage, with test scores.
+
+    A stop request ends the trainings for test scores; after one, only cheap tasks measure them.
+    """
+    was_stopped = stop.signal is not None
+    untested = tuple(TopArchitecture(record) for record in records)
+    if was_stopped and not run.task.is_cheap:
+        return untested
+    stopped = (lambda: False) if was_stopped else (lambda: stop.signal is not None)
+    dispatcher, from_dict = _dispatcher(run, NoStore(), executor, stopped=stopped), run.env.terminal_type.from_dict
+    try:
+        return with_test_scores(records, dispatcher=dispatcher, from_dict=from_dict, step=run.step)
+    except EvaluationStoppedError:
+        return untested
 
 
 def _dispatcher(run: Components, store: Store, executor: Executor, *, stopped: Callable[[], bool]) -> Dispatcher:

@@ -82,11 +82,11 @@ class GFNTrainer(Components):
             except Exception as error:
                 if self.progress.score_means:  # report the results so far
                     with suppress(UserError, OSError):  # raise the first error only
-                        self._report(folder, store, executor, logger)
+                        self._report(folder, store, executor, logger, stop)
                 if isinstance(error, FloatingPointError):
                     raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
                 raise
-            write_errors = self._report(folder, store, executor, logger, final=final)
+            write_errors = self._report(folder, store, executor, logger, stop, final=final)
             if certificate is not None:
                 from gflownet.report.certificate import print_certificate
 
@@ -295,11 +295,12 @@ class GFNTrainer(Components):
         store: EvaluationStore,
         executor: Executor,
         logger: MetricLogger,
+        stop: StopRequest,
         *,
         final: FinalStage | None = None,
     ) -> list[UserError]:
         """Write and print the report; return the errors of files that could not be written."""
-        top = best_tested(self, store.top(NUM_REPORTED), executor) if final is None else final.top
+        top = best_tested(self, store.top(NUM_REPORTED), executor, stop=stop) if final is None else final.top
         write_errors = report_run(
             folder.path,
             top,

@@ -5,10 +5,11 @@ import signal
 import threading
 import time
 from collections import Counter
+from contextlib import suppress
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
-from gflownet.evaluation.task import Cost
+from gflownet.evaluation.task import Cost, GFNTask
 from tests.toy_tasks import RewardsHiddenNodes, num_hidden
 
 TEN_MINUTES = 600.0
@@ -16,10 +17,11 @@ SLOW_CALL = 14  # number of the slow evaluation
 
 
 class SlowOnce(RewardsHiddenNodes):
-    """One evaluation of a folder takes ten minutes; the file `signal` of the folder names a signal to send meanwhile."""
+    """One evaluation of a run takes ten minutes; the file `signal` in its folder holds a signal to send meanwhile."""
 
     num_calls = 0
-    calls: Counter[str] = Counter()  # evaluations by canonical key
+    calls: ClassVar[Counter[str]] = Counter()  # evaluations by canonical key
+    test = GFNTask.test  # no evaluations for the report
 
     def evaluate(self, graph, *, seed):
         self.calls[graph.canonical_key()] += 1
@@ -53,10 +55,8 @@ class Unstoppable(RewardsHiddenNodes):
     def evaluate(self, graph, *, seed):
         Path(cast(Any, self.config).log_dir, "runs").touch()
         while True:
-            try:
+            with suppress(BaseException):
                 signal.pause()
-            except BaseException:
-                pass
 
 
 class HasCost(RewardsHiddenNodes):
@@ -64,12 +64,3 @@ class HasCost(RewardsHiddenNodes):
 
     def cost(self, graph):
         return Cost(num_parameters=num_hidden(graph), flops=0)
-
-
-class HasWrongCost(RewardsHiddenNodes):
-    """A task whose cost raises for half of the graphs."""
-
-    def cost(self, graph):
-        if num_hidden(graph) % 2:
-            raise RuntimeError("no cost")
-        return Cost(num_parameters=1, flops=0)

@@ -140,13 +140,15 @@ def test_budget_seconds_end_slow_evaluation(finished, tmp_path, capsys):
     assert signal.getsignal(signal.SIGALRM) is signal.SIG_DFL
 
 
-def test_budget_parameters_refuse_candidates(tmp_path):
-    folder, task = tmp_path / "run", "task=tests.slow_tasks:HasCost"
-    assert run(folder, task, "budget.parameters=1") == 0
-    assert set(statuses(folder)) == {"ok", "refused"}
-    assert max(row["score_best"] for row in metric_rows(folder)) == 0.2
-    assert run(folder, task, "budget.parameters=2", "resume=true", "num_training_steps=10") == 0
-    assert max(row["score_best"] for row in metric_rows(folder)) == pytest.approx(0.3)
+def test_budget_parameters_refuse_candidates(finished, tmp_path):
+    store = tmp_path / "evaluations.sqlite"
+    options = ("task=tests.slow_tasks:HasCost", f"evaluation.store_url=sqlite:///{store}")
+    assert run(tmp_path / "small", *options, "budget.parameters=1") == 0
+    assert set(statuses(tmp_path)) == {"ok", "refused"}
+    assert max(row["score_best"] for row in metric_rows(tmp_path / "small")) == 0.2
+    assert run(tmp_path / "any", *options) == 0
+    for name in ("score_mean", "score_best", "loss"):
+        assert [row[name] for row in metric_rows(tmp_path / "any")] == [row[name] for row in metric_rows(finished)]
 
 
 def test_budget_parameters_without_cost_is_one_line(tmp_path, capsys):

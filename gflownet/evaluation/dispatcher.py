@@ -213,6 +213,11 @@ class Dispatcher(Evaluator):
             self.flush()
 
     @property
+    def num_evaluated(self) -> int:
+        """Return the number of evaluations of the run."""
+        return self.budget.num_evaluated
+
+    @property
     def num_in_flight(self) -> int:
         """Return the number of candidates without a result."""
         return len(self._tickets)

@@ -88,6 +88,8 @@ def report_run(
 
 
 def _mean_line(score_means: Sequence[float]) -> str:
+    if not score_means:
+        return "mean score of sampled architectures: none, no step is complete"
     tenth = max(1, len(score_means) // 10)
     first, last = sum(score_means[:tenth]) / tenth, sum(score_means[-tenth:]) / tenth
     return (
