@@ -7,11 +7,15 @@ import os
 import secrets
 import signal
 import socket
+import subprocess
+import sys
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
+
+import psutil
 
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import capped
@@ -22,6 +26,7 @@ _OBJECT_STORE_BYTES = 100 * 2**20
 _CONNECT_TIMEOUT_S, _START_TIMEOUT_S = 5.0, 120.0
 # The same for the end: 2 s measured.
 _STOP_TIMEOUT_S = 30.0
+_REAPER = Path(__file__).with_name("ray_reaper.py")
 _TOKEN_FILE = Path(".ray", "auth_token")
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
 # Ray settings of a local cluster: the processes that a worker started end with it, also after a crash.
@@ -119,8 +124,9 @@ class RayCluster:
             return
         finally:
             self._is_ready.set()
-        self._closing.wait()
-        self._ray.shutdown()
+        with _node_ended_with_main_process() if arguments["address"] == "local" else nullcontext():
+            self._closing.wait()
+            self._ray.shutdown()
 
 
 def check_address(address: str) -> None:
@@ -167,6 +173,30 @@ def _kept_signal_handlers() -> Iterator[None]:
             for kind, handler in handlers.items():
                 if handler is not None:
                     signal.signal(kind, handler)
+
+
+@contextmanager
+def _node_ended_with_main_process() -> Iterator[None]:
+    """Run a process that ends all processes of this machine's node afterwards, or after a kill -9 of this process."""
+    raylets = [process for process in psutil.Process().children() if process.name() == "raylet"]
+    reapers = [
+        subprocess.Popen(
+            [sys.executable, "-P", str(_REAPER), str(os.getpid()), str(raylet.pid)],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
+        for raylet in raylets
+    ]
+    try:
+        yield
+    finally:
+        for reaper in reapers:
+            assert reaper.stdin is not None
+            reaper.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                reaper.wait(_STOP_TIMEOUT_S)
 
 
 @contextmanager
