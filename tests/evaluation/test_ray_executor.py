@@ -1,172 +1,216 @@
-"""The Ray executor against a real cluster on this machine: outcomes, deadlines, lost processes, errors."""
+"""Runs on Ray: the end of its processes, lost processes, further machines, addresses, tokens. See also the contract."""
 
+from __future__ import annotations
+
+import json
+import os
+import signal
 import socket
+import subprocess
 import sys
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, cast
 
+import psutil
 import pytest
-import torch
 
 from gflownet.errors import UserError
-from gflownet.evaluation.dispatcher import Dispatcher, Request
-from gflownet.evaluation.executors.base import Executor, Handle
-from gflownet.evaluation.executors.inline import InlineExecutor
-from gflownet.evaluation.executors.ray_cluster import check_address
+from gflownet.evaluation.executors.ray_cluster import check_address, ensure_token
 from gflownet.evaluation.executors.ray_executor import RayExecutor
-from gflownet.evaluation.job import EvaluationStatus, Job
-from gflownet.evaluation.store import EvaluationStore
-from tasks.digits import DigitsTask
-from tests.evaluation.candidates import classifier_graph, config_with
-from tests.running_ray import (
-    EXITS,
-    HOLDS,
-    NUM_CPUS,
-    PAUSES,
-    SEGFAULTS,
-    SPINS,
-    STARTS_CHILD,
-    ActsBySeed,
-    WaitsOnce,
-    is_running,
-    kill,
-    ray_cluster,
-    wait_until,
+from gflownet.evaluation.task import GFNTask
+from tests.evaluation.candidates import config_with
+from tests.evaluation.ray_tasks import FOLDER_VARIABLE
+from tests.tiny_run import metric_rows
+from tests.toy_tasks import RewardsHiddenNodes
+
+CONFIG = config_with()
+RUN = (
+    "algo.num_from_policy=4",
+    "model.num_layers=1",
+    "model.num_emb=8",
+    "env.max_hidden_nodes=3",
+    "wandb.mode=disabled",
+    "evaluation.executor=ray",
+    "evaluation.capacity=2",
 )
-from tests.toy_tasks import CannotBePickled, RewardsHiddenNodes
-
-__all__ = ["ray_cluster"]
-CONFIG = config_with("evaluation.num_epochs=1")
-GRAPH = classifier_graph((4, "relu"))
-OK, TIMEOUT, CRASHED = EvaluationStatus.OK, EvaluationStatus.TIMEOUT, EvaluationStatus.CRASHED
+# Seconds for Ray to start on a busy machine, and for its processes to end.
+START_S, END_S = 90.0, 5.0
 
 
-@pytest.fixture
-def executor(ray_cluster, tmp_path):
-    with RayExecutor(ActsBySeed(CONFIG, tmp_path), CONFIG.evaluation, num_cpus=NUM_CPUS) as executor:
-        yield executor
-
-
-def submit(executor: Executor, *seeds: int, deadline: float | None = 60.0) -> Handle:
-    return executor.submit(Job((GRAPH,) * len(seeds), seeds), deadline=deadline)
-
-
-def wait_for_all(executor: Executor, *handles: Handle, timeout: float = 60.0) -> list[EvaluationStatus]:
-    """Return the status of the first candidate of each job."""
+def wait_until(condition: Callable[[], Any], *, timeout: float = START_S) -> bool:
+    """Return whether a condition holds within a time."""
     end = time.monotonic() + timeout
-    while any(handle.outcomes is None for handle in handles) and time.monotonic() < end:
-        executor.wait([handle for handle in handles if handle.outcomes is None], timeout=0.2)
-    assert all(handle.outcomes for handle in handles)
-    return [handle.outcomes[0].status for handle in handles if handle.outcomes]
+    while not condition():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
 
 
-@pytest.fixture
-def one_thread():
-    """Use one thread for tensors, as workers do."""
-    num_threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(num_threads)
+def running(processes: list[psutil.Process]) -> list[psutil.Process]:
+    return [each for each in processes if each.is_running() and each.status() != psutil.STATUS_ZOMBIE]
 
 
-def test_outcomes_equal_inline(ray_cluster, one_thread):
-    task = DigitsTask(CONFIG)
-    graphs = [classifier_graph((4 + size, "relu"), skip=size % 2 == 1) for size in range(6)]
-    jobs = [Job(tuple(graphs[first : first + 2]), (first, 9 + first), tests=True) for first in (0, 2, 4)]
-    with RayExecutor(task, CONFIG.evaluation, num_cpus=NUM_CPUS) as executor:
-        handles = [executor.submit(job, deadline=60) for job in jobs]
-        wait_for_all(executor, *handles)
-    for handle, job in zip(handles, jobs, strict=True):
-        oracle = InlineExecutor(task)
-        (expected,) = oracle.wait([oracle.submit(job, deadline=None)], timeout=None)
-        assert handle.outcomes is not None
-        assert expected.outcomes is not None
-        for outcome, other in zip(handle.outcomes, expected.outcomes, strict=True):
-            assert (outcome.status, outcome.score, outcome.test) == (OK, other.score, other.test)
-
-
-def test_deadline_counts_from_start(executor):
-    # Two CPUs: the third job starts when the first ends, and is done 1.4 s after it was submitted.
-    wait_for_all(executor, submit(executor, 1), submit(executor, 2))  # workers are ready
-    handles = [submit(executor, PAUSES, deadline=1.2) for _ in range(3)]
-    assert wait_for_all(executor, *handles) == [OK] * 3
-
-
-@pytest.mark.parametrize("seed", [SPINS, pytest.param(HOLDS, marks=pytest.mark.slow)])
-def test_deadline_ends_job(executor, seed):
-    late, other = submit(executor, seed, 1, deadline=0.5), submit(executor, 2, deadline=0.5)
-    assert wait_for_all(executor, late, other) == [TIMEOUT, OK]
-    assert late.process_ended
-    assert not other.process_ended
-    assert late.outcomes is not None
-    assert len(late.outcomes) == 2
-    outcome = late.outcomes[0]
-    assert outcome.is_transient
-    assert 0.5 <= outcome.seconds < 5.0
-    assert outcome.error is not None
-    assert "deadline of 0.5 s" in outcome.error
-
-
-@pytest.mark.parametrize("seed", [EXITS, pytest.param(SEGFAULTS, marks=pytest.mark.slow)])
-def test_crash_ends_own_job_only(executor, seed):
-    crashed, other = submit(executor, seed), submit(executor, 2, 3)
-    assert wait_for_all(executor, crashed, other) == [CRASHED, OK]
-    assert crashed.process_ended
-    assert crashed.outcomes is not None
-    assert crashed.outcomes[0].is_transient
-
-
-def test_cancel_ends_process(executor, tmp_path):
-    running, queued = [submit(executor, SPINS) for _ in range(NUM_CPUS)], submit(executor, 7)
-    assert wait_until(
-        lambda: len(list(tmp_path.glob(f"{SPINS}-*"))) == NUM_CPUS or bool(executor.wait(running, timeout=0))
+@contextmanager
+def ray_run(folder: Path, *overrides: str, **environment: str) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """Start a run in its own process, and yield it with the folder in which the task notes its processes."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    notes = folder / "notes"
+    notes.mkdir()
+    command = [sys.executable, "-W", "error::ResourceWarning", "-m", "gflownet.train", *RUN, *overrides]
+    process = subprocess.Popen(
+        [*command, f"log_dir={folder / 'run'}"],
+        env={**os.environ, "OMP_NUM_THREADS": "1", FOLDER_VARIABLE: str(notes), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     )
-    pids = [int(path.name.partition("-")[2]) for path in tmp_path.glob(f"{SPINS}-*")]
-    for handle in (queued, *running):
-        executor.cancel(handle)
-        executor.cancel(handle)
-    assert wait_until(lambda: not any(is_running(pid) for pid in pids))
-    assert executor.wait([*running, queued], timeout=0.1) == []
-    assert not list(tmp_path.glob("7-*"))
-    assert wait_for_all(executor, submit(executor, 8)) == [OK]
+    try:
+        yield process, notes
+    finally:
+        process.kill()
+        process.communicate()
 
 
 @pytest.mark.slow
-def test_children_of_ended_worker_end(executor, tmp_path):
-    handle = submit(executor, STARTS_CHILD)
-    assert wait_until(lambda: bool(executor.wait([handle], timeout=0)) or bool(list(tmp_path.glob("child-*"))))
-    (note,) = tmp_path.glob("child-*")
-    executor.cancel(handle)
-    assert wait_until(lambda: not is_running(int(note.name.partition("-")[2])))
+def test_lost_worker_and_stop_signal(tmp_path):
+    """A killed worker is retried; SIGTERM: checkpoint, exit 143, no process of Ray left."""
+    task = ("task=tests.evaluation.ray_tasks:WaitsOnce", "num_training_steps=1000", "checkpoint_every=1000")
+    with ray_run(tmp_path, *task) as (process, notes):
+        assert wait_until(lambda: any(notes.iterdir())), process.poll()
+        pid, raylet = next(notes.iterdir()).name.split()
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert int(raylet) in {child.pid for child in children}
+        (worker,) = (each for each in psutil.Process(int(raylet)).children() if int(pid) in descendants(each))
+        worker.kill()
+        assert wait_until(lambda: metrics_of(tmp_path / "run")), process.poll()
+        assert not psutil.pid_exists(int(pid))
+        children = psutil.Process(process.pid).children(recursive=True)
+        process.send_signal(signal.SIGTERM)
+        output, errors = process.communicate(timeout=60)
+        assert wait_until(lambda: not running(children), timeout=END_S), running(children)
+    assert process.returncode == 128 + signal.SIGTERM, errors
+    assert errors.strip() == "stopping after this step and the report; repeat to stop immediately"
+    assert "raylet" not in output
+    first, *_ = metrics_of(tmp_path / "run")
+    assert first["failed_share"] == 0
+    assert len(list((tmp_path / "run" / "checkpoints").iterdir())) == 2
 
 
-def test_dispatcher_retries_after_killed_worker(ray_cluster, tmp_path):
-    task = WaitsOnce(CONFIG, tmp_path)
+@pytest.mark.slow
+def test_kill_of_main_process_leaves_no_process(tmp_path):
+    with ray_run(tmp_path, "task=tests.evaluation.ray_tasks:NotesItsProcess") as (process, notes):
+        assert wait_until(lambda: any(notes.iterdir())), process.poll()
+        children = psutil.Process(process.pid).children(recursive=True)
+        assert len(children) > 5
+        process.kill()
+        assert wait_until(lambda: not running(children), timeout=END_S), running(children)
+
+
+@pytest.mark.slow
+def test_run_equals_inline(tmp_path):
+    """Scores, metrics and terminal output of a run of digits are those of the inline executor."""
+    overrides = ("task=digits", "num_training_steps=3", "evaluation.num_epochs=1")
+    outputs = []
+    for name in ("ray", "inline"):
+        folder = tmp_path / name
+        folder.mkdir()
+        with ray_run(folder, *overrides, f"evaluation.executor={name}") as (process, _):
+            output, errors = process.communicate(timeout=200)
+            assert (process.returncode, errors) == (0, "")
+            outputs.append(output.replace(str(folder), "").partition("mean score")[2])
+    assert outputs[0] == outputs[1]
+    assert metric_rows(tmp_path / "ray" / "run") == metric_rows(tmp_path / "inline" / "run")
+
+
+@pytest.mark.slow
+def test_second_node_takes_work(tmp_path):
+    """A machine that joins a running cluster gets jobs; the end of a run leaves the cluster running."""
+    pytest.importorskip("ray", reason="Ray is not installed")
+    environment = {**os.environ, "HOME": str(tmp_path), "OMP_NUM_THREADS": "1"}
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    (tmp_path / ".ray").mkdir()
+    (tmp_path / ".ray" / "auth_token").write_text("c" * 64)
+    head = ("--head", f"--port={port}", "--include-dashboard=false", "--disable-usage-stats")
     with (
-        RayExecutor(task, CONFIG.evaluation, num_cpus=NUM_CPUS) as executor,
-        EvaluationStore(tmp_path / "store.sqlite") as store,
+        ray_node(*head, environment=environment) as first,
+        ray_run(
+            tmp_path,
+            "task=tests.evaluation.ray_tasks:NotesItsProcess",
+            f"evaluation.ray.address=127.0.0.1:{port}",
+            "num_training_steps=1000",
+            HOME=str(tmp_path),
+        ) as (process, notes),
     ):
-        dispatcher = Dispatcher(task, store, executor, config=CONFIG.evaluation, seed=0)
-        (ticket,) = dispatcher.submit([Request(GRAPH)], step=1)
-        assert wait_until(lambda: bool(dispatcher.advance(timeout=0) or list(tmp_path.glob("attempt-*"))))
-        (note,) = tmp_path.glob("attempt-*")
-        kill(int(note.name.partition("-")[2]))
-        assert wait_until(lambda: bool(dispatcher.advance(timeout=0.1)))
-        assert ticket.record is not None
-        assert (ticket.record.status, ticket.record.score) == (OK, 0.5)
-        assert ticket.attempts == 2
-        assert dispatcher.counts["num_retried"] == 1
+        assert wait_until(lambda: raylets_of(notes)), process.poll()
+        assert len(raylets_of(notes)) == 1
+        with ray_node(f"--address=127.0.0.1:{port}", environment=environment):
+            assert wait_until(lambda: len(raylets_of(notes)) == 2), process.poll()
+        # That machine is gone now: its jobs are done by the first.
+        num_rows = len(metrics_of(tmp_path / "run"))
+        assert wait_until(lambda: len(metrics_of(tmp_path / "run")) > num_rows + 1), process.poll()
+        process.send_signal(signal.SIGTERM)
+        _, errors = process.communicate(timeout=60)
+        assert process.returncode == 128 + signal.SIGTERM, errors
+        assert first.poll() is None
+        assert any("raylet" in each.name() for each in psutil.Process(first.pid).children())
+    assert {row["failed_share"] for row in metrics_of(tmp_path / "run")} == {0.0}
 
 
-def test_unpicklable_task_raises(ray_cluster):
-    with pytest.raises(UserError, match=r"task CannotBePickled: cannot be sent to a Ray worker") as error:
-        RayExecutor(CannotBePickled(CONFIG), CONFIG.evaluation, num_cpus=1)
-    assert "\n" not in str(error.value)
+@contextmanager
+def ray_node(*arguments: str, environment: dict[str, str]) -> Iterator[subprocess.Popen]:
+    """Run `ray start` with one CPU until the end of the block, in the foreground."""
+    command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1"]
+    process = subprocess.Popen(
+        [*command, "--object-store-memory=80000000", *arguments],
+        env=environment,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+    )
+    try:
+        yield process
+    finally:
+        children = psutil.Process(process.pid).children(recursive=True) if process.poll() is None else []
+        process.terminate()
+        process.wait(60)
+        for child in running(children):
+            child.kill()
+
+
+def metrics_of(run: Path) -> list[dict[str, float]]:
+    """Return the rows of metrics.jsonl so far."""
+    path = run / "metrics.jsonl"
+    text = path.read_text() if path.exists() else ""
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def raylets_of(notes: Path) -> set[str]:
+    return {path.name.split()[1] for path in notes.iterdir()}
+
+
+def descendants(process: psutil.Process) -> set[int]:
+    return {each.pid for each in process.children(recursive=True)}
 
 
 def test_missing_ray_raises(monkeypatch):
     monkeypatch.setitem(sys.modules, "ray", None)
     with pytest.raises(UserError, match=r"pip install 'gflownet\[ray\]'"):
         RayExecutor(RewardsHiddenNodes(CONFIG), CONFIG.evaluation, num_cpus=1)
+
+
+def test_task_of_main_script_raises(monkeypatch):
+    task_class = type("MainTask", (RewardsHiddenNodes,), {"__module__": "__main__"})
+    main = sys.modules["__main__"]
+    monkeypatch.setattr(main, "MainTask", task_class, raising=False)
+    monkeypatch.setattr(main, "__spec__", "as with python -m")
+    task = cast(GFNTask, task_class(CONFIG))
+    with pytest.raises(UserError, match="task MainTask: expected a class that Ray's workers can import"):
+        RayExecutor(task, CONFIG.evaluation, num_cpus=1)
 
 
 @pytest.mark.parametrize("address", ["somewhere", "host:", "host:port", "host:70000", "ray://host:10001", "http://a:1"])
@@ -179,7 +223,31 @@ def test_unreachable_address_raises():
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))  # not listening
         port = free.getsockname()[1]
+        config = config_with(f"evaluation.ray.address=127.0.0.1:{port}").evaluation
         start = time.monotonic()
         with pytest.raises(UserError, match=f"evaluation.ray.address=127.0.0.1:{port}: no Ray cluster answers there"):
-            check_address(f"127.0.0.1:{port}")
+            RayExecutor(RewardsHiddenNodes(CONFIG), config, num_cpus=1)
     assert time.monotonic() - start < 10
+
+
+def test_token_is_readable_by_owner_only(monkeypatch, tmp_path):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", str(tmp_path))
+    ensure_token()
+    path = tmp_path / ".ray" / "auth_token"
+    token = path.read_text()
+    assert len(token) == 64
+    assert path.stat().st_mode & 0o777 == 0o600
+    ensure_token()
+    assert path.read_text() == token
+    assert "RAY_AUTH_TOKEN" not in os.environ
+
+
+def test_token_without_home_folder(monkeypatch):
+    for name in ("RAY_AUTH_MODE", "RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HOME", "/proc/none")
+    ensure_token()
+    assert len(os.environ["RAY_AUTH_TOKEN"]) == 64
+    monkeypatch.delenv("RAY_AUTH_TOKEN")

@@ -40,6 +40,29 @@ _ADVICE = "move it to a module that other processes can import, or set evaluatio
 _GIGABYTE = 10**9
 
 
+@dataclass(frozen=True)
+class PickledTask:
+    """A task as bytes that another process can load."""
+
+    content: bytes
+    modules: tuple[str, ...]  # to import once per machine: those of the task that start no threads
+
+    @classmethod
+    def of(cls, task: GFNTask) -> PickledTask:
+        """Pickle a task.
+
+        Raises:
+            UserError: it cannot be pickled, or its class is in a main script that every process would run again.
+        """
+        content = pickled_task(task)
+        return cls(content, tuple(_preloaded(content)))
+
+    @property
+    def is_of_main_script(self) -> bool:
+        """Whether its class is defined in the main script."""
+        return b"__main__" in self.content
+
+
 @dataclass
 class _Submission:
     """A job in a pool."""
@@ -57,18 +80,18 @@ class PoolExecutor(Executor):
     the deadline, reports how it ended, and ends all its descendants.
     """
 
-    def __init__(self, task: GFNTask, config: EvaluationConfig) -> None:
+    def __init__(self, task: GFNTask | PickledTask, config: EvaluationConfig) -> None:
         """Pickle the task.
 
         Raises:
             UserError: the task cannot be sent to another process.
         """
-        payload = pickled_task(task)
+        pickled = PickledTask.of(task) if isinstance(task, GFNTask) else task
         self._capacity = config.capacity or num_cores()
         share = memory() // (self._capacity + 1)  # the main process gets a share too
         limit = share if config.memory_limit is None else int(config.memory_limit * _GIGABYTE)
-        self._settings = WorkerSettings(payload, limit)
-        self._context = IndependentContext(preload=_preloaded(payload), imports_main=b"__main__" in payload)
+        self._settings = WorkerSettings(pickled.content, limit)
+        self._context = IndependentContext(preload=pickled.modules, imports_main=pickled.is_of_main_script)
         self._pool: ProcessPool | None = None
         self._num_broken_pools = 0
         self._submissions: dict[Handle, _Submission] = {}

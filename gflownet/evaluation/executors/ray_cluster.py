@@ -13,7 +13,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import psutil
 
@@ -27,10 +27,9 @@ _CONNECT_TIMEOUT_S, _START_TIMEOUT_S = 5.0, 120.0
 # The same for the end: 2 s measured.
 _STOP_TIMEOUT_S = 30.0
 _REAPER = Path(__file__).with_name("ray_reaper.py")
+_MODE_VARIABLE = "RAY_AUTH_MODE"
 _TOKEN_FILE = Path(".ray", "auth_token")
 _TOKEN_VARIABLES = ("RAY_AUTH_TOKEN", "RAY_AUTH_TOKEN_PATH")
-# Ray settings of a local cluster: the processes that a worker started end with it, also after a crash.
-_LOCAL_SETTINGS = {"kill_child_processes_on_worker_exit_with_raylet_subreaper": True}
 
 
 def import_ray() -> Any:
@@ -70,17 +69,16 @@ class RayCluster:
         self._thread: threading.Thread | None = None
         if self._ray.is_initialized():
             return
-        if address not in ("", "auto"):
-            check_address(address)
         arguments: dict[str, Any] = {"address": address}
-        if not address:
-            _ensure_token()
+        if address:
+            _use_token()
+        else:
+            ensure_token()
             arguments = {
                 "address": "local",
                 "num_cpus": num_cpus,
                 "object_store_memory": _OBJECT_STORE_BYTES,
                 "include_dashboard": False,
-                "_system_config": _LOCAL_SETTINGS,
             }
         # Ray starts and ends in a thread that lives as long as the connection. In the main thread ray.init() would
         # turn a stop signal into an exit, and Linux ends Ray's processes with the thread that started them.
@@ -91,7 +89,9 @@ class RayCluster:
         if not is_ready:
             raise UserError(f"{self._place}: no answer from Ray within {_START_TIMEOUT_S:g} s")
         if self._error is not None:
-            raise UserError(f"{self._place}: {capped(f'{type(self._error).__name__}: {self._error}', 500)}")
+            reason = capped(f"{type(self._error).__name__}: {self._error}", 500)
+            advice = f"; every machine needs the same ~/{_TOKEN_FILE} as the cluster" if address else ""
+            raise UserError(f"{self._place}: {reason}{advice}")
 
     @property
     def num_cpus(self) -> int:
@@ -121,16 +121,18 @@ class RayCluster:
             self._error = error
             with suppress(Exception):
                 self._ray.shutdown()
-            return
-        finally:
             self._is_ready.set()
+            return
         with _node_ended_with_main_process() if arguments["address"] == "local" else nullcontext():
+            self._is_ready.set()
             self._closing.wait()
             self._ray.shutdown()
 
 
 def check_address(address: str) -> None:
-    """Raise UserError unless something accepts connections at HOST:PORT; Ray itself tries for minutes."""
+    """Raise UserError unless the address is empty, auto, or a HOST:PORT that accepts connections."""
+    if address in ("", "auto"):
+        return
     host, _, port = address.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) < 65_536 or "/" in host:
         raise UserError(f"evaluation.ray.address: expected HOST:PORT, auto or nothing, got {address!r}")
@@ -140,12 +142,12 @@ def check_address(address: str) -> None:
         raise UserError(f"evaluation.ray.address={address}: no Ray cluster answers there ({error})") from None
 
 
-def _ensure_token() -> None:
+def ensure_token() -> None:
     """Create Ray's token file where no token is configured, readable by its owner only (Ray's own is not).
 
     Without a writable home folder the token stays in the environment of this run.
     """
-    if os.environ.get("RAY_AUTH_MODE", "token").lower() != "token" or any(os.environ.get(n) for n in _TOKEN_VARIABLES):
+    if os.environ.get(_MODE_VARIABLE, "token").lower() != "token" or _has_token():
         return
     token = secrets.token_hex(32)
     try:
@@ -155,10 +157,24 @@ def _ensure_token() -> None:
     except FileExistsError:
         return
     except (OSError, RuntimeError):  # no home folder, or a read-only one
-        os.environ["RAY_AUTH_TOKEN"] = token
+        os.environ[_TOKEN_VARIABLES[0]] = token
         return
     with open(descriptor, "w") as file:
         file.write(token)
+
+
+def _use_token() -> None:
+    """Authenticate with a configured token: clusters require it, but ray.init(address) does not send it by itself."""
+    if _MODE_VARIABLE in os.environ or not _has_token():
+        return
+    os.environ[_MODE_VARIABLE] = "token"
+    from ray import _raylet
+
+    cast(Any, _raylet).Config.initialize("")  # reads the environment again
+
+
+def _has_token() -> bool:
+    return any(os.environ.get(name) for name in _TOKEN_VARIABLES) or (Path.home() / _TOKEN_FILE).is_file()
 
 
 @contextmanager

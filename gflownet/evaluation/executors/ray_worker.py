@@ -1,68 +1,87 @@
-"""Evaluation of jobs in the worker processes of Ray."""
+"""Evaluation of jobs in the worker processes of Ray, each by a pool of one process."""
 
 from __future__ import annotations
 
-import os
 import pickle
 import platform
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-
-from gflownet.evaluation.execution import describe, run_job
+from gflownet.errors import UserError
+from gflownet.evaluation.config import EvaluationConfig
+from gflownet.evaluation.execution import describe
+from gflownet.evaluation.executors.machine import memory, num_cores
+from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.job import Outcome
-from gflownet.evaluation.task import GFNTask
+
+_GIGABYTE = 10**9
 
 
 @dataclass(frozen=True)
-class Started:
-    """The first message of a job: its evaluation begins."""
+class Evaluated:
+    """The outcomes of a job, as in a `Handle`."""
 
-    host: str
-    pid: int
+    outcomes: tuple[Outcome, ...]
+    num_finished: int
+    process_ended: bool
 
 
 @dataclass(frozen=True)
 class Refused:
-    """The message of a job that this worker cannot evaluate: the user's code is missing or broken here."""
+    """The text of a UserError: the user's code is missing or broken on this machine."""
 
     error: str
 
 
-# The last task, and the id of its bytes.
-_task: tuple[str, GFNTask] | None = None
+# The pool of the last task, and the id of that task.
+_pool: tuple[str, PoolExecutor] | None = None
 
 
 def evaluate_job(
-    task: list[Any], task_id: str, job: bytes, *, paths: Sequence[str]
-) -> Iterator[Started | Refused | tuple[Outcome, ...]]:
-    """Yield a `Started` when the task is loaded, then the outcomes of a job. Runs as a Ray task.
+    task: Sequence[Any],
+    task_id: str,
+    job: bytes,
+    *,
+    deadline: float | None,
+    memory_limit: float | None,
+    paths: Sequence[str],
+) -> Evaluated | Refused:
+    """Return the outcomes of a job. Runs as a Ray task.
+
+    The pool isolates candidates from Ray's process, which takes seconds to start, and keeps deadline and memory limit.
 
     Args:
-        task: reference to the pickled task, in a list so that Ray does not fetch it for every job.
+        task: reference to the `PickledTask`, in a list so that Ray does not fetch it for every job.
         task_id: changes with the task.
         job: pickled.
+        deadline: seconds from the start of the job.
+        memory_limit: gigabytes, None: an equal share of this machine's.
         paths: folders of the main process's modules.
     """
     try:
-        loaded = _loaded_task(task[0], task_id, paths)
-        unpickled = pickle.loads(job)
+        pool = _pool_of(task[0], task_id, memory_limit=memory_limit, paths=paths)
+        handle = pool.submit(pickle.loads(job), deadline=deadline)
+        pool.wait([handle], timeout=None)
+    except UserError as error:
+        return Refused(f"{error} (on {platform.node()})")
     except Exception as error:
-        yield Refused(f"{describe(error)} on {platform.node()}")
-        return
-    yield Started(platform.node(), os.getpid())
-    yield tuple(run_job(loaded, unpickled))
+        return Refused(f"{describe(error)} (on {platform.node()})")
+    assert handle.outcomes is not None
+    return Evaluated(handle.outcomes, handle.num_finished, handle.process_ended)
 
 
-def _loaded_task(reference: Any, task_id: str, paths: Sequence[str]) -> GFNTask:
-    global _task
-    if _task is None or _task[0] != task_id:
+def _pool_of(reference: Any, task_id: str, *, memory_limit: float | None, paths: Sequence[str]) -> PoolExecutor:
+    """Return the pool of a task; it starts with its first job."""
+    global _pool
+    if _pool is None or _pool[0] != task_id:
         import ray
 
-        torch.set_num_threads(1)
+        if _pool is not None:
+            _pool[1].close()
         sys.path.extend(path for path in paths if path not in sys.path)
-        _task = task_id, pickle.loads(ray.get(reference))
-    return _task[1]
+        if memory_limit is None:  # the other processes of this machine get a share too
+            memory_limit = memory() / (num_cores() + 1) / _GIGABYTE
+        _pool = task_id, PoolExecutor(ray.get(reference), EvaluationConfig(capacity=1, memory_limit=memory_limit))
+    return _pool[1]
