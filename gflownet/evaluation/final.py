@@ -62,6 +62,7 @@ class FinalStage:
     num_random: int = 0  # evaluated random architectures, of which `best_random` scored best
     reference: Reference | None = None
     notes: tuple[str, ...] = ()  # lines for the user
+    is_stopped: bool = False  # by a stop request
 
     @property
     def is_complete(self) -> bool:
@@ -150,6 +151,7 @@ class FinalTrainings:
             num_random=sum(ticket.record is not None for ticket in of_random),
             reference=self._reference(),
             notes=tuple(self._notes),
+            is_stopped=self.is_stopped,
         )
 
     def _requests(self, record: EvaluationRecord, *, saves_training: bool = True) -> list[Request]:

@@ -115,6 +115,8 @@ def _captions(final: FinalStage) -> Iterator[str]:
             f"±: 95 % intervals that hold for all {len(final.top)} ranks at once, so also for the best; "
             "a reference has its own"
         )
+        if final.is_stopped:
+            yield "the final stage was interrupted: no references"
     else:
         yield "the final stage was interrupted: ranked by the trainings so far, rows without one by the search's score"
 

@@ -29,8 +29,9 @@ def start(path: Path, *overrides: str, resume: Any = False, overwrite: bool = Fa
         folder.write_config(config_with(*overrides))
         folder.checkpoints.save(step, {"step": step, "policy": {}})
         (path / "metrics.jsonl").write_text('{"step": 1}\n')
-        for name in ("top_architectures.json", "pareto_front.json", "architectures/rank_0.svg"):
+        for name in ("top_architectures.json", "pareto_front.json", "references.json", "architectures/rank_0.svg"):
             folder.write(path / name, "[]")
+        folder.write(path / "architectures" / "rank_0.safetensors", b"weights")
         return folder.run_id
 
 
@@ -93,6 +94,7 @@ def test_overwrite_deletes_only_listed_files(path):
         "evaluations.sqlite-wal",
         "top_architectures.json",
         "architectures/rank_7.svg",
+        "architectures/rank_7.safetensors",
         "certificate.json",
         "checkpoints/step_00000042.pt",
         "wandb/run_id",
@@ -109,7 +111,13 @@ def test_run_folder_with_other_files_raises(path, name, options):
 
 @pytest.mark.parametrize(
     "name",
-    ["certificate.json", "architectures/rank_7.svg", "certificate.sqlite", "wandb/run_id", "checkpoints/step_9.pt"],
+    [
+        "certificate.json",
+        "architectures/rank_7.safetensors",
+        "certificate.sqlite",
+        "wandb/run_id",
+        "checkpoints/step_9.pt",
+    ],
 )
 def test_overwrite_with_unlisted_files_raises(path, name):
     start(path, "wandb.mode=disabled")

@@ -1,0 +1,111 @@
+"""Final stage of real runs: saved weights, report, stop and resume, honest intervals."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from gflownet.tasks.digits import DigitsTask
+from gflownet.tasks.language import LanguageTask
+from safetensors.torch import load_file
+
+import gflownet
+from gflownet.config import load_config
+from gflownet.evaluation.randomness import candidate_seed
+from gflownet.graphs.assignment import Assignment
+from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.train import main
+from tests.small_run import run
+from tests.tiny_run import TINY_RUN, TINY_TASKS
+
+
+def entries_of(folder: Path) -> list[dict[str, Any]]:
+    return json.loads((folder / "top_architectures.json").read_text())
+
+
+def test_run_saves_models_with_reported_scores(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert main([*TINY_RUN, "task=digits", "num_training_steps=3", "final.top=3", f"log_dir={folder}"]) == 0
+    task, entries = DigitsTask(load_config(str(folder / "config.yaml"))), entries_of(folder)
+    for entry in entries:
+        model = gflownet.load(folder / "top_architectures.json", rank=entry["rank"])
+        assert task.test_accuracy(model) == entry["final"]["test_scores"][0]
+        untrained = gflownet.load(folder / "top_architectures.json", rank=entry["rank"], weights=False)
+        assert task.test_accuracy(untrained) < entry["final"]["test_scores"][0]
+    means = [round(entry["final"]["mean"], 12) for entry in entries]
+    assert means == sorted(means, reverse=True)
+    low, high = entries[0]["final"]["interval"]
+    shown = capsys.readouterr().out
+    assert f"{means[0]:.4f} ± {(high - low) / 2:.4f}" in shown
+    references = json.loads((folder / "references.json").read_text())
+    assert [each["name"] for each in references] == ["best of 2 random", "scikit-learn MLPClassifier"]
+    assert 0.95 < references[1]["test_score"] < 1
+    assert all(each["name"] in shown for each in references)
+    assert f'gflownet.load("{folder / "top_architectures.json"}", rank=0)' in shown
+
+
+def test_run_saves_weights_of_recurrent_stacks(tmp_path):
+    folder = tmp_path / "run"
+    options = [
+        *TINY_RUN,
+        *TINY_TASKS["language"],
+        "task_options.num_parameters=10000",
+        "final.top=1",
+        "final.num_random=0",
+    ]
+    assert main(["--config", "language", *options, "task_options.budget=steps", f"log_dir={folder}"]) == 0
+    (entry,) = entries_of(folder)
+    task = LanguageTask(load_config(str(folder / "config.yaml")))
+    model = RecurrentStack(task.config_of(Assignment.from_dict(entry["graph"])))
+    tensors = load_file(folder / entry["weights"]["file"])
+    assert {name: value.shape for name, value in model.state_dict().items()} == {
+        name: value.shape for name, value in tensors.items()
+    }
+
+
+def test_interrupted_final_stage_reports_and_resumes(tmp_path, capsys):
+    folder = tmp_path / "run"
+    options = ("task=tests.toy_tasks:InterruptsFinalStage", "final.top=3", "final.num_seeds=3", "final.num_random=4")
+    options += ("evaluation.executor=inline",)
+    assert run(folder, *options) == 130
+    shown = capsys.readouterr().out
+    assert "the final stage was interrupted: no references" in shown
+    assert [len(entry["final"]["scores"]) for entry in entries_of(folder)] == [3, 3, 3]
+    assert run(folder, *options, "resume=true") == 0
+    shown = capsys.readouterr().out
+    assert "hold for all 3 ranks at once" in shown
+    assert "best of 4 random" in shown
+
+
+def test_final_epochs_without_epochs_raise(tmp_path, capsys):
+    assert run(tmp_path / "run", "final.epochs=3") == 2
+    error = capsys.readouterr().err
+    assert error.startswith("error: final.epochs: expected null with RewardsHiddenNodes, ")
+    assert error.count("\n") == 1
+    assert not (tmp_path / "run" / "run.json").exists()
+
+
+def test_cheap_task_reports_the_search(tmp_path, capsys):
+    assert main(["--config", "hypergrid", *TINY_RUN, f"log_dir={tmp_path / 'run'}"]) == 0
+    assert "new seed" not in capsys.readouterr().out
+    assert not any("final" in entry for entry in entries_of(tmp_path / "run"))
+
+
+@pytest.mark.slow
+def test_interval_of_rank_0_covers_further_seeds(tmp_path):
+    """Ten runs; a run's interval is compared with the mean of ten further trainings of its rank 0."""
+    covered, margins = 0, []
+    for seed in range(10):
+        folder = tmp_path / str(seed)
+        options = [f"seed={seed}", f"log_dir={folder}", "wandb.mode=disabled", "final.num_random=0"]
+        assert main(["--config", "digits_small", *options]) == 0
+        task = DigitsTask(load_config(str(folder / "config.yaml")))
+        graph = gflownet.load_graph(folder / "top_architectures.json")
+        seeds = [candidate_seed(seed, graph.canonical_hash(), repeat) for repeat in range(1_001, 1_011)]
+        scores = torch.tensor([each.value for each in task.evaluate_many([graph] * 10, seeds=seeds)])
+        low, high = entries_of(folder)[0]["final"]["interval"]
+        covered += low <= float(scores.mean()) <= high
+        margins.append((high - low) / 2)
+    print(f"covered {covered} of 10, mean half-width {sum(margins) / 10:.4f}")
+    assert covered >= 9
