@@ -147,7 +147,7 @@ def _write_weights(
     """Write the weights as safetensors and return the entry with their file; empty without weights on disk."""
     if architecture.weights is None:
         return {}
-    # Copied: parameters that are trained together share one storage, which safetensors refuses.
+    # Copied, because safetensors refuses tensors that share memory, such as tied weights.
     content = save({key: value.detach().clone().contiguous() for key, value in architecture.weights.items()})
     write(folder / name, content)
     return {"weights": {"file": name, "sha256": sha256(content).hexdigest()}} if (folder / name).exists() else {}

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 import gflownet
 from gflownet.console import ReportRow
@@ -92,11 +93,7 @@ def test_write_top_architectures_of_final_stage(tmp_path):
 
 def test_write_top_architectures_saves_weights(tmp_path):
     models = [to_pytorch_model(graph) for graph in GRAPHS[:2]]
-    # The parameters of models that are trained together are views of one tensor.
-    state = models[1].state_dict()
-    parts = torch.cat([value.flatten() for value in state.values()]).split([value.numel() for value in state.values()])
-    views = {name: part.view_as(state[name]) for name, part in zip(state, parts, strict=True)}
-    top = [architecture(GRAPHS[0], weights=models[0].state_dict()), architecture(GRAPHS[1], weights=views)]
+    top = [architecture(graph, weights=model.state_dict()) for graph, model in zip(GRAPHS[:2], models, strict=True)]
     _, entries, _ = report(tmp_path, [*top, architecture(GRAPHS[2])], projection="auto")
     inputs = torch.rand(3, 64)
     for rank, model in enumerate(models):
@@ -106,6 +103,14 @@ def test_write_top_architectures_saves_weights(tmp_path):
     assert "weights" not in entries[2]
     with pytest.raises(ValueError, match="rank 2: expected an entry with weights, got one without; weights=False"):
         gflownet.load(tmp_path / TOP_NAME, 2)
+
+
+def test_write_top_architectures_saves_tied_and_transposed_weights(tmp_path):
+    weight = torch.rand(2, 3)
+    tied = {"embedding": weight, "logits": weight, "transposed": weight.T}
+    _, (entry,), _ = report(tmp_path, [architecture(GRAPHS[0], weights=tied)])
+    tensors = load_file(tmp_path / entry["weights"]["file"])
+    assert {name: value.tolist() for name, value in tensors.items()} == {k: v.tolist() for k, v in tied.items()}
 
 
 def test_write_top_architectures_without_test_data(tmp_path):
