@@ -70,8 +70,9 @@ def test_interrupted_final_stage_reports_and_resumes(tmp_path, capsys):
     options += ("evaluation.executor=inline",)
     assert run(folder, *options) == 130
     shown = capsys.readouterr().out
-    assert "the final stage was interrupted: no references" in shown
-    assert [len(entry["final"]["scores"]) for entry in entries_of(folder)] == [3, 3, 3]
+    assert "the final stage was interrupted: ranked by the trainings so far" in shown
+    num_scores = [len(entry.get("final", {"scores": []})["scores"]) for entry in entries_of(folder)]
+    assert sum(num_scores) in range(2, 5)  # before the fourth test score
     assert run(folder, *options, "resume=true") == 0
     shown = capsys.readouterr().out
     assert "hold for all 3 ranks at once" in shown
