@@ -20,6 +20,7 @@ from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.dispatcher import Dispatcher, Store
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor
+from gflownet.evaluation.halving import build_halving
 from gflownet.evaluation.task import GFNTask
 from gflownet.extensions import load_extensions
 from gflownet.learning.auxiliary import AuxiliaryNetworks, Setup
@@ -52,6 +53,7 @@ class Components:
         self.device = _device(config.device)
         set_main_process_device(self.device)
         self.task = self.build_task()
+        self.halving = build_halving(self.task, config)
         self.context = self.build_context()
         self.env = self.context.env
         seed_all(stream_seed(config.seed, _POLICY_STREAM))
@@ -175,7 +177,8 @@ class Components:
             store: of the results.
             executor: runs the evaluations.
             stopped: returns whether the run should stop.
-            num_evaluated: evaluations of the search so far; None: not part of the search, which alone has a budget.
+            num_evaluated: evaluations of the search so far; None: not part of the search, which alone has a budget and
+                successive halving.
         """
         config, budget = self.config, self.config.budget
         if num_evaluated is None:
@@ -190,6 +193,7 @@ class Components:
             budget=budget,
             num_evaluated=num_evaluated or 0,
             seconds=self.progress.seconds,
+            halving=None if num_evaluated is None else self.halving,
             stopped=stopped,
         )
 

@@ -66,17 +66,23 @@ class GFNTrainer(Components):
             stop = stack.enter_context(stop_signals())
             executor = stack.enter_context(self.build_executor())
             stop.react = executor.interrupt
+            num_evaluated = store.num_evaluations(run=self.run_id)
+            if self.halving is not None:
+                self.halving.restore(store)
+                num_evaluated -= self.halving.num_promoted[self.run_id]  # each has a later row, or none yet
             evaluator = self.build_evaluator(
                 store,
                 executor,
                 stopped=lambda: stop.signal is not None,
-                num_evaluated=store.num_evaluations(run=self.run_id),
+                num_evaluated=num_evaluated,
             )
             logger = self._open_logger(folder)  # outside of `try`: its error needs no report
             try:
                 with logger:
                     with on_alarm(executor.interrupt) if config.budget.seconds else nullcontext():
                         self._train(folder, logger, evaluator, stop)
+                    if self.halving is not None:
+                        logger.print(str(self.halving))
                     final = final_stage(self, store, executor, stop=stop, report_line=logger.print)
                     certificate = self._certify(folder, evaluator, logger, stop)
             except Exception as error:
@@ -200,6 +206,8 @@ class GFNTrainer(Components):
                 progress.seconds = budget.seconds
                 rate = (progress.num_distinct - num_before) / (progress.seconds - seconds_before)
                 metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds}
+                if self.halving is not None:
+                    metrics |= self.halving.metrics()
                 logger.write(self.step, metrics)
                 if self.step % config.checkpoint_every == 0:
                     folder.checkpoints.save(self.step, self.state_dict())

@@ -16,6 +16,7 @@ from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation, Evaluator, evaluation_of
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.interruption import EvaluationInterruptedError
+from gflownet.evaluation.halving import SuccessiveHalving, result_of
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationRecord, Identity
@@ -74,7 +75,11 @@ class Ticket:
     record: EvaluationRecord | None = None
     outcome: Outcome | None = None  # None if the row was known
     attempts: int = 0
-    is_alone: bool = False  # in a job of its own from now on
+    is_alone: bool = False  # in a separate job from now on
+    # With successive halving:
+    parent: Ticket | None = None  # of the whole training, if this is a part of it
+    fidelity: int = 0  # epochs or steps done
+    training: bytes | None = None  # saved at `fidelity`
 
 
 class Dispatcher(Evaluator):
@@ -96,6 +101,7 @@ class Dispatcher(Evaluator):
         budget: BudgetConfig | None = None,
         num_evaluated: int = 0,
         seconds: float = 0.0,
+        halving: SuccessiveHalving | None = None,
         stopped: Callable[[], bool] = lambda: False,
     ) -> None:
         """Keep the components; nothing is started.
@@ -110,6 +116,7 @@ class Dispatcher(Evaluator):
             budget: limits of the search.
             num_evaluated: evaluations of the run so far.
             seconds: of training of the run so far.
+            halving: stops trainings of the search early.
             stopped: returns whether the run should stop.
 
         Raises:
@@ -119,6 +126,7 @@ class Dispatcher(Evaluator):
         self.seed, self.run = seed, run
         self.budget = Budget(budget or BudgetConfig(), num_evaluated=num_evaluated, seconds=seconds)
         self.budget.check_task(task)
+        self.halving = halving
         self.counts: Counter[str] = Counter()
         self._stopped = stopped
         self._tickets: dict[Identity, Ticket] = {}
@@ -169,13 +177,15 @@ class Dispatcher(Evaluator):
         """
         with self._lock:
             self.flush()  # `find_many` below has to see every result
-            tickets = {request.identity: request for request in requests}
-            known = dict(zip(tickets, self.store.find_many(list(tickets)), strict=True))
+            unique = {request.identity: request for request in requests}
+            known = dict(zip(unique, self.store.find_many(list(unique)), strict=True))
             self.budget.start()
-            result: dict[Identity, Ticket] = {}
-            for identity, request in tickets.items():
-                running = self._tickets.get(identity)
-                result[identity] = running or self._new_ticket(request, step, known[identity])
+            result = {identity: ticket for identity in unique if (ticket := self._tickets.get(identity))}
+            new = [request for identity, request in unique.items() if identity not in result]
+            tickets = [Ticket(request, step, record=known[request.identity]) for request in new]
+            for ticket in self._in_order(tickets):
+                result[ticket.request.identity] = ticket
+                self._enter(ticket)
             self._start_jobs()
             return [result[request.identity] for request in requests]
 
@@ -222,18 +232,56 @@ class Dispatcher(Evaluator):
         """Return the number of candidates without a result."""
         return len(self._tickets)
 
-    def _new_ticket(self, request: Request, step: int, record: EvaluationRecord | None) -> Ticket:
-        """Return the ticket of a graph that is not in flight: finished if it is known or too large."""
+    def _enter(self, ticket: Ticket) -> None:
+        """Queue the ticket of a graph that is not in flight, unless it is known or too large."""
+        record = ticket.record
         is_open = record is None or record.status is EvaluationStatus.REFUSED  # by an earlier, smaller budget
-        outcome = self.budget.refusal(self.task, request.candidate) if is_open else None
+        outcome = self.budget.refusal(self.task, ticket.request.candidate) if is_open else None
         if record is not None and (not is_open or outcome is not None):
-            return Ticket(request, step, record=record)
-        ticket = self._tickets[request.identity] = Ticket(request, step)
+            return
+        ticket.record = None
+        self._tickets[ticket.request.identity] = ticket
         if outcome is None:
             self._waiting.append(ticket)
         else:
             self._record(ticket, outcome)
-        return ticket
+
+    def _in_order(self, tickets: list[Ticket]) -> list[Ticket]:
+        """Return new tickets in the order of their fidelity, set with the result from the rungs in the store."""
+        halving = self.halving
+        unknown = [ticket for ticket in tickets if ticket.record is None and self._is_halved(ticket)]
+        if halving is None or not unknown:
+            return tickets
+        for rung in halving.rungs:
+            identities = [replace(ticket.request, fidelity=rung).identity for ticket in unknown]
+            for ticket, record in zip(unknown, self.store.find_many(identities), strict=True):
+                ticket.fidelity = rung if record is not None else ticket.fidelity
+                ticket.record = None if record is None else result_of(record)
+            unknown = [ticket for ticket in unknown if ticket.record is None and ticket.fidelity == rung]
+        return sorted(tickets, key=lambda ticket: ticket.fidelity)
+
+    def _is_halved(self, ticket: Ticket) -> bool:
+        """Return whether a request is of the search: not of further seeds or a chosen fidelity."""
+        return self.halving is not None and ticket.request == Request(ticket.request.candidate)
+
+    def _part(self, ticket: Ticket) -> Ticket:
+        """Return the next part of a training with successive halving, which is the ticket itself for the last one."""
+        rung = self.halving.next_rung(ticket.fidelity) if self.halving is not None and self._is_halved(ticket) else None
+        if rung is None or self.halving is None:
+            return ticket
+        request = replace(ticket.request, fidelity=rung, schedule=self.halving.max_fidelity, saves_training=True)
+        return Ticket(request, ticket.step, parent=ticket, fidelity=ticket.fidelity, training=ticket.training)
+
+    def _end_part(self, part: Ticket, ticket: Ticket, record: EvaluationRecord) -> None:
+        """Finish the ticket of a candidate that failed or is stopped; queue the next part of others."""
+        assert part.outcome is not None
+        ticket.outcome, ticket.record = part.outcome, result_of(record)
+        if ticket.record is None:
+            ticket.fidelity, ticket.training = record.fidelity, part.outcome.training
+            self._queue.append(self._part(ticket))
+        else:
+            self._count(ticket.record)
+            del self._tickets[ticket.request.identity]
 
     def _end_if_due(self) -> None:
         """Raise EvaluationStoppedError after a stop request, or when the budget is spent."""
@@ -265,19 +313,20 @@ class Dispatcher(Evaluator):
     def _admit(self) -> None:
         """Queue waiting candidates while the budget has evaluations left."""
         while self._waiting and self.budget.num_left(len(self._tickets) - len(self._waiting)) > 0:
-            self._queue.append(self._waiting.popleft())
+            self._queue.append(self._part(self._waiting.popleft()))
 
     def _start_jobs(self) -> None:
         self._admit()
         while self._queue and len(self._running) < _JOBS_PER_PLACE * self.executor.capacity:
             tickets = self._next_group()
-            requests = [ticket.request for ticket in tickets]
+            requests = [self._job_request(ticket) for ticket in tickets]
             first = requests[0]
             job = Job(
                 tuple(request.candidate for request in requests),
                 tuple(self._seed(request) for request in requests),
                 fidelity=first.fidelity,
                 schedule=first.schedule,
+                trainings=tuple(ticket.training for ticket in tickets),
                 saves_training=first.saves_training,
                 tests=first.tests,
             )
@@ -286,16 +335,27 @@ class Dispatcher(Evaluator):
                 deadline *= len(tickets)
             self._running[self.executor.submit(job, deadline=deadline)] = tickets
 
+    def _job_request(self, ticket: Ticket) -> Request:
+        """Return a request for the executor, which continues a saved training to the end."""
+        if ticket.training is None or ticket.parent is not None or self.halving is None:
+            return ticket.request
+        return replace(ticket.request, fidelity=self.halving.max_fidelity, schedule=self.halving.max_fidelity)
+
     def _next_group(self) -> list[Ticket]:
         """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
         first = self._queue.popleft()
         tickets = [first]
         if first.is_alone:
             return tickets
-        size = self._group_size(1 + sum(_may_share(first, ticket) for ticket in self._queue))
-        while self._queue and len(tickets) < size and _may_share(first, self._queue[0]):
+        size = self._group_size(1 + sum(self._may_share(first, ticket) for ticket in self._queue))
+        while self._queue and len(tickets) < size and self._may_share(first, self._queue[0]):
             tickets.append(self._queue.popleft())
         return tickets
+
+    def _may_share(self, first: Ticket, second: Ticket) -> bool:
+        """Return whether two requests may be in one job."""
+        one, other = self._job_request(first), self._job_request(second)
+        return not second.is_alone and replace(one, candidate=other.candidate, repeat=other.repeat) == other
 
     def _group_size(self, num: int) -> int:
         """Return the number of candidates of a job when `num` are waiting."""
@@ -328,7 +388,7 @@ class Dispatcher(Evaluator):
                 self._queue.append(ticket)
                 continue
             self._record(ticket, outcome)
-            finished += 1
+            finished += ticket.parent is None or ticket.parent.record is not None
         return finished
 
     def _record(self, ticket: Ticket, outcome: Outcome) -> None:
@@ -336,7 +396,7 @@ class Dispatcher(Evaluator):
         is_ok = outcome.status is EvaluationStatus.OK
         ticket.outcome = outcome
         test = {} if outcome.test is None else {TEST_METRIC: outcome.test}
-        ticket.record = EvaluationRecord(
+        record = EvaluationRecord(
             hash=candidate.canonical_hash(),
             key=candidate.canonical_key(),
             graph=json.dumps(candidate.to_dict()),
@@ -350,15 +410,27 @@ class Dispatcher(Evaluator):
             metrics={} if score is None else {**score.metrics, **test},
             fidelity=ticket.request.identity.fidelity,
             seed=ticket.request.identity.seed,
+            parent=ticket.fidelity or None,
+            curve=outcome.curve,
         )
-        self.counts[f"num_{outcome.status.value}"] += 1
         if outcome.status is not EvaluationStatus.REFUSED:
-            self.budget.num_evaluated += 1
             seconds = outcome.seconds
             known = self._mean_seconds if math.isfinite(self._mean_seconds) else seconds
             self._mean_seconds = 0.9 * known + 0.1 * seconds
-        self._unwritten.append(ticket.record)
-        del self._tickets[ticket.request.identity]
+        if self.halving is not None:
+            record = self.halving.judged(record) if ticket.parent is not None else self.halving.finished(record)
+        ticket.record = record
+        self._unwritten.append(record)
+        if ticket.parent is not None:
+            self._end_part(ticket, ticket.parent, record)
+        else:
+            self._count(record)
+            del self._tickets[ticket.request.identity]
+
+    def _count(self, record: EvaluationRecord) -> None:
+        """Count a finished candidate."""
+        self.counts[f"num_{record.status.value}"] += 1
+        self.budget.num_evaluated += record.status is not EvaluationStatus.REFUSED
 
     def flush(self) -> None:
         """Write all finished records to the store."""
@@ -367,9 +439,3 @@ class Dispatcher(Evaluator):
             if records:
                 self.store.add(records)
             self._last_write = time.monotonic()
-
-
-def _may_share(first: Ticket, second: Ticket) -> bool:
-    """Return whether two requests may be in one job."""
-    same = replace(first.request, candidate=second.request.candidate, repeat=second.request.repeat)
-    return not second.is_alone and same == second.request

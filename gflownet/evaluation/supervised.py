@@ -149,12 +149,13 @@ class SupervisedTask(GFNTask):
         """Return the accuracy of a trained model on test data."""
         return accuracy(model, self._test)
 
-    def cost(self, graph: ComputationGraph) -> Cost | None:
-        """Return the size of a graph's model from its plan, None for an invalid graph."""
+    def cost(self, graph: ComputationGraph) -> Cost:
+        """Return the size of a graph's model from its plan. Raises ValueError for an invalid graph."""
         projection = self._evaluation.projection
         # Graphs too large to translate have a plan too.
-        if any(problem.code != "too_many_parameters" for problem in blocking_problems(graph, projection)):
-            return None
+        problems = [each for each in blocking_problems(graph, projection) if each.code != "too_many_parameters"]
+        if problems:
+            raise ValueError("; ".join(problem.message for problem in problems))
         summary = summarise_plan(build_plan(graph, projection, structural_key(graph, projection)))
         return Cost(summary.num_parameters, summary.flops)
 

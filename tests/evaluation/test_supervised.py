@@ -351,7 +351,8 @@ def test_cost_equals_the_model_and_allocates_nothing():
     cost = task.cost(wide)
     assert cost is not None
     assert cost.num_parameters > 10**12
-    assert task.cost(graph_of((8, "wiggle"))) is None
+    with pytest.raises(ValueError, match="wiggle"):
+        task.cost(graph_of((8, "wiggle")))
 
 
 def test_no_candidates_no_outcomes():

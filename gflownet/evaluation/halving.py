@@ -1,0 +1,166 @@
+"""Successive halving: candidates are trained in parts, and stopped where they fall behind.
+
+The stopping rule of ASHA (Li et al. 2020, "A System for Massively Parallel Hyperparameter Tuning"), as in Optuna: after
+`min_fidelity`, `min_fidelity * reduction`, ... epochs or steps a candidate goes on if its score is in the best 1 /
+`reduction` of all that came so far. The first `reduction` candidates always go on, to measure the gain of a full
+training. A stopped candidate is not promoted later: the policy has learned from its extrapolated score, and no state of
+its training has to be kept.
+"""
+
+from __future__ import annotations
+
+import math
+from bisect import insort
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import replace
+
+from gflownet.errors import UserError
+from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.extrapolation import CurveExtrapolation, rank_correlation
+from gflownet.evaluation.job import EvaluationStatus
+from gflownet.evaluation.store import EvaluationRecord
+from gflownet.evaluation.task import GFNTask
+
+# Metrics of a row below the full fidelity: the estimated final score, and 1 for a stopped candidate or 0.
+EXTRAPOLATED_SCORE = "extrapolated_score"
+IS_STOPPED = "is_stopped"
+
+
+class SuccessiveHalving:
+    """Scores of all candidates at each rung, and the decisions that follow from them."""
+
+    def __init__(
+        self, min_fidelity: int, *, max_fidelity: int, reduction: int, num_unjudged: int | None = None
+    ) -> None:
+        """Keep the sizes.
+
+        Args:
+            min_fidelity: epochs or steps of the first rung.
+            max_fidelity: epochs or steps of a full training.
+            reduction: one in this many candidates is promoted; the factor between two rungs.
+            num_unjudged: first candidates at each rung that are promoted regardless; None: `reduction`.
+        """
+        self.max_fidelity, self.reduction = max_fidelity, reduction
+        self.num_unjudged = reduction if num_unjudged is None else num_unjudged
+        self.rungs: tuple[int, ...] = tuple(_rungs(min_fidelity, max_fidelity, reduction))
+        self.num_stopped = 0
+        self.num_promoted: Counter[str] = Counter()  # rows, by run
+        self._scores: dict[int, list[float]] = {rung: [] for rung in self.rungs}  # ascending
+        self._extrapolations = {rung: CurveExtrapolation(rung, max_fidelity) for rung in self.rungs}
+        self._promoted: dict[str, list[EvaluationRecord]] = {}  # rows of unfinished trainings, by key
+        self._finished: list[tuple[float, float]] = []  # score extrapolated at the first rung, final score
+
+    def restore(self, records: Iterable[EvaluationRecord]) -> None:
+        """Add the rows of a store, which is iterated twice."""
+        for record in records:
+            if record.fidelity in self._scores and not record.seed and EXTRAPOLATED_SCORE in record.metrics:
+                insort(self._scores[record.fidelity], record.score)
+                self._count(record)
+        for record in records:
+            self.finished(record)
+
+    def next_rung(self, fidelity: int) -> int | None:
+        """Return the first rung above a fidelity, None for the full training."""
+        return next((rung for rung in self.rungs if rung > fidelity), None)
+
+    def judged(self, record: EvaluationRecord) -> EvaluationRecord:
+        """Return a new row of a rung with its estimated final score and whether the candidate is stopped.
+
+        A failure is returned as it is.
+        """
+        if record.status is not EvaluationStatus.OK:
+            return record
+        scores = self._scores[record.fidelity]
+        insort(scores, record.score)
+        is_unjudged = len(scores) <= self.num_unjudged
+        num_promoted = max(1, len(scores) // self.reduction)
+        is_behind = record.score < scores[-num_promoted]
+        estimate = self._extrapolations[record.fidelity](record.score, record.curve, best=scores[-1])
+        metrics = {EXTRAPOLATED_SCORE: estimate, IS_STOPPED: float(is_behind and not is_unjudged)}
+        record = replace(record, metrics={**record.metrics, **metrics})
+        self._count(record)
+        return record
+
+    def finished(self, record: EvaluationRecord) -> EvaluationRecord:
+        """Return the row of a full training after adding it; rows of other trainings are only returned."""
+        if record.fidelity or record.seed or record.status is not EvaluationStatus.OK:
+            return record
+        for part in self._promoted.pop(record.key, []):
+            self._extrapolations[part.fidelity].add(part.score, record.score)
+            if part.fidelity == self.rungs[0]:
+                self._finished.append((part.metrics[EXTRAPOLATED_SCORE], record.score))
+        return record
+
+    def metrics(self) -> dict[str, float]:
+        """Return the number of stopped candidates, and the rank correlation of extrapolated and final scores.
+
+        The correlation is over the candidates that were trained to the end, with their estimates at the first rung; it
+        is left out where it is not defined.
+        """
+        correlation = rank_correlation(self._finished)
+        values = {"num_stopped": float(self.num_stopped)}
+        return values if math.isnan(correlation) else values | {"extrapolation_rank_correlation": correlation}
+
+    def __str__(self) -> str:
+        text = (
+            f"successive halving: {self.num_stopped} candidates stopped early, {len(self._finished)} trained to the end"
+        )
+        correlation = self.metrics().get("extrapolation_rank_correlation")
+        if correlation is None:
+            return text
+        return f"{text}; rank correlation of their extrapolated and final scores {correlation:.2f}"
+
+    def _count(self, record: EvaluationRecord) -> None:
+        if is_stopped(record):
+            self.num_stopped += 1
+        else:
+            self.num_promoted[record.run] += 1
+            self._promoted.setdefault(record.key, []).append(record)
+
+
+def is_stopped(record: EvaluationRecord) -> bool:
+    """Return whether a row is the last one of a candidate that was stopped early."""
+    return bool(record.metrics.get(IS_STOPPED))
+
+
+def result_of(record: EvaluationRecord) -> EvaluationRecord | None:
+    """Return the result of a candidate by its row of a rung, None if its training goes on.
+
+    A failure is its result; the score of a stopped candidate is the extrapolated one.
+    """
+    if record.status is not EvaluationStatus.OK:
+        return record
+    return replace(record, score=record.metrics[EXTRAPOLATED_SCORE]) if is_stopped(record) else None
+
+
+def build_halving(task: GFNTask, config: TaskConfig) -> SuccessiveHalving | None:
+    """Return the successive halving of a run, None where it is off.
+
+    Raises:
+        UserError: the task's trainings cannot be continued or are too short, or there are several objectives.
+    """
+    options, key = config.evaluation.halving, "evaluation.halving.min_fidelity"
+    if not options.min_fidelity:
+        return None
+    if not task.max_fidelity:
+        raise UserError(f"{key}: expected 0 with task={config.task}, whose evaluations have no epochs or steps")
+    if options.min_fidelity >= task.max_fidelity:
+        raise UserError(
+            f"{key}: expected less than the {task.max_fidelity} {task.fidelity_unit} of a full training, "
+            f"got {options.min_fidelity}"
+        )
+    if task.chosen_objectives:
+        raise UserError(f"{key}: expected 0 with evaluation.objectives, which are not extrapolated")
+    return SuccessiveHalving(
+        options.min_fidelity,
+        max_fidelity=task.max_fidelity,
+        reduction=options.reduction,
+    )
+
+
+def _rungs(min_fidelity: int, max_fidelity: int, reduction: int) -> Iterable[int]:
+    fidelity = min_fidelity
+    while fidelity < max_fidelity:
+        yield fidelity
+        fidelity *= reduction

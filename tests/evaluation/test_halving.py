@@ -1,0 +1,308 @@
+"""Successive halving: decisions, continued trainings, rows, resumed and asynchronous runs, invalid options."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
+
+import optuna
+import pytest
+from torch import nn
+
+from gflownet.errors import UserError
+from gflownet.evaluation.config import HalvingConfig
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Request
+from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.executors.inline import InlineExecutor
+from gflownet.evaluation.halving import (
+    EXTRAPOLATED_SCORE,
+    SuccessiveHalving,
+    build_halving,
+    is_stopped,
+)
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
+from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
+from tests.evaluation.candidates import StubCandidate, config_with, record
+from tests.evaluation.test_supervised import build as build_supervised
+from tests.evaluation.test_supervised import graph_of
+
+# Trained together, without autograd.
+DIRECT = [graph_of(*hidden) for hidden in ([], [(3, "relu")], [(8, "tanh")], [(5, "tanh")], [(4, "gelu")])]
+OK, FAILED = EvaluationStatus.OK, EvaluationStatus.FAILED
+
+
+class LineTraining(CandidateTraining):
+    """A training whose score rises by a constant each epoch."""
+
+    def __init__(self, slope: float, fidelity: int) -> None:
+        self.fidelity, self.model = fidelity, nn.Identity()
+        self.curve = tuple(slope * epoch for epoch in range(1, fidelity + 1))
+
+    def score(self) -> Score:
+        return Score(self.curve[-1], num_parameters=7)
+
+    def test(self) -> None:
+        return None
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"model": {}, "epochs": self.fidelity}
+
+
+class LineTask(GFNTask):
+    """Trains candidates named by their slope, `0.01`, and fails those named `fails at 3`."""
+
+    max_fidelity = 9
+
+    def __init__(self, *overrides: str) -> None:
+        super().__init__(cast(Any, config_with(*overrides)))
+        self.parts: list[tuple[str, int, int]] = []  # key, first and last epoch
+
+    def evaluate(self, graph: StubCandidate, *, seed: int) -> Score:
+        training = self._trained(graph.key, 0, self.max_fidelity)
+        return training.score()
+
+    def train_many(
+        self,
+        graphs: Sequence[StubCandidate],
+        *,
+        seeds: Sequence[int],
+        fidelity: int,
+        schedule: int,
+        states: Sequence[Mapping[str, Any] | None],
+    ) -> Iterator[CandidateTraining | Exception]:
+        assert schedule == self.max_fidelity
+        for graph, state in zip(graphs, states, strict=True):
+            try:
+                yield self._trained(graph.key, 0 if state is None else state["epochs"], fidelity)
+            except RuntimeError as error:
+                yield error
+
+    def _trained(self, key: str, first: int, last: int) -> LineTraining:
+        self.parts.append((key, first, last))
+        if key.startswith("fails at ") and first < int(key.removeprefix("fails at ")) <= last:
+            raise RuntimeError("diverged")
+        return LineTraining(0.05 if key.startswith("fails") else float(key), last)
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Iterator[EvaluationStore]:
+    with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
+        yield store
+
+
+def dispatcher(
+    task: GFNTask,
+    store: EvaluationStore,
+    *,
+    min_fidelity: int = 1,
+    run: str = "",
+    num_unjudged: int | None = 0,
+    stopped: Callable[[], bool] = lambda: False,
+) -> Dispatcher:
+    halving = SuccessiveHalving(min_fidelity, max_fidelity=task.max_fidelity, reduction=3, num_unjudged=num_unjudged)
+    halving.restore(store)
+    config = config_with().evaluation
+    return Dispatcher(
+        task, store, InlineExecutor(task), config=config, seed=0, run=run, halving=halving, stopped=stopped
+    )
+
+
+def candidates(*keys: object) -> list[Any]:
+    return [StubCandidate(str(key)) for key in keys]
+
+
+# Behind the first, which is the best, except for the last, which is among the best three of ten.
+SLOPES = [0.09, 0.08, 0.07, 0.06, 0.05, 0.04, 0.03, 0.02, 0.01, 0.085]
+
+
+def test_best_of_each_rung_are_trained_on_and_nothing_is_repeated(store):
+    task = LineTask()
+    evaluations = dispatcher(task, store).evaluate(candidates(*SLOPES), step=1)
+    first, second, full = ([part for part in task.parts if part[2] == end] for end in (1, 3, 9))
+    assert first == [(str(slope), 0, 1) for slope in SLOPES]
+    assert second == [("0.09", 1, 3), ("0.085", 1, 3)]
+    assert full == [("0.09", 3, 9)]
+    assert len(task.parts) == 13
+    assert evaluations[0].score == pytest.approx(0.81)
+    assert all(evaluation.status is OK and not evaluation.cached for evaluation in evaluations)
+
+
+def test_every_rung_is_a_row_and_top_lists_full_trainings(store):
+    dispatcher(LineTask(), store).evaluate(candidates(*SLOPES), step=1)
+    rows = list(store)
+    assert sorted(row.fidelity for row in rows) == [0] + [1] * 10 + [3] * 2
+    assert [(row.key, row.fidelity) for row in store.top(10)] == [("0.09", 0)]
+    assert all(len(row.curve) == (row.fidelity or 9) for row in rows)
+    assert all(row.score == pytest.approx(float(row.key) * (row.fidelity or 9)) for row in rows)
+    assert sum(map(is_stopped, rows)) == 9
+
+
+def test_stopped_candidate_scores_its_extrapolation_also_when_it_comes_again(store):
+    task = LineTask()
+    evaluator = dispatcher(task, store)
+    first = evaluator.evaluate(candidates(*SLOPES), step=1)
+    num_parts = len(task.parts)
+    row = store.find_many([Identity.of(cast(Any, StubCandidate("0.05")), fidelity=1)])[0]
+    assert row is not None
+    assert first[4].score == row.metrics[EXTRAPOLATED_SCORE]
+    again = evaluator.evaluate(candidates(*SLOPES, "0.05"), step=2)
+    assert [evaluation.score for evaluation in again[:-1]] == [evaluation.score for evaluation in first]
+    assert all(evaluation.cached for evaluation in again)
+    assert len(task.parts) == num_parts
+    assert evaluator.num_evaluated == evaluator.counts["num_ok"] == 10
+    assert evaluator.num_in_flight == 0
+
+
+def test_extrapolated_scores_rise_with_finished_trainings(store):
+    task = LineTask()
+    evaluator = dispatcher(task, store, min_fidelity=3)
+    _, early = evaluator.evaluate(candidates(0.09, 0.02), step=1)
+    (late,) = evaluator.evaluate(candidates(0.021), step=2)
+    assert early.score <= 0.27  # the best score at that time
+    assert late.score > early.score + 0.1
+    assert evaluator.halving is not None
+    assert evaluator.halving.num_stopped == 2
+
+
+def test_first_candidates_are_trained_to_the_end(store):
+    task = LineTask()
+    dispatcher(task, store, num_unjudged=None).evaluate(candidates(*SLOPES), step=1)
+    assert [part[0] for part in task.parts if part[2] == 9] == ["0.09", "0.08", "0.07"]
+    assert [part[0] for part in task.parts if part[2] == 3] == ["0.09", "0.08", "0.07", "0.085"]
+
+
+@pytest.mark.parametrize("end", [1, 3, 9])
+def test_failure_at_any_rung_is_failed_for_good(store, end):
+    task = LineTask()
+    evaluator = dispatcher(task, store)
+    failing = f"fails at {end}"
+    evaluations = evaluator.evaluate(candidates(failing, 0.01), step=1)
+    assert [evaluation.status for evaluation in evaluations] == [FAILED, OK]
+    assert evaluations[0].score == config_with().evaluation.floor_score
+    num_parts = len(task.parts)
+    (again,) = evaluator.evaluate(candidates(failing), step=2)
+    assert (again.status, again.error, again.cached) == (FAILED, evaluations[0].error, True)
+    assert len(task.parts) == num_parts
+    assert store.count(FAILED) == 1
+
+
+def test_further_seeds_and_given_fidelities_are_not_halved(store):
+    task = LineTask()
+    evaluator = dispatcher(task, store)
+    (graph,) = candidates(0.01)
+    evaluator.complete([Request(graph, repeat=1), Request(graph, fidelity=9, schedule=9)], step=1)
+    assert task.parts == [("0.01", 0, 9), ("0.01", 0, 9)]
+
+
+def test_submitted_candidates_go_on_without_waiting(store):
+    task = LineTask()
+    evaluator = dispatcher(task, store)
+    tickets = evaluator.submit([Request(graph) for graph in candidates(*SLOPES)], step=1)
+    assert evaluator.num_in_flight == 10
+    assert evaluator.advance(timeout=0) == 0  # 0.09 is promoted
+    num = sum(evaluator.advance(timeout=0) for _ in range(12))
+    assert num == 10
+    assert [ticket.record is not None for ticket in tickets] == [True] * 10
+    assert evaluator.num_in_flight == 0
+
+
+def evaluate_in_steps(evaluator: Dispatcher, slopes: Sequence[float]) -> list[Evaluation]:
+    return [
+        evaluation
+        for step in range(0, len(slopes), 8)
+        for evaluation in evaluator.evaluate(candidates(*slopes[step : step + 8]), step=1 + step)
+    ]
+
+
+@pytest.mark.parametrize("num_jobs", range(1, 9))
+def test_resumed_run_equals_an_uninterrupted_one(tmp_path, num_jobs):
+    chance = random.Random(num_jobs)
+    slopes = [round(chance.uniform(0.001, 0.1), 6) for _ in range(24)]
+    with EvaluationStore(tmp_path / "whole.sqlite") as store:
+        whole = dispatcher(LineTask(), store, run="a", num_unjudged=None)
+        expected, metrics = evaluate_in_steps(whole, slopes), cast(SuccessiveHalving, whole.halving).metrics()
+    checks = iter(range(1000))
+    with EvaluationStore(tmp_path / "parts.sqlite") as store:
+        stopped = dispatcher(LineTask(), store, run="a", num_unjudged=None, stopped=lambda: next(checks) >= num_jobs)
+        with pytest.raises(EvaluationStoppedError):
+            evaluate_in_steps(stopped, slopes)
+        resumed = dispatcher(LineTask(), store, run="a", num_unjudged=None)
+        evaluations = evaluate_in_steps(resumed, slopes)
+        assert [(e.score, e.status, e.cached) for e in evaluations] == [(e.score, e.status, e.cached) for e in expected]
+        assert cast(SuccessiveHalving, resumed.halving).metrics() == metrics
+
+
+def test_supervised_candidates_in_parts_score_as_in_one_training(tmp_path):
+    task = build_supervised("num_epochs=4")
+    with EvaluationStore(tmp_path / "halved.sqlite") as halved, EvaluationStore(tmp_path / "full.sqlite") as full:
+        dispatcher(task, halved, num_unjudged=None).evaluate(DIRECT, step=1)
+        Dispatcher(task, full, InlineExecutor(task), config=task.config.evaluation, seed=0).evaluate(DIRECT, step=1)
+        expected = {row.key: row for row in full}
+        finished = halved.top(10)
+        assert len(finished) >= 3
+        for row in finished:
+            other = expected[row.key]
+            assert (row.score, row.metrics, row.num_parameters) == (other.score, other.metrics, other.num_parameters)
+
+
+def test_decisions_equal_optuna():
+    """Optuna's pruner, which reports one epoch after the other and has no unjudged candidates."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    chance = random.Random(0)
+    pruner = optuna.pruners.SuccessiveHalvingPruner(min_resource=2, reduction_factor=3)
+    study = optuna.create_study(direction="maximize", pruner=pruner)
+    halving = SuccessiveHalving(2, max_fidelity=54, reduction=3, num_unjudged=0)
+    assert halving.rungs == (2, 6, 18)
+    num_stopped = dict.fromkeys(halving.rungs, 0)
+    for number in range(120):
+        trial = study.ask()
+        scores = {rung: chance.choice((chance.random(), 0.5)) for rung in halving.rungs}
+        for rung, score in scores.items():
+            trial.report(score, rung)
+            row = halving.judged(record(str(number), score=score, fidelity=rung))
+            assert is_stopped(row) == trial.should_prune(), (number, rung)
+            if is_stopped(row):
+                num_stopped[rung] += 1
+                break
+        study.tell(trial, state=optuna.trial.TrialState.PRUNED)
+    assert all(num > 3 for num in num_stopped.values())
+
+
+def test_rows_of_other_rungs_and_seeds_are_left_out():
+    def row(key: str, **fields: Any) -> EvaluationRecord:
+        return record(key, metrics={EXTRAPOLATED_SCORE: 0.5, "is_stopped": 0.0}, **fields)
+
+    halving = SuccessiveHalving(1, max_fidelity=9, reduction=3, num_unjudged=0)
+    halving.restore([row("a", fidelity=2, score=0.9), row("b", fidelity=1, seed=3, score=0.9)])
+    assert not is_stopped(halving.judged(record("c", fidelity=1, score=0.1)))
+    assert halving.metrics() == {"num_stopped": 0.0}
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["evaluation.halving.min_fidelity=4"], "expected less than the 4 epochs of a full training, got 4"),
+        (
+            ["evaluation.halving.min_fidelity=1", "evaluation.objectives=[accuracy,parameters]"],
+            "expected 0 with evaluation.objectives, which are not extrapolated",
+        ),
+    ],
+)
+def test_invalid_halving_raises(overrides, message):
+    task = build_supervised("num_epochs=4", *(each.removeprefix("evaluation.") for each in overrides))
+    with pytest.raises(UserError, match=f"^evaluation.halving.min_fidelity: {message}$"):
+        build_halving(task, cast(Any, task.config))
+
+
+def test_halving_of_a_task_without_fidelity_raises():
+    task = LineTask("evaluation.halving.min_fidelity=1")
+    task.max_fidelity = 0
+    with pytest.raises(UserError, match=r"^evaluation\.halving\.min_fidelity: expected 0 with task=digits, whose "):
+        build_halving(task, cast(Any, task.config))
+
+
+def test_halving_is_off_by_default():
+    assert HalvingConfig().min_fidelity == 0
+    assert build_halving(LineTask(), cast(Any, config_with())) is None
