@@ -52,6 +52,18 @@ FIGURES = (
     Figure("evaluations_per_second", "evaluations / s", "eval/s", "{:.1f}".format),
 )
 
+# Shown where the value is present and not 0.
+STATUS_FIGURES = (
+    Figure("seconds", "elapsed", "time", lambda seconds: duration(seconds)),
+    Figure("in_flight", "in flight", "in flight", "{:,.0f}".format),
+    Figure("busy_share", "evaluators busy", "busy", "{:.0%}".format),
+    Figure("num_retried", "retried", "retried", "{:,.0f}".format),
+    Figure("num_timeout", "timeouts", "timeouts", "{:,.0f}".format),
+    Figure("num_crashed", "crashed", "crashed", "{:,.0f}".format),
+    Figure("num_out_of_memory", "out of memory", "out of memory", "{:,.0f}".format),
+    Figure("num_refused", "refused by budget", "refused", "{:,.0f}".format),
+)
+
 
 @dataclass(frozen=True)
 class ReportRow:
@@ -89,8 +101,7 @@ class Clock:
         done = step - self._first_step
         if done <= 0:
             return "-"
-        seconds = round((self.now() - self._start) / done * (self.num_steps - step))
-        return f"{seconds // 3600}:{seconds // 60 % 60:02}:{seconds % 60:02}"
+        return duration((self.now() - self._start) / done * (self.num_steps - step))
 
 
 class PlainLines:
@@ -105,9 +116,12 @@ class PlainLines:
         """Print every `print_every`-th step and the last one."""
         if step % self._print_every and step != self._clock.num_steps:
             return
-        figures = [f"{figure.short} {_cell(figure, values)}" for figure in FIGURES]
+        figures = [f"{figure.short} {_cell(figure, values)}" for figure in _shown(values)]
         line = " | ".join([f"step {step}/{self._clock.num_steps}", *figures, f"left {self._clock.time_left(step)}"])
         print_line(self._console, line)
+
+    def show(self, values: Mapping[str, float]) -> None:
+        """Do nothing."""
 
     def close(self) -> None:
         """Do nothing."""
@@ -130,8 +144,16 @@ class LivePanel:
         """Redraw the panel, at most `MAX_REFRESHES_PER_SECOND` times per second."""
         self._step, self._values = step, values
         self._scores.append(values.get("score_mean", math.nan))
+        self._redraw(is_last=step == self._clock.num_steps)
+
+    def show(self, values: Mapping[str, float]) -> None:
+        """Redraw the panel with some values of the running step, as often as `write`."""
+        self._values = {**self._values, **values}
+        self._redraw()
+
+    def _redraw(self, *, is_last: bool = False) -> None:
         now = self._clock.now()
-        if now - self._drawn_at >= 1 / MAX_REFRESHES_PER_SECOND or step == self._clock.num_steps:
+        if now - self._drawn_at >= 1 / MAX_REFRESHES_PER_SECOND or is_last:
             self._drawn_at = now
             self._live.refresh()
 
@@ -156,15 +178,27 @@ class LivePanel:
 
     def _figures(self) -> Table:
         num_columns = 2 if self._console.width >= _TWO_COLUMN_WIDTH else 1
-        num_rows = math.ceil(len(FIGURES) / num_columns)
+        figures = _shown(self._values)
+        num_rows = math.ceil(len(figures) / num_columns)
         table = Table.grid(padding=(0, 2), expand=True)
         for _ in range(num_columns):
             table.add_column(style="dim", no_wrap=True)
             table.add_column(justify="right", no_wrap=True, ratio=1)
         for row in range(num_rows):
-            cells = [cell for figure in FIGURES[row::num_rows] for cell in (figure.label, _cell(figure, self._values))]
+            cells = [cell for figure in figures[row::num_rows] for cell in (figure.label, _cell(figure, self._values))]
             table.add_row(*cells)
         return table
+
+
+def duration(seconds: float) -> str:
+    """Return h:mm:ss."""
+    whole = round(seconds)
+    return f"{whole // 3600}:{whole // 60 % 60:02}:{whole % 60:02}"
+
+
+def _shown(values: Mapping[str, float]) -> list[Figure]:
+    """Return the figures to show: all of FIGURES, and those of STATUS_FIGURES that are not 0."""
+    return [*FIGURES, *(figure for figure in STATUS_FIGURES if values.get(figure.key))]
 
 
 def curve(scores: Sequence[float]) -> str:

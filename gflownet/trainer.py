@@ -23,9 +23,11 @@ from gflownet.interrupts import StopRequest, on_alarm, stop_signals
 from gflownet.learning.learner import fit
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.report.closing import report_run
+from gflownet.run.executor_status import ExecutorStatus
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean
+from gflownet.run.quarantine import Quarantine
 from gflownet.workers.process import (
     get_random_state,
     set_random_state,
@@ -76,6 +78,8 @@ class GFNTrainer(Components):
                 stopped=lambda: stop.signal is not None,
                 num_evaluated=num_evaluated,
             )
+            quarantine = Quarantine(folder)
+            evaluator.on_result = quarantine.add
             logger = self._open_logger(folder)  # outside of `try`: its error needs no report
             try:
                 with logger:
@@ -93,6 +97,8 @@ class GFNTrainer(Components):
                     raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
                 raise
             write_errors = self._report(folder, store, executor, logger, stop, final=final)
+            if quarantine.num:
+                logger.print(quarantine.line())
             if certificate is not None:
                 from gflownet.report.certificate import print_certificate
 
@@ -178,6 +184,8 @@ class GFNTrainer(Components):
         """Train until the last step, a signal or the end of the budget, with regular checkpoints and one at the end."""
         config, progress, budget = self.config, self.progress, evaluator.budget
         num_before, seconds_before = progress.num_distinct, progress.seconds
+        status = ExecutorStatus(evaluator)
+        evaluator.watch = lambda: logger.show({"seconds": budget.seconds, **status.metrics()})
 
         def until_stopped(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
             while stop.signal is None:
@@ -195,17 +203,15 @@ class GFNTrainer(Components):
         if config.num_workers:
             logger.print(f"starting {config.num_workers} workers")
         with closing(self._rollouts(evaluator)) as rollouts:
-            num_failed = progress.errors.total()
             for metrics in self.fit(until_stopped(rollouts)):
-                if progress.errors and not num_failed:
-                    logger.print(f"step {self.step}: an evaluation failed: {next(iter(progress.errors))}")
-                num_failed = progress.errors.total()
+                for line in progress.new_failures:
+                    logger.print(f"step {self.step}: {line}")
                 if config.validate_every and self.step % config.validate_every == 0:
                     with suppress(EvaluationStoppedError):
                         metrics |= self._validate(evaluator)
                 progress.seconds = budget.seconds
                 rate = (progress.num_distinct - num_before) / (progress.seconds - seconds_before)
-                metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds}
+                metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds, **status.metrics()}
                 if self.halving is not None:
                     metrics |= self.halving.metrics()
                 logger.write(self.step, metrics)

@@ -4,10 +4,9 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 from gflownet.evaluation.task import Cost, GFNTask
 from tests.toy_tasks import RewardsHiddenNodes, num_hidden
@@ -17,21 +16,25 @@ SLOW_CALL = 14  # number of the slow evaluation
 
 
 class SlowOnce(RewardsHiddenNodes):
-    """One evaluation of a run takes ten minutes; the file `signal` in its folder holds a signal to send meanwhile."""
+    """One evaluation of a run takes ten minutes.
+
+    The file `signal` in the folder of the run holds a signal to send meanwhile and the process that gets it; the file
+    `calls` gets the canonical hash of every evaluated graph.
+    """
 
     num_calls = 0
-    calls: ClassVar[Counter[str]] = Counter()  # evaluations by canonical key
-    test = GFNTask.test  # no evaluations for the report
+    test: Any = GFNTask.test  # no evaluations for the report
 
     def evaluate(self, graph, *, seed):
-        self.calls[graph.canonical_key()] += 1
         self.num_calls += 1
         folder = Path(cast(Any, self.config).log_dir)
+        with (folder / "calls").open("a") as file:
+            file.write(f"{graph.canonical_hash()}\n")
         if self.num_calls == SLOW_CALL and not (folder / "was_slow").exists():
             (folder / "was_slow").touch()
             if (folder / "signal").exists():
-                number = int((folder / "signal").read_text())
-                threading.Timer(0.1, os.kill, (os.getpid(), number)).start()
+                number, process = map(int, (folder / "signal").read_text().split())
+                threading.Timer(0.1, os.kill, (process, number)).start()
             self.wait()
         return super().evaluate(graph, seed=seed)
 
@@ -64,3 +67,16 @@ class HasCost(RewardsHiddenNodes):
 
     def cost(self, graph):
         return Cost(num_parameters=num_hidden(graph), flops=0)
+
+
+class EndsItsProcess(RewardsHiddenNodes):
+    """A third of the graphs exit, a third exceed the memory, the others have a score."""
+
+    is_cheap = False
+
+    def evaluate(self, graph, *, seed):
+        if seed % 3 == 0:
+            os._exit(7)
+        if seed % 3 == 1:
+            raise MemoryError("\x1b[31mtoo large")
+        return super().evaluate(graph, seed=seed)

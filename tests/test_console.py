@@ -15,6 +15,7 @@ from rich.console import Console
 
 from gflownet.console import (
     FIGURES,
+    STATUS_FIGURES,
     Clock,
     LivePanel,
     PlainLines,
@@ -58,6 +59,47 @@ def test_plain_lines_contain_all_metrics() -> None:
     assert line.count("\n") == 1, "as wide as it is, a line is not wrapped"
     assert [f"{figure.short} {shown}" in line for figure, shown in zip(FIGURES, SHOWN, strict=True)] == [True] * 9
     assert line.startswith("step 5/20 | ")
+
+
+STATUS = {
+    "seconds": 3_725.4,
+    "in_flight": 12,
+    "busy_share": 0.968,
+    "num_retried": 1_003,
+    "num_timeout": 2,
+    "num_crashed": 4,
+    "num_out_of_memory": 5,
+    "num_refused": 31,
+}
+SHOWN_STATUS = ("1:02:05", "12", "97%", "1,003", "2", "4", "5", "31")
+
+
+def test_plain_lines_show_status_that_is_not_0() -> None:
+    output = io.StringIO()
+    view = PlainLines(Console(file=output), Clock(20), print_every=1)
+    view.write(1, VALUES | STATUS)
+    assert all(
+        f"| {figure.short} {shown} |" in output.getvalue()
+        for figure, shown in zip(STATUS_FIGURES, SHOWN_STATUS, strict=True)
+    )
+    view.write(2, VALUES | dict.fromkeys(STATUS, 0) | {"num_timeout": 7})
+    last = output.getvalue().splitlines()[-1]
+    assert [figure.short for figure in STATUS_FIGURES if f"| {figure.short} " in last] == ["timeouts"]
+
+
+def test_live_panel_shows_status_and_values_of_running_step() -> None:
+    view, output, now = panel(80)
+    view.write(1, VALUES | STATUS)
+    text = output.getvalue()
+    for figure, shown in zip(STATUS_FIGURES, SHOWN_STATUS, strict=True):
+        assert re.search(rf"{re.escape(figure.label)} +{re.escape(shown)}", text), figure.label
+    now.moment += 1
+    view.show({"in_flight": 77, "num_crashed": 0})
+    last = output.getvalue()[len(text) :]
+    assert re.search(r"in flight +77", last)
+    assert "crashed" not in last
+    assert "step 1/20" in last
+    view.close()
 
 
 def test_plain_lines_print_every() -> None:

@@ -1,6 +1,7 @@
 """Runs: files, seeds, workers, errors."""
 
 import json
+import re
 import signal
 import sqlite3
 import subprocess
@@ -113,7 +114,12 @@ def test_unwritable_log_dir_raises(tmp_path, capsys, name):
 def test_run_with_only_failures_reports_reason(tmp_path, capsys):
     assert run(tmp_path / "run", "task=tests.toy_tasks:AlwaysFails") == 2
     shown = capsys.readouterr()
-    assert "step 1: an evaluation failed: RuntimeError: nothing works" in shown.out
+    lines = [line for line in shown.out.splitlines() if "nothing works" in line]
+    assert len(lines) == 1
+    assert re.fullmatch(
+        r"step 1: evaluation of \S{12} failed: RuntimeError: nothing works \(toy_tasks\.py:\d+\)", lines[0]
+    )
+    assert re.search(r"failed evaluations: \d\d \(\d\d failed: RuntimeError \(toy_tasks\.py:\d+\)\)\n", shown.out)
     assert "every evaluation failed" in shown.err
     assert "gflownet.load" not in shown.out
 
@@ -125,7 +131,7 @@ def test_run_escapes_control_characters(tmp_path, capsys):
     shown = capsys.readouterr()
     for text in (shown.out, shown.err):
         assert text.replace("\n", "").isprintable()
-    assert "an evaluation failed: RuntimeError: \\x1b]0;owned\\x07 \\u202e <script>" in shown.out
+    assert " failed: RuntimeError: \\x1b]0;owned\\x07 \\u202e <script>" in shown.out
     assert "no test score of rank 0: RuntimeError: \\x1b[31m" in shown.out
     assert r"run\u202e[b]" in shown.err
 

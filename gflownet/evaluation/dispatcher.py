@@ -128,6 +128,9 @@ class Dispatcher(Evaluator):
         self.budget.check_task(task)
         self.halving = halving
         self.counts: Counter[str] = Counter()
+        self.evaluation_seconds = 0.0  # of all finished attempts
+        self.on_result: Callable[[EvaluationRecord], None] = lambda record: None  # called before a row is written
+        self.watch: Callable[[], None] = lambda: None  # called in the main thread while results are awaited
         self._stopped = stopped
         self._tickets: dict[Identity, Ticket] = {}
         self._waiting: deque[Ticket] = deque()  # for a place in budget.evaluations
@@ -209,6 +212,8 @@ class Dispatcher(Evaluator):
             if time.monotonic() - self._last_write >= _WRITE_AFTER_S:
                 self.flush()
             self._start_jobs()
+            if threading.current_thread() is threading.main_thread():
+                self.watch()
             return num
 
     def cancel(self) -> None:
@@ -226,6 +231,11 @@ class Dispatcher(Evaluator):
     def num_evaluated(self) -> int:
         """Return the number of evaluations of the run."""
         return self.budget.num_evaluated
+
+    @property
+    def mean_seconds(self) -> float:
+        """Return the moving average of the seconds per evaluation, 0 before the first."""
+        return self._mean_seconds if math.isfinite(self._mean_seconds) else 0.0
 
     @property
     def num_in_flight(self) -> int:
@@ -382,6 +392,7 @@ class Dispatcher(Evaluator):
         finished = 0
         for ticket, outcome in zip(tickets, handle.outcomes, strict=False):
             ticket.attempts += 1
+            self.evaluation_seconds += outcome.seconds
             if outcome.is_transient and ticket.attempts < self.config.max_attempts:
                 ticket.is_alone = True
                 self.counts["num_retried"] += 1
@@ -436,6 +447,8 @@ class Dispatcher(Evaluator):
         """Write all finished records to the store."""
         with self._lock:
             records, self._unwritten = self._unwritten, []
+            for record in records:
+                self.on_result(record)
             if records:
                 self.store.add(records)
             self._last_write = time.monotonic()

@@ -24,6 +24,7 @@ class Evaluation:
     metrics: Mapping[str, float]
     cached: bool  # from another run, an earlier step or earlier in the same call
     utilities: tuple[float, ...] = ()  # of the task's chosen objectives, zeros when the evaluation failed
+    hash: str = ""  # canonical hash of the graph
 
 
 class Evaluator(ABC):
@@ -56,4 +57,5 @@ def evaluation_of(record: EvaluationRecord, *, task: GFNTask, cached: bool) -> E
         metrics=record.metrics,
         cached=cached,
         utilities=utilities_of(record, task=task),
+        hash=record.hash,
     )

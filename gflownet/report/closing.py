@@ -23,6 +23,7 @@ from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME, write_pareto_
 from gflownet.report.references import REFERENCES_NAME, reference_rows, references_of, references_text
 
 NUM_WRITTEN = 3  # programs printed, of the first ranks
+NUM_FAILURE_KINDS = 5  # kinds of failed evaluations printed
 
 
 def report_run(
@@ -46,7 +47,7 @@ def report_run(
         task: of the run.
         terminal_type: class of the terminal objects.
         score_means: mean score of each training step.
-        errors: number of failed evaluations by reason.
+        errors: number of failed evaluations by kind.
         console: prints the report.
         final: the final stage, which measured `top`; None without one.
         evaluated: with several objectives, all successful evaluations.
@@ -82,9 +83,16 @@ def report_run(
         report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
     report_line(f"everything about this run: {folder}")
     if errors:
-        reason, times = errors.most_common(1)[0]
-        report_line(f"failed evaluations: {errors.total()}; most often ({times}): {reason}")
+        report_line(_failure_line(errors))
     return write_errors
+
+
+def _failure_line(errors: Counter[str]) -> str:
+    """Return the number of failed evaluations by kind, the most frequent kinds first."""
+    kinds = [f"{times} {kind}" for kind, times in errors.most_common(NUM_FAILURE_KINDS)]
+    if len(errors) > len(kinds):
+        kinds.append(f"{len(errors) - len(kinds)} more kinds")
+    return f"failed evaluations: {errors.total()} ({'; '.join(kinds)})"
 
 
 def _mean_line(score_means: Sequence[float]) -> str:

@@ -26,6 +26,7 @@ STORE_NAME = "evaluations.sqlite"
 CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
 CERTIFICATE_STORE_NAME = "certificate.sqlite"
+QUARANTINE_NAME = "quarantine.jsonl"
 
 # All files that a run may write, except its checkpoints, whose header names their run.
 _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
@@ -33,7 +34,7 @@ _DAMAGED_STORE_NAME = f"{STORE_NAME}{DAMAGED_SUFFIX}"
 _DATABASES = (STORE_NAME, CERTIFICATE_STORE_NAME, _DAMAGED_STORE_NAME)
 _STORES = tuple(f"{name}{end}" for name in _DATABASES for end in _SQLITE_ENDS)
 _REPORT = (TOP_NAME, REFERENCES_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME)
-_FILES = (CONFIG_NAME, METRICS_NAME, *_REPORT, *_STORES)
+_FILES = (CONFIG_NAME, METRICS_NAME, QUARANTINE_NAME, *_REPORT, *_STORES)
 _ARCHITECTURE_FILE = re.compile(rf"{PICTURES_NAME}/rank_\d+\.(svg|safetensors)")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
 _WANDB_FOLDER = f"{WANDB_NAME}/"

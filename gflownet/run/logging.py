@@ -17,6 +17,7 @@ from rich.console import Console
 
 from gflownet.console import make_console, make_view, print_line
 from gflownet.files import cannot_write, write_whole
+from gflownet.run.executor_status import COUNTS
 
 if TYPE_CHECKING:
     from gflownet.config import WandbConfig
@@ -25,7 +26,7 @@ METRICS_NAME = "metrics.jsonl"
 WANDB_NAME = "wandb"
 WANDB_ID_NAME = "run_id"  # in the folder of wandb
 # Keys that differ between the rows of two runs with one seed.
-TIME_KEYS = frozenset({"evaluations_per_second", "seconds", "run"})
+TIME_KEYS = frozenset({"evaluations_per_second", "seconds", "run", "in_flight", "busy_share", *COUNTS})
 
 # Timeouts in seconds for an unreachable wandb server, at the start and at the end of a run.
 INIT_TIMEOUT = 15.0
@@ -70,6 +71,10 @@ class MetricLogger:
         self._file.write(step, values)
         self._wandb.write(step, values)
         self._view.write(step, values)
+
+    def show(self, values: Mapping[str, float]) -> None:
+        """Update values of the live panel during a step; they are not recorded."""
+        self._view.show(values)
 
     def summarise(self, values: Mapping[str, float]) -> None:
         """Write metrics of the whole run to the summary of the wandb run."""

@@ -11,8 +11,9 @@ from typing import Any
 import numpy as np
 
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.status import EvaluationStatus
 from gflownet.metrics.pareto import hypervolume, non_dominated
+from gflownet.run.failures import failure_kind, failure_line
 
 
 @dataclass
@@ -25,7 +26,8 @@ class Progress:
     score_means: list[float] = field(default_factory=list)  # of each step
     front: list[list[float]] = field(default_factory=list)  # non-dominated utilities
     hypervolume: float = 0.0  # of the front, above utilities of 0
-    errors: Counter[str] = field(default_factory=Counter)  # of this process's failed evaluations
+    errors: Counter[str] = field(default_factory=Counter)  # kinds of this process's failed evaluations
+    new_failures: list[str] = field(default_factory=list)  # lines for the kinds that are new in the last step
 
     def add(
         self, evaluations: Sequence[Evaluation], *, other_evaluations: Sequence[Evaluation] = ()
@@ -34,17 +36,17 @@ class Progress:
 
         Args:
             evaluations: of the step's fresh samples.
-            other_evaluations: of other scored graphs, included in best score, distinct graphs, errors and front.
+            other_evaluations: of other scored graphs, included in best score, distinct graphs, failures and front.
         """
         scores, num, every = (
             [evaluation.score for evaluation in evaluations],
             len(evaluations),
             [*evaluations, *other_evaluations],
         )
-        self.errors.update(e.error for e in every if e.error is not None and not e.cached)
+        self._count_failures(every)
         self.best_score = max(self.best_score, *(evaluation.score for evaluation in every))
         self.score_means.append(mean(scores))
-        self.num_distinct += sum(not evaluation.cached for evaluation in every)
+        self.num_distinct += sum(not e.cached and e.status is not EvaluationStatus.REFUSED for e in every)
         return {
             "score_mean": self.score_means[-1],
             "score_best": self.best_score,
@@ -53,6 +55,16 @@ class Progress:
             "failed_share": sum(e.status is not EvaluationStatus.OK for e in evaluations) / num,
             **self._trade_offs(every),
         }
+
+    def _count_failures(self, evaluations: Sequence[Evaluation]) -> None:
+        self.new_failures = []
+        for evaluation in evaluations:
+            if evaluation.status is EvaluationStatus.OK or evaluation.cached:
+                continue
+            kind = failure_kind(evaluation)
+            if kind not in self.errors:
+                self.new_failures.append(failure_line(evaluation))
+            self.errors[kind] += 1
 
     def _trade_offs(self, evaluations: Sequence[Evaluation]) -> dict[str, float]:
         """Update the front, and return its metrics; nothing for one objective."""
@@ -68,8 +80,8 @@ class Progress:
         return {"hypervolume": self.hypervolume, "front_size": len(self.front)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint; errors are counted per process and excluded."""
-        return {name: value for name, value in asdict(self).items() if name != "errors"}
+        """Return the state for a checkpoint; failures are counted per process and excluded."""
+        return {name: value for name, value in asdict(self).items() if name not in ("errors", "new_failures")}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Restore the result of `state_dict`."""

@@ -16,6 +16,7 @@ import pytest
 from rich.console import Console
 
 from gflownet.config import WandbConfig
+from gflownet.run.executor_status import COUNTS
 from gflownet.run.logging import METRICS_NAME, TIME_KEYS, MetricLogger, MetricsFile, WandbLog, has_wandb_key
 
 
@@ -259,4 +260,4 @@ def test_metric_logger_writes_all_logs(tmp_path: Path) -> None:
 
 
 def test_time_keys() -> None:
-    assert {"evaluations_per_second", "seconds", "run"} == TIME_KEYS
+    assert {"evaluations_per_second", "seconds", "run", "in_flight", "busy_share", *COUNTS} == TIME_KEYS

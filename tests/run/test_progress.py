@@ -4,6 +4,7 @@ import pytest
 
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.store import EvaluationStatus
+from gflownet.run.failures import failure_kind
 from gflownet.run.progress import Progress
 
 
@@ -51,5 +52,42 @@ def test_progress_counts_new_failures_only():
     metrics = progress.add(
         [failed("new", cached=False), failed("known", cached=True)], other_evaluations=[failed("x", cached=True)]
     )
-    assert progress.errors == {"new": 1}
+    assert progress.errors == {"failed: new": 1}
     assert (metrics["failed_share"], metrics["num_distinct"]) == (1.0, 1)
+
+
+@pytest.mark.parametrize(
+    ("status", "error", "kind"),
+    [
+        ("failed", "RuntimeError: no relu 7 here (toy_tasks.py:65)", "failed: RuntimeError (toy_tasks.py:65)"),
+        ("failed", "MyTask.cost: KeyError: 'a' (mine.py:3)", "failed: KeyError (mine.py:3)"),
+        ("failed", "expected a score in [0, 1e+06], got -0.25", "failed: expected a score in [#, #], got #"),
+        ("timeout", "expected an end within 600 s", "timeout: expected an end within # s"),
+        ("crashed", "its process exited with status 7", "crashed: its process exited with status 7"),
+        (
+            "refused",
+            "expected at most 5 parameters (b.p), got 71",
+            "refused: expected at most # parameters (b.p), got #",
+        ),
+        ("out_of_memory", None, "out_of_memory"),
+    ],
+)
+def test_failure_kind(status, error, kind):
+    assert failure_kind(Evaluation(0.05, EvaluationStatus(status), 0.1, error, None, {}, cached=False)) == kind
+
+
+def test_progress_reports_first_failure_of_each_kind():
+    def failed(status: str, error: str, hash: str) -> Evaluation:
+        return Evaluation(0.05, EvaluationStatus(status), 0.1, error, None, {}, cached=False, hash=hash)
+
+    progress = Progress()
+    progress.add(
+        [failed("failed", "ValueError: 1 (a.py:1)", "1" * 64), failed("failed", "ValueError: 2 (a.py:1)", "2")]
+    )
+    assert progress.new_failures == ["evaluation of 111111111111 failed: ValueError: 1 (a.py:1)"]
+    progress.add([failed("failed", "ValueError: 3 (a.py:1)", "3"), failed("timeout", "600 s", "4")])
+    assert progress.new_failures == ["evaluation of 4 exceeded its deadline: 600 s"]
+    progress.add([failed("timeout", "700 s", "5"), failed("refused", "too large", "6")])
+    assert progress.new_failures == ["evaluation of 6 was refused: too large"]
+    assert progress.errors == {"failed: ValueError (a.py:1)": 3, "timeout: # s": 2, "refused: too large": 1}
+    assert progress.num_distinct == 5

@@ -1,0 +1,85 @@
+"""The list of candidates that end their process: its entries, the closing line, names that are taken."""
+
+import json
+import re
+from pathlib import Path
+
+import pytest
+
+from gflownet.errors import UserError
+from gflownet.evaluation.store import EvaluationStatus
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.run.folder import QUARANTINE_NAME, RunFolder
+from gflownet.run.quarantine import Quarantine
+from tests.disk_limits import file_size_limit
+from tests.evaluation.stub_rows import record
+from tests.small_run import run
+from tests.test_stop import statuses
+from tests.tiny_run import metric_rows
+
+OPTIONS = ("task=tests.slow_tasks:EndsItsProcess", "evaluation.executor=pool", "evaluation.capacity=1")
+
+
+def entries(folder: Path) -> list[dict]:
+    return [json.loads(line) for line in (folder / QUARANTINE_NAME).read_text().splitlines()]
+
+
+def test_run_lists_candidates_that_end_their_process(tmp_path, capsys):
+    folder = tmp_path / "run"
+    options = (*OPTIONS, "evaluation.max_attempts=1", "num_training_steps=2")
+    assert run(folder, *options) == 0
+    shown = capsys.readouterr()
+    rows, listed = statuses(folder), entries(folder)
+    assert set(rows) == {"ok", "crashed", "out_of_memory"}
+    assert len(listed) == len(rows) - rows.count("ok")
+    assert {entry["status"] for entry in listed} == {"crashed", "out_of_memory"}
+    for entry in listed:
+        graph = ComputationGraph.from_dict(entry["graph"])
+        assert graph.canonical_hash() == entry["hash"]
+        assert (entry["attempts"], entry["seconds"] >= 0, entry["step"] in (1, 2)) == (1, True, True)
+        assert entry["error"]
+    lines = shown.out.splitlines()
+    assert f"{len(listed)} candidates were quarantined: {folder / QUARANTINE_NAME}; to try again: " in shown.out
+    assert len([line for line in lines if re.match(r"step \d: evaluation of \S{12} crashed: ", line)]) == 1
+    (memory,) = [line for line in lines if re.match(r"step \d: evaluation of \S{12} ran out of memory: ", line)]
+    assert r"MemoryError: \x1b[31mtoo large (slow_tasks.py:" in memory
+    assert re.search(rf"failed evaluations: {len(listed)} \(\d+ ", shown.out)
+    raw = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for status in ("crashed", "out_of_memory"):
+        assert raw[-1][f"num_{status}"] == rows.count(status)
+    assert len(metric_rows(folder)) == 2
+    assert run(folder, "num_training_steps=1", "overwrite_existing_exp=true") == 0
+    assert not (folder / QUARANTINE_NAME).exists()
+
+
+def test_list_is_appended_by_a_resumed_run(tmp_path):
+    for resume, keys in ((False, "ab"), (True, "c")):
+        with RunFolder(tmp_path / "run", resume=resume, overwrite=False) as folder:
+            if not resume:
+                folder.claim("metrics.jsonl")
+            quarantine = Quarantine(folder)
+            for key in keys:
+                quarantine.add(record(key, status=EvaluationStatus.TIMEOUT, error="late"))
+            quarantine.add(record("fine"))
+            quarantine.add(record("wrong", status=EvaluationStatus.FAILED))
+            assert quarantine.num == len(keys)
+    assert [entry["hash"] for entry in entries(tmp_path / "run")] == ["hash of a", "hash of b", "hash of c"]
+    assert [entry["error"] for entry in entries(tmp_path / "run")] == ["late"] * 3
+
+
+def test_file_of_another_program_is_refused(tmp_path, capsys):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / QUARANTINE_NAME).write_text("mine")
+    assert run(tmp_path / "run") == 2
+    assert "expected only files that the run wrote" in capsys.readouterr().err
+    assert (tmp_path / "run" / QUARANTINE_NAME).read_text() == "mine"
+
+
+def test_full_disk_leaves_whole_lines(tmp_path):
+    with RunFolder(tmp_path / "run", resume=False, overwrite=False) as folder:
+        quarantine = Quarantine(folder)
+        quarantine.add(record("a", status=EvaluationStatus.CRASHED))
+        size = quarantine.path.stat().st_size
+        with file_size_limit(size + 20), pytest.raises(UserError, match=r"quarantine\.jsonl: cannot be written"):
+            quarantine.add(record("b", status=EvaluationStatus.CRASHED))
+        assert quarantine.path.stat().st_size == size
