@@ -14,9 +14,7 @@ import numpy as np
 import torch
 
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.graphs.computation_graph import ComputationGraph
 from tests.evaluation.candidates import StubCandidate, config_with
-from tests.toy_tasks import RewardsHiddenNodes
 
 GIGABYTE = 2**30
 
@@ -223,17 +221,3 @@ def global_state() -> dict[str, float]:
         "recursion_limit": float(sys.getrecursionlimit()),
         "has_output": float(sys.stdout is not None),
     }
-
-
-class PoisonsSomeGraphs(RewardsHiddenNodes):
-    """Ends the process for a quarter of the graphs."""
-
-    def evaluate(self, graph, *, seed):
-        if is_poisoned(graph):
-            os._exit(3)
-        return super().evaluate(graph, seed=seed)
-
-
-def is_poisoned(graph: ComputationGraph) -> bool:
-    """Return whether a graph ends its process."""
-    return int(graph.canonical_hash()[:8], 16) % 4 == 0

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import io
 import os
+import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from multiprocessing import connection, popen_forkserver, process, reduction, spawn, synchronize, util
 from multiprocessing import forkserver as forkservers
 from multiprocessing.context import ForkServerContext, ForkServerProcess, set_spawning_popen
@@ -60,7 +61,11 @@ class IndependentContext(ForkServerContext):
         return self.server._forkserver_pid  # type: ignore[attr-defined]
 
     def stop(self) -> None:
-        """End the server once its children have ended."""
+        """End the server; its children have ended."""
+        pid = self.pid()
+        if pid is not None:
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)  # a second faster than its own exit; it has no state
         self.server._stop()  # type: ignore[attr-defined]
 
 

@@ -1,0 +1,179 @@
+"""Whole runs with a user's task that ends or hangs its process: killed, resumed, from a script, with workers."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sqlite3
+import subprocess
+import sys
+import textwrap
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gflownet.evaluation.job import EvaluationStatus
+from tests.small_run import SMALL
+
+TASK = """
+import ctypes, os
+from pathlib import Path
+from tests.toy_tasks import RewardsHiddenNodes
+
+class Poisonous(RewardsHiddenNodes):
+    is_cheap = False
+
+    def evaluate(self, graph, *, seed):
+        with open("evaluations", "a") as log:
+            log.write(graph.canonical_hash() + "\\n")
+        if int(graph.canonical_hash()[-4:], 16) % 8 == 0:
+            os._exit(3)
+        if os.path.exists("hang"):
+            Path("hanging").touch()
+            ctypes.CDLL(None).pause()
+        return super().evaluate(graph, seed=seed)
+"""
+# A script without `if __name__ == "__main__"`.
+SCRIPT = "import sys; from gflownet.train import main; sys.exit(main(sys.argv[1:]))"
+OPTIONS = [*SMALL, "task=user_task:Poisonous", "evaluation.executor=pool", "evaluation.capacity=2", "log_dir=run"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "user_task.py").write_text(TASK)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    return tmp_path
+
+
+def start(folder: Path, checkout: Path, *command: str) -> subprocess.Popen:
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    with (folder / "output").open("w") as output:
+        return subprocess.Popen([sys.executable, *command], cwd=folder, env=environment, stdout=output, stderr=output)
+
+
+def wait_until(condition: Callable[[], bool], process: subprocess.Popen, *, limit: float = 120.0) -> None:
+    end = time.monotonic() + limit
+    while not condition():
+        assert process.poll() is None, "the run ended"
+        assert time.monotonic() < end
+        time.sleep(0.01)
+
+
+def num_steps(folder: Path) -> int:
+    metrics = folder / "run" / "metrics.jsonl"
+    return len(metrics.read_text().splitlines()) if metrics.exists() else 0
+
+
+def stored_rows(folder: Path) -> dict[str, EvaluationStatus]:
+    query = "SELECT hash, status FROM evaluations WHERE status <> 'running'"
+    with closing(sqlite3.connect(folder / "run" / "evaluations.sqlite")) as connection:
+        return {name: EvaluationStatus(status) for name, status in connection.execute(query)}
+
+
+def evaluations(folder: Path) -> Counter[str]:
+    return Counter((folder / "evaluations").read_text().splitlines())
+
+
+def test_killed_run_leaves_no_process_and_resumes(folder, checkout):
+    process = start(folder, checkout, "script.py", *OPTIONS, "num_training_steps=1000")
+    wait_until(lambda: num_steps(folder) >= 3, process)
+    (folder / "hang").touch()
+    wait_until((folder / "hanging").exists, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    assert len(children) >= 5  # tracker of resources, fork server, monitors, workers
+    process.kill()
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+    process.wait()
+    (folder / "hang").unlink()
+    before = evaluations(folder)
+    in_flight = set(before) - set(stored_rows(folder))
+    options = (*OPTIONS, f"num_training_steps={num_steps(folder) + 5}", "resume=auto")
+    resumed = start(folder, checkout, "-m", "gflownet.train", *options)
+    assert resumed.wait(timeout=120) == 0, (folder / "output").read_text()
+    check_rows(folder, in_flight=in_flight)
+    assert evaluations(folder).total() > before.total()
+
+
+@pytest.mark.slow
+def test_run_with_sampling_workers(folder, checkout):
+    process = start(folder, checkout, "-m", "gflownet.train", *OPTIONS, "num_workers=2", "num_threads=2")
+    assert process.wait(timeout=120) == 0, (folder / "output").read_text()
+    check_rows(folder)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_stopped_run_leaves_no_process(folder, checkout, number):
+    process = start(folder, checkout, "-m", "gflownet.train", *OPTIONS, "num_training_steps=1000")
+    wait_until(lambda: num_steps(folder) >= 3, process)
+    (folder / "hang").touch()
+    wait_until((folder / "hanging").exists, process)
+    children = psutil.Process(process.pid).children(recursive=True)
+    process.send_signal(number)
+    assert process.wait(timeout=30) == 128 + number, (folder / "output").read_text()
+    assert psutil.wait_procs(children, timeout=5)[1] == []
+
+
+@pytest.mark.slow
+def test_task_of_a_script_without_guard_is_a_user_error(folder, checkout):
+    script = textwrap.dedent("""
+        import sys
+        from gflownet.errors import UserError
+        from gflownet.config import load_config
+        from gflownet.evaluation.executors.pool import PoolExecutor
+        from user_task import Poisonous
+
+        class Mine(Poisonous):
+            pass
+
+        config = load_config(None, [])
+        try:
+            PoolExecutor(Mine(config), config.evaluation)
+        except UserError as error:
+            print(error)
+    """)
+    (folder / "script.py").write_text(script)
+    assert start(folder, checkout, "script.py").wait(timeout=60) == 0
+    (line,) = (folder / "output").read_text().splitlines()
+    assert line.startswith("task Mine: defined in the main script, which has no `if __name__ == '__main__':`")
+
+
+@pytest.mark.slow
+def test_task_of_a_script_with_guard_is_evaluated(folder, checkout):
+    script = textwrap.dedent("""
+        from gflownet.config import load_config
+        from gflownet.evaluation.executors.pool import PoolExecutor
+        from gflownet.evaluation.job import Job
+        from tests.evaluation.candidates import classifier_graph
+        from user_task import Poisonous
+
+        class Mine(Poisonous):
+            pass
+
+        if __name__ == "__main__":
+            config = load_config(None, ["evaluation.capacity=1"])
+            with PoolExecutor(Mine(config), config.evaluation) as pool:
+                handle = pool.submit(Job((classifier_graph((8, "relu")),), (1,)), deadline=60)
+                assert pool.wait([handle], timeout=60) == [handle]
+                print(handle.outcomes[0].status)
+    """)
+    (folder / "script.py").write_text(script)
+    assert start(folder, checkout, "script.py").wait(timeout=60) == 0
+    assert (folder / "output").read_text() in ("ok\n", "crashed\n")
+
+
+def check_rows(folder: Path, *, in_flight: set[str] = frozenset()) -> None:  # type: ignore[assignment]
+    """Check that exactly the poisoned graphs crashed, and that the others were evaluated once."""
+    rows, counts = stored_rows(folder), evaluations(folder)
+    assert set(rows) <= set(counts)
+    poisoned = {name for name in rows if int(name[-4:], 16) % 8 == 0}
+    assert 0 < len(poisoned) < len(rows)
+    assert {name for name, status in rows.items() if status is EvaluationStatus.CRASHED} == poisoned
+    assert {status for name, status in rows.items() if name not in poisoned} == {EvaluationStatus.OK}
+    assert all(counts[name] == 1 for name in rows if name not in poisoned | in_flight)
+    assert all(counts[name] > 1 for name in poisoned)
