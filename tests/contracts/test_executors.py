@@ -242,7 +242,7 @@ def test_task_that_cannot_be_pickled_is_a_user_error(name):
 @pytest.mark.parametrize(
     ("task", "reason"),
     [
-        (CannotBeLoaded, "ImportError: no module named gone"),
+        pytest.param(CannotBeLoaded, "ImportError: no module named gone", marks=pytest.mark.slow),
         (DiesWhenLoaded, "exited with status 5; it printed last: no licence"),
     ],
 )

@@ -1,33 +1,26 @@
-"""Fixtures of evaluation: databases of the store."""
+"""The process pool that the tests of its processes share; a pool takes seconds to start."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.postgres_server import missing_server, new_database, running_server
+from gflownet.evaluation.executors.pool import PoolExecutor
+from tests.evaluation.candidates import config_with
+from tests.evaluation.poison_tasks import PoisonTask
+
+OPTIONS = ("evaluation.capacity=2", "evaluation.deadline=1.5", "evaluation.memory_limit=4.0")
 
 
 @pytest.fixture(scope="session")
-def postgres_server() -> Iterator[Path]:
-    """Start one PostgreSQL server for all tests of a process."""
-    reason = missing_server()
-    if reason is not None:
-        pytest.skip(reason)
-    with running_server() as folder:
-        yield folder
+def evaluation_log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file with the key of every candidate whose evaluation began."""
+    return tmp_path_factory.mktemp("poison") / "evaluations"
 
 
-@pytest.fixture
-def postgres(postgres_server: Path) -> str:
-    """Return the URL of an empty PostgreSQL database."""
-    return new_database(postgres_server)
-
-
-@pytest.fixture(params=["sqlite", "postgresql"])
-def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
-    """Return the URL of an empty database, of each kind."""
-    if request.param == "sqlite":
-        return f"sqlite:///{tmp_path / 'evaluations.sqlite'}"
-    url: Callable[[str], str] = request.getfixturevalue
-    return url("postgres")
+@pytest.fixture(scope="session")
+def poison_pool(evaluation_log: Path) -> Iterator[PoolExecutor]:
+    """Return a pool for `PoisonTask`."""
+    pool = PoolExecutor(PoisonTask(evaluation_log), config_with(*OPTIONS).evaluation)
+    yield pool
+    pool.close()

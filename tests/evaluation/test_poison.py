@@ -3,34 +3,20 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
-from pathlib import Path
 
 import psutil
 import pytest
 
 from gflownet.evaluation.dispatcher import Dispatcher
-from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
 from tests.evaluation.candidates import StubCandidate, config_with
+from tests.evaluation.conftest import OPTIONS
 from tests.evaluation.poison_tasks import PoisonTask
 
 OK, FAILED, CRASHED = EvaluationStatus.OK, EvaluationStatus.FAILED, EvaluationStatus.CRASHED
 TIMEOUT, OUT_OF_MEMORY = EvaluationStatus.TIMEOUT, EvaluationStatus.OUT_OF_MEMORY
-CONFIG = config_with("evaluation.capacity=2", "evaluation.deadline=2.0", "evaluation.memory_limit=4.0").evaluation
-
-
-@pytest.fixture(scope="module")
-def log(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("poison") / "evaluations"
-
-
-@pytest.fixture(scope="module")
-def pool(log) -> Iterator[PoolExecutor]:
-    pool = PoolExecutor(PoisonTask(log), CONFIG)
-    yield pool
-    pool.close()
+CONFIG = config_with(*OPTIONS).evaluation
 
 
 @pytest.mark.parametrize(
@@ -43,7 +29,7 @@ def pool(log) -> Iterator[PoolExecutor]:
         ("exit", CRASHED, "SystemExit: "),
         ("raise_base", CRASHED, "UnknownBaseError: not an Exception (poison_tasks.py:"),
         ("interrupt", CRASHED, "KeyboardInterrupt: "),
-        ("spin", TIMEOUT, "expected a result within 2 s"),
+        ("spin", TIMEOUT, "expected a result within 1.5 s"),
         ("allocate", OUT_OF_MEMORY, "RuntimeError: "),
         ("allocate_in_numpy", OUT_OF_MEMORY, "MemoryError: "),
         ("fork", OK, None),
@@ -60,13 +46,13 @@ def pool(log) -> Iterator[PoolExecutor]:
         ("raise_surrogate", FAILED, "ValueError: ? no text"),
     ],
 )
-def test_poison_affects_only_its_row(tmp_path, log, pool, poison, status, error):
-    log.write_text("")
+def test_poison_affects_only_its_row(tmp_path, evaluation_log, poison_pool, poison, status, error):
+    evaluation_log.write_text("")
     names = [f"good {number}" for number in range(15)]
     candidates = [StubCandidate(name) for name in (*names[:5], poison, *names[5:])]
     before = descendants()
     with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
-        dispatcher = Dispatcher(PoisonTask(log), store, pool, config=CONFIG, seed=1)
+        dispatcher = Dispatcher(PoisonTask(evaluation_log), store, poison_pool, config=CONFIG, seed=1)
         evaluations = dispatcher.evaluate(candidates, step=1)
         rows = [store.find(candidate) for candidate in candidates]
         again = dispatcher.evaluate(candidates, step=2)
@@ -77,7 +63,7 @@ def test_poison_affects_only_its_row(tmp_path, log, pool, poison, status, error)
     assert len({tuple(sorted((dict(each.metrics) | {"noise": 0}).items())) for each in evaluations}) == 1
     assert [row.status for row in rows if row is not None] == [OK] * 5 + [status] + [OK] * 10
     assert [each.cached for each in again] == [True] * 16
-    counts = Counter(log.read_text().splitlines())
+    counts = Counter(evaluation_log.read_text().splitlines())
     assert [counts[name] for name in names] == [1] * 15
     # The last candidates of a job that lost its process are evaluated alone, then `max_attempts` counts.
     assert counts[poison] in ((1,) if status in (OK, FAILED) else (CONFIG.max_attempts, CONFIG.max_attempts + 1))

@@ -92,7 +92,7 @@ class Monitor:
         os.set_blocking(self._output, False)
         sys.stdout.flush()
         sys.stderr.flush()
-        self._tail, self._is_ready = b"", False
+        self._tail = b""
         self._pid = os.fork()
         if self._pid == 0:
             work(self._settings, theirs, output)
@@ -108,6 +108,8 @@ class Monitor:
             return reply(ReplyKind.REFUSED, str(error).encode())
         assert self._connection is not None
         finished: list[bytes] = []
+        while self._drain():  # of the previous job
+            pass
         self._tail, start, num_kills = b"", time.monotonic(), num_kills_without_memory()
         try:
             with suppress(BrokenPipeError, ConnectionResetError):
@@ -131,6 +133,8 @@ class Monitor:
             StartError: with the reason.
         """
         for is_last in (False,) * (_MAX_LOST_STARTS - 1) + (True,):
+            if self._is_ready and self._has_ended():  # between two jobs, for example killed by a user
+                self._end_worker()
             if self._connection is None:
                 self.start()
             if self._is_ready:
@@ -149,7 +153,8 @@ class Monitor:
                 self._end_worker()
                 raise StartError(content.decode(errors="replace"))
             self._is_ready = True
-            return
+            if not self._has_ended():
+                return
 
     def _receive(self, limit: float | None, finished: list[bytes]) -> bytes:
         """Return the next message of the worker, and read its output and finished outcomes meanwhile.
@@ -217,7 +222,7 @@ class Monitor:
         os.close(self._output)
         if self._descriptor >= 0:
             os.close(self._descriptor)
-        self._connection = None
+        self._connection, self._is_ready = None, False
         return os.waitstatus_to_exitcode(status)
 
     def _drain(self) -> bool:

@@ -52,9 +52,16 @@ class IndependentContext(ForkServerContext):
         return connection.Pipe(duplex)
 
     def start(self) -> None:
-        """Start the server, if it does not run; it imports the modules while this process goes on."""
-        with _environment(dict.fromkeys(THREAD_LIMITS, "1")):
-            self.server.ensure_running()
+        """Start the server, if it does not run; it imports the modules while this process goes on.
+
+        The server inherits the blocked SIGINT: a Ctrl-C belongs to the main process.
+        """
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        try:
+            with _environment(dict.fromkeys(THREAD_LIMITS, "1")):
+                self.server.ensure_running()
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, previous)
 
     def pid(self) -> int | None:
         """Return the process id of the server, None if it does not run."""

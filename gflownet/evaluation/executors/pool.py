@@ -9,6 +9,7 @@ import signal
 import site
 import sys
 import threading
+import time
 from collections.abc import Collection
 from concurrent.futures import CancelledError
 from concurrent.futures.process import BrokenProcessPool
@@ -112,13 +113,18 @@ class PoolExecutor(Executor):
         return handle
 
     def wait(self, handles: Collection[Handle], *, timeout: float | None) -> list[Handle]:
-        with self._changed:
-            self._changed.wait_for(lambda: any(self._is_finished(handle) for handle in handles), timeout)
-            finished = [handle for handle in handles if handle in self._finished]
-            self._finished.difference_update(finished)
-        for handle in finished:
-            self._collect(handle)
-        return [handle for handle in handles if handle.outcomes is not None]
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            remaining = None if end is None else max(0.0, end - time.monotonic())
+            with self._changed:
+                self._changed.wait_for(lambda: any(self._is_finished(handle) for handle in handles), remaining)
+                finished = [handle for handle in handles if handle in self._finished]
+                self._finished.difference_update(finished)
+            for handle in finished:
+                self._collect(handle)
+            done = [handle for handle in handles if handle.outcomes is not None]
+            if done or remaining == 0:
+                return done
 
     def cancel(self, handle: Handle) -> None:
         submission = self._submissions.pop(handle, None)
@@ -141,20 +147,24 @@ class PoolExecutor(Executor):
         Raises:
             UserError: no process can be started.
         """
-        try:
-            if self._pool is None:
-                self._pool = ProcessPool(
-                    self._capacity,
-                    initializer=child.start_monitor,
-                    initargs=(self._settings,),
-                    context=self._context,  # type: ignore[arg-type]
-                )
-            limit = None if deadline is None else deadline + _GRACE_S
-            future = self._pool.schedule(child.evaluate, args=(message, deadline), timeout=limit)
-        except (BrokenProcessPool, RuntimeError, OSError) as error:
-            raise self._start_error(describe(error)) from error
-        self._submissions[handle] = _Submission(message, deadline, self._pool, future)
+        limit = None if deadline is None else deadline + _GRACE_S
+        while True:
+            pool = self._pool = self._pool or self._new_pool()
+            try:
+                future = pool.schedule(child.evaluate, args=(message, deadline), timeout=limit)
+                break
+            except (BrokenProcessPool, RuntimeError, OSError) as error:  # it broke before this job
+                self._replace(pool, describe(error))
+        self._submissions[handle] = _Submission(message, deadline, pool, future)
         future.add_done_callback(lambda _: self._notify(handle, future))
+
+    def _new_pool(self) -> ProcessPool:
+        return ProcessPool(
+            self._capacity,
+            initializer=child.start_monitor,
+            initargs=(self._settings,),
+            context=self._context,  # type: ignore[arg-type]
+        )
 
     def _notify(self, handle: Handle, future: ProcessFuture) -> None:
         """Wake `wait`. Called by pebble's threads, and by `cancel`."""
