@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.util
 import warnings
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -32,20 +33,28 @@ class DigitsTask(SupervisedTask):
         return digits_splits(seed=self.config.evaluation.split_seed)
 
     def reference(self, *, seeds: Sequence[int]) -> Reference:
-        """Return the accuracy of scikit-learn's MLPClassifier with its defaults: 100 hidden units, 200 epochs."""
+        """Return the scores of scikit-learn's MLPClassifier."""
         evaluation = self.config.evaluation
-        splits = digits_splits(seed=evaluation.split_seed)
-        models = [_mlp(splits.train, seed=seed) for seed in seeds]
-        size = sum(values.size for values in (*models[0].coefs_, *models[0].intercepts_))
+        reference = mlp_reference(digits_splits(seed=evaluation.split_seed), seeds=seeds)
+        assert reference.num_parameters is not None
         factor = soft_size_objective(
-            1.0, size, target_parameters=evaluation.target_parameters, size_weight=evaluation.size_weight
+            1.0,
+            reference.num_parameters,
+            target_parameters=evaluation.target_parameters,
+            size_weight=evaluation.size_weight,
         )
-        return Reference(
-            "scikit-learn MLPClassifier",
-            validation=[factor * _accuracy(model, splits.validation) for model in models],
-            test=[_accuracy(model, splits.test) for model in models],
-            num_parameters=size,
-        )
+        return replace(reference, validation=[factor * accuracy for accuracy in reference.validation])
+
+
+def mlp_reference(splits: Splits, *, seeds: Sequence[int]) -> Reference:
+    """Return the accuracies of scikit-learn's MLPClassifier with its defaults: 100 hidden units, up to 200 epochs."""
+    models = [_mlp(splits.train, seed=seed) for seed in seeds]
+    return Reference(
+        "scikit-learn MLPClassifier",
+        validation=[_accuracy(model, splits.validation) for model in models],
+        test=[_accuracy(model, splits.test) for model in models],
+        num_parameters=sum(values.size for values in (*models[0].coefs_, *models[0].intercepts_)),
+    )
 
 
 def _mlp(data: Split, *, seed: int) -> MLPClassifier:

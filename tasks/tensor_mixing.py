@@ -16,11 +16,11 @@ from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearN
 from gflownet.envs.tensor_program import TensorProgram, read_inputs
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.randomness import seeded
-from gflownet.evaluation.task import GFNTask, Score
+from gflownet.evaluation.task import GFNTask, Reference, Score
 from gflownet.evaluation.training import Split
 from gflownet.options import AT_LEAST_ONE, POSITIVE, option
 
-from .digits import digits_splits
+from .digits import digits_splits, mlp_reference
 
 IMAGE = "X"  # the input that is an image; all others are parameters
 SIDE, NUM_CLASSES = 8, 10
@@ -74,6 +74,10 @@ class TensorMixingTask(GFNTask):
         with seeded(seed):
             trained = self._trained(graph)
         return None if trained is None else self._accuracy(graph, trained[0], trained[1], self._splits.test)
+
+    def reference(self, *, seeds: Sequence[int]) -> Reference:
+        """Return the accuracies of scikit-learn's MLPClassifier on the same images."""
+        return mlp_reference(self._splits, seeds=seeds)
 
     def _trained(self, graph: TensorProgram) -> tuple[list[Tensor], float, float] | None:
         """Return the trained parameters, the scale of the layer, and the last loss; None if no image is read."""

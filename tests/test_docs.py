@@ -22,6 +22,7 @@ from tests.running_server import running_server
 
 DOCS = (
     "quickstart.md",
+    "final-stage.md",
     "adding-a-task.md",
     "extending.md",
     "workers.md",

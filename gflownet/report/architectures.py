@@ -66,7 +66,7 @@ def final_intervals(top: Sequence[TopArchitecture]) -> list[Interval | None]:
 
     Rank 0 has the largest of several means, so an interval for one mean alone is too narrow: of 10 architectures of
     digits with 5 seeds each, it covered the mean of 10 further seeds in 77 to 82 % of 4,000 resampled runs, and these
-    intervals did in 95 to 97 % (docs/evaluation-final.md).
+    intervals did in 95 to 97 % (docs/final-stage.md).
     """
     complete = [bool(architecture.scores) and not architecture.errors for architecture in top]
     samples = [architecture.scores for architecture, is_complete in zip(top, complete, strict=True) if is_complete]

@@ -92,3 +92,16 @@ def test_log_reward_grows_with_score_and_with_nothing_else(task):
     assert worse < better <= 0
     floored = task.log_reward(torch.tensor([0.0, -1.0]), conditioning)
     assert torch.isfinite(floored).all()
+
+
+def test_cheap_score_is_independent_of_seed(task, graph):
+    """The final stage leaves out cheap tasks, because new seeds give the same score."""
+    if task.is_cheap:
+        assert task.evaluate(graph, seed=1) == task.evaluate(graph, seed=2)
+
+
+def test_reference_has_one_score_per_seed(task):
+    reference = task.reference(seeds=[5])
+    if reference is not None:
+        assert len(reference.validation) == len(reference.test) == 1
+        assert 0 < reference.validation[0] <= task.max_score

@@ -65,3 +65,19 @@ def test_good_architectures_beat_bad_ones():
     test_accuracy = task.test(classifier_graph((64, "relu"), skip=True), seed=0)
     assert test_accuracy is not None
     assert test_accuracy > 0.9
+
+
+def test_reference_is_a_good_classifier():
+    """Accuracies of 0.96 to 0.98; the validation score is scaled by the number of parameters as for any candidate."""
+    overrides = ("evaluation.size_weight=0.1", "evaluation.target_parameters=7510")
+    reference, scaled = (
+        TASKS.load("digits")(config_with(*options)).reference(seeds=[0])
+        for options in (overrides, (*overrides[:1], "evaluation.target_parameters=15020"))
+    )
+    assert reference is not None
+    assert scaled is not None
+    assert reference.num_parameters == 64 * 100 + 100 + 100 * 10 + 10
+    assert 0.95 < reference.validation[0] < 1
+    assert 0.95 < reference.test[0] < 1
+    assert scaled.validation[0] == pytest.approx(reference.validation[0] * 2**0.1)
+    assert scaled.test == reference.test
