@@ -7,16 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor
 
 from gflownet.data.sampler import sample_backward, sample_forward
+from gflownet.evaluation.claims import Store
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.evaluation.dispatcher import EvaluationStoppedError, Store
+from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
+from gflownet.evaluation.store import Claim, EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import GFNTask
 from gflownet.graphs.canonical import Candidate
 from gflownet.mdp.context import GraphBuildingEnvContext
@@ -72,11 +73,27 @@ class CertificateStore:
     def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]:
         """Return the record of each graph, or None."""
         pairs = zip(self._run.find_many(identities), self._new.find_many(identities), strict=True)
-        return [first or second for first, second in pairs]
+        return [new or known for known, new in pairs]  # a new one is another attempt
 
     def add(self, records: Iterable[EvaluationRecord]) -> None:
         """Store new evaluations."""
         self._new.add(records)
+
+    def claim(self, candidates: Iterable[tuple[Candidate, Identity]], **options: Any) -> list[Claim]:
+        """Return the claims of new evaluations, see `EvaluationStore.claim`."""
+        return self._new.claim(candidates, **options)
+
+    def start(self, identities: Iterable[Identity], *, owner: str) -> None:
+        """Count an attempt, see `EvaluationStore.start`."""
+        self._new.start(identities, owner=owner)
+
+    def renew(self, *, owner: str, lease: float) -> int:
+        """Extend the claims of an owner."""
+        return self._new.renew(owner=owner, lease=lease)
+
+    def release(self, *, owner: str, identities: Sequence[Identity] | None = None) -> int:
+        """Give back claims of an owner."""
+        return self._new.release(owner=owner, identities=identities)
 
 
 @dataclass(frozen=True)

@@ -16,8 +16,9 @@ from gflownet.data.replay import ReplayBuffer
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
+from gflownet.evaluation.claims import Store
 from gflownet.evaluation.config import BudgetConfig
-from gflownet.evaluation.dispatcher import Dispatcher, Store
+from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor
 from gflownet.evaluation.halving import build_halving

@@ -65,6 +65,8 @@ class GFNTrainer(Components):
                 folder.repair_store()
             location = config.evaluation.store_url or folder.store
             store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
+            if folder.resumed:
+                store.requeue(run=self.run_id)
             stop = stack.enter_context(stop_signals())
             executor = stack.enter_context(self.build_executor())
             stop.react = executor.interrupt
@@ -80,6 +82,7 @@ class GFNTrainer(Components):
             )
             quarantine = Quarantine(folder)
             evaluator.on_result = quarantine.add
+            stack.callback(evaluator.close)
             logger = self._open_logger(folder)  # outside of `try`: its error needs no report
             try:
                 with logger:

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-START_DEADLINE_S = 30.0
+START_DEADLINE_S = 120.0
 _USER = "tester"
 _numbers = itertools.count()
 

@@ -7,11 +7,14 @@ import math
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
+from gflownet.errors import UserError
 from gflownet.evaluation.budget import Budget
+from gflownet.evaluation.claims import Claims, Store
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation, Evaluator, evaluation_of
 from gflownet.evaluation.executors.base import Executor, Handle
@@ -35,18 +38,14 @@ TEST_METRIC = "test_score"
 _JOBS_PER_PLACE = 2
 # Reason of an EvaluationStoppedError after a signal.
 STOP_REQUEST = "stop request"
+# Shortest and longest time between two looks at graphs that other processes evaluate, seconds.
+_SHORTEST_LOOK_S, _LONGEST_LOOK_S = 0.02, 0.5
+# Evaluations during which the main process may end before a graph is recorded as CRASHED, even if `max_attempts` is 1.
+_MIN_LOST = 2
 
 
 class EvaluationStoppedError(Exception):
     """The evaluation ended early: a stop request or a spent budget. Finished candidates are in the store."""
-
-
-class Store(Protocol):
-    """The part of an evaluation store that a dispatcher uses."""
-
-    def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]: ...
-
-    def add(self, records: Iterable[EvaluationRecord]) -> None: ...
 
 
 @dataclass(frozen=True)
@@ -76,6 +75,7 @@ class Ticket:
     outcome: Outcome | None = None  # None if the row was known
     attempts: int = 0
     is_alone: bool = False  # in a separate job from now on
+    is_suspect: bool = False  # an earlier main process ended during its evaluation
     # With successive halving:
     parent: Ticket | None = None  # of the whole training, if this is a part of it
     fidelity: int = 0  # epochs or steps done
@@ -136,8 +136,14 @@ class Dispatcher(Evaluator):
         self._waiting: deque[Ticket] = deque()  # for a place in budget.evaluations
         self._queue: deque[Ticket] = deque()
         self._end: str | None = None  # reason of the end
+        # Two evaluations of a cheap task cost less than one claim.
+        claims = Claims(store, run=run, lease=config.lease, max_attempts=config.max_attempts)
+        self._claims = None if task.is_cheap else claims
+        self._elsewhere: dict[Identity, Ticket] = {}  # claimed by other processes
+        self._last_look, self._look_pause = -math.inf, _SHORTEST_LOOK_S
         self._running: dict[Handle, list[Ticket]] = {}
         self._unwritten: list[EvaluationRecord] = []
+        self._stopped_early: list[Identity] = []  # claimed trainings that get no row
         self._last_write = time.monotonic()
         self._mean_seconds = math.inf  # of a candidate, moving average
         self._lock = threading.RLock()
@@ -200,6 +206,9 @@ class Dispatcher(Evaluator):
         """
         with self._lock:
             self._end_if_due()
+            num = self._look_elsewhere()
+            if self._elsewhere and not num and not self._running and not self._queue:
+                time.sleep(self._look_pause if timeout is None else min(timeout, self._look_pause))
             try:
                 done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
             except EvaluationInterruptedError:
@@ -208,7 +217,7 @@ class Dispatcher(Evaluator):
             except BaseException:  # an interrupt during an inline evaluation
                 self.flush()
                 raise
-            num = sum(self._finish(handle) for handle in done)
+            num += sum(self._finish(handle) for handle in done)
             if time.monotonic() - self._last_write >= _WRITE_AFTER_S:
                 self.flush()
             self._start_jobs()
@@ -225,7 +234,15 @@ class Dispatcher(Evaluator):
             self._queue.clear()
             self._waiting.clear()
             self._tickets.clear()
+            self._elsewhere.clear()
             self.flush()
+            if self._claims is not None:
+                self._claims.release()
+
+    def close(self) -> None:
+        """Cancel; without an error if the store cannot be written."""
+        with suppress(UserError):
+            self.cancel()
 
     @property
     def num_evaluated(self) -> int:
@@ -245,7 +262,11 @@ class Dispatcher(Evaluator):
     def _enter(self, ticket: Ticket) -> None:
         """Queue the ticket of a graph that is not in flight, unless it is known or too large."""
         record = ticket.record
-        is_open = record is None or record.status is EvaluationStatus.REFUSED  # by an earlier, smaller budget
+        is_open = (
+            record is None
+            or record.status is EvaluationStatus.REFUSED  # by an earlier, smaller budget
+            or record.may_be_retried(run=self.run, max_attempts=self.config.max_attempts)
+        )
         outcome = self.budget.refusal(self.task, ticket.request.candidate) if is_open else None
         if record is not None and (not is_open or outcome is not None):
             return
@@ -280,7 +301,7 @@ class Dispatcher(Evaluator):
         if rung is None or self.halving is None:
             return ticket
         request = replace(ticket.request, fidelity=rung, schedule=self.halving.max_fidelity, saves_training=True)
-        return Ticket(request, ticket.step, parent=ticket, fidelity=ticket.fidelity, training=ticket.training)
+        return replace(ticket, request=request, parent=ticket, attempts=0)
 
     def _end_part(self, part: Ticket, ticket: Ticket, record: EvaluationRecord) -> None:
         """Finish the ticket of a candidate that failed or is stopped; queue the next part of others."""
@@ -292,6 +313,7 @@ class Dispatcher(Evaluator):
         else:
             self._count(ticket.record)
             del self._tickets[ticket.request.identity]
+            self._stopped_early.append(ticket.request.identity)
 
     def _end_if_due(self) -> None:
         """Raise EvaluationStoppedError after a stop request, or when the budget is spent."""
@@ -321,13 +343,58 @@ class Dispatcher(Evaluator):
         raise EvaluationStoppedError(reason)
 
     def _admit(self) -> None:
-        """Queue waiting candidates while the budget has evaluations left."""
+        """Claim waiting candidates while the budget has evaluations left."""
+        admitted = []
         while self._waiting and self.budget.num_left(len(self._tickets) - len(self._waiting)) > 0:
-            self._queue.append(self._part(self._waiting.popleft()))
+            admitted.append(self._waiting.popleft())
+        self._claim(admitted)
+
+    def _claim(self, tickets: Sequence[Ticket]) -> None:
+        """Queue the tickets of graphs that no other process evaluates."""
+        if self._claims is None or not tickets:
+            self._queue.extend(map(self._part, tickets))
+            return
+        pairs = [(ticket.request.candidate, ticket.request.identity) for ticket in tickets]
+        granted = self._claims.take(pairs, step=tickets[0].step)
+        for ticket in tickets:
+            identity = ticket.request.identity
+            attempts = granted.get(identity)
+            if attempts is None:
+                if identity not in self._elsewhere:
+                    self._elsewhere[identity], self._look_pause = ticket, _SHORTEST_LOOK_S
+                continue
+            self._elsewhere.pop(identity, None)
+            ticket.attempts, ticket.is_suspect, ticket.is_alone = attempts, attempts > 0, attempts > 0
+            if attempts >= max(self.config.max_attempts, _MIN_LOST):
+                error = f"the process of the run ended in each of {attempts} evaluations of this graph"
+                self._record(ticket, Outcome(EvaluationStatus.CRASHED, 0.0, error=error, is_transient=True))
+            else:
+                self._queue.append(self._part(ticket))
+
+    def _look_elsewhere(self) -> int:
+        """Take the results of other processes, claim what they lost, and return the number of results."""
+        if not self._elsewhere or time.monotonic() - self._last_look < self._look_pause:
+            return 0
+        self._last_look, self._look_pause = time.monotonic(), min(2 * self._look_pause, _LONGEST_LOOK_S)
+        tickets = list(self._elsewhere.values())
+        for ticket, record in zip(tickets, self.store.find_many(list(self._elsewhere)), strict=True):
+            ticket.record = record
+        self._in_order(tickets)
+        for ticket in tickets:
+            if ticket.record is not None:
+                del self._elsewhere[ticket.request.identity], self._tickets[ticket.request.identity]
+        self._claim(list(self._elsewhere.values()))
+        return sum(ticket.record is not None for ticket in tickets)
 
     def _start_jobs(self) -> None:
         self._admit()
         while self._queue and len(self._running) < _JOBS_PER_PLACE * self.executor.capacity:
+            if self._queue[0].is_suspect:
+                if len(self._running) >= self.executor.capacity:
+                    return  # if it ends this process too, it alone is to blame
+                self.flush()
+                if self._claims is not None:
+                    self._claims.start((self._queue[0].parent or self._queue[0]).request.identity)
             tickets = self._next_group()
             requests = [self._job_request(ticket) for ticket in tickets]
             first = requests[0]
@@ -421,6 +488,8 @@ class Dispatcher(Evaluator):
             metrics={} if score is None else {**score.metrics, **test},
             fidelity=ticket.request.identity.fidelity,
             seed=ticket.request.identity.seed,
+            attempts=max(ticket.attempts, 1),
+            is_transient=outcome.is_transient,
             parent=ticket.fidelity or None,
             curve=outcome.curve,
         )
@@ -449,6 +518,9 @@ class Dispatcher(Evaluator):
             records, self._unwritten = self._unwritten, []
             for record in records:
                 self.on_result(record)
+            stopped_early, self._stopped_early = self._stopped_early, []
             if records:
                 self.store.add(records)
+                if self._claims is not None:
+                    self._claims.finish([record.identity for record in records], dropped=stopped_early)
             self._last_write = time.monotonic()

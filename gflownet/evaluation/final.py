@@ -12,12 +12,13 @@ from typing import Any
 from torch import Tensor
 
 from gflownet.errors import UserError
+from gflownet.evaluation.claims import Store
 from gflownet.evaluation.config import FinalConfig
-from gflownet.evaluation.dispatcher import TEST_METRIC, Dispatcher, EvaluationStoppedError, Request, Store, Ticket
+from gflownet.evaluation.dispatcher import TEST_METRIC, Dispatcher, EvaluationStoppedError, Request, Ticket
 from gflownet.evaluation.execution import describe, restored
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.randomness import candidate_seed
-from gflownet.evaluation.store import EvaluationRecord, Identity
+from gflownet.evaluation.store import Claim, EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask, Reference
 from gflownet.graphs.canonical import Candidate
 
@@ -107,6 +108,21 @@ class NoStore:
 
     def add(self, records: Iterable[EvaluationRecord]) -> None:
         """Keep nothing."""
+
+    def claim(self, candidates: Iterable[tuple[Candidate, Identity]], **_: Any) -> list[Claim]:
+        """Grant every claim."""
+        return [Claim(identity, 0) for _, identity in candidates]
+
+    def start(self, identities: Iterable[Identity], *, owner: str) -> None:
+        """Keep nothing."""
+
+    def renew(self, *, owner: str, lease: float) -> int:
+        """Return 0: no claim ends."""
+        return 0
+
+    def release(self, *, owner: str, identities: Sequence[Identity] | None = None) -> int:
+        """Return 0: no claim is kept."""
+        return 0
 
 
 @dataclass

@@ -125,7 +125,7 @@ class EvaluationStore:
             self._add_context(connection)
             return {row[0]: row[1] for row in connection.execute(statement, values)}
 
-        granted = self._database.write(insert_or_take)
+        granted = self._database.write(insert_or_take, is_result=False)
         self._is_context_known = True
         return [Claim(identity, granted[digest]) for digest, (identity, _) in batch.items() if digest in granted]
 
@@ -140,9 +140,12 @@ class EvaluationStore:
         until = self._database.now() + lease
         return self._update(sql.update(EVALUATIONS).where(self._claims_of(owner)).values(lease_until=until))
 
-    def release(self, *, owner: str) -> int:
-        """Give back all claims of an owner, none of them counted as an attempt; return their number."""
+    def release(self, *, owner: str, identities: Sequence[Identity] | None = None) -> int:
+        """Give back claims of an owner, all by default, none of them counted as an attempt; return their number."""
         claims = self._claims_of(owner)
+        if identities is not None:
+            digests = [identity.digest(self._context) for identity in identities]
+            claims &= EVALUATIONS.c.identity_digest.in_(digests)
 
         def give_back(connection: sql.Connection) -> int:
             never_ended = claims & (EVALUATIONS.c.attempts == 0)
@@ -150,7 +153,7 @@ class EvaluationStore:
             values = {"owner": None, "lease_until": 0.0, "started": 0}
             return deleted + connection.execute(sql.update(EVALUATIONS).where(claims).values(values)).rowcount
 
-        return self._database.write(give_back)
+        return self._database.write(give_back, is_result=False)
 
     def requeue(self, *, run: str) -> int:
         """End the leases of all claims of a run, whose process has ended; return their number."""
@@ -263,7 +266,7 @@ class EvaluationStore:
         return EVALUATIONS.c.id.in_(mine.order_by(EVALUATIONS.c.identity_digest).with_for_update())
 
     def _update(self, statement: sql.Update) -> int:
-        return self._database.write(lambda connection: connection.execute(statement).rowcount)
+        return self._database.write(lambda connection: connection.execute(statement).rowcount, is_result=False)
 
     def _add_context(self, connection: sql.Connection) -> None:
         if not self._is_context_known:

@@ -53,8 +53,13 @@ class Database:
         with self._errors_in_one_line(verb), self._engine.connect() as connection:
             yield connection
 
-    def write(self, change: Callable[[sql.Connection], T], *, verb: str = "used") -> T:
-        """Return the result of a function within one transaction, durable on return.
+    def write(self, change: Callable[[sql.Connection], T], *, verb: str = "used", is_result: bool = True) -> T:
+        """Return the result of a function within one transaction, which a kill of the process does not undo.
+
+        Args:
+            change: reads and writes by the connection.
+            verb: of the error message.
+            is_result: wait for the disk, so that a power failure does not undo it either.
 
         Raises:
             UserError: the database cannot be written, for example on a full disk; it is unchanged.
@@ -62,8 +67,10 @@ class Database:
         for retries in range(_NUM_RETRIES, -1, -1):
             try:
                 with self._errors_in_one_line(verb), self._engine.connect() as connection:
-                    connection = connection.execution_options(writes=True)
+                    connection = connection.execution_options(writes="FULL" if is_result else "NORMAL")
                     with connection.begin():
+                        if self.dialect == "postgresql" and not is_result:
+                            connection.exec_driver_sql("SET LOCAL synchronous_commit = off")
                         return change(connection)
             except UserError as error:
                 state = getattr(getattr(error.__cause__, "orig", None), "sqlstate", None)
@@ -159,7 +166,9 @@ def _sqlite_engine(url: sql.URL) -> sql.Engine:
     @event.listens_for(engine, "begin")
     def begin(connection: sql.Connection) -> None:
         # A writer that begins as a reader would fail, not wait, where another one wrote meanwhile.
-        writes = connection.get_execution_options().get("writes")
-        connection.exec_driver_sql("BEGIN IMMEDIATE" if writes else "BEGIN")
+        synchronous = connection.get_execution_options().get("writes")
+        if synchronous:
+            connection.exec_driver_sql(f"PRAGMA synchronous={synchronous}")
+        connection.exec_driver_sql("BEGIN IMMEDIATE" if synchronous else "BEGIN")
 
     return engine

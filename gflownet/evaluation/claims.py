@@ -1,0 +1,109 @@
+"""Claims of a dispatcher in the store, kept alive by a thread while its evaluations run."""
+
+from __future__ import annotations
+
+import logging
+import os
+import threading
+import uuid
+from collections.abc import Iterable, Sequence
+from typing import Protocol
+
+from gflownet.errors import UserError
+from gflownet.evaluation.store import Claim, EvaluationRecord, Identity
+from gflownet.graphs.canonical import Candidate
+
+# Heartbeats per lease: short leases end those of healthy processes (optuna issue 5470).
+HEARTBEATS = 5
+_log = logging.getLogger(__name__)
+
+
+class Store(Protocol):
+    """The part of an evaluation store that a dispatcher uses."""
+
+    def find_many(self, identities: Sequence[Identity]) -> list[EvaluationRecord | None]: ...
+
+    def add(self, records: Iterable[EvaluationRecord]) -> None: ...
+
+    def claim(
+        self,
+        candidates: Iterable[tuple[Candidate, Identity]],
+        *,
+        owner: str,
+        run: str,
+        step: int,
+        lease: float,
+        max_attempts: int,
+    ) -> list[Claim]: ...
+
+    def start(self, identities: Iterable[Identity], *, owner: str) -> None: ...
+
+    def renew(self, *, owner: str, lease: float) -> int: ...
+
+    def release(self, *, owner: str, identities: Sequence[Identity] | None = None) -> int: ...
+
+
+class Claims:
+    """The claims of one owner. A daemon thread renews them, so that neither a long evaluation nor a long training step
+    ends their lease; it ends with the last claim."""
+
+    def __init__(self, store: Store, *, run: str, lease: float, max_attempts: int) -> None:
+        self.owner = f"{os.uname().nodename}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
+        self._store, self._run, self._lease, self._max_attempts = store, run, lease, max_attempts
+        self._claimed: set[Identity] = set()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+        self._released = threading.Event()
+
+    def take(self, candidates: Sequence[tuple[Candidate, Identity]], *, step: int) -> dict[Identity, int]:
+        """Return the identities that this owner may evaluate, with their numbers of earlier attempts."""
+        claims = self._store.claim(
+            candidates,
+            owner=self.owner,
+            run=self._run,
+            step=step,
+            lease=self._lease,
+            max_attempts=self._max_attempts,
+        )
+        with self._lock:
+            self._claimed |= {claim.identity for claim in claims}
+            if self._claimed and self._thread is None:
+                self._released.clear()
+                self._thread = threading.Thread(target=self._renew, name="evaluation leases", daemon=True)
+                self._thread.start()
+        return {claim.identity: claim.attempts for claim in claims}
+
+    def start(self, identity: Identity) -> None:
+        """Count an attempt of a graph that was in an evaluation when its process ended."""
+        self._store.start([identity], owner=self.owner)
+
+    def finish(self, written: Iterable[Identity], *, dropped: Sequence[Identity] = ()) -> None:
+        """Forget the claims of written rows, and give back those of graphs that get no row."""
+        with self._lock:
+            self._claimed -= {*written, *dropped}
+        if dropped:
+            self._store.release(owner=self.owner, identities=dropped)
+
+    def release(self) -> None:
+        """Give back all claims and end the thread."""
+        with self._lock:
+            had_claims, self._claimed = bool(self._claimed), set()
+            thread = self._thread
+        self._released.set()
+        if thread is not None:
+            thread.join()
+        if had_claims:
+            self._store.release(owner=self.owner)
+
+    def _renew(self) -> None:
+        while not self._released.wait(self._lease / HEARTBEATS):
+            with self._lock:
+                if not self._claimed:
+                    self._thread = None
+                    return
+            try:
+                self._store.renew(owner=self.owner, lease=self._lease)
+            except UserError as error:  # tried again; results count also after the lease
+                _log.warning("%s", error)
+        with self._lock:
+            self._thread = None
