@@ -19,7 +19,7 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 # A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"errors": None, "optimisers": None, "layered_drawing": set()},
-    {"files": {"errors"}, "options": {"errors"}, "plugins": {"errors"}},
+    {"files": {"errors"}, "options": {"errors"}, "plugins": {"errors"}, "random_states": set()},
     {"graphs": set(), "autodiff": set(), "rhn": set(), "workers": set()},
     {"translation": {"graphs", "rhn"}, "mdp": {"graphs"}, "utils": {"workers"}},
     {"envs": {"mdp", "graphs", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp", "graphs"}},

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 import torch
+
+from gflownet.random_states import seeded as seeded
 
 
 def candidate_seed(run_seed: int, canonical_hash: str, repeat: int = 0) -> int:
@@ -17,21 +18,6 @@ def candidate_seed(run_seed: int, canonical_hash: str, repeat: int = 0) -> int:
     text = f"{run_seed}:{canonical_hash}" + (f":{repeat}" if repeat else "")
     digest = hashlib.sha256(text.encode()).digest()
     return int.from_bytes(digest[:4], "big") >> 1
-
-
-@contextmanager
-def seeded(seed: int) -> Iterator[None]:
-    """Seed the global generators of torch (CPU), numpy and Python in the block and restore them after it."""
-    states = torch.get_rng_state(), np.random.get_state(), random.getstate()
-    torch.default_generator.manual_seed(seed)
-    np.random.seed(seed)
-    random.seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(states[0])
-        np.random.set_state(states[1])
-        random.setstate(states[2])
 
 
 def global_states() -> dict[str, Any]:

@@ -11,6 +11,8 @@ import numpy as np
 import torch
 from torch.utils.data import get_worker_info as get_loader_worker_info
 
+from gflownet import random_states
+
 CPU = torch.device("cpu")
 
 # Parameters of mallopt(3). Setting the first stops the C library from raising the second by itself.
@@ -75,10 +77,9 @@ def set_worker_rng_seed(seed: int) -> None:
 
 def get_random_state() -> dict[str, Any]:
     """Return the states of torch's, numpy's and Python's generators as tensors and plain containers."""
-    version, words, gauss = random.getstate()
-    _, keys, position, has_gauss, cached = np.random.get_state(legacy=True)  # type: ignore[misc]
+    of_torch, (_, keys, position, has_gauss, cached), (version, words, gauss) = random_states.states()
     return {
-        "torch": torch.get_rng_state(),
+        "torch": of_torch,
         "python": [version, list(words), gauss],
         "numpy": [torch.from_numpy(np.asarray(keys).astype(np.int64)), int(position), int(has_gauss), float(cached)],
     }
@@ -88,9 +89,8 @@ def set_random_state(state: dict[str, Any]) -> None:
     """Restore a state returned by `get_random_state`."""
     version, words, gauss = state["python"]
     keys, position, has_gauss, cached = state["numpy"]
-    torch.set_rng_state(state["torch"])
-    random.setstate((version, tuple(words), gauss))
-    np.random.set_state(("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached))
+    of_numpy = ("MT19937", keys.numpy().astype(np.uint32), position, has_gauss, cached)
+    random_states.set_states((state["torch"], of_numpy, (version, tuple(words), gauss)))
 
 
 def stream_seed(seed: int, *stream: int) -> int:

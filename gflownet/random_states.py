@@ -1,0 +1,72 @@
+"""Global random generators of torch (CPU), numpy and Python: their states, and their use by a candidate for a while."""
+
+from __future__ import annotations
+
+import random
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import numpy as np
+import torch
+
+_lock = threading.RLock()
+# The thread that has seeded the generators for a candidate, and the states of the run meanwhile.
+_borrower: int | None = None
+_states_of_run: tuple[Any, ...] | None = None
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Seed the generators in the block and restore them after it.
+
+    Meanwhile other threads read and set the states of the run, see `states` and `set_states`. A block of another thread
+    must not start before this one ends; blocks of one thread may be nested.
+    """
+    global _borrower, _states_of_run
+    with _lock:
+        is_outermost, before = _borrower is None, _read()
+        if is_outermost:
+            _borrower, _states_of_run = threading.get_ident(), before
+        torch.default_generator.manual_seed(seed)
+        np.random.seed(seed)
+        random.seed(seed)
+    try:
+        yield
+    finally:
+        with _lock:
+            if is_outermost:
+                before = _states_of_run or before
+                _borrower = _states_of_run = None
+            _write(before)
+
+
+def states() -> tuple[Any, ...]:
+    """Return the states of torch's, numpy's and Python's generator; in other threads than a candidate's, the run's."""
+    with _lock:
+        return _states_of_run if _states_of_run is not None and _is_elsewhere() else _read()
+
+
+def set_states(values: tuple[Any, ...]) -> None:
+    """Restore the result of `states`."""
+    global _states_of_run
+    with _lock:
+        if _states_of_run is not None and _is_elsewhere():
+            _states_of_run = values
+        else:
+            _write(values)
+
+
+def _is_elsewhere() -> bool:
+    return _borrower != threading.get_ident()
+
+
+def _read() -> tuple[Any, ...]:
+    return torch.get_rng_state(), np.random.get_state(legacy=True), random.getstate()
+
+
+def _write(values: tuple[Any, ...]) -> None:
+    torch.set_rng_state(values[0])
+    np.random.set_state(values[1])
+    random.setstate(values[2])
