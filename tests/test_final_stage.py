@@ -45,7 +45,7 @@ def test_run_saves_models_with_reported_scores(tmp_path, capsys):
     assert f'gflownet.load("{folder / "top_architectures.json"}", rank=0)' in shown
 
 
-def test_run_saves_weights_of_recurrent_stacks(tmp_path):
+def test_run_saves_weights_of_recurrent_stacks(tmp_path, capsys):
     folder = tmp_path / "run"
     options = [
         *TINY_RUN,
@@ -62,6 +62,9 @@ def test_run_saves_weights_of_recurrent_stacks(tmp_path):
     assert {name: value.shape for name, value in model.state_dict().items()} == {
         name: value.shape for name, value in tensors.items()
     }
+    assert f"weights: {folder / 'architectures'}" in capsys.readouterr().out
+    with pytest.raises(ValueError, match="expected a computation graph, got an object of another environment"):
+        gflownet.load(folder / "top_architectures.json")
 
 
 def test_interrupted_final_stage_reports_and_resumes(tmp_path, capsys):

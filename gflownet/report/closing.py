@@ -77,7 +77,7 @@ def report_run(
         notes=() if final is None else [*_captions(final), *final.notes],
         console=console,
     )
-    for line in _program_lines([each.record for each in top[:NUM_WRITTEN]]):
+    for line in () if is_loadable else _other_lines(folder, top):
         report_line(line)
     if evaluated:
         report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
@@ -129,10 +129,12 @@ def _captions(final: FinalStage) -> Iterator[str]:
         yield "the final stage was interrupted: ranked by the trainings so far, rows without one by the search's score"
 
 
-def _program_lines(records: Sequence[EvaluationRecord]) -> Iterator[str]:
-    """Yield the programs of tensor-program graphs."""
-    for rank, record in enumerate(records):
-        program = json.loads(record.graph)["graph"].get("program")
+def _other_lines(folder: Path, top: Sequence[TopArchitecture]) -> Iterator[str]:
+    """Yield the folder of the weights, and the first programs of tensor-program graphs."""
+    if any(architecture.weights is not None for architecture in top):
+        yield f"weights: {folder / PICTURES_NAME}"
+    for rank, architecture in enumerate(top[:NUM_WRITTEN]):
+        program = json.loads(architecture.record.graph)["graph"].get("program")
         if program is not None:
             yield f"rank {rank}: {program}"
 

@@ -75,7 +75,11 @@ def _entry(path: str | Path, rank: int) -> dict[str, Any]:
 
 
 def _graph(entry: Mapping[str, Any]) -> ComputationGraph:
-    graph = ComputationGraph.from_dict(entry["graph"])
+    match entry["graph"]:
+        case {"nodes": [{"name": _}, *_]}:
+            raise ValueError("expected a computation graph, got an object of another environment")
+        case data:
+            graph = ComputationGraph.from_dict(data)
     # Until 2026-11 the projection was written next to the graph, not into it.
     is_old = "projection" in entry and "translation" not in graph.config
     return graph.with_translation({"projection": entry["projection"]}) if is_old else graph
