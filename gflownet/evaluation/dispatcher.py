@@ -129,7 +129,7 @@ class Dispatcher(Evaluator):
         self.halving = halving
         self.counts: Counter[str] = Counter()
         self.evaluation_seconds = 0.0  # of all finished attempts
-        self.on_result: Callable[[EvaluationRecord], None] = lambda record: None  # called before a row is written
+        self.on_result: Callable[[EvaluationRecord], None] = lambda record: None  # called when a row is written
         self.watch: Callable[[], None] = lambda: None  # called in the main thread while results are awaited
         self._stopped = stopped
         self._tickets: dict[Identity, Ticket] = {}
@@ -270,6 +270,8 @@ class Dispatcher(Evaluator):
         outcome = self.budget.refusal(self.task, ticket.request.candidate) if is_open else None
         if record is not None and (not is_open or outcome is not None):
             return
+        if record is not None and record.run == self.run and record.status is not EvaluationStatus.REFUSED:
+            self.budget.num_evaluated -= 1  # another attempt is no new evaluation
         ticket.record = None
         self._tickets[ticket.request.identity] = ticket
         if outcome is None:
@@ -516,11 +518,11 @@ class Dispatcher(Evaluator):
         """Write all finished records to the store."""
         with self._lock:
             records, self._unwritten = self._unwritten, []
-            for record in records:
-                self.on_result(record)
             stopped_early, self._stopped_early = self._stopped_early, []
             if records:
                 self.store.add(records)
                 if self._claims is not None:
                     self._claims.finish([record.identity for record in records], dropped=stopped_early)
+            for record in records:
+                self.on_result(record)
             self._last_write = time.monotonic()

@@ -17,6 +17,7 @@ from gflownet.evaluation.remote import EvaluationDesk
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.task import Cost, Score
 from tests.evaluation.candidates import StubCandidate, StubTask, config_with
+from tests.evaluation.stub_rows import record
 
 OK, FAILED, REFUSED = EvaluationStatus.OK, EvaluationStatus.FAILED, EvaluationStatus.REFUSED
 
@@ -81,6 +82,16 @@ def test_budget_counts_retries_once(build: Build, store: EvaluationStore) -> Non
     with pytest.raises(EvaluationStoppedError):
         evaluate(build(task, BudgetConfig(evaluations=2)), "abc")
     assert ([key for key, _ in task.calls], store.count()) == (["a", "b", "a"], 2)
+
+
+def test_budget_counts_another_attempt_after_resume_once(build: Build, store: EvaluationStore) -> None:
+    failed = {"status": FAILED, "error": "gone", "attempts": 1, "is_transient": True, "run": "mine"}
+    store.add([record("a", **failed), record("b", run="mine")])
+    task = StubTask(dict.fromkeys("abc", 0.5))
+    dispatcher = build(task, BudgetConfig(evaluations=3))
+    assert dispatcher.num_evaluated == 2
+    assert [each.status for each in evaluate(dispatcher, "abc")] == [OK] * 3
+    assert ([key for key, _ in task.calls], store.num_evaluations(run="mine")) == (["a", "c"], 3)
 
 
 def test_budget_excludes_rows_of_other_runs_and_seeds(build: Build, store: EvaluationStore) -> None:
