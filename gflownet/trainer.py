@@ -70,16 +70,7 @@ class GFNTrainer(Components):
             stop = stack.enter_context(stop_signals())
             executor = stack.enter_context(self.build_executor())
             stop.react = executor.interrupt
-            num_evaluated = store.num_evaluations(run=self.run_id)
-            if self.halving is not None:
-                self.halving.restore(store)
-                num_evaluated -= self.halving.num_promoted[self.run_id]  # each has a later row, or none yet
-            evaluator = self.build_evaluator(
-                store,
-                executor,
-                stopped=lambda: stop.signal is not None,
-                num_evaluated=num_evaluated,
-            )
+            evaluator = self._search_evaluator(store, executor, stop)
             quarantine = Quarantine(folder)
             evaluator.on_result = quarantine.add
             stack.callback(evaluator.close)
@@ -170,6 +161,16 @@ class GFNTrainer(Components):
         folder.write_config(self.config)
         if checkpoint is None:
             folder.checkpoints.save(self.step, self.state_dict())
+
+    def _search_evaluator(self, store: EvaluationStore, executor: Executor, stop: StopRequest) -> Dispatcher:
+        """Return the evaluator of the search, with what it has used of its budget."""
+        num_evaluated = store.num_evaluations(run=self.run_id)
+        if self.halving is not None:
+            self.halving.restore(store)
+            num_evaluated -= self.halving.num_promoted[self.run_id]  # each has a later row, or none yet
+        return self.build_evaluator(
+            store, executor, stopped=lambda: stop.signal is not None, num_evaluated=num_evaluated
+        )
 
     def _open_logger(self, folder: RunFolder) -> MetricLogger:
         config = self.config
