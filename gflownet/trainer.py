@@ -61,12 +61,7 @@ class GFNTrainer(Components):
                 RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
             )
             self._start(folder)
-            if self.step and not config.evaluation.store_url:
-                folder.repair_store()
-            location = config.evaluation.store_url or folder.store
-            store = stack.enter_context(EvaluationStore(location, context=scoring_context(config)))
-            if folder.resumed:
-                store.requeue(run=self.run_id)
+            store = stack.enter_context(self._open_store(folder))
             stop = stack.enter_context(stop_signals())
             executor = stack.enter_context(self.build_executor())
             stop.react = executor.interrupt
@@ -171,6 +166,17 @@ class GFNTrainer(Components):
         return self.build_evaluator(
             store, executor, stopped=lambda: stop.signal is not None, num_evaluated=num_evaluated
         )
+
+    def _open_store(self, folder: RunFolder) -> EvaluationStore:
+        """Open the store of the run; the claims of its earlier process are free."""
+        config = self.config
+        if self.step and not config.evaluation.store_url:
+            folder.repair_store()
+        location = config.evaluation.store_url or folder.store
+        store = EvaluationStore(location, context=scoring_context(config))
+        if folder.resumed:
+            store.requeue(run=self.run_id)
+        return store
 
     def _open_logger(self, folder: RunFolder) -> MetricLogger:
         config = self.config
