@@ -47,6 +47,7 @@ _SHORT = (
     "final.top=1",
     "final.num_seeds=1",
     "final.num_random=1",
+    "evaluation.executor=inline",
 )
 _ALWAYS = ("wandb.mode=disabled",)
 

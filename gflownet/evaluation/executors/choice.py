@@ -22,7 +22,7 @@ def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:
     Raises:
         UserError: the executor needs a package that is not installed, or the task cannot be sent to a process.
     """
-    name = config.executor  # TEMPORARY: chosen_executor(config, task), so that auto is the pool
+    name = chosen_executor(config, task)
     if name == "ray":
         from gflownet.evaluation.executors.ray_executor import RayExecutor  # Ray is optional
 
