@@ -1,98 +1,144 @@
-"""Measure candidates evaluated per second: all at once against one by one, on the default digits search.
+"""Measure the executors of candidate evaluations, and asynchronous training.
 
-    python scripts/bench_evaluation.py [--quick] [--json FILE]
+    python scripts/bench_evaluation.py [--quick] [--ray] [--json FILE]
 
-Architectures are drawn by uniformly random legal actions, like the first ones of a search. Both sides translate, train
-and validate the same candidates from the same seeds, batch after batch in turn, with an empty translation cache, on one
-thread; times are CPU time. One by one is autograd and one fused optimiser per candidate (tests/oracles/training.py).
+Whole runs of the default digits search in processes of their own, all sides in turn: evaluations per second of wall
+time, without the first steps. Policy and candidates share the cores.
+
+Candidates of 0.5 CPU seconds: the same ones inline and on the pool, in turn. Overhead: candidates without work, one per
+job. Busy share: asynchronous training with candidates of 2 s that use no core, like trainings on another machine.
 """
 
 from __future__ import annotations
 
-import gc
 import sys
 import tempfile
+import time
 from pathlib import Path
 from statistics import median
-from time import process_time
+from typing import Any, cast
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-import torch
+from gflownet.evaluation.config import EvaluationConfig
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.executors.choice import build_executor, num_cores
+from gflownet.evaluation.job import Job
+from gflownet.evaluation.store import EvaluationStore
+from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, median_ratio, parse_arguments, skip
+from scripts.evaluation_sides import Computes, NoWork, Numbered, evaluations_per_second, run_search, task_of
 
-from gflownet.config import load_config
-from gflownet.data.sampler import sample_forward
-from gflownet.evaluation.supervised import SupervisedTask
-from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.trainer import GFNTrainer
-from gflownet.translation import clear_translation_cache
-from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments
-from tests.oracles.training import score_one_by_one
-
-BATCH_SIZE = 16  # candidates per turn
-NUM_BATCHES, NUM_BATCHES_QUICK = 13, 5
-GOAL = 3.0
-MIN_SAME_SHARE = 0.9  # rounding moves an example across a decision boundary now and then
-SIDES = ("one by one", "at once")
+SIDES = {
+    "inline": ("evaluation.executor=inline",),
+    "pool": ("evaluation.executor=pool",),
+    "pool, asynchronous": ("evaluation.executor=pool", "asynchronous.max_in_flight=48"),
+}
+GOALS = {"pool": 1.35, "pool, asynchronous": 1.7}
+NUM_STEPS, NUM_STEPS_QUICK = 60, 20
+NUM_COMPUTED, NUM_COMPUTED_QUICK = 12, 4
+NUM_EMPTY_JOBS = 1_000
+MAX_OVERHEAD_MS = {"pool": 2.0, "ray": 5.0}
+MIN_BUSY_SHARE, MIN_SPEEDUP = 0.95, 1.9
 
 
-def sample_architectures(num: int) -> tuple[SupervisedTask, list[ComputationGraph]]:
-    """Return the task of the default search and `num` architectures drawn by uniformly random actions."""
+def search_rows(*, quick: bool) -> list[Row]:
+    """Return the rows of whole runs."""
+    num_steps = NUM_STEPS_QUICK if quick else NUM_STEPS
+
+    def rate(name: str) -> float:
+        with tempfile.TemporaryDirectory() as folder:
+            rows = run_search(Path(folder) / "run", f"num_training_steps={num_steps}", *SIDES[name])
+        return evaluations_per_second(rows)
+
+    rates = interleaved({name: lambda name=name: rate(name) for name in SIDES}, rounds=1 if quick else 3, warm_up=0)
+    label = f"default digits search, {num_steps} steps"
+    rows = [figure(f"{label}: {name}", median(rates[name]), "evaluations/s") for name in SIDES]
+    for name, goal in GOALS.items():
+        ratio = median_ratio(rates[name], rates["inline"])
+        rows.append(at_least(f"{label}: {name} / inline", ratio, "x", None if quick else goal))
+    return rows
+
+
+def computing_rows(*, quick: bool) -> list[Row]:
+    """Return the rows of candidates of half a CPU second."""
+    num = NUM_COMPUTED_QUICK if quick else NUM_COMPUTED
+    candidates = [Numbered(number) for number in range(num)]
+    task = task_of(Computes)
+    executors = {name: build_executor(task, EvaluationConfig(executor=cast(Any, name))) for name in ("inline", "pool")}
+
+    def seconds(executor: Executor) -> float:
+        with tempfile.TemporaryDirectory() as folder, EvaluationStore(Path(folder) / "store.sqlite") as store:
+            dispatcher = Dispatcher(task, store, executor, config=EvaluationConfig(), seed=0)
+            start = time.perf_counter()
+            dispatcher.evaluate(candidates, step=1)
+            return time.perf_counter() - start
+
+    sides = {name: lambda executor=executor: seconds(executor) for name, executor in executors.items()}
+    results = interleaved(sides, rounds=1 if quick else 3)
+    for executor in executors.values():
+        executor.close()
+    label = f"{num} candidates of 0.5 CPU s"
+    return [
+        *(figure(f"{label}: {name}", median(times), "s") for name, times in results.items()),
+        at_least(f"{label}: inline / pool", median_ratio(results["inline"], results["pool"]), "x", MIN_SPEEDUP),
+    ]
+
+
+def overhead_rows(names: list[str]) -> list[Row]:
+    """Return the time per job without work, with two jobs per process in flight."""
+    rows = []
+    for name in names:
+        task = task_of(NoWork)
+        with build_executor(task, EvaluationConfig(executor=cast(Any, name))) as executor:
+            _run_jobs(executor, 50)
+            start = time.perf_counter()
+            _run_jobs(executor, NUM_EMPTY_JOBS)
+            overhead = 1_000 * (time.perf_counter() - start) / NUM_EMPTY_JOBS
+        rows.append(at_most(f"{name}: overhead per evaluation without work", overhead, "ms", MAX_OVERHEAD_MS[name]))
+    return rows
+
+
+def _run_jobs(executor: Executor, num: int) -> None:
+    """Run `num` jobs of one candidate, at most two per place at the same time."""
+    waiting, running = [Job((Numbered(number),), (number,)) for number in range(num)], []
+    while waiting or running:
+        while waiting and len(running) < 2 * executor.capacity:
+            running.append(executor.submit(waiting.pop(), deadline=60.0))
+        for handle in executor.wait(running, timeout=60.0):
+            running.remove(handle)
+
+
+def busy_rows(*, quick: bool) -> list[Row]:
+    """Return the share of the time that the evaluators work, asynchronous, after the first steps."""
+    name, num_steps = ("WaitsShortly", 14) if quick else ("Waits", 24)
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(None, [f"log_dir={folder}", "wandb.mode=disabled"])
-        trainer = GFNTrainer(config)
-    assert isinstance(trainer.task, SupervisedTask)
-    generator = torch.Generator().manual_seed(config.seed)
-    conditioning = trainer.task.sample_conditioning(num, generator=generator)
-    batch = sample_forward(
-        trainer.context, trainer.policy, conditioning=conditioning, generator=generator, random_action_prob=1.0
-    )
-    graphs = [trainer.env.terminal(batch.terminal, position) for position in range(num)]
-    return trainer.task, [graph for graph in graphs if isinstance(graph, ComputationGraph)]
-
-
-def evaluate(
-    task: SupervisedTask, side: str, graphs: list[ComputationGraph], seeds: list[int]
-) -> tuple[float, list[float]]:
-    """Return the CPU seconds and the validation accuracies of one batch."""
-    splits = task.splits()
-    clear_translation_cache()
-    gc.collect()
-    start = process_time()
-    if side == "at once":
-        outcomes = task.evaluate_many(graphs, seeds=seeds)
-        # A failure gets an accuracy that no other side has.
-        accuracies = [float("inf") if isinstance(o, Exception) else o.metrics["validation_accuracy"] for o in outcomes]
-    else:
-        options, pairs = task.config.evaluation, zip(graphs, seeds, strict=True)
-        accuracies = [score_one_by_one(graph, splits, config=options, seed=seed)[0] for graph, seed in pairs]
-    return process_time() - start, accuracies
+        rows = run_search(
+            Path(folder) / "run",
+            f"task=scripts.evaluation_sides:{name}",
+            "evaluation.executor=pool",
+            "evaluation.capacity=2",
+            "algo.num_from_policy=4",
+            "asynchronous.max_in_flight=12",
+            "asynchronous.updates_per_reward=0.5",
+            f"num_training_steps={num_steps}",
+        )
+    shares = [row["busy_share"] for row in rows[4:-4]]
+    label = f"asynchronous, candidates of {'0.5' if quick else '2'} s, 2 processes: busy share"
+    return [at_least(label, sum(shares) / len(shares), "share", None if quick else MIN_BUSY_SHARE)]
 
 
 def main() -> int:
     """Run the benchmark and return the exit status."""
-    arguments = parse_arguments(__doc__)
-    torch.set_num_threads(1)
-    num_batches = NUM_BATCHES_QUICK if arguments.quick else NUM_BATCHES
-    task, graphs = sample_architectures(num_batches * BATCH_SIZE)
-    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
-    accuracies: dict[str, list[float]] = {side: [] for side in SIDES}
-    for number in range(num_batches):
-        seeds = list(range(number * BATCH_SIZE, (number + 1) * BATCH_SIZE))
-        for side in SIDES[:: 1 if number % 2 else -1]:
-            elapsed, of_batch = evaluate(task, side, [graphs[seed] for seed in seeds], seeds)
-            if number:  # the first batch is a warm-up
-                seconds[side].append(elapsed)
-                accuracies[side] += of_batch
-    slow, fast = (seconds[side] for side in SIDES)
-    pairs = list(zip(*accuracies.values(), strict=True))
-    label = f"digits, {len(pairs)} random architectures in batches of {BATCH_SIZE}"
-    rows: list[Row] = [
-        figure(f"{label}: one by one", BATCH_SIZE / median(slow), "candidates/s"),
-        figure(f"{label}: at once", BATCH_SIZE / median(fast), "candidates/s"),
-        at_least(f"{label}: ratio", median_ratio(slow, fast), "x", GOAL),
-        at_least(f"{label}: same accuracy", sum(a == b for a, b in pairs) / len(pairs), "share", MIN_SAME_SHARE),
-        figure(f"{label}: largest difference of accuracy", max(abs(a - b) for a, b in pairs)),
+    arguments = parse_arguments(__doc__, ray="also measure Ray, which takes a minute to start")
+    if num_cores() < 2:
+        skip("speed of the pool", "needs two cores")
+        return finish([], json_path=arguments.json)
+    rows = [
+        *search_rows(quick=arguments.quick),
+        *computing_rows(quick=arguments.quick),
+        *overhead_rows(["pool", "ray"] if arguments.ray else ["pool"]),
+        *busy_rows(quick=arguments.quick),
     ]
     return finish(rows, json_path=arguments.json)
 

@@ -27,7 +27,7 @@ from gflownet.translation import (
     to_pytorch_model,
 )
 from scripts.bench import Row, at_most, cpu_seconds, finish, interleaved, median_ratio, parse_arguments
-from scripts.bench_evaluation import sample_architectures
+from scripts.bench_candidates import sample_architectures
 
 MLP_SIZES = (64, 128, 127, 10)
 DAG_WIDTH = 32

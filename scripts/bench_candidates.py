@@ -1,0 +1,101 @@
+"""Measure candidates evaluated per second: all at once against one by one, on the default digits search.
+
+    python scripts/bench_candidates.py [--quick] [--json FILE]
+
+Architectures are drawn by uniformly random legal actions, like the first ones of a search. Both sides translate, train
+and validate the same candidates from the same seeds, batch after batch in turn, with an empty translation cache, on one
+thread; times are CPU time. One by one is autograd and one fused optimiser per candidate (tests/oracles/training.py).
+"""
+
+from __future__ import annotations
+
+import gc
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+from time import process_time
+
+sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
+
+import torch
+
+from gflownet.config import load_config
+from gflownet.data.sampler import sample_forward
+from gflownet.evaluation.supervised import SupervisedTask
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.trainer import GFNTrainer
+from gflownet.translation import clear_translation_cache
+from scripts.bench import Row, at_least, figure, finish, median_ratio, parse_arguments
+from tests.oracles.training import score_one_by_one
+
+BATCH_SIZE = 16  # candidates per turn
+NUM_BATCHES, NUM_BATCHES_QUICK = 13, 5
+GOAL = 3.0
+MIN_SAME_SHARE = 0.9  # rounding moves an example across a decision boundary now and then
+SIDES = ("one by one", "at once")
+
+
+def sample_architectures(num: int) -> tuple[SupervisedTask, list[ComputationGraph]]:
+    """Return the task of the default search and `num` architectures drawn by uniformly random actions."""
+    with tempfile.TemporaryDirectory() as folder:
+        config = load_config(None, [f"log_dir={folder}", "wandb.mode=disabled"])
+        trainer = GFNTrainer(config)
+    assert isinstance(trainer.task, SupervisedTask)
+    generator = torch.Generator().manual_seed(config.seed)
+    conditioning = trainer.task.sample_conditioning(num, generator=generator)
+    batch = sample_forward(
+        trainer.context, trainer.policy, conditioning=conditioning, generator=generator, random_action_prob=1.0
+    )
+    graphs = [trainer.env.terminal(batch.terminal, position) for position in range(num)]
+    return trainer.task, [graph for graph in graphs if isinstance(graph, ComputationGraph)]
+
+
+def evaluate(
+    task: SupervisedTask, side: str, graphs: list[ComputationGraph], seeds: list[int]
+) -> tuple[float, list[float]]:
+    """Return the CPU seconds and the validation accuracies of one batch."""
+    splits = task.splits()
+    clear_translation_cache()
+    gc.collect()
+    start = process_time()
+    if side == "at once":
+        outcomes = task.evaluate_many(graphs, seeds=seeds)
+        # A failure gets an accuracy that no other side has.
+        accuracies = [float("inf") if isinstance(o, Exception) else o.metrics["validation_accuracy"] for o in outcomes]
+    else:
+        options, pairs = task.config.evaluation, zip(graphs, seeds, strict=True)
+        accuracies = [score_one_by_one(graph, splits, config=options, seed=seed)[0] for graph, seed in pairs]
+    return process_time() - start, accuracies
+
+
+def main() -> int:
+    """Run the benchmark and return the exit status."""
+    arguments = parse_arguments(__doc__)
+    torch.set_num_threads(1)
+    num_batches = NUM_BATCHES_QUICK if arguments.quick else NUM_BATCHES
+    task, graphs = sample_architectures(num_batches * BATCH_SIZE)
+    seconds: dict[str, list[float]] = {side: [] for side in SIDES}
+    accuracies: dict[str, list[float]] = {side: [] for side in SIDES}
+    for number in range(num_batches):
+        seeds = list(range(number * BATCH_SIZE, (number + 1) * BATCH_SIZE))
+        for side in SIDES[:: 1 if number % 2 else -1]:
+            elapsed, of_batch = evaluate(task, side, [graphs[seed] for seed in seeds], seeds)
+            if number:  # the first batch is a warm-up
+                seconds[side].append(elapsed)
+                accuracies[side] += of_batch
+    slow, fast = (seconds[side] for side in SIDES)
+    pairs = list(zip(*accuracies.values(), strict=True))
+    label = f"digits, {len(pairs)} random architectures in batches of {BATCH_SIZE}"
+    rows: list[Row] = [
+        figure(f"{label}: one by one", BATCH_SIZE / median(slow), "candidates/s"),
+        figure(f"{label}: at once", BATCH_SIZE / median(fast), "candidates/s"),
+        at_least(f"{label}: ratio", median_ratio(slow, fast), "x", GOAL),
+        at_least(f"{label}: same accuracy", sum(a == b for a, b in pairs) / len(pairs), "share", MIN_SAME_SHARE),
+        figure(f"{label}: largest difference of accuracy", max(abs(a - b) for a, b in pairs)),
+    ]
+    return finish(rows, json_path=arguments.json)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
