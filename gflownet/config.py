@@ -36,6 +36,8 @@ from gflownet.run_marker import MARKER_NAME, read_marker
 MAX_SEED = 2**63 - 1
 # The group of the task's own options; their dataclass belongs to the task.
 TASK_OPTIONS = "task_options"
+# Former names of options, accepted for one release.
+RENAMED = {"evaluation.backend": "evaluation.executor"}
 # The file of a run folder that holds the run's config.
 CONFIG_NAME = "config.yaml"
 _log = logging.getLogger(__name__)
@@ -285,6 +287,9 @@ def _merge(
 ) -> None:
     """Set every leaf of `tree` in `config`, one by one, so that an error has its key."""
     for key, value in _leaves(tree, options):
+        if key in RENAMED and key not in options:
+            _log.warning("%s%s: this option is now %s", where, key, RENAMED[key])
+            key = RENAMED[key]
         option = options.get(key)
         if option is None:
             nearest = nearest_key(key, options)

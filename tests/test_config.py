@@ -362,3 +362,8 @@ def test_find_options_returns_type_default_and_group() -> None:
     assert [option.default for option in options] == [2, "a", 0.5]
     assert options[0].group_help == "Options of a task."
     assert {field.name for field in dataclasses.fields(Config)} == {key.partition(".")[0] for key in OPTIONS}
+
+
+def test_renamed_option_is_accepted_with_a_warning(caplog):
+    assert load_config(None, ["evaluation.backend=inline"]).evaluation.executor == "inline"
+    assert "evaluation.backend: this option is now evaluation.executor" in caplog.text
