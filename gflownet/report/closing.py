@@ -74,7 +74,7 @@ def report_run(
         rows,
         load_line=_load_line(folder, top) if is_loadable else None,
         pictures=str(folder / PICTURES_NAME) if is_loadable else "",
-        notes=() if final is None else [*_captions(final), *final.notes],
+        notes=() if final is None else [*_captions(final, unit=task.fidelity_unit), *final.notes],
         console=console,
     )
     for line in () if is_loadable else _other_lines(folder, top):
@@ -111,22 +111,23 @@ def _load_line(folder: Path, top: Sequence[TopArchitecture]) -> str:
     return f'import gflownet; model = gflownet.load("{folder / TOP_NAME}", {arguments})'
 
 
-def _captions(final: FinalStage) -> Iterator[str]:
-    """Yield the meaning of the figures in the table."""
+def _captions(final: FinalStage, *, unit: str) -> Iterator[str]:
+    """Yield the meaning of the figures in the table; `unit` is that of the length of a training."""
     if not any(architecture.scores for architecture in final.top):
         yield "no architecture was trained on a new seed: the scores are those of the search, too high for the best"
         return
-    seeds = "new seed" if final.num_seeds == 1 else f"{final.num_seeds} new seeds"
-    yield f"validation, test: means of trainings on {seeds} (rank 0 in the search: {final.top[0].record.score:.4f})"
-    if final.is_complete:
-        yield (
-            f"±: 95 % intervals that hold for all {len(final.top)} ranks at once, so also for the best; "
-            "a reference has its own"
-        )
-        if final.is_stopped:
-            yield "the final stage was interrupted: no references"
-    else:
+    length = "" if final.fidelity is None else f" of {final.fidelity} {unit}"
+    number = "" if final.is_complete else "up to "
+    seeds = "1 new seed" if final.num_seeds == 1 else f"{number}{final.num_seeds} new seeds"
+    search_score = f"{final.top[0].record.score:.4f}"
+    yield f"validation, test: means of trainings{length} on {seeds} (rank 0 in the search: {search_score})"
+    if final.num_seeds > 1:
+        ranks = f"all {len(final.top)} ranks at once"
+        yield f"±: 95 % intervals that hold for {ranks}, so also for the best; a reference has its own"
+    if not final.is_complete:
         yield "the final stage was interrupted: ranked by the trainings so far, rows without one by the search's score"
+    elif final.is_stopped:
+        yield "the final stage was interrupted: no references"
 
 
 def _other_lines(folder: Path, top: Sequence[TopArchitecture]) -> Iterator[str]:
