@@ -203,6 +203,9 @@ class FinalTrainings:
                     last_line = now
         except EvaluationStoppedError:
             self.is_stopped = True
+        except BaseException:
+            dispatcher.close()  # gives back its claims
+            raise
         dispatcher.evaluations([], step=self.step)  # writes the last rows
         return tickets
 
@@ -262,6 +265,9 @@ def with_test_scores(
         dispatcher: with `NoStore`.
         from_dict: builds a terminal object from node-link data.
         step: of the search.
+
+    Raises:
+        EvaluationStoppedError: a stop request.
     """
     task = dispatcher.task
     if type(task).test is GFNTask.test:
@@ -270,6 +276,8 @@ def with_test_scores(
     requests = [Request(from_dict(json.loads(record.graph)), fidelity=fidelity, tests=True) for record in records]
     try:
         tickets = dispatcher.complete(requests, step=step)
+    except EvaluationStoppedError:
+        raise
     except Exception as error:  # of the executor: the report is written without test scores
         return tuple(TopArchitecture(record, test_error=describe(error)) for record in records)
     outcomes = [ticket.outcome for ticket in tickets]

@@ -10,7 +10,7 @@ from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig, FinalConfig
-from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.final import (
     FinalTrainings,
@@ -259,6 +259,22 @@ def test_with_test_scores_uses_seed_of_search(kind):
     assert first.scores == ()
     assert second.test is None
     assert "RuntimeError: no" in str(second.test_error)
+
+
+def test_with_test_scores_of_failing_executor():
+    class Broken(InlineExecutor):
+        def wait(self, handles, *, timeout):
+            raise OSError("no processes")
+
+    task = NoisyTask({"a": 0.5})
+    dispatcher = Dispatcher(task, NoStore(), Broken(task), config=EvaluationConfig(), seed=SEED)
+    (architecture,) = with_test_scores([row("a")], dispatcher=dispatcher, from_dict=candidate_of, step=9)
+    assert str(architecture.test_error).startswith("OSError: no processes")
+    stopped = Dispatcher(
+        task, NoStore(), InlineExecutor(task), config=EvaluationConfig(), seed=SEED, stopped=lambda: True
+    )
+    with pytest.raises(EvaluationStoppedError):
+        with_test_scores([row("a")], dispatcher=stopped, from_dict=candidate_of, step=9)
 
 
 def test_with_test_scores_without_test_data():
