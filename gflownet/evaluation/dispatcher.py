@@ -288,8 +288,9 @@ class Dispatcher(Evaluator):
         for rung in halving.rungs:
             identities = [replace(ticket.request, fidelity=rung).identity for ticket in unknown]
             for ticket, record in zip(unknown, self.store.find_many(identities), strict=True):
-                ticket.fidelity = rung if record is not None else ticket.fidelity
-                ticket.record = None if record is None else result_of(record)
+                if record is not None:
+                    ticket.record = result_of(record)
+                    ticket.fidelity = rung if record.status is EvaluationStatus.OK else ticket.fidelity
             unknown = [ticket for ticket in unknown if ticket.record is None and ticket.fidelity == rung]
         return sorted(tickets, key=lambda ticket: ticket.fidelity)
 

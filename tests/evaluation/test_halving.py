@@ -76,7 +76,7 @@ class LineTask(GFNTask):
         for graph, state in zip(graphs, states, strict=True):
             try:
                 yield self._trained(graph.key, 0 if state is None else state["epochs"], fidelity)
-            except RuntimeError as error:
+            except (RuntimeError, ConnectionError) as error:
                 yield error
 
     def _trained(self, key: str, first: int, last: int) -> LineTraining:
@@ -186,6 +186,45 @@ def test_failure_at_any_rung_is_failed_for_good(store, end):
     assert (again.status, again.error, again.cached) == (FAILED, evaluations[0].error, True)
     assert len(task.parts) == num_parts
     assert store.count(FAILED) == 1
+
+
+def test_other_runs_take_the_results_of_a_store(store):
+    first = dispatcher(LineTask(), store, run="a").evaluate(candidates(*SLOPES), step=1)
+    task = LineTask()
+    evaluations = dispatcher(task, store, run="b").evaluate(candidates(*SLOPES), step=1)
+    assert [evaluation.score for evaluation in evaluations] == [evaluation.score for evaluation in first]
+    assert all(evaluation.cached for evaluation in evaluations)
+    assert task.parts == []
+
+
+class OfflineTask(LineTask):
+    """Loses its connection at the first two rungs, as often as `num_failures`."""
+
+    num_failures = 1
+
+    def _trained(self, key: str, first: int, last: int) -> LineTraining:
+        self.parts.append((key, first, last))
+        if last < 9 and self.parts.count((key, first, last)) <= self.num_failures:
+            raise ConnectionError("offline")
+        return LineTraining(float(key), last)
+
+
+def test_part_is_retried_after_a_transient_failure(store):
+    task = OfflineTask()
+    (evaluation,) = dispatcher(task, store).evaluate(candidates(0.05), step=1)
+    assert (evaluation.status, evaluation.score) == (OK, pytest.approx(0.45))
+    assert task.parts == [("0.05", 0, 1), ("0.05", 0, 1), ("0.05", 1, 3), ("0.05", 1, 3), ("0.05", 3, 9)]
+
+
+def test_other_runs_repeat_a_rung_after_a_transient_failure(store):
+    task = OfflineTask()
+    task.num_failures = 2
+    (evaluation,) = dispatcher(task, store, run="a").evaluate(candidates(0.05), step=1)
+    assert (evaluation.status, len(task.parts)) == (FAILED, 2)
+    task = LineTask()
+    (evaluation,) = dispatcher(task, store, run="b").evaluate(candidates(0.05), step=1)
+    assert (evaluation.status, evaluation.score) == (OK, pytest.approx(0.45))
+    assert task.parts == [("0.05", 0, 1), ("0.05", 1, 3), ("0.05", 3, 9)]
 
 
 def test_further_seeds_and_given_fidelities_are_not_halved(store):
