@@ -120,7 +120,7 @@ class GFNTrainer(Components):
             **self.learner.state_dict(),
             "companions": self.auxiliary.state_dict(),
             "replay": self.replay.state_dict(),
-            "asynchronous": None if self.asynchronous is None else self.asynchronous.state_dict(),
+            **({} if self.asynchronous is None else {"asynchronous": self.asynchronous.state_dict()}),
             "random_state": get_random_state(),
         }
 
@@ -134,7 +134,7 @@ class GFNTrainer(Components):
         self.replay.load_state_dict(
             state["replay"], key_of=lambda states, i: self.env.terminal(states, i).canonical_key()
         )
-        if self.asynchronous is not None and state.get("asynchronous") is not None:
+        if self.asynchronous is not None and "asynchronous" in state:
             self.asynchronous.load_state_dict(state["asynchronous"])
         set_random_state(state["random_state"])
 

@@ -277,15 +277,19 @@ def _preloaded(payload: bytes) -> list[str]:
     The user's own modules are imported by the workers: importing them may start threads, which do not survive a fork.
     """
     texts = {argument for _, argument, _ in pickletools.genops(payload) if isinstance(argument, str)}
-    open_names = {name for text in texts for name in (text, text.partition(" ")[0]) if name in sys.modules}
+    open_names = {name for text in texts for name in (text, text.partition(" ")[0]) if _is_imported(name)}
     names: set[str] = set()
     while open_names:
         names |= open_names
         users = [sys.modules[name] for name in open_names if not _is_installed(name)]
         values = (value for module in users for value in list(vars(module).values()))
         sources = {value.__name__ if isinstance(value, ModuleType) else _module_of(value) for value in values}
-        open_names = {name for name in sources if name in sys.modules} - names
+        open_names = {name for name in sources if _is_imported(name)} - names
     return [child.__name__, *sorted(name for name in names if _is_installed(name))]
+
+
+def _is_imported(module: str) -> bool:
+    return sys.modules.get(module) is not None  # None: an import that is blocked
 
 
 def _module_of(value: object) -> str:
