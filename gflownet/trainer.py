@@ -12,11 +12,11 @@ from gflownet.config import to_mapping
 from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.source import Rollout
 from gflownet.errors import UserError
-from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import FinalStage, check_final
+from gflownet.evaluation.fingerprint import context_of, report_earlier_versions
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.final_stage import best_tested, final_stage
 from gflownet.interrupts import StopRequest, on_alarm, stop_signals
@@ -173,7 +173,8 @@ class GFNTrainer(Components):
         if self.step and not config.evaluation.store_url:
             folder.repair_store()
         location = config.evaluation.store_url or folder.store
-        store = EvaluationStore(location, context=scoring_context(config))
+        store = EvaluationStore(location, context=context_of(self.task))
+        report_earlier_versions(store)
         if folder.resumed:
             store.requeue(run=self.run_id)
         return store
@@ -283,7 +284,7 @@ class GFNTrainer(Components):
 
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = self.replay.sample(config.certify_samples, seed=seed)
-        with EvaluationStore(folder.path / CERTIFICATE_STORE_NAME, context=scoring_context(config)) as extra_store:
+        with EvaluationStore(folder.path / CERTIFICATE_STORE_NAME, context=context_of(self.task)) as extra_store:
             combined_store = CertificateStore(evaluator.store, extra_store)
             subject = Subject(
                 context=self.context,

@@ -13,8 +13,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
+
 from gflownet.envs.cell_space import CELLS, NB101_OPERATIONS, Cell
 from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
@@ -49,6 +52,11 @@ class CellsTask(GFNTask):
         rows = read_rows(options.table, key=_ADJACENCY if self.cell is None else _CODE)
         self.scores = self._means(rows, "column")
         self.test_scores = self._means(rows, "test_column") if options.test_column else {}
+
+    def fingerprint(self) -> str:
+        """Return a digest of the columns of the table in use."""
+        tables = (self.scores, self.test_scores)
+        return data_digest(x for table in tables for x in ("\0".join(table), np.array([*table.values()])))
 
     def evaluate(self, graph: Assignment | ColouredGraph, *, seed: int) -> Score:
         """Return the accuracy of a cell. Raises ValueError where the table has none."""

@@ -12,6 +12,7 @@ import torch
 from gflownet.envs.recurrent_stack import RHN, ChosenStack, read_stack
 from gflownet.evaluation.byte_text import read_bytes
 from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.language_training import (
     UNIFORM_BITS,
     LanguageDivergedError,
@@ -112,6 +113,10 @@ class LanguageTask(GFNTask):
                 f"got {options.sequence_length}"
             )
         self.max_fidelity = 0 if options.budget == "seconds" else int(options.num_steps)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the text."""
+        return data_digest([self.text.train, self.text.validation, self.text.test])
 
     @property
     def training(self) -> LanguageTraining:

@@ -15,6 +15,7 @@ from gflownet.autodiff.log_softmax import PickNegLogSoftmax
 from gflownet.autodiff.nodes import ElementwiseNode, LeafKind, LeafNode, LinearNode, Node, TransformNode
 from gflownet.envs.tensor_program import TensorProgram, read_inputs
 from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import GFNTask, Reference, Score
 from gflownet.evaluation.training import Split
@@ -58,6 +59,11 @@ class TensorMixingTask(GFNTask):
         if self.inputs.get(IMAGE) != (SIDE, SIDE):
             raise ValueError(f"env.tensor_graph.inputs: expected {IMAGE}[{SIDE},{SIDE}] among {[*self.inputs]}")
         self._splits = digits_splits(seed=config.evaluation.split_seed)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the images."""
+        splits = (self._splits.train, self._splits.validation, self._splits.test)
+        return data_digest(values for split in splits for values in (split.inputs, split.targets))
 
     def evaluate(self, graph: TensorProgram, *, seed: int) -> Score:
         """Return the accuracy on validation images after training."""

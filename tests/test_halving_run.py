@@ -7,11 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from gflownet.config import CONFIG_NAME, load_config
-from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.halving import is_stopped
-from gflownet.evaluation.store import EvaluationStore
 from gflownet.train import main
+from tests.evaluation.stub_rows import open_store
 from tests.tiny_run import TINY_RUN, metric_rows
 
 HALVING = (
@@ -30,9 +28,7 @@ HALVING = (
 def test_run_with_halving_stops_candidates_and_reports(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
     assert main([*HALVING, f"log_dir={folder}"]) == 0
-    with EvaluationStore(
-        folder / "evaluations.sqlite", context=scoring_context(load_config(str(folder / CONFIG_NAME)))
-    ) as store:
+    with open_store(folder / "evaluations.sqlite") as store:
         rows = [row for row in store if not row.seed]
         top = store.top(100)
     num_stopped, num_full = sum(map(is_stopped, rows)), sum(not row.fidelity for row in rows)

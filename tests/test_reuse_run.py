@@ -12,10 +12,11 @@ from gflownet.config_checks import validate
 from gflownet.data.rollouts import local_rollouts
 from gflownet.errors import UserError
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store import EvaluationStatus
 from gflownet.mdp.trajectory import Origin
 from gflownet.run.logging import TIME_KEYS
 from gflownet.trainer import GFNTrainer
+from tests.evaluation.stub_rows import open_store
 
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",
@@ -116,7 +117,7 @@ def metrics_of(folder: Path) -> list[dict]:
 def test_max_likelihood_learns_offline_graphs(tmp_path):
     """Maximum likelihood on graphs with two hidden nodes from another run's store."""
     made(tmp_path / "first", "algo.num_from_policy=32", "num_training_steps=2").run()
-    with EvaluationStore(tmp_path / "first/run/evaluations.sqlite", context=context_of(tmp_path)) as store:
+    with open_store(tmp_path / "first/run/evaluations.sqlite") as store:
         found = [record for record in store.top(1_000) if record.score == pytest.approx(0.3)][:3]
     lines = [json.dumps({"graph": json.loads(record.graph), "score": record.score}) for record in found]
     (tmp_path / "found.jsonl").write_text("\n".join(lines))
@@ -133,12 +134,6 @@ def test_max_likelihood_learns_offline_graphs(tmp_path):
     drawn = [trainer.source.sample_on_policy(step, policy=trainer.learner.trained) for step in range(10)]
     graphs = [trainer.env.terminal(batch.terminal, i).canonical_key() for batch in drawn for i in range(4)]
     assert sum(key in keys for key in graphs) > 10
-
-
-def context_of(tmp_path: Path) -> str:
-    from gflownet.evaluation.config import scoring_context
-
-    return scoring_context(made(tmp_path / "first").config)
 
 
 @pytest.mark.parametrize(

@@ -15,16 +15,16 @@ import pytest
 import torch
 import yaml
 
-from gflownet.config import CONFIG_NAME, load_config
+from gflownet.config import load_config
 from gflownet.errors import UserError
-from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
-from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
+from gflownet.evaluation.store import EvaluationStatus
 from gflownet.run.checkpoint import RunLock, load
 from gflownet.run_marker import read_marker
 from gflownet.trainer import GFNTrainer
 from gflownet.workers.pool import WorkerError
 from tests import small_run
+from tests.evaluation.stub_rows import open_store
 from tests.small_run import SMALL, run
 from tests.tiny_run import metric_rows
 
@@ -77,9 +77,7 @@ def test_run_files_contain_run_id(finished):
     assert {json.loads(line)["run"] for line in lines} == {marker.run}
     assert {entry["run"] for entry in json.loads((finished / "top_architectures.json").read_text())} == {marker.run}
     assert {load(path)["run_id"] for path in (finished / "checkpoints").iterdir()} == {marker.run}
-    with EvaluationStore(
-        finished / "evaluations.sqlite", context=scoring_context(load_config(str(finished / CONFIG_NAME)))
-    ) as store:
+    with open_store(finished / "evaluations.sqlite") as store:
         assert {record.run for record in store.top(100)} == {marker.run}
 
 

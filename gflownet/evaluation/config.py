@@ -255,8 +255,14 @@ NEUTRAL_OPTIONS = frozenset(
 )
 
 
-def scoring_context(config: TaskConfig) -> str:
-    """Return everything except the graph that a score depends on, as JSON; a store separates rows by context."""
+def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
+    """Return everything except the graph that a score depends on, as JSON; a store separates rows by context.
+
+    Args:
+        config: options of the run.
+        source: digest of the code of the task.
+        data: digest of the data of the task.
+    """
     evaluation = {f.name: getattr(config.evaluation, f.name) for f in fields(EvaluationConfig)}
     evaluation["objectives"] = list(config.evaluation.objectives)
     return json.dumps(
@@ -265,6 +271,8 @@ def scoring_context(config: TaskConfig) -> str:
             "task_options": str(config.task_options),
             "seed": config.seed,
             "evaluation": {name: value for name, value in evaluation.items() if name not in NEUTRAL_OPTIONS},
+            "source": source,
+            "data": data,
         },
         sort_keys=True,
     )

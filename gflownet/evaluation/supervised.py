@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from gflownet.evaluation.config import EvaluationConfig, TaskConfig
+from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.randomness import global_states, seeded, set_global_states
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
 from gflownet.evaluation.training import (
@@ -158,6 +159,11 @@ class SupervisedTask(GFNTask):
             raise ValueError("; ".join(problem.message for problem in problems))
         summary = summarise_plan(build_plan(graph, projection, structural_key(graph, projection)))
         return Cost(summary.num_parameters, summary.flops)
+
+    def fingerprint(self) -> str:
+        """Return a digest of the examples."""
+        splits = (self._train, self._validation, self._test)
+        return data_digest(values for split in splits for values in (split.inputs, split.targets))
 
     @property
     def translation_settings(self) -> Mapping[str, Any]:

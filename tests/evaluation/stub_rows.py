@@ -1,9 +1,12 @@
 """Stand-ins for graphs, and their rows, without torch: programs of tests start at once."""
 
+import sqlite3
+from contextlib import closing
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
-from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
 
 
 @dataclass(frozen=True)
@@ -28,3 +31,10 @@ def record(key: str, *, score: float = 0.5, step: int = 1, **fields: Any) -> Eva
     candidate = StubCandidate(key, fields.pop("hash", ""))
     values = {"graph": "{}", "status": EvaluationStatus.OK, **fields}
     return EvaluationRecord(candidate.canonical_hash(), key, score=score, seconds=0.1, step=step, **values)
+
+
+def open_store(path: Path) -> EvaluationStore:
+    """Open the store of a run under its only context."""
+    with closing(sqlite3.connect(path)) as connection:
+        ((context,),) = connection.execute("SELECT context FROM evaluation_contexts").fetchall()
+    return EvaluationStore(path, context=context)

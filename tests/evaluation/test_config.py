@@ -75,7 +75,8 @@ def test_objectives_are_two_or_more_different_ones(names):
 
 def test_targets_of_objectives_are_not_part_of_the_scoring_context():
     def context(*overrides: str) -> str:
-        return scoring_context(config_with("evaluation.objectives=[accuracy,latency]", *overrides))
+        config = config_with("evaluation.objectives=[accuracy,latency]", *overrides)
+        return scoring_context(config, source="s", data="d")
 
     assert context() == context("evaluation.target_latency=1.0") == context("evaluation.target_flops=7")
     assert context() != context("evaluation.objectives=[accuracy,flops]")
@@ -101,12 +102,14 @@ def test_senseless_evaluations_name_their_key(override):
 
 
 def test_scoring_context_changes_with_the_inputs_of_a_score():
-    same = {
-        scoring_context(config_with(override)) for override in ("log_dir=a", "evaluation.store_url=b", "num_workers=2")
-    }
-    assert same == {scoring_context(config_with())}
+    def context(*overrides: str, **fingerprint: str) -> str:
+        return scoring_context(config_with(*overrides), **{"source": "s", "data": "d", **fingerprint})
+
+    same = {context(override) for override in ("log_dir=a", "evaluation.store_url=b", "num_workers=2")}
+    assert same == {context()}
     others = ["seed=1", "task=a:B", "evaluation.num_epochs=1", "evaluation.size_weight=0.1"]
-    assert len({scoring_context(config_with(override)) for override in others} | same) == len(others) + 1
+    different = {context(override) for override in others} | {context(source="x"), context(data="x")}
+    assert len(different | same) == len(others) + 3
 
 
 def test_options_need_no_torch():

@@ -1,0 +1,182 @@
+"""Fingerprint of a task: digests of its source and of its data, so that an edited task scores again."""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+import logging
+import sys
+import sysconfig
+from collections.abc import Iterator
+from functools import lru_cache
+from pathlib import Path
+
+from gflownet.evaluation.config import scoring_context
+from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.task import GFNTask
+
+_DIGITS = 32
+_FINGERPRINT = {"source", "data"}
+_INSTALLED = ("site-packages", "dist-packages")
+_STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
+# Modules that do not change the score of a graph: contracts, options, rewards, storage.
+_NEUTRAL = (
+    "gflownet.errors",
+    "gflownet.files",
+    "gflownet.options",
+    "gflownet.plugins",
+    "gflownet.evaluation.conditioning",
+    "gflownet.evaluation.config",
+    "gflownet.evaluation.task",
+)
+_log = logging.getLogger(__name__)
+
+
+def context_of(task: GFNTask) -> str:
+    """Return the scoring context of a task: its options, its source and its data."""
+    return scoring_context(task.config, source=source_digest(type(task)), data=task.fingerprint())
+
+
+def source_digest(task_class: type) -> str:
+    """Return a digest of the code of a class: its modules, and what they import from the same project folder.
+
+    Docstrings, comments and the layout of the text do not count. Other installed packages do not count.
+    """
+    digest = hashlib.sha256()
+    for name, path in sorted(modules_of(task_class).items()):
+        code, _ = _code_of(path, _package_of(name, path), path.stat().st_mtime_ns)
+        digest.update(f"{name}\0{code}\0".encode())
+    return digest.hexdigest()[:_DIGITS]
+
+
+def modules_of(task_class: type) -> dict[str, Path]:
+    """Return names and files of the modules behind a class; a package counts where something is imported from it."""
+    modules: dict[str, Path] = {}
+    for base in task_class.__mro__:
+        path = _file_of(base.__module__)
+        if path is not None and not _is_standard(path):
+            _add_with_imports(base.__module__, path, _project_of(base.__module__, path), modules)
+    return modules
+
+
+def report_earlier_versions(store: EvaluationStore) -> None:
+    """Log one line if the store has evaluations of an earlier version of the task."""
+    current = json.loads(store.context)
+    num, changed = 0, set()
+    for text, num_rows in store.num_by_context().items():
+        try:
+            other = json.loads(text)
+        except ValueError:
+            continue
+        different = {key for key in current | other if current.get(key) != other.get(key)}
+        if different and different <= _FINGERPRINT:
+            num += num_rows
+            changed |= different
+    if num:
+        names = " and ".join(sorted(changed, reverse=True))
+        verb = "differ" if len(changed) > 1 else "differs"
+        _log.warning(
+            "%s: %d evaluations of an earlier version of the task are not used (its %s %s)",
+            store.location,
+            num,
+            names,
+            verb,
+        )
+
+
+def _add_with_imports(name: str, path: Path, project: Path, modules: dict[str, Path]) -> None:
+    """Add a module and, recursively, the modules of the project folder that it imports."""
+    if name in modules or name in _NEUTRAL:
+        return
+    modules[name] = path
+    _, imports = _code_of(path, _package_of(name, path), path.stat().st_mtime_ns)
+    for imported in imports:
+        found = _found(imported, project)
+        if found is not None and _is_in_project(*found, project=project, importer=name):
+            _add_with_imports(*found, project, modules)
+
+
+def _found(name: str, project: Path) -> tuple[str, Path] | None:
+    """Return the module of a dotted name: the name itself, or the module of which it is an attribute."""
+    while name:
+        path = _file_of(name) or _unloaded_file_of(name, project)
+        if path is not None:
+            return name, path
+        name = name.rpartition(".")[0]
+    return None
+
+
+def _file_of(name: str) -> Path | None:
+    """Return the source file of a loaded module."""
+    file = getattr(sys.modules.get(name), "__file__", None)
+    return Path(file).resolve() if file is not None and file.endswith(".py") and Path(file).is_file() else None
+
+
+def _unloaded_file_of(name: str, project: Path) -> Path | None:
+    top, *rest = name.split(".")
+    for folder in getattr(sys.modules.get(top), "__path__", [project / top]):
+        base = Path(folder).joinpath(*rest)
+        for path in ([base.with_suffix(".py")] if rest or not base.is_dir() else []) + [base / "__init__.py"]:
+            if path.is_file():
+                return path.resolve()
+    return None
+
+
+def _project_of(name: str, path: Path) -> Path:
+    """Return the folder of the top-level package of a module."""
+    top = _file_of(name.partition(".")[0]) or path
+    return top.parent.parent if top.name == "__init__.py" else top.parent
+
+
+def _package_of(name: str, path: Path) -> str:
+    return name if path.name == "__init__.py" else name.rpartition(".")[0]
+
+
+def _is_in_project(name: str, path: Path, *, project: Path, importer: str) -> bool:
+    """Return whether a module is of the project; of an installed one, whether it is of the same package."""
+    if not path.is_relative_to(project) or _is_standard(path):
+        return False
+    if _is_installed(project):
+        return name.partition(".")[0] == importer.partition(".")[0]
+    return not _is_installed(path)
+
+
+def _imported_names(tree: ast.AST, package: str) -> Iterator[str]:
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            parts = package.split(".")[: len(package.split(".")) - node.level + 1] if node.level else []
+            base = ".".join([*parts, *([node.module] if node.module else [])])
+            yield from (f"{base}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.stmt | ast.ExceptHandler | ast.match_case):
+            is_typing = isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+            if not is_typing:
+                yield from _imported_names(node, package)
+
+
+@lru_cache(maxsize=1024)
+def _code_of(path: Path, package: str, _mtime: int) -> tuple[str, tuple[str, ...]]:
+    """Return a digest of the code of a file, and the absolute names that it imports."""
+    tree = ast.parse(path.read_bytes())
+    imports = tuple(dict.fromkeys(_imported_names(tree, package)))
+    return hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest(), imports
+
+
+def _without_docstrings(tree: ast.Module) -> ast.Module:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
+            first = node.body[0] if node.body else None
+            if isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant):
+                node.body = node.body[1:]
+    return tree
+
+
+def _is_standard(path: Path) -> bool:
+    """Return whether a module belongs to Python's standard library."""
+    return path.is_relative_to(_STANDARD) and not _is_installed(path)
+
+
+def _is_installed(path: Path) -> bool:
+    return any(part in _INSTALLED for part in path.parts)
