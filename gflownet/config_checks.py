@@ -5,10 +5,10 @@ from __future__ import annotations
 import re
 from collections.abc import Collection
 
-from gflownet.config import OPTIONS, Config, resolved
+from gflownet.config import OPTIONS, Config, resolved, to_mapping
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
-from gflownet.evaluation.config import check_conditionals, check_evaluation
+from gflownet.evaluation.config import check_conditionals, check_evaluation, check_store_url
 from gflownet.extensions import choices
 from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.objectives.config import num_taught
@@ -30,6 +30,7 @@ def validate(config: Config) -> None:
     if config.env.name in ENVIRONMENTS:
         _check_vocabulary(config)
     check_evaluation(config.evaluation)
+    check_store_url(to_mapping(config)["evaluation"]["store_url"])
     check_conditionals(config.cond, num_objectives=len(config.evaluation.objectives))
     _check_teacher(config)
     _check_backward_policy(config)

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
+from gflownet.errors import UserError
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
 
 if TYPE_CHECKING:
@@ -169,6 +171,11 @@ class ConditionalsConfig:
     focus: FocusConfig = field(default_factory=FocusConfig)
 
 
+# ${...} and, in a URL, user:PASSWORD@ or password=PASSWORD.
+_INTERPOLATION = re.compile(r"\$\{[^}]*\}")
+_PASSWORD = re.compile(r"://[^/?#]*?:([^/?#]*)@|[?&]password=([^&#]*)", re.IGNORECASE)
+
+
 class TaskConfig(Protocol):
     """The part of the root config that a task may read."""
 
@@ -185,6 +192,21 @@ def check_evaluation(config: EvaluationConfig) -> None:
     objectives = list(config.objectives)
     if len(objectives) == 1 or len(set(objectives)) < len(objectives):
         raise ValueError(f"evaluation.objectives: expected none or two or more different ones, got {objectives}")
+
+
+def check_store_url(text: str) -> None:
+    """Raise UserError for a password in evaluation.store_url; it may come from the environment.
+
+    Args:
+        text: the unresolved option; the error does not show it.
+    """
+    unresolved = _INTERPOLATION.sub("\0", text)
+    passwords = [group for match in _PASSWORD.finditer(unresolved) for group in match.groups() if group]
+    if any(password.strip("\0") for password in passwords):
+        raise UserError(
+            "evaluation.store_url: expected a password from the environment, for example "
+            "postgresql://user:${oc.env:PGPASSWORD}@host/name, got one in plain text"
+        )
 
 
 def check_conditionals(config: ConditionalsConfig, *, num_objectives: int) -> None:

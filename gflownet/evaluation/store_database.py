@@ -41,7 +41,8 @@ class Database:
         """
         url = _url_of(location)
         self.dialect = url.get_backend_name()
-        self.location = url.render_as_string(hide_password=True)
+        self.location = url.difference_update_query(["password"]).render_as_string(hide_password=True)
+        self._secrets = [text for text in (url.password, url.query.get("password")) if isinstance(text, str) and text]
         self.path = Path(url.database) if self.dialect == "sqlite" and url.database else None
         self.insert = INSERTS[self.dialect]
         self._engine = _sqlite_engine(url) if self.dialect == "sqlite" else _postgresql_engine(url)
@@ -98,9 +99,8 @@ class Database:
             if isinstance(error, IntegrityError | ProgrammingError) and state != _NO_PRIVILEGE:
                 raise
             reason = " ".join(str(error.orig).split())
-            password = self._engine.url.password
-            if password:
-                reason = reason.replace(password, "***")
+            for secret in self._secrets:
+                reason = reason.replace(secret, "***")
             raise UserError(f"{self.location}: cannot be {verb} as an evaluation store ({reason})") from error
 
 

@@ -6,6 +6,7 @@ import sys
 import pytest
 
 from gflownet.config_checks import validate
+from gflownet.errors import UserError
 from gflownet.evaluation.config import check_conditionals, check_evaluation, scoring_context
 from tests.evaluation.candidates import config_with
 
@@ -99,6 +100,40 @@ def test_senseless_evaluations_name_their_key(override):
     key = override.partition("=")[0]
     with pytest.raises(ValueError, match=rf"^evaluation\.{key}: expected a number"):
         validate(config_with(f"evaluation.{override}"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "postgresql://me:s3cr3t@host/x",
+        "postgresql://me:p@ss@host/x",
+        "postgresql://me:${oc.env:A}s3cr3t@host/x",
+        "postgresql://me@host/x?password=s3cr3t",
+        "postgresql://${oc.env:NAME}:s3cr3t@host/x",
+    ],
+)
+def test_password_in_store_url_is_refused(url, monkeypatch):
+    for name in ("A", "NAME"):
+        monkeypatch.setenv(name, "value")
+    with pytest.raises(UserError, match=r"^evaluation\.store_url: .*oc\.env.* got one in plain text$"):
+        validate(config_with(f"evaluation.store_url={url}"))
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "sqlite:////tmp/a:b@c.sqlite",
+        "postgresql://me@host/x",
+        "postgresql://me@/x?host=/tmp",
+        "postgresql://host:5432/x",
+        "postgresql://me:${oc.env:A}@host/x",
+        "postgresql://me@host/x?password=${oc.env:A}",
+        "${oc.env:A}",
+    ],
+)
+def test_store_url_without_password_is_valid(url, monkeypatch):
+    monkeypatch.setenv("A", "postgresql://me:s3cr3t@host/x")
+    validate(config_with(f"evaluation.store_url={url}"))
 
 
 def test_scoring_context_changes_with_the_inputs_of_a_score():

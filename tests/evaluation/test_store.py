@@ -157,6 +157,30 @@ def test_other_databases_are_refused():
             EvaluationStore(url)
 
 
+@pytest.mark.parametrize("url", ["postgresql://me:s3cr3t@/x?host=HOST", "postgresql://me@/x?host=HOST&password=s3cr3t"])
+def test_password_is_in_no_error(url, tmp_path):
+    pytest.importorskip("psycopg", reason="needs the extra [postgres]")
+    with pytest.raises(
+        UserError, match=r"^postgresql\+psycopg://me.*cannot be opened as an evaluation store"
+    ) as raised:
+        EvaluationStore(url.replace("HOST", str(tmp_path)))
+    assert "s3cr3t" not in str(raised.value)
+
+
+@pytest.mark.parametrize("version", [2, 3])
+def test_damaged_store_of_an_older_version_is_recovered(path, version):
+    shutil.copy(STORES / f"version_{version}.sqlite", path)
+    (page,) = query(path, "SELECT rootpage FROM sqlite_master WHERE name = 'evaluations_by_hash'")
+    data = bytearray(path.read_bytes())
+    data[(page - 1) * 512 : page * 512] = b"\xff" * 512
+    path.write_bytes(data)
+    assert damage_of(path) is not None
+    assert recover(path) == 4
+    with EvaluationStore(path, context="another") as store:
+        assert [row.score for row in store.top(3)] == [0.125]
+        assert sorted(store.num_by_context().values()) == [1, 3]
+
+
 @pytest.mark.parametrize("version", [2, 3])
 def test_older_schema_version_is_migrated(path, version, caplog):
     """The files were written by the code of their version."""
@@ -245,6 +269,7 @@ def test_readable_rows_of_a_damaged_store_are_recovered(path, where):
     assert damage_of(path) is None
     with EvaluationStore(path) as store:
         assert num_rows == store.count()
+        assert store.num_by_context() == ({"": num_rows} if num_rows else {})
         assert {"first page": num_rows == 0, "leaf page": 80 < num_rows < 100, "index page": num_rows == 100}[where]
     assert path.with_name("evaluations.sqlite.damaged").exists()
 
