@@ -38,7 +38,12 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"cli": None, "components": None},
     {"final_stage": None},
     {"trainer": None},
-    {"train": None, "sampling": None, "generate": {"rhn", "interrupts"}},
+    {
+        "train": None,
+        "sampling": None,
+        "generate": {"rhn", "interrupts"},
+        "store": {"config", "evaluation", "interrupts"},
+    },
 )
 # Packages that every other package may import.
 EVERYWHERE = {*LAYERS[0], *LAYERS[1]}
@@ -271,7 +276,8 @@ def test_every_package_has_a_layer_and_is_documented(checkout: Path) -> None:
 
 def test_config_import_does_not_import_torch(checkout: Path) -> None:
     code = (
-        "import sys, gflownet.train, gflownet.config_checks, gflownet.generate, gflownet.rhn.server.__main__; "
+        "import sys, gflownet.train, gflownet.config_checks, gflownet.generate, gflownet.rhn.server.__main__, "
+        "gflownet.store, gflownet.evaluation.store_files; "
         "print([m for m in sys.modules if m.startswith('torch')])"
     )
     process = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)

@@ -19,6 +19,8 @@ from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, Program
 from gflownet.errors import UserError
 
 T = TypeVar("T")
+# File of a run folder.
+STORE_NAME = "evaluations.sqlite"
 # Maximum time that a writer waits for the others, seconds.
 BUSY_TIMEOUT = 60.0
 INSERTS = {"sqlite": sqlite.insert, "postgresql": postgresql.insert}

@@ -13,6 +13,7 @@ from typing import Any, Literal, Self
 
 from gflownet.config import CONFIG_NAME, Config, config_of, to_mapping, to_yaml
 from gflownet.errors import UserError
+from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
@@ -22,7 +23,6 @@ from gflownet.run.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, Run
 from gflownet.run.logging import METRICS_NAME, WANDB_ID_NAME, WANDB_NAME
 from gflownet.run_marker import MARKER_NAME, RunMarker, read_marker, write_marker
 
-STORE_NAME = "evaluations.sqlite"
 CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
 CERTIFICATE_STORE_NAME = "certificate.sqlite"

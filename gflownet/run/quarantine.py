@@ -44,7 +44,7 @@ class Quarantine:
         candidates = "candidate was" if self.num == 1 else "candidates were"
         return (
             f"{self.num} {candidates} quarantined: {self.path}; to try again: "
-            f"python -m gflownet.store requeue {self._folder.path} --hash HASH"
+            f"python -m gflownet.store requeue {self._folder.path} HASH"
         )
 
 

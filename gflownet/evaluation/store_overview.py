@@ -1,0 +1,272 @@
+"""Rows of all contexts of a store: summary, search, import and requeue, for `python -m gflownet.store`."""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from itertools import islice
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import sqlalchemy as sql
+
+from gflownet.errors import UserError
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_database import Database, damage_after_kill
+from gflownet.evaluation.store_migrations import add_contexts, prepare_schema, stored_version
+from gflownet.evaluation.store_rows import (
+    CONTEXTS,
+    DAMAGED,
+    EVALUATIONS,
+    IS_RUNNING,
+    IS_SEARCH_SUCCESS,
+    SCHEMA,
+    Identity,
+    checksum_of,
+    context_digest,
+)
+
+Row = Mapping[str, Any]
+# Columns of exported rows; `context` is the text of the context, not its digest.
+COLUMNS = tuple(c for c in EVALUATIONS.columns if c.name not in ("id", "owner", "lease_until", "started"))
+# Rows read or written at a time.
+_CHUNK = 500
+# Longer decimal texts are prefixes of a hash, not row ids.
+_MAX_ID_DIGITS = 9
+_REQUEUED = {
+    **{"status": EvaluationStatus.RUNNING.value, "is_transient": False, "score": 0.0, "error": None, "checksum": None},
+    **{"attempts": 0, "owner": None, "lease_until": 0.0, "started": 0},
+}
+
+
+@dataclass
+class RunSummary:
+    """Rows of one run in one context."""
+
+    digest: str  # of the context
+    context: str | None  # None: damaged
+    run: str
+    first: str = ""  # creation time of the oldest result
+    last: str = ""
+    best: float | None = None  # score of the search
+    num_by_status: dict[str, int] = field(default_factory=dict)
+
+
+class StoreOverview:
+    """All rows of a store, independent of their context."""
+
+    def __init__(self, location: str, *, creates: bool = False) -> None:
+        """Open a store at a path (SQLite) or a database URL; older versions are migrated.
+
+        Args:
+            location: path or URL.
+            creates: create the store if there is none.
+
+        Raises:
+            UserError: no store, a damaged one, or one of a newer version.
+        """
+        self._database = Database(location)
+        self.location = self._database.location
+        try:
+            self._check_exists(creates=creates)
+            prepare_schema(self._database)
+        except UserError:
+            self.close()
+            raise
+
+    def runs(self) -> list[RunSummary]:
+        """Return one summary per context and run, oldest first."""
+        columns = EVALUATIONS.c
+        score = sql.case((sql.literal_column(f"({IS_SEARCH_SUCCESS.text})"), columns.score))
+        keys = (columns.context, CONTEXTS.c.context, columns.run)
+        times = (sql.func.min(sql.func.nullif(columns.created, "")), sql.func.max(columns.created))
+        query = sql.select(*keys, columns.status, sql.func.count(), sql.func.max(score), *times)
+        query = query.select_from(_WITH_CONTEXT).group_by(*keys, columns.status)
+        with self._database.read() as connection:
+            groups = connection.execute(query).all()
+        summaries: dict[tuple[str, str], RunSummary] = {}
+        for digest, context, run, status, num, best, first, last in groups:
+            summary = summaries.setdefault((digest, run), RunSummary(digest, context, run))
+            summary.num_by_status[status] = num
+            summary.best = summary.best if best is None else best
+            summary.first = min(filter(None, (summary.first, first)), default="")
+            summary.last = max(summary.last, last)
+        return sorted(summaries.values(), key=lambda summary: (summary.first, summary.run))
+
+    def matching(self, text: str) -> list[Row]:
+        """Return the row with an id, or the rows whose hash starts with a text."""
+        if text.isdecimal() and len(text) <= _MAX_ID_DIGITS:
+            rows = self._select(_ROWS.where(EVALUATIONS.c.id == int(text)))
+            if rows:
+                return rows
+        starts = EVALUATIONS.c.hash.startswith(text, autoescape=True)
+        return self._select(_ROWS.where(starts).order_by(EVALUATIONS.c.id))
+
+    def best(self, num: int) -> list[Row]:
+        """Return the `num` best successful rows of the search of each context, best first, ties by age."""
+        with self._database.read() as connection:
+            contexts = connection.execute(sql.select(CONTEXTS.c.digest).order_by(CONTEXTS.c.digest)).scalars().all()
+        order = (EVALUATIONS.c.score.desc(), EVALUATIONS.c.id)
+        queries = [
+            _ROWS.where(EVALUATIONS.c.context == digest, IS_SEARCH_SUCCESS).order_by(*order).limit(num)
+            for digest in contexts
+        ]
+        return [row for query in queries for row in self._select(query) if is_intact(row)]
+
+    def results(self) -> Iterator[Row]:
+        """Yield the intact results by age, as they are exported."""
+        last = -1
+        while rows := self._select(_ROWS.where(EVALUATIONS.c.id > last).order_by(EVALUATIONS.c.id).limit(_CHUNK)):
+            for row in rows:
+                if row["status"] != EvaluationStatus.RUNNING and is_intact(row):
+                    yield {c.name: row[c.name] for c in COLUMNS} | {"context": row["context_text"]}
+            last = rows[-1]["id"]
+
+    def count(self) -> int:
+        """Return the number of all rows: results, claims and damaged ones."""
+        with self._database.read() as connection:
+            return connection.execute(sql.select(sql.func.count()).select_from(EVALUATIONS)).scalar_one()
+
+    def add(self, exported: Iterable[Row]) -> int:
+        """Add exported rows, intact ones only, and return the number of new ones; results that are there stay."""
+        insert = self._database.insert(EVALUATIONS)
+        names = [c.name for c in COLUMNS] + ["owner", "lease_until", "started"]
+        upsert = insert.on_conflict_do_update(
+            index_elements=["identity_digest"],
+            set_={name: insert.excluded[name] for name in names},
+            where=sql.text("evaluations.status = 'running'"),
+        ).returning(EVALUATIONS.c.id)
+        num_new = 0
+        for chunk in batches(exported, _CHUNK):
+            by_identity = {row["identity_digest"]: _stored(row) for row in map(_digested, chunk)}
+            contexts = {row["context"] for row in chunk}
+            num_new += self._database.write(_adding(upsert, contexts, list(by_identity.values())))
+        return num_new
+
+    def num_leased(self, rows: Sequence[Row]) -> int:
+        """Return how many of the rows are claimed by a process whose lease has not ended."""
+        ids = [row["id"] for row in rows]
+        query = sql.select(sql.func.count()).where(EVALUATIONS.c.id.in_(ids), IS_RUNNING, ~self._is_expired())
+        with self._database.read() as connection:
+            return connection.execute(query).scalar_one()
+
+    def requeue(self, status: EvaluationStatus | None, *, ids: Collection[int] | None, is_forced: bool) -> int:
+        """Turn rows into claims without an owner, which the next run evaluates again, and return their number.
+
+        Args:
+            status: of the rows; None: all.
+            ids: of the rows; None: all.
+            is_forced: also claims with a live lease.
+        """
+        columns = EVALUATIONS.c
+        update = sql.update(EVALUATIONS).where(columns.context != DAMAGED).values(_REQUEUED)
+        if status is not None:
+            update = update.where(columns.status == status.value)
+        if ids is not None:
+            update = update.where(columns.id.in_(ids))
+        if not is_forced:
+            update = update.where((columns.status != EvaluationStatus.RUNNING.value) | self._is_expired())
+        return self._database.write(lambda connection: connection.execute(update).rowcount)
+
+    def close(self) -> None:
+        """Close every connection; the overview must not be used afterwards."""
+        self._database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def _check_exists(self, *, creates: bool) -> None:
+        path = self._database.path
+        if path is None:
+            is_store = stored_version(self._database) is not None
+        elif path.exists():
+            if not _has_schema(path):
+                raise UserError(f"{path}: expected an evaluation store, got another file")
+            damage = damage_after_kill(path)
+            if damage is not None:
+                raise UserError(f"{path}: expected an intact database, got a damaged one ({damage})")
+            is_store = True
+        else:
+            is_store = False
+            if creates and not path.parent.is_dir():
+                raise UserError(f"{path}: no such folder: {path.parent}")
+        if not is_store and not creates:
+            raise UserError(f"{self.location}: no evaluation store here" if path is None else f"no such file: {path}")
+
+    def _is_expired(self) -> sql.ColumnElement[bool]:
+        return sql.func.coalesce(EVALUATIONS.c.lease_until, 0.0) <= self._database.now()
+
+    def _select(self, query: sql.Select[Any]) -> list[Row]:
+        with self._database.read() as connection:
+            return [dict(row) for row in connection.execute(query).mappings()]
+
+
+_WITH_CONTEXT = EVALUATIONS.outerjoin(CONTEXTS, EVALUATIONS.c.context == CONTEXTS.c.digest)
+_ROWS = sql.select(EVALUATIONS, CONTEXTS.c.context.label("context_text")).select_from(_WITH_CONTEXT)
+
+
+def batches(rows: Iterable[Row], size: int) -> Iterator[list[Row]]:
+    """Yield the rows in lists of a size; the last may be shorter."""
+    iterator = iter(rows)
+    while batch := list(islice(iterator, size)):
+        yield batch
+
+
+def is_intact(row: Row) -> bool:
+    """Return whether a row with its context matches its checksum; a claim has none."""
+    if row["context_text"] is None or context_digest(row["context_text"]) != row["context"]:
+        return False
+    return row["status"] == EvaluationStatus.RUNNING or row["checksum"] == checksum_of(row)
+
+
+def check_exported(row: Any) -> None:
+    """Check an exported row.
+
+    Raises:
+        ValueError: missing columns, or values that do not match the checksum.
+    """
+    missing = [c.name for c in COLUMNS if not isinstance(row, dict) or c.name not in row]
+    if missing:
+        raise ValueError(f"expected the columns of an evaluation, got none named {missing[0]}")
+    if not all(isinstance(row[name], str) for name in ("context", "key")):
+        raise ValueError("expected context and key as text")
+    digested = _digested(row)
+    identity = Identity(row["hash"], row["key"], row["fidelity"], row["seed"]).digest(digested["context"])
+    if row["checksum"] != checksum_of(digested) or row["identity_digest"] != identity:
+        raise ValueError("expected values that match the checksum, got others")
+
+
+def _digested(row: Row) -> dict[str, Any]:
+    return {**row, "context": context_digest(row["context"])}
+
+
+def _stored(row: Row) -> dict[str, Any]:
+    return {c.name: row[c.name] for c in COLUMNS} | {"owner": None, "lease_until": None, "started": 0}
+
+
+def _adding(upsert: Any, contexts: Collection[str], rows: list[dict[str, Any]]) -> Callable[[sql.Connection], int]:
+    def add(connection: sql.Connection) -> int:
+        add_contexts(connection, contexts)
+        return len(connection.execute(upsert, rows).all())
+
+    return add
+
+
+def _has_schema(path: Path) -> bool:
+    """Return whether a file is a SQLite database with an evaluation store; the file is only read."""
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as connection:
+            query = "SELECT 1 FROM sqlite_master WHERE type = 'table' AND name = ?"
+            return connection.execute(query, (SCHEMA.name,)).fetchone() is not None
+    except sqlite3.OperationalError as error:
+        raise UserError(f"{path}: cannot be opened as an evaluation store ({error})") from None
+    except sqlite3.DatabaseError:
+        return False

@@ -1,0 +1,318 @@
+"""python -m gflownet.store: list, show, export, import and requeue the evaluations of runs."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from signal import SIGINT, SIGPIPE
+from typing import TYPE_CHECKING, Any
+from urllib.parse import parse_qs, urlsplit
+
+from gflownet.errors import CommandLine, UserError, error_line, printable
+from gflownet.interrupts import discard_output_that_fails, discard_output_without_reader
+
+if TYPE_CHECKING:
+    from gflownet.evaluation.store_overview import Row, StoreOverview
+
+EXIT_USER_ERROR = 2
+EXIT_SIGNAL = 128  # a shell reports 128 + N for a process ended by signal N
+LOCATION_HELP = "run folder, SQLite file or database URL; secrets only by ${oc.env:NAME}"
+REQUEUED_STATUSES = ("crashed", "timeout", "out_of_memory", "failed", "refused", "running")
+_SHOWN = ("id", "status", "score", "seconds", "attempts", "fidelity", "seed", "num_parameters", "parent")
+_MORE_SHOWN = ("run", "step", "created", "hash", "owner", "error")
+_DIGEST_LENGTH = 8
+_PIPE_WIDTH = 10_000  # a line per row
+_HASH_LENGTH = 11  # with its version, as in g1-
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status: 0, 2 for an error of the user, 128 + a signal."""
+    try:
+        options = parse(sys.argv[1:] if argv is None else argv)
+        with _open(options.location, creates=options.command is import_rows) as overview:
+            options.command(overview, options)
+        sys.stdout.flush()
+    except UserError as error:
+        print(error_line(error), file=sys.stderr)
+        return EXIT_USER_ERROR
+    except KeyboardInterrupt:
+        return EXIT_SIGNAL + SIGINT
+    except BrokenPipeError:
+        if not discard_output_without_reader():
+            raise
+        return EXIT_SIGNAL + SIGPIPE
+    finally:
+        discard_output_that_fails()
+    return 0
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the values of the command line.
+
+    Raises:
+        UserError: an unknown command or option, or a missing value.
+    """
+    parser = CommandLine(
+        prog="python -m gflownet.store", description="List and move the evaluations of runs.", allow_abbrev=False
+    )
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    def add(name: str, command: Callable[[StoreOverview, argparse.Namespace], None], text: str) -> CommandLine:
+        subparser = commands.add_parser(name, help=text, description=f"{text}.", allow_abbrev=False)
+        subparser.set_defaults(command=command)
+        subparser.add_argument("location", metavar="LOCATION", help=LOCATION_HELP)
+        return subparser
+
+    add("ls", list_runs, "Print tasks and runs: rows by status, best score, times")
+    command = add("show", show_rows, "Print one row")
+    command.add_argument("id", metavar="ID", help="row id, or the first characters of a hash")
+    command.add_argument("--graph", action="store_true", help="print only the graph, as JSON")
+    command = add("best", print_best, "Print the best architectures of each task")
+    command.add_argument("--num", type=_positive, default=10, metavar="N", help="number of rows (default: 10)")
+    command = add("export", export_rows, "Write all results to a new file")
+    command.add_argument("file", type=Path, metavar="FILE", help="*.jsonl or *.parquet")
+    command = add("import", import_rows, "Add the results of a file; results in the store stay")
+    command.add_argument("file", type=Path, metavar="FILE", help="*.jsonl or *.parquet")
+    command = add("requeue", requeue_rows, "Let the next run evaluate rows again; default: claims of ended runs")
+    command.add_argument("ids", nargs="*", metavar="ID", help="row ids or first characters of hashes (default: all)")
+    command.add_argument("--status", choices=REQUEUED_STATUSES, help="only rows of this status")
+    command.add_argument("--force", action="store_true", help="also successful rows and claims of running processes")
+    return parser.parse_args(arguments)
+
+
+def list_runs(overview: StoreOverview, options: argparse.Namespace) -> None:
+    """Print one line per task and run."""
+    runs = overview.runs()
+    statuses = sorted({status for run in runs for status in run.num_by_status})
+    rows = []
+    for run in runs:
+        nums = [run.num_by_status.get(status, 0) for status in statuses]
+        context = "damaged" if run.context is None else run.digest[:_DIGEST_LENGTH]
+        best = "-" if run.best is None else f"{run.best:.6g}"
+        times = [time[:19].replace("T", " ") or "-" for time in (run.first, run.last)]
+        rows.append([_task(run.context), context, run.run[:_DIGEST_LENGTH], *nums, best, *times])
+    _print_table(["task", "context", "run", *statuses, "best", "first", "last"], rows)
+
+
+def show_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
+    """Print a row, or a table of the rows if several match."""
+    rows = _matching(overview, options.id)
+    graphs = {row["graph"] for row in rows}
+    if options.graph and len(graphs) == 1:
+        print(_graph(rows[0]))
+    elif len(rows) > 1:
+        if options.graph:
+            raise UserError(f"{options.id}: expected one graph, got {len(graphs)}; name a row id")
+        _print_rows(rows, _COLUMNS)
+    else:
+        _print_row(rows[0])
+
+
+def print_best(overview: StoreOverview, options: argparse.Namespace) -> None:
+    """Print the best successful rows of the search of each task."""
+    _print_rows(overview.best(options.num), [name for name in _COLUMNS if name not in ("status", "fidelity", "seed")])
+
+
+def export_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
+    """Write all results to a file."""
+    from gflownet.evaluation.store_files import write_rows
+
+    num_rows = write_rows(options.file, overview.results())
+    num_others = overview.count() - num_rows
+    others = f"; {num_others} without a valid result were left out" if num_others else ""
+    print(printable(f"{num_rows} rows exported to {options.file}{others}"))
+
+
+def import_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
+    """Add the results of a file, all of which are checked before the first is added."""
+    from gflownet.evaluation.store_files import read_rows
+
+    num_rows = sum(1 for _ in read_rows(options.file))
+    num_new = overview.add(read_rows(options.file))
+    print(printable(f"{num_rows} rows read from {options.file}, {num_new} of them new"))
+
+
+def requeue_rows(overview: StoreOverview, options: argparse.Namespace) -> None:
+    """Requeue rows by id, by status or both."""
+    from gflownet.evaluation.status import EvaluationStatus
+
+    status = EvaluationStatus(options.status) if options.status else None
+    ids = None
+    if options.ids:
+        rows = [row for text in options.ids for row in _unambiguous(overview, text)]
+        rows = [row for row in rows if status is None or row["status"] == status]
+        successful = [row["id"] for row in rows if row["status"] == EvaluationStatus.OK]
+        if successful and not options.force:
+            raise UserError(f"row {successful[0]}: expected a row without a score, got a successful one; see --force")
+        num_leased = overview.num_leased(rows)
+        if num_leased and not options.force:
+            raise UserError(f"{num_leased} of the rows are claimed by a running process; see --force")
+        ids = {row["id"] for row in rows}
+    elif status is None:
+        status = EvaluationStatus.RUNNING
+    num_rows = overview.requeue(status, ids=ids, is_forced=options.force)
+    print(f"{num_rows} {'row' if num_rows == 1 else 'rows'} requeued")
+
+
+def _open(text: str, *, creates: bool) -> StoreOverview:
+    """Open the store at a LOCATION."""
+    location = _location(text)
+    # Imported here: --help and errors of the command line do not wait for SQLAlchemy.
+    from gflownet.evaluation.store_overview import StoreOverview
+
+    is_new_file = creates and "://" not in location and not Path(location).exists()
+    if is_new_file and not Path(location).suffix:
+        raise UserError(f"no such file or folder: {location}; to create a store, name a file, as in all.sqlite")
+    return StoreOverview(location, creates=creates)
+
+
+def _location(text: str) -> str:
+    """Return the path of a file, or a URL with its interpolations replaced."""
+    if "${" in text:
+        return _interpolated(text)
+    if "://" in text:
+        if _has_password(text):
+            raise UserError("LOCATION: expected a URL without a password, got one; name it as ${oc.env:NAME}")
+        return text
+    folder = Path(text)
+    if not folder.exists() or not folder.is_dir():
+        return text
+    from gflownet.evaluation.store_database import STORE_NAME
+
+    if (folder / STORE_NAME).exists():
+        return str(folder / STORE_NAME)
+    url = _store_url_of_run(folder)
+    if url:
+        return _interpolated(url)
+    raise UserError(f"{folder}: expected a run folder, got one without {STORE_NAME}")
+
+
+def _has_password(url: str) -> bool:
+    try:
+        parts = urlsplit(url)
+    except ValueError:  # reported when it is opened
+        return False
+    return parts.password is not None or "password" in parse_qs(parts.query)
+
+
+def _interpolated(text: str) -> str:
+    from omegaconf import OmegaConf
+    from omegaconf.errors import OmegaConfBaseException
+
+    try:
+        return str(OmegaConf.create({"location": text}).location)
+    except OmegaConfBaseException as error:
+        raise UserError(f"{text}: cannot be resolved ({str(error).splitlines()[0]})") from None
+
+
+def _store_url_of_run(folder: Path) -> str:
+    """Return evaluation.store_url of the config of a run folder as it is written; empty without one."""
+    from omegaconf import OmegaConf
+
+    from gflownet.config import CONFIG_NAME
+
+    path = folder / CONFIG_NAME
+    if not path.is_file():
+        return ""
+    try:
+        config: Any = OmegaConf.to_container(OmegaConf.load(path))
+        return config["evaluation"]["store_url"]
+    except Exception as error:
+        raise UserError(f"{path}: expected the config of a run with evaluation.store_url ({error})") from None
+
+
+def _matching(overview: StoreOverview, text: str) -> list[Row]:
+    rows = overview.matching(text)
+    if not rows:
+        raise UserError(f"{text}: expected a row id or the start of a hash in {overview.location}, found no such row")
+    return rows
+
+
+def _unambiguous(overview: StoreOverview, text: str) -> list[Row]:
+    """Return the rows of one hash: its seeds, fidelities and contexts."""
+    rows = _matching(overview, text)
+    num_hashes = len({row["hash"] for row in rows})
+    if num_hashes > 1:
+        raise UserError(f"{text}: expected the start of one hash, got that of {num_hashes}")
+    return rows
+
+
+def _print_row(row: Row) -> None:
+    from gflownet.evaluation.store_overview import is_intact
+
+    values = {"task": _task(row["context_text"]), **{name: row[name] for name in (*_SHOWN, *_MORE_SHOWN)}}
+    values |= {"metrics": row["metrics"], "curve": row["curve"], "context": row["context_text"] or "damaged"}
+    values["checksum"] = "valid" if is_intact(row) else "does not match: the row is ignored"
+    for name, value in values.items():
+        if value not in (None, "", "{}", "[]"):
+            print(f"{name:<15}{printable(' '.join(str(value).split()))}")
+    print(f"{'graph':<15}{_graph(row)}")
+
+
+def _print_rows(rows: Iterable[Row], names: Iterable[str]) -> None:
+    names = list(names)
+    _print_table(names, [[_COLUMNS[name](row) for name in names] for row in rows])
+
+
+def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    from rich import box
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=box.SIMPLE)
+    for name in header:
+        is_text = name in ("task", "context", "hash", "run", "status")
+        table.add_column(name, justify="left" if is_text else "right", overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(printable(str(cell))) for cell in row))
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH)
+    with console.capture() as capture:  # a closed pipe is handled by `main`
+        console.print(table)
+    print(capture.get(), end="")
+
+
+def _task(context: str | None) -> str:
+    """Return the name of the task of a context."""
+    try:
+        values = json.loads(context or "")
+    except ValueError:
+        return "-"
+    return str(values.get("task", "-")) if isinstance(values, Mapping) else "-"
+
+
+def _graph(row: Row) -> str:
+    try:
+        return json.dumps(json.loads(row["graph"]))
+    except ValueError:
+        return json.dumps(row["graph"])
+
+
+def _positive(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number >= 1, got {text!r}")
+    return int(text)
+
+
+_COLUMNS: dict[str, Callable[[Row], Any]] = {
+    "id": lambda row: row["id"],
+    "task": lambda row: _task(row["context_text"]),
+    "context": lambda row: row["context"][:_DIGEST_LENGTH],
+    "hash": lambda row: row["hash"][:_HASH_LENGTH],
+    "status": lambda row: row["status"],
+    "score": lambda row: f"{row['score']:.6g}",
+    "fidelity": lambda row: row["fidelity"],
+    "seed": lambda row: row["seed"],
+    "parameters": lambda row: "-" if row["num_parameters"] is None else row["num_parameters"],
+    "seconds": lambda row: f"{row['seconds']:.3g}",
+    "run": lambda row: row["run"][:_DIGEST_LENGTH],
+}
+
+
+if __name__ == "__main__":
+    sys.exit(main())

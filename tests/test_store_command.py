@@ -1,0 +1,265 @@
+"""python -m gflownet.store, on SQLite files and on PostgreSQL."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from gflownet.evaluation.store import EvaluationStatus, EvaluationStore, Identity
+from gflownet.evaluation.store_overview import StoreOverview
+from gflownet.store import main
+from tests.evaluation.stub_rows import StubCandidate, record
+
+CONTEXT = '{"task": "digits"}'
+OTHER_CONTEXT = '{"task": "langu\\u001b[31mage"}'
+LEASE = 600.0
+Shell = Callable[..., str]
+
+
+@pytest.fixture
+def shell(capsys: pytest.CaptureFixture[str]) -> Shell:
+    """Run a command line and return its output; the exit status is `code`."""
+
+    def run(*words: str | Path, code: int = 0) -> str:
+        assert main([str(word) for word in words]) == code
+        output = capsys.readouterr()
+        if code:
+            assert output.out == ""
+            assert output.err.startswith("error: ")
+            assert output.err.count("\n") == 1
+        return output.err if code else output.out
+
+    return run
+
+
+def fill(location: str | Path) -> None:
+    """Write a store with two contexts, all statuses, an expired claim and a live one."""
+    with EvaluationStore(location, context=CONTEXT) as store:
+        failures = [status for status in EvaluationStatus if status not in ("ok", "running")]
+        store.add([record(f"ok {i}", score=i / 10, run="first", num_parameters=i, curve=(0.1, 0.2)) for i in range(5)])
+        store.add([record(f"{status.value} 1", score=0.0, run="second", status=status) for status in failures])
+        store.add([record("ok 4", score=0.99, run="second", seed=1), record("ok 4", score=0.98, fidelity=3, parent=1)])
+        claim(store, "ended", lease=-1.0)
+        claim(store, "live", lease=LEASE)
+    with EvaluationStore(location, context=OTHER_CONTEXT) as store:
+        store.add([record("other", score=0.25, run="third", error="line 1\nline \x1b[2J", metrics={"x": float("nan")})])
+
+
+def claim(store: EvaluationStore, key: str, *, lease: float = LEASE, run: str = "second") -> int | None:
+    """Return the earlier attempts of a granted claim, None for a refused one."""
+    candidate = StubCandidate(key)
+    claims = store.claim([(candidate, Identity.of(candidate))], owner=run, run=run, step=1, lease=lease, max_attempts=2)
+    return claims[0].attempts if claims else None
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    path = tmp_path / "run"
+    path.mkdir()
+    fill(path / "evaluations.sqlite")
+    return path
+
+
+def results(location: str | Path) -> list[dict[str, object]]:
+    with StoreOverview(str(location)) as overview:
+        return sorted((dict(row) for row in overview.results()), key=lambda row: str(row["identity_digest"]))
+
+
+def test_ls_lists_tasks_and_runs(folder: Path, shell: Shell) -> None:
+    text = shell("ls", folder)
+    lines = {words[2]: words for words in map(str.split, text.splitlines()) if len(words) > 8}
+    assert text.split()[:8] == ["task", "context", "run", "crashed", "failed", "ok", "out_of_memory", "refused"]
+    assert lines["first"][:1] + lines["first"][3:11] == ["digits", "0", "0", "5", "0", "0", "0", "0", "0.4"]
+    assert lines["second"][3:11] == ["1", "1", "1", "1", "1", "2", "1", "-"]
+    assert lines["third"][10] == "0.25"
+    assert "langu\\x1b[31mage" in text
+    assert "\x1b[31m" not in text
+
+
+def test_best_lists_the_search_of_each_task(folder: Path, shell: Shell) -> None:
+    rows = [line.split() for line in shell("best", folder, "--num", "2").splitlines() if "hash" in line][1:]
+    scores = [float(word) for row in rows for word in row if re.fullmatch(r"0\.\d+", word) and word != "0.1"]
+    assert sorted(scores) == [0.25, 0.3, 0.4]
+
+
+def test_show_prints_a_row(folder: Path, shell: Shell) -> None:
+    (other,) = [row for row in results(folder / "evaluations.sqlite") if row["key"] == "other"]
+    text = shell("show", folder, "hash of other")
+    assert re.search(r"^error +line 1 line \\x1b\[2J$", text, re.MULTILINE)
+    assert re.search(r"^checksum +valid$", text, re.MULTILINE)
+    assert str(other["context"]) in text
+    assert shell("show", folder, "1") == shell("show", folder, "hash of ok 0")
+    assert shell("show", folder, "1", "--graph") == "{}\n"
+    several = shell("show", folder, "hash of ok 4")
+    assert several.count("hash of ok") == 3  # search, another seed, another fidelity
+    assert "no such row" in shell("show", folder, "999999999999999999999", code=2)
+    assert "no such row" in shell("show", folder, "hash_of%", code=2)
+
+
+@pytest.mark.parametrize("suffix", ["jsonl", "parquet"])
+def test_export_and_import_keep_every_row(
+    suffix: str, database: str, tmp_path: Path, folder: Path, shell: Shell
+) -> None:
+    file = tmp_path / f"rows.{suffix}"
+    assert "13 rows exported" in (text := shell("export", folder, file))
+    assert "2 without a valid result" in text
+    content = file.read_bytes()
+    assert "existing" in shell("export", folder, file, code=2)
+    assert file.read_bytes() == content
+    assert sorted(path.name for path in tmp_path.iterdir()) == [file.name, "run"]
+    assert "13 rows read" in (text := shell("import", database, file))
+    assert "13 of them new" in text
+    assert results(database) == results(folder / "evaluations.sqlite")
+    assert "0 of them new" in shell("import", database, file)
+    with EvaluationStore(database, context=CONTEXT) as store:
+        assert store.top(1)[0].key == "ok 4"
+        assert store.top(1)[0].curve == (0.1, 0.2)
+        assert store.count() == 12
+
+
+def test_import_keeps_results_and_completes_claims(tmp_path: Path, folder: Path, shell: Shell) -> None:
+    shell("export", folder, tmp_path / "rows.jsonl")
+    with EvaluationStore(tmp_path / "all.sqlite", context=CONTEXT) as store:
+        store.add([record("ok 1", score=0.7)])
+        claim(store, "ok 2")
+        assert "12 of them new" in shell("import", tmp_path / "all.sqlite", tmp_path / "rows.jsonl")
+        rows = [store.find(StubCandidate(key)) for key in ("ok 1", "ok 2")]
+        assert [row and row.score for row in rows] == [0.7, 0.2]
+
+
+def test_import_refuses_changed_rows(tmp_path: Path, folder: Path, shell: Shell) -> None:
+    file = tmp_path / "rows.jsonl"
+    shell("export", folder, file)
+    lines = file.read_text().splitlines()
+    changed = json.dumps(json.loads(lines[7]) | {"score": 1.0})
+    for bad in (changed, changed[:-5], "[]", '{"key": 1}', lines[7].replace(lines[7][-20:-4], "0" * 16)):
+        file.write_text("\n".join([*lines[:7], bad]))
+        assert "rows.jsonl, row 8: " in shell("import", tmp_path / "all.sqlite", file, code=2)
+        assert results(tmp_path / "all.sqlite") == []
+    (tmp_path / "rows.parquet").write_bytes(b"PAR1 no parquet")
+    assert "rows.parquet" in shell("import", tmp_path / "all.sqlite", tmp_path / "rows.parquet", code=2)
+
+
+def test_damaged_rows_are_not_exported(tmp_path: Path, folder: Path, shell: Shell) -> None:
+    import sqlite3
+
+    connection = sqlite3.connect(folder / "evaluations.sqlite")
+    with connection:
+        connection.execute("UPDATE evaluations SET score = 1.0 WHERE key = 'ok 2' AND seed = 0")
+    connection.close()
+    assert "12 rows exported" in (text := shell("export", folder, tmp_path / "rows.jsonl"))
+    assert "3 without a valid result" in text
+    assert "does not match" in shell("show", folder, "hash of ok 2")
+
+
+def test_requeue_by_status(database: str, shell: Shell) -> None:
+    fill(database)
+    with EvaluationStore(database, context=CONTEXT) as store:
+        assert claim(store, "crashed 1", run="next") is None
+        assert shell("requeue", database, "--status", "crashed") == "1 row requeued\n"
+        assert claim(store, "timeout 1", run="next") is None
+        assert claim(store, "crashed 1", run="next") == 0
+        assert shell("requeue", database, "--status", "running") == "1 row requeued\n"  # not the live ones
+        assert claim(store, "live", run="next") is None
+        assert shell("requeue", database, "--status", "running", "--force") == "3 rows requeued\n"
+        assert claim(store, "live", run="next") == 0
+
+
+def test_requeue_frees_expired_claims_by_default(folder: Path, shell: Shell) -> None:
+    assert shell("requeue", folder) == "1 row requeued\n"
+    with EvaluationStore(folder / "evaluations.sqlite", context=CONTEXT) as store:
+        assert claim(store, "live", run="next") is None
+        assert claim(store, "ended", run="next") == 0  # not an attempt
+
+
+def test_requeue_by_id(folder: Path, shell: Shell) -> None:
+    before = results(folder / "evaluations.sqlite")
+    assert "--force" in shell("requeue", folder, "hash of live", code=2)
+    assert "--force" in shell("requeue", folder, "hash of failed", "hash of ok 1", code=2)
+    assert "start of one hash" in shell("requeue", folder, "hash of", code=2)
+    assert "no such row" in shell("requeue", folder, "none", code=2)
+    assert results(folder / "evaluations.sqlite") == before
+    assert shell("requeue", folder, "hash of failed", "hash of timeout") == "2 rows requeued\n"
+    assert shell("requeue", folder, "hash of live", "1", "--force") == "2 rows requeued\n"
+    assert shell("requeue", folder, "hash of crashed", "hash of refused", "--status", "crashed") == "1 row requeued\n"
+    with EvaluationStore(folder / "evaluations.sqlite", context=CONTEXT) as store:
+        assert [claim(store, key, run="next") for key in ("failed 1", "timeout 1", "live", "ok 0", "ok 1")] == [
+            *(0, 0, 0, 0),
+            None,
+        ]
+
+
+def test_location_that_is_no_store(tmp_path: Path, shell: Shell) -> None:
+    import sqlite3
+
+    (tmp_path / "text").write_text("text\n" * 1000)
+    (tmp_path / "empty").mkdir()
+    with sqlite3.connect(tmp_path / "foreign.sqlite") as connection:
+        connection.execute("CREATE TABLE t (x)")
+    connection.close()
+    files = {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()}
+    for name in ("missing.sqlite", "text", "foreign.sqlite", "empty"):
+        assert str(tmp_path / name) in shell("ls", tmp_path / name, code=2)
+    assert "no such file" in shell("ls", f"sqlite:///{tmp_path}/missing.sqlite", code=2)
+    rows = tmp_path / "rows.jsonl"
+    for name in ("missing", "missing/all.sqlite", "foreign.sqlite"):
+        assert name in shell("import", tmp_path / name, rows, code=2)
+    assert "rows.txt" in shell("import", tmp_path / "all.sqlite", tmp_path / "rows.txt", code=2)
+    (tmp_path / "all.sqlite").unlink()
+    assert {path: path.read_bytes() for path in tmp_path.iterdir() if path.is_file()} == files
+
+
+def test_location_is_a_url(
+    postgres: str, folder: Path, tmp_path: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "no evaluation store" in shell("ls", postgres, code=2)
+    shell("export", folder, tmp_path / "rows.parquet")
+    monkeypatch.setenv("STORE_OF_TEST", postgres)
+    assert "13 of them new" in shell("import", "${oc.env:STORE_OF_TEST}", tmp_path / "rows.parquet")
+    shared = tmp_path / "shared"  # folder of a run with evaluation.store_url
+    shared.mkdir()
+    (shared / "config.yaml").write_text("evaluation:\n  store_url: ${oc.env:STORE_OF_TEST}\n")
+    assert "hash of ok" in shell("best", shared)
+    for url in ("postgresql://me:hunter2@host/name", "postgresql://host/name?user=me&password=hunter2"):
+        assert "hunter2" not in (text := shell("ls", url, code=2))
+        assert "password" in text
+    assert "NO_SUCH_NAME" in shell("ls", "${oc.env:NO_SUCH_NAME}", code=2)
+
+
+def test_command_line_errors(folder: Path, shell: Shell) -> None:
+    for words in ([], ["ls"], ["none", "x"], ["best", folder, "--num", "0"], ["requeue", folder, "--status", "ok"]):
+        assert "--help" in shell(*words, code=2)
+
+
+def test_export_without_pyarrow(tmp_path: Path, folder: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    assert "gflownet[parquet]" in shell("export", folder, tmp_path / "rows.parquet", code=2)
+    assert not (tmp_path / "rows.parquet").exists()
+
+
+def test_closed_pipe_ends_the_command(folder: Path, checkout: Path) -> None:
+    command = f"{shlex.quote(sys.executable)} -m gflownet.store best {shlex.quote(str(folder))}"
+    process = subprocess.run(
+        ["bash", "-c", f"{command} | true; echo ${{PIPESTATUS[0]}}"], cwd=checkout, capture_output=True, text=True
+    )
+    assert process.stdout.strip() in ("0", "141")
+    assert process.stderr == ""
+
+
+def test_docs_of_the_store_run(tmp_path: Path, checkout: Path, shell: Shell, monkeypatch: pytest.MonkeyPatch) -> None:
+    section = (checkout / "docs" / "evaluation.md").read_text().partition("## The store")[2].partition("\n## ")[0]
+    (block,) = re.findall(r"^```bash\n(.*?)^```", section, re.MULTILINE | re.DOTALL)
+    monkeypatch.chdir(tmp_path)
+    Path("logs/digits").mkdir(parents=True)
+    fill("logs/digits/evaluations.sqlite")
+    for line in block.splitlines():
+        words = shlex.split(line, comments=True)
+        assert words[:3] == ["python", "-m", "gflownet.store"]
+        assert shell(*("hash of ok 1" if word == "HASH" else word for word in words[3:]))
