@@ -10,6 +10,7 @@ import sys
 from collections import deque
 from contextlib import closing
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -295,6 +296,34 @@ def test_one_flipped_bit_never_changes_a_score(path, tmp_path):
         assert set(map(repr, rows)) <= set(map(repr, records))
         num_read += len(rows)
     assert num_read > 23 * len(records)
+
+
+def test_file_damaged_in_a_kill_is_refused(path):
+    """The log beside the file was left by a process that did not close it."""
+    with EvaluationStore(path) as store:
+        store.add([record(f"{i:03}", graph="x" * 300) for i in range(100)])
+    data = bytearray(path.read_bytes())
+    data[-4096:-3896] = b"\xff" * 200
+    path.write_bytes(data)
+    EvaluationStore(path).close()  # closed in order: not checked
+    with closing(sqlite3.connect(path, isolation_level=None)) as connection:
+        connection.execute("PRAGMA wal_autocheckpoint = 0")
+        connection.execute("UPDATE evaluation_schema SET version = version")
+        message = r"^sqlite:.*: expected an intact database, got a damaged one \(.*\)$"
+        with pytest.raises(UserError, match=message):
+            EvaluationStore(path)
+
+
+def test_network_file_system_is_named(path, monkeypatch, caplog):
+    types = {"/": "ext4", str(path.parent): "nfs4"}
+    partitions = [SimpleNamespace(mountpoint=folder, fstype=name) for folder, name in types.items()]
+    monkeypatch.setattr("psutil.disk_partitions", lambda **_: partitions)
+    EvaluationStore(path).close()
+    (line,) = caplog.messages
+    assert line.endswith("on a network file system (nfs4) several processes may damage SQLite")
+    partitions[1].fstype = "xfs"
+    EvaluationStore(path).close()
+    assert len(caplog.messages) == 1
 
 
 @pytest.mark.parametrize("limit", [40_000, 70_000])
