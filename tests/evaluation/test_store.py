@@ -308,7 +308,7 @@ def test_file_damaged_in_a_kill_is_refused(path):
     EvaluationStore(path).close()  # closed in order: not checked
     with closing(sqlite3.connect(path, isolation_level=None)) as connection:
         connection.execute("PRAGMA wal_autocheckpoint = 0")
-        connection.execute("UPDATE evaluation_schema SET version = version")
+        connection.execute("CREATE TABLE other (x)")
         message = r"^sqlite:.*: expected an intact database, got a damaged one \(.*\)$"
         with pytest.raises(UserError, match=message):
             EvaluationStore(path)
