@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import math
 import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import NoReturn
 
 from gflownet.errors import UserError
@@ -20,20 +19,17 @@ from gflownet.evaluation.evaluator import Evaluation, Evaluator, evaluation_of
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.interruption import EvaluationInterruptedError
 from gflownet.evaluation.halving import SuccessiveHalving, result_of
-from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
-from gflownet.evaluation.randomness import candidate_seed
+from gflownet.evaluation.job import EvaluationStatus, Outcome
+from gflownet.evaluation.job_queue import JobQueue
 from gflownet.evaluation.store import EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask
+from gflownet.evaluation.ticket import Request, Ticket, record_of
 from gflownet.graphs.canonical import Candidate
 
 # Records of less work than this, seconds, are written together, because a write waits for the disk.
 _WRITE_AFTER_S = 0.1
 # Longest wait between two checks for a stop request, seconds.
 _CHECK_EVERY_S = 0.2
-# Candidates below this duration, seconds, share a job even if the task does not train them together.
-_SHORT_S = 0.02
-# Entry of a row's metrics with the test score, where the request measures it.
-TEST_METRIC = "test_score"
 # Jobs given to the executor per place, so that a process has its next job while the policy trains.
 _JOBS_PER_PLACE = 2
 # Reason of an EvaluationStoppedError after a signal.
@@ -46,40 +42,6 @@ _MIN_LOST = 2
 
 class EvaluationStoppedError(Exception):
     """The evaluation ended early: a stop request or a spent budget. Finished candidates are in the store."""
-
-
-@dataclass(frozen=True)
-class Request:
-    """One evaluation of a candidate."""
-
-    candidate: Candidate
-    repeat: int = 0  # 0: the seed of the search; 1, 2, ...: further seeds
-    fidelity: int | None = None  # epochs or steps; None: the task's own evaluation
-    schedule: int | None = None
-    saves_training: bool = False
-    tests: bool = False
-
-    @property
-    def identity(self) -> Identity:
-        """Return the identity of its row."""
-        return Identity.of(self.candidate, fidelity=self.fidelity or 0, seed=self.repeat)
-
-
-@dataclass(eq=False)
-class Ticket:
-    """A requested evaluation and, once it is done, its row."""
-
-    request: Request
-    step: int
-    record: EvaluationRecord | None = None
-    outcome: Outcome | None = None  # None if the row was known
-    attempts: int = 0
-    is_alone: bool = False  # in a separate job from now on
-    is_suspect: bool = False  # an earlier main process ended during its evaluation
-    # With successive halving:
-    parent: Ticket | None = None  # of the whole training, if this is a part of it
-    fidelity: int = 0  # epochs or steps done
-    training: bytes | None = None  # saved at `fidelity`
 
 
 class Dispatcher(Evaluator):
@@ -134,7 +96,7 @@ class Dispatcher(Evaluator):
         self._stopped = stopped
         self._tickets: dict[Identity, Ticket] = {}
         self._waiting: deque[Ticket] = deque()  # for a place in budget.evaluations
-        self._queue: deque[Ticket] = deque()
+        self._jobs = JobQueue(task, seed=seed, deadline=config.deadline, halving=halving)
         self._end: str | None = None  # reason of the end
         # Two evaluations of a cheap task cost less than one claim.
         claims = Claims(store, run=run, lease=config.lease, max_attempts=config.max_attempts)
@@ -145,7 +107,6 @@ class Dispatcher(Evaluator):
         self._unwritten: list[EvaluationRecord] = []
         self._stopped_early: list[Identity] = []  # claimed trainings that get no row
         self._last_write = time.monotonic()
-        self._mean_seconds = math.inf  # of a candidate, moving average
         self._lock = threading.RLock()
 
     def evaluate(self, candidates: Sequence[Candidate], *, step: int) -> list[Evaluation]:
@@ -207,7 +168,7 @@ class Dispatcher(Evaluator):
         with self._lock:
             self._end_if_due()
             num = self._look_elsewhere()
-            if self._elsewhere and not num and not self._running and not self._queue:
+            if self._elsewhere and not num and not self._running and not self._jobs:
                 time.sleep(self._look_pause if timeout is None else min(timeout, self._look_pause))
             try:
                 done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
@@ -231,7 +192,7 @@ class Dispatcher(Evaluator):
             for handle in self._running:
                 self.executor.cancel(handle)
             self._running.clear()
-            self._queue.clear()
+            self._jobs.clear()
             self._waiting.clear()
             self._tickets.clear()
             self._elsewhere.clear()
@@ -252,7 +213,7 @@ class Dispatcher(Evaluator):
     @property
     def mean_seconds(self) -> float:
         """Return the moving average of the seconds per evaluation, 0 before the first."""
-        return self._mean_seconds if math.isfinite(self._mean_seconds) else 0.0
+        return self._jobs.mean_seconds
 
     @property
     def num_in_flight(self) -> int:
@@ -312,7 +273,7 @@ class Dispatcher(Evaluator):
         ticket.outcome, ticket.record = part.outcome, result_of(record)
         if ticket.record is None:
             ticket.fidelity, ticket.training = record.fidelity, part.outcome.training
-            self._queue.append(self._part(ticket))
+            self._jobs.extend([self._part(ticket)])
         else:
             self._count(ticket.record)
             del self._tickets[ticket.request.identity]
@@ -355,7 +316,7 @@ class Dispatcher(Evaluator):
     def _claim(self, tickets: Sequence[Ticket]) -> None:
         """Queue the tickets of graphs that no other process evaluates."""
         if self._claims is None or not tickets:
-            self._queue.extend(map(self._part, tickets))
+            self._jobs.extend(map(self._part, tickets))
             return
         pairs = [(ticket.request.candidate, ticket.request.identity) for ticket in tickets]
         granted = self._claims.take(pairs, step=tickets[0].step)
@@ -372,7 +333,7 @@ class Dispatcher(Evaluator):
                 error = f"the process of the run ended in each of {attempts} evaluations of this graph"
                 self._record(ticket, Outcome(EvaluationStatus.CRASHED, 0.0, error=error, is_transient=True))
             else:
-                self._queue.append(self._part(ticket))
+                self._jobs.extend([self._part(ticket)])
 
     def _look_elsewhere(self) -> int:
         """Take the results of other processes, claim what they lost, and return the number of results."""
@@ -391,115 +352,40 @@ class Dispatcher(Evaluator):
 
     def _start_jobs(self) -> None:
         self._admit()
-        while self._queue and len(self._running) < _JOBS_PER_PLACE * self.executor.capacity:
-            if self._queue[0].is_suspect:
+        while self._jobs and len(self._running) < _JOBS_PER_PLACE * self.executor.capacity:
+            if self._jobs.first.is_suspect:
                 if len(self._running) >= self.executor.capacity:
                     return  # if it ends this process too, it alone is to blame
                 self.flush()
                 if self._claims is not None:
-                    self._claims.start((self._queue[0].parent or self._queue[0]).request.identity)
-            tickets = self._next_group()
-            requests = [self._job_request(ticket) for ticket in tickets]
-            first = requests[0]
-            job = Job(
-                tuple(request.candidate for request in requests),
-                tuple(self._seed(request) for request in requests),
-                fidelity=first.fidelity,
-                schedule=first.schedule,
-                trainings=tuple(ticket.training for ticket in tickets),
-                saves_training=first.saves_training,
-                tests=first.tests,
-            )
-            deadline = self.config.deadline
-            if deadline is not None and self._trains_together:
-                deadline *= len(tickets)
+                    self._claims.start((self._jobs.first.parent or self._jobs.first).request.identity)
+            job, deadline, tickets = self._jobs.pop_job(self.executor.capacity)
             self._running[self.executor.submit(job, deadline=deadline)] = tickets
-
-    def _job_request(self, ticket: Ticket) -> Request:
-        """Return a request for the executor, which continues a saved training to the end."""
-        if ticket.training is None or ticket.parent is not None or self.halving is None:
-            return ticket.request
-        return replace(ticket.request, fidelity=self.halving.max_fidelity, schedule=self.halving.max_fidelity)
-
-    def _next_group(self) -> list[Ticket]:
-        """Remove and return the tickets of the next job: equal requests, as many as every place gets."""
-        first = self._queue.popleft()
-        tickets = [first]
-        if first.is_alone:
-            return tickets
-        size = self._group_size(1 + sum(self._may_share(first, ticket) for ticket in self._queue))
-        while self._queue and len(tickets) < size and self._may_share(first, self._queue[0]):
-            tickets.append(self._queue.popleft())
-        return tickets
-
-    def _may_share(self, first: Ticket, second: Ticket) -> bool:
-        """Return whether two requests may be in one job."""
-        one, other = self._job_request(first), self._job_request(second)
-        return not second.is_alone and replace(one, candidate=other.candidate, repeat=other.repeat) == other
-
-    def _group_size(self, num: int) -> int:
-        """Return the number of candidates of a job when `num` are waiting."""
-        if not self._trains_together and self._mean_seconds > _SHORT_S:
-            return 1
-        return math.ceil(num / self.executor.capacity)
-
-    @property
-    def _trains_together(self) -> bool:
-        return type(self.task).evaluate_many is not GFNTask.evaluate_many
-
-    def _seed(self, request: Request) -> int:
-        return candidate_seed(self.seed, request.candidate.canonical_hash(), request.repeat)
 
     def _finish(self, handle: Handle) -> int:
         """Record the outcomes of a done job, or queue its candidates again; return the number of finished ones."""
         tickets = self._running.pop(handle)
         assert handle.outcomes is not None
         if handle.process_ended and len(tickets) - handle.num_finished > 1:
-            for ticket in reversed(tickets[handle.num_finished :]):
-                ticket.is_alone = True
-                self._queue.appendleft(ticket)
+            self._jobs.repeat_alone(tickets[handle.num_finished :], first=True)
             tickets = tickets[: handle.num_finished]
         finished = 0
         for ticket, outcome in zip(tickets, handle.outcomes, strict=False):
             ticket.attempts += 1
             self.evaluation_seconds += outcome.seconds
             if outcome.is_transient and ticket.attempts < self.config.max_attempts:
-                ticket.is_alone = True
                 self.counts["num_retried"] += 1
-                self._queue.append(ticket)
+                self._jobs.repeat_alone([ticket])
                 continue
             self._record(ticket, outcome)
             finished += ticket.parent is None or ticket.parent.record is not None
         return finished
 
     def _record(self, ticket: Ticket, outcome: Outcome) -> None:
-        candidate, score = ticket.request.candidate, outcome.score
-        is_ok = outcome.status is EvaluationStatus.OK
         ticket.outcome = outcome
-        test = {} if outcome.test is None else {TEST_METRIC: outcome.test}
-        record = EvaluationRecord(
-            hash=candidate.canonical_hash(),
-            key=candidate.canonical_key(),
-            graph=json.dumps(candidate.to_dict()),
-            score=score.value if is_ok and score is not None else self.config.floor_score,
-            status=outcome.status,
-            seconds=outcome.seconds,
-            step=ticket.step,
-            run=self.run,
-            error=outcome.error,
-            num_parameters=None if score is None else score.num_parameters,
-            metrics={} if score is None else {**score.metrics, **test},
-            fidelity=ticket.request.identity.fidelity,
-            seed=ticket.request.identity.seed,
-            attempts=max(ticket.attempts, 1),
-            is_transient=outcome.is_transient,
-            parent=ticket.fidelity or None,
-            curve=outcome.curve,
-        )
+        record = record_of(ticket, outcome, run=self.run, floor_score=self.config.floor_score)
         if outcome.status is not EvaluationStatus.REFUSED:
-            seconds = outcome.seconds
-            known = self._mean_seconds if math.isfinite(self._mean_seconds) else seconds
-            self._mean_seconds = 0.9 * known + 0.1 * seconds
+            self._jobs.measure(outcome.seconds)
         if self.halving is not None:
             record = self.halving.judged(record) if ticket.parent is not None else self.halving.finished(record)
         ticket.record = record

@@ -14,12 +14,13 @@ from torch import Tensor
 from gflownet.errors import UserError
 from gflownet.evaluation.claims import Store
 from gflownet.evaluation.config import FinalConfig
-from gflownet.evaluation.dispatcher import TEST_METRIC, Dispatcher, EvaluationStoppedError, Request, Ticket
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.execution import describe, restored
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import Claim, EvaluationRecord, Identity
 from gflownet.evaluation.task import GFNTask, Reference
+from gflownet.evaluation.ticket import TEST_METRIC, Request, Ticket
 from gflownet.graphs.canonical import Candidate
 
 # Seed of the scores by which the best random architecture is chosen: neither of the search nor a new one.

@@ -7,8 +7,9 @@ from collections.abc import Sequence
 from itertools import count
 from typing import Any
 
-from gflownet.evaluation.dispatcher import Dispatcher, Request, Ticket
+from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluation, Evaluator
+from gflownet.evaluation.ticket import Request, Ticket
 from gflownet.graphs.canonical import Candidate
 
 # Shortest and longest pause between two polls of a worker, seconds.

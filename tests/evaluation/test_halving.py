@@ -13,7 +13,7 @@ from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import HalvingConfig
-from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Request
+from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.halving import (
@@ -24,6 +24,7 @@ from gflownet.evaluation.halving import (
 )
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore, Identity
 from gflownet.evaluation.task import CandidateTraining, GFNTask, Score
+from gflownet.evaluation.ticket import Request
 from tests.evaluation.candidates import StubCandidate, config_with, record
 from tests.evaluation.test_supervised import build as build_supervised
 from tests.evaluation.test_supervised import graph_of

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from gflownet.evaluation import dispatcher
+from gflownet.evaluation import dispatcher, job_queue
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store import EvaluationStore
@@ -41,7 +41,7 @@ class LooksIntoTheStore(StubTask):
 )
 def test_records_are_written_when_they_are_worth_a_write(tmp_path, monkeypatch, write_after, seen, writes):
     monkeypatch.setattr(dispatcher, "_WRITE_AFTER_S", write_after)
-    monkeypatch.setattr(dispatcher, "_SHORT_S", 0.0)  # one candidate per job
+    monkeypatch.setattr(job_queue, "SHORT_S", 0.0)  # one candidate per job
     with CountingStore(tmp_path / "store.sqlite") as store:
         store.writes = []
         task = LooksIntoTheStore(store)
