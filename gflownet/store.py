@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT, SIGPIPE
 from typing import TYPE_CHECKING, Any
-from urllib.parse import parse_qs, urlsplit
 
 from gflownet.errors import CommandLine, UserError, error_line, printable
 from gflownet.interrupts import discard_output_that_fails, discard_output_without_reader
@@ -171,12 +170,11 @@ def _open(text: str, *, creates: bool) -> StoreOverview:
 
 def _location(text: str) -> str:
     """Return the path of a file, or a URL with its interpolations replaced."""
-    if "${" in text:
-        return _interpolated(text)
-    if "://" in text:
-        if _has_password(text):
-            raise UserError("LOCATION: expected a URL without a password, got one; name it as ${oc.env:NAME}")
-        return text
+    if "://" in text or "${" in text:
+        from gflownet.evaluation.config import check_store_url
+
+        check_store_url(text)
+        return _interpolated(text) if "${" in text else text
     folder = Path(text)
     if not folder.exists() or not folder.is_dir():
         return text
@@ -188,14 +186,6 @@ def _location(text: str) -> str:
     if url:
         return _interpolated(url)
     raise UserError(f"{folder}: expected a run folder, got one without {STORE_NAME}")
-
-
-def _has_password(url: str) -> bool:
-    try:
-        parts = urlsplit(url)
-    except ValueError:  # reported when it is opened
-        return False
-    return parts.password is not None or "password" in parse_qs(parts.query)
 
 
 def _interpolated(text: str) -> str:

@@ -227,9 +227,10 @@ def test_location_is_a_url(
     shared.mkdir()
     (shared / "config.yaml").write_text("evaluation:\n  store_url: ${oc.env:STORE_OF_TEST}\n")
     assert "hash of ok" in shell("best", shared)
-    for url in ("postgresql://me:hunter2@host/name", "postgresql://host/name?user=me&password=hunter2"):
+    for url in ("postgresql://me:hunter2${oc.env:HOME}@host/name", "postgresql://host/name?user=me&password=hunter2"):
         assert "hunter2" not in (text := shell("ls", url, code=2))
         assert "password" in text
+    assert "database URL" in shell("ls", "postgresql://[::1/name", code=2)
     assert "NO_SUCH_NAME" in shell("ls", "${oc.env:NO_SUCH_NAME}", code=2)
 
 

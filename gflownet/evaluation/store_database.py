@@ -135,7 +135,7 @@ def damage_after_kill(path: Path) -> str | None:
 def _url_of(location: str) -> sql.URL:
     try:
         url = sql.make_url(location) if "://" in location else sql.URL.create("sqlite", database=location)
-    except ArgumentError:
+    except (ArgumentError, ValueError):
         raise UserError("evaluation.store_url: expected a database URL such as postgresql://user@host/name") from None
     if url.drivername in ("postgres", "postgresql"):
         url = url.set(drivername="postgresql+psycopg")
