@@ -181,6 +181,10 @@ def test_crash_affects_only_its_job(isolated):
     assert crashed[0].is_transient
 
 
+def test_isolates_holds_for_executors_with_processes(executors):
+    assert {name for name, executor in executors.items() if executor.isolates} == set(ISOLATED)
+
+
 def test_deadline_ends_a_job_and_counts_from_its_start(isolated):
     jobs = [stub_job("spin"), *(stub_job(f"sleep 0.5 {i}") for i in range(5))]
     outcomes = [outcome for (outcome,) in finished(isolated, jobs, deadline=1.5)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 from gflownet.evaluation.job import Job, Outcome
 
@@ -27,6 +27,8 @@ class Executor(ABC):
     A job that ends its process, or exceeds its deadline or the memory, is done with outcomes of that status; no other
     job is affected. Outcomes are bit-equal to those of `InlineExecutor`. A context manager that closes it.
     """
+
+    isolates: ClassVar[bool] = True  # jobs run in other processes: a candidate cannot end the main process
 
     @property
     @abstractmethod

@@ -15,6 +15,8 @@ from gflownet.evaluation.task import GFNTask
 class InlineExecutor(Executor):
     """Runs each job when it is waited for."""
 
+    isolates = False
+
     def __init__(self, task: GFNTask) -> None:
         self._task = task
         self._interruption = Interruption()
