@@ -12,12 +12,15 @@ from collections.abc import Iterator
 from functools import lru_cache
 from pathlib import Path
 
+from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
 
 _DIGITS = 32
 _FINGERPRINT = {"source", "data"}
+# Name of the main script in processes that multiprocessing starts; __main__ is the same module there.
+_MAIN_OF_CHILD = "__mp_main__"
 _INSTALLED = ("site-packages", "dist-packages")
 _STANDARD = Path(sysconfig.get_path("stdlib")).resolve()
 # Modules that do not change the score of a graph: contracts, options, rewards, storage.
@@ -41,7 +44,11 @@ def context_of(task: GFNTask) -> str:
 def source_digest(task_class: type) -> str:
     """Return a digest of the code of a class: its modules, and what they import from the same project folder.
 
+    It is the same in every process that can import the class, and is computed from the files, not the loaded code.
     Docstrings, comments and the layout of the text do not count. Other installed packages do not count.
+
+    Raises:
+        UserError: a file that the class depends on has a syntax error.
     """
     digest = hashlib.sha256()
     for name, path in sorted(modules_of(task_class).items()):
@@ -54,9 +61,10 @@ def modules_of(task_class: type) -> dict[str, Path]:
     """Return names and files of the modules behind a class; a package counts where something is imported from it."""
     modules: dict[str, Path] = {}
     for base in task_class.__mro__:
-        path = _file_of(base.__module__)
+        name = "__main__" if base.__module__ == _MAIN_OF_CHILD else base.__module__
+        path = _file_of(name)
         if path is not None and not _is_standard(path):
-            _add_with_imports(base.__module__, path, _project_of(base.__module__, path), modules)
+            _add_with_imports(name, path, _project_of(name, path), modules)
     return modules
 
 
@@ -158,8 +166,16 @@ def _imported_names(tree: ast.AST, package: str) -> Iterator[str]:
 
 @lru_cache(maxsize=1024)
 def _code_of(path: Path, package: str, _mtime: int) -> tuple[str, tuple[str, ...]]:
-    """Return a digest of the code of a file, and the absolute names that it imports."""
-    tree = ast.parse(path.read_bytes())
+    """Return a digest of the code of a file, and the absolute names that it imports.
+
+    Raises:
+        UserError: the file is no Python code.
+    """
+    try:
+        tree = ast.parse(path.read_bytes())
+    except SyntaxError as error:
+        where = str(path) if error.lineno is None else f"{path}:{error.lineno}"
+        raise UserError(f"{where}: expected Python code, got a syntax error ({error.msg})") from error
     imports = tuple(dict.fromkeys(_imported_names(tree, package)))
     return hashlib.sha256(ast.dump(_without_docstrings(tree)).encode()).hexdigest(), imports
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from gflownet.config import load_config
+from gflownet.errors import UserError
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.fingerprint import context_of, modules_of, report_earlier_versions, source_digest
 from gflownet.evaluation.store import EvaluationStore
@@ -73,6 +74,24 @@ def test_edit_changes_the_source_digest(
     before = source_digest(project({}))
     assert (source_digest(project(changes)) != before) is is_new
     assert source_digest(project({})) == before
+
+
+def test_digest_of_the_main_script_is_the_same_in_children(
+    project: Callable[[dict[str, str]], type], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    task = project({})
+    for name in ("__main__", "__mp_main__"):
+        monkeypatch.setitem(sys.modules, name, sys.modules[task.__module__])
+    task.__module__ = "__main__"
+    digest = source_digest(task)
+    task.__module__ = "__mp_main__"
+    assert source_digest(task) == digest
+
+
+def test_syntax_error_names_file_and_line(project: Callable[[dict[str, str]], type]) -> None:
+    task = project({"inner/late.py": "X = 1\n\ndef late(:\n"})
+    with pytest.raises(UserError, match=r"^/.*/inner/late\.py:3: expected Python code, got a syntax error \(.*\)$"):
+        source_digest(task)
 
 
 @pytest.mark.parametrize("name", list(TASKS))
