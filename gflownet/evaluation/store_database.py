@@ -14,7 +14,8 @@ from typing import Any, TypeVar
 import sqlalchemy as sql
 from sqlalchemy import event
 from sqlalchemy.dialects import postgresql, sqlite
-from sqlalchemy.exc import ArgumentError, DatabaseError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import ArgumentError, DBAPIError, IntegrityError, ProgrammingError
+from sqlalchemy.exc import TimeoutError as NoFreeConnectionError
 
 from gflownet.errors import UserError
 
@@ -96,11 +97,11 @@ class Database:
         assert os.getpid() == self._pid, "an evaluation store must not be used across a fork: open one per process"
         try:
             yield
-        except DatabaseError as error:
-            state = getattr(error.orig, "sqlstate", None)
+        except (DBAPIError, NoFreeConnectionError) as error:
+            state = getattr(getattr(error, "orig", None), "sqlstate", None)
             if isinstance(error, IntegrityError | ProgrammingError) and state != _NO_PRIVILEGE:
                 raise
-            reason = " ".join(str(error.orig).split())
+            reason = " ".join(str(error.orig if isinstance(error, DBAPIError) else error.args[0]).split())
             for secret in self._secrets:
                 reason = reason.replace(secret, "***")
             raise UserError(f"{self.location}: cannot be {verb} as an evaluation store ({reason})") from error

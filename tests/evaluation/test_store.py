@@ -8,15 +8,18 @@ import sqlite3
 import subprocess
 import sys
 from collections import deque
-from contextlib import closing
+from contextlib import ExitStack, closing
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
+from sqlalchemy import create_engine
+from sqlalchemy.exc import IntegrityError, InterfaceError, OperationalError
 
 from gflownet.errors import UserError
 from gflownet.evaluation.store import SCHEMA_VERSION, EvaluationStatus, EvaluationStore, Identity
+from gflownet.evaluation.store_database import Database
 from gflownet.evaluation.store_recovery import damage_of, recover
 from tests.disk_limits import file_size_limit
 from tests.evaluation.stub_rows import StubCandidate, record
@@ -324,6 +327,27 @@ def test_network_file_system_is_named(path, monkeypatch, caplog):
     partitions[1].fstype = "xfs"
     EvaluationStore(path).close()
     assert len(caplog.messages) == 1
+
+
+def test_too_many_connections_raise_one_line(path):
+    with closing(Database(str(path))) as database, ExitStack() as stack:
+        database._engine = create_engine(f"sqlite:///{path}", pool_size=1, max_overflow=0, pool_timeout=0.01)
+        message = r"^sqlite:.*cannot be used as an evaluation store \(QueuePool.*\)$"
+        with pytest.raises(UserError, match=message):
+            deque(map(stack.enter_context, (database.read() for _ in range(2))))
+
+
+@pytest.mark.parametrize(
+    ("error", "expected"),
+    [(InterfaceError, UserError), (OperationalError, UserError), (IntegrityError, IntegrityError)],
+)
+def test_errors_of_a_connection_raise_one_line(path, error, expected):
+    with (
+        closing(Database(str(path))) as database,
+        pytest.raises(expected, match="the connection is closed"),
+        database.read(),
+    ):
+        raise error("SELECT 1", {}, sqlite3.Error("the connection is closed"))
 
 
 @pytest.mark.parametrize("limit", [40_000, 70_000])
