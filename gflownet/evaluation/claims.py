@@ -34,6 +34,7 @@ class Store(Protocol):
         step: int,
         lease: float,
         max_attempts: int,
+        counts_lost: bool = True,
     ) -> list[Claim]: ...
 
     def start(self, identities: Iterable[Identity], *, owner: str) -> None: ...
@@ -47,9 +48,11 @@ class Claims:
     """The claims of one owner. A daemon thread renews them, so that neither a long evaluation nor a long training step
     ends their lease; it ends with the last claim."""
 
-    def __init__(self, store: Store, *, run: str, lease: float, max_attempts: int) -> None:
+    def __init__(self, store: Store, *, run: str, lease: float, max_attempts: int, counts_lost: bool = True) -> None:
+        """Keep the arguments of `EvaluationStore.claim`; nothing is claimed."""
         self.owner = f"{os.uname().nodename}:{os.getpid()}:{uuid.uuid4().hex[:8]}"
         self._store, self._run, self._lease, self._max_attempts = store, run, lease, max_attempts
+        self._counts_lost = counts_lost
         self._claimed: set[Identity] = set()
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
@@ -64,6 +67,7 @@ class Claims:
             step=step,
             lease=self._lease,
             max_attempts=self._max_attempts,
+            counts_lost=self._counts_lost,
         )
         with self._lock:
             self._claimed |= {claim.identity for claim in claims}
@@ -74,8 +78,9 @@ class Claims:
         return {claim.identity: claim.attempts for claim in claims}
 
     def start(self, identity: Identity) -> None:
-        """Count an attempt of a graph that was in an evaluation when its process ended."""
-        self._store.start([identity], owner=self.owner)
+        """Count an attempt of a graph that was in an evaluation when its process ended, unless no loss counts."""
+        if self._counts_lost:
+            self._store.start([identity], owner=self.owner)
 
     def finish(self, written: Iterable[Identity], *, dropped: Sequence[Identity] = ()) -> None:
         """Forget the claims of written rows, and give back those of graphs that get no row."""
@@ -103,7 +108,8 @@ class Claims:
                     return
             try:
                 self._store.renew(owner=self.owner, lease=self._lease)
-            except UserError as error:  # tried again; results count also after the lease
-                _log.warning("%s", error)
+            except Exception as error:  # tried again; results count also after the lease
+                kind = "" if isinstance(error, UserError) else f"{type(error).__name__}: "
+                _log.warning("claims of evaluations cannot be renewed: %s%s", kind, " ".join(str(error).split()))
         with self._lock:
             self._thread = None

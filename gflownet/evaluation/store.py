@@ -14,7 +14,7 @@ import sqlalchemy as sql
 
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus as EvaluationStatus
-from gflownet.evaluation.store_claims import claim_statement
+from gflownet.evaluation.store_claims import claim_statement, is_claim, is_expired
 from gflownet.evaluation.store_database import Database, damage_after_kill, is_network_file_system
 from gflownet.evaluation.store_migrations import SCHEMA_VERSION as SCHEMA_VERSION
 from gflownet.evaluation.store_migrations import add_contexts, prepare_schema
@@ -37,6 +37,9 @@ from gflownet.graphs.canonical import Candidate
 # Digests per SELECT; SQLite's smallest limit on bound values is 999.
 _CHUNK = 500
 _IS_FINISHED = sql.text("status <> 'running'")
+_IS_REPLACED = sql.text(
+    "evaluations.status = 'refused' OR (evaluations.status = 'running' AND excluded.status <> 'refused')"
+)
 _IDENTITY = ("id", "context", "hash", "key", "fidelity", "seed", "identity_digest")
 _log = logging.getLogger(__name__)
 
@@ -93,12 +96,13 @@ class EvaluationStore:
         step: int,
         lease: float,
         max_attempts: int,
+        counts_lost: bool = True,
     ) -> list[Claim]:
         """Return the claims that `owner` gets, in one atomic statement.
 
         Granted are graphs without a row, RUNNING rows with an expired lease (their attempts count the ended process),
         rows that the owner has already, transient failures that the run may retry (`may_be_retried`) and REFUSED rows.
-        Only new rows count as started: call `start` before any other is evaluated.
+        Rows without earlier attempts count as started: call `start` before any other is evaluated.
 
         Args:
             candidates: graphs with their identities.
@@ -107,6 +111,8 @@ class EvaluationStore:
             step: training step that requests them.
             lease: seconds until another process may claim them, unless renewed.
             max_attempts: attempts after which a transient failure is final.
+            counts_lost: count an attempt if this process ends during the evaluation; False where candidates run in
+                other processes, so that none can end this one.
         """
         batch = {
             identity.digest(self._context): (identity, json.dumps(candidate.to_dict()))
@@ -117,7 +123,7 @@ class EvaluationStore:
         rows = [{"digest": digest, "graph": graph, **identity._asdict()} for digest, (identity, graph) in batch.items()]
         values = {"batch": json.dumps(rows), "context": self._context, "owner": owner, "run": run, "step": step}
         statement = claim_statement(self._database.dialect)
-        values |= {"lease": lease, "max_attempts": max_attempts}
+        values |= {"lease": lease, "max_attempts": max_attempts, "started": int(counts_lost)}
         if self._database.dialect == "sqlite":
             values["now"] = time.time()
 
@@ -138,11 +144,13 @@ class EvaluationStore:
     def renew(self, *, owner: str, lease: float) -> int:
         """Extend all claims of an owner by `lease` seconds from now, and return their number."""
         until = self._database.now() + lease
-        return self._update(sql.update(EVALUATIONS).where(self._claims_of(owner)).values(lease_until=until))
+        return self._update(
+            sql.update(EVALUATIONS).where(is_claim(EVALUATIONS.c.owner == owner)).values(lease_until=until)
+        )
 
     def release(self, *, owner: str, identities: Sequence[Identity] | None = None) -> int:
         """Give back claims of an owner, all by default, none of them counted as an attempt; return their number."""
-        claims = self._claims_of(owner)
+        claims = is_claim(EVALUATIONS.c.owner == owner)
         if identities is not None:
             digests = [identity.digest(self._context) for identity in identities]
             claims &= EVALUATIONS.c.identity_digest.in_(digests)
@@ -160,8 +168,15 @@ class EvaluationStore:
         claims = IS_RUNNING & (EVALUATIONS.c.run == run)
         return self._update(sql.update(EVALUATIONS).where(claims).values(owner=None, lease_until=0.0))
 
+    def abandon(self, *, run: str) -> int:
+        """Delete the RUNNING rows of a finished run without a live lease, in every context; return their number."""
+        claims = is_claim(EVALUATIONS.c.run == run, is_expired(self._database.now()))
+        return self._update(sql.delete(EVALUATIONS).where(claims))
+
     def add(self, records: Iterable[EvaluationRecord]) -> None:
         """Write results in one transaction: new rows, RUNNING ones of any owner, REFUSED ones; other rows stay.
+
+        A REFUSED result never replaces a RUNNING row, which another run with a larger budget evaluates.
 
         Raises:
             ValueError: a score is not finite (SQLite would store a NaN as NULL).
@@ -176,7 +191,7 @@ class EvaluationStore:
         insert = insert.on_conflict_do_update(
             index_elements=["identity_digest"],
             set_={name: insert.excluded[name] for name in rows[0] if name not in _IDENTITY},
-            where=sql.text("evaluations.status IN ('running', 'refused')"),
+            where=_IS_REPLACED,
         )
 
         def complete(connection: sql.Connection) -> None:
@@ -260,12 +275,7 @@ class EvaluationStore:
     def _finished(self) -> sql.Select[Any]:
         return self._rows().where(_IS_FINISHED)
 
-    def _claims_of(self, owner: str) -> sql.ColumnElement[bool]:
-        """Return the condition for the claims of an owner, locked in the order of `claim`."""
-        mine = sql.select(EVALUATIONS.c.id).where(IS_RUNNING, EVALUATIONS.c.owner == owner)
-        return EVALUATIONS.c.id.in_(mine.order_by(EVALUATIONS.c.identity_digest).with_for_update())
-
-    def _update(self, statement: sql.Update) -> int:
+    def _update(self, statement: sql.Update | sql.Delete) -> int:
         return self._database.write(lambda connection: connection.execute(statement).rowcount, is_result=False)
 
     def _add_context(self, connection: sql.Connection) -> None:

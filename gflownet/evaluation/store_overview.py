@@ -15,6 +15,7 @@ import sqlalchemy as sql
 
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_claims import is_expired
 from gflownet.evaluation.store_database import Database, damage_after_kill
 from gflownet.evaluation.store_migrations import add_contexts, prepare_schema, stored_version
 from gflownet.evaluation.store_rows import (
@@ -202,7 +203,7 @@ class StoreOverview:
             raise UserError(f"{self.location}: no evaluation store here" if path is None else f"no such file: {path}")
 
     def _is_expired(self) -> sql.ColumnElement[bool]:
-        return sql.func.coalesce(EVALUATIONS.c.lease_until, 0.0) <= self._database.now()
+        return is_expired(self._database.now())
 
     def _select(self, query: sql.Select[Any]) -> list[Row]:
         with self._database.read() as connection:

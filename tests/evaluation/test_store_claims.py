@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from gflownet.errors import UserError
+from gflownet.evaluation.claims import Claims
 from gflownet.evaluation.store import Claim, EvaluationStatus, EvaluationStore, Identity
 from tests.evaluation.stub_rows import StubCandidate, record
 
@@ -125,6 +127,68 @@ def test_requeue_frees_the_claims_of_a_run(store: EvaluationStore) -> None:
     claim(store, "b", run="another")
     assert store.requeue(run="ours") == 1
     assert claim(store, "a", "b", owner="resumed", run="ours") == [("a", 1)]
+
+
+def test_abandon_deletes_the_claims_of_ended_processes(store: EvaluationStore) -> None:
+    claim(store, "expired", lease=0.0, run="ours")
+    claim(store, "freed", owner="killed", run="ours")
+    store.requeue(run="ours")
+    claim(store, "live", run="ours")
+    claim(store, "another", lease=0.0, run="another")
+    store.add([record("finished", run="ours")])
+    assert store.abandon(run="ours") == 2
+    assert (store.count(), store.count(EvaluationStatus.RUNNING)) == (1, 2)
+    assert claim(store, "live", "expired", "another", owner="other") == [("expired", 0), ("another", 1)]
+
+
+def test_lost_processes_do_not_count_where_candidates_are_isolated(store: EvaluationStore) -> None:
+    for owner in ("first", "second", "third"):
+        claims = Claims(store, run="ours", lease=LEASE, max_attempts=2, counts_lost=False)
+        candidate = StubCandidate("a")
+        assert claims.take([(candidate, Identity.of(candidate))], step=1) == {Identity.of(candidate): 0}, owner
+        claims.start(Identity.of(candidate))
+        store.requeue(run="ours")
+    assert claim(store, "a", owner="inline", run="ours") == [("a", 0)]
+    store.requeue(run="ours")
+    assert claim(store, "a", owner="inline again", run="ours") == [("a", 1)]
+
+
+def test_refused_result_does_not_replace_a_claim(store: EvaluationStore) -> None:
+    claim(store, "running")
+    store.add([record("finished", score=0.25), record("refused", status=EvaluationStatus.REFUSED, step=1)])
+    names = ("running", "finished", "refused", "new")
+    store.add([record(name, status=EvaluationStatus.REFUSED, step=2) for name in names])
+    assert claim(store, "running", owner="other") == []
+    rows = [row and (row.status, row.step) for row in map(store.find, map(StubCandidate, names))]
+    refused = (EvaluationStatus.REFUSED, 2)
+    assert rows == [None, (EvaluationStatus.OK, 1), refused, refused]
+    store.add([record("running", score=0.75)])
+    assert [row.score for row in store.top(1)] == [0.75]
+
+
+def test_heartbeat_survives_any_error(
+    store: EvaluationStore, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    errors: list[Exception] = [RuntimeError("two\nlines"), UserError("the disk is full")]
+    is_renewed = threading.Event()
+    renew = store.renew
+
+    def fail_twice(*, owner: str, lease: float) -> int:
+        if errors:
+            raise errors.pop(0)
+        num = renew(owner=owner, lease=lease)
+        is_renewed.set()
+        return num
+
+    monkeypatch.setattr(store, "renew", fail_twice)
+    claims = Claims(store, run="ours", lease=0.05, max_attempts=2)
+    candidate = StubCandidate("a")
+    claims.take([(candidate, Identity.of(candidate))], step=1)
+    assert is_renewed.wait(10.0)
+    claims.release()
+    start = "claims of evaluations cannot be renewed:"
+    assert caplog.messages == [f"{start} RuntimeError: two lines", f"{start} the disk is full"]
+    assert store.count(EvaluationStatus.RUNNING) == 0
 
 
 def test_attempts_of_ended_processes_count_when_started(store: EvaluationStore) -> None:
