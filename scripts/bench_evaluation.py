@@ -7,10 +7,12 @@ time, without the first steps. Policy and candidates share the cores.
 
 Candidates of 0.5 CPU seconds: the same ones inline and on the pool, in turn. Overhead: candidates without work, one per
 job. Busy share: asynchronous training with candidates of 2 s that use no core, like trainings on another machine.
+Store: rows of a digits search, on SQLite and on a PostgreSQL server that the script starts.
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import tempfile
 import time
@@ -25,9 +27,10 @@ from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.choice import build_executor, num_cores
 from gflownet.evaluation.job import Job
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStatus, EvaluationStore
 from scripts.bench import Row, at_least, at_most, figure, finish, interleaved, median_ratio, parse_arguments, skip
 from scripts.evaluation_sides import Computes, NoWork, Numbered, evaluations_per_second, run_search, task_of
+from tests.postgres_server import missing_server, new_database, running_server
 
 SIDES = {
     "inline": ("evaluation.executor=inline",),
@@ -40,6 +43,8 @@ NUM_COMPUTED, NUM_COMPUTED_QUICK = 12, 4
 NUM_EMPTY_JOBS = 1_000
 MAX_OVERHEAD_MS = {"pool": 2.0, "ray": 5.0}
 MIN_BUSY_SHARE, MIN_SPEEDUP = 0.95, 1.9
+STORE_BATCH = 100
+MIN_ROWS_PER_SECOND, MAX_OPEN_S = 2_500, 0.2
 
 
 def search_rows(*, quick: bool) -> list[Row]:
@@ -128,6 +133,48 @@ def busy_rows(*, quick: bool) -> list[Row]:
     return [at_least(label, sum(shares) / len(shares), "share", None if quick else MIN_BUSY_SHARE)]
 
 
+def store_rows(*, quick: bool) -> list[Row]:
+    """Return the rows of the store on SQLite, and on PostgreSQL where a server can be started."""
+    num_rows = 10_000 if quick else 100_000
+    with tempfile.TemporaryDirectory() as folder:
+        rows = _store_rows("SQLite", Path(folder) / "store.sqlite", num_rows=num_rows)
+    reason = missing_server()
+    if reason is not None:
+        skip("store on PostgreSQL", reason)
+        return rows
+    with running_server() as server:
+        return rows + _store_rows("PostgreSQL", new_database(server), num_rows=num_rows)
+
+
+def _store_rows(name: str, location: str | Path, *, num_rows: int) -> list[Row]:
+    """Return the speed of writing rows, of claiming and writing them, and of finding the best of many."""
+    records = [_record(number, num_rows) for number in range(num_rows)]
+    with EvaluationStore(location, context="bench") as store:
+        start = time.perf_counter()
+        for first in range(0, num_rows, STORE_BATCH):
+            store.add(records[first : first + STORE_BATCH])
+        rate = num_rows / (time.perf_counter() - start)
+    times = []
+    for _ in range(5):
+        start = time.perf_counter()
+        with EvaluationStore(location, context="bench") as store:
+            assert [record.score for record in store.top(10)] == [1 - number / num_rows for number in range(10)]
+        times.append(time.perf_counter() - start)
+    return [
+        at_least(f"store, {name}: rows written in batches of {STORE_BATCH}", rate, "rows/s", MIN_ROWS_PER_SECOND),
+        at_most(f"store, {name}: open {num_rows:,} rows, find the top 10", median(times), "s", MAX_OPEN_S),
+    ]
+
+
+def _record(number: int, num_rows: int) -> EvaluationRecord:
+    """Return a row of the size of a digits candidate; its score falls with its number."""
+    graph = json.dumps({"nodes": [{"id": node, "node_type": "hidden"} for node in range(8)], "number": number})
+    score = 1 - number / num_rows
+    return EvaluationRecord(
+        f"h{number}", f"key {number} {graph}", graph, score, EvaluationStatus.OK, 0.01, 1, metrics={"loss": 0.5}
+    )
+
+
 def main() -> int:
     """Run the benchmark and return the exit status."""
     arguments = parse_arguments(__doc__, ray="also measure Ray, which takes a minute to start")
@@ -139,6 +186,7 @@ def main() -> int:
         *computing_rows(quick=arguments.quick),
         *overhead_rows(["pool", "ray"] if arguments.ray else ["pool"]),
         *busy_rows(quick=arguments.quick),
+        *store_rows(quick=arguments.quick),
     ]
     return finish(rows, json_path=arguments.json)
 

@@ -160,7 +160,8 @@ def test_interrupt_leaves_no_certificate(tmp_path, capsys):
     assert "best architectures" in out
     assert "certificate of" not in out
     assert not (folder / "certificate.json").exists()
-    assert len(scores_in(folder / "certificate.sqlite")) == 16, "what was evaluated until then is kept"
+    num_kept = len(scores_in(folder / "certificate.sqlite"))
+    assert 0 < num_kept <= 16, "what was evaluated until then is kept"
 
 
 def test_failed_evaluations_get_floor_score(tmp_path, capsys):

@@ -32,7 +32,10 @@ EXECUTORS: dict[str, Callable[[GFNTask], Executor]] = {
     "pool": lambda task: PoolExecutor(task, CONFIG.evaluation),
     "ray": lambda task: RayExecutor(task, CONFIG.evaluation, num_cpus=2),
 }
-ISOLATED = [name for name in EXECUTORS if name != "inline"]
+# A Ray cluster starts twice as slowly as all other tests of this file take; tests/evaluation/test_ray_executor.py has
+# its tests that are not slow.
+PARAMETERS = [pytest.param(name, marks=pytest.mark.slow) if name == "ray" else name for name in EXECUTORS]
+ISOLATED = PARAMETERS[1:]
 
 
 class DigitsOrPoison(DigitsTask):
@@ -84,7 +87,7 @@ def executors() -> Iterator[dict[str, Executor]]:
         executor.close()
 
 
-@pytest.fixture(params=EXECUTORS)
+@pytest.fixture(params=PARAMETERS)
 def executor(request, executors) -> Executor:
     return executors[request.param]
 

@@ -23,7 +23,7 @@ CONFIG = config_with(*OPTIONS).evaluation
     ("poison", "status", "error"),
     [
         ("exit_process", CRASHED, "its process exited with status 3; it printed last: last words"),
-        ("segfault", CRASHED, "its process was killed by SIGSEGV; it printed last: Fatal Python error"),
+        ("segfault", CRASHED, "its process was killed by SIGSEGV; it printed last: "),
         ("abort", CRASHED, "its process was killed by SIGABRT"),
         ("kill", CRASHED, "its process was killed by SIGKILL"),
         ("exit", CRASHED, "SystemExit: "),
