@@ -83,6 +83,7 @@ def test_signal_ends_evaluation_and_run_resumes_exactly(finished, tmp_path, caps
     assert num_again == 1 or (executor == "pool" and num_again <= 4), "short candidates share a job of a pool"
 
 
+@pytest.mark.slow
 def test_signal_with_local_search_resumes_exactly(tmp_path):
     """The interrupted step has changed the replay buffer and the random states before."""
     options = ("local_search.num=2", "local_search.num_iterations=2")

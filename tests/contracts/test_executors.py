@@ -32,8 +32,7 @@ EXECUTORS: dict[str, Callable[[GFNTask], Executor]] = {
     "pool": lambda task: PoolExecutor(task, CONFIG.evaluation),
     "ray": lambda task: RayExecutor(task, CONFIG.evaluation, num_cpus=2),
 }
-# A Ray cluster starts twice as slowly as all other tests of this file take; tests/evaluation/test_ray_executor.py has
-# its tests that are not slow.
+# Ray starts slowly: one test of this contract runs on it by default, all of them as slow ones.
 PARAMETERS = [pytest.param(name, marks=pytest.mark.slow) if name == "ray" else name for name in EXECUTORS]
 ISOLATED = PARAMETERS[1:]
 
@@ -130,6 +129,7 @@ def without_seconds(outcome: Outcome) -> tuple:
     return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test
 
 
+@pytest.mark.parametrize("executor", ["pool", "ray"], indirect=True)
 def test_outcomes_equal_those_of_inline(executors, executor):
     graphs = [classifier_graph((size, name)) for size in SIZES for name in ("relu", "tanh")]
     jobs = [Job(tuple(graphs[i : i + 3]), tuple(range(i, i + 3)), tests=True) for i in range(0, len(graphs), 3)]
