@@ -31,6 +31,7 @@ def final_stage(
     *,
     stop: StopRequest,
     report_line: Callable[[str], None],
+    on_result: Callable[[EvaluationRecord], None] = lambda record: None,
 ) -> FinalStage | None:
     """Train the best architectures of a run on new seeds; None if off, after a signal or without any success."""
     config = run.config
@@ -39,9 +40,15 @@ def final_stage(
     best = store.top(config.final.top)
     if not best:
         return None
+
+    def build_dispatcher(store: Store) -> Dispatcher:
+        dispatcher = _dispatcher(run, store, executor, stopped=lambda: stop.signal is not None)
+        dispatcher.on_result = on_result
+        return dispatcher
+
     trainings = FinalTrainings(
         store,
-        build_dispatcher=lambda store: _dispatcher(run, store, executor, stopped=lambda: stop.signal is not None),
+        build_dispatcher=build_dispatcher,
         config=config.final,
         from_dict=run.env.terminal_type.from_dict,
         step=run.step,

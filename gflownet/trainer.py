@@ -17,6 +17,7 @@ from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import FinalStage, check_final
 from gflownet.evaluation.fingerprint import context_of, report_earlier_versions
+from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.final_stage import best_tested, final_stage
 from gflownet.interrupts import StopRequest, on_alarm, stop_signals
@@ -56,6 +57,7 @@ class GFNTrainer(Components):
         """
         config = self.config
         check_final(config.final, self.task)
+        self.scoring_context = context_of(self.task)  # once: the files of the task may change during the run
         with ExitStack() as stack:
             folder = stack.enter_context(
                 RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
@@ -76,7 +78,9 @@ class GFNTrainer(Components):
                         self._train(folder, logger, evaluator, stop)
                     if self.halving is not None:
                         logger.print(str(self.halving))
-                    final = final_stage(self, store, executor, stop=stop, report_line=logger.print)
+                    final = final_stage(
+                        self, store, executor, stop=stop, report_line=logger.print, on_result=quarantine.add
+                    )
                     certificate = self._certify(folder, evaluator, logger, stop)
             except Exception as error:
                 if self.progress.score_means:  # report the results so far
@@ -173,11 +177,19 @@ class GFNTrainer(Components):
         if self.step and not config.evaluation.store_url:
             folder.repair_store()
         location = config.evaluation.store_url or folder.store
-        store = EvaluationStore(location, context=context_of(self.task))
+        store = EvaluationStore(location, context=self.scoring_context)
         report_earlier_versions(store)
         if folder.resumed:
             store.requeue(run=self.run_id)
+            if self.step and store.num_evaluations(run=self.run_id) and not store.count(run=self.run_id):
+                self._forget_scores()
         return store
+
+    def _forget_scores(self) -> None:
+        """Empty replay and memory, and reset the best score: all scores are of an earlier version of the task."""
+        self.replay.load_state_dict({"keys": [], "states": None, "scores": None, "sequences": None})
+        self.learner.memory.load_state_dict({"batches": []})
+        self.progress.best_score, self.progress.front, self.progress.hypervolume = -math.inf, [], 0.0
 
     def _open_logger(self, folder: RunFolder) -> MetricLogger:
         config = self.config
@@ -229,6 +241,7 @@ class GFNTrainer(Components):
                 if self.step % config.checkpoint_every == 0:
                     folder.checkpoints.save(self.step, self.state_dict())
         progress.seconds = budget.seconds
+        evaluator.cancel()  # rollouts that workers have prepared ahead
         folder.checkpoints.save(self.step, self.state_dict())
 
     def _rollouts(self, evaluator: Dispatcher) -> Generator[Rollout]:
@@ -284,7 +297,7 @@ class GFNTrainer(Components):
 
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = self.replay.sample(config.certify_samples, seed=seed)
-        with EvaluationStore(folder.path / CERTIFICATE_STORE_NAME, context=context_of(self.task)) as extra_store:
+        with EvaluationStore(folder.path / CERTIFICATE_STORE_NAME, context=self.scoring_context) as extra_store:
             combined_store = CertificateStore(evaluator.store, extra_store)
             subject = Subject(
                 context=self.context,
@@ -338,6 +351,6 @@ class GFNTrainer(Components):
             evaluated=store.top(store.count()) if self.task.chosen_objectives else (),
             write=folder.write,
         )
-        if not top and self.progress.num_distinct:
+        if not top and self.progress.num_distinct and not store.count(EvaluationStatus.OK):
             raise UserError("every evaluation failed; check that task, environment and evaluation.* fit together")
         return write_errors

@@ -19,6 +19,7 @@ from gflownet.data.replay import ReplayBuffer, SeenStates
 from gflownet.data.source import Rollout, TrajectorySource
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluation, evaluation_of
+from gflownet.evaluation.store import Identity
 from gflownet.evaluation.ticket import Request, Ticket
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.mdp.states import GraphStates
@@ -26,6 +27,7 @@ from gflownet.mdp.trajectory import TrajectoryBatch
 
 # Longest wait for a finished evaluation between two checks for a stop request, seconds.
 _CHECK_EVERY_S = 0.2
+_ROUNDING = 1e-9  # of 1 / updates_per_reward
 
 
 @dataclass(frozen=True)
@@ -56,10 +58,13 @@ class AsynchronousRollouts:
         self.source = source
         self.max_in_flight = max_in_flight
         self.batch_size = min(source.options.num_trajectories, max_in_flight)
-        self.num_rewards = self.batch_size if updates_per_reward is None else math.ceil(1 / updates_per_reward)
+        rewards = self.batch_size if updates_per_reward is None else math.ceil(1 / updates_per_reward - _ROUNDING)
+        self.num_rewards = max(1, rewards)
         self._pending: list[Pending] = []
         self._finished: deque[Pending] = deque()
         self._num_batches = 0  # sampled so far
+        self._submitted: set[Identity] = set()  # graphs sampled by this process
+        self._first_step = 1  # of this process
         self._stored: dict[str, Any] | None = None
 
     def rollouts(
@@ -82,6 +87,7 @@ class AsynchronousRollouts:
             num_steps: number of the last one; near it only as many candidates are sampled as are needed.
             teacher: samples its share of the trajectories.
         """
+        self._first_step = first_step
         self._resume(evaluator)
         for step in count(first_step):
             while len(self._finished) < self.num_rewards:
@@ -129,7 +135,8 @@ class AsynchronousRollouts:
         """Sample and submit one batch where there is room for it and it is still needed."""
         waiting = len(self._pending) + len(self._finished)
         num = min(self.batch_size, (num_steps - step + 1) * self.num_rewards - waiting)
-        if num <= 0 or evaluator.num_in_flight + num > self.max_in_flight:
+        # Samples that are isomorphic to a running candidate wait for the same ticket.
+        if num <= 0 or max(evaluator.num_in_flight, len(self._pending)) + num > self.max_in_flight:
             return
         self._num_batches += 1
         batch = self.source.fresh(self._num_batches, policy, teacher, num=num)
@@ -147,12 +154,21 @@ class AsynchronousRollouts:
         env = self.source.context.env
         requests = [Request(env.terminal(states, index)) for index in range(len(states))]
         tickets = evaluator.submit(requests, step=max(steps, default=0) + 1)
-        running = {id(each.ticket) for each in self._pending}
         for index, (ticket, step) in enumerate(zip(tickets, steps, strict=True)):
-            is_new = ticket.record is None and id(ticket) not in running if are_new is None else are_new[index]
+            is_new = self._is_new(ticket, evaluator) if are_new is None else are_new[index]
             self._pending.append(Pending(states[index : index + 1], ticket, step, is_new))
-            running.add(id(ticket))
+            self._submitted.add(ticket.request.identity)
         self._collect()
+
+    def _is_new(self, ticket: Ticket, evaluator: Dispatcher) -> bool:
+        """Return whether a graph is sampled for the first time.
+
+        A row of this run from after its checkpoint counts as new: only a resumed run finds one.
+        """
+        if ticket.request.identity in self._submitted:
+            return False
+        record, is_known = ticket.record, ticket.outcome is None
+        return record is None or not is_known or (record.run == evaluator.run and record.step >= self._first_step)
 
     def _collect(self) -> None:
         """Move the states with a result to the finished ones."""

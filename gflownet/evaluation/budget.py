@@ -65,7 +65,10 @@ class Budget:
             raise UserError(f"task {type(task).__name__}: expected cost(graph) with {name}, got a task without")
 
     def refusal(self, task: GFNTask, graph: Any) -> Outcome | None:
-        """Return the outcome of a candidate that is too large, or whose size cannot be computed; None for others."""
+        """Return the outcome of a candidate that is too large, or whose size cannot be computed; None for others.
+
+        Both are REFUSED: another budget may accept them.
+        """
         limits = [(name, limit) for name, limit in self._size_limits() if limit]
         if not limits:
             return None
@@ -75,10 +78,10 @@ class Budget:
             sizes = None if cost is None else (int(cost.num_parameters), int(cost.flops))
         except Exception as error:  # raised by the user's task
             reason = f"{type(task).__name__}.cost: {describe(error)}"
-            return Outcome(EvaluationStatus.FAILED, time.perf_counter() - start, error=reason)
+            return Outcome(EvaluationStatus.REFUSED, time.perf_counter() - start, error=reason)
         if sizes is None:
             reason = f"{type(task).__name__}.cost: expected a Cost with {limits[0][0]}, got None"
-            return Outcome(EvaluationStatus.FAILED, time.perf_counter() - start, error=reason)
+            return Outcome(EvaluationStatus.REFUSED, time.perf_counter() - start, error=reason)
         units = ("parameters", "FLOPs per example")
         for (name, limit), size, unit in zip(self._size_limits(), sizes, units, strict=True):
             if limit and size > limit:

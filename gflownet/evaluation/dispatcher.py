@@ -189,6 +189,10 @@ class Dispatcher(Evaluator):
     def cancel(self) -> None:
         """End all running jobs and forget all unfinished requests; finished ones are written."""
         with self._lock:
+            if self.executor.isolates and self._running:  # jobs that are done, but not collected yet
+                with suppress(UserError):
+                    for handle in self.executor.wait(list(self._running), timeout=0.0):
+                        self._finish(handle)
             for handle in self._running:
                 self.executor.cancel(handle)
             self._running.clear()
@@ -231,8 +235,8 @@ class Dispatcher(Evaluator):
         outcome = self.budget.refusal(self.task, ticket.request.candidate) if is_open else None
         if record is not None and (not is_open or outcome is not None):
             return
-        if record is not None and record.run == self.run and record.status is not EvaluationStatus.REFUSED:
-            self.budget.num_evaluated -= 1  # another attempt is no new evaluation
+        is_own = record is not None and record.run == self.run and record.status is not EvaluationStatus.REFUSED
+        ticket.is_repeated = is_own
         ticket.record = None
         self._tickets[ticket.request.identity] = ticket
         if outcome is None:
@@ -316,6 +320,7 @@ class Dispatcher(Evaluator):
     def _claim(self, tickets: Sequence[Ticket]) -> None:
         """Queue the tickets of graphs that no other process evaluates."""
         if self._claims is None or not tickets:
+            self._count_repeated(tickets)
             self._jobs.extend(map(self._part, tickets))
             return
         pairs = [(ticket.request.candidate, ticket.request.identity) for ticket in tickets]
@@ -328,12 +333,19 @@ class Dispatcher(Evaluator):
                     self._elsewhere[identity], self._look_pause = ticket, _SHORTEST_LOOK_S
                 continue
             self._elsewhere.pop(identity, None)
+            self._count_repeated([ticket])
             ticket.attempts, ticket.is_suspect, ticket.is_alone = attempts, attempts > 0, attempts > 0
-            if attempts >= max(self.config.max_attempts, _MIN_LOST):
+            if not self.executor.isolates and attempts >= max(self.config.max_attempts, _MIN_LOST):
                 error = f"the process of the run ended in each of {attempts} evaluations of this graph"
                 self._record(ticket, Outcome(EvaluationStatus.CRASHED, 0.0, error=error, is_transient=True))
             else:
                 self._jobs.extend([self._part(ticket)])
+
+    def _count_repeated(self, tickets: Sequence[Ticket]) -> None:
+        """Count another attempt of an evaluation of this run as the same evaluation."""
+        self.budget.num_evaluated -= sum(ticket.is_repeated for ticket in tickets)
+        for ticket in tickets:
+            ticket.is_repeated = False
 
     def _look_elsewhere(self) -> int:
         """Take the results of other processes, claim what they lost, and return the number of results."""
@@ -404,10 +416,10 @@ class Dispatcher(Evaluator):
     def flush(self) -> None:
         """Write all finished records to the store."""
         with self._lock:
-            records, self._unwritten = self._unwritten, []
-            stopped_early, self._stopped_early = self._stopped_early, []
+            records, stopped_early = self._unwritten, self._stopped_early
             if records:
-                self.store.add(records)
+                self.store.add(records)  # an error leaves them for the next attempt
+                self._unwritten, self._stopped_early = [], []
                 if self._claims is not None:
                     self._claims.finish([record.identity for record in records], dropped=stopped_early)
             for record in records:

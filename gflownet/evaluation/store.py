@@ -216,8 +216,8 @@ class EvaluationStore:
             return connection.execute(query).scalar_one()
 
     def num_evaluations(self, *, run: str) -> int:
-        """Return the number of evaluations of the search of a run; refused candidates are not counted."""
-        query = sql.select(sql.func.count()).where(EVALUATIONS.c.context == self._context, _IS_FINISHED)
+        """Return the number of evaluations of the search of a run, of all its contexts; without refused candidates."""
+        query = sql.select(sql.func.count()).where(EVALUATIONS.c.context != DAMAGED, _IS_FINISHED)
         is_search = (EVALUATIONS.c.seed == 0) & (EVALUATIONS.c.status != EvaluationStatus.REFUSED.value)
         with self._database.read() as connection:
             return connection.execute(query.where(is_search, EVALUATIONS.c.run == run)).scalar_one()

@@ -40,6 +40,7 @@ class Ticket:
     outcome: Outcome | None = None  # None if the row was known
     attempts: int = 0
     is_alone: bool = False  # in a separate job from now on
+    is_repeated: bool = False  # another attempt of an evaluation that this run has counted
     is_suspect: bool = False  # an earlier main process ended during its evaluation
     # With successive halving:
     parent: Ticket | None = None  # of the whole training, if this is a part of it

@@ -151,11 +151,11 @@ def test_budget_refuses_large_candidate(
     assert {row.key for row in store.top(5)} == {"small", "large"}
 
 
-def test_budget_cost_failure_is_recorded(build: Build) -> None:
+def test_budget_cost_failure_is_refused(build: Build) -> None:
     task = SizedTask({"raises": RuntimeError("no shape"), "none": None, "wrong": "big", "good": Cost(1, 1)})
     dispatcher = build(task, BudgetConfig(flops=5))
     *failed, good = dispatcher.evaluate([StubCandidate(key) for key in task.sizes], step=1)
-    assert [each.status for each in failed] == [FAILED] * 3
+    assert [each.status for each in failed] == [REFUSED] * 3
     assert good.status is OK
     errors = [str(each.error) for each in failed]
     assert errors[0].startswith("SizedTask.cost: RuntimeError: no shape (test_budget.py:")
