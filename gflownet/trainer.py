@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
 from pathlib import Path

@@ -122,3 +122,30 @@ def test_asynchronous_rollouts_stop_while_candidates_run(tmp_path):
 def test_asynchronous_invalid_combination_raises(overrides, message):
     with pytest.raises(UserError, match=message):
         GFNTrainer(config_with(*SMALL, "asynchronous.max_in_flight=8", *overrides))
+
+
+class NeverDone(LatestFirst):
+    """Finishes no job."""
+
+    def wait(self, handles, *, timeout):
+        return []
+
+
+def test_asynchronous_samples_of_running_graphs_are_bounded(tmp_path):
+    with asynchronous(tmp_path) as (stream, made, _):
+        made.evaluator.executor = NeverDone(made.source.task)
+        for step in range(1, 20):
+            stream._sample(step, made.policy, None, made.evaluator, num_steps=NUM_STEPS + step)
+        assert 6 < len(stream._pending) <= 12
+
+
+def test_asynchronous_row_of_a_lost_process_is_new_once(tmp_path):
+    with asynchronous(tmp_path) as (stream, made, _):
+        next(rollouts(stream, made))
+        again = AsynchronousRollouts(made.source, max_in_flight=12, updates_per_reward=None)  # without a checkpoint
+        steps = list(islice(rollouts(again, made), 3))
+        new = [evaluation for rollout in steps for evaluation in rollout.evaluations if not evaluation.cached]
+        assert len(new) == len({evaluation.hash for evaluation in new})
+        first = steps[0].evaluations
+        assert {evaluation.hash for evaluation in new} == {e.hash for step in steps for e in step.evaluations}
+        assert any(not evaluation.cached for evaluation in first)
