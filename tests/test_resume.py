@@ -1,7 +1,9 @@
 """Resumed runs: equal to uninterrupted ones, refused changes, missing files."""
 
+import importlib
 import itertools
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -114,3 +116,22 @@ def test_resume_restores_random_states(tmp_path):
 def test_resume_without_run_creates_no_files(tmp_path):
     assert run(tmp_path / "typo", "resume=true") == 2
     assert not (tmp_path / "typo").exists()
+
+
+def test_resume_after_an_edited_task_forgets_its_scores(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    module = tmp_path / "edited_task.py"
+    source = "from tests.toy_tasks import RewardsHiddenNodes\nfrom gflownet.evaluation.task import Score\n\n\n"
+    source += (
+        "class Edited(RewardsHiddenNodes):\n    def evaluate(self, graph, *, seed):\n        return Score({score})\n"
+    )
+    options = ("task=edited_task:Edited", "replay.use=true", "replay.warmup=1")
+    module.write_text(source.format(score=0.9))
+    assert run(tmp_path / "run", *options, "num_training_steps=4") == 0
+    module.write_text(source.format(score=0.2))
+    monkeypatch.delitem(sys.modules, "edited_task")
+    importlib.invalidate_caches()
+    assert run(tmp_path / "run", *options, "num_training_steps=5", "resume=true") == 0
+    before, after = metric_rows(tmp_path / "run")[3:]
+    assert (before["score_best"], after["score_best"]) == (0.9, 0.2)
+    assert after["replay_size"] <= 4 < before["replay_size"]
