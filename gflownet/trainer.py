@@ -77,6 +77,8 @@ class GFNTrainer(Components):
                 with logger:
                     with on_alarm(executor.interrupt) if config.budget.seconds else nullcontext():
                         self._train(folder, logger, evaluator, stop)
+                    if stop.signal is None:
+                        store.abandon(run=self.run_id)
                     if self.halving is not None:
                         logger.print(str(self.halving))
                     final = final_stage(

@@ -99,7 +99,9 @@ class Dispatcher(Evaluator):
         self._jobs = JobQueue(task, seed=seed, deadline=config.deadline, halving=halving)
         self._end: str | None = None  # reason of the end
         # Two evaluations of a cheap task cost less than one claim.
-        claims = Claims(store, run=run, lease=config.lease, max_attempts=config.max_attempts)
+        claims = Claims(
+            store, run=run, lease=config.lease, max_attempts=config.max_attempts, counts_lost=not executor.isolates
+        )
         self._claims = None if task.is_cheap else claims
         self._elsewhere: dict[Identity, Ticket] = {}  # claimed by other processes
         self._last_look, self._look_pause = -math.inf, _SHORTEST_LOOK_S
