@@ -86,6 +86,11 @@ def start_program() -> None:
     subprocess.Popen(["sleep", "1000"], start_new_session=True)
 
 
+def start_program_and_spin() -> None:
+    start_program()
+    spin()
+
+
 def print_much() -> None:
     for _ in range(50):
         print("x" * 10**6)
@@ -165,6 +170,7 @@ POISONS = {
         fork,
         fork_and_segfault,
         start_program,
+        start_program_and_spin,
         sys.exit,
         print_much,
         set_default_dtype,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -65,6 +66,27 @@ def test_killed_monitor_loses_only_its_job(pool):
         None,
         "its monitor process was killed by SIGKILL",
     }
+
+
+def test_descendants_of_a_killed_monitor_end_with_the_pool():
+    with PoolExecutor(PoisonTask(Path(os.devnull)), config_with("evaluation.capacity=1").evaluation) as pool:
+        handle = submit(pool, "start_program_and_spin")
+        program = wait_for_program()
+        kill(monitors(pool))
+        assert status_of(pool, handle) is EvaluationStatus.CRASHED
+    assert not program.is_running()
+
+
+def wait_for_program() -> psutil.Process:
+    """Return the program that `start_program` has started."""
+    end = time.monotonic() + 60
+    while True:
+        for process in psutil.Process().children(recursive=True):
+            with suppress(psutil.Error):
+                if process.cmdline() == ["sleep", "1000"]:
+                    return process
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def test_monitors_killed_between_jobs_are_replaced(pool):

@@ -25,10 +25,11 @@ from pebble import ProcessExpired, ProcessFuture, ProcessPool
 from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.execution import capped, describe, lost_job
-from gflownet.evaluation.executors import child
+from gflownet.evaluation.executors import child, server
 from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.forkserver import IndependentContext
 from gflownet.evaluation.executors.machine import memory, num_cores
+from gflownet.evaluation.executors.sources import TaskSources
 from gflownet.evaluation.executors.worker import ReplyKind, WorkerSettings, split_reply
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask
@@ -46,6 +47,7 @@ class PickledTask:
     """A task as bytes that another process can load."""
 
     content: bytes
+    sources: TaskSources
     modules: tuple[str, ...]  # to import once per machine: those of the task that start no threads
 
     @classmethod
@@ -53,10 +55,11 @@ class PickledTask:
         """Pickle a task.
 
         Raises:
-            UserError: it cannot be pickled, or its class is in a main script that every process would run again.
+            UserError: it cannot be pickled, its source files cannot be read, or its class is in a main script that
+                every process would run again.
         """
         content = pickled_task(task)
-        return cls(content, tuple(_preloaded(content)))
+        return cls(content, TaskSources.of(type(task)), tuple(_preloaded(content)))
 
     @property
     def is_of_main_script(self) -> bool:
@@ -91,7 +94,7 @@ class PoolExecutor(Executor):
         self._capacity = config.capacity or num_cores()
         share = memory() // (self._capacity + 1)  # the main process gets a share too
         limit = share if config.memory_limit is None else int(config.memory_limit * _GIGABYTE)
-        self._settings = WorkerSettings(pickled.content, limit)
+        self._settings = WorkerSettings(pickled.content, pickled.sources, limit)
         self._context = IndependentContext(preload=pickled.modules, imports_main=pickled.is_of_main_script)
         self._pool: ProcessPool | None = None
         self._num_broken_pools = 0
@@ -223,14 +226,18 @@ class PoolExecutor(Executor):
         pool, self._pool = self._pool, None
         if pool is None:
             return
-        server = self._context.pid()
-        if server is not None:
-            with suppress(psutil.Error):
-                for monitor in psutil.Process(server).children():
-                    with suppress(psutil.Error):
-                        monitor.send_signal(signal.SIGTERM)  # all at once; pebble ends them one by one
+        self._signal_children(signal.SIGTERM)  # all monitors at once; pebble ends them one by one
         pool.stop()
         pool.join()
+        self._signal_children(signal.SIGKILL)  # descendants of monitors that were killed
+
+    def _signal_children(self, number: signal.Signals) -> None:
+        """Send a signal to all children of the fork server; SIGKILL also to their descendants."""
+        pid = self._context.pid()
+        with suppress(psutil.Error):
+            for process in psutil.Process(pid).children(recursive=number is signal.SIGKILL) if pid else ():
+                with suppress(psutil.Error):
+                    process.send_signal(number)
 
     def _start_error(self, reason: str) -> UserError:
         script = (
@@ -285,7 +292,7 @@ def _preloaded(payload: bytes) -> list[str]:
         values = (value for module in users for value in list(vars(module).values()))
         sources = {value.__name__ if isinstance(value, ModuleType) else _module_of(value) for value in values}
         open_names = {name for name in sources if _is_imported(name)} - names
-    return [child.__name__, *sorted(name for name in names if _is_installed(name))]
+    return [child.__name__, *sorted(name for name in names if _is_installed(name)), server.__name__]
 
 
 def _is_imported(module: str) -> bool:

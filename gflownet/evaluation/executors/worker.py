@@ -29,6 +29,8 @@ from gflownet.evaluation.executors.descendants import (
 )
 from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
 from gflownet.evaluation.executors.process_state import ProcessState
+from gflownet.evaluation.executors.server import loaded_sources
+from gflownet.evaluation.executors.sources import TaskSources
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask
 
@@ -42,6 +44,7 @@ class WorkerSettings:
     """The task of a worker and its limits."""
 
     task: bytes  # pickled
+    sources: TaskSources
     memory_limit: int  # bytes
 
 
@@ -130,12 +133,19 @@ def _close_files(*, kept: set[int | None]) -> None:
 
 
 def _load(settings: WorkerSettings, connection: Connection) -> GFNTask | None:
-    """Return the task; None after a reply if that fails."""
+    """Return the task; None after a reply if that fails, or if its code is not that of the start of the run."""
+    task, reason = None, ""
     try:
-        return pickle.loads(settings.task)
+        task = pickle.loads(settings.task)
     except Exception as error:
-        connection.send_bytes(reply(ReplyKind.REFUSED, describe(error).encode()))
-        return None
+        reason = describe(error)
+    try:
+        settings.sources.check(None if task is None else type(task), loaded=loaded_sources())
+    except UserError as error:
+        task, reason = None, str(error)
+    if task is None:
+        connection.send_bytes(reply(ReplyKind.REFUSED, reason.encode(errors="replace")))
+    return task
 
 
 def _serve(task: GFNTask, connection: Connection) -> None:
