@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Collection
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Self
 
 from gflownet.evaluation.job import Job, Outcome
 
@@ -68,7 +68,7 @@ class Executor(ABC):
     def close(self) -> None:
         """Cancel all jobs and end every process; no process is left afterwards. May be called twice."""
 
-    def __enter__(self) -> Executor:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *_: object) -> None:
