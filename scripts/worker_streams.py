@@ -5,7 +5,6 @@ from __future__ import annotations
 import multiprocessing
 import os
 import tempfile
-import time
 from collections.abc import Callable, Generator, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -14,7 +13,7 @@ from typing import Any
 
 import torch
 
-from gflownet.config import Config, load_config
+from gflownet.config import load_config
 from gflownet.data.config import ReplayConfig, WorkersConfig
 from gflownet.data.replay import ReplayBuffer
 from gflownet.data.rollouts import local_rollouts, worker_rollouts
@@ -42,33 +41,12 @@ BATCH_SIZE, MAX_NODES, NUM_ACTIONS = 64, 7, 12
 MODEL = ModelConfig(num_layers=3, num_emb=64)
 
 
-class CountingTask(GFNTask):
-    """Score a graph by its number of edges after a loop of `count_to` iterations."""
-
-    def __init__(self, config: Config, *, count_to: int = 0) -> None:
-        super().__init__(config)
-        self.count_to = count_to
+class CountsEdges(GFNTask):
+    """Score a graph by its number of edges."""
 
     def evaluate(self, graph: Any, *, seed: int) -> Score:
         """Return (number of edges + 1) / 20."""
-        count(self.count_to)
         return Score((1 + len(graph.edge_colours)) / 20)
-
-
-def count(limit: int) -> None:
-    """Use CPU time in proportion to `limit`."""
-    for _ in range(limit):
-        pass
-
-
-def iterations_for(seconds: float, *, probe: int = 300_000, repeats: int = 9) -> int:
-    """Return the limit for which `count` takes this CPU time, by the fastest of several probes."""
-    durations = []
-    for _ in range(repeats):
-        start = time.process_time()
-        count(probe)
-        durations.append(time.process_time() - start)
-    return round(probe * seconds / min(durations))
 
 
 @dataclass(frozen=True)
@@ -114,12 +92,11 @@ def open_streams(
     max_nodes: int = MAX_NODES,
     num_actions: int = NUM_ACTIONS,
     num_trajectories: int = BATCH_SIZE,
-    count_to: int = 0,
     replay: ReplayConfig | None = None,
 ) -> Iterator[Streams]:
     """Yield streams with an untrained policy, a fixed seed and an empty store."""
     config, replay = load_config(None, []), replay or ReplayConfig(use=False)
-    task = CountingTask(config, count_to=count_to)
+    task = CountsEdges(config)
     env = FixedLengthGraphBuildingEnv(("a", "b"), max_nodes=max_nodes, num_actions=num_actions, directed=True)
     layout: Any = getattr(policy_class, "layout")  # noqa: B009
     context = GraphBuildingEnvContext(env, num_cond_dim=task.num_cond_dim).with_layout(layout)
