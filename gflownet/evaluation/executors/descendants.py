@@ -48,6 +48,22 @@ def end_descendants() -> None:
         time.sleep(_PAUSE_S)
 
 
+def end_descendants_of(pid: int) -> None:
+    """Kill all descendants of another process, which adopts and reaps orphans, and wait for their end."""
+    end = time.monotonic() + _END_TIMEOUT_S
+    while time.monotonic() < end:
+        try:
+            processes = psutil.Process(pid).children(recursive=True)
+        except psutil.Error:  # it has ended
+            return
+        if not processes:
+            return
+        for process in processes:
+            with suppress(psutil.Error):
+                process.kill()
+        psutil.wait_procs(processes, timeout=_END_TIMEOUT_S)
+
+
 def _reap() -> None:
     with suppress(ChildProcessError):
         while os.waitpid(-1, os.WNOHANG)[0]:

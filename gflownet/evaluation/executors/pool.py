@@ -27,6 +27,7 @@ from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.execution import capped, describe, lost_job
 from gflownet.evaluation.executors import child, server
 from gflownet.evaluation.executors.base import Executor, Handle
+from gflownet.evaluation.executors.descendants import end_descendants_of
 from gflownet.evaluation.executors.forkserver import IndependentContext
 from gflownet.evaluation.executors.machine import memory, num_cores
 from gflownet.evaluation.executors.sources import TaskSources
@@ -226,18 +227,16 @@ class PoolExecutor(Executor):
         pool, self._pool = self._pool, None
         if pool is None:
             return
-        self._signal_children(signal.SIGTERM)  # all monitors at once; pebble ends them one by one
+        server = self._context.pid()
+        if server is not None:
+            with suppress(psutil.Error):
+                for monitor in psutil.Process(server).children():
+                    with suppress(psutil.Error):
+                        monitor.send_signal(signal.SIGTERM)  # all at once; pebble ends them one by one
         pool.stop()
         pool.join()
-        self._signal_children(signal.SIGKILL)  # descendants of monitors that were killed
-
-    def _signal_children(self, number: signal.Signals) -> None:
-        """Send a signal to all children of the fork server; SIGKILL also to their descendants."""
-        pid = self._context.pid()
-        with suppress(psutil.Error):
-            for process in psutil.Process(pid).children(recursive=number is signal.SIGKILL) if pid else ():
-                with suppress(psutil.Error):
-                    process.send_signal(number)
+        if server is not None:
+            end_descendants_of(server)  # of monitors that were killed
 
     def _start_error(self, reason: str) -> UserError:
         script = (

@@ -43,7 +43,7 @@ class TaskSources:
                 SourceFile(module, str(path), digest_of(path)) for module, path in modules_of(task_class).items()
             )
             return cls(name, source_digest(task_class), files)
-        except (OSError, SyntaxError, ValueError) as error:
+        except OSError as error:
             raise UserError(f"task {name}: expected source files that can be read: {describe(error)}") from None
 
     def check(self, task_class: type[GFNTask] | None, *, loaded: dict[str, str]) -> None:
@@ -61,7 +61,7 @@ class TaskSources:
         try:
             if task_class is not None and source_digest(task_class) == self.digest:
                 return
-        except (OSError, SyntaxError, ValueError):  # an incomplete file
+        except (OSError, UserError):  # an incomplete file
             pass
         raise UserError(f"the code of task {self.task} changed during the run; resume=true scores with the new code")
 
