@@ -30,7 +30,7 @@ class RewardsHiddenNodes(GFNTask):
     def evaluate(self, graph, *, seed):
         return Score((1 + num_hidden(graph)) / 10, num_parameters=len(graph.edges))
 
-    def test(self, graph, *, seed):
+    def test(self, graph, *, seed) -> float | None:
         return num_hidden(graph) / 10
 
 
