@@ -110,7 +110,7 @@ def finished(executor: Executor, jobs: Sequence[Job], *, deadline: float | None 
 def wait_for_all(executor: Executor, handles: Sequence[Handle]) -> None:
     waiting = list(handles)
     while waiting:
-        done = executor.wait(waiting, timeout=60)
+        done = executor.wait(waiting, timeout=300)  # Ray starts in 20 s, on a busy machine in a minute
         assert done
         waiting = [handle for handle in waiting if handle not in done]
 
