@@ -8,7 +8,6 @@ import torch
 
 from gflownet.components import RANDOM_STREAM, Components
 from gflownet.data.uniform import uniform_candidates
-from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Store
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import (
@@ -42,7 +41,7 @@ def final_stage(
         return None
 
     def build_dispatcher(store: Store) -> Dispatcher:
-        dispatcher = _dispatcher(run, store, executor, stopped=lambda: stop.signal is not None)
+        dispatcher = run.build_evaluator(store, executor, stopped=lambda: stop.signal is not None)
         dispatcher.on_result = on_result
         return dispatcher
 
@@ -71,23 +70,8 @@ def best_tested(
     if was_stopped and not run.task.is_cheap:
         return untested
     stopped = (lambda: False) if was_stopped else (lambda: stop.signal is not None)
-    dispatcher, from_dict = _dispatcher(run, NoStore(), executor, stopped=stopped), run.env.terminal_type.from_dict
+    dispatcher, from_dict = run.build_evaluator(NoStore(), executor, stopped=stopped), run.env.terminal_type.from_dict
     try:
         return with_test_scores(records, dispatcher=dispatcher, from_dict=from_dict, step=run.step)
     except EvaluationStoppedError:
         return untested
-
-
-def _dispatcher(run: Components, store: Store, executor: Executor, *, stopped: Callable[[], bool]) -> Dispatcher:
-    """Return a dispatcher without the budget of the search, but with the limits of a candidate's size."""
-    config = run.config
-    return Dispatcher(
-        run.task,
-        store,
-        executor,
-        config=config.evaluation,
-        seed=config.seed,
-        run=run.run_id,
-        budget=BudgetConfig(parameters=config.budget.parameters, flops=config.budget.flops),
-        stopped=stopped,
-    )
