@@ -21,9 +21,10 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"errors": None, "optimisers": None, "layered_drawing": set()},
     {"files": {"errors"}, "options": {"errors"}, "plugins": {"errors"}, "random_states": set()},
     {"graphs": set(), "autodiff": set(), "rhn": set(), "workers": set()},
-    {"translation": {"graphs", "rhn"}, "mdp": {"graphs"}, "utils": {"workers"}},
-    {"envs": {"mdp", "graphs", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp", "graphs"}},
-    {"evaluation": {"graphs", "translation", "autodiff", "rhn"}},
+    {"operations": {"graphs", "rhn"}},
+    {"translation": {"graphs", "operations", "rhn"}, "mdp": {"graphs"}, "utils": {"workers"}},
+    {"envs": {"mdp", "graphs", "operations", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp", "graphs"}},
+    {"evaluation": {"graphs", "operations", "translation", "autodiff", "rhn"}},
     {"data": {"mdp", "policy", "evaluation", "workers"}},
     {
         "console": set(),

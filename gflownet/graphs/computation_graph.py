@@ -114,6 +114,17 @@ class ComputationGraph(EqualUpToIsomorphism):
         """Return all edges out of a node, by (order, edge_id)."""
         return list(self._out_edges.get(self._checked_id(node_id), ()))
 
+    def subgraph(self, name: str) -> ComputationGraph:
+        """Return the graph under config["subgraphs"] with this name; it finds the other subgraphs by name, too.
+
+        Raises: ValueError for an unknown name.
+        """
+        subgraphs = thawed(self.config.get("subgraphs", {}))
+        if name not in subgraphs:
+            raise ValueError(f"expected a subgraph out of {', '.join(subgraphs) or 'none'}, got {shown(name)}")
+        data = subgraphs.pop(name)
+        return ComputationGraph.from_dict({**data, "subgraphs": {**subgraphs, **data.get("subgraphs", {})}})
+
     def detect_cycles(self) -> tuple[int, ...]:
         """Return ids of enabled non-recurrent edges that close a cycle; marking them recurrent removes all cycles."""
         return ordering.cycle_closing_edges(self, self.canonical_order)

@@ -1,5 +1,7 @@
 """Nodes and edges of a computation graph: immutable, with fields of checked types (validate() checks the values)."""
 
+from __future__ import annotations
+
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -132,6 +134,10 @@ class GraphElements(Protocol):
     @property
     def edges(self) -> Mapping[int, Edge]:
         """Edges by id."""
+        ...
+
+    def subgraph(self, name: str) -> GraphElements:
+        """Return the graph that nodes apply by this name. Raises ValueError for an unknown name."""
         ...
 
 

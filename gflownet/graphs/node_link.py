@@ -7,10 +7,24 @@ from typing import Any
 
 from gflownet.graphs.elements import GraphElements, checked_int, shown, thawed
 
-_GRAPH_FIELDS = ("directed", "multigraph", "graph", "nodes", "edges")
+_GRAPH_FIELDS = ("directed", "multigraph", "graph", "nodes", "edges", "subgraphs")
 _NODE_FIELDS = ("id", "node_type", "output_size", "activation_function", "bias", "attributes")
 # networkx writes a key for each parallel edge; it repeats edge_id.
 _EDGE_FIELDS = ("source", "target", "edge_id", "weight", "enabled", "attributes", "key")
+# Attributes of operation graphs that may be written as fields of a node or an edge.
+OPERATION_NODE_FIELDS = (
+    "operation",
+    "aggregation",
+    "shape",
+    "layout",
+    "dtype",
+    "subgraph",
+    "repeat",
+    "share",
+    "align",
+    "edge_weight",
+)
+OPERATION_EDGE_FIELDS = ("port",)
 
 Fields = dict[str, Any]
 
@@ -53,13 +67,15 @@ def read_config(data: Any) -> Fields:
     config = data.get("graph", {})
     if not isinstance(config, Mapping):
         raise ValueError(f"graph: expected an object under graph, got {shown(config)}")
-    return {**config, "multigraph": data.get("multigraph", False)}
+    subgraphs = {"subgraphs": data["subgraphs"]} if data.get("subgraphs") else {}
+    return {**config, **subgraphs, "multigraph": data.get("multigraph", False)}
 
 
 def read_nodes(data: Mapping[str, Any]) -> Iterator[Fields]:
     """Yield the arguments of `ComputationGraph.add_node` of every node. Raises ValueError naming node and field."""
     for position, entry in enumerate(_entries(data, "nodes")):
         owner = f"nodes[{position}]"
+        entry = _with_attributes(entry, OPERATION_NODE_FIELDS)
         _check_fields(entry, _NODE_FIELDS, owner)
         node_id = checked_int(_required(entry, "id", owner), owner, "id")
         _required(entry, "node_type", f"node {node_id}")
@@ -76,6 +92,7 @@ def read_edges(data: Mapping[str, Any]) -> Iterator[Fields]:
     entries = list(enumerate(_entries(data, "edges")))
     for position, entry in sorted(entries, key=lambda item: isinstance(item[1], Mapping) and "edge_id" not in item[1]):
         owner = f"edges[{position}]"
+        entry = _with_attributes(entry, OPERATION_EDGE_FIELDS)
         _check_fields(entry, _EDGE_FIELDS, owner)
         fields = dict(entry)
         fields.pop("key", None)
@@ -84,6 +101,15 @@ def read_edges(data: Mapping[str, Any]) -> Iterator[Fields]:
         fields["source"] = checked_int(_required(fields, "source", owner), owner, "source")
         fields["target"] = checked_int(_required(fields, "target", owner), owner, "target")
         yield fields
+
+
+def _with_attributes(entry: Any, names: Sequence[str]) -> Any:
+    """Return a node or an edge with its short fields moved under `attributes`."""
+    if not isinstance(entry, Mapping) or not any(name in entry for name in names):
+        return entry
+    short = {name: entry[name] for name in names if name in entry}
+    others = {name: value for name, value in entry.items() if name not in names}
+    return {**others, "attributes": {**others.get("attributes", {}), **short}}
 
 
 def objects_under(data: Any, name: str, fields: Sequence[str]) -> list[Mapping[str, Any]]:

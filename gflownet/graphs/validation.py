@@ -8,6 +8,7 @@ from typing import Any
 
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, shown, thawed
 from gflownet.graphs.limits import MAX_MAGNITUDE, MAX_PARAMETERS, has_too_many_parameters, message_size
+from gflownet.graphs.operation_shapes import NodeShapeError, infer_shapes, is_operation_graph
 from gflownet.graphs.ordering import followed_edges, reachable
 from gflownet.graphs.vocabulary import (
     ACTIVATIONS,
@@ -53,6 +54,8 @@ def blocking_problems(graph: GraphElements, projection: str | None = None) -> li
 
 
 def _problems(graph: GraphElements, projection: str, *, unreachable: list[GraphProblem]) -> list[GraphProblem]:
+    if is_operation_graph(graph):
+        return operation_problems(graph)
     problems = [*_missing_ends(graph), *_setting_problems(graph)]
     nodes, edges = dict(graph.nodes), graph.edges.values()
     # Every translation calls this, cached or not: skipping plainly valid elements takes a third of a full check.
@@ -74,6 +77,16 @@ def _problems(graph: GraphElements, projection: str, *, unreachable: list[GraphP
         problems += _duplicate_edges(graph)
     # Sizes can only be compared if all of them are valid.
     return problems if len(problems) > len(unreachable) else [*problems, *_size_problems(graph, projection)]
+
+
+def operation_problems(graph: GraphElements) -> list[GraphProblem]:
+    """Return the problems of an operation graph."""
+    problems = [*_missing_ends(graph)]
+    try:
+        infer_shapes(graph)
+    except NodeShapeError as error:
+        problems.append(_at_node(error.node_id, "invalid_operation", error.reason))
+    return problems
 
 
 def _own_projection(graph: GraphElements) -> str:

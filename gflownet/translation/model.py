@@ -11,11 +11,14 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.operation_shapes import is_operation_graph
 from gflownet.graphs.vocabulary import DTYPES
 from gflownet.translation.cache import CACHE
 from gflownet.translation.cells import gru_sequence, lstm_sequence, rhn_sequence
 from gflownet.translation.emit import FAST, outside_classes, sequence_lines, slot_name, step_lines
 from gflownet.translation.initial import add_parameters
+from gflownet.translation.operation_model import OperationModel, generate_operation_class
+from gflownet.translation.operation_plan import build_operation_plan
 from gflownet.translation.parameters import Initial
 from gflownet.translation.plan import ModelPlan, StateSlot
 from gflownet.translation.planning import TranslationConfig, build_plan, checked_options, structural_key
@@ -146,9 +149,7 @@ class TranslatedModel(nn.Module):
         return _empty_model, (self.plan,), self.__dict__
 
 
-def to_pytorch_model(
-    graph: ComputationGraph, config: Mapping[str, Any] | TranslationConfig | None = None
-) -> TranslatedModel:
+def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | TranslationConfig | None = None) -> Any:
     """Translate a graph to an nn.Module; random first values come from torch's global generator.
 
     `config` (see TranslationConfig) overrides the settings of the graph, graph.config["translation"].
@@ -156,6 +157,8 @@ def to_pytorch_model(
     Raises: ValueError that lists every problem of an invalid graph.
     """
     options = checked_options(graph, config)
+    if is_operation_graph(graph):
+        return operation_class(graph, options)().to(device=options.device, dtype=checked_dtype(options.dtype))
     model_class = translated_class(graph, options)
     values = parameter_values(graph, model_class.plan)
     return model_class(values, device=torch.device(options.device), dtype=checked_dtype(options.dtype))
@@ -168,6 +171,17 @@ def translated_class(graph: ComputationGraph, options: TranslationConfig) -> typ
 
     def translate() -> type[TranslatedModel]:
         return generate_class(build_plan(graph, projection, key))
+
+    enabled = CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
+    return CACHE.get(key, translate) if enabled else translate()
+
+
+def operation_class(graph: ComputationGraph, options: TranslationConfig) -> type[OperationModel]:
+    """Return the class of operation graphs of this structure, cached if enabled."""
+    key = ("operations", *structural_key(graph, "auto"))
+
+    def translate() -> type[OperationModel]:
+        return generate_operation_class(build_operation_plan(graph, key))
 
     enabled = CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
     return CACHE.get(key, translate) if enabled else translate()

@@ -1,0 +1,197 @@
+"""The contract of an operation: settings, shapes, costs and code of a node that maps tensors to a tensor.
+
+An operation is a class, named in a node's attribute `operation: {"name": "conv2d", "features": 16}`. From its class
+attributes and methods derive validation, the search space, generated code, costs, export, drawings and docs. A name is
+a short one out of OPERATIONS, or `module:Class` for a user's own class. Classes are imported on first use.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cache
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gflownet.graphs.elements import shown, thawed
+from gflownet.graphs.tensor_shape import Shape, ShapeError
+from gflownet.graphs.vocabulary import Parameter
+from gflownet.plugins import BuiltIn, ExtensionPoint
+
+if TYPE_CHECKING:
+    from torch import nn
+
+REQUIRED = object()  # default of a setting that has none
+INPUT_PORT = "input"
+
+
+class Category(StrEnum):
+    """The kind of an operation: its colour in drawings."""
+
+    CONVOLUTION = "convolution"
+    LINEAR = "linear"
+    ATTENTION = "attention"
+    RECURRENT = "recurrent"
+    POOLING = "pooling"
+    NORMALISATION = "normalisation"
+    TOKENS = "tokens"
+    RESHAPING = "reshaping"
+    OTHER = "other"
+
+
+@dataclass(frozen=True)
+class Setting:
+    """A typed parameter of an operation."""
+
+    parameter: Parameter  # the expected value in words, and the test of a value
+    default: Any = REQUIRED
+    choices: tuple[Any, ...] = ()  # values that a search offers unless its config names others
+
+
+class Operation:
+    """Contract of an operation. It is used as a class, never as an instance.
+
+    A user's subclass defines `infer_shape` and `build`; parameters and multiply-adds are then counted on the module.
+    Letters: shapes are without the batch axis.
+    """
+
+    settings: ClassVar[Mapping[str, Setting]] = MappingProxyType({})
+    ports: ClassVar[tuple[str, ...]] = (INPUT_PORT,)  # names of the inputs, in the order of the module's arguments
+    category: ClassVar[Category] = Category.OTHER
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        """Return the output shape for one input shape per port and complete settings.
+
+        Raises:
+            ShapeError: the operation cannot be applied to these shapes; the message says why.
+        """
+        raise NotImplementedError(f"{cls.__name__}: expected infer_shape to be defined")
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        """Return the Python expression that makes the module, in the names `nn` and `torch`; empty: no module.
+
+        None of a user's class: `build` is called.
+        """
+        return ""
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        """Return the Python expression of the output: {module} and the ports' names in braces are replaced.
+
+        Names in reach: torch, F and nn.
+        """
+        return "{module}(" + ", ".join(f"{{{port}}}" for port in cls.ports) + ")"
+
+    @classmethod
+    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module | None:
+        """Return a new module with random first values from torch's global generator; None for no module."""
+        source = cls.constructor(inputs, settings)
+        if not source:
+            return None
+        torch = import_module("torch")
+        return eval(source, {"torch": torch, "nn": torch.nn})
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        """Return the number of trainable parameters, by default counted on a module without memory."""
+        torch = import_module("torch")
+        with torch.device("meta"):
+            module = cls.build(inputs, settings)
+        return sum(parameter.numel() for parameter in module.parameters()) if module is not None else 0
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        """Return the multiply-adds of one example, as torch.utils.flop_counter counts them (half its FLOPs)."""
+        return 0
+
+    @classmethod
+    def check(cls, name: str) -> None:
+        """Raise ValueError unless a user's class defines what the contract asks for."""
+        for method in ("infer_shape",):
+            if getattr(cls, method).__func__ is getattr(Operation, method).__func__:
+                raise ValueError(f"operation: expected {name} to define {method}")
+
+
+_ROOM = "gflownet.operations"
+OPERATIONS = ExtensionPoint(
+    "operation",
+    contract="gflownet.graphs.operation:Operation",
+    built_in={
+        "linear": BuiltIn(f"{_ROOM}.linear:Linear", "linear layer over the features"),
+        "head": BuiltIn(f"{_ROOM}.linear:Head", "average over all positions, then a linear layer"),
+        "conv2d": BuiltIn(f"{_ROOM}.convolution:Conv2d", "convolution of an image"),
+        "max_pool2d": BuiltIn(f"{_ROOM}.pooling:MaxPool2d", "largest value of each window of an image"),
+        "global_pool": BuiltIn(f"{_ROOM}.pooling:GlobalPool", "average over all positions"),
+        "batch_norm": BuiltIn(f"{_ROOM}.normalisation:BatchNorm", "normalise each channel over the batch"),
+        "identity": BuiltIn(f"{_ROOM}.elementary:Identity", "the input itself"),
+    },
+)
+
+
+@cache
+def operation(name: str) -> type[Operation]:
+    """Return the class of an operation.
+
+    Raises:
+        ValueError: unknown name, a class that is not a subclass of Operation, or one that fails its check.
+    """
+    loaded = OPERATIONS.load(name)
+    if name not in OPERATIONS:
+        loaded.check(name)
+    return loaded
+
+
+@dataclass(frozen=True)
+class AppliedOperation:
+    """An operation with complete settings: equal for equal operations."""
+
+    name: str
+    items: tuple[tuple[str, Any], ...]  # name and value of every setting, sorted
+
+    @property
+    def row(self) -> type[Operation]:
+        """The class."""
+        return operation(self.name)
+
+    @property
+    def settings(self) -> dict[str, Any]:
+        """Every setting by name."""
+        return dict(self.items)
+
+
+def read_operation(value: Any) -> AppliedOperation:
+    """Return the operation of a node's attribute {"name": ..., setting: value, ...}, completed by defaults.
+
+    Raises:
+        ValueError: not such a mapping, an unknown name or setting, a missing or invalid setting.
+    """
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise ValueError(f"expected an operation with a name, got {shown(thawed(value))}")
+    name = value["name"]
+    row = operation(name)
+    given = {key: item for key, item in value.items() if key != "name"}
+    for key, item in given.items():
+        if key not in row.settings:
+            names = ", ".join(sorted(row.settings)) or "none"
+            raise ValueError(f"{name}: expected settings out of {names}, got {shown(key)}")
+        parameter = row.settings[key].parameter
+        if not parameter.accepts(item):
+            raise ValueError(f"{name}: expected {parameter.expected} for {key}, got {shown(thawed(item))}")
+    complete = {}
+    for key, setting in row.settings.items():
+        if key not in given and setting.default is REQUIRED:
+            raise ValueError(f"{name}: expected a setting {key}, {setting.parameter.expected}, got none")
+        complete[key] = given.get(key, setting.default)
+    return AppliedOperation(name, tuple(sorted(complete.items())))
+
+
+def single_input(inputs: Mapping[str, Shape], *layouts: str) -> Shape:
+    """Return the shape at the input port. Raises ShapeError unless it has one of the layouts."""
+    shape = inputs[INPUT_PORT]
+    if layouts and shape.layout not in layouts:
+        raise ShapeError(f"expected a {' or '.join(layouts)}, got {shape}")
+    return shape

@@ -1,0 +1,156 @@
+"""Shapes of every node of an operation graph: a computation graph whose nodes carry `operation` or `subgraph`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, shown, thawed
+from gflownet.graphs.operation import INPUT_PORT, AppliedOperation, read_operation
+from gflownet.graphs.ordering import followed_edges, sorted_prefix
+from gflownet.graphs.tensor_shape import Adapter, Layout, Shape, ShapeError, join
+
+# Merges of the inputs at one port, by the node's aggregation.
+MERGES = ("sum", "mean", "max", "min", "product", "concat")
+ALIGNMENTS = ("auto", "pad", "never")  # learned projection of channels, zeros in place of missing channels, refuse
+OPERATION_ATTRIBUTES = ("operation", "subgraph", "shape")
+
+
+class NodeShapeError(ShapeError):
+    """No shape can be inferred for a node."""
+
+    def __init__(self, node_id: int, reason: str) -> None:
+        super().__init__(f"node {node_id}: {reason}")
+        self.node_id = node_id
+        self.reason = reason
+
+
+@dataclass(frozen=True)
+class MergePlan:
+    """The inputs at one port of a node, aligned and merged."""
+
+    edges: tuple[Edge, ...]
+    adapters: tuple[Adapter, ...]  # one per edge
+    merge: str
+    align: str
+    shape: Shape  # after the merge
+
+
+@dataclass(frozen=True)
+class NodeShapes:
+    """A node with the shapes around it."""
+
+    node: Node
+    operation: AppliedOperation | None  # None of an input and of a subgraph
+    inputs: Mapping[str, MergePlan]  # by port
+    output: Shape
+
+
+def is_operation_graph(graph: GraphElements) -> bool:
+    """Return whether a graph carries operations, subgraphs or shapes: nodes map tensors, not vectors."""
+    return any(key in node.attributes for node in graph.nodes.values() for key in OPERATION_ATTRIBUTES)
+
+
+def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int, NodeShapes]:
+    """Return the shapes of every node, sources before targets.
+
+    Args:
+        graph: enabled edges without a cycle.
+        inputs: shapes of the INPUT nodes by ascending id, for a subgraph; empty: as the nodes declare.
+
+    Raises:
+        NodeShapeError: a node whose shape cannot be inferred.
+    """
+    edges = list(followed_edges(graph, ignore_recurrent=True))
+    incoming: dict[int, list[Edge]] = {}
+    for edge in edges:
+        incoming.setdefault(edge.target, []).append(edge)
+    input_ids = sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT)
+    outside = dict(zip(input_ids, inputs, strict=True)) if inputs else {}
+    known: dict[int, NodeShapes] = {}
+    for node_id in sorted_prefix(graph.nodes, edges):
+        node = graph.nodes[node_id]
+        try:
+            if node.node_type is NodeType.INPUT:
+                known[node_id] = NodeShapes(node, None, {}, outside.get(node_id) or input_shape(node))
+            else:
+                known[node_id] = _inferred(graph, node, incoming.get(node_id, []), known)
+        except NodeShapeError:
+            raise
+        except ValueError as error:
+            raise NodeShapeError(node_id, str(error)) from None
+    return known
+
+
+def input_shape(node: Node) -> Shape:
+    """Return the declared shape of an INPUT node. Raises ShapeError for an invalid or missing one."""
+    sizes = node.attributes.get("shape", node.output_size)
+    layout = node.attributes.get("layout")
+    if node.attributes.get("dtype") == "token":
+        layout = Layout.TOKENS
+    entries = sizes if isinstance(sizes, tuple) else (sizes,)
+    if not all(isinstance(size, int) and not isinstance(size, bool) for size in entries):
+        raise ShapeError(f"expected a shape of integers, got {shown(thawed(sizes))}")
+    return Shape.of(entries, layout)
+
+
+def merge_plans(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> dict[str, MergePlan]:
+    """Return the aligned and merged inputs of a node by port. Raises ShapeError for shapes that do not fit."""
+    ports: dict[str, list[Edge]] = {}
+    for edge in sorted(edges, key=lambda edge: (edge.order, edge.edge_id)):
+        ports.setdefault(edge.attributes.get("port", INPUT_PORT), []).append(edge)
+    return {port: _merged(node, entries, known) for port, entries in ports.items()}
+
+
+def _merged(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> MergePlan:
+    merge, align = node.aggregation, node.attributes.get("align", "auto")
+    shapes = [known[edge.source].output for edge in edges]
+    target = join(shapes)
+    if align == "never" and any(shape != target for shape in shapes) and merge != "concat":
+        raise ShapeError(f"expected inputs of one shape with align=never, got {', '.join(map(str, shapes))}")
+    if merge == "concat" and len(shapes) > 1:
+        targets = [target.with_channels(shape.channels) for shape in shapes]
+        result = target.with_channels(sum(shape.channels for shape in shapes))
+    else:
+        targets, result = [target] * len(shapes), target
+    adapters = tuple(Adapter(shape, aligned) for shape, aligned in zip(shapes, targets, strict=True))
+    return MergePlan(tuple(edges), adapters, merge, align, result)
+
+
+def _inferred(graph: GraphElements, node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> NodeShapes:
+    plans = merge_plans(node, edges, known)
+    if "subgraph" in node.attributes:
+        return NodeShapes(node, None, plans, _subgraph_output(graph, node, plans))
+    if "operation" not in node.attributes:
+        raise ShapeError("expected an operation or a subgraph, got none")
+    applied = read_operation(node.attributes["operation"])
+    missing = [port for port in applied.row.ports if port not in plans]
+    unknown = [port for port in plans if port not in applied.row.ports]
+    if missing or unknown:
+        expected, got = ", ".join(applied.row.ports), ", ".join(plans) or "none"
+        raise ShapeError(f"{applied.name}: expected edges into the ports {expected}, got {got}")
+    inputs = {port: plan.shape for port, plan in plans.items()}
+    try:
+        return NodeShapes(node, applied, plans, applied.row.infer_shape(inputs, applied.settings))
+    except ShapeError as error:
+        raise ShapeError(f"{applied.name}: {error}") from None
+
+
+def inner_ports(inner: GraphElements) -> dict[str, int]:
+    """Return the INPUT node of a subgraph for each port (its attribute `port`, else input), by ascending id."""
+    inputs = [node for _, node in sorted(inner.nodes.items()) if node.node_type is NodeType.INPUT]
+    return {node.attributes.get("port", INPUT_PORT): node.node_id for node in inputs}
+
+
+def _subgraph_output(graph: GraphElements, node: Node, plans: Mapping[str, MergePlan]) -> Shape:
+    """Return the output shape of a subgraph after all repetitions; each reads the one before at the port input."""
+    inner = graph.subgraph(node.attributes["subgraph"])
+    ports = inner_ports(inner)
+    if set(ports) != set(plans):
+        raise ShapeError(f"expected edges into the ports {', '.join(ports)}, got {', '.join(plans) or 'none'}")
+    shapes = {port: plan.shape for port, plan in plans.items()}
+    for _ in range(node.attributes.get("repeat", 1)):
+        known = infer_shapes(inner, [shapes[port] for port in ports])
+        (output,) = (node_id for node_id, each in inner.nodes.items() if each.node_type is NodeType.OUTPUT)
+        shapes[INPUT_PORT] = known[output].output
+    return shapes[INPUT_PORT]

@@ -1,0 +1,143 @@
+"""Shapes of the tensors in an operation graph, and the alignment of shapes that meet in one node."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from functools import cached_property, reduce
+from math import prod
+
+
+class ShapeError(ValueError):
+    """An operation, a merge or an alignment cannot be applied to its input shapes; the message says why."""
+
+
+class Layout(StrEnum):
+    """The meaning of a tensor's axes after the batch."""
+
+    VECTOR = "vector"  # [F] features
+    SEQUENCE = "sequence"  # [T, D] time steps or positions, then features
+    SIGNAL = "signal"  # [C, L] channels, then length
+    IMAGE = "image"  # [C, H, W] channels, then height and width
+    TOKENS = "tokens"  # [T] integers below the vocabulary size
+
+
+NUM_AXES = {Layout.VECTOR: 1, Layout.SEQUENCE: 2, Layout.SIGNAL: 2, Layout.IMAGE: 3, Layout.TOKENS: 1}
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Sizes of a tensor without the batch axis, and their meaning."""
+
+    sizes: tuple[int, ...]
+    layout: Layout
+
+    def __post_init__(self) -> None:
+        if len(self.sizes) != NUM_AXES[self.layout] or not all(size >= 1 for size in self.sizes):
+            raise ShapeError(f"expected {NUM_AXES[self.layout]} sizes >= 1 of a {self.layout}, got {list(self.sizes)}")
+
+    @classmethod
+    def of(cls, sizes: int | Sequence[int], layout: Layout | str | None = None) -> Shape:
+        """Return a shape; the layout follows from the number of axes by default, two axes are a sequence."""
+        sizes = (sizes,) if isinstance(sizes, int) else tuple(sizes)
+        defaults = {1: Layout.VECTOR, 2: Layout.SEQUENCE, 3: Layout.IMAGE}
+        if layout is None and len(sizes) not in defaults:
+            raise ShapeError(f"expected a shape of 1 to 3 axes, got {list(sizes)}")
+        return cls(sizes, defaults[len(sizes)] if layout is None else Layout(layout))
+
+    @cached_property
+    def channel_axis(self) -> int:
+        """The axis of the features or channels, the batch not counted. Raises ShapeError for tokens."""
+        if self.layout is Layout.TOKENS:
+            raise ShapeError(f"expected features, got {self}")
+        return 0 if self.layout in (Layout.SIGNAL, Layout.IMAGE) else len(self.sizes) - 1
+
+    @property
+    def channels(self) -> int:
+        """The number of features or channels. Raises ShapeError for tokens."""
+        return self.sizes[self.channel_axis]
+
+    @cached_property
+    def positions(self) -> tuple[int, ...]:
+        """The sizes of the other axes: length, height and width; empty for a vector."""
+        if self.layout is Layout.TOKENS:
+            return self.sizes
+        return self.sizes[: self.channel_axis] + self.sizes[self.channel_axis + 1 :]
+
+    @property
+    def num_elements(self) -> int:
+        """The number of elements of one example."""
+        return prod(self.sizes)
+
+    def with_channels(self, channels: int) -> Shape:
+        """Return the shape with another number of channels."""
+        sizes = list(self.sizes)
+        sizes[self.channel_axis] = channels
+        return replace(self, sizes=tuple(sizes))
+
+    def with_positions(self, positions: Sequence[int]) -> Shape:
+        """Return the shape with other sizes of the other axes."""
+        if self.channel_axis == 0:
+            return replace(self, sizes=(self.channels, *positions))
+        return replace(self, sizes=(*positions, self.channels))
+
+    def __str__(self) -> str:
+        return f"{self.layout} {list(self.sizes)}"
+
+
+def join(shapes: Sequence[Shape]) -> Shape:
+    """Return the shape to which inputs are aligned: a vector if any is one, else the smallest sizes of each position
+    axis; and the largest number of channels.
+
+    Raises:
+        ShapeError: different layouts, or tokens of different lengths.
+    """
+    return reduce(_joined, shapes)
+
+
+def _joined(first: Shape, second: Shape) -> Shape:
+    if first == second:
+        return first
+    if Layout.TOKENS in (first.layout, second.layout):
+        raise ShapeError(f"expected tokens to meet tokens of equal length, got {first} and {second}")
+    channels = max(first.channels, second.channels)
+    if Layout.VECTOR in (first.layout, second.layout):
+        return Shape((channels,), Layout.VECTOR)
+    if first.layout is not second.layout:
+        raise ShapeError(f"expected inputs of one layout, got {first} and {second}")
+    positions = tuple(map(min, first.positions, second.positions))
+    return first.with_positions(positions).with_channels(channels)
+
+
+@dataclass(frozen=True)
+class Adapter:
+    """The smallest change that gives one shape the sizes of another; positions first, then channels."""
+
+    source: Shape
+    target: Shape  # join((source, target)) == target
+
+    @property
+    def pools_to_vector(self) -> bool:
+        """Whether all positions are averaged."""
+        return self.target.layout is Layout.VECTOR and self.source.layout is not Layout.VECTOR
+
+    @property
+    def pools_positions(self) -> bool:
+        """Whether positions are averaged to fewer positions."""
+        return not self.pools_to_vector and self.source.positions != self.target.positions
+
+    @property
+    def changes_channels(self) -> bool:
+        """Whether the number of channels grows."""
+        return self.source.channels != self.target.channels
+
+    @property
+    def num_parameters(self) -> int:
+        """Weights of the learned projection of channels (a 1x1 convolution or a linear layer, no bias)."""
+        return self.source.channels * self.target.channels if self.changes_channels else 0
+
+    @property
+    def multiply_adds(self) -> int:
+        """Multiply-adds of the learned projection for one example."""
+        return self.num_parameters * prod(self.target.positions)
