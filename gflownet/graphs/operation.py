@@ -8,7 +8,7 @@ a short one out of OPERATIONS, or `module:Class` for a user's own class. Classes
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
 from importlib import import_module
@@ -50,6 +50,14 @@ class Setting:
     choices: tuple[Any, ...] = ()  # values that a search offers unless its config names others
 
 
+@dataclass(frozen=True)
+class Example:
+    """A small use of an operation: a case of the contract suite."""
+
+    inputs: tuple[Shape, ...]  # in the order of the ports
+    settings: Mapping[str, Any] = field(default_factory=dict)
+
+
 class Operation:
     """Contract of an operation. It is used as a class, never as an instance.
 
@@ -60,6 +68,7 @@ class Operation:
     settings: ClassVar[Mapping[str, Setting]] = MappingProxyType({})
     ports: ClassVar[tuple[str, ...]] = (INPUT_PORT,)  # names of the inputs, in the order of the module's arguments
     category: ClassVar[Category] = Category.OTHER
+    examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -72,9 +81,10 @@ class Operation:
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        """Return the Python expression that makes the module, in the names `nn` and `torch`; empty: no module.
+        """Return the Python expression that makes the module, empty: no module.
 
-        None of a user's class: `build` is called.
+        Names in reach: nn, torch and the classes of gflownet.operations.layers. None of a user's class: `build` is
+        called.
         """
         return ""
 
@@ -93,7 +103,8 @@ class Operation:
         if not source:
             return None
         torch = import_module("torch")
-        return eval(source, {"torch": torch, "nn": torch.nn})
+        layers = vars(import_module("gflownet.operations.layers"))
+        return eval(source, {**layers, "torch": torch, "nn": torch.nn})
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
@@ -123,11 +134,24 @@ OPERATIONS = ExtensionPoint(
     built_in={
         "linear": BuiltIn(f"{_ROOM}.linear:Linear", "linear layer over the features"),
         "head": BuiltIn(f"{_ROOM}.linear:Head", "average over all positions, then a linear layer"),
+        "conv1d": BuiltIn(f"{_ROOM}.convolution:Conv1d", "convolution of a signal"),
         "conv2d": BuiltIn(f"{_ROOM}.convolution:Conv2d", "convolution of an image"),
+        "depthwise_conv1d": BuiltIn(f"{_ROOM}.convolution:DepthwiseConv1d", "convolution of each channel of a signal"),
+        "depthwise_conv2d": BuiltIn(f"{_ROOM}.convolution:DepthwiseConv2d", "convolution of each channel of an image"),
+        "transposed_conv1d": BuiltIn(f"{_ROOM}.convolution:TransposedConv1d", "transposed convolution of a signal"),
+        "transposed_conv2d": BuiltIn(f"{_ROOM}.convolution:TransposedConv2d", "transposed convolution of an image"),
+        "max_pool1d": BuiltIn(f"{_ROOM}.pooling:MaxPool1d", "largest value of each window of a signal"),
         "max_pool2d": BuiltIn(f"{_ROOM}.pooling:MaxPool2d", "largest value of each window of an image"),
-        "global_pool": BuiltIn(f"{_ROOM}.pooling:GlobalPool", "average over all positions"),
+        "avg_pool1d": BuiltIn(f"{_ROOM}.pooling:AvgPool1d", "mean of each window of a signal"),
+        "avg_pool2d": BuiltIn(f"{_ROOM}.pooling:AvgPool2d", "mean of each window of an image"),
+        "global_pool": BuiltIn(f"{_ROOM}.pooling:GlobalPool", "mean or maximum over all positions"),
         "batch_norm": BuiltIn(f"{_ROOM}.normalisation:BatchNorm", "normalise each channel over the batch"),
+        "layer_norm": BuiltIn(f"{_ROOM}.normalisation:LayerNorm", "normalise the features of each position"),
+        "rms_norm": BuiltIn(f"{_ROOM}.normalisation:RMSNorm", "divide the features by their root mean square"),
+        "group_norm": BuiltIn(f"{_ROOM}.normalisation:GroupNorm", "normalise groups of channels of each example"),
         "identity": BuiltIn(f"{_ROOM}.elementary:Identity", "the input itself"),
+        "conv_bn_relu": BuiltIn(f"{_ROOM}.convolution_blocks:ConvBNReLU", "convolution, batch norm, ReLU"),
+        "relu_conv_bn": BuiltIn(f"{_ROOM}.convolution_blocks:ReLUConvBN", "ReLU, convolution, batch norm"),
     },
 )
 

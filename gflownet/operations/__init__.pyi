@@ -1,3 +1,6 @@
+from .composite import Composite as Composite
+from .composite import GraphData as GraphData
+from .convolution import Conv1d as Conv1d
 from .convolution import Conv2d as Conv2d
 from .elementary import Identity as Identity
 from .linear import Head as Head

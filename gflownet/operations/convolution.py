@@ -1,65 +1,207 @@
-"""Convolutions."""
+"""Convolutions of signals and images: plain, depthwise and transposed."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from math import prod
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
-from gflownet.graphs.operation import Category, Operation, Setting, single_input
+from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
 from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT, Parameter
+from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT
+from gflownet.operations.windows import CONVOLUTION_PADDING, PADDING, num_windows, padding, reach
 
-PADDING = Parameter('"same" or "valid"', lambda value: value in ("same", "valid"))
-_SETTINGS = {
-    "features": Setting(POSITIVE_INT, choices=(8, 16, 32, 64)),
+FEATURES = Setting(POSITIVE_INT, choices=(8, 16, 32, 64))
+_WINDOW = {
     "kernel_size": Setting(POSITIVE_INT, 3, choices=(1, 3, 5)),
     "stride": Setting(POSITIVE_INT, 1, choices=(1, 2)),
-    "dilation": Setting(POSITIVE_INT, 1),
-    "groups": Setting(POSITIVE_INT, 1),
-    "padding": Setting(PADDING, "same"),
-    "bias": Setting(BOOL, True),
+    "dilation": Setting(POSITIVE_INT, 1, choices=(1, 2)),
 }
+_GROUPS = Setting(POSITIVE_INT, 1)
+_SAME = Setting(CONVOLUTION_PADDING, "same")
+_BIAS = Setting(BOOL, True)
+_SIGNAL = Shape((4, 7), Layout.SIGNAL)
+_IMAGE = Shape((4, 5, 6), Layout.IMAGE)
+_DEFAULTS = {"stride": 1, "padding": 0, "output_padding": 0, "dilation": 1, "groups": 1, "bias": True}
 
 
-class Conv2d(Operation):
-    """Convolution of an image [C, H, W]; padding "same" is (kernel - 1) * dilation / 2 zeros on each side."""
+def _module(name: str, channels: int, features: int, settings: Mapping[str, Any]) -> str:
+    """Return the constructor of a convolution of torch.nn; words with default values are left out."""
+    words = [str(channels), str(features), str(settings["kernel_size"])]
+    words += [f"{key}={settings[key]}" for key, value in _DEFAULTS.items() if settings.get(key, value) != value]
+    return f"nn.{name}({', '.join(words)})"
 
+
+def _check_groups(channels: int, features: int, groups: int) -> None:
+    if channels % groups or features % groups:
+        raise ShapeError(f"expected channels and features divisible by groups={groups}, got {channels} and {features}")
+
+
+class _Convolution(Operation):
     category = Category.CONVOLUTION
-    settings = MappingProxyType(_SETTINGS)
-    layout = Layout.IMAGE
+    settings = MappingProxyType({"features": FEATURES, **_WINDOW, "groups": _GROUPS, "padding": _SAME, "bias": _BIAS})
+    layout: ClassVar[Layout]
+
+    @classmethod
+    def features(cls, shape: Shape, settings: Mapping[str, Any]) -> int:
+        """Return the number of output channels."""
+        return settings["features"]
+
+    @classmethod
+    def groups(cls, shape: Shape, settings: Mapping[str, Any]) -> int:
+        """Return the number of groups of channels that are convolved apart."""
+        return settings["groups"]
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape, groups = single_input(inputs, cls.layout), settings["groups"]
-        if shape.channels % groups or settings["features"] % groups:
-            raise ShapeError(f"expected channels divisible by groups={groups}, got {shape.channels} channels")
-        reach = (settings["kernel_size"] - 1) * settings["dilation"]
-        if settings["padding"] == "same" and reach % 2:
-            raise ShapeError(f"expected an odd kernel_size with padding=same, got {settings['kernel_size']}")
-        padded = reach if settings["padding"] == "same" else 0
-        positions = [(size + padded - reach - 1) // settings["stride"] + 1 for size in shape.positions]
-        if min(positions) < 1:
-            raise ShapeError(f"expected positions of at least {reach + 1}, got {shape}")
-        return shape.with_positions(positions).with_channels(settings["features"])
+        shape = single_input(inputs, cls.layout)
+        features = cls.features(shape, settings)
+        _check_groups(shape.channels, features, cls.groups(shape, settings))
+        return shape.with_positions(num_windows(shape, settings)).with_channels(features)
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        padding = (settings["kernel_size"] - 1) * settings["dilation"] // 2 if settings["padding"] == "same" else 0
-        words = [str(single_input(inputs).channels), str(settings["features"]), str(settings["kernel_size"])]
-        defaults = {"stride": 1, "padding": 0, "dilation": 1, "groups": 1, "bias": True}
-        values = {**settings, "padding": padding}
-        words += [f"{key}={values[key]}" for key, default in defaults.items() if values[key] != default]
-        return f"nn.{cls.__name__}({', '.join(words)})"
+        shape = single_input(inputs)
+        pads = padding(shape, settings)
+        one_side = [0 if before != after else before for before, after in pads]
+        value = one_side[0] if len(set(one_side)) == 1 else tuple(one_side)
+        values = {**settings, "padding": value, "groups": cls.groups(shape, settings)}
+        return _module(f"Conv{len(pads)}d", shape.channels, cls.features(shape, settings), values)
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        # The module pads both sides of an axis equally.
+        pads = [(0, 0) if before == after else (before, after) for before, after in padding(inputs["input"], settings)]
+        if not any(map(sum, pads)):
+            return "{module}({input})"
+        return f"{{module}}(F.pad({{input}}, {tuple(side for pad in reversed(pads) for side in pad)}))"
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        window = settings["kernel_size"] ** len(single_input(inputs).positions)
-        per_feature = single_input(inputs).channels // settings["groups"] * window + settings["bias"]
-        return settings["features"] * per_feature
+        shape = single_input(inputs)
+        window = settings["kernel_size"] ** len(shape.positions)
+        per_feature = shape.channels // cls.groups(shape, settings) * window + settings["bias"]
+        return cls.features(shape, settings) * per_feature
 
     @classmethod
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         weights = cls.num_parameters(inputs, {**settings, "bias": False})
         return weights * prod(cls.infer_shape(inputs, settings).positions)
+
+
+class Conv1d(_Convolution):
+    """Convolution of a signal [C, L]; padding "same" adds (kernel_size - 1) * dilation / 2 zeros on each side."""
+
+    layout = Layout.SIGNAL
+    examples = (
+        Example((_SIGNAL,), {"features": 6, "kernel_size": 5, "groups": 2}),
+        Example((_SIGNAL,), {"features": 3, "stride": 2, "padding": "valid", "bias": False}),
+        Example((_SIGNAL,), {"features": 3, "kernel_size": 4, "stride": 2, "padding": "same_upper"}),
+    )
+
+
+class Conv2d(_Convolution):
+    """Convolution of an image [C, H, W]; padding "same" adds (kernel_size - 1) * dilation / 2 zeros on each side."""
+
+    layout = Layout.IMAGE
+    examples = (
+        Example((_IMAGE,), {"features": 6, "groups": 2, "stride": 2}),
+        Example((_IMAGE,), {"features": 3, "dilation": 2, "padding": "valid", "bias": False}),
+        Example((_IMAGE,), {"features": 3, "stride": 2, "padding": "same_upper"}),
+    )
+
+
+class _DepthwiseConvolution(_Convolution):
+    settings = MappingProxyType({**_WINDOW, "multiplier": Setting(POSITIVE_INT, 1), "padding": _SAME, "bias": _BIAS})
+
+    @classmethod
+    def features(cls, shape: Shape, settings: Mapping[str, Any]) -> int:
+        return shape.channels * settings["multiplier"]
+
+    @classmethod
+    def groups(cls, shape: Shape, settings: Mapping[str, Any]) -> int:
+        return shape.channels
+
+
+class DepthwiseConv1d(_DepthwiseConvolution):
+    """Convolution of each channel of a signal [C, L] by itself: `multiplier` output channels each."""
+
+    layout = Layout.SIGNAL
+    examples = (Example((_SIGNAL,), {"multiplier": 2, "dilation": 2}),)
+
+
+class DepthwiseConv2d(_DepthwiseConvolution):
+    """Convolution of each channel of an image [C, H, W] by itself: `multiplier` output channels each."""
+
+    layout = Layout.IMAGE
+    examples = (Example((_IMAGE,), {"stride": 2, "bias": False}),)
+
+
+class _TransposedConvolution(Operation):
+    category = Category.CONVOLUTION
+    settings = MappingProxyType(
+        {
+            "features": FEATURES,
+            "kernel_size": Setting(POSITIVE_INT, 4, choices=(2, 4)),
+            "stride": Setting(POSITIVE_INT, 2, choices=(2,)),
+            "dilation": Setting(POSITIVE_INT, 1),
+            "groups": _GROUPS,
+            "padding": Setting(PADDING, "same"),
+            "bias": _BIAS,
+        }
+    )
+    layout: ClassVar[Layout]
+
+    @classmethod
+    def _pads(cls, settings: Mapping[str, Any]) -> tuple[int, int]:
+        """Return the positions cut off on both sides, and the positions added at the end."""
+        if settings["padding"] == "valid":
+            return 0, 0
+        excess = reach(settings) + 1 - settings["stride"]
+        cut = max(0, -(-excess // 2))
+        return cut, 2 * cut - excess
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape = single_input(inputs, cls.layout)
+        _check_groups(shape.channels, settings["features"], settings["groups"])
+        cut, added = cls._pads(settings)
+        extra = reach(settings) + 1 - 2 * cut + added
+        positions = [(size - 1) * settings["stride"] + extra for size in shape.positions]
+        return shape.with_positions(positions).with_channels(settings["features"])
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        shape, (cut, added) = single_input(inputs), cls._pads(settings)
+        values = {**settings, "padding": cut, "output_padding": added}
+        return _module(f"ConvTranspose{len(shape.positions)}d", shape.channels, settings["features"], values)
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        shape = single_input(inputs)
+        window = settings["kernel_size"] ** len(shape.positions)
+        return settings["features"] * (shape.channels // settings["groups"] * window + settings["bias"])
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        weights = cls.num_parameters(inputs, {**settings, "bias": False})
+        return weights * prod(single_input(inputs).positions)
+
+
+class TransposedConv1d(_TransposedConvolution):
+    """Transposed convolution of a signal [C, L]; padding "same" gives stride * L positions."""
+
+    layout = Layout.SIGNAL
+    examples = (Example((_SIGNAL,), {"features": 2, "groups": 2}),)
+
+
+class TransposedConv2d(_TransposedConvolution):
+    """Transposed convolution of an image [C, H, W]; padding "same" gives stride * H and stride * W positions."""
+
+    layout = Layout.IMAGE
+    examples = (
+        Example((_IMAGE,), {"features": 2, "kernel_size": 3}),
+        Example((_IMAGE,), {"features": 2, "kernel_size": 2, "stride": 3, "bias": False}),
+        Example((_IMAGE,), {"features": 2, "kernel_size": 2, "dilation": 2, "padding": "valid"}),
+    )

@@ -7,7 +7,7 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Category, Operation, Setting, single_input
+from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
 from gflownet.graphs.tensor_shape import Layout, Shape
 from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT
 
@@ -19,6 +19,10 @@ class Linear(Operation):
 
     category = Category.LINEAR
     settings = MappingProxyType({"features": Setting(POSITIVE_INT, choices=FEATURES), "bias": Setting(BOOL, True)})
+    examples = (
+        Example((Shape.of(3),), {"features": 4}),
+        Example((Shape.of((5, 3)),), {"features": 2, "bias": False}),
+    )
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -44,6 +48,7 @@ class Head(Operation):
 
     category = Category.LINEAR
     settings = Linear.settings
+    examples = (Example((Shape.of((2, 3, 4)),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2}))
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:

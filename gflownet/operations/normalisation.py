@@ -3,28 +3,146 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Category, Operation, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape
+from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
+from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
+from gflownet.graphs.vocabulary import BOOL, EPSILON, POSITIVE_INT
 
-_CLASSES = {Layout.VECTOR: "BatchNorm1d", Layout.SIGNAL: "BatchNorm1d", Layout.IMAGE: "BatchNorm2d"}
+_FEATURES = (Layout.VECTOR, Layout.SEQUENCE, Layout.SIGNAL, Layout.IMAGE)
+_LAST_AXIS = (Layout.VECTOR, Layout.SEQUENCE)
+_EPSILON = Setting(EPSILON, 1e-5)
+_AFFINE = Setting(BOOL, True)
+_VECTOR, _SEQUENCE = Shape.of(3), Shape.of((5, 4))
+_SIGNAL, _IMAGE = Shape((4, 5), Layout.SIGNAL), Shape((4, 3, 2), Layout.IMAGE)
+
+
+def _channels_last(inputs: Mapping[str, Shape], call: str = "{module}({input})") -> str:
+    """Return the call of a module that normalises the last axis, with the channels moved there and back."""
+    shape = single_input(inputs)
+    if shape.layout in _LAST_AXIS:
+        return call
+    return call.replace("{input}", "{input}.movedim(1, -1)") + ".movedim(-1, 1)"
 
 
 class BatchNorm(Operation):
     """Normalise each channel over the batch and all positions, then scale and shift it (Ioffe and Szegedy 2015)."""
 
     category = Category.NORMALISATION
+    settings = MappingProxyType({"epsilon": _EPSILON, "momentum": Setting(EPSILON, 0.1), "affine": _AFFINE})
+    examples = (
+        Example((_VECTOR,)),
+        Example((_SEQUENCE,), {"epsilon": 0.01}),
+        Example((_SIGNAL,), {"affine": False}),
+        Example((_IMAGE,), {"momentum": 0.3}),
+    )
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *_CLASSES)
+        return single_input(inputs, *_FEATURES)
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         shape = single_input(inputs)
-        return f"nn.{_CLASSES[shape.layout]}({shape.channels})"
+        words = [str(shape.channels)]
+        words += [f"eps={settings['epsilon']}"] if settings["epsilon"] != 1e-5 else []
+        words += [f"momentum={settings['momentum']}"] if settings["momentum"] != 0.1 else []
+        words += [] if settings["affine"] else ["affine=False"]
+        return f"nn.BatchNorm{2 if shape.layout is Layout.IMAGE else 1}d({', '.join(words)})"
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        if single_input(inputs).layout is Layout.SEQUENCE:
+            return "{module}({input}.mT).mT"
+        return "{module}({input})"
 
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        return 2 * single_input(inputs).channels
+        return 2 * single_input(inputs).channels if settings["affine"] else 0
+
+
+class LayerNorm(Operation):
+    """Normalise the features of each position, then scale and shift them (Ba, Kiros and Hinton 2016)."""
+
+    category = Category.NORMALISATION
+    settings = MappingProxyType({"epsilon": _EPSILON, "affine": _AFFINE, "bias": Setting(BOOL, True)})
+    examples = (
+        Example((_VECTOR,)),
+        Example((_SEQUENCE,), {"epsilon": 1e-12}),
+        Example((_SIGNAL,), {"bias": False}),
+        Example((_IMAGE,), {"affine": False}),
+    )
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return single_input(inputs, *_FEATURES)
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        words = [str(single_input(inputs).channels)]
+        words += [f"eps={settings['epsilon']}"] if settings["epsilon"] != 1e-5 else []
+        words += [] if settings["affine"] else ["elementwise_affine=False"]
+        words += [] if settings["bias"] else ["bias=False"]
+        return f"nn.LayerNorm({', '.join(words)})"
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return _channels_last(inputs)
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return (1 + settings["bias"]) * single_input(inputs).channels if settings["affine"] else 0
+
+
+class RMSNorm(Operation):
+    """Divide the features of each position by their root mean square, then scale them (Zhang and Sennrich 2019)."""
+
+    category = Category.NORMALISATION
+    settings = MappingProxyType({"epsilon": Setting(EPSILON, 1e-6), "affine": _AFFINE})
+    examples = (Example((_VECTOR,)), Example((_SEQUENCE,)), Example((_SIGNAL,), {"affine": False}), Example((_IMAGE,)))
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return single_input(inputs, *_FEATURES)
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        affine = "" if settings["affine"] else ", elementwise_affine=False"
+        return f"nn.RMSNorm({single_input(inputs).channels}, eps={settings['epsilon']}{affine})"
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return _channels_last(inputs)
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return single_input(inputs).channels if settings["affine"] else 0
+
+
+class GroupNorm(Operation):
+    """Normalise groups of channels over all positions of one example, then scale and shift (Wu and He 2018)."""
+
+    category = Category.NORMALISATION
+    settings = MappingProxyType(
+        {"groups": Setting(POSITIVE_INT, 1, choices=(1, 4)), "epsilon": _EPSILON, "affine": _AFFINE}
+    )
+    examples = (Example((_SIGNAL,)), Example((_IMAGE,), {"groups": 2}), Example((_IMAGE,), {"affine": False}))
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape = single_input(inputs, Layout.SIGNAL, Layout.IMAGE)
+        if shape.channels % settings["groups"]:
+            raise ShapeError(f"expected channels divisible by groups={settings['groups']}, got {shape.channels}")
+        return shape
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        words = [str(settings["groups"]), str(single_input(inputs).channels)]
+        words += [f"eps={settings['epsilon']}"] if settings["epsilon"] != 1e-5 else []
+        words += [] if settings["affine"] else ["affine=False"]
+        return f"nn.GroupNorm({', '.join(words)})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return 2 * single_input(inputs).channels if settings["affine"] else 0

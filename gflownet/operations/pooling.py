@@ -1,41 +1,87 @@
-"""Pooling over positions."""
+"""Pooling over positions: in windows, and over all of them."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from types import MappingProxyType
-from typing import Any
+from typing import Any, ClassVar
 
-from gflownet.graphs.operation import Category, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
-from gflownet.graphs.vocabulary import POSITIVE_INT
+from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
+from gflownet.graphs.tensor_shape import Layout, Shape
+from gflownet.graphs.vocabulary import POSITIVE_INT, Parameter
+from gflownet.operations.windows import PADDING, num_windows, padding
+
+REDUCTIONS = ("mean", "max")
+REDUCTION = Parameter(f"one of {', '.join(REDUCTIONS)}", lambda value: value in REDUCTIONS)
+_SAME = {"kernel_size": 3, "stride": 1, "padding": "same"}
+_SIGNAL = Shape((3, 7), Layout.SIGNAL)
+_IMAGE = Shape((3, 5, 6), Layout.IMAGE)
 
 
-class MaxPool2d(Operation):
-    """The largest value of each window of an image, without padding."""
+def position_axes(shape: Shape) -> tuple[int, ...]:
+    """Return the axes of the positions, the batch counted."""
+    return tuple(axis + 1 for axis in range(len(shape.sizes)) if axis != shape.channel_axis)
 
+
+class _WindowPool(Operation):
     category = Category.POOLING
     settings = MappingProxyType(
-        {"kernel_size": Setting(POSITIVE_INT, 2, choices=(2,)), "stride": Setting(POSITIVE_INT, 2, choices=(2,))}
+        {
+            "kernel_size": Setting(POSITIVE_INT, 2, choices=(2, 3)),
+            "stride": Setting(POSITIVE_INT, 2, choices=(2,)),
+            "padding": Setting(PADDING, "valid"),
+        }
     )
+    layout: ClassVar[Layout]
+    function: ClassVar[str]
+    keywords: ClassVar[str] = ""
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        shape = single_input(inputs, Layout.IMAGE)
-        positions = [(size - settings["kernel_size"]) // settings["stride"] + 1 for size in shape.positions]
-        if min(positions) < 1:
-            raise ShapeError(f"expected positions of at least {settings['kernel_size']}, got {shape}")
-        return shape.with_positions(positions)
+        shape = single_input(inputs, cls.layout)
+        return shape.with_positions(num_windows(shape, settings))
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        return f"F.max_pool2d({{input}}, {settings['kernel_size']}, {settings['stride']})"
+        (pad, _), *_ = padding(single_input(inputs), settings)
+        added = f", padding={pad}{cls.keywords}" if pad else ""
+        return f"F.{cls.function}({{input}}, {settings['kernel_size']}, {settings['stride']}{added})"
+
+
+class MaxPool1d(_WindowPool):
+    """The largest value of each window of a signal [C, L]."""
+
+    layout, function = Layout.SIGNAL, "max_pool1d"
+    examples = (Example((_SIGNAL,)), Example((_SIGNAL,), _SAME))
+
+
+class MaxPool2d(_WindowPool):
+    """The largest value of each window of an image [C, H, W]."""
+
+    layout, function = Layout.IMAGE, "max_pool2d"
+    examples = (Example((_IMAGE,)), Example((_IMAGE,), {**_SAME, "stride": 2}))
+
+
+class AvgPool1d(_WindowPool):
+    """The mean of each window of a signal [C, L]; padded positions are not counted."""
+
+    layout, function, keywords = Layout.SIGNAL, "avg_pool1d", ", count_include_pad=False"
+    examples = (Example((_SIGNAL,)), Example((_SIGNAL,), _SAME))
+
+
+class AvgPool2d(_WindowPool):
+    """The mean of each window of an image [C, H, W]; padded positions are not counted."""
+
+    layout, function, keywords = Layout.IMAGE, "avg_pool2d", ", count_include_pad=False"
+    examples = (Example((_IMAGE,)), Example((_IMAGE,), _SAME))
 
 
 class GlobalPool(Operation):
-    """The average over all positions: a vector."""
+    """The mean or maximum over all positions: a vector [C]."""
 
     category = Category.POOLING
+    settings = MappingProxyType({"reduction": Setting(REDUCTION, "mean", choices=REDUCTIONS)})
+    examples = (Example((_IMAGE,)), Example((_SIGNAL,), {"reduction": "max"}))
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -44,6 +90,5 @@ class GlobalPool(Operation):
 
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        shape = single_input(inputs)
-        axes = tuple(axis + 1 for axis in range(len(shape.sizes)) if axis != shape.channel_axis)
-        return f"{{input}}.mean(dim={axes})"
+        function = {"mean": "mean", "max": "amax"}[settings["reduction"]]
+        return f"{{input}}.{function}(dim={position_axes(single_input(inputs))})"

@@ -1,0 +1,119 @@
+"""Composite operations: named operation graphs with settings."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.elements import NodeType
+from gflownet.graphs.operation import Operation
+from gflownet.graphs.operation_costs import OperationCost, graph_cost
+from gflownet.graphs.operation_shapes import NodeShapeError, infer_shapes
+from gflownet.graphs.tensor_shape import Shape, ShapeError
+
+if TYPE_CHECKING:
+    from torch import nn
+
+Data = dict[str, Any]
+
+
+class Composite(Operation):
+    """Contract of a composite: a subclass defines `graph`; shapes, costs and code derive from it."""
+
+    @classmethod
+    def graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Data:
+        """Return an operation graph in node-link form: one INPUT node per port in the order of `ports`, one OUTPUT.
+
+        Raises:
+            ShapeError: the composite cannot be applied to these shapes.
+        """
+        raise NotImplementedError(f"{cls.__name__}: expected graph to be defined")
+
+    @classmethod
+    def computation_graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> ComputationGraph:
+        """Return the inner graph; its INPUT nodes carry the input shapes."""
+        return _expanded(cls, *_key(inputs, settings))[0]
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return _expanded(cls, *_key(inputs, settings))[1]
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return _cost(cls, *_key(inputs, settings)).num_parameters
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return _cost(cls, *_key(inputs, settings)).multiply_adds
+
+    @classmethod
+    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module | None:
+        # The translator is a layer above: operations only reach it at run time, to build a module on its own.
+        return import_module("gflownet.translation").to_pytorch_model(cls.computation_graph(inputs, settings))
+
+    @classmethod
+    def check(cls, name: str) -> None:
+        if cls.graph.__func__ is Composite.graph.__func__:
+            raise ValueError(f"operation: expected {name} to define graph")
+
+
+_Key = tuple[tuple[tuple[str, Shape], ...], tuple[tuple[str, Any], ...]]
+
+
+def _key(inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> _Key:
+    return tuple(inputs.items()), tuple(sorted(settings.items()))
+
+
+@lru_cache(maxsize=4096)
+def _expanded(
+    row: type[Composite], inputs: tuple[tuple[str, Shape], ...], settings: tuple[tuple[str, Any], ...]
+) -> tuple[ComputationGraph, Shape]:
+    graph = ComputationGraph.from_dict(row.graph(dict(inputs), dict(settings)))
+    try:
+        shapes = infer_shapes(graph)
+    except NodeShapeError as error:
+        raise ShapeError(error.reason) from None
+    (output,) = (each.output for each in shapes.values() if each.node.node_type is NodeType.OUTPUT)
+    return graph, output
+
+
+@lru_cache(maxsize=4096)
+def _cost(
+    row: type[Composite], inputs: tuple[tuple[str, Shape], ...], settings: tuple[tuple[str, Any], ...]
+) -> OperationCost:
+    return graph_cost(_expanded(row, inputs, settings)[0])
+
+
+class GraphData:
+    """Node-link data of a composite's graph, built node by node."""
+
+    def __init__(self, inputs: Mapping[str, Shape]) -> None:
+        self._nodes: list[Data] = []
+        self._edges: list[Data] = []
+        for port, shape in inputs.items():
+            attributes = {"shape": list(shape.sizes), "layout": shape.layout.value, "port": port}
+            if shape.layout == "tokens":
+                attributes["dtype"] = "token"
+            self._nodes.append({"id": len(self._nodes), "node_type": "input", "attributes": attributes})
+
+    def add(self, name: str, *sources: int, activation: str = "linear", **settings: Any) -> int:
+        """Add a node that applies an operation to the sum of its sources; return its id."""
+        node_id = len(self._nodes)
+        node = {"id": node_id, "node_type": "hidden", "activation_function": activation}
+        self._nodes.append({**node, "operation": {"name": name, **settings}})
+        for source in sources:
+            self.connect(source, node_id)
+        return node_id
+
+    def connect(self, source: int, target: int, port: str = "input") -> None:
+        """Add an edge into a port."""
+        attributes = {} if port == "input" else {"port": port}
+        self._edges.append({"source": source, "target": target, "attributes": attributes})
+
+    def finish(self) -> Data:
+        """Return the data; the node added last is the OUTPUT."""
+        *others, last = self._nodes
+        return {"nodes": [*others, {**last, "node_type": "output"}], "edges": self._edges}

@@ -1,0 +1,157 @@
+"""Contract of operations: shape, costs, gradients and errors of the real module of every row of OPERATIONS.
+
+A new row is picked up by its class attribute `examples`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from gflownet.graphs.operation import OPERATIONS, Example, Operation, operation, read_operation
+from gflownet.graphs.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
+from gflownet.operations import layers
+
+BATCH = 3
+VOCABULARY = 5  # tokens of the examples are below this
+
+
+def cases() -> Iterator[Any]:
+    """Yield every example of every row."""
+    for name in OPERATIONS:
+        for index, example in enumerate(operation(name).examples):
+            yield pytest.param(name, example, id=f"{name}-{index}")
+
+
+CASES = list(cases())
+FIRST_CASES = [pytest.param(name, operation(name).examples[0], id=name) for name in OPERATIONS]
+
+
+class OneNode(nn.Module):
+    """The module of an operation and its call on tensors by port."""
+
+    def __init__(self, row: type[Operation], inputs: dict[str, Shape], settings: dict) -> None:
+        super().__init__()
+        self.node = row.build(inputs, settings)
+        self.ports = list(inputs)
+        call = row.call(inputs, settings).format(module="module", **{port: f"values[{port!r}]" for port in inputs})
+        self.code = compile(call, "call", "eval")
+
+    def forward(self, *values: Tensor) -> Tensor:
+        names = {"module": self.node, "values": dict(zip(self.ports, values, strict=True))}
+        return eval(self.code, {**vars(layers), "torch": torch, "F": F, "nn": nn, **names})
+
+
+def parts(name: str, example: Example) -> tuple[type[Operation], dict[str, Shape], dict]:
+    """Return the class, the shapes by port and the complete settings."""
+    applied = read_operation({"name": name, **example.settings})
+    return applied.row, dict(zip(applied.row.ports, example.inputs, strict=True)), applied.settings
+
+
+def inferred(row: type[Operation], inputs: dict[str, Shape], settings: dict) -> Shape | str:
+    """Return the output shape, or the reason for which there is none."""
+    try:
+        return row.infer_shape(inputs, settings)
+    except ShapeError as error:
+        return str(error)
+
+
+def sample(shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a random batch; no two values are closer than 1e-3, so that finite differences cross no kink."""
+    size = (BATCH, *shape.sizes)
+    if shape.layout is Layout.TOKENS:
+        return torch.randint(VOCABULARY, size)
+    count = BATCH * shape.num_elements
+    return ((torch.randperm(count) - count / 2 + 0.25) * (4 / count)).view(size).to(dtype)
+
+
+@pytest.mark.parametrize(("name", "example"), CASES)
+def test_operation_output_shape_and_costs_equal_module(name: str, example: Example) -> None:
+    torch.manual_seed(0)
+    row, inputs, settings = parts(name, example)
+    module = OneNode(row, inputs, settings)
+    values = [sample(shape) for shape in inputs.values()]
+    with FlopCounterMode(display=False) as counter:
+        output = module(*values)
+    assert list(output.shape) == [BATCH, *row.infer_shape(inputs, settings).sizes]
+    assert row.num_parameters(inputs, settings) == sum(each.numel() for each in module.parameters())
+    assert row.multiply_adds(inputs, settings) * 2 * BATCH == counter.get_total_flops()
+
+
+@pytest.mark.parametrize(("name", "example"), CASES)
+def test_operation_gradients_equal_finite_differences(name: str, example: Example) -> None:
+    torch.manual_seed(0)
+    row, inputs, settings = parts(name, example)
+    module = OneNode(row, inputs, settings).double()
+    values = [sample(shape, torch.float64) for shape in inputs.values()]
+    variables = [value.requires_grad_() for value in values if value.is_floating_point()]
+    variables += list(module.parameters())
+    with torch.no_grad():  # parameters that start at 0 or 1 hide errors
+        for parameter in module.parameters():
+            parameter.add_(0.1 * torch.randn_like(parameter))
+
+    def loss() -> Tensor:
+        torch.manual_seed(1)  # dropout
+        output = module(*values)
+        return (output * torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)).sum()
+
+    gradients = torch.autograd.grad(loss(), variables, allow_unused=True) if variables else ()
+    for variable, gradient in zip(variables, gradients, strict=True):
+        assert gradient is not None or name == "zero"
+        gradient = torch.zeros_like(variable) if gradient is None else gradient
+        direction = torch.randn_like(variable)
+        with torch.no_grad():
+            variable.add_(direction, alpha=1e-6)
+            above = loss()
+            variable.sub_(direction, alpha=2e-6)
+            below = loss()
+            variable.add_(direction, alpha=1e-6)
+        torch.testing.assert_close((above - below) / 2e-6, (gradient * direction).sum(), rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize(("name", "example"), FIRST_CASES)
+def test_operation_refuses_or_computes_every_layout(name: str, example: Example) -> None:
+    row, inputs, settings = parts(name, example)
+    for layout in Layout:
+        others = {port: Shape((4,) * NUM_AXES[layout], layout) for port in inputs}
+        shape = inferred(row, others, settings)
+        if isinstance(shape, str):
+            assert shape.startswith("expected ")
+            assert "\n" not in shape
+            continue
+        values = [sample(each) for each in others.values()]
+        assert list(OneNode(row, others, settings)(*values).shape) == [BATCH, *shape.sizes]
+
+
+@pytest.mark.parametrize(("name", "example"), FIRST_CASES)
+def test_operation_of_equal_seeds_gives_equal_outputs(name: str, example: Example) -> None:
+    row, inputs, settings = parts(name, example)
+    outputs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        module = OneNode(row, inputs, settings)
+        outputs.append(module(*map(sample, inputs.values())))
+    assert torch.equal(*outputs)
+
+
+@pytest.mark.parametrize(("name", "example"), FIRST_CASES)
+def test_operation_settings_are_checked(name: str, example: Example) -> None:
+    row, _, _ = parts(name, example)
+    for key, setting in row.settings.items():
+        assert all(setting.parameter.accepts(value) for value in setting.choices)
+        with pytest.raises(ValueError, match=f"^{name}: expected .* for {key}, got"):
+            read_operation({"name": name, **example.settings, key: -1.5})
+    with pytest.raises(ValueError, match=f"^{name}: expected settings out of .*, got 'unknown'"):
+        read_operation({"name": name, **example.settings, "unknown": 1})
+
+
+def test_operations_have_docstrings_and_examples() -> None:
+    for name in OPERATIONS:
+        assert operation(name).__doc__, name
+        assert operation(name).examples, name
