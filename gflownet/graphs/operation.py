@@ -149,9 +149,25 @@ OPERATIONS = ExtensionPoint(
         "layer_norm": BuiltIn(f"{_ROOM}.normalisation:LayerNorm", "normalise the features of each position"),
         "rms_norm": BuiltIn(f"{_ROOM}.normalisation:RMSNorm", "divide the features by their root mean square"),
         "group_norm": BuiltIn(f"{_ROOM}.normalisation:GroupNorm", "normalise groups of channels of each example"),
+        "flatten": BuiltIn(f"{_ROOM}.reshaping:Flatten", "all elements as a vector"),
+        "to_sequence": BuiltIn(f"{_ROOM}.reshaping:ToSequence", "positions of a signal or an image as a sequence"),
+        "to_signal": BuiltIn(f"{_ROOM}.reshaping:ToSignal", "positions of a sequence or an image as a signal"),
+        "to_image": BuiltIn(f"{_ROOM}.reshaping:ToImage", "positions of a sequence or a signal as an image"),
+        "reshape": BuiltIn(f"{_ROOM}.reshaping:Reshape", "the elements in another shape"),
+        "select": BuiltIn(f"{_ROOM}.reshaping:Select", "one position of a sequence as a vector"),
+        "upsample": BuiltIn(f"{_ROOM}.reshaping:Upsample", "more positions by interpolation"),
         "identity": BuiltIn(f"{_ROOM}.elementary:Identity", "the input itself"),
+        "zero": BuiltIn(f"{_ROOM}.elementary:Zero", "zeros: no connection"),
+        "dropout": BuiltIn(f"{_ROOM}.elementary:Dropout", "random zeros in training"),
+        "scale": BuiltIn(f"{_ROOM}.elementary:Scale", "the input times a constant"),
+        "layer_scale": BuiltIn(f"{_ROOM}.elementary:LayerScale", "each channel times a learned number"),
         "conv_bn_relu": BuiltIn(f"{_ROOM}.convolution_blocks:ConvBNReLU", "convolution, batch norm, ReLU"),
         "relu_conv_bn": BuiltIn(f"{_ROOM}.convolution_blocks:ReLUConvBN", "ReLU, convolution, batch norm"),
+        "separable_conv_bn_relu": BuiltIn(
+            f"{_ROOM}.convolution_blocks:SeparableConvBNReLU", "depthwise and 1x1 convolution, batch norm, ReLU"
+        ),
+        "separable_conv": BuiltIn(f"{_ROOM}.convolution_blocks:SeparableConv", "separable convolution of DARTS"),
+        "dilated_conv": BuiltIn(f"{_ROOM}.convolution_blocks:DilatedConv", "dilated separable convolution of DARTS"),
     },
 )
 
@@ -209,8 +225,15 @@ def read_operation(value: Any) -> AppliedOperation:
     for key, setting in row.settings.items():
         if key not in given and setting.default is REQUIRED:
             raise ValueError(f"{name}: expected a setting {key}, {setting.parameter.expected}, got none")
-        complete[key] = given.get(key, setting.default)
+        complete[key] = _hashable(given.get(key, setting.default))
     return AppliedOperation(name, tuple(sorted(complete.items())))
+
+
+def _hashable(value: Any) -> Any:
+    """Return a JSON value with tuples in place of lists, and sorted tuples of pairs in place of objects."""
+    if isinstance(value, Mapping):
+        return tuple(sorted((key, _hashable(item)) for key, item in value.items()))
+    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def single_input(inputs: Mapping[str, Shape], *layouts: str) -> Shape:

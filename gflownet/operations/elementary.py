@@ -1,18 +1,31 @@
-"""Operations without weights of matrices: identity and others."""
+"""Operations that keep the shape and mix no features: identity, zero, dropout, scales."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Example, Operation, single_input
-from gflownet.graphs.tensor_shape import Shape
+from gflownet.graphs.elements import is_number
+from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
+from gflownet.graphs.tensor_shape import Layout, Shape
+from gflownet.graphs.vocabulary import PROBABILITY, Parameter
+
+FLOATS = (Layout.VECTOR, Layout.SEQUENCE, Layout.SIGNAL, Layout.IMAGE)
+FACTOR = Parameter("a float in [-100, 100]", lambda value: is_number(value) and -100 <= value <= 100)
+_VECTOR, _SEQUENCE, _IMAGE = Shape.of(3), Shape.of((5, 3)), Shape.of((3, 2, 4))
+
+
+class _SameShape(Operation):
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return single_input(inputs, *FLOATS)
 
 
 class Identity(Operation):
     """The input itself: a node that only merges and activates."""
 
-    examples = (Example((Shape.of(3),)), Example((Shape.of((5, 3)),)))
+    examples = (Example((_VECTOR,)), Example((_IMAGE,)))
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -21,3 +34,57 @@ class Identity(Operation):
     @classmethod
     def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
         return "{input}"
+
+
+class Zero(_SameShape):
+    """Zeros in the shape of the input: no connection."""
+
+    examples = (Example((_VECTOR,)), Example((_IMAGE,)))
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return "torch.zeros_like({input})"
+
+
+class Dropout(_SameShape):
+    """Zero each element with probability `dropout` in training, scale the others (Srivastava et al. 2014)."""
+
+    category = Category.NORMALISATION
+    settings = MappingProxyType({"dropout": Setting(PROBABILITY, 0.1, choices=(0.1, 0.3))})
+    examples = (Example((_SEQUENCE,), {"dropout": 0.5}),)
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return f"nn.Dropout({settings['dropout']})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return 0
+
+
+class Scale(_SameShape):
+    """The input times a constant."""
+
+    settings = MappingProxyType({"scale": Setting(FACTOR, 0.5, choices=(0.5, 2.0))})
+    examples = (Example((_VECTOR,), {"scale": -2.0}),)
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return f"{{input}} * {float(settings['scale'])}"
+
+
+class LayerScale(_SameShape):
+    """Each channel times a learned number that starts at `initial` (Touvron et al. 2021)."""
+
+    settings = MappingProxyType({"initial": Setting(FACTOR, 0.1)})
+    examples = (Example((_VECTOR,)), Example((_SEQUENCE,)), Example((_IMAGE,), {"initial": 0.5}))
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        shape = single_input(inputs)
+        axes_after = len(shape.sizes) - 1 - shape.channel_axis
+        return f"LayerScale({shape.channels}, {axes_after}, {float(settings['initial'])})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return single_input(inputs).channels

@@ -5,6 +5,7 @@ A new row is picked up by its class attribute `examples`.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
@@ -77,8 +78,10 @@ def test_operation_output_shape_and_costs_equal_module(name: str, example: Examp
     row, inputs, settings = parts(name, example)
     module = OneNode(row, inputs, settings)
     values = [sample(shape) for shape in inputs.values()]
+    output = module(*values)
+    # On the CPU the counter does not see fused attention and LSTM layers.
     with FlopCounterMode(display=False) as counter:
-        output = module(*values)
+        module.to("meta")(*(value.to("meta") for value in values))
     assert list(output.shape) == [BATCH, *row.infer_shape(inputs, settings).sizes]
     assert row.num_parameters(inputs, settings) == sum(each.numel() for each in module.parameters())
     assert row.multiply_adds(inputs, settings) * 2 * BATCH == counter.get_total_flops()
@@ -101,10 +104,11 @@ def test_operation_gradients_equal_finite_differences(name: str, example: Exampl
         output = module(*values)
         return (output * torch.linspace(-1, 1, output.numel(), dtype=output.dtype).view_as(output)).sum()
 
-    gradients = torch.autograd.grad(loss(), variables, allow_unused=True) if variables else ()
-    for variable, gradient in zip(variables, gradients, strict=True):
-        assert gradient is not None or name == "zero"
-        gradient = torch.zeros_like(variable) if gradient is None else gradient
+    value = loss()
+    if not value.requires_grad:
+        assert name == "zero"
+        return
+    for variable, gradient in zip(variables, torch.autograd.grad(value, variables), strict=True):
         direction = torch.randn_like(variable)
         with torch.no_grad():
             variable.add_(direction, alpha=1e-6)
@@ -146,7 +150,7 @@ def test_operation_settings_are_checked(name: str, example: Example) -> None:
     for key, setting in row.settings.items():
         assert all(setting.parameter.accepts(value) for value in setting.choices)
         with pytest.raises(ValueError, match=f"^{name}: expected .* for {key}, got"):
-            read_operation({"name": name, **example.settings, key: -1.5})
+            read_operation({"name": name, **example.settings, key: math.nan})
     with pytest.raises(ValueError, match=f"^{name}: expected settings out of .*, got 'unknown'"):
         read_operation({"name": name, **example.settings, "unknown": 1})
 
