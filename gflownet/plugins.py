@@ -9,7 +9,7 @@ import difflib
 import importlib
 import inspect
 import re
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
@@ -110,6 +110,24 @@ def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[
     if config_class is not None and not (isinstance(config_class, type) and is_dataclass(config_class)):
         raise UserError(f"{key}: expected {name}.Config to be a dataclass, got {config_class!r}")
     return loaded
+
+
+def load_function(key: str, name: str) -> Callable[..., Any]:
+    """Return the function named `module:function`.
+
+    Raises:
+        UserError: a name of another form, a module that cannot be imported, or a function that is missing.
+    """
+    if not _MODULE_CLASS.fullmatch(name):
+        raise UserError(f"{key}: expected module:function, got {name!r}")
+    module_name, function_name = name.split(":")
+    module = _imported(key, module_name)
+    function = getattr(module, function_name, None)
+    if not callable(function):
+        public = [n for n, member in vars(module).items() if callable(member) and not n.startswith("_")]
+        hint = f"; did you mean {module_name}:{_nearest(function_name, public)}?" if public else ""
+        raise UserError(f"{key}: expected a function, got {name!r}{hint}")
+    return function
 
 
 def _imported(key: str, module_name: str) -> Any:

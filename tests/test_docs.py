@@ -34,10 +34,11 @@ DOCS = (
     "exploration-teacher.md",
     "greedy-sampling.md",
     "rhn.md",
+    "search-your-own-space.md",
 )
-_BLOCK = re.compile(r"^```(bash|python)\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
-_FILE = re.compile(r"# (\w+\.py)\n")
+_FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")
 # Options of a short run; options on the page take precedence.
 _SHORT = (
     "num_training_steps=3",
@@ -130,7 +131,7 @@ def run_page(page: Path, folder: Path, python: Python) -> int:
             (folder / file[1]).write_text(text)
         elif language == "bash":
             num_run += run_shell(text, python)
-        else:
+        elif language == "python":
             python(["-c", text], "")
             num_run += 1
     return num_run

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from gflownet.options import AT_LEAST_ONE, POSITIVE, Interval, option
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
 from gflownet.plugins import BuiltIn, ExtensionPoint
 
 ENVIRONMENTS = ExtensionPoint(
@@ -22,6 +22,7 @@ ENVIRONMENTS = ExtensionPoint(
         "bit_sequence": BuiltIn("gflownet.envs.bit_sequence:BitSequenceContext", "bit strings of fixed length"),
         "cell_space": BuiltIn("gflownet.envs.cell_space:CellSpaceContext", "cells of NAS benchmarks"),
         "tensor_graph": BuiltIn("gflownet.envs.tensor_graph:TensorGraphContext", "programs in index notation"),
+        "choices": BuiltIn("gflownet.envs.choices:ChoicesContext", "choices in your own code"),
         "recurrent_stack": BuiltIn("gflownet.envs.recurrent_stack:RecurrentStackContext", "stacks of RNN layers"),
     },
 )
@@ -104,6 +105,16 @@ class RecurrentStackConfig:
 
 
 @dataclass
+class ChoicesConfig:
+    """Places with values, for your own code (env.name=choices)."""
+
+    places: Any = option({}, "places and their values, such as {kernel: [3, 5, 7], depth: 1..6}")
+    cost: str = option("", "module:function of a complete setting: its parameters and multiply-adds, for the caps")
+    max_parameters: int | None = option(None, "maximum number of parameters; null: no cap", NOT_NEGATIVE)
+    max_multiply_adds: int | None = option(None, "maximum number of multiply-adds; null: no cap", NOT_NEGATIVE)
+
+
+@dataclass
 class EnvConfig:
     """Vocabulary, sizes and limits of the graphs that are built."""
 
@@ -124,5 +135,6 @@ class EnvConfig:
     hypergrid: HypergridConfig = field(default_factory=HypergridConfig)
     bit_sequence: BitSequenceConfig = field(default_factory=BitSequenceConfig)
     cell_space: CellSpaceConfig = field(default_factory=CellSpaceConfig)
+    choices: ChoicesConfig = field(default_factory=ChoicesConfig)
     tensor_graph: TensorGraphConfig = field(default_factory=TensorGraphConfig)
     recurrent_stack: RecurrentStackConfig = field(default_factory=RecurrentStackConfig)

@@ -8,9 +8,10 @@ import json
 import logging
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
@@ -50,22 +51,37 @@ def source_digest(task_class: type) -> str:
     Raises:
         UserError: a file that the class depends on has a syntax error.
     """
-    digest = hashlib.sha256()
-    for name, path in sorted(modules_of(task_class).items()):
-        code, _ = _code_of(path, _package_of(name, path), path.stat().st_mtime_ns)
-        digest.update(f"{name}\0{code}\0".encode())
-    return digest.hexdigest()[:_DIGITS]
+    return _digest_of(modules_of(task_class))
+
+
+def function_digest(function: Callable[..., Any]) -> str:
+    """Return a digest of the code of a function, as `source_digest` does for a class. Raises as it does."""
+    modules: dict[str, Path] = {}
+    _add_module(function.__module__, modules)
+    return _digest_of(modules)
 
 
 def modules_of(task_class: type) -> dict[str, Path]:
     """Return names and files of the modules behind a class; a package counts where something is imported from it."""
     modules: dict[str, Path] = {}
     for base in task_class.__mro__:
-        name = "__main__" if base.__module__ == _MAIN_OF_CHILD else base.__module__
-        path = _file_of(name)
-        if path is not None and not _is_standard(path):
-            _add_with_imports(name, path, _project_of(name, path), modules)
+        _add_module(base.__module__, modules)
     return modules
+
+
+def _add_module(module_name: str, modules: dict[str, Path]) -> None:
+    name = "__main__" if module_name == _MAIN_OF_CHILD else module_name
+    path = _file_of(name)
+    if path is not None and not _is_standard(path):
+        _add_with_imports(name, path, _project_of(name, path), modules)
+
+
+def _digest_of(modules: dict[str, Path]) -> str:
+    digest = hashlib.sha256()
+    for name, path in sorted(modules.items()):
+        code, _ = _code_of(path, _package_of(name, path), path.stat().st_mtime_ns)
+        digest.update(f"{name}\0{code}\0".encode())
+    return digest.hexdigest()[:_DIGITS]
 
 
 def report_earlier_versions(store: EvaluationStore) -> None:

@@ -16,6 +16,7 @@ TASKS = ExtensionPoint(
         "hypergrid": BuiltIn(f"{_ROOM}.hypergrid:HypergridTask", "corners of a grid"),
         "bit_sequences": BuiltIn(f"{_ROOM}.bit_sequences:BitSequencesTask", "distance to hidden bit strings"),
         "cells": BuiltIn(f"{_ROOM}.cells:CellsTask", "tables of NAS benchmarks"),
+        "choices": BuiltIn(f"{_ROOM}.choices:ChoicesTask", "choices in your own code"),
         "tensor_program": BuiltIn(f"{_ROOM}.tensor_program:TensorProgramTask", "programs that compute a given tensor"),
         "tensor_mixing": BuiltIn(f"{_ROOM}.tensor_mixing:TensorMixingTask", "mixing layers of a classifier"),
         "language": BuiltIn(f"{_ROOM}.language:LanguageTask", "recurrent language models of a text"),

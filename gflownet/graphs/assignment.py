@@ -20,15 +20,25 @@ class Assignment:
     """Distinct names and their values; no two places are interchangeable."""
 
     names: tuple[str, ...]
-    values: tuple[int | str, ...]
+    values: tuple[int | float | str | bool, ...]
 
     def __post_init__(self) -> None:
         if len(set(self.names)) != len(self.names) or len(self.values) != len(self.names):
             raise ValueError(f"assignment: expected a value for each of different names, got {self}")
 
-    def __getitem__(self, name: str) -> int | str:
+    @classmethod
+    def of(cls, values: Mapping[str, int | float | str | bool]) -> Assignment:
+        """Return the assignment of a mapping, sorted by name: the same for every order of its entries."""
+        names = sorted(values)
+        return cls(tuple(names), tuple(values[name] for name in names))
+
+    def __getitem__(self, name: str) -> int | float | str | bool:
         """Return the value of a name."""
         return self.values[self.names.index(name)]
+
+    def as_dict(self) -> dict[str, int | float | str | bool]:
+        """Return the values by name."""
+        return dict(zip(self.names, self.values, strict=True))
 
     def canonical_key(self) -> str:
         """Return names and values as JSON text."""

@@ -1,10 +1,13 @@
 """Factories of the small environments that the contract suites run over."""
 
-from collections.abc import Callable
-from typing import Literal
+from collections.abc import Callable, Mapping
+from typing import Any, Literal
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
 from gflownet.envs.cell_space import Cell, CellEnv, CellSpaceContext
+from gflownet.envs.choice_caps import CappedSettings
+from gflownet.envs.choice_places import read_places
+from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellSpaceConfig, EnvConfig, RecurrentStackConfig
 from gflownet.envs.graph_building import GraphBuildingEnv
@@ -33,6 +36,32 @@ def cells(name: Literal["nb201", "nb_macro", "nb101"], **options) -> Environment
     return CellSpaceContext.build_env(
         EnvConfig(cell_space=CellSpaceConfig(name=name, **options)), input_sizes=(), output_sizes=()
     )
+
+
+# Conditions on one place, on several, on values of which one must hold, and nested; values of all types.
+PLACES = {
+    "kind": ["conv", "pool", "attention"],
+    "kernel": {"values": [3, "5"], "only_if": {"kind": ["conv", "pool"]}},
+    "bias": {"values": [True, False], "only_if": {"kind": "conv"}},
+    "dilation": {"values": "1..2", "only_if": {"kind": "conv", "kernel": 3}},
+    "heads": {"values": [1, 2, 4], "only_if": {"kind": "attention"}},
+    "drop": [0.0, 0.5],
+}
+
+
+def choices() -> ChoicesEnv:
+    return ChoicesEnv(read_places(PLACES))
+
+
+def capped_choices() -> ChoicesEnv:
+    """Settings with an even number of odd positions: no cap on a sum of costs is as hard to reach."""
+    places = read_places(PLACES)
+    return ChoicesEnv(places, CappedSettings(tuple(s for s in places.settings() if parity(s) == 0)))
+
+
+def parity(setting: Mapping[str, Any]) -> int:
+    values = {place.name: place.values for place in read_places(PLACES).places}
+    return sum(values[name].index(value) for name, value in setting.items()) % 2
 
 
 def tensor_graphs(**changes) -> TensorGraphEnv:
@@ -96,6 +125,8 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "bit_sequence": lambda: BitSequenceEnv(6, 2),
     "cells": lambda: CellEnv(Cell(("a", "b", "c", "d"), ("none", "skip", "conv"))),
     "cells_nb101": lambda: cells("nb101", max_vertices=4),
+    "choices": choices,
+    "choices_capped": capped_choices,
     "recurrent_stack": recurrent_stacks,
     "recurrent_stack_of_gru": lambda: recurrent_stacks(cells=["gru"], min_depth=2, max_depth=3, widths=[8, 16]),
     "tensor_graph": lambda: tensor_graphs(inputs={"a": (2, 2), "b": (2, 3)}),

@@ -12,6 +12,7 @@ from gflownet.envs.config import (
     ENVIRONMENTS,
     BitSequenceConfig,
     CellSpaceConfig,
+    ChoicesConfig,
     ColouredGraphConfig,
     EnvConfig,
     HypergridConfig,
@@ -21,6 +22,7 @@ from gflownet.envs.config import (
 )
 from tasks.bit_sequences import BitSequencesConfig
 from tasks.cells import CellsConfig
+from tasks.choices import ChoicesTaskConfig
 from tasks.coloured_graphs import ColouredGraphsRewardConfig
 from tasks.hypergrid import HypergridRewardConfig
 from tasks.language import LanguageConfig
@@ -72,6 +74,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("hypergrid", (HypergridConfig, HypergridRewardConfig)),
         ("bit_sequence", (BitSequenceConfig, BitSequencesConfig)),
         ("cell_space", (CellSpaceConfig, CellsConfig)),
+        ("choices", (ChoicesConfig, ChoicesTaskConfig)),
         ("tensor_graph", (TensorGraphConfig, TensorProgramConfig, TensorMixingConfig)),
         ("recurrent_stack", (RecurrentStackConfig, LanguageConfig)),
     ],

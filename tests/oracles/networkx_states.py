@@ -6,6 +6,7 @@ from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
 from gflownet.envs.cell_space import CellEnv
+from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.hypergrid import HypergridEnv
@@ -17,7 +18,7 @@ from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.labelled_dag import LabelledDAGOracle
-from tests.oracles.slots import BitSequenceOracle, CellsOracle, HypergridOracle, RecurrentStackOracle
+from tests.oracles.slots import BitSequenceOracle, CellsOracle, ChoicesOracle, HypergridOracle, RecurrentStackOracle
 from tests.oracles.tensor_graph import TensorGraphOracle
 
 
@@ -44,6 +45,9 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
             max_nodes=env.vocabulary.max_nodes,
             functions=node_attributes.get("function", ()),
         )
+    if isinstance(env, ChoicesEnv):
+        capped = None if env.capped is None else env.capped.settings
+        return ChoicesOracle(env.vocabulary.node_types, env.values, env.places, settings=capped)
     if isinstance(env, RecurrentStackEnv):
         return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=env.choices, min_depth=env.min_depth)
     for kind, slots in ((HypergridEnv, HypergridOracle), (BitSequenceEnv, BitSequenceOracle), (CellEnv, CellsOracle)):

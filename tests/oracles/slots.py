@@ -1,9 +1,12 @@
 """Reference rules of the slot environments on networkx graphs without edges, each by its definition."""
 
+import json
 from collections.abc import Mapping, Sequence
+from itertools import product
 
 import networkx as nx
 
+from gflownet.envs.choice_places import Places, Setting
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from tests.oracles.graph_building import GraphBuildingOracle, NxGraph
@@ -97,6 +100,52 @@ class RecurrentStackOracle(CellsOracle):
         is_rhn = choices.get("cell" + last) == "rhn"
         optional = {"projections" + last, "beta" + last, "rank", "ratio"} if is_rhn else set()
         return self.is_complete(before, 0) and "cell" + last in of_last and of_last - {"cell" + last} <= optional
+
+
+class ChoicesOracle(CellsOracle):
+    """Places with values: every state is a part of a complete setting, closed under the places of its conditions."""
+
+    def __init__(
+        self, names: Sequence[str], texts: Sequence, places: Places, *, settings: Sequence[Setting] | None
+    ) -> None:
+        super().__init__(names, "value", texts)
+        self.places = places
+        self.settings = [with_texts(setting) for setting in settings or brute_force_settings(places)]
+        self.conditions = {place.name: [name for name, _ in place.only_if] for place in places.places}
+
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
+        """Return whether a forward action is legal."""
+        if action.action_type == Kind.SetNodeAttr:
+            return self.value(graph, action.source or 0) is None and self.is_state(self.apply(graph, action))
+        return action.action_type == Kind.Stop and self.chosen(graph) in self.settings
+
+    def chosen(self, graph: NxGraph) -> dict[str, object]:
+        """Return the values by place, without unset places."""
+        values = {str(self.node_types[place]): self.value(graph, place) for place in graph}
+        return {name: value for name, value in values.items() if value is not None}
+
+    def is_state(self, graph: NxGraph) -> bool:
+        """Return whether the values are a part of a setting and contain the places on which they depend."""
+        chosen = self.chosen(graph)
+        is_closed = all(name in chosen for place in chosen for name in self.conditions[place])
+        return is_closed and any(chosen.items() <= setting.items() for setting in self.settings)
+
+
+def brute_force_settings(places: Places) -> list[Setting]:
+    """Return the distinct settings among all products of values, each without the places that do not exist."""
+    settings = []
+    for values in product(*(place.values for place in places.places)):
+        setting = dict(zip((place.name for place in places.places), values, strict=True))
+        while any(absent := [name for name in setting if not places.by_name[name].exists(setting)]):
+            setting = {name: value for name, value in setting.items() if name not in absent}
+        if setting not in settings:
+            settings.append(setting)
+    return settings
+
+
+def with_texts(setting: Setting) -> dict[str, object]:
+    """Return a setting with the texts of its values, as in actions."""
+    return {name: value if isinstance(value, str) else json.dumps(value) for name, value in setting.items()}
 
 
 class HypergridOracle(CellsOracle):

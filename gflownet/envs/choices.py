@@ -1,0 +1,154 @@
+"""Choices in a user's own code: places with values, some of which exist only for some values of others.
+
+An action sets any place that exists and has no value. A setting is complete when every place that exists is set, so
+two settings that differ only in places that do not exist are one object. Nothing is interchangeable.
+
+Letters: B states, N places, V values, K conditions, X settings within the caps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.envs.choice_caps import CappedSettings
+from gflownet.envs.choice_places import Places, read_places, text_of
+from gflownet.envs.config import EnvConfig
+from gflownet.envs.slots import SlotEnv
+from gflownet.errors import UserError
+from gflownet.graphs.assignment import Assignment
+from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.description import GraphDescription
+from gflownet.mdp.environment import Rule, Rules
+from gflownet.mdp.states import UNSET, Attribute, GraphStates
+
+
+class ChoicesEnv(SlotEnv):
+    """Settings of places; `capped` restricts them to the settings within hard caps."""
+
+    def __init__(self, places: Places, capped: CappedSettings | None = None) -> None:
+        self.places, self.capped = places, capped
+        texts = tuple(dict.fromkeys(text_of(value) for place in places.places for value in place.values))
+        super().__init__(tuple(place.name for place in places.places), Attribute("value", texts))
+        self._position = {text: position for position, text in enumerate(texts)}
+        self._value_at = [{self._position[text_of(v)]: v for v in place.values} for place in places.places]
+        self._allowed = torch.tensor([[p in values for p in range(len(texts))] for values in self._value_at])  # [N, V]
+        conditions = [(n, *item) for n, place in enumerate(places.places) for item in place.only_if]
+        names = self.vocabulary.node_types
+        self._owner = torch.tensor([owner for owner, _, _ in conditions], dtype=torch.int64)  # [K]
+        self._read = torch.tensor([names.index(name) for _, name, _ in conditions], dtype=torch.int64)  # [K]
+        # The last column stands for "unset", for which no condition holds.
+        self._holds = torch.zeros(len(conditions), len(texts) + 1, dtype=torch.bool)
+        for condition, (_, _, values) in enumerate(conditions):
+            self._holds[condition, [self._position[text_of(value)] for value in values]] = True
+        self._reads = torch.zeros(len(names), len(names))  # [N, N], whether the first has a condition on the second
+        self._reads[self._owner, self._read] = 1.0
+        self._completions = None if capped is None else self._one_hot(self._positions(capped))  # [X, N * V]
+
+    def terminal(self, states: GraphStates, index: int) -> Assignment:
+        """Return the values of the places that exist, sorted by name."""
+        positions = states.node_attr[index, :, 0].tolist()
+        values = zip(self.vocabulary.node_types, self._value_at, positions, strict=True)
+        return Assignment.of({name: value_at[p] for name, value_at, p in values if p != UNSET})
+
+    def describe(self, candidate: Assignment) -> GraphDescription:
+        """Return a setting in terms of the vocabulary."""
+        values = dict(zip(candidate.names, candidate.values, strict=True))
+        unknown = [name for name in values if name not in self.places.by_name]
+        if unknown:
+            raise ValueError(f"expected places out of {', '.join(self.places.by_name)}, got {unknown[0]!r}")
+        positions = []
+        for place, value_at in zip(self.places.places, self._value_at, strict=True):
+            texts = {(text_of(value), isinstance(value, str)): position for position, value in value_at.items()}
+            value = values.get(place.name)
+            if value is not None and (text_of(value), isinstance(value, str)) not in texts:
+                raise ValueError(f"{place.name}: expected a value out of {list(place.values)}, got {value!r}")
+            positions.append([UNSET if value is None else texts[text_of(value), isinstance(value, str)]])
+        return GraphDescription(range(len(positions)), positions)
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        """Return the rules of setting a place and of Stop."""
+        filled, exists = self._filled(states), self._exist(states)
+        set_rules = [
+            Rule("the place has a value", ~filled[:, :, None]),
+            Rule("the place does not exist with these values", exists[:, :, None]),
+            Rule("the value is of another place", self._allowed[None]),
+        ]
+        stop_rules = [
+            Rule("a place has no value", (filled | ~exists).all(1)[:, None, None]),
+            Rule("a place has a value and does not exist with the other values", _graph((exists | ~filled).all(1))),
+        ]
+        if self._completions is not None:
+            values, is_within = self._within_caps(states)
+            set_rules.append(Rule("no setting within the caps has this value and the ones set before", values))
+            stop_rules.append(Rule("the setting exceeds a cap", _graph(is_within)))
+        return {Kind.Stop: stop_rules, Kind.SetNodeAttr: set_rules}
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        """Return the rules of removing a value: nothing set may depend on it."""
+        filled = self._filled(states)
+        is_read = (filled.float() @ self._reads) > 0
+        return {
+            Kind.RemoveNodeAttr: [
+                Rule("the place has no value", filled[:, :, None]),
+                Rule("a place that is set exists only with this value", ~is_read[:, :, None]),
+            ]
+        }
+
+    def _filled(self, states: GraphStates) -> Tensor:
+        """Return which places are set, [B, N] bool."""
+        return states.node_attr[:, :, 0] != UNSET
+
+    def _exist(self, states: GraphStates) -> Tensor:
+        """Return the places whose conditions hold, [B, N] bool."""
+        value = states.node_attr[:, self._read, 0].long() % self._holds.shape[1]  # [B, K]
+        fails = ~self._holds[torch.arange(len(self._read)), value]
+        num_failing = torch.zeros(states.exists.shape, dtype=torch.int64).index_add_(1, self._owner, fails.long())
+        return num_failing == 0
+
+    def _within_caps(self, states: GraphStates) -> tuple[Tensor, Tensor]:
+        """Return the values [B, N, V] of the settings within the caps that agree with a state, and whether one does."""
+        assert self._completions is not None
+        positions = states.node_attr[:, :, 0]
+        num_equal = self._one_hot(positions) @ self._completions.T  # [B, X]
+        agrees = num_equal == (positions != UNSET).sum(1, keepdim=True)
+        values = (agrees.float() @ self._completions) > 0
+        return values.unflatten(1, (-1, len(self.values))), agrees.any(1)
+
+    def _positions(self, capped: CappedSettings) -> Tensor:
+        """Return the settings within the caps as positions of values, [X, N]."""
+        names = self.vocabulary.node_types
+        rows = [[self._position[text_of(s[name])] if name in s else UNSET for name in names] for s in capped.settings]
+        return torch.tensor(rows, dtype=torch.int8)
+
+    def _one_hot(self, positions: Tensor) -> Tensor:
+        """Return positions [B, N] as [B, N * V] float32; an unset place has zeros only."""
+        return (positions[:, :, None] == torch.arange(len(self.values), dtype=torch.int8)).flatten(1).float()
+
+
+def _graph(holds: Tensor) -> Tensor:
+    return holds[:, None, None]
+
+
+class ChoicesContext(GraphBuildingEnvContext):
+    """Context of choices, from the options under `env.choices`."""
+
+    @classmethod
+    def check_config(cls, config: Any) -> None:
+        """Raise UserError for invalid places, and for a cap without a cost function."""
+        choices = config.env.choices
+        read_places(choices.places)
+        for name in ("max_parameters", "max_multiply_adds"):
+            if choices[name] is not None and not choices.cost:
+                raise UserError(f"env.choices.{name}: expected env.choices.cost=module:function with a cap, got none")
+
+    @classmethod
+    def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> ChoicesEnv:
+        """Return the environment; the sizes of the task are not used."""
+        choices = config.choices
+        places = read_places(choices.places)
+        return ChoicesEnv(places, CappedSettings.of(places, choices) if choices.cost else None)

@@ -1,0 +1,78 @@
+"""The task that scores choices by the user's functions."""
+
+import math
+import os
+import sys
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from gflownet.config import load_config, with_task_options
+from gflownet.errors import UserError
+from gflownet.evaluation.task import Score
+from gflownet.graphs.assignment import Assignment
+from tasks.choices import ChoicesTask, ChoicesTaskConfig
+
+SETTING = Assignment.of({"width": 3})
+
+
+@pytest.fixture
+def functions(monkeypatch) -> ModuleType:
+    module = ModuleType("scored_choices")
+    module.__dict__.update(
+        number=lambda choices, seed: choices["width"] / 10 + seed / 100,
+        whole=lambda choices, seed: Score(0.5, num_parameters=7, metrics={"depth": 2.0}),
+        text=lambda choices, seed: "good",
+        not_a_function=3,
+    )
+    monkeypatch.setitem(sys.modules, "scored_choices", module)
+    return module
+
+
+def make_task(**options: str) -> ChoicesTask:
+    overrides: list[Any] = [f"task_options.{name}={value}" for name, value in options.items()]
+    config = load_config("choices", ["task_options.test=''", *overrides])
+    return ChoicesTask(with_task_options(config, ChoicesTaskConfig))
+
+
+def test_choices_task_scores_numbers_and_scores(functions):
+    task = make_task(score="scored_choices:number", test="scored_choices:whole")
+    assert math.isclose(task.evaluate(SETTING, seed=4).value, 0.34)
+    assert task.test(SETTING, seed=4) == 0.5
+    assert make_task(score="scored_choices:whole").evaluate(SETTING, seed=1).num_parameters == 7
+    assert make_task(score="scored_choices:number").test(SETTING, seed=1) is None
+
+
+def test_choices_task_with_another_result_raises(functions):
+    with pytest.raises(ValueError, match=r"task_options.score: expected a number or a Score, got 'good'"):
+        make_task(score="scored_choices:text").evaluate(SETTING, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("score", "message"),
+    [
+        ("''", r"task_options.score: expected module:function of \(choices, seed\), got none"),
+        ("scored_choices", "task_options.score: expected module:function, got 'scored_choices'"),
+        (
+            "scored_choices:not_a_function",
+            "task_options.score: expected a function, .*did you mean scored_choices:text",
+        ),
+        ("no_such_module:f", "task_options.score: expected an importable module, got 'no_such_module'"),
+    ],
+)
+def test_choices_task_with_invalid_function_raises(functions, score, message):
+    with pytest.raises(UserError, match=message):
+        make_task(score=score)
+
+
+def test_choices_task_fingerprint_depends_on_the_code_alone(tmp_path, monkeypatch):
+    monkeypatch.syspath_prepend(tmp_path)
+    digests = []
+    for number, body in enumerate(("return 0.5", "return 0.5  # a comment", "return 0.25")):
+        (tmp_path / "edited_choices.py").write_text(f"def score(choices, seed):\n    {body}\n")
+        os.utime(tmp_path / "edited_choices.py", (number, number))
+        sys.modules.pop("edited_choices", None)
+        digests.append(make_task(score="edited_choices:score").fingerprint())
+    sys.modules.pop("edited_choices")
+    assert digests[0] == digests[1] != digests[2]
