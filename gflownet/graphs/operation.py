@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 REQUIRED = object()  # default of a setting that has none
 INPUT_PORT = "input"
+WEIGHT_PORT = "weight"  # an edge into this port carries the weight of its source's module: tied weights
 
 
 class Category(StrEnum):
@@ -113,6 +114,11 @@ class Operation:
         with torch.device("meta"):
             module = cls.build(inputs, settings)
         return sum(parameter.numel() for parameter in module.parameters()) if module is not None else 0
+
+    @classmethod
+    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        """Return the shape of the module's `weight`, for edges into a port `weight`. Raises ShapeError without one."""
+        raise ShapeError(f"expected an operation with a weight to share, got {cls.__name__}")
 
     @classmethod
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import prod
 
 from gflownet.graphs.elements import GraphElements, NodeType
-from gflownet.graphs.operation import INPUT_PORT
-from gflownet.graphs.operation_shapes import NodeShapes, infer_shapes, inner_ports
+from gflownet.graphs.limits import is_projected
+from gflownet.graphs.operation_shapes import NodeShapes, infer_shapes, repetitions
+from gflownet.graphs.ordering import reachable
+from gflownet.graphs.vocabulary import aggregation
 
 
 @dataclass(frozen=True)
@@ -21,34 +25,72 @@ class OperationCost:
 
 
 def graph_cost(graph: GraphElements) -> OperationCost:
-    """Return the cost of a valid operation graph. Raises NodeShapeError for an invalid one."""
-    return _total(graph, infer_shapes(graph))
+    """Return the cost of a valid operation graph, dead nodes left out. Raises NodeShapeError for an invalid one."""
+    return total_cost(graph, infer_shapes(graph))
+
+
+def total_cost(graph: GraphElements, known: Mapping[int, NodeShapes]) -> OperationCost:
+    """Return the cost of the nodes with a path to an output."""
+    live = live_nodes(known)
+    return sum((node_cost(graph, node) for node_id, node in known.items() if node_id in live), OperationCost())
+
+
+def live_nodes(known: Mapping[int, NodeShapes]) -> set[int]:
+    """Return the OUTPUT nodes and all nodes with a path to one."""
+    outputs = [node_id for node_id, each in known.items() if each.node.node_type is NodeType.OUTPUT]
+    return reachable(outputs, lambda node_id: [edge.source for edge in known[node_id].edges])
 
 
 def node_cost(graph: GraphElements, node: NodeShapes) -> OperationCost:
-    """Return the cost of one node and of the adapters on its in-edges."""
+    """Return the cost of one node, of the adapters on its in-edges and of their learned weights."""
+    if node.is_ordinary:
+        return _ordinary_cost(node, _projection(graph))
     total = OperationCost()
     for plan in node.inputs.values():
         if plan.align == "auto":
             for adapter in plan.adapters:
                 total += OperationCost(adapter.num_parameters, adapter.multiply_adds)
+    if node.has_edge_weights:
+        total += OperationCost(len(node.edges))
     inputs = {port: plan.shape for port, plan in node.inputs.items()}
     if node.operation is not None:
         row, settings = node.operation.row, node.operation.settings
         return total + OperationCost(row.num_parameters(inputs, settings), row.multiply_adds(inputs, settings))
-    if "subgraph" not in node.node.attributes:
-        return total
+    return total + _subgraph_cost(graph, node) if "subgraph" in node.node.attributes else total
+
+
+def _subgraph_cost(graph: GraphElements, node: NodeShapes) -> OperationCost:
+    inputs = {port: plan.shape for port, plan in node.inputs.items()}
     inner = graph.subgraph(node.node.attributes["subgraph"])
     shares = node.node.attributes.get("share", False)
-    for repetition in range(node.node.attributes.get("repeat", 1)):
-        known = infer_shapes(inner, [inputs[port] for port in inner_ports(inner)])
-        cost = _total(inner, known)
+    total, cost = OperationCost(), OperationCost()
+    known: dict[int, NodeShapes] = {}
+    for repetition, shapes in enumerate(repetitions(inner, inputs, node.node.attributes.get("repeat", 1))):
+        if shapes is not known:
+            known, cost = shapes, total_cost(inner, shapes)
         is_new = repetition == 0 or not shares
         total += OperationCost(cost.num_parameters if is_new else 0, cost.multiply_adds)
-        (output,) = (each.output for each in known.values() if each.node.node_type is NodeType.OUTPUT)
-        inputs[INPUT_PORT] = output
     return total
 
 
-def _total(graph: GraphElements, known: dict[int, NodeShapes]) -> OperationCost:
-    return sum((node_cost(graph, node) for node in known.values()), OperationCost())
+def _projection(graph: GraphElements) -> str:
+    settings = graph.config.get("translation")
+    return settings.get("projection", "auto") if isinstance(settings, Mapping) else "auto"
+
+
+def _ordinary_cost(node: NodeShapes, projection: str) -> OperationCost:
+    """Return the cost of a node without operation, over all positions."""
+    (plan,), each = node.inputs.values(), node.node
+    attributes, kind = each.attributes, aggregation(each.aggregation)
+    size, num_edges = node.output.channels, len(plan.edges)
+    width = kind.message_size(attributes, size)
+    sources = [adapter.source.channels for adapter in plan.adapters]
+    matrices = sum(source * width for source in sources if is_projected(source, width, projection))
+    aggregated = kind.aggregated_size(attributes, width, num_edges)
+    if aggregated != size or attributes.get("post_projection"):
+        matrices += aggregated * size
+    query_shape = kind.query_shape(attributes, width)
+    scalars = 1 + num_edges * (2 if kind.edge_parameter else 1)
+    num_parameters = matrices + scalars + (prod(query_shape) if query_shape else 0)
+    multiply_adds = matrices + kind.multiply_adds(attributes, width, num_edges)
+    return OperationCost(num_parameters, multiply_adds * prod(node.output.positions))

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, shown, thawed
-from gflownet.graphs.operation import INPUT_PORT, AppliedOperation, read_operation
+from gflownet.graphs.operation import INPUT_PORT, WEIGHT_PORT, AppliedOperation, read_operation
 from gflownet.graphs.ordering import followed_edges, sorted_prefix
 from gflownet.graphs.tensor_shape import Adapter, Layout, Shape, ShapeError, join
+from gflownet.graphs.vocabulary import activation, aggregation
 
 # Merges of the inputs at one port, by the node's aggregation.
 MERGES = ("sum", "mean", "max", "min", "product", "concat")
@@ -41,9 +42,25 @@ class NodeShapes:
     """A node with the shapes around it."""
 
     node: Node
-    operation: AppliedOperation | None  # None of an input and of a subgraph
+    operation: AppliedOperation | None  # None of an input, a subgraph and an ordinary node
     inputs: Mapping[str, MergePlan]  # by port
     output: Shape
+
+    @property
+    def edges(self) -> list[Edge]:
+        """The enabled in-edges, port by port."""
+        return [edge for plan in self.inputs.values() for edge in plan.edges]
+
+    @property
+    def has_edge_weights(self) -> bool:
+        """Whether each in-edge scales its value by a learned number."""
+        return self.node.attributes.get("edge_weight") is True
+
+    @property
+    def is_ordinary(self) -> bool:
+        """Whether the node maps features as in a graph without operations: projections, scalar weights, a bias."""
+        is_input = self.node.node_type is NodeType.INPUT
+        return self.operation is None and not is_input and "subgraph" not in self.node.attributes
 
 
 def is_operation_graph(graph: GraphElements) -> bool:
@@ -61,19 +78,25 @@ def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int
     Raises:
         NodeShapeError: a node whose shape cannot be inferred.
     """
-    edges = list(followed_edges(graph, ignore_recurrent=True))
+    edges = followed_edges(graph, ignore_recurrent=False)
     incoming: dict[int, list[Edge]] = {}
     for edge in edges:
+        if edge.is_recurrent:
+            raise NodeShapeError(edge.target, f"expected no recurrent edge in an operation graph, got {edge.edge_id}")
         incoming.setdefault(edge.target, []).append(edge)
     input_ids = sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT)
     outside = dict(zip(input_ids, inputs, strict=True)) if inputs else {}
     known: dict[int, NodeShapes] = {}
-    for node_id in sorted_prefix(graph.nodes, edges):
+    order = sorted_prefix(graph.nodes, edges)
+    if len(order) < len(graph.nodes):
+        raise NodeShapeError(min(graph.nodes.keys() - order), "expected no cycle, got one that this node depends on")
+    for node_id in order:
         node = graph.nodes[node_id]
         try:
             if node.node_type is NodeType.INPUT:
                 known[node_id] = NodeShapes(node, None, {}, outside.get(node_id) or input_shape(node))
             else:
+                _check_activation(node)
                 known[node_id] = _inferred(graph, node, incoming.get(node_id, []), known)
         except NodeShapeError:
             raise
@@ -99,11 +122,35 @@ def merge_plans(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShape
     ports: dict[str, list[Edge]] = {}
     for edge in sorted(edges, key=lambda edge: (edge.order, edge.edge_id)):
         ports.setdefault(edge.attributes.get("port", INPUT_PORT), []).append(edge)
-    return {port: _merged(node, entries, known) for port, entries in ports.items()}
+    return {
+        port: _source_weight(entries, known) if port == WEIGHT_PORT else _merged(node, entries, known)
+        for port, entries in ports.items()
+    }
+
+
+def _source_weight(edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> MergePlan:
+    """Return the input of the port `weight`: the weight of the source's module, not the source's output."""
+    if len(edges) != 1:
+        raise ShapeError(f"expected one edge into the port {WEIGHT_PORT}, got {len(edges)}")
+    source = known[edges[0].source]
+    if source.operation is None:
+        raise ShapeError(f"expected an operation with a weight at the port {WEIGHT_PORT}, got node {edges[0].source}")
+    inputs = {port: plan.shape for port, plan in source.inputs.items()}
+    shape = source.operation.row.weight_shape(inputs, source.operation.settings)
+    return MergePlan(tuple(edges), (Adapter(shape, shape),), "sum", "never", shape)
+
+
+def _check_activation(node: Node) -> None:
+    """Raise ShapeError for an activation with a recurrent state."""
+    name = node.activation_function
+    if activation(name).max_parameters(1):
+        raise ShapeError(f"expected an activation without state in an operation graph, got {name}")
 
 
 def _merged(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> MergePlan:
     merge, align = node.aggregation, node.attributes.get("align", "auto")
+    if merge not in MERGES:
+        raise ShapeError(f"expected an aggregation out of {', '.join(MERGES)}, got {shown(merge)}")
     shapes = [known[edge.source].output for edge in edges]
     target = join(shapes)
     if align == "never" and any(shape != target for shape in shapes) and merge != "concat":
@@ -118,11 +165,11 @@ def _merged(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) 
 
 
 def _inferred(graph: GraphElements, node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> NodeShapes:
+    if "subgraph" not in node.attributes and "operation" not in node.attributes:
+        return _ordinary(node, edges, known)
     plans = merge_plans(node, edges, known)
     if "subgraph" in node.attributes:
         return NodeShapes(node, None, plans, _subgraph_output(graph, node, plans))
-    if "operation" not in node.attributes:
-        raise ShapeError("expected an operation or a subgraph, got none")
     applied = read_operation(node.attributes["operation"])
     missing = [port for port in applied.row.ports if port not in plans]
     unknown = [port for port in plans if port not in applied.row.ports]
@@ -134,6 +181,22 @@ def _inferred(graph: GraphElements, node: Node, edges: Sequence[Edge], known: Ma
         return NodeShapes(node, applied, plans, applied.row.infer_shape(inputs, applied.settings))
     except ShapeError as error:
         raise ShapeError(f"{applied.name}: {error}") from None
+
+
+def _ordinary(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> NodeShapes:
+    """Return the shapes of a node without operation: positions are aligned, features are projected per edge."""
+    if not edges or node.output_size is None:
+        got = "no edge" if not edges else "no output_size"
+        raise ShapeError(f"expected in-edges and an output_size of a node without operation, got {got}")
+    edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id))
+    shapes = [known[edge.source].output for edge in edges]
+    target = join(shapes)
+    if target.layout not in (Layout.VECTOR, Layout.SEQUENCE):
+        raise ShapeError(f"expected an operation or a subgraph for a {target.layout}, got none")
+    aggregation(node.aggregation)
+    adapters = tuple(Adapter(shape, target.with_channels(shape.channels)) for shape in shapes)
+    plan = MergePlan(tuple(edges), adapters, node.aggregation, "auto", target)
+    return NodeShapes(node, None, {INPUT_PORT: plan}, target.with_channels(node.output_size))
 
 
 def inner_ports(inner: GraphElements) -> dict[str, int]:
@@ -149,8 +212,32 @@ def _subgraph_output(graph: GraphElements, node: Node, plans: Mapping[str, Merge
     if set(ports) != set(plans):
         raise ShapeError(f"expected edges into the ports {', '.join(ports)}, got {', '.join(plans) or 'none'}")
     shapes = {port: plan.shape for port, plan in plans.items()}
-    for _ in range(node.attributes.get("repeat", 1)):
-        known = infer_shapes(inner, [shapes[port] for port in ports])
-        (output,) = (node_id for node_id, each in inner.nodes.items() if each.node_type is NodeType.OUTPUT)
-        shapes[INPUT_PORT] = known[output].output
-    return shapes[INPUT_PORT]
+    repeat = node.attributes.get("repeat", 1)
+    outputs = [output_shape(known) for known in repetitions(inner, shapes, repeat)]
+    entry = shapes.get(INPUT_PORT, outputs[0])
+    if repeat > 1 and node.attributes.get("share", False) and any(output != entry for output in outputs):
+        raise ShapeError(f"expected the output {entry} of a shared subgraph, got {outputs[0]}")
+    return outputs[-1]
+
+
+def repetitions(
+    inner: GraphElements, inputs: Mapping[str, Shape], num_repetitions: int
+) -> Iterator[dict[int, NodeShapes]]:
+    """Yield the shapes in a subgraph for each repetition; the output of one is the port `input` of the next."""
+    ports = inner_ports(inner)
+    known = infer_shapes(inner, [inputs[port] for port in ports])
+    yield known
+    for _ in range(num_repetitions - 1):
+        output = output_shape(known)
+        if inputs.get(INPUT_PORT, output) != output:
+            inputs = {**inputs, INPUT_PORT: output}
+            known = infer_shapes(inner, [inputs[port] for port in ports])
+        yield known
+
+
+def output_shape(known: Mapping[int, NodeShapes]) -> Shape:
+    """Return the shape of the one OUTPUT node of a subgraph. Raises ShapeError for another number of them."""
+    outputs = [each.output for each in known.values() if each.node.node_type is NodeType.OUTPUT]
+    if len(outputs) != 1:
+        raise ShapeError(f"expected one output node in a subgraph, got {len(outputs)}")
+    return outputs[0]

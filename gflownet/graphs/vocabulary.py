@@ -33,6 +33,8 @@ _RESERVED = frozenset(
 )
 PROJECTIONS = ("auto", "always", "never")
 DTYPES = ("float32", "float64", "float16", "bfloat16")
+MEMORY_FORMATS = ("contiguous", "channels_last")
+AUTOCAST_DTYPES = ("bfloat16", "float16")
 
 
 @dataclass(frozen=True)
@@ -222,6 +224,8 @@ ACTIVATIONS = ExtensionPoint(
             "leaky_relu": ("LeakyReLU", "max(z, 0.01 z)"),
             "elu": ("ELU", "z for z > 0, else exp(z) - 1"),
             "gelu": ("GELU", "z times the normal distribution function at z"),
+            "gelu_tanh": ("GELUTanh", "gelu by its tanh approximation"),
+            "relu6": ("ReLU6", "min(max(z, 0), 6)"),
             "silu": ("SiLU", "z sigmoid(z)"),
             "linear": ("Linear", "z"),
             "identity": ("Linear", "z"),
@@ -306,6 +310,8 @@ TRANSLATION_SETTINGS: Mapping[str, Parameter] = MappingProxyType(
     {
         "projection": Parameter(f"one of {', '.join(PROJECTIONS)}", lambda value: value in PROJECTIONS),
         "dtype": Parameter(f"one of {', '.join(DTYPES)}", lambda value: value in DTYPES),
+        "memory_format": Parameter(f"one of {', '.join(MEMORY_FORMATS)}", lambda value: value in MEMORY_FORMATS),
+        "autocast": Parameter(f"one of {', '.join(AUTOCAST_DTYPES)}", lambda value: value in AUTOCAST_DTYPES),
     }
 )
 

@@ -18,6 +18,7 @@ class CodeActivation(Activation):
     """An activation as code templates with {z}, the pre-activation [B, D]."""
 
     code: ClassVar[str]  # output y
+    channels_first_code: ClassVar[str] = ""  # output y where the features are axis 1, if it differs
     direct_code: ClassVar[str] = ""  # output y in training without autograd, where it differs: may assign {c}
     gradient_code: ClassVar[str]  # dL/dz from {g} = dL/dy, {y}, {z} and {c}
 
@@ -39,6 +40,7 @@ class Tanh(CodeActivation):
 
 class Softmax(CodeActivation):
     code = "torch.softmax({z}, dim=-1)"
+    channels_first_code = "torch.softmax({z}, dim=1)"
     gradient_code = "aten._softmax_backward_data({g}, {y}, 1, {y}.dtype)"
 
 
@@ -59,6 +61,20 @@ class GELU(CodeActivation):
     # PyTorch's gelu goes through oneDNN, which takes 1.5 times as long on tensors of this size.
     direct_code = "{z} * ({c} := torch.erf({z} * 0.7071067811865476).add_(1.0).mul_(0.5))"
     gradient_code = "torch.addcmul({c}, {z}, torch.square({z}).mul_(-0.5).exp_(), value=0.3989422804014327).mul_({g})"
+
+
+class GELUTanh(CodeActivation):
+    """The tanh approximation of gelu (Hendrycks and Gimpel 2016)."""
+
+    code = 'F.gelu({z}, approximate="tanh")'
+    gradient_code = 'aten.gelu_backward({g}, {z}, approximate="tanh")'
+
+
+class ReLU6(CodeActivation):
+    """min(max(z, 0), 6)."""
+
+    code = "F.relu6({z})"
+    gradient_code = "aten.hardtanh_backward({g}, {z}, 0.0, 6.0)"
 
 
 class SiLU(CodeActivation):

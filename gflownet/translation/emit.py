@@ -120,7 +120,7 @@ class NodeEmitter:
 
     def added(self, edge: EdgePlan, factor: str, total: str, *, is_matrix: bool = False) -> str:
         """The expression of total + factor * (P x); `is_matrix`: `total` is [B, d], not a 0-d bias."""
-        x = slot_name("output", edge.source) if edge.is_recurrent else variable(edge.source)
+        x = slot_name("output", edge.source) if edge.is_recurrent else self.source(edge)
         if not edge.is_projected:
             return f"torch.addcmul({total}, {x}, {factor})" if total else f"{x} * {factor}"
         # Scaling a factor, not the product, keeps one gemm with the bias inside: the cheaper factor at a usual batch.
@@ -130,6 +130,10 @@ class NodeEmitter:
             return product(f"{x} * {factor}", matrix, total, is_matrix and bool(total))
         matrix = f"{matrix} * {factor}"
         return product(x, matrix, total, is_matrix and bool(total))
+
+    def source(self, edge: EdgePlan) -> str:
+        """The expression [B, size] of the source of an edge that is not recurrent."""
+        return variable(edge.source)
 
     def activated(self, z: str) -> str:
         """The statement from the pre-activation `z` [B, size] to the node's variable, and its new state."""
@@ -184,7 +188,7 @@ def step_lines(plan: ModelPlan, dialect: Dialect) -> list[str]:
     """Statements from `x` [B, F] and the slot variables to `y` [B, O] and, in stateful models, `state`."""
     lines = _input_lines(plan)
     for node in plan.live_nodes:
-        lines += _node_lines(node, dialect)
+        lines += node_lines(NodeEmitter(node, dialect))
     lines.append(_output_line(plan))
     if plan.slots:
         lines.append(f"state = ({', '.join(_new_state(plan, slot) for slot in plan.slots)},)")
@@ -198,7 +202,7 @@ def sequence_lines(plan: ModelPlan) -> list[str]:
     """
     lines = _input_lines(plan)
     for node in plan.live_nodes:
-        lines += _node_lines(node, SEQUENCE)
+        lines += node_lines(NodeEmitter(node, SEQUENCE))
     lines.append(_output_line(plan))
     state = [_last_state(slot) for slot in plan.slots]
     return [*lines, f"state = ({', '.join(state)},)"]
@@ -240,9 +244,9 @@ def _new_state(plan: ModelPlan, slot: StateSlot) -> str:
     return f"{variable(slot.node_id)}.clone()" if is_shared else variable(slot.node_id)
 
 
-def _node_lines(node: NodePlan, dialect: Dialect) -> list[str]:
+def node_lines(emitter: NodeEmitter) -> list[str]:
     """From the sources' variables to the node's own: act(post(aggregate) + bias)."""
-    emitter = NodeEmitter(node, dialect)
+    node, dialect = emitter.node, emitter.dialect
     if not node.edges:
         # An unfed node outputs act(bias).
         return [emitter.activated(f"{emitter.bias}.expand(x.shape[0], {node.output_size})")]

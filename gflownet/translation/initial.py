@@ -9,12 +9,9 @@ from torch import Tensor, nn
 from gflownet.graphs.vocabulary import activation
 from gflownet.rhn.layers import RHNBlock
 from gflownet.translation.activations import Cell
-from gflownet.translation.parameters import Initial, ParameterPlan
+from gflownet.translation.parameters import QUERY_STD, Initial, ParameterPlan
 from gflownet.translation.plan import ModelPlan
 from gflownet.translation.rhn_plan import rhn_config
-
-# Small: attention starts near uniform.
-QUERY_STD = 0.01
 
 
 def add_parameters(

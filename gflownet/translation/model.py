@@ -18,7 +18,7 @@ from gflownet.translation.cells import gru_sequence, lstm_sequence, rhn_sequence
 from gflownet.translation.emit import FAST, outside_classes, sequence_lines, slot_name, step_lines
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.operation_model import OperationModel, generate_operation_class
-from gflownet.translation.operation_plan import build_operation_plan
+from gflownet.translation.operation_plan import build_operation_plan, operation_key
 from gflownet.translation.parameters import Initial
 from gflownet.translation.plan import ModelPlan, StateSlot
 from gflownet.translation.planning import TranslationConfig, build_plan, checked_options, structural_key
@@ -158,7 +158,7 @@ def to_pytorch_model(graph: ComputationGraph, config: Mapping[str, Any] | Transl
     """
     options = checked_options(graph, config)
     if is_operation_graph(graph):
-        return operation_class(graph, options)().to(device=options.device, dtype=checked_dtype(options.dtype))
+        return _operation_model(graph, options)
     model_class = translated_class(graph, options)
     values = parameter_values(graph, model_class.plan)
     return model_class(values, device=torch.device(options.device), dtype=checked_dtype(options.dtype))
@@ -176,15 +176,20 @@ def translated_class(graph: ComputationGraph, options: TranslationConfig) -> typ
     return CACHE.get(key, translate) if enabled else translate()
 
 
+def _operation_model(graph: ComputationGraph, options: TranslationConfig) -> OperationModel:
+    model = operation_class(graph, options)().to(device=options.device, dtype=checked_dtype(options.dtype))
+    return model.to(memory_format=torch.channels_last) if options.memory_format == "channels_last" else model
+
+
 def operation_class(graph: ComputationGraph, options: TranslationConfig) -> type[OperationModel]:
-    """Return the class of operation graphs of this structure, cached if enabled."""
-    key = ("operations", *structural_key(graph, "auto"))
+    """Return the class of operation graphs of this structure, cached if enabled; `options` as translated_class."""
+    key = operation_key(graph, options)
 
     def translate() -> type[OperationModel]:
-        return generate_operation_class(build_operation_plan(graph, key))
+        return generate_operation_class(build_operation_plan(graph, options, key))
 
     enabled = CACHE.is_enabled if options.enable_translation_cache is None else options.enable_translation_cache
-    return CACHE.get(key, translate) if enabled else translate()
+    return CACHE.get(("operations", key), translate) if enabled else translate()
 
 
 def parameter_values(graph: ComputationGraph, plan: ModelPlan) -> list[float]:

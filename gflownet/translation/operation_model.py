@@ -1,108 +1,138 @@
-"""Operation graphs to modules: one generated class per structure."""
+"""Operation graphs to modules: one generated class per structure, straight-line code, also for its subgraphs."""
 
 from __future__ import annotations
 
 import linecache
-from hashlib import sha256
-from typing import Any, ClassVar
+import weakref
+from collections.abc import Iterator, Mapping
+from functools import partial
+from typing import Any, ClassVar, NoReturn
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from gflownet.graphs.operation_shapes import MergePlan, NodeShapes
-from gflownet.graphs.tensor_shape import Adapter, Layout
-from gflownet.graphs.vocabulary import activation
-from gflownet.translation.activations import CodeActivation
-from gflownet.translation.emit import variable
+from gflownet.graphs.tensor_shape import Layout
+from gflownet.graphs.vocabulary import activation, aggregation
+from gflownet.operations import layers
+from gflownet.translation.cache import CACHE
+from gflownet.translation.emit import FAST, outside_name
+from gflownet.translation.operation_code import ClassWriter, has_own_build, own_build_name, shape_text
 from gflownet.translation.operation_plan import OperationPlan
 
 
 class OperationModel(nn.Module):
-    """Base of the generated classes of operation graphs; forward maps [B, *shape] of every input to the output."""
+    """Base of the generated classes of operation graphs and of their subgraphs.
+
+    forward takes one tensor [B, *shape] per INPUT node, by ascending id, and returns the value of the OUTPUT node;
+    values of several are concatenated if all are vectors, else a tuple.
+    """
 
     plan: ClassVar[OperationPlan]
 
-    def __init__(self) -> None:
-        super().__init__()
-        for node in self.plan.nodes:
-            for plan in node.inputs.values():
-                for edge, adapter in zip(plan.edges, plan.adapters, strict=True):
-                    if adapter.changes_channels and plan.align == "auto":
-                        self.add_module(f"adapt_{edge.source}_{edge.target}", _projection(adapter))
-            if node.operation is not None:
-                inputs = {port: plan.shape for port, plan in node.inputs.items()}
-                module = node.operation.row.build(inputs, node.operation.settings)
-                if module is not None:
-                    self.add_module(f"node_{node.node.node_id}", module)
+    def forward(self, *inputs: Tensor) -> Any:
+        """Return the output for a batch of every input; generated for every structure.
 
-    def forward(self, *inputs: Tensor) -> Tensor:
-        """Return the output for a batch of every input; generated for every structure."""
+        Raises:
+            ValueError: an input of another rank or shape, or tokens that are not integers.
+        """
         raise NotImplementedError(f"{type(self).__name__} is an abstract base class: call to_pytorch_model")
+
+    def _refuse(self, position: int, x: Tensor) -> NoReturn:
+        _, node_id, shape = self.plan.inputs[position]
+        kind = "integers" if shape.layout is Layout.TOKENS else "floating numbers"
+        expected = f"{kind} of shape {shape_text(shape)}"
+        raise ValueError(f"input {node_id}: expected {expected}, got {list(x.shape)} of dtype {x.dtype}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # The generated class cannot be imported by name: pickle the plan instead.
+        return _empty_model, (self.plan,), self.__dict__
 
 
 def generate_operation_class(plan: OperationPlan) -> type[OperationModel]:
-    """Return a subclass of OperationModel whose forward is straight-line code for `plan`."""
-    name = f"OperationModel_{sha256(repr(plan.key).encode()).hexdigest()[:12]}"
+    """Return a subclass of OperationModel with straight-line code for `plan`."""
+    class_names = {body.key: f"{class_name(body)}_{index}" for index, body in enumerate(plan.bodies)}
+    bodies = {class_names[body.key]: operation_model_class(body) for body in plan.bodies}
+    source = _source(plan, ClassWriter(plan, FAST, class_names))
+    name = f"{class_name(plan)}_{plan.key[:12]}"
     filename = f"<gflownet {name}>"
-    source = _forward_source(plan)
-    namespace: dict[str, Any] = {"torch": torch, "F": F, "nn": nn, "Tensor": Tensor}
+    public = {key: value for key, value in vars(layers).items() if isinstance(value, type)}
+    namespace: dict[str, Any] = {**public, "torch": torch, "F": F, "nn": nn, "Tensor": Tensor, "Base": OperationModel}
+    namespace |= {**bodies, **dict(_outside_functions(plan))}
     exec(compile(source, filename, "exec"), namespace)
+    methods = {method: namespace[method] for method in ("__init__", "forward")}
+    generated = type(name, (OperationModel,), {"plan": plan, "__module__": __name__, **methods})
+    # Source lines for tracebacks, debuggers and torch.compile while the class exists.
     linecache.cache[filename] = (len(source), None, source.splitlines(keepends=True), filename)
-    return type(name, (OperationModel,), {"plan": plan, "__module__": __name__, "forward": namespace["forward"]})
+    weakref.finalize(generated, linecache.cache.pop, filename, None)
+    return generated
 
 
-def _forward_source(plan: OperationPlan) -> str:
-    arguments = ", ".join(f"{variable(node_id)}: Tensor" for node_id, _ in plan.inputs)
-    lines = [f"def forward(self, {arguments}) -> Tensor:"]
-    lines += [f"    {variable(node.node.node_id)} = {_expression(node)}" for node in plan.nodes]
-    outputs = [variable(node_id) for node_id in plan.outputs]
-    joined = outputs[0] if len(outputs) == 1 else f"torch.cat(({', '.join(outputs)}), dim=1)"
-    return "\n".join([*lines, f"    return {joined}", ""])
+def operation_model_class(plan: OperationPlan) -> type[OperationModel]:
+    """Return the class of a plan, from the cache if it is enabled."""
+    if not CACHE.is_enabled:
+        return generate_operation_class(plan)
+    return CACHE.get(("operations", plan.key), lambda: generate_operation_class(plan))
 
 
-def _expression(node: NodeShapes) -> str:
-    assert node.operation is not None
-    row, settings = node.operation.row, node.operation.settings
-    inputs = {port: plan.shape for port, plan in node.inputs.items()}
-    values = {port: _merged(plan) for port, plan in node.inputs.items()}
-    value = row.call(inputs, settings).format(module=f"self.node_{node.node.node_id}", **values)
-    kind = activation(node.node.activation_function)
-    assert issubclass(kind, CodeActivation)
-    return kind.code.format(z=value) if node.node.activation_function != "linear" else value
+def class_name(plan: OperationPlan) -> str:
+    """Return a class name for a plan: of its subgraph or composite in camel case."""
+    words = "".join(letter if letter.isalnum() else " " for letter in plan.name).split()
+    name = "".join(word[0].upper() + word[1:] for word in words) or "OperationModel"
+    return name if name.isidentifier() else f"Block{name}"
 
 
-def _merged(plan: MergePlan) -> str:
-    values = [
-        _aligned(f"{edge.source}_{edge.target}", variable(edge.source), adapter, plan.align)
-        for edge, adapter in zip(plan.edges, plan.adapters, strict=True)
-    ]
-    if len(values) == 1:
-        return values[0]
-    assert plan.merge == "sum"
-    return f"({' + '.join(values)})"
+def _source(plan: OperationPlan, writer: ClassWriter) -> str:
+    initial = ["Base.__init__(self)", *writer.initial_lines()]
+    body = ["p, m = self._parameters, self._modules", *_entry_lines(plan, writer.arguments()), *writer.forward_lines()]
+    if plan.autocast:
+        body = _autocast(plan, body, writer.arguments()[0])
+    arguments = ", ".join(f"{name}: Tensor" for name in writer.arguments())
+    return _function("__init__(self)", initial) + _function(f"forward(self, {arguments})", body)
 
 
-def _aligned(label: str, value: str, adapter: Adapter, align: str) -> str:
-    source, target = adapter.source, adapter.target
-    if adapter.pools_to_vector:
-        value = f"{value}.mean(dim={tuple(a + 1 for a in range(len(source.sizes)) if a != source.channel_axis)})"
-    elif adapter.pools_positions:
-        assert source.layout is Layout.IMAGE
-        value = f"F.adaptive_avg_pool2d({value}, {target.positions})"
-    if adapter.changes_channels:
-        missing = target.channels - source.channels
-        after = (0, 0) * (len(target.sizes) - 1 - target.channel_axis)
-        value = f"self.adapt_{label}({value})" if align == "auto" else f"F.pad({value}, {(*after, 0, missing)})"
-    return value
+def _function(signature: str, lines: list[str]) -> str:
+    return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def _projection(adapter: Adapter) -> nn.Module:
-    source, target = adapter.source.channels, adapter.target.channels
-    match adapter.target.layout:
-        case Layout.IMAGE:
-            return nn.Conv2d(source, target, 1, bias=False)
-        case Layout.SIGNAL:
-            return nn.Conv1d(source, target, 1, bias=False)
-        case _:
-            return nn.Linear(source, target, bias=False)
+def _entry_lines(plan: OperationPlan, arguments: list[str]) -> Iterator[str]:
+    """Yield the checks of the inputs and their memory format; a subgraph has none."""
+    for position, (name, (_, _, shape)) in enumerate(zip(arguments, plan.inputs, strict=True)):
+        if not plan.name:
+            is_wrong = "" if shape.layout is Layout.TOKENS else "not "
+            yield f"if {name}.shape[1:] != {shape.sizes} or {is_wrong}{name}.is_floating_point():"
+            yield f"    self._refuse({position}, {name})"
+        if plan.channels_last and shape.layout is Layout.IMAGE:
+            yield f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
+
+
+def _autocast(plan: OperationPlan, lines: list[str], argument: str) -> list[str]:
+    """Return the statements under torch.autocast; the outputs are float32."""
+    *others, last = lines
+    value = last.removeprefix("return ")
+    is_tuple = len(plan.outputs) > 1 and not plan.is_concatenated
+    result = f"tuple(y.float() for y in {value})" if is_tuple else f"{value}.float()"
+    head = f"with torch.autocast({argument}.device.type, dtype=torch.{plan.autocast}):"
+    return [head, *(f"    {line}" for line in others), f"    return {result}"]
+
+
+def _outside_functions(plan: OperationPlan) -> Iterator[tuple[str, Any]]:
+    """Yield the user's classes and constructors by their names in generated code."""
+    for step in plan.steps:
+        node, applied = step.shapes.node, step.shapes.operation
+        if ":" in node.activation_function:
+            yield outside_name(node.activation_function), activation(node.activation_function)
+        if step.ordinary is not None and ":" in step.ordinary.aggregation:
+            yield outside_name(step.ordinary.aggregation), aggregation(step.ordinary.aggregation)
+        if applied is not None and not step.bodies and has_own_build(applied.row):
+            yield own_build_name(step), partial(_built, step.input_shapes, applied)
+
+
+def _built(inputs: Mapping[str, Any], applied: Any) -> nn.Module:
+    return applied.row.build(inputs, applied.settings)
+
+
+def _empty_model(plan: OperationPlan) -> OperationModel:
+    """Return an empty instance, filled by pickle and copy."""
+    model_class = operation_model_class(plan)
+    return model_class.__new__(model_class)

@@ -5,6 +5,9 @@ from enum import StrEnum
 from functools import cached_property
 from math import sqrt
 
+# Small: attention starts near uniform.
+QUERY_STD = 0.01
+
 
 class Initial(StrEnum):
     """How a parameter gets its first values."""

@@ -1,16 +1,25 @@
 """Options of a translation, and the plan of a graph: evaluation order, live nodes, layers. No torch."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from difflib import get_close_matches
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph, Edge, Node, NodeType
 from gflownet.graphs.limits import is_projected
+from gflownet.graphs.operation_shapes import is_operation_graph
 from gflownet.graphs.ordering import followed_edges, reachable, sorted_prefix
 from gflownet.graphs.validation import blocking_problems
-from gflownet.graphs.vocabulary import DTYPES, PROJECTIONS, aggregation
+from gflownet.graphs.vocabulary import AUTOCAST_DTYPES, DTYPES, MEMORY_FORMATS, PROJECTIONS, aggregation
 from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
+
+# Options that a graph may carry under config["translation"].
+_CHOICES = {
+    "dtype": DTYPES,
+    "projection": PROJECTIONS,
+    "memory_format": MEMORY_FORMATS,
+    "autocast": AUTOCAST_DTYPES,
+}
 
 
 @dataclass(frozen=True)
@@ -31,18 +40,32 @@ class TranslationConfig:
     enable_translation_cache: bool | None = field(
         default=None, metadata={"help": "use the cache of generated classes; None: the global switch"}
     )
+    memory_format: str | None = field(
+        default=None,
+        metadata={
+            "help": "of images in operation graphs: contiguous (default) or channels_last, faster on some devices"
+        },
+    )
+    autocast: str | None = field(
+        default=None,
+        metadata={
+            "help": "dtype of matrix products and convolutions in operation graphs (torch.autocast): bfloat16, "
+            "float16; by default that of the parameters"
+        },
+    )
 
     def __post_init__(self) -> None:
-        if self.projection is not None and self.projection not in PROJECTIONS:
-            raise ValueError(f"projection: expected one of {', '.join(PROJECTIONS)}, got {self.projection!r}")
-        if isinstance(self.dtype, str) and self.dtype not in DTYPES:
-            raise ValueError(f"dtype: expected one of {', '.join(DTYPES)}, got {self.dtype!r}")
+        for name, choices in _CHOICES.items():
+            value = getattr(self, name)
+            # A dtype may also be a torch.dtype.
+            if value is not None and value not in choices and (name != "dtype" or isinstance(value, str)):
+                raise ValueError(f"{name}: expected one of {', '.join(choices)}, got {value!r}")
 
     def completed(self, settings: Mapping[str, Any]) -> "TranslationConfig":
         """Return the options with None replaced by a graph's translation settings or the defaults."""
-        dtype = settings.get("dtype") if self.dtype is None else self.dtype
-        projection = self.projection or settings.get("projection") or "auto"
-        return TranslationConfig(self.device, dtype, projection, self.enable_translation_cache)
+        options = {name: getattr(self, name) for name in _CHOICES}
+        chosen = {name: settings.get(name) if value is None else value for name, value in options.items()}
+        return replace(self, **{**chosen, "projection": chosen["projection"] or "auto"})
 
 
 def read_config(config: Mapping[str, Any] | TranslationConfig | None) -> TranslationConfig:
@@ -85,7 +108,11 @@ def checked_options(
     if problems:
         listed = "\n".join(f"- {problem.message}" for problem in problems)
         raise ValueError(f"the graph cannot be translated:\n{listed}")
-    return options.completed(graph.config.get("translation", {}))
+    options = options.completed(graph.config.get("translation", {}))
+    for name in ("memory_format", "autocast"):
+        if getattr(options, name) is not None and not is_operation_graph(graph):
+            raise ValueError(f"{name}: expected an operation graph, got a graph without operations")
+    return options
 
 
 def checked_plan(graph: ComputationGraph, config: Mapping[str, Any] | None = None) -> ModelPlan:

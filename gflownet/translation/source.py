@@ -6,9 +6,8 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.vocabulary import activation
 from gflownet.translation.activations import Cell
 from gflownet.translation.emit import PLAIN, identifier, outside_name, outside_names, slot_name, step_lines
-from gflownet.translation.initial import QUERY_STD
+from gflownet.translation.initial_code import initial_code
 from gflownet.translation.model import parameter_values
-from gflownet.translation.parameters import Initial, ParameterPlan
 from gflownet.translation.plan import ModelPlan
 from gflownet.translation.planning import checked_options, checked_plan
 
@@ -87,22 +86,10 @@ def _initial_lines(plan: ModelPlan, values: dict[str, float], dtype: str | None)
     for parameter in plan.parameters:
         if parameter.name.endswith("weight_hh"):
             continue  # in the cell of weight_ih
-        lines.append(f"self.{identifier(parameter.module or parameter.name)} = {_made(parameter, values, option)}")
+        lines.append(
+            f"self.{identifier(parameter.module or parameter.name)} = {initial_code(parameter, values, option)}"
+        )
     return lines
-
-
-def _made(parameter: ParameterPlan, values: dict[str, float], option: str) -> str:
-    if parameter.initial is Initial.QUERY:
-        return f"nn.Parameter({QUERY_STD} * torch.randn({', '.join(map(str, parameter.shape))}{option}))"
-    if not parameter.module:
-        return f"nn.Parameter(torch.tensor({values[parameter.name]!r}{option}))"
-    rows, columns = parameter.shape
-    kind = parameter.module.partition("_")[0]
-    if kind not in ("proj", "post"):
-        cell_class = activation(kind)
-        assert issubclass(cell_class, Cell)
-        return f"nn.{cell_class.module.partition(':')[2]}({columns}, {columns}, bias=False{option})"
-    return f"nn.Linear({columns}, {rows}, bias=False{option})"
 
 
 def _method(signature: str, lines: list[str]) -> str:
