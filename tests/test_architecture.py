@@ -23,7 +23,12 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"graphs": set(), "autodiff": set(), "rhn": set(), "workers": set()},
     {"operations": {"graphs", "rhn"}},
     {"translation": {"graphs", "operations", "rhn"}, "mdp": {"graphs"}, "utils": {"workers"}},
-    {"envs": {"mdp", "graphs", "operations", "autodiff"}, "objectives": {"mdp"}, "policy": {"mdp"}, "metrics": {"mdp", "graphs"}},
+    {
+        "envs": {"mdp", "graphs", "operations", "autodiff"},
+        "objectives": {"mdp"},
+        "policy": {"mdp"},
+        "metrics": {"mdp", "graphs"},
+    },
     {"evaluation": {"graphs", "operations", "translation", "autodiff", "rhn"}},
     {"data": {"mdp", "policy", "evaluation", "workers"}},
     {

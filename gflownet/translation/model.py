@@ -178,7 +178,9 @@ def translated_class(graph: ComputationGraph, options: TranslationConfig) -> typ
 
 def _operation_model(graph: ComputationGraph, options: TranslationConfig) -> OperationModel:
     model = operation_class(graph, options)().to(device=options.device, dtype=checked_dtype(options.dtype))
-    return model.to(memory_format=torch.channels_last) if options.memory_format == "channels_last" else model
+    if options.memory_format == "channels_last":
+        model.to(memory_format=torch.channels_last)  # pyright: ignore[reportCallIssue]
+    return model
 
 
 def operation_class(graph: ComputationGraph, options: TranslationConfig) -> type[OperationModel]:

@@ -310,4 +310,8 @@ def activate(name: str, z: Array) -> Array:
         return softmax(z)
     if name in ("linear", "identity"):
         return z
+    if name == "relu6":
+        return np.clip(z, 0, 6)
+    if name == "gelu_tanh":
+        return 0.5 * z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3)))
     return {"sigmoid": sigmoid, "tanh": np.tanh, "silu": lambda v: v * sigmoid(v)}[name](z)
