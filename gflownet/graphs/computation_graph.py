@@ -8,10 +8,9 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from gflownet.graphs import node_link, ordering
-from gflownet.graphs.canonical import CanonicalForm, ColouredGraph, EqualUpToIsomorphism
+from gflownet.graphs import node_link, ordering, subgraphs
+from gflownet.graphs.canonical import CanonicalForm, EqualUpToIsomorphism
 from gflownet.graphs.elements import (
-    DEFAULT_AGGREGATION,
     DEFAULT_WEIGHT,
     Edge,
     Node,
@@ -20,8 +19,8 @@ from gflownet.graphs.elements import (
     shown,
     thawed,
 )
+from gflownet.graphs.identity import coloured_graph
 from gflownet.graphs.validation import GraphProblem, graph_problems
-from gflownet.graphs.vocabulary import is_order_sensitive
 
 if TYPE_CHECKING:
     import networkx
@@ -49,6 +48,8 @@ class ComputationGraph(EqualUpToIsomorphism):
         self._out_edges: dict[int, list[Edge]] = {}
         self._next_edge_id = 0
         self._identity: tuple[CanonicalForm, tuple[int, ...]] | None = None
+        self._subgraphs: dict[str, ComputationGraph] = {}
+        self._subgraph_key: str | None = None
 
     @property
     def nodes(self) -> Mapping[int, Node]:
@@ -115,15 +116,19 @@ class ComputationGraph(EqualUpToIsomorphism):
         return list(self._out_edges.get(self._checked_id(node_id), ()))
 
     def subgraph(self, name: str) -> ComputationGraph:
-        """Return the graph under config["subgraphs"] with this name; it finds the other subgraphs by name, too.
+        """Return the graph that nodes apply by this name; it sees all subgraphs of this graph. Do not change it.
 
-        Raises: ValueError for an unknown name.
+        Raises: ValueError for an unknown name, a subgraph that applies itself, or data that are not a graph.
         """
-        subgraphs = thawed(self.config.get("subgraphs", {}))
-        if name not in subgraphs:
-            raise ValueError(f"expected a subgraph out of {', '.join(subgraphs) or 'none'}, got {shown(name)}")
-        data = subgraphs.pop(name)
-        return ComputationGraph.from_dict({**data, "subgraphs": {**subgraphs, **data.get("subgraphs", {})}})
+        if name not in self._subgraphs:
+            definitions = self.config.get("subgraphs", {})
+            data = subgraphs.subgraph_data(definitions, name)
+            own = data.get("subgraphs", {})
+            inner = ComputationGraph.from_dict({**thawed(data), "subgraphs": thawed({**definitions, **own})})
+            if not own:
+                inner._subgraphs = self._subgraphs  # the same names: built once
+            self._subgraphs[name] = inner
+        return self._subgraphs[name]
 
     def detect_cycles(self) -> tuple[int, ...]:
         """Return ids of enabled non-recurrent edges that close a cycle; marking them recurrent removes all cycles."""
@@ -204,7 +209,7 @@ class ComputationGraph(EqualUpToIsomorphism):
         if node.node_id in self._nodes:
             raise ValueError(f"node {node.node_id}: expected an unused id, got one already taken")
         self._nodes[node.node_id] = node
-        self._identity = None
+        self._identity = self._subgraph_key = None
 
     def _insert_edge(self, edge: Edge) -> None:
         if edge.edge_id in self._edges:
@@ -213,7 +218,7 @@ class ComputationGraph(EqualUpToIsomorphism):
         for adjacent, end in ((self._in_edges, edge.target), (self._out_edges, edge.source)):
             insort(adjacent.setdefault(end, []), edge, key=_place)
         self._next_edge_id = max(self._next_edge_id, edge.edge_id + 1)
-        self._identity = None
+        self._identity = self._subgraph_key = None
 
     def _ids_of(self, node_type: NodeType) -> list[int]:
         return sorted(node_id for node_id, node in self._nodes.items() if node.node_type is node_type)
@@ -225,10 +230,18 @@ class ComputationGraph(EqualUpToIsomorphism):
 
     def _identified(self) -> tuple[CanonicalForm, tuple[int, ...]]:
         if self._identity is None:
-            ids, coloured = _coloured_graph(self)
+            ids, coloured = coloured_graph(self, self._key_of_subgraph)
             form = coloured.canonical_form()
             self._identity = form, tuple(ids[index] for index in form.order if ids[index] in self._nodes)
         return self._identity
+
+    def _key_of_subgraph(self, name: str) -> str:
+        """Return the identity of a subgraph: its content, whatever its name and the shapes that its inputs declare."""
+        inner = self.subgraph(name)
+        if inner._subgraph_key is None:
+            _, coloured = coloured_graph(inner, inner._key_of_subgraph, is_subgraph=True)
+            inner._subgraph_key = coloured.canonical_hash()
+        return inner._subgraph_key
 
 
 def _place(edge: Edge) -> tuple[float, int]:
@@ -242,58 +255,3 @@ def _rebuilt(config: Mapping[str, Any], nodes: Iterable[Node], edges: Iterable[E
     for edge in edges:
         graph._insert_edge(edge)
     return graph
-
-
-def _coloured_graph(graph: ComputationGraph) -> tuple[list[int], ColouredGraph]:
-    """Return the node id of every index, and the coloured graph over these indices.
-
-    The colour of an input or output contains its place, which fixes it. Missing ends of edges become nodes, so that an
-    invalid graph has an identity, too. Parallel edges are merged into one colour.
-    """
-    ids, colours = [], []
-    for group in (graph.input_node_ids, graph.output_node_ids):
-        ids += group
-        colours += [f"{place} {_node_colour(graph.nodes[node_id])}" for place, node_id in enumerate(group)]
-    for node_id, node in graph.nodes.items():
-        if node.node_type is NodeType.HIDDEN:
-            ids.append(node_id)
-            colours.append(_node_colour(node))
-    index_of = {node_id: index for index, node_id in enumerate(ids)}
-    for end in (end for edge in graph.edges.values() for end in (edge.source, edge.target)):
-        if end not in index_of:
-            index_of[end] = len(ids)
-            ids.append(end)
-            colours.append(f"missing {end}")
-    ranks = {
-        edge.edge_id: f"#{rank} "
-        for node_id, node in graph.nodes.items()
-        if is_order_sensitive(node.aggregation)
-        for rank, edge in enumerate(graph.in_edges(node_id))
-    }
-    merged: dict[tuple[int, int], list[str]] = {}
-    for edge in graph.edges.values():
-        ends = index_of[edge.source], index_of[edge.target]
-        merged.setdefault(ends, []).append(ranks.get(edge.edge_id, "") + _edge_colour(edge))
-    edges = {ends: each[0] if len(each) == 1 else json.dumps(sorted(each)) for ends, each in merged.items()}
-    return ids, ColouredGraph(tuple(colours), edges)
-
-
-def _node_colour(node: Node) -> str:
-    head = f"{node.node_type.value} {node.output_size} {node.bias!r} {json.dumps(node.activation_function)}"
-    return head + _attributes_colour(node.attributes, {"aggregation": DEFAULT_AGGREGATION}, ("derivation_uuid",))
-
-
-def _edge_colour(edge: Edge) -> str:
-    head = f"{edge.weight!r} {'on' if edge.enabled else 'off'}"
-    return head + _attributes_colour(edge.attributes, {"is_recurrent": False}, ("derivation_uuid", "order"))
-
-
-def _attributes_colour(attributes: Mapping[str, Any], defaults: Mapping[str, Any], labels: tuple[str, ...]) -> str:
-    """Return the attributes as text, without labels and default values."""
-    counted = {
-        key: thawed(value)
-        for key, value in attributes.items()
-        # repr, because an ill-valued 0 equals the default False.
-        if key not in labels and not (key in defaults and repr(value) == repr(defaults[key]))
-    }
-    return " " + json.dumps(counted, sort_keys=True) if counted else ""
