@@ -1,0 +1,184 @@
+"""Coloured graphs of computation graphs, independent of hidden ids and of defaults that are written out."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from gflownet.graphs.canonical import ColouredGraph
+from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_number, thawed
+from gflownet.graphs.operation import INPUT_PORT, read_operation
+from gflownet.graphs.operation_shapes import input_shape, is_operation_graph
+from gflownet.graphs.vocabulary import is_order_sensitive
+
+_LABELS = ("derivation_uuid",)
+_NODE_DEFAULTS = {"aggregation": DEFAULT_AGGREGATION}
+_EDGE_LABELS = ("derivation_uuid", "order")
+_EDGE_DEFAULTS = {"is_recurrent": False}
+_OPERATION_NODE_DEFAULTS = {
+    **_NODE_DEFAULTS,
+    "align": "auto",
+    "edge_weight": False,
+    "port": INPUT_PORT,
+    "repeat": 1,
+    "share": False,
+}
+_OPERATION_EDGE_DEFAULTS = {**_EDGE_DEFAULTS, "port": INPUT_PORT}
+_SHAPE_ATTRIBUTES = ("shape", "layout", "dtype")
+
+
+def coloured_graph(
+    graph: GraphElements, subgraph_key: Callable[[str], str], *, is_subgraph: bool = False
+) -> tuple[list[int], ColouredGraph]:
+    """Return the node id of every index, and the coloured graph over these indices.
+
+    The colour of an input or output contains its place, which fixes it. Missing ends of edges become nodes, so that an
+    invalid graph has an identity, too. Parallel edges are merged into one colour.
+
+    Args:
+        graph: any computation graph.
+        subgraph_key: returns the identity of a subgraph by name. Raises ValueError for an invalid one.
+        is_subgraph: inputs are fixed by their ports, and their shapes come from outside.
+    """
+    has_operations = is_subgraph or is_operation_graph(graph)
+    if has_operations:
+        node_colours = _operation_node_colours(graph, subgraph_key, is_subgraph=is_subgraph)
+    else:
+        node_colours = {node_id: _node_colour(node) for node_id, node in graph.nodes.items()}
+    ids, colours = [], []
+    for group in (_input_ids(graph, is_subgraph=is_subgraph), _ids_of(graph, NodeType.OUTPUT)):
+        ids += group
+        colours += [f"{place} {node_colours[node_id]}" for place, node_id in enumerate(group)]
+    hidden = [node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.HIDDEN]
+    ids += hidden
+    colours += [node_colours[node_id] for node_id in hidden]
+    index_of = {node_id: index for index, node_id in enumerate(ids)}
+    for end in (end for edge in graph.edges.values() for end in (edge.source, edge.target)):
+        if end not in index_of:
+            index_of[end] = len(ids)
+            ids.append(end)
+            colours.append(f"missing {end}")
+    ranks = dict(_operation_ranks(graph) if has_operations else _ranks(graph))
+    defaults = _OPERATION_EDGE_DEFAULTS if has_operations else _EDGE_DEFAULTS
+    merged: dict[tuple[int, int], list[str]] = {}
+    for edge in graph.edges.values():
+        ends = index_of[edge.source], index_of[edge.target]
+        merged.setdefault(ends, []).append(ranks.get(edge.edge_id, "") + _edge_colour(edge, defaults))
+    edges = {ends: each[0] if len(each) == 1 else json.dumps(sorted(each)) for ends, each in merged.items()}
+    return ids, ColouredGraph(tuple(colours), edges)
+
+
+def _ids_of(graph: GraphElements, node_type: NodeType) -> list[int]:
+    return sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is node_type)
+
+
+def _input_ids(graph: GraphElements, *, is_subgraph: bool) -> list[int]:
+    """Return the inputs by ascending id; those of a subgraph by port."""
+    ids = _ids_of(graph, NodeType.INPUT)
+    if not is_subgraph:
+        return ids
+    return sorted(ids, key=lambda node_id: str(graph.nodes[node_id].attributes.get("port", INPUT_PORT)))
+
+
+def _ranks(graph: GraphElements) -> Iterator[tuple[int, str]]:
+    """Yield the place of every edge into a node whose aggregation depends on the order."""
+    for node_id, edges in _ordered_in_edges(graph).items():
+        if node_id in graph.nodes:
+            yield from ((edge.edge_id, f"#{rank} ") for rank, edge in enumerate(edges))
+
+
+def _operation_ranks(graph: GraphElements) -> Iterator[tuple[int, str]]:
+    """Yield the place of every enabled edge among those into the same port, where the order matters."""
+    for edges in _ordered_in_edges(graph).values():
+        places: dict[str, int] = {}
+        for edge in edges:
+            if edge.enabled:
+                port = str(edge.attributes.get("port", INPUT_PORT))
+                places[port] = places.get(port, -1) + 1
+                yield edge.edge_id, f"#{places[port]} "
+
+
+def _ordered_in_edges(graph: GraphElements) -> dict[int, list[Edge]]:
+    in_edges: dict[int, list[Edge]] = {
+        node_id: [] for node_id, node in graph.nodes.items() if is_order_sensitive(node.aggregation)
+    }
+    if in_edges:
+        for edge in graph.edges.values():
+            if edge.target in in_edges:
+                in_edges[edge.target].append(edge)
+        for edges in in_edges.values():
+            edges.sort(key=lambda edge: (edge.order, edge.edge_id))
+    return in_edges
+
+
+def _node_colour(node: Node) -> str:
+    return _head(node, node.output_size) + _attributes_colour(node.attributes, _NODE_DEFAULTS, _LABELS)
+
+
+def _operation_node_colours(
+    graph: GraphElements, subgraph_key: Callable[[str], str], *, is_subgraph: bool
+) -> dict[int, str]:
+    colours = {}
+    for node_id, node in graph.nodes.items():
+        size, attributes = node.output_size, dict(node.attributes)
+        if node.node_type is NodeType.INPUT:
+            size, attributes = _declared(node, attributes, is_subgraph=is_subgraph)
+        if "operation" in attributes:
+            attributes["operation"] = _completed(attributes["operation"])
+        if "subgraph" in attributes:
+            attributes["subgraph"] = _applied(attributes["subgraph"], subgraph_key)
+        colours[node_id] = _head(node, size) + _attributes_colour(attributes, _OPERATION_NODE_DEFAULTS, _LABELS)
+    return colours
+
+
+def _declared(node: Node, attributes: dict[str, Any], *, is_subgraph: bool) -> tuple[Any, dict[str, Any]]:
+    """Return the shape of an input as text, and its other attributes; as written if the shape is invalid."""
+    others = {key: value for key, value in attributes.items() if key not in _SHAPE_ATTRIBUTES}
+    if is_subgraph:
+        return "", others
+    try:
+        return str(input_shape(node)), others
+    except ValueError:
+        return node.output_size, attributes
+
+
+def _completed(operation: Any) -> Any:
+    """Return an operation with every setting; an invalid one as written."""
+    try:
+        applied = read_operation(operation)
+    except ValueError:
+        return operation
+    return {"name": applied.name, "settings": {key: _plain_number(value) for key, value in applied.items}}
+
+
+def _plain_number(value: Any) -> Any:
+    """Return an integral float as an int: 1.0 and 1 are one value of a setting."""
+    return int(value) if is_number(value) and isinstance(value, float) and value.is_integer() else value
+
+
+def _applied(name: Any, subgraph_key: Callable[[str], str]) -> Any:
+    try:
+        return {"content": subgraph_key(name)}
+    except ValueError:
+        return name
+
+
+def _edge_colour(edge: Edge, defaults: Mapping[str, Any]) -> str:
+    head = f"{edge.weight!r} {'on' if edge.enabled else 'off'}"
+    return head + _attributes_colour(edge.attributes, defaults, _EDGE_LABELS)
+
+
+def _head(node: Node, size: Any) -> str:
+    return f"{node.node_type.value} {size} {node.bias!r} {json.dumps(node.activation_function)}"
+
+
+def _attributes_colour(attributes: Mapping[str, Any], defaults: Mapping[str, Any], labels: tuple[str, ...]) -> str:
+    """Return the attributes as text, without labels and default values."""
+    counted = {
+        key: thawed(value)
+        for key, value in attributes.items()
+        # repr, because an ill-valued 0 equals the default False.
+        if key not in labels and not (key in defaults and repr(value) == repr(defaults[key]))
+    }
+    return " " + json.dumps(counted, sort_keys=True) if counted else ""
