@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, cast
 
-from gflownet.graphs import node_link, ordering, subgraphs
+from gflownet.graphs import node_link, ordering, short_form, subgraphs
 from gflownet.graphs.canonical import CanonicalForm, EqualUpToIsomorphism
 from gflownet.graphs.elements import (
     DEFAULT_WEIGHT,
@@ -20,6 +20,7 @@ from gflownet.graphs.elements import (
     thawed,
 )
 from gflownet.graphs.identity import coloured_graph
+from gflownet.graphs.operation_shapes import is_operation_graph
 from gflownet.graphs.validation import GraphProblem, graph_problems
 
 if TYPE_CHECKING:
@@ -123,8 +124,9 @@ class ComputationGraph(EqualUpToIsomorphism):
         if name not in self._subgraphs:
             definitions = self.config.get("subgraphs", {})
             data = subgraphs.subgraph_data(definitions, name)
-            own = data.get("subgraphs", {})
-            inner = ComputationGraph.from_dict({**thawed(data), "subgraphs": thawed({**definitions, **own})})
+            inner = ComputationGraph._read(thawed(data), is_subgraph=True)
+            own = inner.config.get("subgraphs", {})
+            inner.config = MappingProxyType({**inner.config, "subgraphs": MappingProxyType({**definitions, **own})})
             if not own:
                 inner._subgraphs = self._subgraphs  # the same names: built once
             self._subgraphs[name] = inner
@@ -178,10 +180,14 @@ class ComputationGraph(EqualUpToIsomorphism):
         Well-typed but invalid values (dangling edges, unknown activations) are accepted: validate() reports them.
         Raises: ValueError that names the node or edge and the field.
         """
+        return cls._read(data)
+
+    @classmethod
+    def _read(cls, data: Mapping[str, Any], *, is_subgraph: bool = False) -> ComputationGraph:
         graph = cls(config=node_link.read_config(data))
-        for node in node_link.read_nodes(data):
+        for node in node_link.read_nodes(data, is_subgraph=is_subgraph):
             graph.add_node(**node)
-        for edge in node_link.read_edges(data):
+        for edge in node_link.read_edges(data, is_subgraph=is_subgraph):
             graph.add_edge(**edge)
         return graph
 
@@ -198,12 +204,22 @@ class ComputationGraph(EqualUpToIsomorphism):
             raise ValueError(f"graph: expected JSON text, got {type(error).__name__}: {error}") from None
         return cls.from_dict(data)
 
+    def to_networkx(self) -> networkx.DiGraph | networkx.MultiDiGraph:
+        """Return the graph as networkx's class; the fields of `to_dict` are its node and edge data.
+
+        Parallel edges into different ports need networkx's MultiDiGraph; subgraphs are graph data.
+        """
+        from networkx import node_link_graph
+
+        data = short_form.networkx_dict(self.to_dict()) if is_operation_graph(self) else self.to_dict()
+        return cast("networkx.DiGraph", node_link_graph(data, edges="edges"))
+
     @classmethod
     def from_networkx(cls, graph: networkx.Graph) -> ComputationGraph:
         """Return the graph of a networkx graph with the fields of to_dict as data."""
         from networkx import node_link_data
 
-        return cls.from_dict(node_link_data(graph, edges="edges"))
+        return cls.from_dict(short_form.from_networkx_dict(node_link_data(graph, edges="edges")))
 
     def _insert_node(self, node: Node) -> None:
         if node.node_id in self._nodes:

@@ -1,38 +1,43 @@
-"""Computation graphs as JSON in networkx's node-link form (edges under "edges"), read strictly."""
+"""Computation graphs as JSON in networkx's node-link form (edges under "edges"), read strictly.
+
+Operation graphs are written short: attributes as fields, defaults left out, subgraphs next to nodes and edges.
+"""
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, cast
 
-from gflownet.graphs.elements import GraphElements, checked_int, shown, thawed
+from gflownet.graphs.elements import (
+    DEFAULT_WEIGHT,
+    Edge,
+    GraphElements,
+    Node,
+    NodeType,
+    checked_int,
+    shown,
+    thawed,
+)
+from gflownet.graphs.operation_shapes import OPERATION_ATTRIBUTES, is_operation_graph
+from gflownet.graphs.short_form import OPERATION_EDGE_FIELDS, OPERATION_NODE_FIELDS, Fields, short_elements
 
 _GRAPH_FIELDS = ("directed", "multigraph", "graph", "nodes", "edges", "subgraphs")
 _NODE_FIELDS = ("id", "node_type", "output_size", "activation_function", "bias", "attributes")
 # networkx writes a key for each parallel edge; it repeats edge_id.
 _EDGE_FIELDS = ("source", "target", "edge_id", "weight", "enabled", "attributes", "key")
-# Attributes of operation graphs that may be written as fields of a node or an edge.
-OPERATION_NODE_FIELDS = (
-    "operation",
-    "aggregation",
-    "shape",
-    "layout",
-    "dtype",
-    "subgraph",
-    "repeat",
-    "share",
-    "align",
-    "edge_weight",
-)
-OPERATION_EDGE_FIELDS = ("port",)
-
-Fields = dict[str, Any]
 
 
 def node_link_dict(graph: GraphElements) -> Fields:
-    """Return the graph as plain JSON values, nodes and edges by ascending id, every field written out."""
+    """Return the graph as plain JSON values, nodes and edges by ascending id.
+
+    Every field is written out, except in operation graphs (see `short_elements`).
+    """
     config = thawed(graph.config)
-    multigraph = config.pop("multigraph")
+    multigraph, subgraphs = config.pop("multigraph"), _short_subgraphs(config.pop("subgraphs", {}))
+    if is_operation_graph(graph):
+        head = {"directed": True, "multigraph": multigraph} | ({"graph": config} if config else {})
+        return {**head, **short_elements(graph.nodes.values(), graph.edges.values()), **subgraphs}
     nodes = [
         {
             "id": node.node_id,
@@ -56,7 +61,58 @@ def node_link_dict(graph: GraphElements) -> Fields:
         }
         for _, edge in sorted(graph.edges.items())
     ]
-    return {"directed": True, "multigraph": multigraph, "graph": config, "nodes": nodes, "edges": edges}
+    return {"directed": True, "multigraph": multigraph, "graph": config, "nodes": nodes, "edges": edges, **subgraphs}
+
+
+def _short_subgraphs(subgraphs: Any) -> Fields:
+    """Return subgraphs in the short form; data that cannot be read as they are."""
+    if not isinstance(subgraphs, Mapping):
+        return {"subgraphs": subgraphs}
+    return {"subgraphs": {name: _short_subgraph(data) for name, data in subgraphs.items()}} if subgraphs else {}
+
+
+def _short_subgraph(data: Any) -> Any:
+    try:
+        return read_subgraph(data, "subgraph")
+    except ValueError:
+        return data
+
+
+def read_subgraph(data: Any, name: str) -> Fields:
+    """Return the data of a subgraph in the short form. Raises ValueError naming subgraph, node and field."""
+    try:
+        config = read_config(data)
+        nodes = [
+            Node(
+                fields["node_id"],
+                cast(NodeType, fields["node_type"]),
+                *(fields.get(key, default) for key, default in _NODE_DEFAULTS.items()),
+            )
+            for fields in read_nodes(data, is_subgraph=True)
+        ]
+        edges: list[Edge] = []
+        next_id = 0
+        for fields in read_edges(data, is_subgraph=True):
+            edge_id, ends = fields.get("edge_id", next_id), (fields["source"], fields["target"])
+            edges.append(Edge(edge_id, *ends, *(fields.get(key, default) for key, default in _EDGE_DEFAULTS.items())))
+            next_id = max(next_id, edge_id + 1)
+        _check_distinct([node.node_id for node in nodes], "node")
+        _check_distinct([edge.edge_id for edge in edges], "edge")
+    except ValueError as error:
+        raise ValueError(f"subgraph {name}: {error}") from None
+    multigraph, subgraphs = config.pop("multigraph"), config.pop("subgraphs", {})
+    head = ({"multigraph": True} if multigraph else {}) | ({"graph": config} if config else {})
+    return {**head, **short_elements(nodes, edges), **({"subgraphs": subgraphs} if subgraphs else {})}
+
+
+_NODE_DEFAULTS: Fields = {"output_size": None, "activation_function": "linear", "bias": 0.0, "attributes": {}}
+_EDGE_DEFAULTS: Fields = {"weight": DEFAULT_WEIGHT, "enabled": True, "attributes": {}}
+
+
+def _check_distinct(ids: Sequence[int], kind: str) -> None:
+    for each, count in Counter(ids).items():
+        if count > 1:
+            raise ValueError(f"{kind} {each}: expected an unused id, got one already taken")
 
 
 def read_config(data: Any) -> Fields:
@@ -67,34 +123,44 @@ def read_config(data: Any) -> Fields:
     config = data.get("graph", {})
     if not isinstance(config, Mapping):
         raise ValueError(f"graph: expected an object under graph, got {shown(config)}")
-    subgraphs = {"subgraphs": data["subgraphs"]} if data.get("subgraphs") else {}
-    return {**config, **subgraphs, "multigraph": data.get("multigraph", False)}
+    if "subgraphs" in config:
+        raise ValueError("graph: expected subgraphs next to nodes and edges, got them under graph")
+    multigraph = data.get("multigraph", False)
+    if not isinstance(multigraph, bool):
+        raise ValueError(f"graph: expected a bool multigraph, got {shown(multigraph)}")
+    subgraphs = data.get("subgraphs", {})
+    if not isinstance(subgraphs, Mapping):
+        raise ValueError(f"graph: expected an object under subgraphs, got {shown(subgraphs)}")
+    read = {name: read_subgraph(subgraph, shown(name)[1:-1]) for name, subgraph in subgraphs.items()}
+    return {**config, **({"subgraphs": read} if read else {}), "multigraph": multigraph}
 
 
-def read_nodes(data: Mapping[str, Any]) -> Iterator[Fields]:
+def read_nodes(data: Mapping[str, Any], *, is_subgraph: bool = False) -> Iterator[Fields]:
     """Yield the arguments of `ComputationGraph.add_node` of every node. Raises ValueError naming node and field."""
+    short = OPERATION_NODE_FIELDS if is_subgraph or _has_operations(data) else ()
     for position, entry in enumerate(_entries(data, "nodes")):
         owner = f"nodes[{position}]"
-        entry = _with_attributes(entry, OPERATION_NODE_FIELDS)
-        _check_fields(entry, _NODE_FIELDS, owner)
+        _check_fields(entry, (*_NODE_FIELDS, *short), owner)
         node_id = checked_int(_required(entry, "id", owner), owner, "id")
+        entry = _with_attributes(entry, short, f"node {node_id}")
+        entry = {**_default_type(entry), **entry}
         _required(entry, "node_type", f"node {node_id}")
         fields = {"output_size": None, **entry, "node_id": node_id}
         del fields["id"]
         yield fields
 
 
-def read_edges(data: Mapping[str, Any]) -> Iterator[Fields]:
+def read_edges(data: Mapping[str, Any], *, is_subgraph: bool = False) -> Iterator[Fields]:
     """Yield the arguments of `ComputationGraph.add_edge` of every edge. Raises ValueError naming edge and field.
 
     Edges with an id come first, so that a generated id never takes one that is still to be read.
     """
+    short = OPERATION_EDGE_FIELDS if is_subgraph or _has_operations(data) else ()
     entries = list(enumerate(_entries(data, "edges")))
     for position, entry in sorted(entries, key=lambda item: isinstance(item[1], Mapping) and "edge_id" not in item[1]):
         owner = f"edges[{position}]"
-        entry = _with_attributes(entry, OPERATION_EDGE_FIELDS)
-        _check_fields(entry, _EDGE_FIELDS, owner)
-        fields = dict(entry)
+        _check_fields(entry, (*_EDGE_FIELDS, *short), owner)
+        fields = _with_attributes(entry, short, owner)
         fields.pop("key", None)
         if "edge_id" in fields:
             fields["edge_id"] = checked_int(fields["edge_id"], owner, "edge_id")
@@ -103,13 +169,38 @@ def read_edges(data: Mapping[str, Any]) -> Iterator[Fields]:
         yield fields
 
 
-def _with_attributes(entry: Any, names: Sequence[str]) -> Any:
+def _has_operations(data: Mapping[str, Any]) -> bool:
+    """Return whether some node has an attribute of operation graphs, as a field or under `attributes`."""
+    for entry in _entries(data, "nodes"):
+        attributes = entry.get("attributes") if isinstance(entry, Mapping) else None
+        keys = {*entry, *(attributes if isinstance(attributes, Mapping) else ())} if isinstance(entry, Mapping) else ()
+        if any(key in keys for key in OPERATION_ATTRIBUTES):
+            return True
+    return False
+
+
+def _with_attributes(entry: Mapping[str, Any], names: Sequence[str], owner: str) -> Fields:
     """Return a node or an edge with its short fields moved under `attributes`."""
-    if not isinstance(entry, Mapping) or not any(name in entry for name in names):
-        return entry
     short = {name: entry[name] for name in names if name in entry}
+    if not short:
+        return dict(entry)
     others = {name: value for name, value in entry.items() if name not in names}
-    return {**others, "attributes": {**others.get("attributes", {}), **short}}
+    attributes = others.get("attributes", {})
+    if isinstance(attributes, Mapping):
+        for name in short:
+            if name in attributes:
+                raise ValueError(f"{owner}: expected {name} once, got it as a field and under attributes")
+        others["attributes"] = {**attributes, **short}
+    return others
+
+
+def _default_type(entry: Mapping[str, Any]) -> Fields:
+    """Return the type of a node that names none: hidden with an operation or a subgraph, input with a shape."""
+    attributes = entry.get("attributes")
+    for key, node_type in (("operation", "hidden"), ("subgraph", "hidden"), ("shape", "input")):
+        if isinstance(attributes, Mapping) and key in attributes and "node_type" not in entry:
+            return {"node_type": node_type}
+    return {}
 
 
 def objects_under(data: Any, name: str, fields: Sequence[str]) -> list[Mapping[str, Any]]:
