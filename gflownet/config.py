@@ -37,7 +37,14 @@ MAX_SEED = 2**63 - 1
 # The group of the task's own options; their dataclass belongs to the task.
 TASK_OPTIONS = "task_options"
 # Former names of options, accepted for one release.
-RENAMED = {"evaluation.backend": "evaluation.executor"}
+RENAMED = {
+    "evaluation.backend": "evaluation.executor",
+    "env.cell_space.name": "env.cells.name",
+    "env.cell_space.max_vertices": "env.cells.max_vertices",
+    "env.cell_space.max_edges": "env.cells.max_edges",
+}
+# Former values of options, accepted for one release.
+RENAMED_VALUES = {("env.name", "cell_space"): "cells"}
 # The file of a run folder that holds the run's config.
 CONFIG_NAME = "config.yaml"
 _log = logging.getLogger(__name__)
@@ -290,6 +297,9 @@ def _merge(
         if key in RENAMED and key not in options:
             _log.warning("%s%s: this option is now %s", where, key, RENAMED[key])
             key = RENAMED[key]
+        if isinstance(value, str) and (key, value) in RENAMED_VALUES:
+            _log.warning("%s%s=%s: this value is now %s", where, key, value, RENAMED_VALUES[key, value])
+            value = RENAMED_VALUES[key, value]
         option = options.get(key)
         if option is None:
             nearest = nearest_key(key, options)

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from gflownet.envs.cell_space import CELLS, NB101_OPERATIONS, Cell
+from gflownet.envs.cells import CELLS, NB101_OPERATIONS, Cell
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.task import GFNTask, Score
@@ -42,12 +42,12 @@ class CellsTask(GFNTask):
     """Scores a cell by its accuracy in a column of a table, in [0, 1]: the mean where it was trained repeatedly."""
 
     Config = CellsConfig
-    environment = "cell_space"
+    environment = "cells"
     is_cheap = True
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
-        self.cell: Cell | None = CELLS.get(config.env.cell_space.name)  # None: a cell is a graph
+        self.cell: Cell | None = CELLS.get(config.env.cells.name)  # None: a cell is a graph
         options = config.task_options
         rows = read_rows(options.table, key=_ADJACENCY if self.cell is None else _CODE)
         self.scores = self._means(rows, "column")
@@ -97,7 +97,7 @@ class CellsTask(GFNTask):
         if len(code) != num_places:
             raise ValueError(
                 f"task_options.table: expected codes of {num_places} digits with "
-                f"env.cell_space.name={self.config.env.cell_space.name}, got {code!r}"
+                f"env.cells.name={self.config.env.cells.name}, got {code!r}"
             )
         return code
 

@@ -66,7 +66,7 @@ def test_shipped_config_is_valid_and_repeats_no_default(name: str, checkout: Pat
 def _repeated(values: Any, defaults: Any, prefix: str = "") -> set[str]:
     repeated = set()
     for key, value in values.items():
-        if isinstance(value, dict):
+        if isinstance(value, dict) and defaults[key] != {}:
             repeated |= _repeated(value, defaults[key], f"{prefix}{key}.")
         elif value == defaults[key]:
             repeated.add(f"{prefix}{key}")
@@ -362,6 +362,15 @@ def test_find_options_returns_type_default_and_group() -> None:
     assert [option.default for option in options] == [2, "a", 0.5]
     assert options[0].group_help == "Options of a task."
     assert {field.name for field in dataclasses.fields(Config)} == {key.partition(".")[0] for key in OPTIONS}
+
+
+def test_renamed_environment_is_accepted_with_a_warning(caplog, tmp_path):
+    (tmp_path / "old.yaml").write_text("env:\n  name: cell_space\n  cell_space:\n    name: nb101\n    max_edges: 4\n")
+    config = load_config(str(tmp_path / "old.yaml"), ["env.cell_space.max_vertices=4"])
+    cells = config.env.cells
+    assert (config.env.name, cells.name, cells.max_edges, cells.max_vertices) == ("cells", "nb101", 4, 4)
+    assert "env.name=cell_space: this value is now cells" in caplog.text
+    assert "env.cell_space.max_edges: this option is now env.cells.max_edges" in caplog.text
 
 
 def test_renamed_option_is_accepted_with_a_warning(caplog):

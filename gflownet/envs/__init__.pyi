@@ -1,8 +1,8 @@
 from .bit_sequence import BitSequenceEnv as BitSequenceEnv
 from .bit_sequence import bits_of as bits_of
-from .cell_space import CELLS as CELLS
-from .cell_space import CellEnv as CellEnv
-from .cell_space import CellGraphEnv as CellGraphEnv
+from .cells import CELLS as CELLS
+from .cells import CellEnv as CellEnv
+from .cells import CellGraphEnv as CellGraphEnv
 from .choice_places import read_places as read_places
 from .choices import ChoicesEnv as ChoicesEnv
 from .computation_graph import ComputationGraphEnv as ComputationGraphEnv

@@ -20,7 +20,7 @@ ENVIRONMENTS = ExtensionPoint(
         "labelled_dag": BuiltIn("gflownet.envs.labelled_dag:LabelledDAGContext", "DAGs over named variables"),
         "hypergrid": BuiltIn("gflownet.envs.hypergrid:HypergridContext", "points of a grid"),
         "bit_sequence": BuiltIn("gflownet.envs.bit_sequence:BitSequenceContext", "bit strings of fixed length"),
-        "cell_space": BuiltIn("gflownet.envs.cell_space:CellSpaceContext", "cells of NAS benchmarks"),
+        "cells": BuiltIn("gflownet.envs.cells:CellsContext", "cells of NAS benchmarks"),
         "tensor_graph": BuiltIn("gflownet.envs.tensor_graph:TensorGraphContext", "programs in index notation"),
         "choices": BuiltIn("gflownet.envs.choices:ChoicesContext", "choices in your own code"),
         "recurrent_stack": BuiltIn("gflownet.envs.recurrent_stack:RecurrentStackContext", "stacks of RNN layers"),
@@ -62,8 +62,8 @@ class BitSequenceConfig:
 
 
 @dataclass
-class CellSpaceConfig:
-    """Cells of a tabular benchmark (env.name=cell_space)."""
+class CellsEnvConfig:
+    """Cells of a tabular benchmark (env.name=cells)."""
 
     name: Literal["nb201", "nb_macro", "nb101"] = option("nb201", "the benchmark: nb201, nb_macro or nb101")
     max_vertices: int = option(5, "nb101: maximum number of vertices, input and output included", Interval(2, 127))
@@ -134,7 +134,7 @@ class EnvConfig:
     labelled_dag: LabelledDAGConfig = field(default_factory=LabelledDAGConfig)
     hypergrid: HypergridConfig = field(default_factory=HypergridConfig)
     bit_sequence: BitSequenceConfig = field(default_factory=BitSequenceConfig)
-    cell_space: CellSpaceConfig = field(default_factory=CellSpaceConfig)
+    cells: CellsEnvConfig = field(default_factory=CellsEnvConfig)
     choices: ChoicesConfig = field(default_factory=ChoicesConfig)
     tensor_graph: TensorGraphConfig = field(default_factory=TensorGraphConfig)
     recurrent_stack: RecurrentStackConfig = field(default_factory=RecurrentStackConfig)

@@ -4,12 +4,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
-from gflownet.envs.cell_space import Cell, CellEnv, CellSpaceContext
+from gflownet.envs.cells import Cell, CellEnv, CellsContext
 from gflownet.envs.choice_caps import CappedSettings
 from gflownet.envs.choice_places import read_places
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
-from gflownet.envs.config import CellSpaceConfig, EnvConfig, RecurrentStackConfig
+from gflownet.envs.config import CellsEnvConfig, EnvConfig, RecurrentStackConfig
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.envs.labelled_dag import LabelledDAGEnv
@@ -33,8 +33,8 @@ def computation_graphs(**changes) -> ComputationGraphEnv:
 
 
 def cells(name: Literal["nb201", "nb_macro", "nb101"], **options) -> Environment:
-    return CellSpaceContext.build_env(
-        EnvConfig(cell_space=CellSpaceConfig(name=name, **options)), input_sizes=(), output_sizes=()
+    return CellsContext.build_env(
+        EnvConfig(cells=CellsEnvConfig(name=name, **options)), input_sizes=(), output_sizes=()
     )
 
 

@@ -11,7 +11,7 @@ from gflownet import train
 from gflownet.envs.config import (
     ENVIRONMENTS,
     BitSequenceConfig,
-    CellSpaceConfig,
+    CellsEnvConfig,
     ChoicesConfig,
     ColouredGraphConfig,
     EnvConfig,
@@ -73,7 +73,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("labelled_dag", (LabelledDAGConfig, StructureLearningConfig)),
         ("hypergrid", (HypergridConfig, HypergridRewardConfig)),
         ("bit_sequence", (BitSequenceConfig, BitSequencesConfig)),
-        ("cell_space", (CellSpaceConfig, CellsConfig)),
+        ("cells", (CellsEnvConfig, CellsConfig)),
         ("choices", (ChoicesConfig, ChoicesTaskConfig)),
         ("tensor_graph", (TensorGraphConfig, TensorProgramConfig, TensorMixingConfig)),
         ("recurrent_stack", (RecurrentStackConfig, LanguageConfig)),

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
-from gflownet.envs.cell_space import CellEnv
+from gflownet.envs.cells import CellEnv
 from gflownet.envs.slots import SlotEnv
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphAction, GraphActionType

@@ -5,7 +5,7 @@ import torch
 from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
-from gflownet.envs.cell_space import CellEnv
+from gflownet.envs.cells import CellEnv
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gflownet.config import load_config, with_task_options
-from gflownet.envs.cell_space import NAS_BENCH_201, NAS_BENCH_MACRO
+from gflownet.envs.cells import NAS_BENCH_201, NAS_BENCH_MACRO
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from tasks.cells import CellsConfig, CellsTask, read_rows
@@ -38,7 +38,7 @@ def test_scores_of_graphs_are_means_over_their_isomorphism_class(tmp_path):
     with gzip.open(table, "wt") as file:
         file.write(NB101 + rows)
     columns = ("task_options.column=val_acc_4ep", "task_options.test_column=test_acc_4ep")
-    task = make_task(table, "env.cell_space.name=nb101", *columns)
+    task = make_task(table, "env.cells.name=nb101", *columns)
     graph = ColouredGraph(("input", "maxpool3x3", "conv3x3-bn-relu", "output"), DIAMOND)
     assert task.evaluate(graph, seed=0).value == pytest.approx(0.3)
     assert task.test(graph, seed=0) == pytest.approx(0.3)
@@ -65,7 +65,7 @@ def test_rows_without_a_value_count_as_missing(tmp_path):
     [
         ("", "", r"task_options\.table: expected a column code in .*, got no rows"),
         ("cell,acc\na,1\n", "", r"task_options\.table: expected a column code in .*, got cell, acc"),
-        ("code,c10_val12\n00,1\n", "", r"expected codes of 6 digits with env\.cell_space\.name=nb201, got '00'"),
+        ("code,c10_val12\n00,1\n", "", r"expected codes of 6 digits with env\.cells\.name=nb201, got '00'"),
         ("code,acc\n000000,1\n", "", r"task_options\.column: expected one of code, acc, got 'c10_val12'"),
         ("code,c10_val12\n000000,101\n", "", r"task_options\.column: expected accuracies from 0 to 100, got '101'"),
         ("code,c10_val12\n000000,high\n", "", r"task_options\.column: expected accuracies .*, got 'high'"),
@@ -74,8 +74,8 @@ def test_rows_without_a_value_count_as_missing(tmp_path):
             "task_options.test_column=c",
             r"task_options\.test_column: expected one of code",
         ),
-        ("code,c10_val12\n000000,1\n", "env.name=hypergrid", r"env\.name: expected cell_space with this task"),
-        ("code,c10_val12\n000000,1\n", "env.cell_space.name=nb101", r"expected a column adjacency_rowmajor in"),
+        ("code,c10_val12\n000000,1\n", "env.name=hypergrid", r"env\.name: expected cells with this task"),
+        ("code,c10_val12\n000000,1\n", "env.cells.name=nb101", r"expected a column adjacency_rowmajor in"),
     ],
 )
 def test_a_table_that_does_not_fit_is_named(text, option, message, tmp_path):
@@ -105,11 +105,11 @@ def test_real_tables_are_read():
     assert max(task.scores.values()) == pytest.approx(0.84892)
     assert max(task.test_scores.values()) == pytest.approx(0.943733)
     columns = ("task_options.column=acc_mean", "task_options.test_column=acc_seed0")
-    task = make_task(real_table("nb_macro.csv.gz"), "env.cell_space.name=nb_macro", *columns)
+    task = make_task(real_table("nb_macro.csv.gz"), "env.cells.name=nb_macro", *columns)
     best = Assignment(NAS_BENCH_MACRO.places, tuple(NAS_BENCH_MACRO.operations[int(digit)] for digit in "22212220"))
     assert task.evaluate(best, seed=0).value == max(task.scores.values()) == pytest.approx(0.931267)
     columns = ("task_options.column=val_acc_4ep", "task_options.test_column=test_acc_4ep")
-    task = make_task(real_table("nb101_ec_4epochs.csv.gz"), "env.cell_space.name=nb101", *columns)
+    task = make_task(real_table("nb101_ec_4epochs.csv.gz"), "env.cells.name=nb101", *columns)
     graph = ColouredGraph(("input", "maxpool3x3", "maxpool3x3", "output"), {**DIAMOND})
     assert 0 < task.evaluate(graph, seed=0).value < 1
     assert min(task.scores.values()) > task.config.evaluation.floor_score

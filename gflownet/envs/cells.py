@@ -73,7 +73,7 @@ class CellGraphEnv(ComputationGraphEnv):
 
     def __init__(self, operations: Sequence[str], *, max_vertices: int, max_edges: int) -> None:
         if max_vertices < 2:
-            raise ValueError(f"cell_space: expected max_vertices >= 2, got {max_vertices}")
+            raise ValueError(f"env.cells: expected max_vertices >= 2, got {max_vertices}")
         super().__init__(
             (1,),
             (1,),
@@ -101,13 +101,13 @@ class CellGraphEnv(ComputationGraphEnv):
         return GraphDescription([kinds[node] for node in order], [], edges)
 
 
-class CellSpaceContext(GraphBuildingEnvContext):
-    """Context of cells, from the options under `env.cell_space`."""
+class CellsContext(GraphBuildingEnvContext):
+    """Context of cells, from the options under `env.cells`."""
 
     @classmethod
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[int], output_sizes: Sequence[int]) -> Environment:
         """Return the environment; the sizes of the task are not used."""
-        space = config.cell_space
+        space = config.cells
         if space.name in CELLS:
             return CellEnv(CELLS[space.name])
         return CellGraphEnv(NB101_OPERATIONS, max_vertices=space.max_vertices, max_edges=space.max_edges)

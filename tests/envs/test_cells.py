@@ -5,14 +5,14 @@ from typing import Any
 
 import pytest
 
-from gflownet.envs.cell_space import (
+from gflownet.envs.cells import (
     NAS_BENCH_201,
     NAS_BENCH_MACRO,
     CellEnv,
     CellGraphEnv,
-    CellSpaceContext,
+    CellsContext,
 )
-from gflownet.envs.config import CellSpaceConfig, EnvConfig
+from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.mdp.environment import Environment
@@ -22,8 +22,8 @@ from tests.benchmark_tables import real_rows
 
 
 def make_env(name: Any, **options) -> Environment:
-    return CellSpaceContext.build_env(
-        EnvConfig(cell_space=CellSpaceConfig(name=name, **options)), input_sizes=(), output_sizes=()
+    return CellsContext.build_env(
+        EnvConfig(cells=CellsEnvConfig(name=name, **options)), input_sizes=(), output_sizes=()
     )
 
 
@@ -95,7 +95,7 @@ def test_cell_graph_env_with_one_vertex_raises():
         CellGraphEnv(("a",), max_vertices=1, max_edges=3)
 
 
-def test_cell_space_context_from_config():
-    config = EnvConfig(cell_space=CellSpaceConfig(name="nb_macro"))
-    env = CellSpaceContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=1).env
+def test_cells_context_from_config():
+    config = EnvConfig(cells=CellsEnvConfig(name="nb_macro"))
+    env = CellsContext.from_config(config, input_sizes=(), output_sizes=(), num_cond_dim=1).env
     assert env.vocabulary.node_types == tuple(f"layer{i}" for i in range(8))
