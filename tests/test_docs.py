@@ -209,6 +209,7 @@ def test_broken_links_finds_missing_files_and_headings(tmp_path):
     assert broken_links(page) == ["page.md: none.md", "page.md: other.md#not-a-heading", "page.md: #missing"]
 
 
+@pytest.mark.slow
 def test_docs_serving_examples_run(tmp_path, checkout, in_process):
     run_serving(tmp_path, checkout, in_process)
 

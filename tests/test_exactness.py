@@ -35,6 +35,7 @@ def test_exact_config_samples_the_reward_of_15_classes(tmp_path):
     assert right["log_z_error"] < 0.03
 
 
+@pytest.mark.slow
 def test_asynchronous_exact_config_samples_the_reward_of_15_classes(tmp_path):
     certificate = run_exact(tmp_path, "model.num_emb=32", *SMALL, "asynchronous.max_in_flight=64")
     assert certificate["total_variation"] < 0.03
@@ -47,6 +48,7 @@ def test_asynchronous_exact_config_is_no_worse_on_419_classes(tmp_path, seed):
     assert run_exact(tmp_path / "asynchronous", *options)["total_variation"] < 0.01
 
 
+@pytest.mark.slow
 def test_exact_config_without_symmetries_samples_the_uncorrected_distribution(tmp_path):
     wrong = run_exact(tmp_path, "model.num_emb=32", *SMALL, "algo.symmetry=none")
     assert wrong["tv_uncorrected"] < 0.03
@@ -100,6 +102,7 @@ def test_estimated_certificate_agrees_with_the_exact_one(max_nodes, num_steps, b
         assert estimated["symmetries_hold"] is True
 
 
+@pytest.mark.slow
 def test_estimated_certificate_without_automorphism_counts_misses_the_exact_one(tmp_path, monkeypatch):
     """Leave |Aut(x)| out of the estimated p(x): the certificate has to show it."""
     options = ("env.coloured_graph.max_nodes=4", "num_training_steps=20")

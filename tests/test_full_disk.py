@@ -65,7 +65,7 @@ def test_metrics_file_full_disk_keeps_rows(tmp_path):
 
 
 # Bytes that a file may have: too few for run.json, too few for the store.
-@pytest.mark.parametrize("limit", [900, 33_000])
+@pytest.mark.parametrize("limit", [900, pytest.param(33_000, marks=pytest.mark.slow)])
 def test_run_with_file_size_limit_resumes(finished, tmp_path, capsys, limit):
     folder = tmp_path / "run"
     assert run(folder, "num_training_steps=2") == 0
@@ -85,7 +85,9 @@ def test_run_with_file_size_limit_resumes(finished, tmp_path, capsys, limit):
 
 
 # Kilobytes that are free: too few for the first checkpoint, the store, the third checkpoint.
-@pytest.mark.parametrize("num_free", [4, 100, 500])
+@pytest.mark.parametrize(
+    "num_free", [pytest.param(4, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.slow), 500]
+)
 def test_run_on_full_disk_resumes(finished, tmp_path, capsys, num_free):
     with small_file_system(tmp_path / "disk", 4_000_000) as disk:
         filler = disk / "filler"

@@ -114,6 +114,7 @@ def metrics_of(folder: Path) -> list[dict]:
     return [{name: value for name, value in row.items() if name not in TIME_KEYS} for row in rows]
 
 
+@pytest.mark.slow
 def test_max_likelihood_learns_offline_graphs(tmp_path):
     """Maximum likelihood on graphs with two hidden nodes from another run's store."""
     made(tmp_path / "first", "algo.num_from_policy=32", "num_training_steps=2").run()

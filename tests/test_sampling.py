@@ -99,6 +99,7 @@ def test_sample_unused_conditioning_raises(several, given, message):
         gflownet.sample(several, 2, **given)
 
 
+@pytest.mark.slow
 def test_sample_high_beta_gives_better_graphs(tmp_path):
     space = ("task=hypergrid", "env.name=hypergrid", "env.hypergrid.num_dims=1", "env.hypergrid.side=8")
     longer = ("num_training_steps=150", "algo.num_from_policy=32", "opt.learning_rate=0.01", "model.name=mlp")

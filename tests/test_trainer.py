@@ -141,6 +141,7 @@ def test_report_uses_seed_of_evaluation(tmp_path):
     assert [entry["test_score"] for entry in entries] == [entry["validation_score"] for entry in entries]
 
 
+@pytest.mark.slow
 def test_killed_run_leaves_no_process(tmp_path):
     command = [sys.executable, "-m", "gflownet.train", *SMALL, f"log_dir={tmp_path}", "num_workers=2"]
     command += ["num_training_steps=100000"]

@@ -195,7 +195,7 @@ def test_learned_backward_policy_is_evaluated_in_next_state(name, policy_class):
     assert max(float(g.abs().max()) for g in gradients) > 0
 
 
-@pytest.mark.parametrize("backward_policy", ["uniform", "learned"])
+@pytest.mark.parametrize("backward_policy", ["uniform", pytest.param("learned", marks=pytest.mark.slow)])
 def test_training_samples_the_reward_with_every_backward_policy(backward_policy):
     """Connected graphs of up to three nodes with random rewards, compared by the exact terminating distribution."""
     env = GraphBuildingEnv(["a", "b"], max_nodes=3)

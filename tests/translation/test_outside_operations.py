@@ -281,6 +281,7 @@ def test_attributes_of_an_outside_aggregation_are_checked(module):
     )
 
 
+@pytest.mark.slow
 def test_search_scores_every_candidate(module, tmp_path):
     options = [
         "num_training_steps=2",
@@ -310,8 +311,13 @@ def test_search_scores_every_candidate(module, tmp_path):
     [
         ("env.activations=[{module}:Flat]", "forward(z [2, 3]): expected a tensor [2, 3]"),
         ("env.activations=[rellu]", "did you mean relu?"),
-        ("env.aggregations=[{module}:NotOne]", "expected a subclass of Aggregation"),
-        ("env.output_aggregation=no_such_module:Sum", "expected an importable module, got 'no_such_module'"),
+        *(
+            pytest.param(option, message, marks=pytest.mark.slow)
+            for option, message in (
+                ("env.aggregations=[{module}:NotOne]", "expected a subclass of Aggregation"),
+                ("env.output_aggregation=no_such_module:Sum", "expected an importable module, got 'no_such_module'"),
+            )
+        ),
     ],
 )
 def test_misuse_ends_a_run_before_it_starts(module, tmp_path, option, message):

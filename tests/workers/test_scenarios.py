@@ -112,7 +112,8 @@ def test_workers_exit_with_killed_main_process_all_start_methods(checkout, start
     assert members(main.pid) == []
 
 
-@pytest.mark.parametrize("start_method", ["fork", pytest.param("forkserver", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_workers_after_openmp_and_main_failure(checkout, start_method):
     """Forking is refused as long as torch computes on several threads."""
     done = subprocess.run(
