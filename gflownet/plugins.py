@@ -112,14 +112,22 @@ def load_class(key: str, name: str, homes: Mapping[str, str], *, contract: type[
     return loaded
 
 
-def load_function(key: str, name: str) -> Callable[..., Any]:
+def load_function(key: str, name: str, *, names: Iterable[str] = ()) -> Callable[..., Any]:
     """Return the function named `module:function`.
+
+    Args:
+        key: of the option.
+        name: module:function.
+        names: short names that the option also allows, for the error.
 
     Raises:
         UserError: a name of another form, a module that cannot be imported, or a function that is missing.
     """
     if not _MODULE_CLASS.fullmatch(name):
-        raise UserError(f"{key}: expected module:function, got {name!r}")
+        names = tuple(names)
+        expected = f"one of {', '.join(names)} or module:function" if names else "module:function"
+        hint = f"; did you mean {_nearest(name, names)}?" if names else ""
+        raise UserError(f"{key}: expected {expected}, got {name!r}{hint}")
     module_name, function_name = name.split(":")
     module = _imported(key, module_name)
     function = getattr(module, function_name, None)

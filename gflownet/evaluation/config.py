@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, fields
 from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from gflownet.errors import UserError
+from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
 
 if TYPE_CHECKING:
@@ -61,10 +62,11 @@ class EvaluationConfig:
     )
     ray: RayConfig = field(default_factory=RayConfig)
     halving: HalvingConfig = field(default_factory=HalvingConfig)
+    training: TrainingConfig = field(default_factory=TrainingConfig)
     store_url: str = option("", "database URL of the store; empty: evaluations.sqlite in log_dir")
     num_epochs: int = option(4, "passes over the training data per candidate", POSITIVE)
     batch_size: int = option(64, "training examples per step of a candidate's training", POSITIVE)
-    learning_rate: float = option(0.005, "Adam's learning rate when a candidate is trained", POSITIVE)
+    learning_rate: float = option(0.005, "largest learning rate when a candidate is trained", POSITIVE)
     projection: Projection = option(
         "always", "edges that carry a weight matrix: always, auto (only where widths differ) or never"
     )
@@ -287,6 +289,7 @@ def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     """
     evaluation = {f.name: getattr(config.evaluation, f.name) for f in fields(EvaluationConfig)}
     evaluation["objectives"] = list(config.evaluation.objectives)
+    evaluation["training"] = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
     return json.dumps(
         {
             "task": config.task,

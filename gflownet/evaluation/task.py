@@ -75,9 +75,10 @@ class GFNTask(Configurable, ABC):
     """
 
     environment: ClassVar[str] = ""  # the env.name that this task needs; empty: any
-    # Widths of the input and output nodes of a graph, for environments that need them.
-    input_sizes: tuple[int, ...] = ()
-    output_sizes: tuple[int, ...] = ()
+    # Widths of the input and output nodes of a graph, for environments that need them; a width may be a
+    # gflownet.graphs.tensor_shape.Shape, of which an int is the short form for a vector.
+    input_sizes: tuple[Any, ...] = ()
+    output_sizes: tuple[Any, ...] = ()
 
     # Names of metrics that a run may choose as objectives (evaluation.objectives) in place of the one score.
     objectives: ClassVar[tuple[str, ...]] = ()

@@ -1,0 +1,161 @@
+"""Examples of a task, as tensors or a torch Dataset, in shuffled or ordered batches.
+
+N: examples, B: batch.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, default_collate
+
+from gflownet.random_states import seeded
+
+Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B, ...]
+
+# Input values of one batch of an evaluation: activations of a larger one leave the cache of a core.
+_BATCH_ELEMENTS = 2**16
+_MIN_BATCH = 32
+_DIGEST_EXAMPLES = 64
+
+
+def batch_sizes(num: int, batch_size: int) -> list[int]:
+    """Return the sizes of the batches of `num` examples.
+
+    A single last example joins the batch before: a batch norm cannot normalise one vector.
+    """
+    sizes = [batch_size] * (num // batch_size)
+    remainder = num % batch_size
+    if remainder == 1 and sizes:
+        sizes[-1] += 1
+    elif remainder:
+        sizes.append(remainder)
+    return sizes
+
+
+@dataclass(frozen=True)
+class Split:
+    """Labelled examples in memory."""
+
+    inputs: Tensor  # [N, ...] float, or int64 tokens [N, T]
+    targets: Tensor  # [N] int64 classes, [N, T] int64 tokens, [N] or [N, O] float
+
+    def __len__(self) -> int:
+        return len(self.inputs)
+
+    @property
+    def example(self) -> Tensor:
+        """The input of one example."""
+        return self.inputs[0]
+
+    def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """Return the batches of one epoch in a new random order."""
+        # One gather per epoch and views of it per batch: a DataLoader takes longer than the steps of a small model.
+        order = torch.randperm(len(self), generator=generator).to(self.inputs.device)
+        sizes = batch_sizes(len(self), batch_size)
+        inputs = self.inputs.index_select(0, order).split(sizes)
+        targets = self.targets.index_select(0, order).split(sizes)
+        return zip(inputs, targets, strict=True)
+
+    def in_order(self) -> Iterator[Batch]:
+        """Return all examples in batches for an evaluation."""
+        size = max(_MIN_BATCH, _BATCH_ELEMENTS // max(1, self.example.numel()))
+        return zip(self.inputs.split(size), self.targets.split(size), strict=True)
+
+
+@dataclass(frozen=True)
+class DatasetSplit:
+    """Labelled examples of a map-style Dataset of pairs (input, target), loaded item by item in this process."""
+
+    dataset: Dataset[Any]
+
+    def __len__(self) -> int:
+        return len(self.dataset)  # type: ignore[arg-type]
+
+    @cached_property
+    def example(self) -> Tensor:
+        """The input of the first example."""
+        return self._batch([0])[0][0]
+
+    @cached_property
+    def targets(self) -> Tensor:
+        """The targets of all examples: the attribute `targets` of the dataset, or read from every item."""
+        targets = getattr(self.dataset, "targets", None)
+        if targets is None:
+            targets = default_collate([self.dataset[index][1] for index in range(len(self))])
+        return in_columns(torch.as_tensor(targets))
+
+    def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
+        """Return the batches of one epoch in a new random order."""
+        order = torch.randperm(len(self), generator=generator)
+        return (self._batch(part.tolist()) for part in order.split(batch_sizes(len(self), batch_size)))
+
+    def in_order(self) -> Iterator[Batch]:
+        """Return all examples in batches for an evaluation."""
+        size = max(_MIN_BATCH, _BATCH_ELEMENTS // max(1, self.example.numel()))
+        starts = range(0, len(self), size)
+        return (self._batch(range(start, min(start + size, len(self)))) for start in starts)
+
+    def digest_inputs(self) -> Iterator[Tensor]:
+        """Yield evenly spaced inputs for a digest; random augmentation is seeded."""
+        with seeded(0):
+            for index in range(0, len(self), max(1, len(self) // _DIGEST_EXAMPLES)):
+                yield self._batch([index])[0]
+
+    def _batch(self, indices: Sequence[int]) -> Batch:
+        inputs, targets = default_collate([self.dataset[index] for index in indices])
+        return inputs, in_columns(targets)
+
+
+Examples = Split | DatasetSplit
+
+
+def num_steps(examples: Examples, batch_size: int) -> int:
+    """Return the number of batches of an epoch."""
+    return len(batch_sizes(len(examples), batch_size))
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Three disjoint sets of labelled examples; classes are numbered from 0."""
+
+    train: Examples
+    validation: Examples
+    test: Examples  # used by the final stage only
+    layout: str | None = None  # of an input (gflownet.graphs.tensor_shape.Layout); None: by its number of axes
+    num_outputs: int | None = None  # classes, tokens or numbers that a model predicts; None: read from `train`
+
+    def __iter__(self) -> Iterator[Examples]:
+        return iter((self.train, self.validation, self.test))
+
+
+def in_columns(targets: Tensor) -> Tensor:
+    """Return numbers [N] as float32 [N, 1], as a model predicts them; other targets unchanged."""
+    if not targets.is_floating_point():
+        return targets
+    targets = targets.float() if targets.dtype == torch.float64 else targets
+    return targets.unsqueeze(1) if targets.ndim == 1 else targets
+
+
+def is_classification(targets: Tensor) -> bool:
+    """Return whether targets are classes or tokens."""
+    return not targets.is_floating_point()
+
+
+def num_outputs(splits: Splits) -> int:
+    """Return the number of classes, tokens or numbers that a model predicts."""
+    if splits.num_outputs is not None:
+        return splits.num_outputs
+    targets = splits.train.targets
+    if not is_classification(targets):
+        return math.prod(targets.shape[1:])
+    largest = int(targets.max())
+    if targets.ndim > 1 and not splits.train.example.is_floating_point():  # tokens of one vocabulary
+        largest = max([largest, *(int(inputs.max()) for inputs, _ in splits.train.in_order())])
+    return largest + 1

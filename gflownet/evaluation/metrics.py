@@ -1,0 +1,161 @@
+"""Losses and validation metrics of candidates, by name or module:callable, and their scores in [0, 1].
+
+B: batch, C: classes, T: positions, O: numbers that a model predicts.
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from gflownet.errors import UserError
+from gflownet.evaluation.training_config import TrainingConfig
+from gflownet.plugins import load_function
+
+# Outputs [B, ...] and targets [B, ...] to a loss, or to values whose mean over all predictions is the metric.
+Loss = Callable[[Tensor, Tensor], Tensor]
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A validation metric: a mean over all predictions, and its score."""
+
+    name: str
+    values: Loss
+    # From the mean of the values, and that of the best constant prediction, to the metric in its unit.
+    finish: Callable[[float, float], float] = lambda mean, constant: mean
+    smaller_is_better: bool = False
+    is_relative: bool = False  # whether `finish` or `score` compares with the best constant prediction
+
+    def score(self, value: float, constant: float) -> float:
+        """Return the score in [0, 1] of a metric; `constant` is the metric of the best constant prediction.
+
+        Larger is better: the metric itself, limited to [0, 1]. Smaller is better: 1 / (1 + value / constant), which is
+        1 for a perfect prediction and 1/2 for a constant one.
+        """
+        if not self.smaller_is_better:
+            return min(1.0, max(0.0, value))
+        return 1 / (1 + max(0.0, value) / max(constant, 1e-12))
+
+
+def cross_entropy(outputs: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
+    """Return the mean cross-entropy of logits [B, C] or [B, T, C] in nats."""
+    if outputs.ndim > 2:
+        outputs, targets = outputs.flatten(0, -2), targets.flatten()
+    return F.cross_entropy(outputs, targets, label_smoothing=label_smoothing)
+
+
+def _correct(outputs: Tensor, targets: Tensor) -> Tensor:
+    return outputs.argmax(dim=-1) == targets
+
+
+def _nats(outputs: Tensor, targets: Tensor) -> Tensor:
+    return -F.log_softmax(outputs, dim=-1).gather(-1, targets.unsqueeze(-1)).squeeze(-1)
+
+
+def _confidence(outputs: Tensor, targets: Tensor) -> Tensor:
+    return torch.exp(-_nats(outputs, targets))
+
+
+def _accuracy_and_confidence(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (_correct(outputs, targets) + _confidence(outputs, targets)) / 2
+
+
+def _squares(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square()
+
+
+def _distances(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).abs()
+
+
+_LOSSES: dict[str, Loss] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smooth_l1_loss}
+
+METRICS: dict[str, Metric] = {
+    metric.name: metric
+    for metric in (
+        Metric("accuracy", _correct),
+        Metric("confidence", _confidence),  # mean probability of the true class
+        Metric("accuracy_and_confidence", _accuracy_and_confidence),  # their mean
+        Metric("likelihood", _nats, lambda mean, _: math.exp(-mean)),  # geometric mean of the true class's probability
+        Metric("cross_entropy", _nats, smaller_is_better=True, is_relative=True),
+        Metric("bits", _nats, lambda mean, _: mean / math.log(2), smaller_is_better=True, is_relative=True),
+        Metric(
+            "perplexity", _nats, lambda mean, _: math.exp(min(mean, 700.0)), smaller_is_better=True, is_relative=True
+        ),
+        Metric("r2", _squares, lambda mean, constant: 1 - mean / max(constant, 1e-12), is_relative=True),
+        Metric("mse", _squares, smaller_is_better=True, is_relative=True),
+        Metric("rmse", _squares, lambda mean, _: math.sqrt(mean), smaller_is_better=True, is_relative=True),
+        Metric("mae", _distances, smaller_is_better=True, is_relative=True),
+    )
+}
+
+
+def build_loss(config: TrainingConfig, *, is_classification: bool) -> Loss:
+    """Return the training loss.
+
+    Raises:
+        UserError: an unknown name, or label smoothing with another loss than cross_entropy.
+    """
+    name = config.loss if config.loss != "auto" else "cross_entropy" if is_classification else "mse"
+    if name == "cross_entropy":
+        return partial(cross_entropy, label_smoothing=config.label_smoothing)
+    if config.label_smoothing:
+        raise UserError(
+            f"evaluation.training.label_smoothing: expected 0 with the loss {name}, got {config.label_smoothing:g}"
+        )
+    if name in _LOSSES:
+        return _LOSSES[name]
+    return load_function("evaluation.training.loss", name, names=("auto", "cross_entropy", *_LOSSES))
+
+
+def build_metric(config: TrainingConfig, *, is_classification: bool, has_positions: bool) -> Metric:
+    """Return the validation metric. Raises UserError for an unknown name."""
+    name = config.metric
+    if name == "auto":
+        name = "r2" if not is_classification else "bits" if has_positions else "accuracy"
+    if name in METRICS:
+        return METRICS[name]
+    values = load_function("evaluation.training.metric", name, names=("auto", *METRICS))
+    is_cost = bool(getattr(values, "smaller_is_better", False))
+    return Metric(name.partition(":")[2], values, smaller_is_better=is_cost, is_relative=is_cost)
+
+
+def mean_value(values: Loss, batches: Iterable[tuple[Tensor, Tensor]]) -> float:
+    """Return the mean over all predictions of batches (outputs, targets)."""
+    total, count = 0.0, 0
+    for outputs, targets in batches:
+        each = values(outputs, targets).double()
+        if each.ndim == 0:  # the mean of its batch
+            each = each.expand(len(targets))
+        total, count = total + float(each.sum()), count + each.numel()
+    return total / count
+
+
+def constant_prediction(targets: Tensor, num_outputs: int) -> Tensor:
+    """Return the best constant output [C] or [O] for targets: log frequencies of classes, means of numbers."""
+    if targets.is_floating_point():
+        return targets.mean(dim=0)
+    counts = torch.bincount(targets.flatten(), minlength=num_outputs).float() + 1
+    return (counts / counts.sum()).log()
+
+
+def constant_outputs(constant: Tensor, targets: Tensor) -> Tensor:
+    """Return the outputs [B, C], [B, T, C] or [B, O] of a constant prediction for targets."""
+    is_classes = not targets.is_floating_point()
+    return constant.expand(*(targets.shape if is_classes else targets.shape[:-1]), -1)
+
+
+def source_of(function: Loss | str) -> str:
+    """Return the source text of a user's callable, empty where it has none, for a fingerprint."""
+    try:
+        return inspect.getsource(function) if callable(function) else ""
+    except (OSError, TypeError):
+        return ""

@@ -1,0 +1,305 @@
+"""Tasks on tensors: the model of a candidate is trained on examples and scored on validation data."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import fields, replace
+from statistics import fmean, median
+from time import perf_counter
+from typing import Any
+
+import torch
+from torch import nn
+
+from gflownet.evaluation.config import EvaluationConfig, TaskConfig
+from gflownet.evaluation.digest import data_digest
+from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits, in_columns, is_classification
+from gflownet.evaluation.examples import num_outputs as count_outputs
+from gflownet.evaluation.metrics import build_loss, build_metric, source_of
+from gflownet.evaluation.randomness import seeded
+from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
+from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, build_measure
+from gflownet.evaluation.training_config import TrainingConfig
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.operation_shapes import infer_shapes, is_operation_graph
+from gflownet.graphs.tensor_shape import Layout, Shape
+from gflownet.graphs.validation import blocking_problems
+from gflownet.translation import to_pytorch_model
+from gflownet.translation.graph_summary import summarise_plan
+from gflownet.translation.planning import build_plan, structural_key
+
+# Forward passes whose median is the latency. The median varied by 3 to 11 % with 20 passes, by 0.3 to 8 % with 100 (a
+# few milliseconds) and by 0.3 to 1 % with 400.
+NUM_TIMED_CALLS = 100
+_NUM_WARM_UP = 5
+
+
+class TensorTraining(CandidateTraining):
+    """The training of one candidate of a TensorTask."""
+
+    def __init__(self, task: TensorTask, candidate: Any, training: ModelTraining) -> None:
+        self._task, self._candidate, self._training = task, candidate, training
+        self.fidelity, self.model = training.num_epochs, training.model
+        size = task.num_parameters(training.model)
+        values = training.values
+        self.curve = tuple(task.value(task.quality(values[: end + 1]), size) for end in range(len(values)))
+
+    def score(self) -> Score:
+        return self._task.score_of(self._candidate, self._training)
+
+    def test(self) -> float:
+        return self._task.test_score(self._training.model)
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._training.state_dict()
+
+
+class TensorTask(GFNTask):
+    """Train the model of a candidate on training examples and score it by a metric on validation examples.
+
+    A subclass defines `data`, and `build_model` and `cost` for candidates other than computation graphs.
+    """
+
+    objectives = ("accuracy", "parameters", "flops", "latency")
+
+    def __init__(self, config: TaskConfig) -> None:
+        super().__init__(config)
+        self._evaluation = plain_evaluation(config.evaluation)
+        self.max_fidelity = self._evaluation.num_epochs
+        data = self.data()
+        self.splits_in_use = replace(data, **{name: _checked(getattr(data, name), name) for name in _SPLITS})
+        self.train, self.validation, self.test_split = self.splits_in_use
+        self.input_shape = input_shape(self.splits_in_use)
+        is_vector = self.input_shape.layout is Layout.VECTOR
+        self.input_sizes = (self.input_shape.num_elements if is_vector else self.input_shape,)
+        self.num_outputs = count_outputs(self.splits_in_use)
+        self.output_sizes = (self.num_outputs,)
+        self._build_training()
+
+    @abstractmethod
+    def data(self) -> Splits:
+        """Return the examples, the same for the same config; called once."""
+
+    def build_model(self, candidate: Any) -> nn.Module:
+        """Return an untrained model of a candidate; first values come from torch's global generator."""
+        options = {**self.translation_settings, "device": self.train.example.device}
+        model = to_pytorch_model(candidate, options)
+        self._check_sizes(candidate, model)
+        return model
+
+    def cost(self, graph: Any) -> Cost | None:
+        """Return the size of a computation graph's model. Raises ValueError for an invalid graph."""
+        return computation_graph_cost(graph, projection=self._evaluation.projection)
+
+    def evaluate(self, graph: Any, *, seed: int) -> Score:
+        """Return the score on validation data after training, scaled by size with `evaluation.size_weight`."""
+        return self.score_of(graph, self._trained(graph, seed=seed))
+
+    def train_many(
+        self,
+        graphs: Sequence[Any],
+        *,
+        seeds: Sequence[int],
+        fidelity: int,
+        schedule: int,
+        states: Sequence[Mapping[str, Any] | None],
+    ) -> Iterator[CandidateTraining | Exception]:
+        """Yield the training of each graph up to an epoch, see GFNTask.train_many."""
+        for graph, seed, state in zip(graphs, seeds, states, strict=True):
+            try:
+                training = self._continued(graph, seed=seed, state=state, num_epochs=fidelity, schedule=schedule)
+                yield TensorTraining(self, graph, training)
+            except Exception as error:
+                yield error
+
+    def test(self, graph: Any, *, seed: int) -> float:
+        """Return the test score of the model that `evaluate` scored, trained again from the same seed."""
+        return self.test_score(self._trained(graph, seed=seed).model)
+
+    def test_score(self, model: nn.Module) -> float:
+        """Return the metric's score of a trained model on test data, without the size of the model."""
+        return self._test_measure.score(self._test_measure.value(model))
+
+    def fingerprint(self) -> str:
+        """Return a digest of the examples, and of the code of a user's loss and metric."""
+        contents = [part for split in self.splits_in_use for part in _contents(split)]
+        return data_digest([*contents, source_of(self._trainer.loss), source_of(self._measure.metric.values)])
+
+    @property
+    def translation_settings(self) -> Mapping[str, Any]:
+        """The projection of the config and the dtype of the examples."""
+        example = self.train.example
+        dtype = str(example.dtype).removeprefix("torch.") if example.is_floating_point() else "float32"
+        return {"projection": self._evaluation.projection, "dtype": dtype}
+
+    def utility(self, objective: str, value: float) -> float:
+        """Return the accuracy itself, or 1 / (1 + cost / target) of a cost: 1 at no cost, 1/2 at its target."""
+        if objective == "accuracy":
+            return value
+        return 1 / (1 + value / getattr(self._evaluation, f"target_{objective}"))
+
+    def score_of(self, candidate: Any, training: ModelTraining) -> Score:
+        """Return the score of a model after its training."""
+        quality, size = self.quality(training.values), self.num_parameters(training.model)
+        metrics = {f"validation_{self._measure.metric.name}": training.values[-1], "train_loss": training.train_loss}
+        measured = {name: self._measured(name, candidate, training.model, quality) for name in self.chosen_objectives}
+        return Score(self.value(quality, size), size, metrics | measured)
+
+    def quality(self, values: Sequence[float]) -> float:
+        """Return the mean score of the last `score_epochs` values of the validation metric."""
+        return fmean(self._measure.score(value) for value in values[-self._evaluation.training.score_epochs :])
+
+    def value(self, quality: float, num_parameters: int) -> float:
+        """Return the quality scaled by the size of the model, see evaluation.size_weight."""
+        return soft_size_objective(
+            quality,
+            num_parameters,
+            target_parameters=self._evaluation.target_parameters,
+            size_weight=self._evaluation.size_weight,
+        )
+
+    def num_parameters(self, model: nn.Module) -> int:
+        """Return the number of parameters of a model."""
+        return sum(parameter.numel() for parameter in model.parameters())
+
+    def _build_training(self) -> None:
+        """Build loss, metric and trainer."""
+        options, classifies = self._evaluation.training, is_classification(self.train.targets)
+        self._trainer = ModelTrainer(self.train, build_loss(options, is_classification=classifies), self._evaluation)
+        has_positions = self.train.targets.ndim > 1
+        metric = build_metric(options, is_classification=classifies, has_positions=has_positions)
+        self._measure, self._test_measure = (
+            build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
+            for split in (self.validation, self.test_split)
+        )
+
+    def _trained(self, candidate: Any, *, seed: int) -> ModelTraining:
+        """Return the full training, measured only where its score needs it."""
+        num = self._evaluation.num_epochs
+        first = max(0, num - self._evaluation.training.score_epochs)
+        return self._continued(candidate, seed=seed, state=None, num_epochs=num, schedule=num, measure_after=first)
+
+    def _continued(
+        self,
+        candidate: Any,
+        *,
+        seed: int,
+        state: Mapping[str, Any] | None,
+        num_epochs: int,
+        schedule: int,
+        measure_after: int = 0,
+    ) -> ModelTraining:
+        """Return the training up to an epoch; a function of candidate and seed."""
+        with seeded(seed):
+            training = ModelTraining(self.build_model(candidate), torch.Generator().manual_seed(seed))
+            if state is not None:
+                training.restore(state)
+            if training.num_epochs > num_epochs:
+                raise ValueError(f"expected a training of at most {num_epochs} epochs, got {training.num_epochs}")
+            self._trainer.continue_training(
+                training,
+                num_epochs=num_epochs,
+                schedule=schedule,
+                validation=self._measure,
+                measure_after=measure_after,
+            )
+        return training
+
+    def _measured(self, objective: str, candidate: Any, model: nn.Module, quality: float) -> float:
+        """Return an objective in its unit; costs are per example."""
+        match objective:
+            case "accuracy":
+                return quality
+            case "parameters":
+                return float(self.num_parameters(model))
+            case "flops":
+                cost = self.cost(candidate)
+                if cost is None:
+                    raise ValueError(f"flops: expected {type(self).__name__}.cost to be defined")
+                return float(cost.flops)
+            case _:
+                return seconds_per_call(model, self.train.example, num_calls=NUM_TIMED_CALLS)
+
+    def _check_sizes(self, graph: ComputationGraph, model: Any) -> None:
+        """Raise ValueError unless the graph maps an example to one output per class or number."""
+        if not is_operation_graph(graph):
+            expected = (self.input_shape.num_elements, self.num_outputs)
+            got = (model.plan.input_size, model.plan.output_size)
+            if got != expected:
+                raise ValueError(
+                    f"expected a graph from {expected[0]} features to {expected[1]} classes, got {got[0]} to {got[1]}"
+                )
+            return
+        shapes = infer_shapes(graph)
+        inputs = ", ".join(str(shapes[node].output) for node in graph.input_node_ids)
+        num_outputs = sum(shapes[node].output.sizes[-1] for node in graph.output_node_ids)
+        if (inputs, num_outputs) != (str(self.input_shape), self.num_outputs):
+            raise ValueError(
+                f"expected a graph from {self.input_shape} to {self.num_outputs} outputs, got {inputs} to {num_outputs}"
+            )
+
+
+_SPLITS = ("train", "validation", "test")
+
+
+def plain_evaluation(config: EvaluationConfig) -> EvaluationConfig:
+    """Return the options as plain dataclasses: reading from OmegaConf takes 1 % of the time of a candidate."""
+    values = {item.name: getattr(config, item.name) for item in fields(EvaluationConfig)}
+    training = {item.name: getattr(config.training, item.name) for item in fields(TrainingConfig)}
+    return EvaluationConfig(**{**values, "training": TrainingConfig(**training)})
+
+
+def input_shape(splits: Splits) -> Shape:
+    """Return the shape of one input."""
+    example = splits.train.example
+    layout = splits.layout if example.is_floating_point() else Layout.TOKENS
+    return Shape.of(tuple(example.shape), layout)
+
+
+def computation_graph_cost(graph: ComputationGraph, *, projection: Any) -> Cost:
+    """Return the size of a computation graph's model from its plan. Raises ValueError for an invalid graph."""
+    if is_operation_graph(graph):
+        cost = graph_cost(graph)
+        return Cost(cost.num_parameters, 2 * cost.multiply_adds)
+    # Graphs too large to translate have a plan too.
+    problems = [each for each in blocking_problems(graph, projection) if each.code != "too_many_parameters"]
+    if problems:
+        raise ValueError("; ".join(problem.message for problem in problems))
+    summary = summarise_plan(build_plan(graph, projection, structural_key(graph, projection)))
+    return Cost(summary.num_parameters, summary.flops)
+
+
+@torch.inference_mode()
+def seconds_per_call(model: nn.Module, example: torch.Tensor, *, num_calls: int) -> float:
+    """Return the median time of a forward pass of one example in eval mode."""
+    inputs = example.unsqueeze(0)
+    model.eval()
+    seconds = []
+    for _ in range(_NUM_WARM_UP + num_calls):
+        start = perf_counter()
+        model(inputs)
+        seconds.append(perf_counter() - start)
+    return median(seconds[_NUM_WARM_UP:])
+
+
+def _checked(split: Examples, name: str) -> Examples:
+    """Return a split with targets as a model predicts them. Raises ValueError for an empty split or one with NaN."""
+    if not len(split):
+        raise ValueError(f"data: expected {name} examples, got none")
+    if isinstance(split, DatasetSplit):
+        return split
+    for values, kind in ((split.inputs, "inputs"), (split.targets, "targets")):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            raise ValueError(f"data: expected finite {name} {kind}, got nan or inf")
+    return Split(split.inputs, in_columns(split.targets))
+
+
+def _contents(split: Examples) -> Iterator[Any]:
+    """Yield the tensors of a split; of a dataset, its targets and some inputs."""
+    yield split.targets
+    if isinstance(split, Split):
+        yield split.inputs
+        return
+    yield from split.digest_inputs()

@@ -1,0 +1,170 @@
+"""Training of a candidate model by autograd for a number of epochs; it can be saved and continued bit for bit."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from gflownet.evaluation.config import EvaluationConfig
+from gflownet.evaluation.examples import Batch, Examples, num_steps
+from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
+from gflownet.evaluation.optimisation import Optimisation
+from gflownet.evaluation.randomness import global_states, set_global_states
+from gflownet.translation import TranslatedModel
+
+# A cross-entropy of 1,000 nats means logits that are off by 1,000: the training does not recover.
+DIVERGED_LOSS = 1_000.0
+# Targets of one batch when a constant prediction is measured.
+_TARGETS_AT_ONCE = 4096
+
+
+class CandidateDivergedError(RuntimeError):
+    """The training loss is too large or not finite."""
+
+
+@dataclass(eq=False)
+class ModelTraining:
+    """A model and the state of its training, to train on from."""
+
+    model: nn.Module
+    generator: torch.Generator  # shuffles the examples of each epoch
+    num_epochs: int = 0  # done
+    train_loss: float = math.nan  # mean of the last epoch
+    values: list[float] = field(default_factory=list)  # validation metric after each epoch, where measured
+    optimisation: dict[str, Any] | None = None  # state of the optimiser; None before the first step
+    # Of the global generators, which dropout and random augmentation use.
+    global_states: Mapping[str, Any] | None = None
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return tensors and plain containers from which the training continues."""
+        return {
+            # Cloned: torch.save writes the whole memory of a view.
+            "model": {name: value.clone() for name, value in self.model.state_dict().items()},
+            "generator": self.generator.get_state(),
+            "num_epochs": self.num_epochs,
+            "train_loss": self.train_loss,
+            "values": list(self.values),
+            "optimisation": self.optimisation,
+            "global_states": self.global_states,
+        }
+
+    def restore(self, state: Mapping[str, Any]) -> None:
+        """Continue from the result of `state_dict`."""
+        self.model.load_state_dict(state["model"])
+        self.generator.set_state(state["generator"])
+        self.num_epochs, self.train_loss = state["num_epochs"], state["train_loss"]
+        self.values = list(state["values"])
+        self.optimisation, self.global_states = state["optimisation"], state["global_states"]
+
+
+@dataclass(frozen=True)
+class Measure:
+    """A metric on one split."""
+
+    metric: Metric
+    examples: Examples
+    constant_mean: float  # mean of the metric's values for the best constant prediction; 0 where it is not used
+
+    def value(self, model: nn.Module) -> float:
+        """Return the metric of a model in its unit."""
+        model.eval()
+        with torch.inference_mode():
+            outputs = ((outputs_of(model, inputs), targets) for inputs, targets in self.examples.in_order())
+            mean = mean_value(self.metric.values, outputs)
+        return self.metric.finish(mean, self.constant_mean) if math.isfinite(mean) else mean
+
+    def score(self, value: float) -> float:
+        """Return the score in [0, 1] of a value of the metric, 0 if it is not finite."""
+        if not math.isfinite(value):
+            return 0.0
+        return self.metric.score(value, self.metric.finish(self.constant_mean, self.constant_mean))
+
+
+@dataclass(frozen=True)
+class ModelTrainer:
+    """The training of models on one task."""
+
+    train: Examples
+    loss: Loss
+    config: EvaluationConfig
+
+    def continue_training(
+        self,
+        training: ModelTraining,
+        *,
+        num_epochs: int,
+        schedule: int,
+        validation: Measure | None = None,
+        measure_after: int = 0,
+    ) -> None:
+        """Train a model in place up to an epoch.
+
+        Args:
+            training: the model and its state.
+            num_epochs: number of epochs after which to stop.
+            schedule: epochs of the whole training, for the learning rate.
+            validation: measured after each epoch.
+            measure_after: epochs after which it is measured first.
+
+        Raises:
+            CandidateDivergedError: the mean loss of an epoch is not finite or above DIVERGED_LOSS.
+        """
+        if training.global_states is not None:
+            set_global_states(training.global_states)
+        model, size = training.model, self.config.batch_size
+        total = schedule * num_steps(self.train, size)
+        optimisation = Optimisation(model, self.config, num_steps=total, state=training.optimisation)
+        while training.num_epochs < num_epochs:
+            model.train()
+            batches = self.train.shuffled(size, training.generator)
+            training.train_loss = train_epoch(model, batches, optimisation, loss=self.loss)
+            check_loss(training.train_loss, epoch=training.num_epochs)
+            training.num_epochs += 1
+            if validation is not None and training.num_epochs > measure_after:
+                with optimisation.averaged_weights():
+                    training.values.append(validation.value(model))
+        training.optimisation = optimisation.state_dict()
+        optimisation.finish()
+        training.global_states = global_states()
+
+
+def train_epoch(model: nn.Module, batches: Iterator[Batch], optimisation: Optimisation, *, loss: Loss) -> float:
+    """Take one optimiser step per batch and return the mean loss."""
+    losses = []
+    for inputs, targets in batches:
+        optimisation.zero_grad()
+        value = loss(outputs_of(model, inputs), targets)
+        if value.requires_grad:  # not without parameters
+            value.backward()
+            optimisation.step()
+        losses.append(value.detach())
+    return float(torch.stack(losses).mean())
+
+
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return the outputs of independent examples."""
+    return model(inputs, reset_states=True) if isinstance(model, TranslatedModel) else model(inputs)
+
+
+def check_loss(mean_loss: float, *, epoch: int) -> None:
+    """Raise CandidateDivergedError for a mean loss that is too large or not finite."""
+    if not mean_loss <= DIVERGED_LOSS:
+        raise CandidateDivergedError(
+            f"epoch {epoch + 1}: expected a training loss <= {DIVERGED_LOSS:g}, got {mean_loss:g}"
+        )
+
+
+def build_measure(metric: Metric, examples: Examples, *, train: Examples, num_outputs: int) -> Measure:
+    """Return a metric on a split, relative to the best constant prediction of the training examples where needed."""
+    if not metric.is_relative:
+        return Measure(metric, examples, 0.0)
+    constant = constant_prediction(train.targets, num_outputs)
+    parts = examples.targets.split(_TARGETS_AT_ONCE)
+    return Measure(
+        metric, examples, mean_value(metric.values, ((constant_outputs(constant, part), part) for part in parts))
+    )

@@ -1,0 +1,101 @@
+"""TensorTask: scores, costs, trainings in parts, and candidates of a wrong shape."""
+
+import re
+from typing import Any, cast
+
+import pytest
+import torch
+
+from gflownet.config import with_task_options
+from gflownet.evaluation.execution import restored, run_job
+from gflownet.evaluation.job import Job, Outcome
+from gflownet.evaluation.store import EvaluationStatus
+from gflownet.evaluation.tasks import TASKS
+from gflownet.evaluation.tensor_task import TensorTask
+from gflownet.translation import to_pytorch_model
+from tests.evaluation.candidates import config_with
+from tests.evaluation.operation_graphs import CONVOLUTIONS, chain
+
+TASK = "gflownet.tasks.images:ImagesTask"
+OPTIONS = (
+    "evaluation.learning_rate=0.03",
+    "evaluation.batch_size=32",
+    "evaluation.training.optimizer=adamw",
+    "evaluation.training.weight_decay=0.01",
+    "evaluation.training.schedule=one_cycle",
+)
+
+
+def build(*overrides: str) -> TensorTask:
+    task_class = TASKS.load(TASK)
+    return task_class(with_task_options(config_with(f"task={TASK}", *OPTIONS, *overrides), task_class.Config))
+
+
+def network(num_outputs: int = 10, shape: tuple[int, ...] = (1, 8, 8)):
+    return chain(*CONVOLUTIONS, shape=list(shape), num_outputs=num_outputs)
+
+
+@pytest.fixture(scope="module")
+def task() -> TensorTask:
+    return build("evaluation.num_epochs=3")
+
+
+def trained(task: TensorTask, graph: Any, *fidelities: int, schedule: int | None = None) -> Outcome:
+    """Return the outcome of a training up to each fidelity in turn, saved and restored in between."""
+    outcomes: list[Outcome] = []
+    for fidelity in fidelities:
+        saved = tuple(outcome.training for outcome in outcomes)
+        options: Any = {"fidelity": fidelity, "schedule": schedule or fidelities[-1], "trainings": saved}
+        outcomes = run_job(task, Job((graph,), (7,), saves_training=True, tests=True, **options))
+    return outcomes[0]
+
+
+def test_convolutions_learn_the_digits(task):
+    score = task.evaluate(network(), seed=0)
+    assert score.value == score.metrics["validation_accuracy"] > 0.8
+    assert score.num_parameters == 8 * 9 + 2 * 8 + 16 * 72 + 2 * 16 + 16 * 10 + 10
+    assert task.test(network(), seed=0) > 0.8
+
+
+def test_cost_equals_the_model(task):
+    cost = task.cost(network())
+    assert cost.num_parameters == task.evaluate(network(), seed=0).num_parameters
+    assert cost.flops == 2 * (8 * 9 * 64 + 16 * 72 * 16 + 16 * 10)
+
+
+@pytest.mark.parametrize(
+    "overrides",
+    [(), ("evaluation.training.optimizer=sgd", "evaluation.training.clip=1"), ("evaluation.training.average=0.9",)],
+    ids=["adamw", "sgd", "average"],
+)
+def test_training_in_parts_equals_full_training(overrides):
+    task = build("evaluation.num_epochs=3", *overrides)
+    full, parts = trained(task, network(), 3), trained(task, network(), 1, 2, 3)
+    assert full.status is EvaluationStatus.OK
+    assert (full.score, full.curve, full.test) == (parts.score, parts.curve, parts.test)
+    one, two = cast(Any, restored(full.training)), cast(Any, restored(parts.training))
+    assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
+    assert full.score == task.evaluate(network(), seed=7)
+    assert full.test == task.test(network(), seed=7)
+
+
+def test_saved_weights_reproduce_the_test_score(task):
+    outcome = trained(task, network(), 2, schedule=3)
+    model = to_pytorch_model(network().with_translation(task.translation_settings))
+    model.load_state_dict(cast(Any, restored(outcome.training))["model"])
+    assert task.test_score(model) == outcome.test
+
+
+def test_schedule_changes_the_first_epoch(task):
+    short, long = (trained(task, network(), 1, schedule=schedule) for schedule in (1, 6))
+    assert short.score != long.score
+
+
+@pytest.mark.parametrize(
+    ("graph", "sizes"),
+    [(network(num_outputs=3), "image [1, 8, 8] to 3"), (network(shape=(3, 8, 8)), "image [3, 8, 8] to 10")],
+)
+def test_wrong_sizes_raise(task, graph, sizes):
+    message = f"expected a graph from image [1, 8, 8] to 10 outputs, got {sizes}"
+    with pytest.raises(ValueError, match=re.escape(message)):
+        task.evaluate(graph, seed=0)
