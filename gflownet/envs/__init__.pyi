@@ -12,6 +12,8 @@ from .graph_building import GraphBuildingEnv as GraphBuildingEnv
 from .hypergrid import HypergridEnv as HypergridEnv
 from .labelled_dag import LabelledDAGEnv as LabelledDAGEnv
 from .labelled_dag import parents_of as parents_of
+from .operation_graph import OperationGraphContext as OperationGraphContext
+from .operation_graph import OperationGraphEnv as OperationGraphEnv
 from .recurrent_stack import RecurrentStackEnv as RecurrentStackEnv
 from .recurrent_stack import read_stack as read_stack
 from .slots import SlotEnv as SlotEnv

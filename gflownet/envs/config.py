@@ -23,6 +23,7 @@ ENVIRONMENTS = ExtensionPoint(
         "cells": BuiltIn("gflownet.envs.cells:CellsContext", "cells of NAS benchmarks"),
         "tensor_graph": BuiltIn("gflownet.envs.tensor_graph:TensorGraphContext", "programs in index notation"),
         "choices": BuiltIn("gflownet.envs.choices:ChoicesContext", "choices in your own code"),
+        "operation_graph": BuiltIn("gflownet.envs.operation_graph:OperationGraphContext", "networks of operations"),
         "recurrent_stack": BuiltIn("gflownet.envs.recurrent_stack:RecurrentStackContext", "stacks of RNN layers"),
     },
 )
@@ -115,6 +116,26 @@ class ChoicesConfig:
 
 
 @dataclass
+class OperationGraphConfig:
+    """Networks of tensor operations (env.name=operation_graph)."""
+
+    operations: list[str] = option(["conv2d", "batch_norm", "max_pool2d"], "operations a node may have, by name")
+    choices: Any = option(
+        {}, "values of an operation's settings, its activation and merge: choices.conv2d.features=[8,16]"
+    )
+    activations: list[str] = option(["relu"], "activation functions after convolutions, linear and normalising layers")
+    merges: list[str] = option(["sum"], "ways a node may combine its inputs: sum, mean, max, min and product")
+    output_merge: str = option("sum", "how the output combines its inputs")
+    align: Literal["pad", "auto"] = option(
+        "pad", "inputs with fewer channels: pad with zeros, or auto: a learned projection"
+    )
+    max_hidden_nodes: int = option(6, "maximum number of nodes between inputs and output", Interval(0, 127))
+    max_edges: int = option(10, "maximum number of edges", AT_LEAST_ONE)
+    max_parameters: int | None = option(None, "maximum number of trainable parameters; null: no limit", NOT_NEGATIVE)
+    max_multiply_adds: int | None = option(None, "maximum multiply-adds of one example; null: no limit", NOT_NEGATIVE)
+
+
+@dataclass
 class EnvConfig:
     """Vocabulary, sizes and limits of the graphs that are built."""
 
@@ -138,3 +159,4 @@ class EnvConfig:
     choices: ChoicesConfig = field(default_factory=ChoicesConfig)
     tensor_graph: TensorGraphConfig = field(default_factory=TensorGraphConfig)
     recurrent_stack: RecurrentStackConfig = field(default_factory=RecurrentStackConfig)
+    operation_graph: OperationGraphConfig = field(default_factory=OperationGraphConfig)

@@ -13,8 +13,10 @@ from gflownet.envs.config import CellsEnvConfig, EnvConfig, RecurrentStackConfig
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
+from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
 
@@ -76,6 +78,17 @@ def tensor_graphs(**changes) -> TensorGraphEnv:
     return TensorGraphEnv(**{**options, **changes})
 
 
+def operation_graphs(inputs=((3, 8, 8),), **changes) -> OperationGraphEnv:
+    """Return networks of one convolution with two settings, batch norm and pooling."""
+    options = {
+        "operations": ("conv2d", "batch_norm", "max_pool2d"),
+        "choices": {"conv2d": {"features": [4, 8], "kernel_size": [1, 3], "stride": 1}},
+        "max_hidden_nodes": 2,
+        "max_edges": 4,
+    }
+    return OperationGraphEnv([Shape.of(sizes) for sizes in inputs], 5, **{**options, **changes})
+
+
 def recurrent_stacks(**changes) -> RecurrentStackEnv:
     options = {"ranks": [2, 4], "ratios": [2.0], "projections": ["up", "gate+down"], "max_depth": 2}
     return RecurrentStackEnv(RecurrentStackConfig(**{**options, **changes}))
@@ -120,6 +133,29 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
         max_hidden_nodes=1,
         max_edges=4,
         allow_recurrent=True,
+    ),
+    "operation_graph": operation_graphs,
+    "operation_graph_tight": lambda: operation_graphs(
+        choices={"conv2d": {"features": [4, 8], "kernel_size": [1, 3], "stride": [1, 2]}},
+        max_parameters=300,
+        max_multiply_adds=8_000,
+    ),
+    "operation_graph_projections": lambda: operation_graphs(
+        inputs=((3, 8, 8), (6, 4, 4)),
+        operations=("conv2d", "identity"),
+        choices={
+            "conv2d": {"features": 4, "kernel_size": 1, "stride": [1, 2]},
+            "identity": {"merge": ["sum", "max"], "activation": ["relu", "linear"]},
+        },
+        align="auto",
+        max_parameters=95,
+    ),
+    "operation_graph_vectors": lambda: operation_graphs(
+        inputs=((3,), (2, 4, 4)),
+        operations=("linear", "global_pool"),
+        choices={"linear": {"features": [2, 4]}},
+        activations=("relu", "gelu"),
+        max_parameters=60,
     ),
     "hypergrid": lambda: HypergridEnv(3, 4),
     "bit_sequence": lambda: BitSequenceEnv(6, 2),

@@ -17,6 +17,7 @@ from gflownet.envs.config import (
     EnvConfig,
     HypergridConfig,
     LabelledDAGConfig,
+    OperationGraphConfig,
     RecurrentStackConfig,
     TensorGraphConfig,
 )
@@ -69,6 +70,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     ("name", "options"),
     [
         ("computation_graph", (EnvConfig,)),
+        ("operation_graph", (OperationGraphConfig,)),
         ("coloured_graph", (ColouredGraphConfig, ColouredGraphsRewardConfig)),
         ("labelled_dag", (LabelledDAGConfig, StructureLearningConfig)),
         ("hypergrid", (HypergridConfig, HypergridRewardConfig)),

@@ -11,6 +11,7 @@ from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.envs.labelled_dag import LabelledDAGEnv
+from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
 from gflownet.mdp.environment import Environment
@@ -18,6 +19,7 @@ from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
 from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.labelled_dag import LabelledDAGOracle
+from tests.oracles.operation_graph import OperationGraphOracle
 from tests.oracles.slots import BitSequenceOracle, CellsOracle, ChoicesOracle, HypergridOracle, RecurrentStackOracle
 from tests.oracles.tensor_graph import TensorGraphOracle
 
@@ -50,6 +52,17 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
         return ChoicesOracle(env.vocabulary.node_types, env.values, env.places, settings=capped)
     if isinstance(env, RecurrentStackEnv):
         return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=env.choices, min_depth=env.min_depth)
+    if isinstance(env, OperationGraphEnv):
+        return OperationGraphOracle(
+            env.input_shapes,
+            env.num_outputs,
+            offered={offered.name: offered.choices for offered in env.choices.operations},
+            attributes=node_attributes,
+            limits=env.budget.limits,
+            align=env.align,
+            max_hidden_nodes=env.max_hidden_nodes,
+            max_edges=env.max_edges,
+        )
     for kind, slots in ((HypergridEnv, HypergridOracle), (BitSequenceEnv, BitSequenceOracle), (CellEnv, CellsOracle)):
         if isinstance(env, kind):
             return slots(env.vocabulary.node_types, env.vocabulary.node_attributes[0].name, env.values)

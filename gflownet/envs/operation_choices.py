@@ -1,0 +1,172 @@
+"""The operations that a search offers: their varying settings as node attributes, and the order in which they are set.
+
+A node's values are set one after another, in the order of the attributes, and only those of its own operation. A prefix
+is an operation with the values set so far; a complete prefix is an operation with all of its settings.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from gflownet.graphs.operation import INPUT_PORT, AppliedOperation, Category, operation, read_operation
+from gflownet.graphs.operation_shapes import MERGES
+from gflownet.graphs.vocabulary import activation
+from gflownet.mdp.states import Attribute
+
+ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation
+OFFERED_MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge
+MAX_ATTRIBUTES = 7  # a node's type and values are compared as one number of eight bytes
+# Operations of these kinds are followed by an activation unless `choices` says otherwise.
+_ACTIVATED = (Category.CONVOLUTION, Category.LINEAR, Category.NORMALISATION)
+
+Choices = Mapping[str, tuple[Hashable, ...]]
+
+
+@dataclass(frozen=True)
+class OfferedOperation:
+    """An operation and its values, in the order in which they are set."""
+
+    name: str
+    choices: Choices  # at least one value of every setting offered, of the activation and of the merge
+
+    @property
+    def varying(self) -> tuple[str, ...]:
+        """Names with more than one value: attributes that are set."""
+        return tuple(name for name, values in self.choices.items() if len(values) > 1)
+
+    def settings(self, values: Mapping[str, Hashable]) -> dict[str, Hashable]:
+        """Return the offered settings of the operation, completed by fixed values."""
+        chosen = {name: values.get(name, offered[0]) for name, offered in self.choices.items()}
+        return {name: value for name, value in chosen.items() if name not in (ACTIVATION, MERGE)}
+
+    def value(self, name: str, values: Mapping[str, Hashable]) -> Any:
+        """Return the value of one name, completed by fixed values."""
+        return values.get(name, self.choices[name][0])
+
+
+class Prefix(NamedTuple):
+    """An operation and the values set so far."""
+
+    operation: int
+    values: tuple[tuple[str, Hashable], ...]
+
+
+class OperationChoices:
+    """All operations offered, the attributes of nodes, and every prefix.
+
+    Args:
+        operations: names of operations.
+        choices: values of settings by operation and name, in place of those that the operation's row offers.
+        activations: values of the activation.
+        merges: values of the merge.
+    """
+
+    def __init__(
+        self,
+        operations: Sequence[str],
+        *,
+        choices: Mapping[str, Mapping[str, Any]],
+        activations: Sequence[str],
+        merges: Sequence[str],
+    ) -> None:
+        _check_names(operations, choices, merges)
+        self.operations = tuple(
+            _offered(name, choices.get(name, {}), activations=activations, merges=merges) for name in operations
+        )
+        names: dict[str, dict[Hashable, None]] = {}
+        for offered in self.operations:
+            for name in offered.varying:
+                names.setdefault(name, {}).update(dict.fromkeys(offered.choices[name]))
+        last = {ACTIVATION: 1, MERGE: 2}
+        ordered = sorted(names, key=lambda name: last.get(name, 0))
+        self.attributes = tuple(Attribute(name, tuple(names[name])) for name in ordered)
+        if len(self.attributes) > MAX_ATTRIBUTES:
+            raise ValueError(
+                f"env.operation_graph.choices: expected at most {MAX_ATTRIBUTES} settings with several values, "
+                f"got {len(ordered)}: {', '.join(ordered)}"
+            )
+
+    def own_attributes(self, index: int) -> list[int]:
+        """Return the positions of the attributes of an operation, in the order in which they are set."""
+        varying = self.operations[index].varying
+        return [position for position, attribute in enumerate(self.attributes) if attribute.name in varying]
+
+    @cached_property
+    def prefixes(self) -> tuple[Prefix, ...]:
+        """Every prefix: first those without values, one per operation."""
+        prefixes = [Prefix(index, ()) for index in range(len(self.operations))]
+        for prefix in prefixes:  # grows
+            name = self.next_attribute(prefix)
+            if name is not None:
+                values = self.operations[prefix.operation].choices[name]
+                prefixes += [Prefix(prefix.operation, (*prefix.values, (name, value))) for value in values]
+        return tuple(prefixes)
+
+    def next_attribute(self, prefix: Prefix) -> str | None:
+        """Return the attribute that is set next, None of a complete prefix."""
+        own = self.own_attributes(prefix.operation)
+        return self.attributes[own[len(prefix.values)]].name if len(prefix.values) < len(own) else None
+
+    def applied(self, prefix: Prefix) -> AppliedOperation:
+        """Return the operation of a complete prefix. Raises ValueError for an invalid setting."""
+        offered = self.operations[prefix.operation]
+        return read_operation({"name": offered.name, **offered.settings(dict(prefix.values))})
+
+
+def _check_names(operations: Sequence[str], choices: Mapping[str, Any], merges: Sequence[str]) -> None:
+    if not operations or len(set(operations)) < len(operations):
+        raise ValueError(f"env.operation_graph.operations: expected distinct operations, got {list(operations)}")
+    for name in choices:
+        if name not in operations:
+            expected = f"expected operations out of {', '.join(operations)}"
+            raise ValueError(f"env.operation_graph.choices: {expected}, got {name}")
+    if not merges or not set(merges) <= set(OFFERED_MERGES):
+        raise ValueError(
+            f"env.operation_graph.merges: expected merges out of {', '.join(OFFERED_MERGES)}, got {list(merges)}"
+        )
+
+
+def _offered(
+    name: str, choices: Mapping[str, Any], *, activations: Sequence[str], merges: Sequence[str]
+) -> OfferedOperation:
+    row = operation(name)
+    if row.ports != (INPUT_PORT,):
+        raise ValueError(
+            f"env.operation_graph.operations: expected operations with one input, "
+            f"got {name} with {', '.join(row.ports)}"
+        )
+    values: dict[str, tuple[Hashable, ...]] = {}
+    for key, setting in row.settings.items():
+        if setting.choices:
+            values[key] = tuple(setting.choices)
+    values[ACTIVATION] = tuple(activations) if row.category in _ACTIVATED else ("linear",)
+    values[MERGE] = tuple(merges)
+    for key, override in choices.items():
+        if key not in (*row.settings, ACTIVATION, MERGE):
+            expected = f"expected settings out of {', '.join((*row.settings, ACTIVATION, MERGE))}"
+            raise ValueError(f"env.operation_graph.choices.{name}: {expected}, got {key}")
+        is_list = isinstance(override, Sequence) and not isinstance(override, str)
+        values[key] = tuple(override) if is_list else (override,)
+        if not values[key] or len(set(values[key])) < len(values[key]):
+            raise ValueError(f"env.operation_graph.choices.{name}.{key}: expected distinct values, got {override}")
+        parameter = row.settings[key].parameter if key in row.settings else None
+        for value in values[key]:
+            if parameter is not None and not parameter.accepts(value):
+                place = f"env.operation_graph.choices.{name}.{key}"
+                raise ValueError(f"{place}: expected {parameter.expected}, got {value!r}")
+    _check_merge(name, values[MERGE])
+    for value in values[ACTIVATION]:
+        activation(str(value))  # an error before the search starts
+    # Settings first, in the order of the row; then activation and merge.
+    order = [*(key for key in row.settings if key in values), ACTIVATION, MERGE]
+    return OfferedOperation(name, {key: values[key] for key in order})
+
+
+def _check_merge(name: str, merges: Sequence[Hashable]) -> None:
+    for value in merges:
+        if value not in OFFERED_MERGES:
+            expected = f"expected merges out of {', '.join(OFFERED_MERGES)}"
+            raise ValueError(f"env.operation_graph.choices.{name}.{MERGE}: {expected}, got {value!r}")

@@ -1,0 +1,432 @@
+"""The MDP that builds graphs of tensor operations within hard limits of parameters and multiply-adds.
+
+AddNode attaches a node to a source and chooses its operation; the settings of this operation are set next, in order;
+then edges are added. The shapes and costs of all nodes follow from tables. No edge changes a shape: a hidden node
+accepts a further input only if it can be aligned to the shape of the present inputs. The output accepts every input.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Mapping, Sequence
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.envs.config import EnvConfig
+from gflownet.envs.operation_choices import ACTIVATION, MERGE, OFFERED_MERGES, OperationChoices
+from gflownet.envs.operation_tables import HEAD, UNKNOWN, Budget, build_tables
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.graphs.elements import Node, thawed
+from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.operation_shapes import infer_shapes, input_shape
+from gflownet.graphs.tensor_shape import Layout, Shape
+from gflownet.mdp.action import GraphActionType as Kind
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
+from gflownet.mdp.environment import Environment, Rule, Rules
+from gflownet.mdp.states import MOST_VALUES, UNSET, GraphStates, GraphVocabulary
+
+ALIGN = ("pad", "auto")  # of hidden nodes: zeros in place of missing channels, or a learned projection
+
+
+class OperationGraphEnv(Environment):
+    """Graphs of operations from given inputs to one vector; every state can be finished within all limits."""
+
+    terminal_type = ComputationGraph
+
+    def __init__(
+        self,
+        inputs: Sequence[Shape],
+        num_outputs: int,
+        *,
+        operations: Sequence[str],
+        choices: Mapping[str, Mapping[str, Any]] | None = None,
+        activations: Sequence[str] = ("relu",),
+        merges: Sequence[str] = ("sum",),
+        output_merge: str = "sum",
+        align: str = "pad",
+        max_hidden_nodes: int,
+        max_edges: int,
+        max_parameters: int | None = None,
+        max_multiply_adds: int | None = None,
+    ) -> None:
+        self.input_shapes, self.num_outputs = tuple(inputs), num_outputs
+        self.max_hidden_nodes, self.max_edges = max_hidden_nodes, max_edges
+        self.output_merge, self.align = output_merge, align
+        self.budget = Budget(max_parameters or 0, max_multiply_adds or 0)
+        self._check_limits()
+        self.choices = OperationChoices(operations, choices=choices or {}, activations=activations, merges=merges)
+        self.tables = build_tables(
+            self.choices, self.input_shapes, num_classes=num_outputs, max_depth=max_hidden_nodes, budget=self.budget
+        )
+        self._check_budget()
+        ends = (*(f"input_{i}" for i in range(len(inputs))), "output")
+        super().__init__(
+            GraphVocabulary(
+                node_types=(*ends, *operations),
+                max_nodes=len(ends) + max_hidden_nodes,
+                directed=True,
+                edge_types=("forward",),
+                node_attributes=self.choices.attributes,
+            )
+        )
+        self._last_facts: tuple[weakref.ref[GraphStates], StateFacts] | None = None
+        limits = torch.tensor(self.budget.limits)
+        self.limits = torch.where(limits > 0, limits, torch.iinfo(torch.int64).max // 4)  # [2]
+
+    @property
+    def num_inputs(self) -> int:
+        """Return the number of input nodes: positions 0 .. num_inputs - 1. The output is next."""
+        return len(self.input_shapes)
+
+    @property
+    def num_ends(self) -> int:
+        """Return the number of input and output nodes; hidden nodes start at this position."""
+        return self.num_inputs + 1
+
+    def initial_states(self, num: int) -> GraphStates:
+        """Return `num` graphs of the inputs and the output, without edges."""
+        states = GraphStates.empty(num, self.vocabulary)
+        states.node_type[:, : self.num_ends] = torch.arange(self.num_ends, dtype=torch.int8)
+        states.num_nodes[:] = self.num_ends
+        return states
+
+    def facts(self, states: GraphStates) -> StateFacts:
+        """Return shapes, costs and other properties of a batch of states, computed once per batch."""
+        last = self._last_facts
+        if last is not None and last[0]() is states:
+            return last[1]
+        facts = StateFacts(self, states)
+        self._last_facts = weakref.ref(states), facts
+        return facts
+
+    def forward_rules(self, states: GraphStates) -> Rules:
+        """Return the rules of adding a node or an edge, of setting an attribute and of Stop."""
+        facts = self.facts(states)
+        complete = Rule("a hidden node still has settings to be set", _graph(~facts.incomplete.any(1)))
+        num_sinks = facts.sink.sum(1)
+        needed = num_sinks[:, None] + (~facts.sink).long()
+        budget = f"at most {self.max_edges} edges, and every node must still be joined to the output"
+        tables, operations = self.tables, torch.arange(len(self.vocabulary.node_types))
+        child = tables.child[facts.prefix]  # [B, N, C]
+        return {
+            Kind.Stop: [complete, Rule("every node must lead to the output", _graph(num_sinks == 0))],
+            Kind.AddNode: [
+                complete,
+                Rule("only hidden nodes are added", operations >= self.num_ends),
+                Rule("the source is not there, or is the output", facts.is_source[:, :, None]),
+                Rule(
+                    f"the graph already has {self.max_hidden_nodes} hidden nodes",
+                    _graph(states.num_nodes < self.vocabulary.max_nodes),
+                ),
+                Rule(budget, (facts.num_edges[:, None] + 1 + needed <= self.max_edges)[:, :, None]),
+                Rule(self._misfit("the operation", "the source"), self._affordable_operations(facts)),
+            ],
+            Kind.AddEdge: [Rule(complete.text, complete.holds[..., None]), *self._edge_rules(states, facts, budget)],
+            Kind.SetNodeAttr: [
+                Rule("only hidden nodes have settings to set", facts.is_hidden[:, :, None]),
+                Rule("the operation's own settings are set, once and in order", child != UNKNOWN),
+                Rule(self._misfit("the operation with this value", "the input"), self._affordable_values(facts, child)),
+            ],
+        }
+
+    def backward_rules(self, states: GraphStates) -> Rules:
+        """Return the rules of removing a leaf node, its settings, or an edge that determines no shape."""
+        facts, edge = self.facts(states), states.has_edge
+        leaf = facts.is_hidden & (edge.sum(1) == 1) & ~edge.any(2)
+        num_incomplete = facts.incomplete.sum(1, keepdim=True)
+        others_complete = num_incomplete - facts.incomplete.long() == 0
+        num_set = (states.node_attr != UNSET).sum(-1)
+        attributes = torch.arange(len(self.vocabulary.node_attributes))
+        last_set = ((states.node_attr != UNSET) * (attributes + 1)).amax(-1) - 1 if len(attributes) else num_set - 1
+        decisive = edge & (facts.output[:, :, None] == facts.input[:, None, :])
+        spare = ~decisive | (decisive.sum(1) >= 2)[:, None, :] | ~facts.is_hidden[:, None, :]
+        return {
+            Kind.RemoveNode: [
+                Rule("only a hidden node with one in-edge and no other can be removed", leaf[:, :, None]),
+                Rule("another hidden node still has settings to be set", others_complete[:, :, None]),
+                Rule("the node still has settings", (num_set == 0)[:, :, None]),
+            ],
+            Kind.RemoveEdge: [
+                Rule("a hidden node still has settings to be set", _graph(num_incomplete[:, 0] == 0)[..., None]),
+                Rule("the edge is not there", edge[..., None]),
+                Rule("the shape of the target's inputs would change", spare[..., None]),
+            ],
+            Kind.RemoveNodeAttr: [
+                Rule("only a hidden node with one in-edge and no other can change", leaf[:, :, None]),
+                Rule("another hidden node still has settings to be set", others_complete[:, :, None]),
+                Rule("the setting set last is unset first", attributes == last_set[:, :, None]),
+            ],
+        }
+
+    def terminal(self, states: GraphStates, index: int) -> ComputationGraph:
+        """Return the network that state `index` describes; nodes keep their positions as ids."""
+        state = states[index]
+        num_nodes, types, values = int(state.num_nodes), state.node_type.tolist(), state.node_attr.tolist()
+        graph = ComputationGraph()
+        for node, shape in enumerate(self.input_shapes):
+            graph.add_node(node, NodeType.INPUT, output_size=None, attributes=_declared(shape))
+        graph.add_node(self.num_inputs, NodeType.OUTPUT, output_size=None, attributes=self._output_attributes)
+        for node in range(self.num_ends, num_nodes):
+            self._add_hidden(graph, node, types[node] - self.num_ends, values[node])
+        for target, source in state.has_edge.T.nonzero().tolist():
+            graph.add_edge(source, target)
+        return graph
+
+    def describe(self, candidate: ComputationGraph) -> GraphDescription:
+        """Return a network in terms of the vocabulary: inputs, the output and hidden nodes, each by ascending id."""
+        ranks = {NodeType.INPUT: 0, NodeType.OUTPUT: 1, NodeType.HIDDEN: 2}
+        nodes = sorted(candidate.nodes.values(), key=lambda node: (ranks[node.node_type], node.node_id))
+        kinds = [node.node_type for node in nodes[: self.num_ends]]
+        if kinds != [NodeType.INPUT] * self.num_inputs + [NodeType.OUTPUT] or candidate.output_node_ids[1:]:
+            raise ValueError(f"expected {self.num_inputs} inputs and one output, got {', '.join(kinds) or 'no nodes'}")
+        self._check_fit(candidate)
+        position = {node.node_id: index for index, node in enumerate(nodes)}
+        described = [self._described_node(index, node) for index, node in enumerate(nodes)]
+        edges = {(position[edge.source], position[edge.target]): DescribedEdge() for edge in candidate.edges.values()}
+        return GraphDescription([kind for kind, _ in described], [values for _, values in described], edges)
+
+    def _affordable_operations(self, facts: StateFacts) -> Tensor:
+        """Return which operations fit a new node behind each node, [B, N, types] bool."""
+        num = len(self.choices.operations)
+        minimal = self.tables.minimal[self.tables.roots].transpose(0, 1)[facts.output]  # [B, N, operations, K, 4]
+        legal = self._within(facts, minimal).any(-1)
+        return torch.nn.functional.pad(legal, (self.vocabulary.num_columns(Kind.AddNode) - num, 0))
+
+    def _affordable_values(self, facts: StateFacts, child: Tensor) -> Tensor:
+        """Return which values fit the incomplete node of each graph, [B, 1, C] bool."""
+        node, graph = facts.incomplete.int().argmax(1), torch.arange(len(child))
+        shape = facts.input[graph, node]
+        minimal = self.tables.minimal[child[graph, node], shape[:, None]]  # [B, C, K, 4]
+        return self._within(facts, minimal[:, None]).any(-1)[:, 0, None, :]
+
+    def _within(self, facts: StateFacts, completions: Tensor) -> Tensor:
+        """Return which completions [B, N, X, K, 4] of a new node are within the limits, [B, N, X, K] bool."""
+        cost, head = completions.split(2, -1)
+        total = facts.cost[:, None, None, None] + cost + torch.maximum(facts.head[:, None, None, None], head)
+        return (total <= self.limits).all(-1)
+
+    def _edge_rules(self, states: GraphStates, facts: StateFacts, budget: str) -> list[Rule]:
+        ends = facts.is_source[:, :, None] & (facts.is_hidden | facts.is_output)[:, None, :]
+        sinks_after = facts.sink.sum(1)[:, None, None] - facts.sink[:, :, None].long()
+        fits = self.tables.fits[facts.output[:, :, None], facts.input[:, None, :]] | facts.is_output[:, None, :]
+        rules = [
+            Rule("an edge leads from a node that is there into a hidden node or the output", ends),
+            Rule("the edge is already there", ~states.has_edge),
+            Rule("the edge would close a cycle", ~states.reach.transpose(1, 2)),
+            Rule(budget, facts.num_edges[:, None, None] + 1 + sinks_after <= self.max_edges),
+            Rule("the source's shape does not fit into the shape of the target's inputs", fits),
+        ]
+        if self.align == "auto":
+            adapter = self.tables.adapter[facts.output[:, :, None], facts.input[:, None, :]]
+            total = adapter + (facts.cost + facts.head)[:, None, None]
+            affordable = (total <= self.limits).all(-1) | facts.is_output[:, None, :]  # the output pads
+            rules.append(Rule(self._misfit("the edge's projection", "the rest"), affordable))
+        return [Rule(rule.text, rule.holds[..., None]) for rule in rules]
+
+    def _misfit(self, operation: str, place: str) -> str:
+        """Return the rule of operations that do not fit."""
+        limits = dict(zip(("parameters", "multiply-adds"), self.budget.limits, strict=True))
+        within = " and ".join(f"{limit:,} {name}" for name, limit in limits.items() if limit)
+        return f"{operation} does not fit {place}" + (f", or not within {within}" if within else "")
+
+    def _add_hidden(self, graph: ComputationGraph, node: int, operation: int, values: Sequence[int]) -> None:
+        offered = self.choices.operations[operation]
+        pairs = zip(self.choices.attributes, values, strict=True)
+        chosen = {attribute.name: attribute.values[value] for attribute, value in pairs if value != UNSET}
+        attributes = {
+            "operation": {"name": offered.name, **offered.settings(chosen)},
+            "aggregation": offered.value(MERGE, chosen),
+            "align": self.align,
+        }
+        function = offered.value(ACTIVATION, chosen)
+        graph.add_node(node, NodeType.HIDDEN, output_size=None, activation_function=function, attributes=attributes)
+
+    def _described_node(self, index: int, node: Node) -> tuple[int, list[int]]:
+        """Return the positions of the type and the values of a node."""
+        values = [UNSET] * len(self.choices.attributes)
+        if index < self.num_inputs and input_shape(node) != self.input_shapes[index]:
+            raise ValueError(
+                f"node {node.node_id}: expected {self.input_shapes[index]} as in the task, got {input_shape(node)}"
+            )
+        if index < self.num_ends:
+            return index, values
+        settings = thawed(node.attributes.get("operation", {}))
+        names = [offered.name for offered in self.choices.operations]
+        operation = position_of(names, settings.get("name"), "operation")
+        settings |= {ACTIVATION: node.activation_function, MERGE: node.aggregation}
+        for position in self.choices.own_attributes(operation):
+            attribute = self.choices.attributes[position]
+            offered = self.choices.operations[operation].choices[attribute.name]
+            position_of(offered, settings.get(attribute.name), f"{names[operation]}.{attribute.name}")
+            values[position] = attribute.values.index(settings[attribute.name])
+        return self.num_ends + operation, values
+
+    def _check_fit(self, candidate: ComputationGraph) -> None:
+        """Raise ValueError for shapes that no actions build, or for a network above a limit."""
+        known = infer_shapes(candidate)
+        for node_id, shapes in known.items():
+            for plan in shapes.inputs.values() if shapes.node.node_type is NodeType.HIDDEN else ():
+                if plan.shape not in [adapter.source for adapter in plan.adapters]:
+                    raise ValueError(f"node {node_id}: expected an input of {plan.shape}, to which others are aligned")
+        if len(candidate.edges) > self.max_edges:
+            raise ValueError(f"expected at most {self.max_edges} edges, got {len(candidate.edges)}")
+        cost = graph_cost(candidate)
+        if not self.budget.allows((cost.num_parameters, cost.multiply_adds)):
+            raise ValueError(f"expected a network within {self.budget}, got {cost}")
+
+    def _check_limits(self) -> None:
+        if not self.input_shapes or any(shape.layout is Layout.TOKENS for shape in self.input_shapes):
+            raise ValueError(f"task: expected inputs without tokens, got {', '.join(map(str, self.input_shapes))}")
+        if self.num_outputs < 1:
+            raise ValueError(f"task: expected at least one output, got {self.num_outputs}")
+        most_hidden = MOST_VALUES - self.num_ends
+        if not 0 <= self.max_hidden_nodes <= most_hidden:
+            raise ValueError(
+                f"env.operation_graph.max_hidden_nodes: expected 0 to {most_hidden}, got {self.max_hidden_nodes}"
+            )
+        if self.max_edges < self.num_inputs:
+            raise ValueError(
+                f"env.operation_graph.max_edges: expected at least {self.num_inputs}, to join the inputs to the "
+                f"output, got {self.max_edges}"
+            )
+        if self.align not in ALIGN:
+            raise ValueError(f"env.operation_graph.align: expected one of {', '.join(ALIGN)}, got {self.align}")
+        if self.output_merge not in OFFERED_MERGES:
+            expected = f"expected one of {', '.join(OFFERED_MERGES)}"
+            raise ValueError(f"env.operation_graph.output_merge: {expected}, got {self.output_merge}")
+
+    def _check_budget(self) -> None:
+        """Raise ValueError for limits that no network keeps."""
+        head = self.tables.head[self.tables.inputs].amax(0).tolist()
+        names = ("max_parameters", "max_multiply_adds")
+        for name, limit, cost in zip(names, self.budget.limits, head, strict=True):
+            if limit and cost > limit:
+                raise ValueError(
+                    f"env.operation_graph.{name}: expected at least {cost:,}, for the output layer, got {limit:,}"
+                )
+
+    @cached_property
+    def _output_attributes(self) -> dict[str, Any]:
+        operation = {"name": HEAD, "features": self.num_outputs}
+        return {"operation": operation, "aggregation": self.output_merge, "align": "pad"}
+
+
+class StateFacts:
+    """Shapes, costs and other properties of a batch of states.
+
+    The cost of a state counts the output layer at the widest node, so that no action ever lowers it.
+    """
+
+    prefix: Tensor  # [B, N] operation and values set so far
+    input: Tensor  # [B, N] shape of the merged inputs of hidden nodes
+    output: Tensor  # [B, N] shape of inputs and complete hidden nodes
+    node_cost: Tensor  # [B, N, 2] parameters and multiply-adds of hidden nodes
+    cost: Tensor  # [B, 2] of all hidden nodes
+    head: Tensor  # [B, 2] of the output layer at the widest node
+
+    def __init__(self, env: OperationGraphEnv, states: GraphStates) -> None:
+        position, tables, edge = torch.arange(env.vocabulary.max_nodes), env.tables, states.has_edge
+        self.is_hidden = states.exists & (position >= env.num_ends)
+        self.is_output = (position == env.num_inputs).expand(states.exists.shape)
+        self.is_source = self.is_hidden | (position < env.num_inputs)
+        self.prefix = torch.where(self.is_hidden, states.node_type.long() - env.num_ends, UNKNOWN)
+        for attribute, child in enumerate(tables.child_of):
+            self.prefix = child[self.prefix, states.node_attr[:, :, attribute].long()]
+        self.incomplete = ~tables.complete[self.prefix]
+        self.sink = self.is_source & ~edge.any(2)
+        self.num_edges = edge.flatten(1).sum(1)
+        self.input, self.output = _inferred(env, edge, self.prefix)
+        self.node_cost = tables.cost[self.prefix, self.input]
+        if env.align == "auto":
+            adapters = tables.adapter[self.output[:, :, None], self.input[:, None, :]]
+            self.node_cost = self.node_cost + (adapters * (edge & self.is_hidden[:, None, :])[..., None]).sum(1)
+        self.cost = self.node_cost.sum(1)
+        self.head = tables.head[self.output].amax(1)
+
+
+def _inferred(env: OperationGraphEnv, edge: Tensor, prefix: Tensor) -> tuple[Tensor, Tensor]:
+    """Return the shapes of the merged inputs and of the outputs of all nodes, [B, N] each.
+
+    Every round finds the shapes of the nodes behind those that are known.
+    """
+    tables = env.tables
+    output = torch.full_like(prefix, UNKNOWN)
+    output[:, : env.num_inputs] = tables.inputs
+    of_inputs = output
+    while True:
+        merged = output[:, :, None].masked_fill(~edge, UNKNOWN).amax(1)
+        following = torch.maximum(tables.output[prefix, merged], of_inputs)
+        if torch.equal(following, output):
+            return merged, output
+        output = following
+
+
+class OperationGraphContext(GraphBuildingEnvContext):
+    """Context of operation graphs, with shapes, costs and the remaining budget as features."""
+
+    env: OperationGraphEnv
+    num_extra_node_features = 6
+
+    def __init__(self, env: OperationGraphEnv, *, num_cond_dim: int = 1) -> None:
+        super().__init__(env, num_cond_dim=num_cond_dim)
+        self.num_graph_features += 2
+
+    @classmethod
+    def build_env(
+        cls, config: EnvConfig, *, input_sizes: Sequence[int | Shape], output_sizes: Sequence[int]
+    ) -> OperationGraphEnv:
+        """Return the environment.
+
+        Raises:
+            ValueError: an invalid option under `env.operation_graph`, or invalid shapes of the task.
+        """
+        options = config.operation_graph
+        outputs = [size for size in output_sizes if isinstance(size, int)]
+        if len(outputs) != 1 or len(outputs) != len(output_sizes):
+            raise ValueError(f"task: expected one output, a number of features, got {list(output_sizes)}")
+        return OperationGraphEnv(
+            [size if isinstance(size, Shape) else Shape.of(size) for size in input_sizes],
+            outputs[0],
+            operations=options.operations,
+            choices=options.choices,
+            activations=options.activations,
+            merges=options.merges,
+            output_merge=options.output_merge,
+            align=options.align,
+            max_hidden_nodes=options.max_hidden_nodes,
+            max_edges=options.max_edges,
+            max_parameters=options.max_parameters,
+            max_multiply_adds=options.max_multiply_adds,
+        )
+
+    def extra_node_features(self, states: GraphStates) -> Tensor:
+        """Return the shapes of each node's inputs and outputs and the share of each budget, [B, N, 6] float32."""
+        facts = self.env.facts(states)
+        share = facts.node_cost / self.env.limits
+        return torch.cat([self._of_shape[facts.input], self._of_shape[facts.output], share], -1)
+
+    def graph_features(self, states: GraphStates) -> Tensor:
+        """Return relative sizes and the remaining share of each budget, [B, num_graph_features]."""
+        facts = self.env.facts(states)
+        remaining = 1 - (facts.cost + facts.head) / self.env.limits
+        return torch.cat([super().graph_features(states), remaining], 1)
+
+    @cached_property
+    def _of_shape(self) -> Tensor:
+        """Return channels and positions of every shape on a logarithmic scale, zeros for no shape, [S, 2]."""
+        sizes = [(shape.channels, max(1, shape.num_elements // shape.channels)) for shape in self.env.tables.shapes]
+        return (torch.tensor([*sizes, (1, 1)], dtype=torch.float32).log2() / 8).float()
+
+
+def _declared(shape: Shape) -> dict[str, Any]:
+    """Return the attributes of an INPUT node of this shape."""
+    sizes = list(shape.sizes)
+    return {"shape": sizes} if Shape.of(sizes).layout is shape.layout else {"shape": sizes, "layout": str(shape.layout)}
+
+
+def _graph(condition: Tensor) -> Tensor:
+    return condition[:, None, None]

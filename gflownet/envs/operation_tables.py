@@ -1,0 +1,277 @@
+"""Tables over all shapes that a search can reach: output shape and cost of every operation at every input shape.
+
+Shapes are numbered so that a shape to which others are aligned has the larger number. Where one of several inputs has
+the shape to which all are aligned, it is the one with the largest number.
+
+Letters: P prefixes, S shapes, C columns of SetNodeAttr, K minimal completions of a prefix. The last row of P stands for
+nodes without an operation, the last one of S for shapes not known yet.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+
+import torch
+from torch import Tensor
+
+from gflownet.envs.operation_choices import ACTIVATION, MERGE, OperationChoices, Prefix
+from gflownet.graphs.operation import INPUT_PORT, AppliedOperation, operation
+from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
+
+UNKNOWN = -1  # number of a shape that is not known, and position of a prefix that does not exist
+HEAD = "head"
+_MAX_SHAPES = 2_000
+_MAX_EVALUATIONS = 200_000  # of shapes by operations
+_NEVER = 2**60  # cost of an impossible completion
+Settings = tuple[str, tuple[tuple[str, Hashable], ...]]  # an operation and its offered settings
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Hard limits of a finished graph; 0 for no limit."""
+
+    num_parameters: int = 0
+    multiply_adds: int = 0
+
+    @property
+    def limits(self) -> tuple[int, int]:
+        """Both limits."""
+        return self.num_parameters, self.multiply_adds
+
+    def allows(self, costs: Sequence[int]) -> bool:
+        """Return whether parameters and multiply-adds are within the limits."""
+        return all(cost <= limit or not limit for cost, limit in zip(costs, self.limits, strict=True))
+
+
+@dataclass(frozen=True)
+class OperationTables:
+    """Shapes and costs; a cost axis of 2 has parameters and multiply-adds."""
+
+    shapes: tuple[Shape, ...]
+    inputs: Tensor  # [number of inputs] int64, their shapes
+    roots: Tensor  # [number of operations] int64, prefix without values
+    child: Tensor  # [P, C] int64, prefix after a value, or UNKNOWN
+    child_of: tuple[Tensor, ...]  # per attribute [P, values + 1] int64: the same, itself if the attribute is not set
+    complete: Tensor  # [P] bool
+    output: Tensor  # [P, S] int64, shape after a complete prefix, or UNKNOWN
+    cost: Tensor  # [P, S, 2] int64, of a complete prefix
+    head: Tensor  # [S, 2] int64, cost of the output node at a source of this shape
+    adapter: Tensor  # [S, S, 2] int64, cost of the learned projection of a source (first) to a shape
+    fits: Tensor  # [S, S] bool, the first shape can be aligned to the second
+    minimal: Tensor  # [P, S, K, 4] int64, cost and head cost of the cheapest completions
+
+
+class _Evaluator:
+    """Output shapes and costs of operations, computed once for each shape."""
+
+    def __init__(self, num_classes: int, budget: Budget) -> None:
+        self._num_classes, self._budget = num_classes, budget
+        self._results: dict[tuple[Settings, Shape], tuple[Shape, tuple[int, int]] | None] = {}
+        self._applied: dict[Settings, AppliedOperation] = {}
+
+    def applied(self, choices: OperationChoices, prefix: Prefix) -> AppliedOperation:
+        """Return the operation of a complete prefix, one object for all activations and merges."""
+        settings = _settings(choices, prefix)
+        if settings not in self._applied:
+            self._applied[settings] = choices.applied(prefix)
+        return self._applied[settings]
+
+    def __call__(self, applied: AppliedOperation, shape: Shape) -> tuple[Shape, tuple[int, int]] | None:
+        """Return output shape and cost, None if the operation does not fit the shape or the budget."""
+        key = ((applied.name, applied.items), shape)
+        if key not in self._results:
+            if len(self._results) >= _MAX_EVALUATIONS:
+                raise ValueError(_too_many(f"{_MAX_EVALUATIONS:,} pairs of an operation and a shape"))
+            self._results[key] = self._evaluated(applied, shape)
+        return self._results[key]
+
+    def head(self, shape: Shape) -> tuple[int, int]:
+        """Return the cost of the output node for inputs of this shape."""
+        inputs, settings = {INPUT_PORT: shape}, {"features": self._num_classes, "bias": True}
+        row = operation(HEAD)
+        return row.num_parameters(inputs, settings), row.multiply_adds(inputs, settings)
+
+    def _evaluated(self, applied: AppliedOperation, shape: Shape) -> tuple[Shape, tuple[int, int]] | None:
+        inputs, settings, row = {INPUT_PORT: shape}, applied.settings, applied.row
+        try:
+            result = row.infer_shape(inputs, settings)
+        except ShapeError:
+            return None
+        limits = self._budget.limits
+        cost = (
+            row.num_parameters(inputs, settings) if limits[0] else 0,
+            row.multiply_adds(inputs, settings) if limits[1] else 0,
+        )
+        if result.layout is Layout.TOKENS:
+            return None
+        total = [a + b for a, b in zip(cost, self.head(result), strict=True)]
+        return (result, cost) if self._budget.allows(total) else None
+
+
+def build_tables(
+    choices: OperationChoices, inputs: Sequence[Shape], *, num_classes: int, max_depth: int, budget: Budget
+) -> OperationTables:
+    """Return the tables of all shapes that up to `max_depth` operations make out of the inputs.
+
+    Raises:
+        ValueError: too many shapes, or shapes of two layouts that cannot meet in the output.
+    """
+    evaluate = _Evaluator(num_classes, budget)
+    prefixes = choices.prefixes
+    complete = [choices.next_attribute(prefix) is None for prefix in prefixes]
+    applied = [evaluate.applied(choices, p) if c else None for p, c in zip(prefixes, complete, strict=True)]
+    shapes = _reachable(evaluate, {a for a in applied if a is not None}, inputs, max_depth)
+    _check_layouts(shapes)
+    output, cost = _results(evaluate, applied, shapes)
+    head = torch.tensor([*map(evaluate.head, shapes), (0, 0)])
+    children = _children(choices)
+    return OperationTables(
+        shapes=shapes,
+        inputs=torch.tensor([shapes.index(shape) for shape in inputs]),
+        roots=torch.arange(len(choices.operations)),
+        child=torch.cat(children, 1) if children else torch.empty(len(prefixes) + 1, 0, dtype=torch.int64),
+        child_of=tuple(_with_unset(child) for child in children),
+        complete=torch.tensor([*complete, True]),
+        output=output,
+        cost=cost,
+        head=head,
+        adapter=_adapters(shapes),
+        fits=_fits(shapes),
+        minimal=_minimal(choices, output, torch.cat([cost, head[output]], -1), budget),
+    )
+
+
+def _settings(choices: OperationChoices, prefix: Prefix) -> Settings:
+    return choices.operations[prefix.operation].name, tuple(
+        item for item in prefix.values if item[0] not in (ACTIVATION, MERGE)
+    )
+
+
+def _reachable(
+    evaluate: _Evaluator, operations: Iterable[AppliedOperation], inputs: Sequence[Shape], max_depth: int
+) -> tuple[Shape, ...]:
+    """Return all shapes of nodes, in ascending order of dominance."""
+    shapes = dict.fromkeys(inputs)
+    frontier = list(shapes)
+    for _ in range(max_depth):
+        results = [evaluate(applied, shape) for shape in frontier for applied in operations]
+        frontier = list(dict.fromkeys(r[0] for r in results if r is not None and r[0] not in shapes))
+        shapes.update(dict.fromkeys(frontier))
+        if len(shapes) > _MAX_SHAPES:
+            raise ValueError(_too_many(f"{_MAX_SHAPES:,} shapes"))
+    return tuple(sorted(shapes, key=_dominance))
+
+
+def _results(
+    evaluate: _Evaluator, operations: Sequence[AppliedOperation | None], shapes: Sequence[Shape]
+) -> tuple[Tensor, Tensor]:
+    """Return output shapes [P, S] and costs [P, S, 2] of all operations; None: no complete prefix."""
+    number = {shape: index for index, shape in enumerate(shapes)}
+    nothing = UNKNOWN, (0, 0)
+    rows = []
+    for applied in operations:
+        results = [evaluate(applied, shape) if applied is not None else None for shape in shapes]
+        known = [(number[r[0]], r[1]) if r is not None and r[0] in number else nothing for r in results]
+        rows.append([*known, nothing])
+    rows.append([nothing] * (len(shapes) + 1))
+    return torch.tensor([[o for o, _ in row] for row in rows]), torch.tensor([[c for _, c in row] for row in rows])
+
+
+def _dominance(shape: Shape) -> tuple[bool, int, int]:
+    """Return a key that is larger for a shape to which another can be aligned."""
+    return shape.layout is Layout.VECTOR, -prod(shape.positions), shape.channels
+
+
+def _too_many(limit: str) -> str:
+    return f"env.operation_graph: expected operations that reach at most {limit}; offer fewer values in choices"
+
+
+def _check_layouts(shapes: Sequence[Shape]) -> None:
+    layouts = sorted({str(shape.layout) for shape in shapes if shape.layout is not Layout.VECTOR})
+    if len(layouts) > 1:
+        raise ValueError(
+            f"env.operation_graph.operations: expected inputs and operations of one layout next to vectors, "
+            f"got {' and '.join(layouts)}, which cannot meet in the output"
+        )
+
+
+def _children(choices: OperationChoices) -> list[Tensor]:
+    """Return per attribute the prefix after each value, or UNKNOWN, [P, values]."""
+    position = {prefix: index for index, prefix in enumerate(choices.prefixes)}
+    children = [
+        torch.full((len(position) + 1, len(attribute.values)), UNKNOWN, dtype=torch.int64)
+        for attribute in choices.attributes
+    ]
+    names = [attribute.name for attribute in choices.attributes]
+    for prefix, index in position.items():
+        if prefix.values:
+            name, value = prefix.values[-1]
+            attribute = names.index(name)
+            column = choices.attributes[attribute].values.index(value)
+            parent = position[Prefix(prefix.operation, prefix.values[:-1])]
+            children[attribute][parent, column] = index
+    return children
+
+
+def _with_unset(child: Tensor) -> Tensor:
+    return torch.cat([child, torch.arange(len(child))[:, None]], 1)
+
+
+def _fits(shapes: Sequence[Shape]) -> Tensor:
+    """Return which shapes can be aligned to which without a change of the second, [S, S] bool."""
+    is_vector = torch.tensor([shape.layout is Layout.VECTOR for shape in shapes])
+    channels = torch.tensor([shape.channels for shape in shapes])
+    num_axes = max(len(shape.positions) for shape in shapes)
+    positions = torch.tensor([[*shape.positions, *[0] * (num_axes - len(shape.positions))] for shape in shapes])
+    positions = positions.reshape(len(shapes), num_axes)
+    smaller = (positions[None, :] <= positions[:, None]).all(-1) & (is_vector[None, :] == is_vector[:, None])
+    fits = (is_vector[None, :] | smaller) & (channels[:, None] <= channels[None, :])
+    return torch.nn.functional.pad(fits, (0, 1, 0, 1))
+
+
+def _adapters(shapes: Sequence[Shape]) -> Tensor:
+    """Return the cost of the projection of the channels of one shape to another, [S, S, 2]."""
+    channels = torch.tensor([shape.channels for shape in shapes])
+    num_positions = torch.tensor([prod(shape.positions) for shape in shapes])
+    changes = channels[:, None] != channels[None, :]
+    parameters = channels[:, None] * channels[None, :] * changes
+    cost = torch.stack([parameters, parameters * num_positions], -1)
+    return torch.nn.functional.pad(cost, (0, 0, 0, 1, 0, 1))
+
+
+def _minimal(choices: OperationChoices, output: Tensor, cost: Tensor, budget: Budget) -> Tensor:
+    """Return the completions of each prefix that no other one undercuts, padded, [P, S, K, 4].
+
+    Args:
+        choices: the operations.
+        output: [P, S] shape after a complete prefix.
+        cost: [P, S, 4] cost and head cost of a complete prefix.
+        budget: the limits; costs without a limit do not count.
+    """
+    counted = torch.tensor(budget.limits * 2) > 0
+    cost = cost * counted
+    outputs, costs, prefixes = output.tolist(), cost.tolist(), choices.prefixes
+    position = {prefix: index for index, prefix in enumerate(prefixes)}
+    completions: list[list[set[tuple[int, ...]]]] = [[set() for _ in row] for row in outputs]
+    for index, prefix in reversed(list(enumerate(prefixes))):  # longer prefixes are later
+        parent = position.get(Prefix(prefix.operation, prefix.values[:-1])) if prefix.values else None
+        for shape, number in enumerate(outputs[index]):
+            if number != UNKNOWN:
+                completions[index][shape].add(tuple(costs[index][shape]))
+            completions[index][shape] = _pareto(completions[index][shape])
+            if parent is not None:
+                completions[parent][shape] |= completions[index][shape]
+    width = max(1, *(len(points) for row in completions for points in row))
+    padded = [[[*points, *[(_NEVER,) * 4] * (width - len(points))] for points in row] for row in completions]
+    return torch.tensor(padded)
+
+
+def _pareto(points: set[tuple[int, ...]]) -> set[tuple[int, ...]]:
+    """Return the points without those that another one undercuts in every cost."""
+    return {
+        point
+        for point in points
+        if not any(other != point and all(a <= b for a, b in zip(other, point, strict=True)) for other in points)
+    }

@@ -1,0 +1,206 @@
+"""Operation graphs: limits of real modules, walks that never end early, tables, counts by brute force, and errors."""
+
+import pytest
+import torch
+
+from gflownet.envs import operation_tables
+from gflownet.envs.config import EnvConfig, OperationGraphConfig
+from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.tensor_shape import Adapter, Shape, ShapeError, join
+from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
+from gflownet.mdp.environment import IllegalAction
+from gflownet.metrics.exact import enumerate_states
+from gflownet.translation.model import to_pytorch_model
+from tests.contracts.environments import ENVIRONMENTS, operation_graphs
+from tests.oracles.operation_networks import labelled_networks, num_classes_up_to_isomorphism, weighted_number
+
+Kind = GraphActionType
+CONVOLUTIONS = {"features": [4, 8, 16], "kernel_size": [1, 3], "stride": [1, 2]}
+
+
+def larger(**changes) -> OperationGraphEnv:
+    options = {
+        "choices": {"conv2d": CONVOLUTIONS},
+        "activations": ("relu", "gelu"),
+        "merges": ("sum", "max"),
+        "max_hidden_nodes": 8,
+        "max_edges": 14,
+    }
+    return operation_graphs(**{**options, **changes})
+
+
+def small(name: str) -> OperationGraphEnv:
+    env = ENVIRONMENTS[name]()
+    assert isinstance(env, OperationGraphEnv)
+    return env
+
+
+LARGER = {
+    "no_limit": larger,
+    "tight": lambda: larger(max_parameters=700, max_multiply_adds=12_000),
+    "tight_projections": lambda: larger(inputs=((3, 8, 8), (2, 6, 7)), align="auto", max_parameters=500),
+    "few_edges": lambda: larger(inputs=((3, 8, 8), (6, 4, 4)), max_edges=8, max_parameters=400),
+}
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_random_walks_finish_within_limits_and_return(name):
+    """Every state has an action; finished networks keep the limits; every way back ends in the initial state."""
+    env, generator = LARGER[name](), torch.Generator().manual_seed(3)
+    states, finished = env.initial_states(128), []
+    while len(states):
+        actions = env.forward_masks(states).sample_uniform(generator)
+        stops = actions.kind == int(Kind.Stop)
+        finished.append(states[stops])
+        states = env.apply(states[~stops], actions[~stops])
+    states = finished[0].cat(finished)
+    assert int(states.num_nodes.max()) > env.num_ends + 4
+    for index in range(0, len(states), 3):
+        cost = graph_cost(env.terminal(states, index))
+        for value, limit in zip((cost.num_parameters, cost.multiply_adds), env.budget.limits, strict=True):
+            assert value <= limit or not limit
+    while len(states):
+        masks = env.backward_masks(states)
+        moves = masks.num_actions() > 0
+        ended, states = states[~moves], states[moves]
+        assert bool((ended.num_nodes == env.num_ends).all())
+        assert not bool(ended.has_edge.any())
+        masks = ActionMasks({kind: mask[moves] for kind, mask in masks.masks.items()})
+        if len(states):
+            backward = masks.sample_uniform(generator)
+            before = env.apply(states, backward)
+            assert bool(env.forward_masks(before).contains(env.reverse(states, backward)).all())
+            states = before
+
+
+def test_modules_of_networks_keep_the_parameter_limit():
+    env = small("operation_graph_tight")
+    graph = enumerate_states(env)
+    sizes = []
+    for index in graph.terminal[::15].tolist():
+        network = env.terminal(graph.states, index)
+        assert network.validate() == []
+        model = to_pytorch_model(network)
+        sizes.append(sum(parameter.numel() for parameter in model.parameters()))
+        assert graph_cost(network).num_parameters == sizes[-1]
+        assert model(torch.zeros(2, 3, 8, 8)).shape == (2, 5)
+    assert 250 < max(sizes) <= 300
+
+
+def test_terminal_network_holds_chosen_values():
+    env = operation_graphs(activations=("relu", "gelu"), merges=("sum", "max"))
+    states = env.initial_states(1)
+    for action in (
+        GraphAction(Kind.AddNode, 0, value="conv2d"),
+        GraphAction(Kind.SetNodeAttr, 2, attribute="features", value=8),
+        GraphAction(Kind.SetNodeAttr, 2, attribute="kernel_size", value=3),
+        GraphAction(Kind.SetNodeAttr, 2, attribute="activation", value="gelu"),
+        GraphAction(Kind.SetNodeAttr, 2, attribute="merge", value="max"),
+        GraphAction(Kind.AddEdge, 2, 1, value="forward"),
+    ):
+        states = env.step(states, env.encode_batch([action]))
+    node = env.terminal(states, 0).nodes[2]
+    assert dict(node.attributes["operation"]) == {"name": "conv2d", "features": 8, "kernel_size": 3, "stride": 1}
+    assert (node.activation_function, node.aggregation, node.attributes["align"]) == ("gelu", "max", "pad")
+
+
+def test_number_of_networks_equals_brute_force():
+    """Counts of classes, automorphisms and labelled graphs of each size, by networkx."""
+    env = operation_graphs(max_edges=6, max_parameters=420)
+    graph = enumerate_states(env)
+    assert len(graph.terminal) == 309
+    offered = {
+        "conv2d": [{"features": f, "kernel_size": k, "stride": 1} for f in (4, 8) for k in (1, 3)],
+        "batch_norm": [{}],
+        "max_pool2d": [{"kernel_size": 2, "stride": 2}],
+    }
+    for num_hidden in range(3):
+        labelled = labelled_networks(
+            Shape.of([3, 8, 8]), 5, offered, num_hidden=num_hidden, max_edges=6, max_parameters=420
+        )
+        automorphisms, total = num_classes_up_to_isomorphism(labelled)
+        of_size = graph.terminal[graph.states.num_nodes[graph.terminal] == 2 + num_hidden]
+        assert sorted(graph.num_automorphisms[of_size].tolist()) == sorted(automorphisms)
+        assert weighted_number(automorphisms, num_hidden) == total
+
+
+@pytest.mark.parametrize("name", ["operation_graph_vectors", "operation_graph_projections"])
+def test_tables_match_alignment_of_shapes(name):
+    env = small(name)
+    tables = env.tables
+    for i, first in enumerate(tables.shapes):
+        for j, second in enumerate(tables.shapes):
+            try:
+                fits = join((first, second)) == second
+            except ShapeError:
+                fits = False
+            assert bool(tables.fits[i, j]) == fits, f"{first} {second}"
+            assert not fits or i <= j
+            if fits:
+                adapter = Adapter(first, second)
+                assert tables.adapter[i, j].tolist() == [adapter.num_parameters, adapter.multiply_adds]
+
+
+def test_edge_that_changes_a_shape_is_illegal():
+    env = operation_graphs(inputs=((3, 8, 8), (6, 4, 4)))
+    states = env.initial_states(1)
+    states = env.step(states, env.encode_batch([GraphAction(Kind.AddNode, 0, value="batch_norm")]))
+    with pytest.raises(IllegalAction, match="the source's shape does not fit into the shape of the target's inputs"):
+        env.step(states, env.encode_batch([GraphAction(Kind.AddEdge, 1, 3, value="forward")]))
+
+
+def test_remaining_budget_is_a_feature():
+    env = operation_graphs(max_parameters=400, max_multiply_adds=20_000)
+    context, states = OperationGraphContext(env), env.initial_states(1)
+    before = context.graph_features(states)[0, -2:].tolist()
+    assert before == pytest.approx([1 - 20 / 400, 1 - 15 / 20_000])
+    after = env.step(states, env.encode_batch([GraphAction(Kind.AddNode, 0, value="batch_norm")]))
+    assert context.graph_features(after)[0, -2:].tolist() == pytest.approx([1 - 26 / 400, before[1]])
+    assert context.extra_node_features(after)[0, 2, 4:].tolist() == pytest.approx([6 / 400, 0])
+
+
+def test_foreign_network_raises():
+    env = operation_graphs()
+    network = env.terminal(env.initial_states(1), 0)
+    network.add_edge(0, 1)
+    assert len(env.states_of([network])) == 1
+    wide = ComputationGraph.from_dict(network.to_dict())
+    settings = {"operation": {"name": "conv2d", "features": 32, "kernel_size": 1, "stride": 1}, "align": "pad"}
+    wide.add_node(2, NodeType.HIDDEN, output_size=None, activation_function="relu", attributes=settings)
+    wide.add_edge(0, 2)
+    wide.add_edge(2, 1)
+    with pytest.raises(ValueError, match=r"graph 0: expected a conv2d.features out of \[4, 8\], got 32"):
+        env.states_of([wide])
+    limited = operation_graphs(max_parameters=50)
+    settings = {"operation": {"name": "conv2d", "features": 8, "kernel_size": 3, "stride": 1}, "align": "pad"}
+    wide = ComputationGraph.from_dict(network.to_dict())
+    wide.add_node(2, NodeType.HIDDEN, output_size=None, activation_function="relu", attributes=settings)
+    wide.add_edge(0, 2)
+    wide.add_edge(2, 1)
+    with pytest.raises(ValueError, match="graph 0: expected a network within"):
+        limited.states_of([wide])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"operations": []}, r"env.operation_graph.operations: expected distinct operations, got \[\]"),
+        ({"operations": ["conv9d"]}, "operation: expected one of .*got 'conv9d'"),
+        ({"operations": ["conv2d"], "choices": {"linear": {}}}, "choices: expected operations out of conv2d, got lin"),
+        ({"choices": {"conv2d": {"width": 3}}}, "choices.conv2d: expected settings out of .* got width"),
+        ({"choices": {"conv2d": {"features": [0]}}}, r"choices.conv2d.features: expected an int in .* got 0"),
+        ({"choices": {"conv2d": {"merge": "concat"}}}, "choices.conv2d.merge: expected merges out of .* got 'concat'"),
+        ({"merges": ["concat"]}, "merges: expected merges out of sum, .* got"),
+        ({"activations": ["rely"]}, "activation: expected one of .*got 'rely'"),
+        ({"max_parameters": 30}, "max_parameters: expected at least 40, for the output layer, got 30"),
+        ({"max_edges": 1}, "max_edges: expected at least 2, to join the inputs to the output, got 1"),
+        ({"choices": {"conv2d": {"features": list(range(1, 60))}}}, "reach at most 50 shapes"),
+    ],
+)
+def test_invalid_options_raise(options, message, monkeypatch):
+    monkeypatch.setattr(operation_tables, "_MAX_SHAPES", 50)
+    config = EnvConfig(operation_graph=OperationGraphConfig(**options))
+    with pytest.raises(ValueError, match=message):
+        OperationGraphContext.build_env(config, input_sizes=[Shape.of([3, 8, 8]), 7], output_sizes=[5])
