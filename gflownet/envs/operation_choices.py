@@ -15,11 +15,12 @@ from gflownet.graphs.operation import INPUT_PORT, AppliedOperation, Category, op
 from gflownet.graphs.operation_shapes import MERGES
 from gflownet.graphs.vocabulary import activation
 from gflownet.mdp.states import Attribute
+from gflownet.operations.composite import Composite
 
 ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation
 OFFERED_MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge
 MAX_ATTRIBUTES = 7  # a node's type and values are compared as one number of eight bytes
-# Operations of these kinds are followed by an activation unless `choices` says otherwise.
+# Operations of these kinds, but for composites, are followed by an activation unless `choices` says otherwise.
 _ACTIVATED = (Category.CONVOLUTION, Category.LINEAR, Category.NORMALISATION)
 
 Choices = Mapping[str, tuple[Hashable, ...]]
@@ -142,7 +143,8 @@ def _offered(
     for key, setting in row.settings.items():
         if setting.choices:
             values[key] = tuple(setting.choices)
-    values[ACTIVATION] = tuple(activations) if row.category in _ACTIVATED else ("linear",)
+    is_activated = row.category in _ACTIVATED and not issubclass(row, Composite)
+    values[ACTIVATION] = tuple(activations) if is_activated else ("linear",)
     values[MERGE] = tuple(merges)
     for key, override in choices.items():
         if key not in (*row.settings, ACTIVATION, MERGE):

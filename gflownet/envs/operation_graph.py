@@ -20,6 +20,7 @@ from gflownet.envs.operation_choices import ACTIVATION, MERGE, OFFERED_MERGES, O
 from gflownet.envs.operation_tables import HEAD, UNKNOWN, Budget, build_tables
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.elements import Node, thawed
+from gflownet.graphs.operation import read_operation
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.operation_shapes import infer_shapes, input_shape
 from gflownet.graphs.tensor_shape import Layout, Shape
@@ -254,10 +255,10 @@ class OperationGraphEnv(Environment):
             )
         if index < self.num_ends:
             return index, values
-        settings = thawed(node.attributes.get("operation", {}))
+        applied = read_operation(thawed(node.attributes.get("operation")))
         names = [offered.name for offered in self.choices.operations]
-        operation = position_of(names, settings.get("name"), "operation")
-        settings |= {ACTIVATION: node.activation_function, MERGE: node.aggregation}
+        operation = position_of(names, applied.name, "operation")
+        settings = {**applied.settings, ACTIVATION: node.activation_function, MERGE: node.aggregation}
         for position in self.choices.own_attributes(operation):
             attribute = self.choices.attributes[position]
             offered = self.choices.operations[operation].choices[attribute.name]

@@ -78,11 +78,17 @@ def tensor_graphs(**changes) -> TensorGraphEnv:
     return TensorGraphEnv(**{**options, **changes})
 
 
+CONVOLUTIONS = {
+    "conv2d": {"features": [4, 8], "kernel_size": [1, 3], "stride": 1, "dilation": 1},
+    "max_pool2d": {"kernel_size": 2},
+}
+
+
 def operation_graphs(inputs=((3, 8, 8),), **changes) -> OperationGraphEnv:
     """Return networks of one convolution with two settings, batch norm and pooling."""
     options = {
         "operations": ("conv2d", "batch_norm", "max_pool2d"),
-        "choices": {"conv2d": {"features": [4, 8], "kernel_size": [1, 3], "stride": 1}},
+        "choices": CONVOLUTIONS,
         "max_hidden_nodes": 2,
         "max_edges": 4,
     }
@@ -136,7 +142,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     ),
     "operation_graph": operation_graphs,
     "operation_graph_tight": lambda: operation_graphs(
-        choices={"conv2d": {"features": [4, 8], "kernel_size": [1, 3], "stride": [1, 2]}},
+        choices={**CONVOLUTIONS, "conv2d": {**CONVOLUTIONS["conv2d"], "stride": [1, 2]}},
         max_parameters=300,
         max_multiply_adds=8_000,
     ),
@@ -144,7 +150,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
         inputs=((3, 8, 8), (6, 4, 4)),
         operations=("conv2d", "identity"),
         choices={
-            "conv2d": {"features": 4, "kernel_size": 1, "stride": [1, 2]},
+            "conv2d": {"features": 4, "kernel_size": 1, "stride": [1, 2], "dilation": 1},
             "identity": {"merge": ["sum", "max"], "activation": ["relu", "linear"]},
         },
         align="auto",
@@ -153,7 +159,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "operation_graph_vectors": lambda: operation_graphs(
         inputs=((3,), (2, 4, 4)),
         operations=("linear", "global_pool"),
-        choices={"linear": {"features": [2, 4]}},
+        choices={"linear": {"features": [2, 4]}, "global_pool": {"reduction": "mean"}},
         activations=("relu", "gelu"),
         max_parameters=60,
     ),

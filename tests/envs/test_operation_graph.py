@@ -17,12 +17,12 @@ from tests.contracts.environments import ENVIRONMENTS, operation_graphs
 from tests.oracles.operation_networks import labelled_networks, num_classes_up_to_isomorphism, weighted_number
 
 Kind = GraphActionType
-CONVOLUTIONS = {"features": [4, 8, 16], "kernel_size": [1, 3], "stride": [1, 2]}
+LARGER_CONVOLUTIONS = {"features": [4, 8, 16], "kernel_size": [1, 3], "stride": [1, 2], "dilation": 1}
 
 
 def larger(**changes) -> OperationGraphEnv:
     options = {
-        "choices": {"conv2d": CONVOLUTIONS},
+        "choices": {"conv2d": LARGER_CONVOLUTIONS},
         "activations": ("relu", "gelu"),
         "merges": ("sum", "max"),
         "max_hidden_nodes": 8,
@@ -102,7 +102,8 @@ def test_terminal_network_holds_chosen_values():
     ):
         states = env.step(states, env.encode_batch([action]))
     node = env.terminal(states, 0).nodes[2]
-    assert dict(node.attributes["operation"]) == {"name": "conv2d", "features": 8, "kernel_size": 3, "stride": 1}
+    fixed = {"stride": 1, "dilation": 1}
+    assert dict(node.attributes["operation"]) == {"name": "conv2d", "features": 8, "kernel_size": 3, **fixed}
     assert (node.activation_function, node.aggregation, node.attributes["align"]) == ("gelu", "max", "pad")
 
 
@@ -167,14 +168,14 @@ def test_foreign_network_raises():
     network.add_edge(0, 1)
     assert len(env.states_of([network])) == 1
     wide = ComputationGraph.from_dict(network.to_dict())
-    settings = {"operation": {"name": "conv2d", "features": 32, "kernel_size": 1, "stride": 1}, "align": "pad"}
+    settings = {"operation": {"name": "conv2d", "features": 32, "kernel_size": 1}, "align": "pad"}
     wide.add_node(2, NodeType.HIDDEN, output_size=None, activation_function="relu", attributes=settings)
     wide.add_edge(0, 2)
     wide.add_edge(2, 1)
     with pytest.raises(ValueError, match=r"graph 0: expected a conv2d.features out of \[4, 8\], got 32"):
         env.states_of([wide])
     limited = operation_graphs(max_parameters=50)
-    settings = {"operation": {"name": "conv2d", "features": 8, "kernel_size": 3, "stride": 1}, "align": "pad"}
+    settings = {"operation": {"name": "conv2d", "features": 8, "kernel_size": 3}, "align": "pad"}
     wide = ComputationGraph.from_dict(network.to_dict())
     wide.add_node(2, NodeType.HIDDEN, output_size=None, activation_function="relu", attributes=settings)
     wide.add_edge(0, 2)
