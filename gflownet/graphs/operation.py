@@ -69,6 +69,7 @@ class Operation:
     settings: ClassVar[Mapping[str, Setting]] = MappingProxyType({})
     ports: ClassVar[tuple[str, ...]] = (INPUT_PORT,)  # names of the inputs, in the order of the module's arguments
     category: ClassVar[Category] = Category.OTHER
+    has_products: ClassVar[bool] = True  # of matrices, or convolutions: False for 0 multiply-adds
     examples: ClassVar[tuple[Example, ...]] = ()
 
     @classmethod
@@ -82,7 +83,7 @@ class Operation:
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
-        """Return the Python expression that makes the module, empty: no module.
+        """Return the Python expression that makes the module; empty: no module.
 
         Names in reach: nn, torch and the classes of gflownet.operations.layers. None of a user's class: `build` is
         called.
@@ -110,10 +111,7 @@ class Operation:
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         """Return the number of trainable parameters, by default counted on a module without memory."""
-        torch = import_module("torch")
-        with torch.device("meta"):
-            module = cls.build(inputs, settings)
-        return sum(parameter.numel() for parameter in module.parameters()) if module is not None else 0
+        return _counted(cls, inputs, settings)[0]
 
     @classmethod
     def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -122,15 +120,43 @@ class Operation:
 
     @classmethod
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
-        """Return the multiply-adds of one example, as torch.utils.flop_counter counts them (half its FLOPs)."""
-        return 0
+        """Return the multiply-adds of one example, as torch.utils.flop_counter counts them (half its FLOPs).
+
+        By default counted on tensors without memory.
+        """
+        return _counted(cls, inputs, settings)[1] if cls.has_products else 0
 
     @classmethod
     def check(cls, name: str) -> None:
-        """Raise ValueError unless a user's class defines what the contract asks for."""
-        for method in ("infer_shape",):
-            if getattr(cls, method).__func__ is getattr(Operation, method).__func__:
-                raise ValueError(f"operation: expected {name} to define {method}")
+        """Raise ValueError for a user's class that violates the contract; its examples are run without data."""
+        _check_class(cls, name)
+        if _is_inherited(cls, "infer_shape"):
+            raise ValueError(f"operation: expected {name} to define infer_shape")
+        if all(_is_inherited(cls, method) for method in ("build", "constructor", "call")):
+            raise ValueError(f"operation: expected {name} to define build, constructor or call")
+
+
+def _is_inherited(row: type[Operation], method: str) -> bool:
+    return getattr(row, method).__func__ is getattr(Operation, method).__func__
+
+
+def _check_class(row: type[Operation], name: str) -> None:
+    """Raise ValueError for class attributes of wrong types."""
+    for key, setting in row.settings.items():
+        if not (isinstance(key, str) and isinstance(setting, Setting)):
+            raise ValueError(f"{name}.settings: expected Settings by name, got {key}: {shown(setting)}")
+        for value in setting.choices:
+            if not setting.parameter.accepts(value):
+                raise ValueError(f"{name}.settings: expected {setting.parameter.expected} for {key}, got {value!r}")
+    if not row.ports or not all(isinstance(port, str) and port.isidentifier() for port in row.ports):
+        raise ValueError(f"{name}.ports: expected at least one name of an input, got {shown(row.ports)}")
+    if row.category not in tuple(Category):
+        raise ValueError(f"{name}.category: expected one of {', '.join(Category)}, got {shown(row.category)}")
+
+
+def _counted(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int]:
+    standalone = import_module("gflownet.operations.standalone")
+    return standalone.counted(row, tuple(inputs.items()), tuple(sorted(settings.items())))
 
 
 _ROOM = "gflownet.operations"
@@ -140,6 +166,9 @@ OPERATIONS = ExtensionPoint(
     built_in={
         "linear": BuiltIn(f"{_ROOM}.linear:Linear", "linear layer over the features"),
         "head": BuiltIn(f"{_ROOM}.linear:Head", "average over all positions, then a linear layer"),
+        "tied_linear": BuiltIn(f"{_ROOM}.linear:TiedLinear", "linear layer with the weight of another node"),
+        "gated_linear": BuiltIn(f"{_ROOM}.linear:GatedLinear", "linear layer times a gate"),
+        "feed_forward": BuiltIn(f"{_ROOM}.transformer:FeedForward", "two linear layers with an activation"),
         "conv1d": BuiltIn(f"{_ROOM}.convolution:Conv1d", "convolution of a signal"),
         "conv2d": BuiltIn(f"{_ROOM}.convolution:Conv2d", "convolution of an image"),
         "depthwise_conv1d": BuiltIn(f"{_ROOM}.convolution:DepthwiseConv1d", "convolution of each channel of a signal"),
@@ -155,6 +184,19 @@ OPERATIONS = ExtensionPoint(
         "layer_norm": BuiltIn(f"{_ROOM}.normalisation:LayerNorm", "normalise the features of each position"),
         "rms_norm": BuiltIn(f"{_ROOM}.normalisation:RMSNorm", "divide the features by their root mean square"),
         "group_norm": BuiltIn(f"{_ROOM}.normalisation:GroupNorm", "normalise groups of channels of each example"),
+        "embedding": BuiltIn(f"{_ROOM}.tokens:Embedding", "a learned vector for each token"),
+        "patchify": BuiltIn(f"{_ROOM}.tokens:Patchify", "linear layer over each patch of an image or a signal"),
+        "learned_positions": BuiltIn(f"{_ROOM}.tokens:LearnedPositions", "add a learned vector to each position"),
+        "rotary_positions": BuiltIn(f"{_ROOM}.tokens:RotaryPositions", "rotate features by the position"),
+        "class_token": BuiltIn(f"{_ROOM}.tokens:ClassToken", "put a learned vector in front of a sequence"),
+        "self_attention": BuiltIn(f"{_ROOM}.attention:SelfAttention", "attention of a sequence to itself"),
+        "cross_attention": BuiltIn(f"{_ROOM}.attention:CrossAttention", "attention of a sequence to another one"),
+        "lstm": BuiltIn(f"{_ROOM}.recurrent:LSTM", "LSTM over a sequence"),
+        "gru": BuiltIn(f"{_ROOM}.recurrent:GRU", "GRU over a sequence"),
+        "rhn": BuiltIn(f"{_ROOM}.recurrent:RHN", "layer of a Recurrent Hyper Network over a sequence"),
+        "squeeze_excitation": BuiltIn(
+            f"{_ROOM}.elementary:SqueezeExcitation", "scale channels by gates computed from their means"
+        ),
         "flatten": BuiltIn(f"{_ROOM}.reshaping:Flatten", "all elements as a vector"),
         "to_sequence": BuiltIn(f"{_ROOM}.reshaping:ToSequence", "positions of a signal or an image as a sequence"),
         "to_signal": BuiltIn(f"{_ROOM}.reshaping:ToSignal", "positions of a sequence or an image as a signal"),
@@ -174,6 +216,15 @@ OPERATIONS = ExtensionPoint(
         ),
         "separable_conv": BuiltIn(f"{_ROOM}.convolution_blocks:SeparableConv", "separable convolution of DARTS"),
         "dilated_conv": BuiltIn(f"{_ROOM}.convolution_blocks:DilatedConv", "dilated separable convolution of DARTS"),
+        "inverted_bottleneck": BuiltIn(
+            f"{_ROOM}.convolution_blocks:InvertedBottleneck", "inverted bottleneck of MobileNetV2"
+        ),
+        "residual_block": BuiltIn(f"{_ROOM}.convolution_blocks:ResidualBlock", "block of two convolutions of ResNet"),
+        "bottleneck_block": BuiltIn(
+            f"{_ROOM}.convolution_blocks:BottleneckBlock", "block of three convolutions of ResNet"
+        ),
+        "transformer_block": BuiltIn(f"{_ROOM}.transformer:TransformerBlock", "pre-norm transformer block"),
+        "opaque": BuiltIn(f"{_ROOM}.opaque:Opaque", "any nn.Module by module:Class"),
     },
 )
 

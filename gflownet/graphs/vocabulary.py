@@ -226,6 +226,8 @@ ACTIVATIONS = ExtensionPoint(
             "gelu": ("GELU", "z times the normal distribution function at z"),
             "gelu_tanh": ("GELUTanh", "gelu by its tanh approximation"),
             "relu6": ("ReLU6", "min(max(z, 0), 6)"),
+            "hard_sigmoid": ("HardSigmoid", "min(max(z / 6 + 1/2, 0), 1)"),
+            "hard_swish": ("HardSwish", "z hard_sigmoid(z)"),
             "silu": ("SiLU", "z sigmoid(z)"),
             "linear": ("Linear", "z"),
             "identity": ("Linear", "z"),

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gflownet.graphs.operation import Category, Example, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape
+from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
 from gflownet.graphs.vocabulary import POSITIVE_INT
 from gflownet.operations.composite import Composite, Data, GraphData
 from gflownet.operations.convolution import Conv2d
@@ -55,6 +55,102 @@ class ReLUConvBN(Composite):
         data.add("identity", 0, activation="relu")
         data.add(f"conv{dimensions(inputs)}", 1, bias=False, **settings)
         data.add("batch_norm", 2)
+        return data.finish()
+
+
+class InvertedBottleneck(Composite):
+    """1x1 convolution to `expansion` times the channels, depthwise convolution, 1x1 convolution, each with batch norm.
+
+    ReLU6 after the first two; the input is added where the shapes agree (Sandler et al. 2018, MobileNetV2).
+    """
+
+    category = Category.CONVOLUTION
+    settings = MappingProxyType(
+        {
+            **{key: Conv2d.settings[key] for key in ("features", "kernel_size", "stride", "padding")},
+            "expansion": Setting(POSITIVE_INT, 3, choices=(3, 6)),
+        }
+    )
+    examples = (
+        Example((_IMAGE,), {"features": 2, "expansion": 2}),
+        Example((_IMAGE,), {"features": 3, "stride": 2, "expansion": 1}),
+        Example((_SIGNAL,), {"features": 3, "kernel_size": 5}),
+    )
+
+    @classmethod
+    def graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Data:
+        data, shape, end = GraphData(inputs), single_input(inputs), dimensions(inputs)
+        one = {"kernel_size": 1, "bias": False}
+        last = data.add(f"conv{end}", 0, features=settings["expansion"] * shape.channels, **one)
+        last = data.add("batch_norm", last, activation="relu6")
+        window = {key: settings[key] for key in ("kernel_size", "stride", "padding")}
+        last = data.add(f"depthwise_conv{end}", last, bias=False, **window)
+        last = data.add("batch_norm", last, activation="relu6")
+        last = data.add(f"conv{end}", last, features=settings["features"], **one)
+        last = data.add("batch_norm", last)
+        if settings["stride"] == 1 and settings["features"] == shape.channels and settings["padding"] != "valid":
+            data.add("identity", 0, last)
+        return data.finish()
+
+
+def _shortcut(data: GraphData, end: str, shape: Shape, settings: Mapping[str, Any]) -> int:
+    """Add a 1x1 convolution with batch norm where a block changes the shape; return the id of the shortcut's node."""
+    features, stride = settings["features"], settings["stride"]
+    if stride == 1 and features == shape.channels:
+        return 0
+    convolution = data.add(f"conv{end}", 0, features=features, kernel_size=1, stride=stride, bias=False)
+    return data.add("batch_norm", convolution)
+
+
+class ResidualBlock(Composite):
+    """Two convolutions with batch norm, plus the input, ReLU after the first and after the sum (He et al. 2016).
+
+    Where the shape changes, the input goes through a 1x1 convolution with batch norm.
+    """
+
+    category = Category.CONVOLUTION
+    settings = MappingProxyType({key: Conv2d.settings[key] for key in ("features", "kernel_size", "stride")})
+    examples = (Example((_IMAGE,), {"features": 3, "stride": 2}), Example((_SIGNAL,), {"features": 2}))
+
+    @classmethod
+    def graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Data:
+        data, end = GraphData(inputs), dimensions(inputs)
+        shortcut = _shortcut(data, end, single_input(inputs), settings)
+        last = data.add(f"conv{end}", 0, bias=False, **settings)
+        last = data.add("batch_norm", last, activation="relu")
+        last = data.add(f"conv{end}", last, bias=False, **{**settings, "stride": 1})
+        last = data.add("batch_norm", last)
+        data.add("identity", shortcut, last, activation="relu")
+        return data.finish()
+
+
+class BottleneckBlock(Composite):
+    """1x1 convolution to features / `ratio` channels, convolution, 1x1 convolution to `features`, plus the input.
+
+    Each with batch norm, ReLU after the first two and after the sum; the second one has the stride (He et al. 2016).
+    """
+
+    category = Category.CONVOLUTION
+    settings = MappingProxyType({**ResidualBlock.settings, "ratio": Setting(POSITIVE_INT, 4, choices=(2, 4))})
+    examples = (
+        Example((_IMAGE,), {"features": 4, "stride": 2}),
+        Example((_SIGNAL,), {"features": 2, "ratio": 1}),
+    )
+
+    @classmethod
+    def graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Data:
+        data, end, features, ratio = GraphData(inputs), dimensions(inputs), settings["features"], settings["ratio"]
+        if features % ratio:
+            raise ShapeError(f"expected features divisible by ratio={ratio}, got {features}")
+        shortcut = _shortcut(data, end, single_input(inputs), settings)
+        window = {key: settings[key] for key in ("kernel_size", "stride")}
+        last = data.add(f"conv{end}", 0, features=features // ratio, kernel_size=1, bias=False)
+        last = data.add("batch_norm", last, activation="relu")
+        last = data.add(f"conv{end}", last, features=features // ratio, bias=False, **window)
+        last = data.add("batch_norm", last, activation="relu")
+        last = data.add(f"conv{end}", last, features=features, kernel_size=1, bias=False)
+        last = data.add("batch_norm", last)
+        data.add("identity", shortcut, last, activation="relu")
         return data.finish()
 
 

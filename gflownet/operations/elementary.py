@@ -1,4 +1,4 @@
-"""Operations that keep the shape and mix no features: identity, zero, dropout, scales."""
+"""Operations that keep the shape: identity, zero, dropout, scales and gates of channels."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 from gflownet.graphs.elements import is_number
 from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
 from gflownet.graphs.tensor_shape import Layout, Shape
-from gflownet.graphs.vocabulary import PROBABILITY, Parameter
+from gflownet.graphs.vocabulary import POSITIVE_INT, PROBABILITY, Parameter
 
 FLOATS = (Layout.VECTOR, Layout.SEQUENCE, Layout.SIGNAL, Layout.IMAGE)
 FACTOR = Parameter("a float in [-100, 100]", lambda value: is_number(value) and -100 <= value <= 100)
@@ -17,6 +17,8 @@ _VECTOR, _SEQUENCE, _IMAGE = Shape.of(3), Shape.of((5, 3)), Shape.of((3, 2, 4))
 
 
 class _SameShape(Operation):
+    has_products = False
+
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
         return single_input(inputs, *FLOATS)
@@ -25,6 +27,7 @@ class _SameShape(Operation):
 class Identity(Operation):
     """The input itself: a node that only merges and activates."""
 
+    has_products = False
     examples = (Example((_VECTOR,)), Example((_IMAGE,)))
 
     @classmethod
@@ -88,3 +91,35 @@ class LayerScale(_SameShape):
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         return single_input(inputs).channels
+
+
+class SqueezeExcitation(Operation):
+    """Scale each channel by a gate computed from the means of all channels (Hu, Shen and Sun 2018)."""
+
+    category = Category.ATTENTION
+    settings = MappingProxyType({"ratio": Setting(POSITIVE_INT, 4, choices=(4, 8))})
+    examples = (Example((_IMAGE,), {"ratio": 2}), Example((Shape((8, 5), Layout.SIGNAL),)))
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return single_input(inputs, Layout.SIGNAL, Layout.IMAGE)
+
+    @classmethod
+    def _sizes(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int]:
+        channels = single_input(inputs).channels
+        return channels, max(1, channels // settings["ratio"])
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        channels, hidden = cls._sizes(inputs, settings)
+        return f"SqueezeExcitation({channels}, {hidden})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        channels, hidden = cls._sizes(inputs, settings)
+        return 2 * channels * hidden + channels + hidden
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        channels, hidden = cls._sizes(inputs, settings)
+        return 2 * channels * hidden

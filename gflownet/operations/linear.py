@@ -7,11 +7,13 @@ from math import prod
 from types import MappingProxyType
 from typing import Any
 
-from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape
-from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT
+from gflownet.graphs.operation import WEIGHT_PORT, Category, Example, Operation, Setting, single_input
+from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
+from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT, Parameter
 
 FEATURES = (8, 16, 32, 64)
+GATES = ("sigmoid", "silu", "gelu")
+GATE = Parameter(f"one of {', '.join(GATES)}", lambda value: value in GATES)
 
 
 class Linear(Operation):
@@ -41,6 +43,73 @@ class Linear(Operation):
     def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         shape = single_input(inputs)
         return prod(shape.positions) * shape.channels * settings["features"]
+
+    @classmethod
+    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return Shape.of((settings["features"], single_input(inputs).channels))
+
+
+class TiedLinear(Operation):
+    """x W^T + b, where W is the weight of the node at the port `weight`, an embedding or a linear layer."""
+
+    ports = ("input", WEIGHT_PORT)
+    category = Category.LINEAR
+    settings = MappingProxyType({"bias": Setting(BOOL, False)})
+    examples = (
+        Example((Shape.of((5, 3)), Shape.of((4, 3)))),
+        Example((Shape.of(3), Shape.of((4, 3))), {"bias": True}),
+    )
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape, weight = single_input(inputs, Layout.VECTOR, Layout.SEQUENCE), inputs[WEIGHT_PORT]
+        if len(weight.sizes) != 2 or weight.sizes[1] != shape.channels:
+            raise ShapeError(f"expected a weight of {shape.channels} columns, got {list(weight.sizes)}")
+        return shape.with_channels(weight.sizes[0])
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return f"Bias({inputs[WEIGHT_PORT].sizes[0]})" if settings["bias"] else ""
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return "{module}(F.linear({input}, {weight}))" if settings["bias"] else "F.linear({input}, {weight})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return inputs[WEIGHT_PORT].sizes[0] if settings["bias"] else 0
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return prod(single_input(inputs).positions) * prod(inputs[WEIGHT_PORT].sizes)
+
+
+class GatedLinear(Operation):
+    """(x W + b) * gate(x V + c) (Dauphin et al. 2017; Shazeer 2020)."""
+
+    category = Category.LINEAR
+    settings = MappingProxyType({**Linear.settings, "gate": Setting(GATE, "sigmoid", choices=GATES)})
+    examples = (
+        Example((Shape.of(3),), {"features": 4}),
+        Example((Shape.of((5, 3)),), {"features": 2, "gate": "gelu", "bias": False}),
+    )
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return Linear.infer_shape(inputs, settings)
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        bias = "" if settings["bias"] else ", bias=False"
+        return f"GatedLinear({single_input(inputs).channels}, {settings['features']}, {settings['gate']!r}{bias})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return 2 * Linear.num_parameters(inputs, settings)
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return 2 * Linear.multiply_adds(inputs, settings)
 
 
 class Head(Operation):

@@ -30,6 +30,7 @@ class BatchNorm(Operation):
     """Normalise each channel over the batch and all positions, then scale and shift it (Ioffe and Szegedy 2015)."""
 
     category = Category.NORMALISATION
+    has_products = False
     settings = MappingProxyType({"epsilon": _EPSILON, "momentum": Setting(EPSILON, 0.1), "affine": _AFFINE})
     examples = (
         Example((_VECTOR,)),
@@ -66,6 +67,7 @@ class LayerNorm(Operation):
     """Normalise the features of each position, then scale and shift them (Ba, Kiros and Hinton 2016)."""
 
     category = Category.NORMALISATION
+    has_products = False
     settings = MappingProxyType({"epsilon": _EPSILON, "affine": _AFFINE, "bias": Setting(BOOL, True)})
     examples = (
         Example((_VECTOR,)),
@@ -99,6 +101,7 @@ class RMSNorm(Operation):
     """Divide the features of each position by their root mean square, then scale them (Zhang and Sennrich 2019)."""
 
     category = Category.NORMALISATION
+    has_products = False
     settings = MappingProxyType({"epsilon": Setting(EPSILON, 1e-6), "affine": _AFFINE})
     examples = (Example((_VECTOR,)), Example((_SEQUENCE,)), Example((_SIGNAL,), {"affine": False}), Example((_IMAGE,)))
 
@@ -124,6 +127,7 @@ class GroupNorm(Operation):
     """Normalise groups of channels over all positions of one example, then scale and shift (Wu and He 2018)."""
 
     category = Category.NORMALISATION
+    has_products = False
     settings = MappingProxyType(
         {"groups": Setting(POSITIVE_INT, 1, choices=(1, 4)), "epsilon": _EPSILON, "affine": _AFFINE}
     )

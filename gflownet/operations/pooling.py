@@ -25,6 +25,7 @@ def position_axes(shape: Shape) -> tuple[int, ...]:
 
 class _WindowPool(Operation):
     category = Category.POOLING
+    has_products = False
     settings = MappingProxyType(
         {
             "kernel_size": Setting(POSITIVE_INT, 2, choices=(2, 3)),
@@ -80,6 +81,7 @@ class GlobalPool(Operation):
     """The mean or maximum over all positions: a vector [C]."""
 
     category = Category.POOLING
+    has_products = False
     settings = MappingProxyType({"reduction": Setting(REDUCTION, "mean", choices=REDUCTIONS)})
     examples = (Example((_IMAGE,)), Example((_SIGNAL,), {"reduction": "max"}))
 

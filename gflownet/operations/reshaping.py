@@ -37,6 +37,7 @@ class Flatten(Operation):
     """All elements as a vector, in the order of memory."""
 
     category = Category.RESHAPING
+    has_products = False
     examples = (Example((_IMAGE,)), Example((_SEQUENCE,)))
 
     @classmethod
@@ -52,6 +53,7 @@ class ToSequence(Operation):
     """The positions of a signal or an image as a sequence [T, C]; the numbers of a vector as [F, 1]."""
 
     category = Category.RESHAPING
+    has_products = False
     examples = (Example((_IMAGE,)), Example((_SIGNAL,)), Example((_VECTOR,)))
 
     @classmethod
@@ -71,6 +73,7 @@ class ToSignal(Operation):
     """The positions of a sequence or an image as a signal [C, L]; the numbers of a vector as [1, F]."""
 
     category = Category.RESHAPING
+    has_products = False
     examples = (Example((_IMAGE,)), Example((_SEQUENCE,)), Example((_VECTOR,)))
 
     @classmethod
@@ -90,6 +93,7 @@ class ToImage(Operation):
     """The positions of a sequence or a signal as an image [C, height, L / height], row by row."""
 
     category = Category.RESHAPING
+    has_products = False
     settings = MappingProxyType({"height": Setting(POSITIVE_INT)})
     examples = (Example((_SEQUENCE,), {"height": 2}), Example((_SIGNAL,), {"height": 4}))
 
@@ -111,6 +115,7 @@ class Reshape(Operation):
     """The elements in the order of memory in another shape; `layout` follows from the number of sizes by default."""
 
     category = Category.RESHAPING
+    has_products = False
     settings = MappingProxyType({"sizes": Setting(SIZES), "layout": Setting(LAYOUT, None)})
     examples = (
         Example((_VECTOR,), {"sizes": (3, 2, 2)}),
@@ -135,6 +140,7 @@ class Select(Operation):
     """One position of a sequence as a vector; negative positions count from the end."""
 
     category = Category.RESHAPING
+    has_products = False
     settings = MappingProxyType({"position": Setting(INDEX, 0, choices=(0, -1))})
     examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"position": -1}))
 
@@ -155,6 +161,7 @@ class Upsample(Operation):
     """A signal or an image with `factor` times as many positions along each axis."""
 
     category = Category.POOLING
+    has_products = False
     settings = MappingProxyType(
         {
             "factor": Setting(POSITIVE_INT, 2, choices=(2,)),

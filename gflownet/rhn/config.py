@@ -35,6 +35,23 @@ class RHNConfig:
         if self.norm not in get_args(Norm):
             raise ValueError(f"norm: expected one of {', '.join(get_args(Norm))}, got {self.norm!r}")
 
+    @property
+    def projection_sizes(self) -> tuple[tuple[int, int], ...]:
+        """Input and output width of the three projections of a feed-forward network: gate, up, down."""
+        hidden, intermediate = self.hidden_size, self.intermediate_size
+        return ((hidden, intermediate), (hidden, intermediate), (intermediate, hidden))
+
+    @property
+    def step_multiply_adds(self) -> int:
+        """Multiply-adds of the matrix products of one layer for one token after the first."""
+        width, rank = self.bottleneck + 1, self.rank
+        total = self.hidden_size * self.bottleneck
+        for size_in, size_out in self.projection_sizes:
+            heads = width * (rank * (size_in + size_out) + size_out)
+            norm = rank * size_in * size_out + rank * rank * (size_in + size_out)
+            total += heads + norm + size_in * size_out + rank * (size_in + size_out)
+        return total
+
 
 CELLS = ("rhn", "gru", "lstm")
 REPEAT = "repeat"  # in place of a cell: the previous layer once more, with the same weights

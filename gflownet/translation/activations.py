@@ -77,6 +77,20 @@ class ReLU6(CodeActivation):
     gradient_code = "aten.hardtanh_backward({g}, {z}, 0.0, 6.0)"
 
 
+class HardSigmoid(CodeActivation):
+    """relu6(z + 3) / 6."""
+
+    code = "F.hardsigmoid({z})"
+    gradient_code = "aten.hardsigmoid_backward({g}, {z})"
+
+
+class HardSwish(CodeActivation):
+    """z relu6(z + 3) / 6 (Howard et al. 2019)."""
+
+    code = "F.hardswish({z})"
+    gradient_code = "aten.hardswish_backward({g}, {z})"
+
+
 class SiLU(CodeActivation):
     code = "F.silu({z})"
     gradient_code = "aten.silu_backward({g}, {z})"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.config import PROJECTIONS, RHNConfig
 
 
 def rhn_config(size: int) -> RHNConfig:
@@ -17,20 +17,13 @@ def rhn_config(size: int) -> RHNConfig:
 
 def projections(config: RHNConfig) -> Iterator[tuple[str, int, int]]:
     """Yield name, input width and output width of the three projections."""
-    hidden, intermediate = config.hidden_size, config.intermediate_size
-    yield from (("gate", hidden, intermediate), ("up", hidden, intermediate), ("down", intermediate, hidden))
+    for name, (size_in, size_out) in zip(PROJECTIONS, config.projection_sizes, strict=True):
+        yield name, size_in, size_out
 
 
 def rhn_matrix_multiply_adds(size: int) -> int:
     """Return the multiply-adds of matrix products of one step of one row."""
-    config = rhn_config(size)
-    width, rank = config.bottleneck + 1, config.rank
-    total = size * config.bottleneck
-    for _, size_in, size_out in projections(config):
-        heads = width * (rank * (size_in + size_out) + size_out)
-        norm = rank * size_in * size_out + rank * rank * (size_in + size_out)
-        total += heads + norm + size_in * size_out + rank * (size_in + size_out)
-    return total
+    return rhn_config(size).step_multiply_adds
 
 
 def rhn_elementwise(size: int) -> int:

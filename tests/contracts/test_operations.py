@@ -11,13 +11,12 @@ from typing import Any
 
 import pytest
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from gflownet.graphs.operation import OPERATIONS, Example, Operation, operation, read_operation
+from gflownet.graphs.operation import OPERATIONS, WEIGHT_PORT, Example, Operation, operation, read_operation
 from gflownet.graphs.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
-from gflownet.operations import layers
+from gflownet.operations.standalone import StandaloneOperation
 
 BATCH = 3
 VOCABULARY = 5  # tokens of the examples are below this
@@ -34,21 +33,6 @@ CASES = list(cases())
 FIRST_CASES = [pytest.param(name, operation(name).examples[0], id=name) for name in OPERATIONS]
 
 
-class OneNode(nn.Module):
-    """The module of an operation and its call on tensors by port."""
-
-    def __init__(self, row: type[Operation], inputs: dict[str, Shape], settings: dict) -> None:
-        super().__init__()
-        self.node = row.build(inputs, settings)
-        self.ports = list(inputs)
-        call = row.call(inputs, settings).format(module="module", **{port: f"values[{port!r}]" for port in inputs})
-        self.code = compile(call, "call", "eval")
-
-    def forward(self, *values: Tensor) -> Tensor:
-        names = {"module": self.node, "values": dict(zip(self.ports, values, strict=True))}
-        return eval(self.code, {**vars(layers), "torch": torch, "F": F, "nn": nn, **names})
-
-
 def parts(name: str, example: Example) -> tuple[type[Operation], dict[str, Shape], dict]:
     """Return the class, the shapes by port and the complete settings."""
     applied = read_operation({"name": name, **example.settings})
@@ -63,12 +47,12 @@ def inferred(row: type[Operation], inputs: dict[str, Shape], settings: dict) -> 
         return str(error)
 
 
-def sample(shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return a random batch; no two values are closer than 1e-3, so that finite differences cross no kink."""
-    size = (BATCH, *shape.sizes)
+def sample(port: str, shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return a random batch for a port; no two values are closer than 1e-3: finite differences cross no kink."""
+    size = shape.sizes if port == WEIGHT_PORT else (BATCH, *shape.sizes)
     if shape.layout is Layout.TOKENS:
         return torch.randint(VOCABULARY, size)
-    count = BATCH * shape.num_elements
+    count = math.prod(size)
     return ((torch.randperm(count) - count / 2 + 0.25) * (4 / count)).view(size).to(dtype)
 
 
@@ -76,8 +60,8 @@ def sample(shape: Shape, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_operation_output_shape_and_costs_equal_module(name: str, example: Example) -> None:
     torch.manual_seed(0)
     row, inputs, settings = parts(name, example)
-    module = OneNode(row, inputs, settings)
-    values = [sample(shape) for shape in inputs.values()]
+    module = StandaloneOperation(row, inputs, settings)
+    values = [sample(*item) for item in inputs.items()]
     output = module(*values)
     # On the CPU the counter does not see fused attention and LSTM layers.
     with FlopCounterMode(display=False) as counter:
@@ -91,8 +75,8 @@ def test_operation_output_shape_and_costs_equal_module(name: str, example: Examp
 def test_operation_gradients_equal_finite_differences(name: str, example: Example) -> None:
     torch.manual_seed(0)
     row, inputs, settings = parts(name, example)
-    module = OneNode(row, inputs, settings).double()
-    values = [sample(shape, torch.float64) for shape in inputs.values()]
+    module = StandaloneOperation(row, inputs, settings).double()
+    values = [sample(*item, torch.float64) for item in inputs.items()]
     variables = [value.requires_grad_() for value in values if value.is_floating_point()]
     variables += list(module.parameters())
     with torch.no_grad():  # parameters that start at 0 or 1 hide errors
@@ -108,15 +92,16 @@ def test_operation_gradients_equal_finite_differences(name: str, example: Exampl
     if not value.requires_grad:
         assert name == "zero"
         return
-    for variable, gradient in zip(variables, torch.autograd.grad(value, variables), strict=True):
-        direction = torch.randn_like(variable)
-        with torch.no_grad():
-            variable.add_(direction, alpha=1e-6)
-            above = loss()
-            variable.sub_(direction, alpha=2e-6)
-            below = loss()
-            variable.add_(direction, alpha=1e-6)
-        torch.testing.assert_close((above - below) / 2e-6, (gradient * direction).sum(), rtol=1e-5, atol=1e-6)
+    gradients = torch.autograd.grad(value, variables)
+    directions = [torch.randn_like(variable) for variable in variables]
+    with torch.no_grad():
+        differences = []
+        for step in (1e-6, -2e-6):
+            for variable, direction in zip(variables, directions, strict=True):
+                variable.add_(direction, alpha=step)
+            differences.append(loss())
+    expected = sum((gradient * direction).sum() for gradient, direction in zip(gradients, directions, strict=True))
+    torch.testing.assert_close((differences[0] - differences[1]) / 2e-6, expected, rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize(("name", "example"), FIRST_CASES)
@@ -129,8 +114,8 @@ def test_operation_refuses_or_computes_every_layout(name: str, example: Example)
             assert shape.startswith("expected ")
             assert "\n" not in shape
             continue
-        values = [sample(each) for each in others.values()]
-        assert list(OneNode(row, others, settings)(*values).shape) == [BATCH, *shape.sizes]
+        values = [sample(*item) for item in others.items()]
+        assert list(StandaloneOperation(row, others, settings)(*values).shape) == [BATCH, *shape.sizes]
 
 
 @pytest.mark.parametrize(("name", "example"), FIRST_CASES)
@@ -139,8 +124,8 @@ def test_operation_of_equal_seeds_gives_equal_outputs(name: str, example: Exampl
     outputs = []
     for _ in range(2):
         torch.manual_seed(0)
-        module = OneNode(row, inputs, settings)
-        outputs.append(module(*map(sample, inputs.values())))
+        module = StandaloneOperation(row, inputs, settings)
+        outputs.append(module(*(sample(*item) for item in inputs.items())))
     assert torch.equal(*outputs)
 
 

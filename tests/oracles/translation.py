@@ -306,6 +306,13 @@ def activate(name: str, z: Array) -> Array:
         return np.where(positive, z, np.exp(np.where(positive, 0, z)) - 1)
     if name == "gelu":
         return z * (1 + erf(z / np.sqrt(2))) / 2
+    if name == "gelu_tanh":
+        return z * (1 + np.tanh(np.sqrt(2 / np.pi) * (z + 0.044715 * z**3))) / 2
+    if name == "relu6":
+        return np.where(positive, np.where(np.real(z) < 6, z, 6), 0)
+    if name in ("hard_sigmoid", "hard_swish"):
+        gate = activate("relu6", z + 3) / 6
+        return gate if name == "hard_sigmoid" else z * gate
     if name == "softmax":
         return softmax(z)
     if name in ("linear", "identity"):

@@ -4,7 +4,10 @@ from typing import Any
 
 import numpy as np
 
-ACTIVATIONS = ("relu", "sigmoid", "tanh", "softmax", "leaky_relu", "elu", "gelu", "silu", "linear", "identity")
+ACTIVATIONS = (
+    *("relu", "sigmoid", "tanh", "softmax", "leaky_relu", "elu", "gelu", "silu", "linear", "identity"),
+    *("gelu_tanh", "relu6", "hard_sigmoid", "hard_swish"),
+)
 CELLS = ("lstm", "gru")
 AGGREGATIONS = (
     *("sum", "mean", "max", "min", "concat", "matrix_product", "attention", "multi_head_attention"),

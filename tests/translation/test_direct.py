@@ -14,7 +14,7 @@ from tests.translation.graphs import chain, mixed, recurrent
 
 # Operations that DirectTraining covers: activations with a gradient, and the aggregations named in docs/translation.md.
 DIRECT_ACTIVATIONS = {"relu", "relu6", "sigmoid", "tanh", "softmax", "leaky_relu", "elu"}
-DIRECT_ACTIVATIONS |= {"gelu", "gelu_tanh", "silu", "linear", "identity"}
+DIRECT_ACTIVATIONS |= {"gelu", "gelu_tanh", "silu", "hard_sigmoid", "hard_swish", "linear", "identity"}
 DIRECT_AGGREGATIONS = {"sum", "mean", "max", "min", "concat", "matrix_product"}
 
 

@@ -1,0 +1,116 @@
+"""Recurrent layers over whole sequences; each sequence starts from zeros."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
+from gflownet.graphs.tensor_shape import Layout, Shape
+from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT
+from gflownet.operations.convolution import FEATURES
+from gflownet.rhn.config import RHNConfig
+
+if TYPE_CHECKING:
+    from torch import nn
+
+_SEQUENCE = Shape.of((4, 3))
+
+
+class _GatedLayer(Operation):
+    category = Category.RECURRENT
+    settings = MappingProxyType(
+        {
+            "features": FEATURES,
+            "bidirectional": Setting(BOOL, False, choices=(False, True)),
+            "bias": Setting(BOOL, True),
+        }
+    )
+    examples = (
+        Example((_SEQUENCE,), {"features": 2}),
+        Example((_SEQUENCE,), {"features": 2, "bidirectional": True, "bias": False}),
+    )
+    num_gates: ClassVar[int]
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        features = settings["features"] * (1 + settings["bidirectional"])
+        return single_input(inputs, Layout.SEQUENCE).with_channels(features)
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        words = [str(single_input(inputs).channels), str(settings["features"]), "batch_first=True"]
+        words += ["bidirectional=True"] if settings["bidirectional"] else []
+        words += [] if settings["bias"] else ["bias=False"]
+        return f"nn.{cls.__name__}({', '.join(words)})"
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return "{module}({input})[0]"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        size, features = single_input(inputs).channels, settings["features"]
+        per_direction = cls.num_gates * features * (size + features + 2 * settings["bias"])
+        return per_direction * (1 + settings["bidirectional"])
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        (length,) = single_input(inputs).positions
+        return length * cls.num_parameters(inputs, {**settings, "bias": False})
+
+
+class LSTM(_GatedLayer):
+    """The outputs of an LSTM at all time steps (Hochreiter and Schmidhuber 1997)."""
+
+    num_gates = 4
+
+
+class GRU(_GatedLayer):
+    """The outputs of a GRU at all time steps (Cho et al. 2014)."""
+
+    num_gates = 3
+
+
+class RHN(Operation):
+    """The states of a layer of a Recurrent Hyper Network at all time steps: as wide as its input, with a residual."""
+
+    category = Category.RECURRENT
+    settings = MappingProxyType(
+        {
+            "rank": Setting(POSITIVE_INT, 4, choices=(2, 4)),
+            "bottleneck": Setting(POSITIVE_INT, 16, choices=(8, 16)),
+            "expansion": Setting(POSITIVE_INT, 2, choices=(1, 2)),
+        }
+    )
+    examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"rank": 2, "bottleneck": 3, "expansion": 1}))
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return single_input(inputs, Layout.SEQUENCE)
+
+    @classmethod
+    def _config(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> RHNConfig:
+        size = single_input(inputs).channels
+        sizes = {"hidden_size": size, "intermediate_size": settings["expansion"] * size, "depth": 1}
+        return RHNConfig(**sizes, rank=settings["rank"], bottleneck=settings["bottleneck"])
+
+    @classmethod
+    def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module:
+        return import_module("gflownet.operations.rhn_layer").RHNLayer(cls._config(inputs, settings))
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        config = cls._config(inputs, settings)
+        hidden, intermediate, width = config.hidden_size, config.intermediate_size, config.bottleneck + 1
+        heads = sum(config.rank * (size_in + size_out) + size_out for size_in, size_out in config.projection_sizes)
+        plain = 3 * hidden * intermediate + 2 * hidden
+        return plain + config.bottleneck * (hidden + 1) + width * (heads + 1)
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        config, (length,) = cls._config(inputs, settings), single_input(inputs).positions
+        first = 3 * config.hidden_size * config.intermediate_size  # a plain feed-forward network
+        return first + (length - 1) * config.step_multiply_adds

@@ -1,0 +1,67 @@
+"""One operation as a module, and its costs counted on tensors without data."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.utils.flop_counter import FlopCounterMode
+
+from gflownet.graphs.operation import WEIGHT_PORT, Operation
+from gflownet.graphs.tensor_shape import Layout, Shape
+from gflownet.operations import layers
+
+_NAMES = {**vars(layers), "torch": torch, "F": F, "nn": nn}
+Items = tuple[tuple[str, Any], ...]
+
+
+class StandaloneOperation(nn.Module):
+    """The module of an operation and its call: forward maps a tensor [B, *sizes] per port to the output.
+
+    The tensor at the port `weight` has no batch axis.
+    """
+
+    def __init__(self, row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.node = row.build(inputs, settings)
+        self.inputs = dict(inputs)
+        call = row.call(inputs, settings).format(module="module", **{port: f"values[{port!r}]" for port in inputs})
+        self._code = compile(call, f"<{row.__name__}>", "eval")
+
+    def forward(self, *values: Tensor) -> Tensor:
+        """Return the output [B, *sizes]."""
+        names = {"module": self.node, "values": dict(zip(self.inputs, values, strict=True))}
+        return eval(self._code, {**_NAMES, **names})
+
+    def meta_inputs(self, batch: int) -> list[Tensor]:
+        """Return tensors without data, one per port."""
+        return [_meta_input(port, shape, batch) for port, shape in self.inputs.items()]
+
+
+def _meta_input(port: str, shape: Shape, batch: int) -> Tensor:
+    dtype = torch.long if shape.layout is Layout.TOKENS else torch.get_default_dtype()
+    sizes = shape.sizes if port == WEIGHT_PORT else (batch, *shape.sizes)
+    return torch.empty(sizes, dtype=dtype, device="meta")
+
+
+def output_sizes(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, ...]:
+    """Return the sizes of the real output without the batch."""
+    with torch.device("meta"), torch.no_grad():
+        module = StandaloneOperation(row, inputs, settings)
+        return tuple(module(*module.meta_inputs(2)).shape[1:])
+
+
+@lru_cache(maxsize=4096)
+def counted(row: type[Operation], inputs: Items, settings: Items) -> tuple[int, int]:
+    """Return trainable parameters, and multiply-adds of one example as torch.utils.flop_counter counts them."""
+    with torch.device("meta"), torch.no_grad():
+        module = StandaloneOperation(row, dict(inputs), dict(settings))
+        # Two examples, because some layers refuse a batch of one in training.
+        with FlopCounterMode(display=False) as counter:
+            module(*module.meta_inputs(2))
+    num_parameters = sum(each.numel() for each in module.parameters() if each.requires_grad)
+    return num_parameters, counter.get_total_flops() // 4

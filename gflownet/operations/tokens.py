@@ -1,0 +1,161 @@
+"""Sequences of vectors from tokens, images and signals, and the positions of their elements."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from math import prod
+from types import MappingProxyType
+from typing import Any
+
+from gflownet.graphs.elements import is_number
+from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
+from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
+from gflownet.graphs.vocabulary import BOOL, OPTIONAL_POSITIVE_INT, POSITIVE_INT, Parameter
+from gflownet.operations.attention import HEADS, ROTARY_BASE, check_rotary
+from gflownet.operations.convolution import FEATURES
+
+BASE = Parameter("a float in [1, 1e9]", lambda value: is_number(value) and 1 <= value <= 1e9)
+_SEQUENCE = Shape.of((5, 8))
+
+
+class Embedding(Operation):
+    """A learned vector for each token below `vocabulary_size`: [T, features]."""
+
+    category = Category.TOKENS
+    has_products = False
+    settings = MappingProxyType({"vocabulary_size": Setting(POSITIVE_INT), "features": FEATURES})
+    examples = (Example((Shape((4,), Layout.TOKENS),), {"vocabulary_size": 5, "features": 3}),)
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return Shape.of((*single_input(inputs, Layout.TOKENS).sizes, settings["features"]))
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return f"nn.Embedding({settings['vocabulary_size']}, {settings['features']})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return settings["vocabulary_size"] * settings["features"]
+
+    @classmethod
+    def weight_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return Shape.of((settings["vocabulary_size"], settings["features"]))
+
+
+class Patchify(Operation):
+    """A linear layer over each patch of a signal or an image, row by row: [number of patches, features]."""
+
+    category = Category.TOKENS
+    settings = MappingProxyType(
+        {"features": FEATURES, "patch_size": Setting(POSITIVE_INT, choices=(2, 4)), "bias": Setting(BOOL, True)}
+    )
+    examples = (
+        Example((Shape.of((3, 4, 6)),), {"features": 4, "patch_size": 2}),
+        Example((Shape((2, 6), Layout.SIGNAL),), {"features": 4, "patch_size": 3, "bias": False}),
+    )
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape, size = single_input(inputs, Layout.SIGNAL, Layout.IMAGE), settings["patch_size"]
+        if any(positions % size for positions in shape.positions):
+            raise ShapeError(f"expected positions divisible by patch_size={size}, got {shape}")
+        return Shape.of((prod(shape.positions) // size ** len(shape.positions), settings["features"]))
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        shape, size = single_input(inputs), settings["patch_size"]
+        words = f"{shape.channels}, {settings['features']}, {size}, stride={size}"
+        return f"nn.Conv{len(shape.positions)}d({words}{'' if settings['bias'] else ', bias=False'})"
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return "{module}({input}).flatten(2).mT"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        shape = single_input(inputs)
+        window = settings["patch_size"] ** len(shape.positions)
+        return settings["features"] * (shape.channels * window + settings["bias"])
+
+    @classmethod
+    def multiply_adds(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return single_input(inputs).num_elements * settings["features"]
+
+
+class LearnedPositions(Operation):
+    """A sequence plus a learned vector per position; `max_length` vectors, by default as many as positions."""
+
+    category = Category.TOKENS
+    has_products = False
+    settings = MappingProxyType({"max_length": Setting(OPTIONAL_POSITIVE_INT, None)})
+    examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"max_length": 7}))
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape, limit = single_input(inputs, Layout.SEQUENCE), settings["max_length"]
+        if limit is not None and prod(shape.positions) > limit:
+            raise ShapeError(f"expected at most max_length={limit} positions, got {shape}")
+        return shape
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        length, features = single_input(inputs).sizes
+        return f"LearnedPositions({settings['max_length'] or length}, {features})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        length, features = single_input(inputs).sizes
+        return (settings["max_length"] or length) * features
+
+
+class RotaryPositions(Operation):
+    """Pairs of features of each head rotated by an angle that grows with the position (Su et al. 2021)."""
+
+    category = Category.TOKENS
+    has_products = False
+    settings = MappingProxyType({"heads": HEADS, "base": Setting(BASE, ROTARY_BASE)})
+    examples = (Example((_SEQUENCE,)), Example((_SEQUENCE,), {"heads": 2, "base": 500.0}))
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        shape = single_input(inputs, Layout.SEQUENCE)
+        check_rotary(shape.channels, settings["heads"])
+        return shape
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        length, features = single_input(inputs).sizes
+        return f"RotaryPositions({length}, {features // settings['heads']}, {float(settings['base'])})"
+
+    @classmethod
+    def call(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        if settings["heads"] == 1:
+            return "{module}({input})"
+        heads = f"{{input}}.unflatten(2, ({settings['heads']}, -1)).transpose(1, 2)"
+        return f"{{module}}({heads}).transpose(1, 2).flatten(2)"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return 0
+
+
+class ClassToken(Operation):
+    """A sequence with a learned vector in front: [1 + T, D]."""
+
+    category = Category.TOKENS
+    has_products = False
+    examples = (Example((_SEQUENCE,)),)
+
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        length, features = single_input(inputs, Layout.SEQUENCE).sizes
+        return Shape.of((length + 1, features))
+
+    @classmethod
+    def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
+        return f"ClassToken({single_input(inputs).channels})"
+
+    @classmethod
+    def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
+        return single_input(inputs).channels
