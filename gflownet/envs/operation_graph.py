@@ -98,7 +98,12 @@ class OperationGraphEnv(Environment):
     def facts(self, states: GraphStates) -> StateFacts:
         """Return shapes, costs and other properties of a batch of states, computed once per batch."""
         last = self._last_facts
-        if last is not None and last[0]() is states:
+        # Tensors of inference mode cannot be used in training.
+        if (
+            last is not None
+            and last[0]() is states
+            and last[1].head.is_inference() == torch.is_inference_mode_enabled()
+        ):
             return last[1]
         facts = StateFacts(self, states)
         self._last_facts = weakref.ref(states), facts
@@ -370,11 +375,13 @@ class OperationGraphContext(GraphBuildingEnvContext):
     """Context of operation graphs, with shapes, costs and the remaining budget as features."""
 
     env: OperationGraphEnv
-    num_extra_node_features = 6
+    num_extra_node_features = 8
 
     def __init__(self, env: OperationGraphEnv, *, num_cond_dim: int = 1) -> None:
         super().__init__(env, num_cond_dim=num_cond_dim)
-        self.num_graph_features += 2
+        sizes = [(shape.channels, shape.num_elements // shape.channels) for shape in env.tables.shapes]
+        # [S, 2] channels and positions on a logarithmic scale, zeros for no shape
+        self._of_shape = torch.tensor([*sizes, (1, 1)], dtype=torch.float32).log2() / 8
 
     @classmethod
     def build_env(
@@ -405,22 +412,16 @@ class OperationGraphContext(GraphBuildingEnvContext):
         )
 
     def extra_node_features(self, states: GraphStates) -> Tensor:
-        """Return the shapes of each node's inputs and outputs and the share of each budget, [B, N, 6] float32."""
+        """Return features of every node, [B, N, 8] float32.
+
+        Channels and positions of its inputs and of its output, its share of each budget, and the share of each budget
+        that is left for the graph.
+        """
         facts = self.env.facts(states)
         share = facts.node_cost / self.env.limits
-        return torch.cat([self._of_shape[facts.input], self._of_shape[facts.output], share], -1)
-
-    def graph_features(self, states: GraphStates) -> Tensor:
-        """Return relative sizes and the remaining share of each budget, [B, num_graph_features]."""
-        facts = self.env.facts(states)
-        remaining = 1 - (facts.cost + facts.head) / self.env.limits
-        return torch.cat([super().graph_features(states), remaining], 1)
-
-    @cached_property
-    def _of_shape(self) -> Tensor:
-        """Return channels and positions of every shape on a logarithmic scale, zeros for no shape, [S, 2]."""
-        sizes = [(shape.channels, max(1, shape.num_elements // shape.channels)) for shape in self.env.tables.shapes]
-        return (torch.tensor([*sizes, (1, 1)], dtype=torch.float32).log2() / 8).float()
+        left = 1 - (facts.cost + facts.head) / self.env.limits
+        shapes = (self._of_shape[facts.input], self._of_shape[facts.output])
+        return torch.cat([*shapes, share, left[:, None].expand_as(share)], -1)
 
 
 def _declared(shape: Shape) -> dict[str, Any]:

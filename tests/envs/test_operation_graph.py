@@ -12,6 +12,9 @@ from gflownet.graphs.tensor_shape import Adapter, Shape, ShapeError, join
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import IllegalAction
 from gflownet.metrics.exact import enumerate_states
+from gflownet.policy.config import ModelConfig
+from gflownet.policy.dense_transformer import DenseTransformerPolicy
+from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.translation.model import to_pytorch_model
 from tests.contracts.environments import ENVIRONMENTS, operation_graphs
 from tests.oracles.operation_networks import labelled_networks, num_classes_up_to_isomorphism, weighted_number
@@ -155,11 +158,24 @@ def test_edge_that_changes_a_shape_is_illegal():
 def test_remaining_budget_is_a_feature():
     env = operation_graphs(max_parameters=400, max_multiply_adds=20_000)
     context, states = OperationGraphContext(env), env.initial_states(1)
-    before = context.graph_features(states)[0, -2:].tolist()
-    assert before == pytest.approx([1 - 20 / 400, 1 - 15 / 20_000])
+    before = context.extra_node_features(states)[0, :, -2:]
+    assert before.tolist() == [pytest.approx([1 - 20 / 400, 1 - 15 / 20_000])] * 4
     after = env.step(states, env.encode_batch([GraphAction(Kind.AddNode, 0, value="batch_norm")]))
-    assert context.graph_features(after)[0, -2:].tolist() == pytest.approx([1 - 26 / 400, before[1]])
-    assert context.extra_node_features(after)[0, 2, 4:].tolist() == pytest.approx([6 / 400, 0])
+    left = [6 / 400, 0, 1 - 26 / 400, float(before[0, 1])]
+    assert context.extra_node_features(after)[0, 2, 4:].tolist() == pytest.approx(left)
+
+
+@pytest.mark.parametrize("policy_class", [DenseTransformerPolicy, GraphTransformerPolicy])
+def test_policy_reads_budget(policy_class):
+    env = operation_graphs(max_parameters=400)
+    context = OperationGraphContext(env).with_layout(policy_class.layout)
+    torch.manual_seed(0)
+    policy = policy_class(context, ModelConfig(num_layers=1, num_emb=8))
+    other = OperationGraphContext(operation_graphs(max_parameters=300)).with_layout(policy_class.layout)
+    states, encoding = env.initial_states(2), torch.zeros(2, 1)
+    first, second = (policy(each.to_batch(states), encoding)[0].log_probs()[1] for each in (context, other))
+    assert first.shape == second.shape
+    assert not torch.allclose(first, second)
 
 
 def test_foreign_network_raises():
