@@ -2,28 +2,18 @@
 
 from __future__ import annotations
 
-import importlib.util
 import warnings
 from collections.abc import Sequence
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
-import torch
-
+from gflownet.evaluation.datasets import MAX_GREY_VALUE, DataSet, images_and_digits, split
 from gflownet.evaluation.supervised import Splits, SupervisedTask
 from gflownet.evaluation.task import Reference, soft_size_objective
 from gflownet.evaluation.training import Split
 
 if TYPE_CHECKING:
     from sklearn.neural_network import MLPClassifier
-
-# Shares of the examples; the remainder is the test set.
-TRAIN_SHARE = 0.6
-VALIDATION_SHARE = 0.2
-# Grey values of the images run from 0 to 16.
-MAX_GREY_VALUE = 16.0
 
 
 class DigitsTask(SupervisedTask):
@@ -76,34 +66,4 @@ def _accuracy(model: MLPClassifier, data: Split) -> float:
 def digits_splits(*, seed: int) -> Splits:
     """Return the three splits, 64 grey values in [0, 1] per image."""
     images, digits = images_and_digits()
-    inputs = torch.from_numpy(images / MAX_GREY_VALUE).float()
-    targets = torch.from_numpy(digits).long()
-    parts = _stratified_parts(digits, seed=seed)
-    train, validation, test = (Split(inputs[part], targets[part]) for part in parts)
-    return Splits(train=train, validation=validation, test=test)
-
-
-def images_and_digits() -> tuple[np.ndarray, np.ndarray]:
-    """Return `load_digits(return_X_y=True)`, read from the file: importing scikit-learn takes over a CPU second."""
-    spec = importlib.util.find_spec("sklearn")
-    (folder,) = (spec and spec.submodule_search_locations) or ("",)
-    path = Path(folder, "datasets", "data", "digits.csv.gz")
-    if not path.is_file():
-        from sklearn.datasets import load_digits
-
-        return load_digits(return_X_y=True)  # pyright: ignore[reportReturnType]
-    rows = np.loadtxt(path, delimiter=",")
-    return rows[:, :-1], rows[:, -1].astype(int)
-
-
-def _stratified_parts(digits: np.ndarray, *, seed: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Return the indices of the train, validation and test examples, stratified by digit."""
-    rng = np.random.default_rng(seed)
-    parts: tuple[list[np.ndarray], ...] = ([], [], [])
-    for digit in np.unique(digits):
-        members = rng.permutation(np.flatnonzero(digits == digit))
-        ends = np.round(len(members) * np.array([TRAIN_SHARE, TRAIN_SHARE + VALIDATION_SHARE])).astype(int)
-        for part, indices in zip(parts, np.split(members, ends), strict=True):
-            part.append(indices)
-    train, validation, test = (np.sort(np.concatenate(part)) for part in parts)
-    return train, validation, test
+    return split(DataSet(images / MAX_GREY_VALUE, digits), seed=seed)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -125,11 +125,13 @@ def num_steps(examples: Examples, batch_size: int) -> int:
 class Splits:
     """Three disjoint sets of labelled examples; classes are numbered from 0."""
 
-    train: Examples
-    validation: Examples
-    test: Examples  # used by the final stage only
-    layout: str | None = None  # of an input (gflownet.graphs.tensor_shape.Layout); None: by its number of axes
-    num_outputs: int | None = None  # classes, tokens or numbers that a model predicts; None: read from `train`
+    train: Any  # Examples, as the others: Split, or DatasetSplit
+    validation: Any
+    test: Any  # used by the final stage only
+    # Of an input (gflownet.graphs.tensor_shape.Layout); None: by its number of axes.
+    layout: str | None = field(default=None, kw_only=True)
+    # Classes, tokens or numbers that a model predicts; None: read from `train`.
+    num_outputs: int | None = field(default=None, kw_only=True)
 
     def __iter__(self) -> Iterator[Examples]:
         return iter((self.train, self.validation, self.test))

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -36,6 +36,20 @@ def rate_factor(schedule: str, done: float, *, warmup: float) -> float:
     return _half_cosine(1.0, last, (done - warmup) / (1 - warmup))
 
 
+def schedule_rate(optimiser: torch.optim.Optimizer, config: EvaluationConfig, *, step: int, num_steps: int) -> None:
+    """Set the learning rate of a step, counted from 0."""
+    if config.training.schedule == "constant":
+        return
+    factor = rate_factor(config.training.schedule, (step + 0.5) / num_steps, warmup=config.training.warmup)
+    for group in optimiser.param_groups:
+        group["lr"] = config.learning_rate * factor
+
+
+def restore_optimiser(optimiser: torch.optim.Optimizer, state: Mapping[int, Any]) -> None:
+    """Give an optimiser a copy of its state by number of the parameter."""
+    optimiser.load_state_dict({**optimiser.state_dict(), "state": copy.deepcopy(state)})
+
+
 def _half_cosine(first: float, last: float, share: float) -> float:
     return last + (first - last) * (1 + math.cos(math.pi * share)) / 2
 
@@ -54,8 +68,7 @@ class Optimisation:
             num_steps: of the whole training, for the schedule.
             state: result of `state_dict`; the model has the weights of that time, except for averaged ones.
         """
-        self._config, self._num_steps = config.training, num_steps
-        self._learning_rate = config.learning_rate
+        self._evaluation, self._config, self._num_steps = config, config.training, num_steps
         self.step_number = 0  # steps done
         matrices, decayed, other = _grouped(model, config)
         self._flats = [_flattened(group) for group in (matrices, decayed, other) if group]
@@ -73,13 +86,10 @@ class Optimisation:
 
     def step(self) -> None:
         """Take one step with the gradients of the model."""
-        share = (self.step_number + 0.5) / self._num_steps
-        rate = self._learning_rate * rate_factor(self._config.schedule, share, warmup=self._config.warmup)
         if self._config.clip:
             self._clip()
         for optimiser in self._optimisers:
-            for group in optimiser.param_groups:
-                group["lr"] = rate
+            schedule_rate(optimiser, self._evaluation, step=self.step_number, num_steps=self._num_steps)
             optimiser.step()
         self.step_number += 1
         if self._averages:
@@ -126,8 +136,7 @@ class Optimisation:
     def _restore(self, state: dict[str, Any]) -> None:
         self.step_number = state["step"]
         for optimiser, values in zip(self._optimisers, state["optimisers"], strict=True):
-            complete = {**optimiser.state_dict(), "state": copy.deepcopy(values)}
-            optimiser.load_state_dict(complete)
+            restore_optimiser(optimiser, values)
         if self._averages:  # the model has the averaged weights
             self._set_tensors(state["weights"])
 

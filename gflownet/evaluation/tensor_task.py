@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig, TaskConfig
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits, in_columns, is_classification
@@ -19,7 +20,7 @@ from gflownet.evaluation.examples import num_outputs as count_outputs
 from gflownet.evaluation.metrics import build_loss, build_metric, source_of
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
-from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, build_measure
+from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, build_measure, outputs_of
 from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
@@ -193,11 +194,7 @@ class TensorTask(GFNTask):
     ) -> ModelTraining:
         """Return the training up to an epoch; a function of candidate and seed."""
         with seeded(seed):
-            training = ModelTraining(self.build_model(candidate), torch.Generator().manual_seed(seed))
-            if state is not None:
-                training.restore(state)
-            if training.num_epochs > num_epochs:
-                raise ValueError(f"expected a training of at most {num_epochs} epochs, got {training.num_epochs}")
+            training = self._started(candidate, seed=seed, state=state, num_epochs=num_epochs)
             self._trainer.continue_training(
                 training,
                 num_epochs=num_epochs,
@@ -205,6 +202,15 @@ class TensorTask(GFNTask):
                 validation=self._measure,
                 measure_after=measure_after,
             )
+        return training
+
+    def _started(self, candidate: Any, *, seed: int, state: Mapping[str, Any] | None, num_epochs: int) -> ModelTraining:
+        """Return the training of a new model, from its first epoch or from a saved state."""
+        training = ModelTraining(self.build_model(candidate), torch.Generator().manual_seed(seed))
+        if state is not None:
+            training.restore(state)
+        if training.num_epochs > num_epochs:
+            raise ValueError(f"expected a training of at most {num_epochs} epochs, got {training.num_epochs}")
         return training
 
     def _measured(self, objective: str, candidate: Any, model: nn.Module, quality: float) -> float:
@@ -279,7 +285,7 @@ def seconds_per_call(model: nn.Module, example: torch.Tensor, *, num_calls: int)
     seconds = []
     for _ in range(_NUM_WARM_UP + num_calls):
         start = perf_counter()
-        model(inputs)
+        outputs_of(model, inputs)
         seconds.append(perf_counter() - start)
     return median(seconds[_NUM_WARM_UP:])
 
@@ -287,12 +293,12 @@ def seconds_per_call(model: nn.Module, example: torch.Tensor, *, num_calls: int)
 def _checked(split: Examples, name: str) -> Examples:
     """Return a split with targets as a model predicts them. Raises ValueError for an empty split or one with NaN."""
     if not len(split):
-        raise ValueError(f"data: expected {name} examples, got none")
+        raise UserError(f"data: expected {name} examples, got none")
     if isinstance(split, DatasetSplit):
         return split
     for values, kind in ((split.inputs, "inputs"), (split.targets, "targets")):
         if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            raise ValueError(f"data: expected finite {name} {kind}, got nan or inf")
+            raise UserError(f"data: expected finite {name} {kind}, got nan or inf")
     return Split(split.inputs, in_columns(split.targets))
 
 

@@ -49,7 +49,7 @@ class ModelTraining:
             "num_epochs": self.num_epochs,
             "train_loss": self.train_loss,
             "values": list(self.values),
-            "optimisation": self.optimisation,
+            "optimisation": _compact(self.optimisation),
             "global_states": self.global_states,
         }
 
@@ -131,6 +131,19 @@ class ModelTrainer:
         training.optimisation = optimisation.state_dict()
         optimisation.finish()
         training.global_states = global_states()
+
+
+def _compact(state: Any) -> Any:
+    """Return a copy of nested containers whose tensors are no views of larger ones."""
+    match state:
+        case Tensor():
+            return state.clone()
+        case dict():
+            return {key: _compact(value) for key, value in state.items()}
+        case list():
+            return [_compact(value) for value in state]
+        case _:
+            return state
 
 
 def train_epoch(model: nn.Module, batches: Iterator[Batch], optimisation: Optimisation, *, loss: Loss) -> float:

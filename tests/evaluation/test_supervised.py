@@ -42,7 +42,7 @@ class PoisonedTest(LargestOfThree):
 
     def splits(self) -> Splits:
         splits = super().splits()
-        return replace(splits, test=Split(splits.test.inputs * torch.nan, torch.full_like(splits.test.targets, 2)))
+        return replace(splits, test=Split(splits.test.inputs, torch.full_like(splits.test.targets, NUM_CLASSES)))
 
 
 def build(*overrides: str, task_class: type[SupervisedTask] = LargestOfThree) -> SupervisedTask:

@@ -8,13 +8,9 @@ import torch
 from torch import nn
 
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.training import (
-    CandidateDivergedError,
-    Split,
-    accuracy,
-    train_classifier,
-    train_classifiers,
-)
+from gflownet.evaluation.metrics import METRICS, build_loss
+from gflownet.evaluation.tensor_training import Measure, ModelTrainer, ModelTraining
+from gflownet.evaluation.training import CandidateDivergedError, Split, continue_trainings
 from gflownet.translation import DirectTraining, TranslatedModel, to_pytorch_model
 from tests.evaluation.candidates import classifier_graph
 from tests.oracles.training import train_plainly
@@ -38,7 +34,14 @@ def small_model(seed: int = 0, *, dtype: torch.dtype = torch.float32) -> nn.Modu
 
 def train(model: nn.Module, data: Split, *, seed: int = 0, **options) -> float:
     config = EvaluationConfig(**{"num_epochs": 4, "batch_size": 16, "learning_rate": 0.03} | options)
-    return train_classifier(model, data, config=config, generator=torch.Generator().manual_seed(seed))
+    trainer = ModelTrainer(data, build_loss(config.training, is_classification=True), config)
+    training = ModelTraining(model, torch.Generator().manual_seed(seed))
+    trainer.continue_training(training, num_epochs=config.num_epochs, schedule=config.num_epochs)
+    return training.train_loss
+
+
+def accuracy(model: nn.Module, data: Split) -> float:
+    return Measure(METRICS["accuracy"], data, 0.0).value(model)
 
 
 def test_same_numbers_as_the_plain_loop(data):
@@ -127,8 +130,10 @@ def three_models(dtype: torch.dtype = torch.float32) -> list[TranslatedModel]:
 
 def train_together(models: list[TranslatedModel], data: Split, *, seeds=(5, 6, 7), **options):
     config = EvaluationConfig(**{"num_epochs": 4, "batch_size": 16, "learning_rate": 0.03} | options)
-    generators = [torch.Generator().manual_seed(seed) for seed in seeds]
-    return train_classifiers(models, data, config=config, generators=generators)
+    trainings = [ModelTraining(m, torch.Generator().manual_seed(s)) for m, s in zip(models, seeds, strict=True)]
+    num_epochs = config.num_epochs
+    errors = continue_trainings(trainings, data, config=config, num_epochs=num_epochs, schedule=num_epochs)
+    return [error or training.train_loss for training, error in zip(trainings, errors, strict=True)]
 
 
 def test_together_as_the_plain_loop_one_by_one(data):
