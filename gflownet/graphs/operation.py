@@ -15,7 +15,7 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gflownet.graphs.elements import shown, thawed
+from gflownet.graphs.elements import frozen_attributes, shown, thawed
 from gflownet.graphs.tensor_shape import Shape, ShapeError
 from gflownet.graphs.vocabulary import Parameter
 from gflownet.plugins import BuiltIn, ExtensionPoint
@@ -255,9 +255,21 @@ class AppliedOperation:
         return operation(self.name)
 
     @property
+    def row_home(self) -> str:
+        """The class as module:Class."""
+        return OPERATIONS.homes.get(self.name, self.name)
+
+    @property
     def settings(self) -> dict[str, Any]:
         """Every setting by name."""
         return dict(self.items)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _applied, (self.name, thawed(MappingProxyType(dict(self.items))))
+
+
+def _applied(name: str, settings: Mapping[str, Any]) -> AppliedOperation:
+    return AppliedOperation(name, tuple(frozen_attributes(settings, name).items()))
 
 
 def read_operation(value: Any) -> AppliedOperation:

@@ -26,13 +26,14 @@ class OperationCost:
 
 def graph_cost(graph: GraphElements) -> OperationCost:
     """Return the cost of a valid operation graph, dead nodes left out. Raises NodeShapeError for an invalid one."""
-    return total_cost(graph, infer_shapes(graph))
+    return total_cost(graph, infer_shapes(graph), own_projection(graph))
 
 
-def total_cost(graph: GraphElements, known: Mapping[int, NodeShapes]) -> OperationCost:
+def total_cost(graph: GraphElements, known: Mapping[int, NodeShapes], projection: str) -> OperationCost:
     """Return the cost of the nodes with a path to an output."""
     live = live_nodes(known)
-    return sum((node_cost(graph, node) for node_id, node in known.items() if node_id in live), OperationCost())
+    costs = (node_cost(graph, node, projection) for node_id, node in known.items() if node_id in live)
+    return sum(costs, OperationCost())
 
 
 def live_nodes(known: Mapping[int, NodeShapes]) -> set[int]:
@@ -41,10 +42,13 @@ def live_nodes(known: Mapping[int, NodeShapes]) -> set[int]:
     return reachable(outputs, lambda node_id: [edge.source for edge in known[node_id].edges])
 
 
-def node_cost(graph: GraphElements, node: NodeShapes) -> OperationCost:
-    """Return the cost of one node, of the adapters on its in-edges and of their learned weights."""
+def node_cost(graph: GraphElements, node: NodeShapes, projection: str = "auto") -> OperationCost:
+    """Return the cost of one node, of the adapters on its in-edges and of their learned weights.
+
+    `projection`: of nodes without operation, see TranslationConfig.
+    """
     if node.is_ordinary:
-        return _ordinary_cost(node, _projection(graph))
+        return _ordinary_cost(node, projection)
     total = OperationCost()
     for plan in node.inputs.values():
         if plan.align == "auto":
@@ -56,10 +60,10 @@ def node_cost(graph: GraphElements, node: NodeShapes) -> OperationCost:
     if node.operation is not None:
         row, settings = node.operation.row, node.operation.settings
         return total + OperationCost(row.num_parameters(inputs, settings), row.multiply_adds(inputs, settings))
-    return total + _subgraph_cost(graph, node) if "subgraph" in node.node.attributes else total
+    return total + _subgraph_cost(graph, node, projection) if "subgraph" in node.node.attributes else total
 
 
-def _subgraph_cost(graph: GraphElements, node: NodeShapes) -> OperationCost:
+def _subgraph_cost(graph: GraphElements, node: NodeShapes, projection: str) -> OperationCost:
     inputs = {port: plan.shape for port, plan in node.inputs.items()}
     inner = graph.subgraph(node.node.attributes["subgraph"])
     shares = node.node.attributes.get("share", False)
@@ -67,13 +71,14 @@ def _subgraph_cost(graph: GraphElements, node: NodeShapes) -> OperationCost:
     known: dict[int, NodeShapes] = {}
     for repetition, shapes in enumerate(repetitions(inner, inputs, node.node.attributes.get("repeat", 1))):
         if shapes is not known:
-            known, cost = shapes, total_cost(inner, shapes)
+            known, cost = shapes, total_cost(inner, shapes, projection)
         is_new = repetition == 0 or not shares
         total += OperationCost(cost.num_parameters if is_new else 0, cost.multiply_adds)
     return total
 
 
-def _projection(graph: GraphElements) -> str:
+def own_projection(graph: GraphElements) -> str:
+    """Return the projection in the translation settings of a graph, auto by default."""
     settings = graph.config.get("translation")
     return settings.get("projection", "auto") if isinstance(settings, Mapping) else "auto"
 

@@ -130,7 +130,7 @@ class Adapter:
     @property
     def changes_channels(self) -> bool:
         """Whether the number of channels grows."""
-        return self.source.channels != self.target.channels
+        return self.source != self.target and self.source.channels != self.target.channels
 
     @property
     def num_parameters(self) -> int:

@@ -10,55 +10,44 @@ import torch
 from torch import Tensor, nn
 from torch.export import Dim, ExportedProgram
 
-from gflownet.translation.emit import slot_name
-from gflownet.translation.model import TranslatedModel
+from gflownet.translation.generated_model import GeneratedModel
+from gflownet.translation.model import StepModule
 
 ONNX_PACKAGES = ("onnx", "onnxscript")
 
 
-class StepModule(nn.Module):
-    """One time step as a pure function: (x [B, F], state tensors [B, size] ...) -> (y [B, O], state tensors ...)."""
-
-    def __init__(self, model: TranslatedModel) -> None:
-        super().__init__()
-        self.model = model
-
-    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
-        """The output and the state after the step, flat."""
-        y, state = self.model.step(x, state)
-        return (y, *state)
-
-
-def export_program(model: TranslatedModel, *, batch_size: int = 2) -> ExportedProgram:
+def export_program(model: GeneratedModel, *, batch_size: int = 2) -> ExportedProgram:
     """Return the model in eval mode as an ExportedProgram with a free batch dimension.
 
     A feed-forward model maps x to y. A recurrent one is exported as StepModule: its state, in the order of
-    model.plan.slots, goes in after x and comes out after y. `batch_size` (at least 2): batch of the traced example.
+    model.plan.slots, goes in after x and comes out after y. An operation graph has the arguments of its forward.
+    `batch_size` (at least 2): batch of the traced example.
     """
     with _evaluating(model):
         module, example = _traceable(model, batch_size)
         return torch.export.export(module, example, dynamic_shapes=_free_batch(module, example))
 
 
-def to_onnx(model: TranslatedModel, path: str | Path, *, batch_size: int = 2) -> None:
+def to_onnx(model: GeneratedModel, path: str | Path, *, batch_size: int = 2) -> None:
     """Write the model in eval mode as an ONNX file with a free batch dimension; inputs and outputs as export_program.
 
-    The inputs are called x, then output3, hidden5, ... for the state; the outputs y, then next_output3, ...
+    The inputs are called x, then output3, hidden5, ... for the state; the outputs y, then next_output3, ... The inputs
+    of an operation graph with several are called x0, x1, ... by node id, and its outputs that are not vectors y5, ...
 
     Raises: ImportError where the packages of the extra [onnx] are missing.
     """
     missing = [name for name in ONNX_PACKAGES if find_spec(name) is None]
     if missing:
         raise ImportError(f"expected the packages of gflownet[onnx] for an ONNX export, missing {', '.join(missing)}")
-    states = [slot_name(slot.kind, slot.node_id) for slot in model.plan.slots]
+    input_names, output_names = model.pure_names()
     with _evaluating(model):
         module, example = _traceable(model, batch_size)
         torch.onnx.export(
             module,
             example,
             str(path),
-            input_names=["x", *states],
-            output_names=["y", *(f"next_{state}" for state in states)],
+            input_names=input_names,
+            output_names=output_names,
             dynamic_shapes=_free_batch(module, example),
             custom_translation_table={torch.ops.aten.sort.stable: _onnx_stable_sort()},
             dynamo=True,
@@ -82,7 +71,7 @@ def _onnx_stable_sort() -> Callable[..., Any]:
 
 
 @contextmanager
-def _evaluating(model: TranslatedModel) -> Iterator[None]:
+def _evaluating(model: GeneratedModel) -> Iterator[None]:
     """Switch the model to eval mode in the block."""
     was_training = model.training
     model.eval()
@@ -92,16 +81,14 @@ def _evaluating(model: TranslatedModel) -> Iterator[None]:
         model.train(was_training)
 
 
-def _traceable(model: TranslatedModel, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
+def _traceable(model: GeneratedModel, batch_size: int) -> tuple[nn.Module, tuple[Tensor, ...]]:
     if batch_size < 2:
         raise ValueError(f"batch_size: expected >= 2 (tracing treats 1 as a constant), got {batch_size}")
-    parameter = next(model.parameters())
-    widths = (model.plan.input_size, *(slot.size for slot in model.plan.slots))
-    example = tuple(parameter.new_zeros(batch_size, width) for width in widths)
-    module = StepModule(model).eval() if model.plan.slots else model
-    return module, example
+    return model.pure_module().eval(), model.pure_arguments(batch_size)
 
 
 def _free_batch(module: nn.Module, example: tuple[Tensor, ...]) -> tuple[object, ...]:
     batch = {0: Dim("batch")}
-    return (batch, tuple(batch for _ in example[1:])) if isinstance(module, StepModule) else (batch,)
+    if isinstance(module, StepModule):
+        return (batch, tuple(batch for _ in example[1:]))
+    return tuple(batch for _ in example)

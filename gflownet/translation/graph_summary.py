@@ -4,8 +4,10 @@ from dataclasses import dataclass
 from math import prod
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.operation_shapes import is_operation_graph
+from gflownet.translation.operation_summary import OperationSummary, summarise_operations
 from gflownet.translation.plan import ModelPlan, NodePlan
-from gflownet.translation.planning import checked_plan
+from gflownet.translation.planning import checked_options, checked_plan
 
 
 @dataclass(frozen=True)
@@ -60,11 +62,13 @@ class GraphSummary:
         return "\n".join(line.rstrip() for line in lines)
 
 
-def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphSummary:
+def summary(graph: ComputationGraph, *, projection: str | None = None) -> GraphSummary | OperationSummary:
     """Return the summary of the model of a graph; `projection` overrides the setting of the graph.
 
     Raises: ValueError for an invalid graph.
     """
+    if is_operation_graph(graph):
+        return summarise_operations(graph, checked_options(graph, {"projection": projection}).projection)
     return summarise_plan(checked_plan(graph, {"projection": projection}))
 
 

@@ -13,14 +13,15 @@ from safetensors.torch import load as load_tensors
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.elements import shown
-from gflownet.translation.model import TranslatedModel, to_pytorch_model
+from gflownet.translation.generated_model import GeneratedModel
+from gflownet.translation.model import to_pytorch_model
 
 _UNTRAINED = "weights=False returns the architecture with new weights"
 
 
 def load(
     path: str | Path, rank: int = 0, *, weights: bool = True, config: Mapping[str, Any] | None = None
-) -> TranslatedModel:
+) -> GeneratedModel:
     """Return the model of a rank in a run's top_architectures.json, trained and in evaluation mode.
 
     The model is translated with the settings of its graph, as it was scored, unless `config` (see TranslationConfig)

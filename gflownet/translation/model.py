@@ -16,6 +16,7 @@ from gflownet.graphs.vocabulary import DTYPES
 from gflownet.translation.cache import CACHE
 from gflownet.translation.cells import gru_sequence, lstm_sequence, rhn_sequence
 from gflownet.translation.emit import FAST, outside_classes, sequence_lines, slot_name, step_lines
+from gflownet.translation.generated_model import GeneratedModel
 from gflownet.translation.initial import add_parameters
 from gflownet.translation.operation_model import OperationModel, generate_operation_class
 from gflownet.translation.operation_plan import build_operation_plan, operation_key
@@ -70,7 +71,20 @@ class StateManager:
                 self.tensors = tuple(function(tensor) for tensor in self.tensors)
 
 
-class TranslatedModel(nn.Module):
+class StepModule(nn.Module):
+    """One time step as a pure function: (x [B, F], state tensors [B, size] ...) -> (y [B, O], state tensors ...)."""
+
+    def __init__(self, model: "TranslatedModel") -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, x: Tensor, *state: Tensor) -> tuple[Tensor, ...]:
+        """The output and the state after the step, flat."""
+        y, state = self.model.step(x, state)
+        return (y, *state)
+
+
+class TranslatedModel(GeneratedModel):
     """Base of all generated classes; forward maps [B, F] to [B, O], one call is one time step.
 
     B: batch, F: sum of the INPUT widths, O: sum of the OUTPUT widths. Parameters: see docs/translation.md.
@@ -131,6 +145,27 @@ class TranslatedModel(nn.Module):
             y, state = self.step(moment, state)
             outputs.append(y)
         return torch.stack(outputs, dim=1), state
+
+    def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
+        return (next(self.parameters()).new_zeros(batch_size, self.plan.input_size),)
+
+    def first_step(self, *inputs: Tensor) -> Tensor:
+        state = self.state_manager.tensors
+        try:
+            return self(*inputs, reset_states=True)
+        finally:
+            self.state_manager.tensors = state
+
+    def pure_module(self) -> nn.Module:
+        return StepModule(self) if self.plan.slots else self
+
+    def pure_arguments(self, batch_size: int) -> tuple[Tensor, ...]:
+        (x,) = self.zeros(batch_size)
+        return (x, *(x.new_zeros(batch_size, slot.size) for slot in self.plan.slots))
+
+    def pure_names(self) -> tuple[list[str], list[str]]:
+        states = [slot_name(slot.kind, slot.node_id) for slot in self.plan.slots]
+        return ["x", *states], ["y", *(f"next_{state}" for state in states)]
 
     def _refuse(self, x: Tensor, dtype: torch.dtype, *, sequence: bool = False) -> None:
         shape = f"[B, T >= 1, {self.plan.input_size}]" if sequence else f"[B, {self.plan.input_size}]"

@@ -54,6 +54,10 @@ class ClassWriter:
         """The variables that forward takes."""
         return [variable(node_id) for _, node_id, _ in self.plan.inputs]
 
+    def own_build(self, step: StepPlan) -> str:
+        """The expression that makes the module of a row with its own `build`."""
+        return f"{own_build_name(step)}()"
+
     def _initial(self, step: StepPlan) -> list[str]:
         if step.ordinary is not None:
             return _ordinary_parameters(step)
@@ -78,7 +82,7 @@ class ClassWriter:
         assert step.shapes.operation is not None
         row, settings = step.shapes.operation.row, step.shapes.operation.settings
         if has_own_build(row):
-            return [f"self.{step.label} = {own_build_name(step)}()"]
+            return [f"self.{step.label} = {self.own_build(step)}"]
         made = row.constructor(step.input_shapes, settings)
         return [f"self.{step.label} = {made}"] if made else []
 

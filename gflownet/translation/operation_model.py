@@ -16,12 +16,13 @@ from gflownet.graphs.tensor_shape import Layout
 from gflownet.graphs.vocabulary import activation, aggregation
 from gflownet.operations import layers
 from gflownet.translation.cache import CACHE
-from gflownet.translation.emit import FAST, outside_name
+from gflownet.translation.emit import FAST, outside_name, variable
+from gflownet.translation.generated_model import GeneratedModel
 from gflownet.translation.operation_code import ClassWriter, has_own_build, own_build_name, shape_text
 from gflownet.translation.operation_plan import OperationPlan
 
 
-class OperationModel(nn.Module):
+class OperationModel(GeneratedModel):
     """Base of the generated classes of operation graphs and of their subgraphs.
 
     forward takes one tensor [B, *shape] per INPUT node, by ascending id, and returns the value of the OUTPUT node;
@@ -37,6 +38,27 @@ class OperationModel(nn.Module):
             ValueError: an input of another rank or shape, or tokens that are not integers.
         """
         raise NotImplementedError(f"{type(self).__name__} is an abstract base class: call to_pytorch_model")
+
+    def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
+        parameter = next(self.parameters(), torch.empty(0))
+        kinds = ((shape, torch.int64 if shape.layout is Layout.TOKENS else None) for _, _, shape in self.plan.inputs)
+        return tuple(parameter.new_zeros(batch_size, *shape.sizes, dtype=dtype) for shape, dtype in kinds)
+
+    def first_step(self, *inputs: Tensor) -> Any:
+        return self(*inputs)
+
+    def pure_module(self) -> nn.Module:
+        return self
+
+    def pure_arguments(self, batch_size: int) -> tuple[Tensor, ...]:
+        return self.zeros(batch_size)
+
+    def pure_names(self) -> tuple[list[str], list[str]]:
+        plan = self.plan
+        several = len(plan.outputs) > 1 and not plan.is_concatenated
+        outputs = [f"y{node_id}" for node_id, _ in plan.outputs] if several else ["y"]
+        inputs = [variable(node_id) for _, node_id, _ in plan.inputs]
+        return inputs if len(inputs) > 1 else ["x"], outputs
 
     def _refuse(self, position: int, x: Tensor) -> NoReturn:
         _, node_id, shape = self.plan.inputs[position]
@@ -84,30 +106,39 @@ def class_name(plan: OperationPlan) -> str:
 
 def _source(plan: OperationPlan, writer: ClassWriter) -> str:
     initial = ["Base.__init__(self)", *writer.initial_lines()]
-    body = ["p, m = self._parameters, self._modules", *_entry_lines(plan, writer.arguments()), *writer.forward_lines()]
-    if plan.autocast:
-        body = _autocast(plan, body, writer.arguments()[0])
+    checks = [] if plan.name else _checks(plan, writer.arguments())
+    lines = ["p, m = self._parameters, self._modules", *checks, *memory_format_lines(plan, writer.arguments())]
+    body = writer.forward_lines()
+    lines += autocast_lines(plan, body, writer.arguments()[0]) if plan.autocast else body
     arguments = ", ".join(f"{name}: Tensor" for name in writer.arguments())
-    return _function("__init__(self)", initial) + _function(f"forward(self, {arguments})", body)
+    return _function("__init__(self)", initial) + _function(f"forward(self, {arguments})", lines)
 
 
 def _function(signature: str, lines: list[str]) -> str:
     return f"def {signature}:\n" + "".join(f"    {line}\n" for line in lines)
 
 
-def _entry_lines(plan: OperationPlan, arguments: list[str]) -> Iterator[str]:
-    """Yield the checks of the inputs and their memory format; a subgraph has none."""
+def _checks(plan: OperationPlan, arguments: list[str]) -> list[str]:
+    lines = []
     for position, (name, (_, _, shape)) in enumerate(zip(arguments, plan.inputs, strict=True)):
-        if not plan.name:
-            is_wrong = "" if shape.layout is Layout.TOKENS else "not "
-            yield f"if {name}.shape[1:] != {shape.sizes} or {is_wrong}{name}.is_floating_point():"
-            yield f"    self._refuse({position}, {name})"
-        if plan.channels_last and shape.layout is Layout.IMAGE:
-            yield f"{name} = {name}.contiguous(memory_format=torch.channels_last)"
+        is_wrong = "" if shape.layout is Layout.TOKENS else "not "
+        lines.append(f"if {name}.shape[1:] != {shape.sizes} or {is_wrong}{name}.is_floating_point():")
+        lines.append(f"    self._refuse({position}, {name})")
+    return lines
 
 
-def _autocast(plan: OperationPlan, lines: list[str], argument: str) -> list[str]:
-    """Return the statements under torch.autocast; the outputs are float32."""
+def memory_format_lines(plan: OperationPlan, arguments: list[str]) -> list[str]:
+    """The statements that give images the memory format of a plan."""
+    images = [
+        name
+        for name, (_, _, shape) in zip(arguments, plan.inputs, strict=True)
+        if plan.channels_last and shape.layout is Layout.IMAGE
+    ]
+    return [f"{name} = {name}.contiguous(memory_format=torch.channels_last)" for name in images]
+
+
+def autocast_lines(plan: OperationPlan, lines: list[str], argument: str) -> list[str]:
+    """Return the statements of a forward under torch.autocast; the outputs are float32."""
     *others, last = lines
     value = last.removeprefix("return ")
     is_tuple = len(plan.outputs) > 1 and not plan.is_concatenated

@@ -3,15 +3,18 @@
 from keyword import iskeyword
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.operation_shapes import is_operation_graph
 from gflownet.graphs.vocabulary import activation
 from gflownet.translation.activations import Cell
 from gflownet.translation.emit import PLAIN, identifier, outside_name, outside_names, slot_name, step_lines
 from gflownet.translation.initial_code import initial_code
 from gflownet.translation.model import parameter_values
+from gflownet.translation.operation_plan import build_operation_plan, operation_key
+from gflownet.translation.operation_source import operation_source
 from gflownet.translation.plan import ModelPlan
 from gflownet.translation.planning import checked_options, checked_plan
 
-_USED_NAMES = ("torch", "F", "nn", "super", "tuple", "tensor")
+_USED_NAMES = ("torch", "F", "nn", "Tensor", "super", "tuple", "tensor")
 _HEADER = '''"""A network of {nodes} nodes: [B, {inputs}] to [B, {outputs}]. Written by gflownet; needs only {needs}."""
 
 import torch
@@ -45,6 +48,10 @@ def to_source(graph: ComputationGraph, *, name: str = "Model", projection: str |
     if iskeyword(name) or name in _USED_NAMES:
         raise ValueError(f"name: expected a name that the source does not use, got {name!r}")
     config = {"projection": projection}
+    if is_operation_graph(graph):
+        options = checked_options(graph, config)
+        plan = build_operation_plan(graph, options, operation_key(graph, options))
+        return operation_source(plan, name, options.dtype)
     plan, dtype = checked_plan(graph, config), checked_options(graph, config).dtype
     _check_torch_is_enough(graph)
     values = dict(zip((p.name for p in plan.scalars), parameter_values(graph, plan), strict=True))

@@ -1,0 +1,134 @@
+"""Operation graphs that several tests use: node-link data, and seeded random graphs."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.operation import read_operation
+from gflownet.graphs.operation_shapes import MERGES, NodeShapeError, infer_shapes
+from gflownet.graphs.tensor_shape import Layout, Shape
+
+Data = dict[str, Any]
+ACTIVATIONS = ("linear", "relu", "relu6", "tanh", "gelu", "gelu_tanh", "softmax")
+SIZES = {Layout.VECTOR: (5,), Layout.SEQUENCE: (6, 4), Layout.SIGNAL: (3, 9), Layout.IMAGE: (3, 6, 5)}
+POINTWISE = ({"name": "identity"}, {"name": "batch_norm"})
+OPERATIONS: Mapping[Layout, tuple[Data, ...]] = {
+    Layout.VECTOR: (*POINTWISE, {"name": "linear", "features": 6}, {"name": "linear", "features": 3, "bias": False}),
+    Layout.SEQUENCE: (*POINTWISE, {"name": "linear", "features": 6}, {"name": "layer_norm"}, {"name": "global_pool"}),
+    Layout.SIGNAL: (
+        *POINTWISE,
+        {"name": "conv1d", "features": 4, "kernel_size": 3},
+        {"name": "conv1d", "features": 2, "stride": 2},
+        {"name": "max_pool1d"},
+        {"name": "conv_bn_relu", "features": 4},
+        {"name": "global_pool"},
+    ),
+    Layout.IMAGE: (
+        *POINTWISE,
+        {"name": "conv2d", "features": 4, "kernel_size": 3},
+        {"name": "conv2d", "features": 2, "stride": 2, "bias": False},
+        {"name": "max_pool2d"},
+        {"name": "conv_bn_relu", "features": 4},
+        {"name": "global_pool"},
+    ),
+}
+
+
+def graph_of(nodes: Iterable[Data], edges: Iterable[tuple[Any, ...]], **fields: Any) -> ComputationGraph:
+    """Return the graph of nodes and of edges (source, target, further fields)."""
+    links = [{"source": source, "target": target, **dict(*more)} for source, target, *more in edges]
+    return ComputationGraph.from_dict({"nodes": list(nodes), "edges": links, **fields})
+
+
+def image_input(*sizes: int, node_id: int = 0) -> Data:
+    """Return an INPUT node with a shape."""
+    return {"id": node_id, "node_type": "input", "shape": list(sizes)}
+
+
+def hidden(node_id: int, operation: str, *, kind: str = "hidden", **fields: Any) -> Data:
+    """Return a node with an operation; fields of a node stay there, the others are settings."""
+    own = {"aggregation", "activation_function", "align", "edge_weight", "bias", "attributes"}
+    settings = {key: value for key, value in fields.items() if key not in own}
+    node = {key: value for key, value in fields.items() if key in own}
+    return {"id": node_id, "node_type": kind, "operation": {"name": operation, **settings}, **node}
+
+
+def block(layout: Layout, features: int) -> Data:
+    """Return a residual subgraph that ends with a number of channels."""
+    name = {Layout.SIGNAL: "conv1d", Layout.IMAGE: "conv2d"}.get(layout, "linear")
+    nodes = [
+        {"id": 0, "node_type": "input"},
+        hidden(1, name, features=3, activation_function="relu"),
+        hidden(2, name, features=features, kind="output"),
+        hidden(3, "identity"),
+    ]
+    edges = [(0, 1), (1, 2), (0, 2), (1, 3)]  # node 3 is dead
+    return {"nodes": nodes, "edges": [{"source": source, "target": target} for source, target in edges]}
+
+
+def random_graph(seed: int) -> ComputationGraph:
+    """Return a valid graph with one to two inputs of one layout (or one of them a vector) and up to 8 nodes."""
+    rng = random.Random(seed)
+    layout = rng.choice(list(SIZES))
+    layouts = [layout] + [rng.choice([layout, Layout.VECTOR])] * rng.randint(0, 1)
+    nodes: list[Data] = []
+    for node_id, each in enumerate(layouts):
+        sizes = [size + rng.randint(0, 3) for size in SIZES[each]]
+        nodes.append({"id": node_id, "node_type": "input", "shape": sizes, "layout": each.value})
+    edges: list[Data] = []
+    subgraphs = {"block": block(layout, 4), "vectors": block(Layout.VECTOR, 4)}
+    data: Data = {"multigraph": rng.random() < 0.3, "nodes": nodes, "edges": edges, "subgraphs": subgraphs}
+    num_hidden, first = rng.randint(2, 6), len(layouts)
+    for node_id in range(first, first + num_hidden):
+        sources = rng.sample(range(node_id), min(rng.randint(1, 3), node_id))
+        edges += [{"source": source, "target": node_id, "weight": rng.uniform(-1, 2)} for source in sources]
+        nodes.append(_random_node(rng, data, node_id))
+    last = first + num_hidden
+    heads = rng.sample(range(first, last), min(2, num_hidden))
+    edges += [{"source": source, "target": last} for source in heads]
+    nodes.append({**hidden(last, "head", features=3, kind="output"), "aggregation": rng.choice(MERGES)})
+    graph = ComputationGraph.from_dict(data)
+    assert not graph.validate(), graph.validate()
+    return graph
+
+
+def _random_node(rng: random.Random, data: Data, node_id: int) -> Data:
+    """Return a node that fits its in-edges."""
+    common = {
+        "id": node_id,
+        "node_type": "hidden",
+        "activation_function": rng.choice(ACTIVATIONS),
+        "aggregation": rng.choice(MERGES),
+        "align": rng.choice(["auto", "auto", "pad"]),
+        "edge_weight": rng.random() < 0.3,
+    }
+    merged = _merged_shape(data, {**common, "node_type": "output", "operation": {"name": "identity"}})
+    choices: list[Data] = [{**common, "operation": each} for each in OPERATIONS[merged.layout]]
+    name = "vectors" if merged.layout is Layout.VECTOR else "block"
+    choices += [{**common, "subgraph": name, "repeat": rng.randint(1, 3)}]
+    choices += [{**common, "subgraph": name, "repeat": 2, "share": True}]
+    if merged.layout in (Layout.VECTOR, Layout.SEQUENCE):
+        kind = rng.choice(["sum", "mean", "max", "concat", "attention", "gated_sum"])
+        ordinary = {**common, "output_size": 4, "bias": rng.random(), "attributes": {"aggregation": kind}}
+        for key in ("aggregation", "align", "edge_weight"):
+            del ordinary[key]
+        choices += [ordinary] * 2
+    rng.shuffle(choices)
+    return next(node for node in choices if _is_valid(data, node))
+
+
+def _merged_shape(data: Data, node: Data) -> Shape:
+    return infer_shapes(ComputationGraph.from_dict({**data, "nodes": [*data["nodes"], node]}))[node["id"]].output
+
+
+def _is_valid(data: Data, node: Data) -> bool:
+    try:
+        _merged_shape(data, node)
+    except NodeShapeError:
+        return False
+    if "operation" in node:
+        read_operation(node["operation"])
+    return True
