@@ -23,6 +23,31 @@ from gflownet.plugins import load_function
 Loss = Callable[[Tensor, Tensor], Tensor]
 
 
+# The functions of a metric are module functions: a task is pickled for its processes.
+def _mean(mean: float, constant: float) -> float:
+    return mean
+
+
+def _likelihood(mean: float, constant: float) -> float:
+    return math.exp(-mean)
+
+
+def _bits(mean: float, constant: float) -> float:
+    return mean / math.log(2)
+
+
+def _perplexity(mean: float, constant: float) -> float:
+    return math.exp(min(mean, 700.0))
+
+
+def _r2(mean: float, constant: float) -> float:
+    return 1 - mean / max(constant, 1e-12)
+
+
+def _root(mean: float, constant: float) -> float:
+    return math.sqrt(mean)
+
+
 @dataclass(frozen=True)
 class Metric:
     """A validation metric: a mean over all predictions, and its score."""
@@ -30,7 +55,7 @@ class Metric:
     name: str
     values: Loss
     # From the mean of the values, and that of the best constant prediction, to the metric in its unit.
-    finish: Callable[[float, float], float] = lambda mean, constant: mean
+    finish: Callable[[float, float], float] = _mean
     smaller_is_better: bool = False
     is_relative: bool = False  # whether `finish` or `score` compares with the best constant prediction
 
@@ -84,15 +109,13 @@ METRICS: dict[str, Metric] = {
         Metric("accuracy", _correct),
         Metric("confidence", _confidence),  # mean probability of the true class
         Metric("accuracy_and_confidence", _accuracy_and_confidence),  # their mean
-        Metric("likelihood", _nats, lambda mean, _: math.exp(-mean)),  # geometric mean of the true class's probability
+        Metric("likelihood", _nats, _likelihood),  # geometric mean of the true class's probability
         Metric("cross_entropy", _nats, smaller_is_better=True, is_relative=True),
-        Metric("bits", _nats, lambda mean, _: mean / math.log(2), smaller_is_better=True, is_relative=True),
-        Metric(
-            "perplexity", _nats, lambda mean, _: math.exp(min(mean, 700.0)), smaller_is_better=True, is_relative=True
-        ),
-        Metric("r2", _squares, lambda mean, constant: 1 - mean / max(constant, 1e-12), is_relative=True),
+        Metric("bits", _nats, _bits, smaller_is_better=True, is_relative=True),
+        Metric("perplexity", _nats, _perplexity, smaller_is_better=True, is_relative=True),
+        Metric("r2", _squares, _r2, is_relative=True),
         Metric("mse", _squares, smaller_is_better=True, is_relative=True),
-        Metric("rmse", _squares, lambda mean, _: math.sqrt(mean), smaller_is_better=True, is_relative=True),
+        Metric("rmse", _squares, _root, smaller_is_better=True, is_relative=True),
         Metric("mae", _distances, smaller_is_better=True, is_relative=True),
     )
 }

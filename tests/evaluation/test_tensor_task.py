@@ -1,5 +1,6 @@
 """TensorTask: scores, costs, trainings in parts, and candidates of a wrong shape."""
 
+import pickle
 import re
 from typing import Any, cast
 
@@ -9,6 +10,7 @@ import torch
 from gflownet.config import with_task_options
 from gflownet.evaluation.execution import restored, run_job
 from gflownet.evaluation.job import Job, Outcome
+from gflownet.evaluation.metrics import METRICS
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.evaluation.tensor_task import TensorTask
@@ -99,3 +101,12 @@ def test_wrong_sizes_raise(task, graph, sizes):
     message = f"expected a graph from image [1, 8, 8] to 10 outputs, got {sizes}"
     with pytest.raises(ValueError, match=re.escape(message)):
         task.evaluate(graph, seed=0)
+
+
+def test_task_pickles(task):
+    assert pickle.loads(pickle.dumps(task)).cost(network()) == task.cost(network())
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_metric_pickles(name):
+    assert pickle.loads(pickle.dumps(METRICS[name])) == METRICS[name]
