@@ -111,6 +111,8 @@ class Operation:
     @classmethod
     def num_parameters(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> int:
         """Return the number of trainable parameters, by default counted on a module without memory."""
+        if _is_inherited(cls, "build") and not cls.constructor(inputs, settings):
+            return 0
         return _counted(cls, inputs, settings)[0]
 
     @classmethod
