@@ -34,6 +34,8 @@ DOCS = (
     "exploration-teacher.md",
     "greedy-sampling.md",
     "rhn.md",
+    "operations.md",
+    "add-an-operation.md",
     "search-your-own-space.md",
 )
 _BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)

@@ -136,6 +136,8 @@ class Operation:
             raise ValueError(f"operation: expected {name} to define infer_shape")
         if all(_is_inherited(cls, method) for method in ("build", "constructor", "call")):
             raise ValueError(f"operation: expected {name} to define build, constructor or call")
+        for position, example in enumerate(cls.examples):
+            import_module("gflownet.operations.standalone").check_example(cls, example, f"{name}.examples[{position}]")
 
 
 def _is_inherited(row: type[Operation], method: str) -> bool:
@@ -147,7 +149,8 @@ def _check_class(row: type[Operation], name: str) -> None:
     for key, setting in row.settings.items():
         if not (isinstance(key, str) and isinstance(setting, Setting)):
             raise ValueError(f"{name}.settings: expected Settings by name, got {key}: {shown(setting)}")
-        for value in setting.choices:
+        defaults = () if setting.default is REQUIRED else (setting.default,)
+        for value in (*defaults, *setting.choices):
             if not setting.parameter.accepts(value):
                 raise ValueError(f"{name}.settings: expected {setting.parameter.expected} for {key}, got {value!r}")
     if not row.ports or not all(isinstance(port, str) and port.isidentifier() for port in row.ports):
@@ -283,9 +286,13 @@ def read_operation(value: Any) -> AppliedOperation:
     if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
         raise ValueError(f"expected an operation with a name, got {shown(thawed(value))}")
     name = value["name"]
-    row = operation(name)
-    given = {key: item for key, item in value.items() if key != "name"}
-    for key, item in given.items():
+    settings = {key: item for key, item in value.items() if key != "name"}
+    return AppliedOperation(name, complete_settings(operation(name), name, settings))
+
+
+def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
+    """Return name and value of every setting, sorted. Raises ValueError for an unknown, invalid or missing one."""
+    for key, item in values.items():
         if key not in row.settings:
             names = ", ".join(sorted(row.settings)) or "none"
             raise ValueError(f"{name}: expected settings out of {names}, got {shown(key)}")
@@ -294,10 +301,10 @@ def read_operation(value: Any) -> AppliedOperation:
             raise ValueError(f"{name}: expected {parameter.expected} for {key}, got {shown(thawed(item))}")
     complete = {}
     for key, setting in row.settings.items():
-        if key not in given and setting.default is REQUIRED:
+        if key not in values and setting.default is REQUIRED:
             raise ValueError(f"{name}: expected a setting {key}, {setting.parameter.expected}, got none")
-        complete[key] = _hashable(given.get(key, setting.default))
-    return AppliedOperation(name, tuple(sorted(complete.items())))
+        complete[key] = _hashable(values.get(key, setting.default))
+    return tuple(sorted(complete.items()))
 
 
 def _hashable(value: Any) -> Any:

@@ -52,12 +52,15 @@ class Composite(Operation):
     @classmethod
     def build(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> nn.Module | None:
         # The translator is a layer above: operations only reach it at run time, to build a module on its own.
-        return import_module("gflownet.translation").to_pytorch_model(cls.computation_graph(inputs, settings))
+        device = str(import_module("torch").get_default_device())
+        graph = cls.computation_graph(inputs, settings)
+        return import_module("gflownet.translation").to_pytorch_model(graph, {"device": device})
 
     @classmethod
     def check(cls, name: str) -> None:
         if cls.graph.__func__ is Composite.graph.__func__:
             raise ValueError(f"operation: expected {name} to define graph")
+        super().check(name)
 
 
 _Key = tuple[tuple[tuple[str, Shape], ...], tuple[tuple[str, Any], ...]]

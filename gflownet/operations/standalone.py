@@ -11,7 +11,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
-from gflownet.graphs.operation import WEIGHT_PORT, Operation
+from gflownet.graphs.operation import WEIGHT_PORT, Example, Operation, complete_settings
 from gflownet.graphs.tensor_shape import Layout, Shape
 from gflownet.operations import layers
 
@@ -48,11 +48,21 @@ def _meta_input(port: str, shape: Shape, batch: int) -> Tensor:
     return torch.empty(sizes, dtype=dtype, device="meta")
 
 
-def output_sizes(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, ...]:
-    """Return the sizes of the real output without the batch."""
-    with torch.device("meta"), torch.no_grad():
-        module = StandaloneOperation(row, inputs, settings)
-        return tuple(module(*module.meta_inputs(2)).shape[1:])
+def check_example(row: type[Operation], example: Example, name: str) -> None:
+    """Run an example without data. Raises ValueError unless the output has the shape that infer_shape returns."""
+    settings = dict(complete_settings(row, name, example.settings))
+    if len(example.inputs) != len(row.ports):
+        raise ValueError(f"{name}: expected a shape for each of {', '.join(row.ports)}, got {len(example.inputs)}")
+    inputs = dict(zip(row.ports, example.inputs, strict=True))
+    try:
+        expected = row.infer_shape(inputs, settings)
+        with torch.device("meta"), torch.no_grad():
+            module = StandaloneOperation(row, inputs, settings)
+            sizes = list(module(*module.meta_inputs(2)).shape)
+    except Exception as error:  # raised by the user's own class
+        raise ValueError(f"{name}: expected an output, got {type(error).__name__}: {error}") from error
+    if sizes != [2, *expected.sizes]:
+        raise ValueError(f"{name}: expected {[2, *expected.sizes]} as from infer_shape, got {sizes}")
 
 
 @lru_cache(maxsize=4096)
