@@ -186,6 +186,7 @@ class TaskConfig(Protocol):
     task_options: Any
     evaluation: EvaluationConfig
     cond: ConditionalsConfig
+    final: FinalConfig
     env: EnvConfig
 
 

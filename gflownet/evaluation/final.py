@@ -62,7 +62,7 @@ class FinalStage:
     fidelity: int | None  # epochs or steps of the trainings; None: the task's own evaluation
     best_random: TopArchitecture | None = None
     num_random: int = 0  # evaluated random architectures, of which `best_random` scored best
-    reference: Reference | None = None
+    references: tuple[Reference, ...] = ()
     notes: tuple[str, ...] = ()  # lines for the user
     is_stopped: bool = False  # by a stop request
 
@@ -149,7 +149,7 @@ class FinalTrainings:
         return self.config.epochs or self._task.max_fidelity or None
 
     def run(self, records: Sequence[EvaluationRecord], *, random_candidates: Sequence[Candidate] = ()) -> FinalStage:
-        """Train the architectures of rows of the search, and the best of some random ones; measure the reference."""
+        """Train the architectures of rows of the search, and the best of some random ones; measure the references."""
         requests = [request for record in records for request in self._requests(record)]
         requests.sort(key=lambda request: request.repeat)  # if interrupted, all have the same number of seeds
         random_requests = [Request(candidate, repeat=RANDOM_REPEAT) for candidate in random_candidates]
@@ -166,7 +166,7 @@ class FinalTrainings:
             fidelity=self.fidelity,
             best_random=self._best([ticket.record for ticket in of_random if ticket.record is not None]),
             num_random=sum(ticket.record is not None for ticket in of_random),
-            reference=self._reference(),
+            references=self._references(),
             notes=tuple(self._notes),
             is_stopped=self.is_stopped,
         )
@@ -240,16 +240,16 @@ class FinalTrainings:
             return architecture
         return replace(architecture, weights=repeated.weights)
 
-    def _reference(self) -> Reference | None:
-        """Return the task's reference; an error becomes a note."""
+    def _references(self) -> tuple[Reference, ...]:
+        """Return the task's references; an error becomes a note."""
         if self.is_stopped:
-            return None
+            return ()
         seeds = [candidate_seed(self._dispatcher.seed, "reference", k) for k in range(1, 1 + self.config.num_seeds)]
         try:
-            return self._task.reference(seeds=seeds)
+            return tuple(self._task.references(seeds=seeds))
         except Exception as error:
             self._notes.append(f"no reference: {describe(error)}")
-            return None
+            return ()
 
 
 def with_test_scores(

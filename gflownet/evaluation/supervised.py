@@ -142,7 +142,7 @@ class SupervisedTask(TensorTask):
             config=self._evaluation,
             num_epochs=length.num_epochs,
             schedule=length.schedule,
-            validation=self._measure,
+            validation=self.measure,
             measure_after=length.measure_after,
         )
 
@@ -157,11 +157,11 @@ class SupervisedTask(TensorTask):
             try:
                 training = self._started(start.graph, seed=start.seed, state=start.state, num_epochs=length.num_epochs)
                 if not self._is_grouped(training.model):
-                    self._trainer.continue_training(
+                    self.trainer.continue_training(
                         training,
                         num_epochs=length.num_epochs,
                         schedule=length.schedule,
-                        validation=self._measure,
+                        validation=self.measure,
                         measure_after=length.measure_after,
                     )
                 return training

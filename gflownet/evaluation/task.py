@@ -160,6 +160,11 @@ class GFNTask(Configurable, ABC):
         """Return the result of a standard method on the same data, one score per seed, for the closing table."""
         return None
 
+    def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
+        """Return the results of standard methods for the closing table; by default that of `reference`, if any."""
+        reference = self.reference(seeds=seeds)
+        return () if reference is None else (reference,)
+
     def fingerprint(self) -> str:
         """Return a digest of the data behind the scores; rows with another fingerprint are scored again."""
         return ""

@@ -11,6 +11,9 @@ TASKS = ExtensionPoint(
     options_key="task_options",
     built_in={
         "digits": BuiltIn(f"{_ROOM}.digits:DigitsTask", "classifiers of handwritten digits"),
+        "images": BuiltIn(f"{_ROOM}.images:ImagesTask", "convolutional classifiers of images"),
+        "mnist1d": BuiltIn(f"{_ROOM}.mnist1d:MNIST1DTask", "convolutional classifiers of generated signals"),
+        "table": BuiltIn(f"{_ROOM}.table:TableTask", "networks for the columns of a table"),
         "coloured_graphs": BuiltIn(f"{_ROOM}.coloured_graphs:ColouredGraphsTask", "a reward on small coloured graphs"),
         "structure_learning": BuiltIn(f"{_ROOM}.structure_learning:StructureLearningTask", "Bayesian networks"),
         "hypergrid": BuiltIn(f"{_ROOM}.hypergrid:HypergridTask", "corners of a grid"),

@@ -121,12 +121,12 @@ class TensorTask(GFNTask):
 
     def test_score(self, model: nn.Module) -> float:
         """Return the metric's score of a trained model on test data, without the size of the model."""
-        return self._test_measure.score(self._test_measure.value(model))
+        return self.test_measure.score(self.test_measure.value(model))
 
     def fingerprint(self) -> str:
         """Return a digest of the examples, and of the code of a user's loss and metric."""
         contents = [part for split in self.splits_in_use for part in _contents(split)]
-        return data_digest([*contents, source_of(self._trainer.loss), source_of(self._measure.metric.values)])
+        return data_digest([*contents, source_of(self.trainer.loss), source_of(self.measure.metric.values)])
 
     @property
     def translation_settings(self) -> Mapping[str, Any]:
@@ -144,13 +144,13 @@ class TensorTask(GFNTask):
     def score_of(self, candidate: Any, training: ModelTraining) -> Score:
         """Return the score of a model after its training."""
         quality, size = self.quality(training.values), self.num_parameters(training.model)
-        metrics = {f"validation_{self._measure.metric.name}": training.values[-1], "train_loss": training.train_loss}
+        metrics = {f"validation_{self.measure.metric.name}": training.values[-1], "train_loss": training.train_loss}
         measured = {name: self._measured(name, candidate, training.model, quality) for name in self.chosen_objectives}
         return Score(self.value(quality, size), size, metrics | measured)
 
     def quality(self, values: Sequence[float]) -> float:
         """Return the mean score of the last `score_epochs` values of the validation metric."""
-        return fmean(self._measure.score(value) for value in values[-self._evaluation.training.score_epochs :])
+        return fmean(self.measure.score(value) for value in values[-self._evaluation.training.score_epochs :])
 
     def value(self, quality: float, num_parameters: int) -> float:
         """Return the quality scaled by the size of the model, see evaluation.size_weight."""
@@ -168,10 +168,10 @@ class TensorTask(GFNTask):
     def _build_training(self) -> None:
         """Build loss, metric and trainer."""
         options, classifies = self._evaluation.training, is_classification(self.train.targets)
-        self._trainer = ModelTrainer(self.train, build_loss(options, is_classification=classifies), self._evaluation)
+        self.trainer = ModelTrainer(self.train, build_loss(options, is_classification=classifies), self._evaluation)
         has_positions = self.train.targets.ndim > 1
         metric = build_metric(options, is_classification=classifies, has_positions=has_positions)
-        self._measure, self._test_measure = (
+        self.measure, self.test_measure = (
             build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
             for split in (self.validation, self.test_split)
         )
@@ -195,11 +195,11 @@ class TensorTask(GFNTask):
         """Return the training up to an epoch; a function of candidate and seed."""
         with seeded(seed):
             training = self._started(candidate, seed=seed, state=state, num_epochs=num_epochs)
-            self._trainer.continue_training(
+            self.trainer.continue_training(
                 training,
                 num_epochs=num_epochs,
                 schedule=schedule,
-                validation=self._measure,
+                validation=self.measure,
                 measure_after=measure_after,
             )
         return training

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -74,8 +74,11 @@ class Measure:
         """Return the metric of a model in its unit."""
         model.eval()
         with torch.inference_mode():
-            outputs = ((outputs_of(model, inputs), targets) for inputs, targets in self.examples.in_order())
-            mean = mean_value(self.metric.values, outputs)
+            return self.value_of((outputs_of(model, inputs), targets) for inputs, targets in self.examples.in_order())
+
+    def value_of(self, batches: Iterable[Batch]) -> float:
+        """Return the metric of batches (outputs, targets) of all examples in its unit."""
+        mean = mean_value(self.metric.values, batches)
         return self.metric.finish(mean, self.constant_mean) if math.isfinite(mean) else mean
 
     def score(self, value: float) -> float:

@@ -19,7 +19,7 @@ REFERENCES_NAME = "references.json"
 
 def references_of(final: FinalStage) -> list[Reference]:
     """Return the references with scores."""
-    references = [] if final.reference is None else [final.reference]
+    references = [*final.references]
     best = final.best_random
     if best is not None and best.scores:
         tests = [test for test in best.tests if test is not None]
@@ -60,7 +60,7 @@ def references_text(references: Sequence[Reference], *, final: FinalStage, task:
             "test_scores": list(reference.test),
             "num_parameters": reference.num_parameters,
         }
-        if final.best_random is not None and reference is not final.reference:
+        if final.best_random is not None and reference not in final.references:
             entry["graph"] = with_translation(json.loads(final.best_random.record.graph), task)
         entries.append(entry)
     return as_json(entries)

@@ -45,7 +45,7 @@ def stage(*, num: int = 2, **fields: Any) -> FinalStage:
 def test_report_of_complete_final_stage(tmp_path):
     reference = Reference("a standard method", [0.9, 0.9], [0.8, 0.7], 12_345)
     best_random = architecture(GRAPHS[2], scores=(0.6, 0.6), tests=(None, None))
-    final = stage(reference=reference, best_random=best_random, num_random=7, notes=("a note",))
+    final = stage(references=(reference,), best_random=best_random, num_random=7, notes=("a note",))
     lines = printed(tmp_path, final)
     cells = [line.split() for line in lines]
     interval = simultaneous_intervals([each.scores for each in final.top])[0]

@@ -1,0 +1,109 @@
+"""References of a TensorTask: scikit-learn's estimators and known networks on the same splits and seeds."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from gflownet.evaluation.examples import Split
+from gflownet.evaluation.randomness import seeded
+from gflownet.evaluation.task import Reference
+from gflownet.evaluation.tensor_task import TensorTask
+from gflownet.evaluation.tensor_training import Measure, ModelTraining
+
+_SMALLEST_PROBABILITY = 1e-12
+
+
+def estimator_reference(
+    task: TensorTask, name: str, build: Callable[[int], Any], *, seeds: Sequence[int]
+) -> Reference | None:
+    """Return the scores of a scikit-learn estimator on flat inputs; None for examples that are a Dataset.
+
+    Args:
+        task: its splits and its metric.
+        name: of the reference.
+        build: returns an estimator for a seed.
+        seeds: one estimator each.
+    """
+    if not isinstance(task.train, Split):
+        return None
+    estimators = [_fitted(build(seed), task.train) for seed in seeds]
+    size = _num_parameters(estimators[0])
+    validation, test = (
+        [measure.score(_value(estimator, measure, task.num_outputs)) for estimator in estimators]
+        for measure in (task.measure, task.test_measure)
+    )
+    if size is not None:
+        validation = [task.value(score, size) for score in validation]
+    return Reference(name, validation, test, size)
+
+
+def model_reference(task: TensorTask, name: str, build: Callable[[], nn.Module], *, seeds: Sequence[int]) -> Reference:
+    """Return the scores of a network that is trained as the candidates of the final stage are."""
+    num_epochs = task.config.final.epochs or task.max_fidelity
+    validation, test, size = [], [], 0
+    for seed in seeds:
+        with seeded(seed):
+            training = ModelTraining(build(), torch.Generator().manual_seed(seed))
+            task.trainer.continue_training(
+                training, num_epochs=num_epochs, schedule=num_epochs, validation=task.measure
+            )
+        size = task.num_parameters(training.model)
+        validation.append(task.value(task.quality(training.values), size))
+        test.append(task.test_score(training.model))
+    return Reference(f"{name}, {num_epochs} epochs", validation, test, size)
+
+
+def classifier_or_regressor(task: TensorTask, classifier: str, regressor: str) -> Callable[[int], Any]:
+    """Return a builder of the estimator that fits the targets: `module.Class` of scikit-learn, by seed."""
+    is_classes = not task.train.targets.is_floating_point()
+    module, _, class_name = (classifier if is_classes else regressor).rpartition(".")
+
+    def build(seed: int) -> Any:
+        from importlib import import_module
+
+        return getattr(import_module(f"sklearn.{module}"), class_name)(random_state=seed)
+
+    return build
+
+
+def _fitted(estimator: Any, data: Split) -> Any:
+    """Return a fitted estimator; one thread is faster than several on small data."""
+    from sklearn.exceptions import ConvergenceWarning
+    from threadpoolctl import threadpool_limits
+
+    with threadpool_limits(1), warnings.catch_warnings():
+        warnings.simplefilter("ignore", ConvergenceWarning)  # the default number of iterations
+        return estimator.fit(_features(data), _columns(data.targets))
+
+
+def _value(estimator: Any, measure: Measure, num_outputs: int) -> float:
+    """Return the metric of an estimator's predictions."""
+    data = measure.examples
+    assert isinstance(data, Split)
+    if data.targets.is_floating_point():
+        outputs = torch.from_numpy(np.asarray(estimator.predict(_features(data)))).reshape(data.targets.shape)
+        return measure.value_of([(outputs.to(data.targets.dtype), data.targets)])
+    probabilities = np.full((len(data), num_outputs), _SMALLEST_PROBABILITY)
+    probabilities[:, estimator.classes_] = np.maximum(estimator.predict_proba(_features(data)), _SMALLEST_PROBABILITY)
+    return measure.value_of([(torch.from_numpy(np.log(probabilities)), data.targets)])
+
+
+def _features(data: Split) -> np.ndarray:
+    return data.inputs.flatten(1).numpy()
+
+
+def _columns(targets: Tensor) -> np.ndarray:
+    return targets.squeeze(1).numpy() if targets.ndim == 2 and targets.shape[1] == 1 else targets.numpy()
+
+
+def _num_parameters(estimator: Any) -> int | None:
+    """Return the number of weights of a network, None for other estimators."""
+    if not hasattr(estimator, "coefs_"):
+        return None
+    return sum(values.size for values in (*estimator.coefs_, *estimator.intercepts_))
