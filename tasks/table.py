@@ -45,9 +45,7 @@ class TableTask(SupervisedTask):
             test=options.data_test,
             kind=options.kind,
         )
-        if not isinstance(splits.train, Split):
-            raise UserError(f"task_options.data: expected a table, got a Dataset from {options.data}")
-        return with_standard_targets(standardised(flat(splits)))
+        return with_standard_targets(standardised(flat(splits, source=options.data)))
 
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
         """Return the scores of scikit-learn's MLP and HistGradientBoosting."""
@@ -62,7 +60,9 @@ class TableTask(SupervisedTask):
         return [reference for reference in references if reference is not None]
 
 
-def flat(splits: Splits) -> Splits:
-    """Return splits with one vector [F] per example."""
-    parts = [Split(part.inputs.flatten(1).float(), part.targets) for part in splits]
+def flat(splits: Splits, *, source: str) -> Splits:
+    """Return splits with one vector [F] per example. Raises UserError for a Dataset."""
+    parts = [Split(part.inputs.flatten(1).float(), part.targets) for part in splits if isinstance(part, Split)]
+    if len(parts) < len(list(splits)):
+        raise UserError(f"task_options.data: expected a table, got a Dataset from {source}")
     return Splits(*parts, num_outputs=splits.num_outputs)

@@ -137,7 +137,7 @@ def test_final_stage_ranks_by_mean_of_new_seeds(store, kind):
     assert list(final.best_random.scores) == pytest.approx(expected_scores("random", 0.3, 3))
     assert final.num_random == 2
     assert final.is_complete
-    assert final.reference == Reference("a standard method", [0.5] * 3, [0.25] * 3, 11)
+    assert final.references == (Reference("a standard method", [0.5] * 3, [0.25] * 3, 11),)
     assert [each.key for each in store.top(10)] == ["lucky", "good"]  # new seeds are no rows of the search
     if kind is TrainedTask:
         seed = candidate_seed(SEED, StubCandidate("good").canonical_hash(), 1)
@@ -178,7 +178,7 @@ def test_stopped_final_stage_keeps_finished_trainings(store):
     assert [(each.record.key, len(each.scores)) for each in final.top] == [("b", 1), ("a", 1), ("c", 1)]
     assert all(each.weights is not None for each in final.top)
     assert not final.is_complete
-    assert (final.best_random, final.num_random, final.reference) == (None, 0, None)
+    assert (final.best_random, final.num_random, final.references) == (None, 0, ())
     resumed = TrainedTask(task.outcomes)
     complete = trainings(resumed, store, num_seeds=4).run(rows, random_candidates=[StubCandidate("d")])
     assert complete.is_complete
@@ -204,7 +204,7 @@ def test_failing_reference_is_a_note(store):
             raise RuntimeError("no data")
 
     final = trainings(NoReference({"a": 0.5}), store, num_seeds=1).run([row("a")])
-    assert final.reference is None
+    assert final.references == ()
     (note,) = final.notes
     assert note.startswith("no reference: RuntimeError: no data")
 
