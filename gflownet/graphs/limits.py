@@ -9,6 +9,10 @@ from gflownet.graphs.vocabulary import activation, aggregation
 
 # 4 GiB of float32: more than a search can train, less than an allocation that ends the process.
 MAX_PARAMETERS = 2**30
+# Elements of one node's output for one example: 4 GiB of float32.
+MAX_ELEMENTS = 2**30
+# Nodes of an operation graph, those of a subgraph once per repetition.
+MAX_EXPANDED_NODES = 100_000
 # Edge weights and biases become float32; a larger float would be infinity there.
 MAX_MAGNITUDE = (2 - 2**-23) * 2.0**127
 

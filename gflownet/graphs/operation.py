@@ -7,7 +7,7 @@ a short one out of OPERATIONS, or `module:Class` for a user's own class. Classes
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import cache
@@ -283,28 +283,49 @@ def read_operation(value: Any) -> AppliedOperation:
     Raises:
         ValueError: not such a mapping, an unknown name or setting, a missing or invalid setting.
     """
-    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
-        raise ValueError(f"expected an operation with a name, got {shown(thawed(value))}")
-    name = value["name"]
-    settings = {key: item for key, item in value.items() if key != "name"}
+    name, settings = _name_and_settings(value)
     return AppliedOperation(name, complete_settings(operation(name), name, settings))
+
+
+def operation_errors(value: Any) -> Iterator[tuple[str, str]]:
+    """Yield the code and the line of every problem of a node's attribute `operation`."""
+    try:
+        name, settings = _name_and_settings(value)
+    except ValueError as error:
+        yield "invalid_operation", str(error)
+        return
+    try:
+        row = operation(name)
+    except ValueError as error:
+        yield "unknown_operation", str(error)
+        return
+    yield from _setting_errors(row, name, settings)
 
 
 def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]) -> tuple[tuple[str, Any], ...]:
     """Return name and value of every setting, sorted. Raises ValueError for an unknown, invalid or missing one."""
+    for _, message in _setting_errors(row, name, values):
+        raise ValueError(message)
+    return tuple(sorted((key, _hashable(values.get(key, each.default))) for key, each in row.settings.items()))
+
+
+def _name_and_settings(value: Any) -> tuple[str, dict[str, Any]]:
+    if not isinstance(value, Mapping) or not isinstance(value.get("name"), str):
+        raise ValueError(f"expected an operation with a name, got {shown(thawed(value))}")
+    return value["name"], {key: item for key, item in value.items() if key != "name"}
+
+
+def _setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     for key, item in values.items():
         if key not in row.settings:
             names = ", ".join(sorted(row.settings)) or "none"
-            raise ValueError(f"{name}: expected settings out of {names}, got {shown(key)}")
-        parameter = row.settings[key].parameter
-        if not parameter.accepts(item):
-            raise ValueError(f"{name}: expected {parameter.expected} for {key}, got {shown(thawed(item))}")
-    complete = {}
+            yield "unknown_setting", f"{name}: expected settings out of {names}, got {shown(key)}"
+        elif not row.settings[key].parameter.accepts(item):
+            expected = row.settings[key].parameter.expected
+            yield "invalid_setting", f"{name}: expected {expected} for {key}, got {shown(thawed(item))}"
     for key, setting in row.settings.items():
         if key not in values and setting.default is REQUIRED:
-            raise ValueError(f"{name}: expected a setting {key}, {setting.parameter.expected}, got none")
-        complete[key] = _hashable(values.get(key, setting.default))
-    return tuple(sorted(complete.items()))
+            yield "missing_setting", f"{name}: expected a setting {key}, {setting.parameter.expected}, got none"
 
 
 def _hashable(value: Any) -> Any:

@@ -98,8 +98,6 @@ def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int
             else:
                 _check_activation(node)
                 known[node_id] = _inferred(graph, node, incoming.get(node_id, []), known)
-        except NodeShapeError:
-            raise
         except ValueError as error:
             raise NodeShapeError(node_id, str(error)) from None
     return known

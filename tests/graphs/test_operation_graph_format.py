@@ -107,7 +107,7 @@ def test_identity_includes_order_of_concat_at_each_port(merge):
     def merged(*sources: int, key: int = 0) -> ComputationGraph:
         nodes = [{"id": place, "shape": [4, 8, 8]} for place in range(2)]
         nodes.append({"id": 2, "node_type": "output", "operation": {"name": "identity"}, "aggregation": merge})
-        edges = [{"source": source, "target": 2} for source in sources]
+        edges: list[dict[str, Any]] = [{"source": source, "target": 2} for source in sources]
         # A disabled edge and an edge into another port have no place in the order.
         edges.insert(key, {"source": 0, "target": 2, "port": "key"})
         edges.insert(key, {"source": 1, "target": 2, "enabled": False})

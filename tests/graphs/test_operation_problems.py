@@ -1,0 +1,252 @@
+"""Problems of operation graphs."""
+
+import copy
+from math import nan
+from typing import Any
+
+import pytest
+
+from gflownet.graphs.computation_graph import ComputationGraph
+from tests.graphs.test_operation_graph_format import EXAMPLE, edited
+from tests.oracles import operation_graphs as oracle
+
+
+def problems(data: dict[str, Any]) -> list[tuple[str, str, int | None, int | None]]:
+    found = ComputationGraph.from_dict(data).validate()
+    assert all("\n" not in problem.message for problem in found)
+    return [(problem.code, problem.subgraph, problem.node_id, problem.edge_id) for problem in found]
+
+
+def with_attributes(path: str, **attributes: Any) -> dict[str, Any]:
+    return edited(f"{path}.attributes", attributes)
+
+
+def image_chain(*operations: dict[str, Any], subgraphs: dict[str, Any] | None = None) -> dict[str, Any]:
+    """Input 0 [4, 8, 8], the nodes 1, 2, ..., and a head."""
+    head = {"node_type": "output", "operation": {"name": "head", "features": 2}}
+    nodes = [{"shape": [4, 8, 8]}, *operations, head]
+    edges = [{"source": place, "target": place + 1} for place in range(len(nodes) - 1)]
+    nodes = [{"id": place, **node} for place, node in enumerate(nodes)]
+    return {"nodes": nodes, "edges": edges, "subgraphs": subgraphs or {}}
+
+
+def conv(features: int, **settings: Any) -> dict[str, Any]:
+    return {"operation": {"name": "conv2d", "features": features, **settings}}
+
+
+def cell(*nodes: dict[str, Any]) -> dict[str, Any]:
+    """A subgraph: a chain of nodes between an input and an identity."""
+    chain = [{"node_type": "input"}, *nodes, {"node_type": "output", "operation": {"name": "identity"}}]
+    edges = [{"source": place, "target": place + 1} for place in range(len(chain) - 1)]
+    return {"nodes": [{"id": place, **node} for place, node in enumerate(chain)], "edges": edges}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_valid_operation_graphs_have_no_problems(seed):
+    assert problems(oracle.random_data(oracle.Random(seed))) == []
+
+
+@pytest.mark.parametrize(
+    ("path", "value", "codes"),
+    [
+        ("nodes.0.shape", [3, 0, 8], ["invalid_shape"]),
+        ("nodes.0.shape", "x", ["invalid_shape"]),
+        ("nodes.0.shape", [True], ["invalid_shape"]),
+        ("nodes.0.shape", [1, 2, 3, 4], ["invalid_shape"]),
+        ("nodes.0.layout", "picture", ["invalid_layout"]),
+        ("nodes.0.layout", "vector", ["invalid_shape"]),
+        ("nodes.0.dtype", "int", ["invalid_dtype"]),
+        ("nodes.0.output_size", 3, ["invalid_shape"]),
+        ("nodes.0.bias", 1.0, ["invalid_input_node"]),
+        ("nodes.0.activation_function", "relu", ["invalid_input_node"]),
+        ("nodes.0.align", "auto", ["unknown_attribute"]),
+        ("nodes.1.operation", {"name": "conv3d"}, ["unknown_operation"]),
+        ("nodes.1.operation", "conv2d", ["invalid_operation"]),
+        ("nodes.1.operation", {"features": 3}, ["invalid_operation"]),
+        ("nodes.1.operation", {"name": "math:sqrt"}, ["unknown_operation"]),
+        ("nodes.1.operation", {"name": "conv2d"}, ["missing_setting"]),
+        (
+            "nodes.1.operation",
+            {"name": "conv2d", "kernel": 3, "stride": 0, "bias": 1},
+            ["unknown_setting", "invalid_setting", "invalid_setting", "missing_setting"],
+        ),
+        ("nodes.1.activation_function", "Relu", ["invalid_activation"]),
+        ("nodes.1.activation_function", "lstm", ["invalid_activation"]),
+        ("nodes.1.aggregation", "attention", ["invalid_aggregation"]),
+        ("nodes.1.aggregation", ["sum"], ["invalid_aggregation"]),
+        ("nodes.1.align", "crop", ["invalid_align"]),
+        ("nodes.1.edge_weight", 1, ["invalid_attribute"]),
+        ("nodes.1.repeat", 2, ["unknown_attribute"]),
+        ("nodes.1.shape", [4, 8, 8], ["unknown_attribute"]),
+        ("nodes.1.attributes", {"head_dim": 3}, ["unknown_attribute"]),
+        ("nodes.1.subgraph", "cell", ["unknown_attribute"]),
+        ("nodes.1.output_size", 4, ["unused_output_size"]),
+        ("nodes.1.bias", 0.5, ["unused_bias"]),
+        ("nodes.2.subgraph", "stage", ["unknown_subgraph"]),
+        ("nodes.2.subgraph", 3, ["unknown_subgraph"]),
+        ("nodes.2.repeat", 0, ["invalid_repeat"]),
+        ("nodes.2.repeat", True, ["invalid_repeat"]),
+        ("nodes.2.repeat", 1001, ["invalid_repeat"]),
+        ("nodes.2.share", 1, ["invalid_share"]),
+        ("nodes.3.operation", {"name": "batch_norm"}, []),
+    ],
+)
+def test_operation_node_problems(path, value, codes):
+    node_id = int(path.split(".")[1])
+    assert problems(edited(path, value)) == [(code, "", node_id, None) for code in codes]
+
+
+def test_edge_weight_allows_bias_and_weight():
+    data = edited("nodes.1.bias", 0.5)
+    data["nodes"][1]["edge_weight"] = True
+    data["edges"][0]["weight"] = 2.0
+    assert problems(data) == []
+
+
+def test_missing_shape_problem():
+    data = copy.deepcopy(EXAMPLE)
+    data["nodes"][0] = {"id": 0, "node_type": "input"}
+    assert problems(data) == [("missing_shape", "", 0, None)]
+    data["nodes"][0]["output_size"] = 5
+    assert problems(data) == [("shape_mismatch", "", 1, None)]
+
+
+@pytest.mark.parametrize(
+    ("edge", "codes"),
+    [
+        ({"target": 0}, ["edge_into_input"]),
+        ({"source": 77}, ["dangling_edge"]),
+        ({"weight": nan}, ["non_finite_weight", "unused_weight"]),
+        ({"weight": 0.5}, ["unused_weight"]),
+        ({"port": 3}, ["invalid_attribute"]),
+        ({"operation": {"name": "identity"}}, ["operation_on_edge"]),
+        ({"attributes": {"is_recurrent": True}}, ["recurrent_edge"]),
+        ({"attributes": {"size": 1}}, ["unknown_attribute"]),
+        ({"source": 0, "target": 1}, ["duplicate_edge"]),
+        ({"source": 3, "target": 1}, ["cycle"]),
+        ({"source": 3, "target": 3}, ["cycle"]),
+    ],
+)
+def test_operation_edge_problems(edge, codes):
+    data = copy.deepcopy(EXAMPLE)
+    data["edges"].append({"source": 0, "target": 3, **edge})
+    assert problems(data) == [(code, "", None, 3) for code in codes]
+
+
+def test_parallel_edges_into_ports_are_no_duplicates():
+    inner = cell()
+    inner["nodes"].append({"id": 5, "node_type": "input", "port": "key"})
+    inner["edges"].append({"source": 5, "target": 1})
+    data = image_chain({"subgraph": "inner"}, subgraphs={"inner": inner})
+    data["edges"].append({"source": 0, "target": 1, "port": "key"})
+    assert problems(data) == []
+
+
+def test_port_problems():
+    assert problems(edited("edges.1.port", "query")) == [("unknown_port", "", 2, None), ("missing_port", "", 2, None)]
+    assert problems(edited("edges.0.enabled", False)) == [("missing_port", "", 1, None)]
+    assert problems(edited("edges.2.port", "key")) == [("unknown_port", "", 3, None), ("missing_port", "", 3, None)]
+
+
+def test_subgraph_problems():
+    without_ends = {"nodes": [{"id": 1, "operation": {"name": "identity"}}], "edges": []}
+    codes = [(code, name) for code, name, *_ in problems(edited("subgraphs.cell", without_ends))]
+    assert codes == [("missing_input", "cell"), ("subgraph_outputs", "cell"), ("missing_port", "cell")]
+    two_outputs = cell(conv(4))
+    two_outputs["nodes"].append({"id": 9, "node_type": "output", "operation": {"name": "identity"}})
+    two_outputs["edges"].append({"source": 0, "target": 9})
+    assert problems(edited("subgraphs.cell", two_outputs)) == [("subgraph_outputs", "cell", None, None)]
+    recursive = cell({"subgraph": "cell"})
+    assert problems(edited("subgraphs.cell", recursive)) == [("recursive_subgraph", "", 2, None)]
+    same_ports = cell()
+    same_ports["nodes"].append({"id": 9, "node_type": "input"})
+    assert problems(edited("subgraphs.cell", same_ports)) == [("duplicate_port", "", 2, None)]
+    other_port = cell()
+    other_port["nodes"][0]["port"] = "key"
+    data = edited("subgraphs.cell", other_port)
+    data["edges"][1]["port"] = "key"
+    assert problems(data) == [("repeat_mismatch", "", 2, None)]
+    data["nodes"][2]["repeat"] = 1
+    assert problems(data) == []
+
+
+def test_problem_in_subgraph_is_reported_once():
+    broken = cell(conv(4, kernel=1))
+    data = image_chain({"subgraph": "a"}, {"subgraph": "a"}, subgraphs={"a": broken})
+    assert problems(data) == [("unknown_setting", "a", 1, None)]
+    data = image_chain({"subgraph": "a"}, subgraphs={"a": cell({"subgraph": "b"}), "b": broken})
+    assert problems(data) == [("unknown_setting", "b", 1, None)]
+    misfit = cell({"operation": {"name": "linear", "features": 3}})
+    data = image_chain({"subgraph": "a"}, conv(4), {"subgraph": "a"}, subgraphs={"a": misfit})
+    (problem,) = ComputationGraph.from_dict(data).validate()
+    assert problem.message == "subgraph a: node 1: linear: expected a vector or sequence, got image [4, 8, 8]"
+
+
+def test_subgraph_that_fits_only_once():
+    """The first repetition halves the image to 1x1 or less."""
+    pool = {"operation": {"name": "max_pool2d", "kernel_size": 5, "stride": 2}}
+    data = image_chain({"subgraph": "a", "repeat": 2}, subgraphs={"a": cell(pool)})
+    assert problems(data) == [("repeat_mismatch", "", 1, None)]
+    data["nodes"][1]["repeat"] = 1
+    assert problems(data) == []
+
+
+def test_shape_problem_is_reported_once():
+    """Both branches depend on node 1; node 4 has a problem of its own."""
+    data = image_chain(conv(4, kernel_size=2), conv(4), conv(4))
+    data["nodes"].append({"id": 9, "operation": {"name": "linear", "features": 3}})
+    data["edges"] += [{"source": 1, "target": 3}, {"source": 0, "target": 9}, {"source": 9, "target": 4}]
+    assert problems(data) == [("shape_mismatch", "", 1, None), ("shape_mismatch", "", 9, None)]
+
+
+def test_merge_of_unequal_shapes():
+    data = image_chain(conv(4), conv(8), {"operation": {"name": "identity"}})
+    data["edges"].append({"source": 1, "target": 3})
+    assert problems(data) == []
+    data["nodes"][3]["align"] = "never"
+    (problem,) = ComputationGraph.from_dict(data).validate()
+    expected = "node 3: expected inputs of one shape with align=never, got image [8, 8, 8], image [4, 8, 8]"
+    assert (problem.code, problem.message) == ("shape_mismatch", expected)
+
+
+def test_all_problems_of_operation_graph_reported_together():
+    data = copy.deepcopy(EXAMPLE)
+    data["graph"] = {"translation": {"dtype": "int8"}}
+    data["nodes"][0]["shape"] = [-1]
+    data["nodes"][1] |= {"activation_function": "nope", "operation": {"name": "conv2d", "features": 0}}
+    data["nodes"][2] |= {"repeat": -1, "align": 3}
+    data["edges"] += [{"source": 5, "target": 6}, {"source": 1, "target": 2}]
+    data["subgraphs"]["cell"] = cell(conv(0))
+    assert [code for code, *_ in problems(data)] == [
+        "invalid_translation_setting",
+        "invalid_shape",
+        "invalid_activation",
+        "invalid_setting",
+        "invalid_align",
+        "invalid_repeat",
+        "dangling_edge",
+        "dangling_edge",
+        "duplicate_edge",
+        "invalid_setting",
+    ]
+
+
+def test_size_limits():
+    assert problems(image_chain(conv(2**19), conv(2**19))) == [("too_many_parameters", "", None, None)]
+    wide = [{"subgraph": "a", "repeat": 9}]
+    data = image_chain(*wide, subgraphs={"a": cell(conv(2**12))})
+    assert problems(data) == [("too_many_parameters", "", None, None)]
+    data = image_chain(conv(16))
+    data["nodes"][0]["shape"] = [1, 2**14, 2**14]
+    assert problems(data) == [("tensor_too_large", "", 1, None)]
+
+
+def test_repetitions_of_repetitions_are_limited():
+    subgraphs = {f"s{level}": cell({"subgraph": f"s{level + 1}", "repeat": 1000}) for level in range(3)}
+    data = image_chain({"subgraph": "s0"}, subgraphs={**subgraphs, "s3": cell()})
+    assert problems(data) == [("too_many_nodes", "", None, None)]
+
+
+def test_empty_operation_graph_problems():
+    nodes = [{"id": 1, "operation": {"name": "identity"}}]
+    assert [code for code, *_ in problems({"nodes": nodes})] == ["missing_input", "missing_output", "missing_port"]
