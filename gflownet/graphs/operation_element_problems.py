@@ -158,13 +158,15 @@ def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProble
         yield at_node(node.node_id, "invalid_subgraph", str(error))
     else:
         names = [each.attributes.get("port", INPUT_PORT) for each in inner.nodes.values() if _is_input(each)]
-        if len(set(map(str, names))) < len(names):
-            message = f"expected different ports of the inputs of the subgraph, got {', '.join(map(str, names))}"
+        if not names or not all(isinstance(name, str) for name in names):
+            return  # reported in the subgraph
+        if len(set(names)) < len(names):
+            message = f"expected different ports of the inputs of the subgraph, got {', '.join(names)}"
             yield at_node(node.node_id, "duplicate_port", message)
-        elif names:
+        else:
             yield from _port_problems(graph, node, tuple(inner_ports(inner)))
             if INPUT_PORT not in names and node.attributes.get("repeat", 1) != 1:
-                message = f"expected a port {INPUT_PORT} of a repeated subgraph, got {', '.join(map(str, names))}"
+                message = f"expected a port {INPUT_PORT} of a repeated subgraph, got {', '.join(names)}"
                 yield at_node(node.node_id, "repeat_mismatch", message)
 
 
@@ -175,10 +177,11 @@ def _is_input(node: Node) -> bool:
 def _port_problems(graph: GraphElements, node: Node, ports: tuple[str, ...]) -> Iterator[GraphProblem]:
     """Yield the unknown ports of a node's in-edges, and the ports without an edge."""
     # Edges from missing nodes feed a port, too: they are reported once, as edges.
-    into = [edge for edge in graph.edges.values() if edge.enabled and edge.target == node.node_id]
-    fed = dict.fromkeys(edge.attributes.get("port", INPUT_PORT) for edge in sorted(into, key=lambda edge: edge.edge_id))
-    if not all(isinstance(port, str) for port in fed):
+    into = [edge for _, edge in sorted(graph.edges.items()) if edge.enabled and edge.target == node.node_id]
+    used = [edge.attributes.get("port", INPUT_PORT) for edge in into]
+    if not all(isinstance(port, str) for port in used):
         return  # reported as an invalid attribute of the edge
+    fed = dict.fromkeys(used)
     names = ", ".join(ports) or "none"
     for port in fed:
         if port not in ports:

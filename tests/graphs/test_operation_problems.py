@@ -119,6 +119,7 @@ def test_missing_shape_problem():
         ({"weight": nan}, ["non_finite_weight", "unused_weight"]),
         ({"weight": 0.5}, ["unused_weight"]),
         ({"port": 3}, ["invalid_attribute"]),
+        ({"port": {"a": [1]}}, ["invalid_attribute"]),
         ({"operation": {"name": "identity"}}, ["operation_on_edge"]),
         ({"attributes": {"is_recurrent": True}}, ["recurrent_edge"]),
         ({"attributes": {"size": 1}}, ["unknown_attribute"]),
@@ -168,6 +169,8 @@ def test_subgraph_problems():
     assert problems(data) == [("repeat_mismatch", "", 2, None)]
     data["nodes"][2]["repeat"] = 1
     assert problems(data) == []
+    other_port["nodes"][0]["port"] = {"a": 1}
+    assert problems(edited("subgraphs.cell", other_port)) == [("invalid_attribute", "cell", 0, None)]
 
 
 def test_problem_in_subgraph_is_reported_once():
@@ -178,6 +181,8 @@ def test_problem_in_subgraph_is_reported_once():
     assert problems(data) == [("unknown_setting", "b", 1, None)]
     misfit = cell({"operation": {"name": "linear", "features": 3}})
     data = image_chain({"subgraph": "a"}, conv(4), {"subgraph": "a"}, subgraphs={"a": misfit})
+    data["nodes"].append({"id": 9, "subgraph": "a"})
+    data["edges"].append({"source": 0, "target": 9})
     (problem,) = ComputationGraph.from_dict(data).validate()
     assert problem.message == "subgraph a: node 1: linear: expected a vector or sequence, got image [4, 8, 8]"
 
@@ -236,7 +241,7 @@ def test_size_limits():
     wide = [{"subgraph": "a", "repeat": 9}]
     data = image_chain(*wide, subgraphs={"a": cell(conv(2**12))})
     assert problems(data) == [("too_many_parameters", "", None, None)]
-    data = image_chain(conv(16))
+    data = image_chain(conv(16), conv(16))
     data["nodes"][0]["shape"] = [1, 2**14, 2**14]
     assert problems(data) == [("tensor_too_large", "", 1, None)]
 
