@@ -151,7 +151,8 @@ class _Shapes:
 
     def __init__(self, statics: _Statics) -> None:
         self._broken = statics.broken
-        self.problems: list[GraphProblem] = []
+        self.problems: list[GraphProblem] = []  # each once
+        self._num_reports = 0
 
     def infer(self, graph: GraphElements, inputs: Sequence[Shape], name: str = "") -> dict[int, NodeShapes]:
         """Return the shapes of all nodes that depend on no problem; problems are appended."""
@@ -176,7 +177,7 @@ class _Shapes:
 
     def _explain(self, graph: GraphElements, error: NodeShapeError, known: Mapping[int, NodeShapes], name: str) -> None:
         """Append the problems inside of a subgraph that does not fit its inputs, else the problem of the node."""
-        node, num_before = graph.nodes[error.node_id], len(self.problems)
+        node, num_before = graph.nodes[error.node_id], self._num_reports
         code, message = "shape_mismatch", error.reason
         if "subgraph" in node.attributes:
             inner_name = node.attributes["subgraph"]
@@ -188,13 +189,14 @@ class _Shapes:
                 plans = {}
             if plans:
                 self.infer(inner, [plans[port].shape for port in inner_ports(inner)], inner_name)
-                if len(self.problems) > num_before:
+                if self._num_reports > num_before:
                     return
                 code, message = "repeat_mismatch", f"expected repetitions of one shape, got {error.reason}"
         self._report(GraphProblem(code, f"node {node.node_id}: {message}", node.node_id), name)
 
     def _report(self, problem: GraphProblem, name: str) -> None:
         problem = _within(problem, name)
+        self._num_reports += 1
         if problem not in self.problems:
             self.problems.append(problem)
 

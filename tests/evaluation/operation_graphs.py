@@ -16,14 +16,14 @@ CONVOLUTIONS = (
 def chain(*operations: tuple[dict[str, Any], str], shape: list[int], num_outputs: int, **attributes: Any):
     """Return input -> operations (operation, activation) -> head."""
     graph = ComputationGraph()
-    graph.add_node(0, NodeType.INPUT, output_size=1, attributes={"shape": shape, **attributes})
+    graph.add_node(0, NodeType.INPUT, output_size=None, attributes={"shape": shape, **attributes})
     previous = 0
     for node, (operation, activation) in enumerate(operations, start=2):
         attributes = {"operation": operation}
-        graph.add_node(node, NodeType.HIDDEN, output_size=1, activation_function=activation, attributes=attributes)
+        graph.add_node(node, NodeType.HIDDEN, output_size=None, activation_function=activation, attributes=attributes)
         graph.add_edge(previous, node)
         previous = node
     head = {"operation": {"name": "head", "features": num_outputs}}
-    graph.add_node(1, NodeType.OUTPUT, output_size=num_outputs, attributes=head)
+    graph.add_node(1, NodeType.OUTPUT, output_size=None, attributes=head)
     graph.add_edge(previous, 1)
     return graph
