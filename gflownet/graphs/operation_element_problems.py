@@ -33,11 +33,9 @@ _INPUT_ATTRIBUTES: Mapping[str, tuple[str, Parameter]] = {
     "dtype": ("invalid_dtype", Parameter(f"one of {', '.join(DATA_TYPES)}", lambda value: value in DATA_TYPES)),
     "port": ("invalid_attribute", _PORT),
 }
+_MERGE = Parameter(f"an aggregation out of {', '.join(MERGES)}", lambda value: value in MERGES)
 _MERGE_ATTRIBUTES: Mapping[str, tuple[str, Parameter]] = {
-    "aggregation": (
-        "invalid_aggregation",
-        Parameter(f"a merge out of {', '.join(MERGES)}", lambda value: value in MERGES),
-    ),
+    "aggregation": ("invalid_aggregation", _MERGE),
     "align": ("invalid_align", Parameter(f"one of {', '.join(ALIGNMENTS)}", lambda value: value in ALIGNMENTS)),
     "edge_weight": ("invalid_attribute", BOOL),
 }
@@ -105,7 +103,8 @@ def _attribute_problems(
         if key in accepted:
             code, parameter = accepted[key]
             if not parameter.accepts(value):
-                yield at_node(node.node_id, code, unexpected_value(parameter.expected, key, value))
+                message = unexpected_value(parameter.expected, key, value).replace(" for aggregation,", ",")
+                yield at_node(node.node_id, code, message)
         elif key in NODE_ATTRIBUTES:
             if not NODE_ATTRIBUTES[key].accepts(value):
                 message = unexpected_value(NODE_ATTRIBUTES[key].expected, key, value)
@@ -141,7 +140,7 @@ def _state_problems(node: Node) -> Iterator[GraphProblem]:
         return
     if has_state:
         name = node.activation_function
-        message = f"expected an activation without state, got {name}: use an operation lstm, gru or rhn"
+        message = f"expected an activation without state (use an operation lstm, gru or rhn), got {name}"
         yield at_node(node.node_id, "invalid_activation", message)
 
 

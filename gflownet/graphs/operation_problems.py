@@ -191,7 +191,7 @@ class _Shapes:
                 self.infer(inner, [plans[port].shape for port in inner_ports(inner)], inner_name)
                 if self._num_reports > num_before:
                     return
-                code, message = "repeat_mismatch", f"expected repetitions of one shape, got {error.reason}"
+                code = "repeat_mismatch"
         self._report(GraphProblem(code, f"node {node.node_id}: {message}", node.node_id), name)
 
     def _report(self, problem: GraphProblem, name: str) -> None:

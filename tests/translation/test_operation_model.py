@@ -145,11 +145,11 @@ def test_growing_shared_subgraph_is_refused():
         ({"activation_function": "lstm"}, "node 1: expected an activation without state .*, got lstm"),
         ({"aggregation": "attention"}, "node 1: expected an aggregation out of sum, .*, got 'attention'"),
         ({"operation": {"name": "linear", "features": 3}}, "node 1: linear: expected a vector or sequence, got image"),
-        ({"operation": None}, "node 1: expected an operation or a subgraph for a image, got none"),
+        ({"operation": None, "output_size": 3}, "node 1: expected an operation or a subgraph for a image, got none"),
     ],
 )
 def test_invalid_nodes_are_refused(change, message):
-    node = {**hidden(1, "identity", kind="output"), "output_size": 3, **change}
+    node = {**hidden(1, "identity", kind="output"), **change}
     node = {key: value for key, value in node.items() if value is not None}
     with pytest.raises(ValueError, match=message):
         to_pytorch_model(graph_of([image_input(3, 4, 4), node], [(0, 1)]))
