@@ -16,3 +16,4 @@ from .model import TranslatedModel as TranslatedModel
 from .model import to_pytorch_model as to_pytorch_model
 from .repairs import repair as repair
 from .source import to_source as to_source
+from .weights import copy_weights as copy_weights

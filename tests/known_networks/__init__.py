@@ -1,0 +1,1 @@
+"""Published networks as graph files, and their reference implementations."""
