@@ -85,9 +85,10 @@ class Ours:
         policy_class: Callable[..., Policy] = DenseTransformerPolicy,
         width: int = 64,
         batch: int = 64,
+        context_class: type[GraphBuildingEnvContext] = GraphBuildingEnvContext,
     ) -> None:
         torch.manual_seed(SEED)
-        self.context = GraphBuildingEnvContext(env).with_layout(policy_class.layout)
+        self.context = context_class(env).with_layout(policy_class.layout)
         self.policy = policy_class(self.context, ModelConfig(num_layers=NUM_LAYERS, num_emb=width))
         self.conditioning = Conditioning(torch.zeros(batch, self.context.num_cond_dim), torch.ones(batch))
         self.generator = torch.Generator().manual_seed(SEED)

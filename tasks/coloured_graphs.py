@@ -10,7 +10,7 @@ from typing import Literal
 
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.graphs.canonical import ColouredGraph
+from gflownet.graphs.canonical import Candidate, ColouredGraph
 from gflownet.options import option
 
 _MAX_LOG_REWARD = 6.0  # reward=normal: a standard normal number exceeds it with probability 1e-9
@@ -41,7 +41,7 @@ class ColouredGraphsTask(GFNTask):
 
     def evaluate(self, graph: ColouredGraph, *, seed: int) -> Score:
         """Return the score of a graph, in (0, 1]."""
-        return Score(self._normal(graph)) if self._reward == "normal" else self._mixed_edges(graph)
+        return Score(normal_score(graph, self._seed)) if self._reward == "normal" else self._mixed_edges(graph)
 
     def _mixed_edges(self, graph: ColouredGraph) -> Score:
         """Return (1 + mixed edges) / (1 + edges) / 2^(missing nodes)."""
@@ -51,8 +51,9 @@ class ColouredGraphsTask(GFNTask):
         score = (1 + num_mixed) / (1 + num_edges) * 0.5 ** max(0, self.WANTED_NODES - num_nodes)
         return Score(score, metrics={"mixed_edges": float(num_mixed)})
 
-    def _normal(self, graph: ColouredGraph) -> float:
-        """Return exp(z - 6) for a standard normal z derived from the hash of the canonical form."""
-        digest = hashlib.sha256(f"{self._seed}|{graph.canonical_key()}".encode()).digest()
-        quantile = (int.from_bytes(digest[:7], "big") + 0.5) / 2**56
-        return math.exp(min(NormalDist().inv_cdf(quantile), _MAX_LOG_REWARD) - _MAX_LOG_REWARD)
+
+def normal_score(candidate: Candidate, seed: int) -> float:
+    """Return exp(z - 6) for a standard normal z derived from the hash of the canonical form."""
+    digest = hashlib.sha256(f"{seed}|{candidate.canonical_key()}".encode()).digest()
+    quantile = (int.from_bytes(digest[:7], "big") + 0.5) / 2**56
+    return math.exp(min(NormalDist().inv_cdf(quantile), _MAX_LOG_REWARD) - _MAX_LOG_REWARD)

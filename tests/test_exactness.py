@@ -20,9 +20,9 @@ SPACES = {
 }
 
 
-def run_exact(folder: Path, *overrides: str) -> dict:
-    """Run the config `exact` with overrides and return its certificate."""
-    GFNTrainer(load_config("exact", [f"log_dir={folder}", "wandb.mode=disabled", *overrides])).run()
+def run_exact(folder: Path, *overrides: str, config: str = "exact") -> dict:
+    """Run a config with overrides and return its certificate."""
+    GFNTrainer(load_config(config, [f"log_dir={folder}", "wandb.mode=disabled", *overrides])).run()
     (certificate,) = json.loads((folder / "certificate.json").read_text())["certificates"]
     return certificate
 
@@ -64,6 +64,15 @@ def test_exact_config_samples_the_reward(num_classes, method, backward_policy, t
     certificate = run_exact(tmp_path, *options, f"algo.method={method}", f"algo.backward_policy={backward_policy}")
     assert certificate["num_terminal"] == num_classes
     assert certificate["total_variation"] < goal
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seed", range(2))
+def test_operations_exact_config_samples_the_reward_of_309_networks(seed, tmp_path):
+    options = (f"seed={seed}", f"task_options.reward_seed={seed}")
+    certificate = run_exact(tmp_path, *options, config="operations_exact")
+    assert certificate["num_terminal"] == 309
+    assert certificate["total_variation"] < 0.02
 
 
 # Maximum number of nodes, training steps, backward policy. After few steps the policy is far from the target.
