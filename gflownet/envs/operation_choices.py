@@ -152,8 +152,11 @@ def _offered(
             raise ValueError(f"env.operation_graph.choices.{name}: {expected}, got {key}")
         is_list = isinstance(override, Sequence) and not isinstance(override, str)
         values[key] = tuple(override) if is_list else (override,)
-        if not values[key] or len(set(values[key])) < len(values[key]):
+        if not values[key] or len(set(map(repr, values[key]))) < len(values[key]):
             raise ValueError(f"env.operation_graph.choices.{name}.{key}: expected distinct values, got {override}")
+        if len(values[key]) > 1 and not all(isinstance(value, Hashable) for value in values[key]):
+            expected = "expected numbers, texts or booleans to choose from, or one fixed value"
+            raise ValueError(f"env.operation_graph.choices.{name}.{key}: {expected}, got {override}")
         parameter = row.settings[key].parameter if key in row.settings else None
         for value in values[key]:
             if parameter is not None and not parameter.accepts(value):

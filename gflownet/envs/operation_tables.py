@@ -25,7 +25,7 @@ HEAD = "head"
 _MAX_SHAPES = 2_000
 _MAX_EVALUATIONS = 200_000  # of shapes by operations
 _NEVER = 2**60  # cost of an impossible completion
-Settings = tuple[str, tuple[tuple[str, Hashable], ...]]  # an operation and its offered settings
+Settings = tuple[str, tuple[tuple[str, Hashable], ...]]  # an operation and its varying settings
 
 
 @dataclass(frozen=True)
@@ -68,7 +68,8 @@ class _Evaluator:
 
     def __init__(self, num_classes: int, budget: Budget) -> None:
         self._num_classes, self._budget = num_classes, budget
-        self._results: dict[tuple[Settings, Shape], tuple[Shape, tuple[int, int]] | None] = {}
+        # By the identity of an operation, whose settings may be unhashable.
+        self._results: dict[tuple[int, Shape], tuple[Shape, tuple[int, int]] | None] = {}
         self._applied: dict[Settings, AppliedOperation] = {}
 
     def applied(self, choices: OperationChoices, prefix: Prefix) -> AppliedOperation:
@@ -80,7 +81,7 @@ class _Evaluator:
 
     def __call__(self, applied: AppliedOperation, shape: Shape) -> tuple[Shape, tuple[int, int]] | None:
         """Return output shape and cost, None if the operation does not fit the shape or the budget."""
-        key = ((applied.name, applied.items), shape)
+        key = id(applied), shape
         if key not in self._results:
             if len(self._results) >= _MAX_EVALUATIONS:
                 raise ValueError(_too_many(f"{_MAX_EVALUATIONS:,} pairs of an operation and a shape"))
@@ -116,14 +117,13 @@ def build_tables(
     """Return the tables of all shapes that up to `max_depth` operations make out of the inputs.
 
     Raises:
-        ValueError: too many shapes, or shapes of two layouts that cannot meet in the output.
+        ValueError: too many shapes.
     """
     evaluate = _Evaluator(num_classes, budget)
     prefixes = choices.prefixes
     complete = [choices.next_attribute(prefix) is None for prefix in prefixes]
     applied = [evaluate.applied(choices, p) if c else None for p, c in zip(prefixes, complete, strict=True)]
-    shapes = _reachable(evaluate, {a for a in applied if a is not None}, inputs, max_depth)
-    _check_layouts(shapes)
+    shapes = _reachable(evaluate, {id(a): a for a in applied if a is not None}.values(), inputs, max_depth)
     output, cost = _results(evaluate, applied, shapes)
     head = torch.tensor([*map(evaluate.head, shapes), (0, 0)])
     children = _children(choices)
@@ -188,15 +188,6 @@ def _too_many(limit: str) -> str:
     return f"env.operation_graph: expected operations that reach at most {limit}; offer fewer values in choices"
 
 
-def _check_layouts(shapes: Sequence[Shape]) -> None:
-    layouts = sorted({str(shape.layout) for shape in shapes if shape.layout is not Layout.VECTOR})
-    if len(layouts) > 1:
-        raise ValueError(
-            f"env.operation_graph.operations: expected inputs and operations of one layout next to vectors, "
-            f"got {' and '.join(layouts)}, which cannot meet in the output"
-        )
-
-
 def _children(choices: OperationChoices) -> list[Tensor]:
     """Return per attribute the prefix after each value, or UNKNOWN, [P, values]."""
     position = {prefix: index for index, prefix in enumerate(choices.prefixes)}
@@ -222,11 +213,12 @@ def _with_unset(child: Tensor) -> Tensor:
 def _fits(shapes: Sequence[Shape]) -> Tensor:
     """Return which shapes can be aligned to which without a change of the second, [S, S] bool."""
     is_vector = torch.tensor([shape.layout is Layout.VECTOR for shape in shapes])
+    layout = torch.tensor([list(Layout).index(shape.layout) for shape in shapes])
     channels = torch.tensor([shape.channels for shape in shapes])
     num_axes = max(len(shape.positions) for shape in shapes)
     positions = torch.tensor([[*shape.positions, *[0] * (num_axes - len(shape.positions))] for shape in shapes])
     positions = positions.reshape(len(shapes), num_axes)
-    smaller = (positions[None, :] <= positions[:, None]).all(-1) & (is_vector[None, :] == is_vector[:, None])
+    smaller = (positions[None, :] <= positions[:, None]).all(-1) & (layout[None, :] == layout[:, None])
     fits = (is_vector[None, :] | smaller) & (channels[:, None] <= channels[None, :])
     return torch.nn.functional.pad(fits, (0, 1, 0, 1))
 

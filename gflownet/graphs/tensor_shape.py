@@ -87,11 +87,12 @@ class Shape:
 
 
 def join(shapes: Sequence[Shape]) -> Shape:
-    """Return the shape to which inputs are aligned: a vector if any is one, else the smallest sizes of each position
-    axis; and the largest number of channels.
+    """Return the shape to which inputs are aligned, with the largest number of channels.
+
+    It is a vector if any input is one or if layouts differ; else it has the smallest size of each position axis.
 
     Raises:
-        ShapeError: different layouts, or tokens of different lengths.
+        ShapeError: tokens and something else, or tokens of different lengths.
     """
     return reduce(_joined, shapes)
 
@@ -102,10 +103,8 @@ def _joined(first: Shape, second: Shape) -> Shape:
     if Layout.TOKENS in (first.layout, second.layout):
         raise ShapeError(f"expected tokens to meet tokens of equal length, got {first} and {second}")
     channels = max(first.channels, second.channels)
-    if Layout.VECTOR in (first.layout, second.layout):
+    if Layout.VECTOR in (first.layout, second.layout) or first.layout is not second.layout:
         return Shape((channels,), Layout.VECTOR)
-    if first.layout is not second.layout:
-        raise ShapeError(f"expected inputs of one layout, got {first} and {second}")
     positions = tuple(map(min, first.positions, second.positions))
     return first.with_positions(positions).with_channels(channels)
 

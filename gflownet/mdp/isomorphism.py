@@ -30,7 +30,8 @@ _CACHE_SIZE = 20_000  # states with a result of the single search
 _STEP, _FIRST, _SECOND = -0x61C8864680B583EB, -0x40A7B892E31B1A47, -0x6B2FB644ECCEEE15
 _CHOSEN = 0x1E3779B97F4A7C15  # added to the colour of an individualised node
 _BYTE = 256  # type, attribute values and rank are int8 each
-_MAX_ATTRIBUTES = 6  # that fit into one number of eight bytes with type and rank
+# Attributes that fit into one number of eight bytes with the type, and with the rank of an edge.
+_MAX_NODE_ATTRIBUTES, _MAX_EDGE_ATTRIBUTES = 7, 6
 _MAX_EXACT = 2**53  # integers below it are exact in float64
 
 
@@ -149,7 +150,7 @@ def identify_batch(states: GraphStates, marks: Tensor | None = None) -> tuple[Te
     """
     num, n = states.node_type.shape
     marks = torch.zeros_like(states.node_type, dtype=torch.int64) if marks is None else marks
-    if max(states.node_attr.shape[-1], states.edge_attr.shape[-1]) > _MAX_ATTRIBUTES:
+    if states.node_attr.shape[-1] > _MAX_NODE_ATTRIBUTES or states.edge_attr.shape[-1] > _MAX_EDGE_ATTRIBUTES:
         return torch.zeros_like(states.num_nodes), torch.full_like(states.num_nodes, UNKNOWN), marks
     size = max(1, _MAX_ENTRIES // max(1, n * n))
     starts = range(0, max(num, 1), size)

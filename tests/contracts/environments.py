@@ -156,10 +156,10 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
         align="auto",
         max_parameters=95,
     ),
-    "operation_graph_vectors": lambda: operation_graphs(
+    "operation_graph_layouts": lambda: operation_graphs(
         inputs=((3,), (2, 4, 4)),
-        operations=("linear", "global_pool"),
-        choices={"linear": {"features": [2, 4]}, "global_pool": {"reduction": "mean"}},
+        operations=("linear", "patchify"),
+        choices={"linear": {"features": [2, 4]}, "patchify": {"features": 3, "patch_size": 2, "activation": "linear"}},
         activations=("relu", "gelu"),
         max_parameters=60,
     ),

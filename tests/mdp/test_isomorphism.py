@@ -170,17 +170,19 @@ def test_identify_actions_independent_of_batch():
         assert torch.equal(env.identify_actions(states[owner[one]], actions[one]), together[one])
 
 
-def test_canonical_forms_unknown_for_many_attributes():
+@pytest.mark.parametrize(("num_attributes", "known"), [(7, True), (8, False)])
+def test_canonical_forms_unknown_for_many_attributes(num_attributes, known):
     env = ENVIRONMENTS["undirected"]()
     states = enumerate_states(env).states
     wide = GraphStates(
         **{
             **{name: getattr(states, name) for name in ("num_nodes", "node_type", "edge_type", "edge_attr")},
             **{name: getattr(states, name) for name in ("edge_order", "reach", "num_bridges")},
-            "node_attr": torch.zeros(*states.node_type.shape, 7, dtype=torch.int8),
+            "node_attr": torch.zeros(*states.node_type.shape, num_attributes, dtype=torch.int8),
         }
     )
-    assert not bool(canonical_forms(wide).known.any())
+    expected = canonical_forms(states).num_automorphisms
+    assert torch.equal(canonical_forms(wide).num_automorphisms, expected if known else torch.zeros_like(expected))
 
 
 def test_identify_no_states():
