@@ -6,7 +6,6 @@ Cells are identified by their places: two cells of NAS-Bench-201 with the same f
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import EnvConfig
@@ -20,30 +19,6 @@ from gflownet.mdp.environment import Environment, Rule, Rules
 from gflownet.mdp.states import UNSET, Attribute, GraphStates
 
 _INPUT, _OUTPUT = "input", "output"
-
-
-@dataclass(frozen=True)
-class Cell:
-    """The places of a benchmark's cells and their operations."""
-
-    places: tuple[str, ...]
-    operations: tuple[str, ...]
-
-    def code(self, cell: Assignment) -> str:
-        """Return one digit per place, the operation's position: the key of the tables."""
-        return "".join(str(self.operations.index(str(operation))) for operation in cell.values)
-
-
-# Dong and Yang 2020: the edges of a graph of four nodes.
-NAS_BENCH_201 = Cell(
-    ("1<-0", "2<-0", "2<-1", "3<-0", "3<-1", "3<-2"),
-    ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3"),
-)
-# Su et al. 2021: eight layers, identity or an inverted bottleneck.
-NAS_BENCH_MACRO = Cell(tuple(f"layer{i}" for i in range(8)), ("identity", "mb3_k3", "mb6_k5"))
-CELLS = {"nb201": NAS_BENCH_201, "nb_macro": NAS_BENCH_MACRO}
-# Ying et al. 2019.
-NB101_OPERATIONS = ("conv3x3-bn-relu", "conv1x1-bn-relu", "maxpool3x3")
 
 
 class CellEnv(SlotEnv):

@@ -20,7 +20,7 @@ ENVIRONMENTS = ExtensionPoint(
         "labelled_dag": BuiltIn("gflownet.envs.labelled_dag:LabelledDAGContext", "DAGs over named variables"),
         "hypergrid": BuiltIn("gflownet.envs.hypergrid:HypergridContext", "points of a grid"),
         "bit_sequence": BuiltIn("gflownet.envs.bit_sequence:BitSequenceContext", "bit strings of fixed length"),
-        "cells": BuiltIn("gflownet.envs.cells:CellsContext", "cells of NAS benchmarks"),
+        "cells": BuiltIn("gflownet.envs.cells:CellsContext", "cells of NAS benchmarks, or your own"),
         "tensor_graph": BuiltIn("gflownet.envs.tensor_graph:TensorGraphContext", "programs in index notation"),
         "choices": BuiltIn("gflownet.envs.choices:ChoicesContext", "choices in your own code"),
         "operation_graph": BuiltIn("gflownet.envs.operation_graph:OperationGraphContext", "networks of operations"),
@@ -64,11 +64,20 @@ class BitSequenceConfig:
 
 @dataclass
 class CellsEnvConfig:
-    """Cells of a tabular benchmark (env.name=cells)."""
+    """Cells in a network (env.name=cells)."""
 
-    name: Literal["nb201", "nb_macro", "nb101"] = option("nb201", "the benchmark: nb201, nb_macro or nb101")
+    name: Literal["nb201", "nb_macro", "nb101", "edges", "layers"] = option(
+        "nb201",
+        "the cells: nb201, nb_macro, nb101, or your own operations on the edges of a repeated cell (edges) or as layers "
+        "(layers)",
+    )
     max_vertices: int = option(5, "nb101: maximum number of vertices, input and output included", Interval(2, 127))
     max_edges: int = option(9, "nb101: maximum number of edges", AT_LEAST_ONE)
+    operations: Any = option({}, "edges, layers: operations by name, {name: operation of the vocabulary}")
+    edges: list[str] = option([], "edges: edges of the cell such as 2<-1, from node 0, its input, to the last node")
+    skeleton: Any = option({}, "network around the cells: stem, stages, reduction, head; defaults of the benchmark")
+    max_parameters: int | None = option(None, "maximum number of parameters of a network; null: no cap", NOT_NEGATIVE)
+    max_multiply_adds: int | None = option(None, "maximum number of multiply-adds; null: no cap", NOT_NEGATIVE)
 
 
 @dataclass

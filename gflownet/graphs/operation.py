@@ -230,6 +230,10 @@ OPERATIONS = ExtensionPoint(
         ),
         "transformer_block": BuiltIn(f"{_ROOM}.transformer:TransformerBlock", "pre-norm transformer block"),
         "opaque": BuiltIn(f"{_ROOM}.opaque:Opaque", "any nn.Module by module:Class"),
+        "residual_reduction": BuiltIn(
+            f"{_ROOM}.benchmark_blocks:ResidualReduction", "two convolutions at half the positions, of NAS-Bench-201"
+        ),
+        "first_channels": BuiltIn(f"{_ROOM}.benchmark_blocks:FirstChannels", "the first of the channels"),
     },
 )
 
