@@ -15,7 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from gflownet.envs.cells import CELLS, NB101_OPERATIONS, Cell
+from gflownet.envs.cell_design import CELLS, NB101_OPERATIONS
+from gflownet.envs.cell_networks import Cell
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.task import GFNTask, Score

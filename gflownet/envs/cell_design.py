@@ -1,4 +1,4 @@
-"""Designs of cell spaces: the places and operations of a benchmark or of a config, and the skeleton around the cells."""
+"""Designs of cell spaces: places and operations of a benchmark or of a config, and the skeleton around the cells."""
 
 from __future__ import annotations
 

@@ -269,7 +269,9 @@ def vertex_channels(edges: set[tuple[int, int]], num_vertices: int, features: in
         channels[vertex] = features // len(before) + (place < features % len(before))
     for vertex in range(output - 1, 0, -1):
         if vertex not in before:
-            channels[vertex] = max(channels[target] for target in range(vertex + 1, output) if (vertex, target) in edges)
+            channels[vertex] = max(
+                channels[target] for target in range(vertex + 1, output) if (vertex, target) in edges
+            )
     return channels
 
 

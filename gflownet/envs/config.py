@@ -68,8 +68,7 @@ class CellsEnvConfig:
 
     name: Literal["nb201", "nb_macro", "nb101", "edges", "layers"] = option(
         "nb201",
-        "the cells: nb201, nb_macro, nb101, or your own operations on the edges of a repeated cell (edges) or as layers "
-        "(layers)",
+        "nb201, nb_macro, nb101, or your own operations: on edges of a repeated cell (edges), of layers (layers)",
     )
     max_vertices: int = option(5, "nb101: maximum number of vertices, input and output included", Interval(2, 127))
     max_edges: int = option(9, "nb101: maximum number of edges", AT_LEAST_ONE)

@@ -19,6 +19,9 @@ TASKS = ExtensionPoint(
         "hypergrid": BuiltIn(f"{_ROOM}.hypergrid:HypergridTask", "corners of a grid"),
         "bit_sequences": BuiltIn(f"{_ROOM}.bit_sequences:BitSequencesTask", "distance to hidden bit strings"),
         "cells": BuiltIn(f"{_ROOM}.cells:CellsTask", "tables of NAS benchmarks"),
+        "nas_bench_201_train": BuiltIn(
+            f"{_ROOM}.nas_bench_201_train:NasBench201TrainTask", "networks of cells, trained on images"
+        ),
         "choices": BuiltIn(f"{_ROOM}.choices:ChoicesTask", "choices in your own code"),
         "tensor_program": BuiltIn(f"{_ROOM}.tensor_program:TensorProgramTask", "programs that compute a given tensor"),
         "tensor_mixing": BuiltIn(f"{_ROOM}.tensor_mixing:TensorMixingTask", "mixing layers of a classifier"),

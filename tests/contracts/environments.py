@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
-from gflownet.envs.cells import Cell, CellEnv, CellsContext
+from gflownet.envs.cell_networks import Cell
+from gflownet.envs.cells import CellEnv, CellsContext
 from gflownet.envs.choice_caps import CappedSettings
 from gflownet.envs.choice_places import read_places
 from gflownet.envs.choices import ChoicesEnv
