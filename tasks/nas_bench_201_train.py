@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from gflownet.tasks.images import ImagesTask
 from torch import nn
 
 from gflownet.envs.cell_design import read_design
@@ -15,7 +16,6 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.tasks.images import ImagesTask
 
 
 class NasBench201TrainTask(ImagesTask):

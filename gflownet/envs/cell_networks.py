@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
 
-from gflownet.envs.skeleton import NetworkWriter, Skeleton, Stage, Step, add_classifier, stage_starts
+from gflownet.envs.skeleton import KEY, NetworkWriter, Skeleton, Stage, Step, add_classifier, stage_starts
 from gflownet.errors import UserError
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
@@ -106,11 +106,20 @@ class EdgeNetworks(SlotNetworks):
 
     def _network(self, choice: Sequence[str]) -> NetworkWriter:
         writer = NetworkWriter(self.input_shape)
-        for index, stage in stage_starts(self.skeleton, writer):
+        for index, stage in self._stages(writer):
             cell = self._cell(choice, stage, writer.shape)
             writer.apply(f"cell{index + 1}", cell, repeat=stage.repeat)
         add_classifier(writer, self.num_outputs)
         return writer
+
+    def _stages(self, writer: NetworkWriter) -> Iterator[tuple[int, Stage]]:
+        for index, stage in stage_starts(self.skeleton, writer):
+            if writer.shape.channels != stage.features:
+                step = "reduction" if index else "stem"
+                raise UserError(
+                    f"{KEY}.stages[{index}]: expected a {step} to {stage.features} features, got {writer.shape}"
+                )
+            yield index, stage
 
     def _cell(self, choice: Sequence[str], stage: Stage, shape: Shape) -> NetworkWriter:
         writer, nodes = NetworkWriter(shape, is_subgraph=True), {0: 0}
@@ -139,7 +148,7 @@ class EdgeNetworks(SlotNetworks):
     def _place_costs(self) -> list[tuple[int, int, OperationCost]]:
         costs = []
         writer = NetworkWriter(self.input_shape)
-        for _, stage in stage_starts(self.skeleton, writer):
+        for _, stage in self._stages(writer):
             for value, name in enumerate(self.cell.operations):
                 steps = self._steps(name, stage)
                 self._checked(steps, name, writer.shape, writer.shape)

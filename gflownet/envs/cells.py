@@ -90,8 +90,12 @@ class CellsContext(GraphBuildingEnvContext):
     @classmethod
     def check_config(cls, config: Any) -> None:
         """Raise UserError for an invalid cell or skeleton."""
-        if not is_table(config.env.cells):
-            read_design(config.env.cells)
+        cls._check(config.env.cells)
+
+    @staticmethod
+    def _check(cells: CellsEnvConfig) -> None:
+        if not is_table(cells):
+            read_design(cells)
 
     @classmethod
     def build_env(cls, config: EnvConfig, *, input_sizes: Sequence[Any], output_sizes: Sequence[Any]) -> Environment:
@@ -100,6 +104,7 @@ class CellsContext(GraphBuildingEnvContext):
         if cells.name == "nb101":
             if has_caps(cells):
                 raise UserError("env.cells: expected no max_parameters and max_multiply_adds with name=nb101, got some")
+            cls._check(cells)
             return CellGraphEnv(NB101_OPERATIONS, max_vertices=cells.max_vertices, max_edges=cells.max_edges)
         if is_table(cells):
             return CellEnv(CELLS[cells.name])

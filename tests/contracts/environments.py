@@ -4,7 +4,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
-from gflownet.envs.cell_networks import Cell
+from gflownet.envs.cell_caps import CostCaps
+from gflownet.envs.cell_networks import Cell, SlotCosts
 from gflownet.envs.cells import CellEnv, CellsContext
 from gflownet.envs.choice_caps import CappedSettings
 from gflownet.envs.choice_places import read_places
@@ -17,6 +18,7 @@ from gflownet.envs.labelled_dag import LabelledDAGEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
+from gflownet.graphs.operation_costs import OperationCost
 from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import Attribute
@@ -65,6 +67,15 @@ def capped_choices() -> ChoicesEnv:
 def parity(setting: Mapping[str, Any]) -> int:
     values = {place.name: place.values for place in read_places(PLACES).places}
     return sum(values[name].index(value) for name, value in setting.items()) % 2
+
+
+def capped_cells() -> CellEnv:
+    """Layers with equal and with different costs, and two caps of which neither implies the other."""
+    layer = (OperationCost(0, 0), OperationCost(3, 1), OperationCost(1, 4))
+    costs = SlotCosts(
+        OperationCost(10, 10), (layer, layer, layer, (OperationCost(2, 2), OperationCost(5, 1), layer[2]))
+    )
+    return CellEnv(Cell(("a", "b", "c", "d"), ("none", "conv", "pool")), CostCaps(costs, 17, 20))
 
 
 def tensor_graphs(**changes) -> TensorGraphEnv:
@@ -167,6 +178,7 @@ ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
     "hypergrid": lambda: HypergridEnv(3, 4),
     "bit_sequence": lambda: BitSequenceEnv(6, 2),
     "cells": lambda: CellEnv(Cell(("a", "b", "c", "d"), ("none", "skip", "conv"))),
+    "cells_capped": capped_cells,
     "cells_nb101": lambda: cells("nb101", max_vertices=4),
     "choices": choices,
     "choices_capped": capped_choices,

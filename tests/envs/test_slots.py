@@ -11,7 +11,7 @@ from gflownet.mdp.action import GraphAction, GraphActionType
 from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS
 
-NAMES = ("hypergrid", "bit_sequence", "cells", "recurrent_stack")
+NAMES = ("hypergrid", "bit_sequence", "cells", "cells_capped", "choices", "choices_capped", "recurrent_stack")
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -20,7 +20,14 @@ from tests.oracles.computation_graph_env import ComputationGraphOracle
 from tests.oracles.graph_building import GraphBuildingOracle
 from tests.oracles.labelled_dag import LabelledDAGOracle
 from tests.oracles.operation_graph import OperationGraphOracle
-from tests.oracles.slots import BitSequenceOracle, CellsOracle, ChoicesOracle, HypergridOracle, RecurrentStackOracle
+from tests.oracles.slots import (
+    BitSequenceOracle,
+    CappedCellsOracle,
+    CellsOracle,
+    ChoicesOracle,
+    HypergridOracle,
+    RecurrentStackOracle,
+)
 from tests.oracles.tensor_graph import TensorGraphOracle
 
 
@@ -63,6 +70,8 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
             max_hidden_nodes=env.max_hidden_nodes,
             max_edges=env.max_edges,
         )
+    if isinstance(env, CellEnv) and env.caps is not None:
+        return CappedCellsOracle(env.vocabulary.node_types, env.values, env.caps)
     for kind, slots in ((HypergridEnv, HypergridOracle), (BitSequenceEnv, BitSequenceOracle), (CellEnv, CellsOracle)):
         if isinstance(env, kind):
             return slots(env.vocabulary.node_types, env.vocabulary.node_attributes[0].name, env.values)

@@ -6,6 +6,7 @@ from itertools import product
 
 import networkx as nx
 
+from gflownet.envs.cell_caps import CostCaps
 from gflownet.envs.choice_places import Places, Setting
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
@@ -36,6 +37,28 @@ class CellsOracle(GraphBuildingOracle):
     def value(self, graph: NxGraph, place: int) -> object:
         """Return the value of a place, None if unset."""
         return graph.nodes[place]["attributes"].get(self.attribute)
+
+
+class CappedCellsOracle(CellsOracle):
+    """Cells whose sums of costs are within two caps: every state is a part of such a cell."""
+
+    def __init__(self, names: Sequence[str], values: Sequence, caps: CostCaps) -> None:
+        super().__init__(names, "operation", values)
+        limits = [float("inf") if cap is None else cap for cap in (caps.max_parameters, caps.max_multiply_adds)]
+        self.cells = []
+        for choice in product(range(len(values)), repeat=len(names)):
+            cost = caps.costs.of(choice)
+            if cost.num_parameters <= limits[0] and cost.multiply_adds <= limits[1]:
+                self.cells.append([values[position] for position in choice])
+
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
+        """Return whether a forward action is legal."""
+        return super().allows(graph, action) and self.is_state(self.apply(graph, action))
+
+    def is_state(self, graph: NxGraph) -> bool:
+        """Return whether the operations that are set are those of a cell within the caps."""
+        chosen = [(place, self.value(graph, place)) for place in graph]
+        return any(all(value in (None, cell[place]) for place, value in chosen) for cell in self.cells)
 
 
 class BitSequenceOracle(CellsOracle):
