@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from gflownet.tasks.images import ImagesTask
 from torch import nn
 
 from gflownet.envs.cell_design import read_design
@@ -16,6 +15,8 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
+
+from .images import ImagesTask
 
 
 class NasBench201TrainTask(ImagesTask):

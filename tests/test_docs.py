@@ -36,6 +36,7 @@ DOCS = (
     "rhn.md",
     "operations.md",
     "add-an-operation.md",
+    "search-convolutional-cells.md",
     "search-your-own-space.md",
 )
 _BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)

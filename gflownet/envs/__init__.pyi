@@ -1,6 +1,7 @@
 from .bit_sequence import BitSequenceEnv as BitSequenceEnv
 from .bit_sequence import bits_of as bits_of
 from .cell_design import CELLS as CELLS
+from .cell_design import read_design as read_design
 from .cells import CellEnv as CellEnv
 from .cells import CellGraphEnv as CellGraphEnv
 from .choice_places import read_places as read_places

@@ -2,6 +2,7 @@
 
 import random
 from itertools import product
+from typing import Any
 
 import pytest
 
@@ -18,14 +19,14 @@ from tests.envs.test_cell_networks import OWN_EDGES, OWN_LAYERS, networks
 DIGITS = Shape.of((1, 8, 8))
 
 
-def cells_within(env: CellEnv) -> set[tuple[str, ...]]:
+def cells_within(env: CellEnv) -> set[tuple[Any, ...]]:
     """Return the operations of every terminal state; every state leads to one."""
     graph = enumerate_states(env)
     assert bool((env.forward_masks(graph.states).num_actions() > 0).all())
     return {env.terminal(graph.states, index).values for index in graph.terminal.tolist()}
 
 
-def brute_force(cell: Cell, costs: SlotCosts, caps: tuple[int | None, int | None]) -> set[tuple[str, ...]]:
+def brute_force(cell: Cell, costs: SlotCosts, caps: tuple[int | None, int | None]) -> set[tuple[Any, ...]]:
     """Return the operations of every cell within the caps."""
     within = set()
     for choice in product(range(len(cell.operations)), repeat=len(cell.places)):

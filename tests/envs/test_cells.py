@@ -5,13 +5,8 @@ from typing import Any
 
 import pytest
 
-from gflownet.envs.cells import (
-    NAS_BENCH_201,
-    NAS_BENCH_MACRO,
-    CellEnv,
-    CellGraphEnv,
-    CellsContext,
-)
+from gflownet.envs.cell_design import NAS_BENCH_201, NAS_BENCH_MACRO
+from gflownet.envs.cells import CellEnv, CellGraphEnv, CellsContext
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph

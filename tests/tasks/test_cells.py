@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from gflownet.config import load_config, with_task_options
-from gflownet.envs.cells import NAS_BENCH_201, NAS_BENCH_MACRO
+from gflownet.envs.cell_design import NAS_BENCH_201, NAS_BENCH_MACRO
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from tasks.cells import CellsConfig, CellsTask, read_rows

@@ -46,7 +46,7 @@ def test_nas_bench_201_train_caps_count_the_task_s_network(task):
     assert task.input_sizes == (Shape.of((1, 8, 8)),)
     env = CellsContext.build_env(config.env, **sizes)
     graph = enumerate_states(env, max_states=50_000)
-    cells = [env.terminal(graph.states, index) for index in graph.terminal.tolist()[::97]]
+    cells: list[Any] = [env.terminal(graph.states, index) for index in graph.terminal.tolist()[::97]]
     assert max(cell.values.count("nor_conv_3x3") for cell in cells) == 1
     assert all(task.cost(cell).num_parameters <= skeleton + 192 for cell in cells)
 
@@ -60,7 +60,7 @@ def test_nas_bench_201_train_trains_graphs_of_nas_bench_101():
     task = make_task("env.cells.name=nb101")
     context = CellsContext.from_config(task.config.env, input_sizes=(), output_sizes=(), num_cond_dim=1)
     graph = enumerate_states(context.env, max_states=10_000)
-    cell = context.env.terminal(graph.states, int(graph.terminal[40]))
+    cell: Any = context.env.terminal(graph.states, int(graph.terminal[40]))
     score = task.evaluate(cell, seed=0)
     assert score.num_parameters == task.cost(cell).num_parameters
     assert 0 < score.value <= 1
