@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -14,9 +15,12 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
+from gflownet.graphs import ComputationGraph
 from gflownet.graphs.operation import OPERATIONS, WEIGHT_PORT, Example, Operation, operation, read_operation
+from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.tensor_shape import NUM_AXES, Layout, Shape, ShapeError
 from gflownet.operations.standalone import StandaloneOperation
+from gflownet.translation import to_onnx, to_pytorch_model, to_source
 
 BATCH = 3
 VOCABULARY = 5  # tokens of the examples are below this
@@ -144,3 +148,67 @@ def test_operations_have_docstrings_and_examples() -> None:
     for name in OPERATIONS:
         assert operation(name).__doc__, name
         assert operation(name).examples, name
+
+
+def one_node_graph(name: str, example: Example) -> ComputationGraph:
+    """Return a graph of INPUT nodes and the operation; a weight comes from a linear layer."""
+    row, inputs, _ = parts(name, example)
+    graph = ComputationGraph()
+    output = len(inputs) + 1
+    attributes = {"operation": {"name": name, **example.settings}}
+    graph.add_node(output, "output", output_size=None, attributes=attributes)
+    for node_id, (port, shape) in enumerate(inputs.items()):
+        source, sizes = node_id, shape.sizes
+        if port == WEIGHT_PORT:
+            source, sizes = len(inputs), shape.sizes[1:]
+            linear = {"name": "linear", "features": shape.sizes[0], "bias": False}
+            graph.add_node(source, "hidden", output_size=None, attributes={"operation": linear})
+            graph.add_edge(node_id, source)
+        declared = {"shape": list(sizes), **({"dtype": "token"} if shape.layout is Layout.TOKENS else {})}
+        if shape.layout is Layout.SIGNAL:
+            declared["layout"] = "signal"
+        graph.add_node(node_id, "input", output_size=None, attributes=declared)
+        graph.add_edge(source, output, attributes={"port": port})
+    assert row.ports == tuple(edge.attributes["port"] for edge in graph.in_edges(output))
+    return graph
+
+
+def inputs_of(model: Any) -> list[Tensor]:
+    """Return random inputs of a model of a graph."""
+    torch.manual_seed(1)
+    return [x if x.dtype == torch.int64 else torch.randn_like(x) for x in model.zeros(BATCH)]
+
+
+@pytest.mark.parametrize(("name", "example"), CASES)
+def test_operation_in_a_graph_equals_its_source_and_cost(name: str, example: Example) -> None:
+    graph = one_node_graph(name, example)
+    model = to_pytorch_model(graph).eval()
+    cost = graph_cost(graph)
+    assert cost.num_parameters == sum(each.numel() for each in model.parameters())
+    row, inputs, settings = parts(name, example)
+    output = model(*inputs_of(model))
+    assert list(output.shape) == [BATCH, *row.infer_shape(inputs, settings).sizes]
+    namespace: dict[str, Any] = {"__name__": "network"}
+    exec(to_source(graph), namespace)
+    other = namespace["Model"]().eval()
+    other.load_state_dict(model.state_dict())
+    torch.testing.assert_close(other(*inputs_of(model)), output)
+    if WEIGHT_PORT not in inputs:
+        alone = StandaloneOperation(row, inputs, settings).eval()
+        if alone.node is not None:
+            alone.node.load_state_dict(dict(zip(alone.node.state_dict(), model.state_dict().values(), strict=True)))
+        torch.testing.assert_close(alone(*inputs_of(model)), output)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "example"), CASES)
+@pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
+def test_operation_onnx_equals_model(name: str, example: Example, tmp_path: Path) -> None:
+    runtime = pytest.importorskip("onnxruntime")
+    pytest.importorskip("onnxscript")
+    model = to_pytorch_model(one_node_graph(name, example)).eval()
+    to_onnx(model, tmp_path / "model.onnx")
+    session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
+    inputs = inputs_of(model)
+    values = {value.name: tensor.numpy() for value, tensor in zip(session.get_inputs(), inputs, strict=False)}
+    torch.testing.assert_close(torch.from_numpy(session.run(None, values)[0]), model(*inputs), rtol=1e-4, atol=1e-5)
