@@ -167,6 +167,8 @@ class _TransposedConvolution(Operation):
         shape = single_input(inputs, cls.layout)
         _check_groups(shape.channels, settings["features"], settings["groups"])
         cut, added = cls._pads(settings)
+        if added >= max(settings["stride"], settings["dilation"]):
+            raise ShapeError(f"expected an odd kernel_size with padding=same, got {settings['kernel_size']}")
         extra = reach(settings) + 1 - 2 * cut + added
         positions = [(size - 1) * settings["stride"] + extra for size in shape.positions]
         return shape.with_positions(positions).with_channels(settings["features"])

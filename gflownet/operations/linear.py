@@ -12,7 +12,7 @@ from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
 from gflownet.graphs.vocabulary import BOOL, POSITIVE_INT, Parameter
 
 FEATURES = (8, 16, 32, 64)
-GATES = ("sigmoid", "silu", "gelu")
+GATES = ("sigmoid", "relu", "gelu", "silu")
 GATE = Parameter(f"one of {', '.join(GATES)}", lambda value: value in GATES)
 
 

@@ -7,7 +7,7 @@ from types import MappingProxyType
 from typing import Any
 
 from gflownet.graphs.operation import Category, Example, Setting, single_input
-from gflownet.graphs.tensor_shape import Layout, Shape
+from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
 from gflownet.graphs.vocabulary import ACTIVATIONS, BOOL, POSITIVE_INT, PROBABILITY, Parameter
 from gflownet.operations.attention import SelfAttention
 from gflownet.operations.composite import Composite, Data, GraphData
@@ -33,7 +33,7 @@ def add_feed_forward(data: GraphData, source: int, features: int, settings: Mapp
     hidden, bias, activation = settings["expansion"] * features, settings["bias"], settings["activation"]
     if settings["gated"]:
         if activation not in GATES:
-            raise ValueError(f"expected an activation out of {', '.join(GATES)} with gated, got {activation}")
+            raise ShapeError(f"expected an activation out of {', '.join(GATES)} with gated, got {activation}")
         last = data.add("gated_linear", source, features=hidden, gate=activation, bias=bias)
     else:
         last = data.add("linear", source, features=hidden, bias=bias, activation=activation)
