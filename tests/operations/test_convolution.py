@@ -31,8 +31,8 @@ def test_same_padding_equals_torch() -> None:
             continue
         settings = {"features": 3, "kernel_size": kernel_size, "dilation": dilation, "padding": padding}
         module = made("conv1d", Shape((2, 9), Layout.SIGNAL), **settings)
-        x, weights = torch.randn(4, 2, 9), dict(module.node.named_parameters())
-        expected = F.conv1d(x, weights["weight"], weights["bias"], padding="same", dilation=dilation)
+        x, (weight, bias) = torch.randn(4, 2, 9), module.parameters()
+        expected = F.conv1d(x, weight, bias, padding="same", dilation=dilation)
         torch.testing.assert_close(module(x), expected)
 
 
@@ -40,7 +40,8 @@ def test_same_upper_padding_covers_ceil_of_size_over_stride() -> None:
     for size, kernel_size, stride in itertools.product(range(1, 9), (1, 2, 3, 4), (1, 2, 3)):
         settings = {"kernel_size": kernel_size, "stride": stride, "padding": "same_upper", "bias": False}
         module = made("depthwise_conv1d", Shape((1, size), Layout.SIGNAL), **settings)
-        module.node.weight.data.fill_(1.0)
+        with torch.no_grad():
+            next(module.parameters()).fill_(1.0)
         x = torch.arange(1.0, size + 1).view(1, 1, size)
         length = ceil(size / stride)
         first = -(max(0, (length - 1) * stride + kernel_size - size) // 2)
