@@ -59,7 +59,9 @@ def read_file(path: str, *, key: str, target: str = "", kind: str = "auto") -> L
             return _npz(file, key=key)
         if "idx" in name:
             return _idx_pair(file, key=key)
-    except (OSError, EOFError, zipfile.BadZipFile) as error:
+    except UserError:
+        raise
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile) as error:
         raise UserError(f"{key}: {path}: expected a readable file, got {type(error).__name__}: {error}") from None
     raise UserError(f"{key}: expected a file .csv, .npz or idx3-ubyte, or a folder of idx files, got {path}")
 

@@ -5,7 +5,6 @@ B: batch, C: classes, T: positions, O: numbers that a model predicts.
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -22,6 +21,9 @@ from gflownet.plugins import load_function
 # Outputs [B, ...] and targets [B, ...] to a loss, or to values whose mean over all predictions is the metric.
 Loss = Callable[[Tensor, Tensor], Tensor]
 
+_MAX_NATS = 700.0  # its exponential is a finite float
+_SMALLEST = 1e-12  # value of a constant prediction below which it counts as perfect
+
 
 # The functions of a metric are module functions: a task is pickled for its processes.
 def _mean(mean: float, constant: float) -> float:
@@ -37,11 +39,11 @@ def _bits(mean: float, constant: float) -> float:
 
 
 def _perplexity(mean: float, constant: float) -> float:
-    return math.exp(min(mean, 700.0))
+    return math.exp(min(mean, _MAX_NATS))
 
 
 def _r2(mean: float, constant: float) -> float:
-    return 1 - mean / max(constant, 1e-12)
+    return 1 - mean / max(constant, _SMALLEST)
 
 
 def _root(mean: float, constant: float) -> float:
@@ -67,7 +69,7 @@ class Metric:
         """
         if not self.smaller_is_better:
             return min(1.0, max(0.0, value))
-        return 1 / (1 + max(0.0, value) / max(constant, 1e-12))
+        return 1 / (1 + max(0.0, value) / max(constant, _SMALLEST))
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor, *, label_smoothing: float = 0.0) -> Tensor:
@@ -174,11 +176,3 @@ def constant_outputs(constant: Tensor, targets: Tensor) -> Tensor:
     """Return the outputs [B, C], [B, T, C] or [B, O] of a constant prediction for targets."""
     is_classes = not targets.is_floating_point()
     return constant.expand(*(targets.shape if is_classes else targets.shape[:-1]), -1)
-
-
-def source_of(function: Loss | str) -> str:
-    """Return the source text of a user's callable, empty where it has none, for a fingerprint."""
-    try:
-        return inspect.getsource(function) if callable(function) else ""
-    except (OSError, TypeError):
-        return ""

