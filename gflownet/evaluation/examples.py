@@ -133,7 +133,7 @@ class Splits:
     # Classes, tokens or numbers that a model predicts; None: read from `train`.
     num_outputs: int | None = field(default=None, kw_only=True)
 
-    def __iter__(self) -> Iterator[Examples]:
+    def __iter__(self) -> Iterator[Any]:
         return iter((self.train, self.validation, self.test))
 
 

@@ -49,13 +49,13 @@ def sizes(splits: Splits) -> list[int]:
 def test_tables_are_those_of_scikit_learn():
     splits = load("iris")
     inputs = torch.cat([part.inputs for part in splits]).numpy()
-    expected = load_iris().data.astype(np.float32)
+    expected = load_iris(return_X_y=True)[0].astype(np.float32)
     assert np.array_equal(inputs[np.lexsort(inputs.T)], expected[np.lexsort(expected.T)])
     assert sizes(splits) == [90, 30, 30]
     assert all(torch.bincount(part.targets).unique().numel() == 1 for part in splits)
     diabetes = load("diabetes")
     targets = torch.cat([part.targets for part in diabetes])
-    assert torch.equal(targets.sort().values, torch.from_numpy(load_diabetes().target).float().sort().values)
+    assert torch.equal(targets.sort().values, torch.from_numpy(load_diabetes(return_X_y=True)[1]).float().sort().values)
 
 
 def test_mnist1d_is_generated_without_network(monkeypatch):

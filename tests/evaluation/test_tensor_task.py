@@ -143,8 +143,8 @@ def test_objectives_are_measured():
 
 
 def test_model_without_parameters_is_scored():
-    class Fixed(type(build())):
-        def build_model(self, candidate):
+    class Fixed(TASKS.load(TASK)):
+        def build_model(self, candidate: Any) -> nn.Module:
             return nn.Sequential(nn.Flatten(), nn.Linear(64, 10).requires_grad_(False))
 
     task = Fixed(build("evaluation.num_epochs=1").config)
