@@ -8,7 +8,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from gflownet.config import OPTIONS, config_names, nearest_key
+from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, nearest_key
 from gflownet.errors import UserError
 from gflownet.options import Option, find_options
 
@@ -74,7 +74,8 @@ def help_text(schemas: Mapping[str, type | None] | None = None) -> str:
         textwrap.fill(
             "Searches neural architectures: samples computation graphs in proportion to their reward. "
             "Precedence: defaults, then the config, then KEY=VALUE. Without --config, the config with the name of the "
-            "task is used, if there is one. task=NAME --help (or another class) shows the options of that class, too.",
+            f"task is used, if there is one, and without a task the config {DEFAULT_CONFIG}. task=NAME --help (or "
+            "another class) shows the options of that class, too.",
             width,
         ),
         textwrap.fill(

@@ -45,6 +45,8 @@ RENAMED = {
 }
 # Former values of options, accepted for one release.
 RENAMED_VALUES = {("env.name", "cell_space"): "cells"}
+# The config of a command that names neither a config nor a task.
+DEFAULT_CONFIG = "images"
 # The file of a run folder that holds the run's config.
 CONFIG_NAME = "config.yaml"
 _log = logging.getLogger(__name__)
@@ -199,8 +201,10 @@ def config_names() -> list[str]:
 
 
 def config_of_task(overrides: Sequence[str]) -> str | None:
-    """Return the name of the config with the name of the task in the overrides, None if there is none."""
+    """Return the config named after the task in the overrides, None if there is none; DEFAULT_CONFIG without a task."""
     task = load_config(None, overrides).task
+    if not any(override.startswith("task=") for override in overrides):
+        return DEFAULT_CONFIG
     return task if task in config_names() else None
 
 

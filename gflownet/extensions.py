@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from gflownet.config import Config, with_options
+from gflownet.config import DEFAULT_CONFIG, Config, load_config, with_options
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.errors import UserError
 from gflownet.evaluation.tasks import TASKS
@@ -56,11 +56,11 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
 
 
 def option_schemas(config: Config) -> dict[str, type | None]:
-    """Return the dataclass of each group of options that belongs to a chosen class other than the default.
+    """Return the dataclass of each group of options that belongs to a chosen class other than those of DEFAULT_CONFIG.
 
     Raises:
         ValueError: a class that cannot be loaded.
     """
-    defaults = dict(choices(Config()))
+    defaults = dict(choices(load_config(DEFAULT_CONFIG)))
     names = {point: name for point, name in choices(config) if point.options_key and name != defaults[point]}
     return {point.options_key: point.load(name).Config for point, name in names.items()}

@@ -1,13 +1,13 @@
 """Compare the search with random search and regularised evolution at equal evaluations, by default on mnist1d.
 
-    python scripts/bench_mnist1d.py [--quick] [--config NAME] [--evaluations N] [--seeds N] [--json FILE] [KEY=VALUE ...]
+    python scripts/bench_mnist1d.py [--quick] [--config NAME] [--evaluations N] [--seeds N] [KEY=VALUE ...]
 
 All sides use the task, the environment, the store and the executor of the config. Each evaluates N different
 architectures per seed; its best ones are trained again on new seeds by the final stage, and the one with the best mean
 validation score is reported with its mean test score. Random search: uniformly random legal actions. Regularised
 evolution (Real et al. 2019): the best of 10 random members of the population, the 50 youngest architectures, is
-mutated: 1 to 6 of its construction steps are undone, then random actions follow, with Stop in half of the cases where it
-is legal.
+mutated. A mutation undoes 1 to 6 construction steps; random actions follow, with Stop in half of the cases where it is
+legal.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ from typing import Any
 
 # Frames of their own before Python 3.12.
 COMPREHENSIONS = ("<listcomp>", "<dictcomp>", "<setcomp>")
-DEFAULTS = ("num_training_steps=3", "wandb.mode=disabled")
+DEFAULTS = ("task=digits", "num_training_steps=3", "wandb.mode=disabled")
 
 
 @dataclass

@@ -13,7 +13,7 @@ import pytest
 
 from gflownet import train
 from gflownet.cli import MAX_WIDTH, Command, help_text, parse
-from gflownet.config import OPTIONS, config_names, load_config, to_yaml
+from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, load_config, to_yaml
 from gflownet.errors import UserError
 from tests.benchmark_tables import write_nb201
 from tests.tiny_run import TINY_RUN, TINY_TASKS
@@ -50,7 +50,13 @@ def test_invalid_arguments_exit_2_with_one_line_without_torch(arguments: list[st
     assert torch_was_imported == "False"
 
 
-@pytest.mark.parametrize("name", config_names())
+# Their tasks run with another config, too.
+SLOW_CONFIGS = {"images_small", "mnist1d", "mnist5k"}
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_CONFIGS)) for name in config_names()]
+)
 def test_shipped_config_runs(name: str, tmp_path: Path) -> None:
     table = [f"task_options.table={write_nb201(tmp_path / 'table.csv')}"] if name.startswith("cells") else []
     assert (
@@ -86,7 +92,7 @@ def test_print_config_prints_merged_config(capsys: pytest.CaptureFixture[str]) -
 
 
 def test_print_config_uses_config_named_after_task(capsys: pytest.CaptureFixture[str]) -> None:
-    for arguments, source in (([], "digits"), (["--config=digits_small"], "digits_small")):
+    for arguments, source in (([], DEFAULT_CONFIG), (["task=digits"], "digits"), (["--config=exact"], "exact")):
         assert train.main([*arguments, "--print-config"]) == 0
         assert capsys.readouterr().out == to_yaml(load_config(source))
     assert train.main(["task=a.b:C", "--print-config"]) == 0

@@ -22,6 +22,7 @@ _FILE = re.compile(r"^```python\n# (\w+\.py)\n(.*?)^```", re.MULTILINE | re.DOTA
 _ERROR = re.compile(r"^error: (.*)$", re.MULTILINE)
 
 TREES = ("env.name=trees:TreeContext", "task=trees:ColourfulTrees")
+DIGITS = (*TINY_RUN, "task=digits")
 GRAPHS = ("task=my_task:EdgesTask",)
 
 # Broken classes, each one derived from a working example of the page.
@@ -193,7 +194,7 @@ ALL_KINDS = {
 
 @pytest.mark.parametrize("kinds", ALL_KINDS)
 def test_search_with_user_classes_scores_every_candidate(kinds: str, user_folder: Path, checkout: Path) -> None:
-    command = [sys.executable, "-m", "gflownet.train", *TINY_RUN, *ALL_KINDS[kinds], "log_dir=run"]
+    command = [sys.executable, "-m", "gflownet.train", *DIGITS, *ALL_KINDS[kinds], "log_dir=run"]
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, cwd=user_folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -215,7 +216,7 @@ def test_help_lists_options_of_user_classes(user_folder: Path, capsys: pytest.Ca
 def test_mistake_gives_the_documented_line(
     options: list[str], start: str, page: str, user_folder: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert train.main([*TINY_RUN, "env.max_edges=6", *options, "log_dir=run"]) == 2
+    assert train.main([*DIGITS, "env.max_edges=6", *options, "log_dir=run"]) == 2
     *_, line = capsys.readouterr().err.strip().splitlines()
     for broken, shown in RENAMED.items():
         line = line.replace(broken, shown)
@@ -262,7 +263,7 @@ def test_wrong_class_gives_one_line(
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, "own", raising=False)
-    assert train.main([*TINY_RUN, options, "log_dir=run"]) == 2
+    assert train.main([*DIGITS, options, "log_dir=run"]) == 2
     sys.modules.pop("own", None)
     assert capsys.readouterr().err.strip().splitlines()[-1].startswith(f"error: {message}")
 
@@ -302,5 +303,5 @@ def test_objective_may_build_its_own_reader(
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
-    assert train.main([*TINY_RUN, "algo.method=own_reader:OwnReader", "log_dir=run"]) == 0
+    assert train.main([*DIGITS, "algo.method=own_reader:OwnReader", "log_dir=run"]) == 0
     sys.modules.pop("own_reader")

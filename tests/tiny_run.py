@@ -21,7 +21,12 @@ TINY_RUN = (
     "wandb.mode=disabled",
 )
 # Further options for small runs of some configs.
+_TENSORS = ("env.operation_graph.max_hidden_nodes=2", "final.epochs=1", "final.top=1")
 TINY_TASKS = {
+    "images": _TENSORS,
+    "images_small": _TENSORS,
+    "mnist1d": _TENSORS,
+    "mnist5k": _TENSORS,
     "cells_exact": ("certify=false",),
     "language": (
         "task_options.num_steps=2",

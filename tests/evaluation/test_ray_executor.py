@@ -28,6 +28,7 @@ from tests.toy_tasks import RewardsHiddenNodes
 
 CONFIG = config_with()
 RUN = (
+    "task=digits",
     "algo.num_from_policy=4",
     "model.num_layers=1",
     "model.num_emb=8",

@@ -330,6 +330,6 @@ def test_misuse_ends_a_run_before_it_starts(module, tmp_path, option, message):
 
 def _train(folder: Path, options: list[str]) -> subprocess.CompletedProcess[str]:
     root = str(Path(__file__).resolve().parents[2])
-    command = [sys.executable, "-m", "gflownet.train", *options]
+    command = [sys.executable, "-m", "gflownet.train", "task=digits", *options]
     environment = {**os.environ, "PYTHONPATH": root}
     return subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
