@@ -1,4 +1,4 @@
-"""Scores of choices in a user's own code: a function of the choices returns the score."""
+"""Scores of choices in a user's own code: a function builds a module, which is trained, or returns the score."""
 
 from __future__ import annotations
 
@@ -6,10 +6,16 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from torch import nn
+
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
+from gflownet.evaluation.datasets import load_splits
+from gflownet.evaluation.digest import data_digest
+from gflownet.evaluation.examples import Splits
 from gflownet.evaluation.fingerprint import function_digest
 from gflownet.evaluation.task import GFNTask, Score
+from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.graphs.assignment import Assignment
 from gflownet.options import option
 from gflownet.plugins import load_function
@@ -17,40 +23,71 @@ from gflownet.plugins import load_function
 
 @dataclass
 class ChoicesTaskConfig:
-    """The user's functions."""
+    """The user's functions, of which either `score` or `build` is needed, and the data."""
 
     score: str = option("", "module:function of (choices, seed): the score of a setting, in [0, 1]")
-    test: str = option("", "module:function of (choices, seed): the test score in the final report; empty: none")
+    test: str = option("", "score: module:function of (choices, seed): the test score in the final report; empty: none")
+    build: str = option("", "module:function of the choices: an nn.Module, which is trained on the data")
+    data: str = option("digits", "build: name of a data set, a path (npz, CSV, IDX) or module:callable")
+    data_test: str = option("", "build: path of test data; empty: those of the data, or a fifth of them")
 
 
-class ChoicesTask(GFNTask):
-    """Scores a setting of `env.choices` by a function of the user's, which gets the choices as a dict and a seed."""
+class ChoicesTask(TensorTask):
+    """Scores a setting of `env.choices` by a function of the user's, or by training the module that one builds."""
 
     Config = ChoicesTaskConfig
     environment = "choices"
-    max_score = 1.0
 
     def __init__(self, config: TaskConfig) -> None:
-        super().__init__(config)
         options = config.task_options
-        if not options.score:
-            raise UserError("task_options.score: expected module:function of (choices, seed), got none")
-        self.score = load_function("task_options.score", options.score)
-        self.test_score = load_function("task_options.test", options.test) if options.test else None
+        if bool(options.score) == bool(options.build):
+            got = "both" if options.score else "none"
+            raise UserError(
+                "task_options: expected either score=module:function of (choices, seed) or build=module:function of "
+                f"choices, got {got}"
+            )
+        name = "build" if options.build else "score"
+        self._function: Callable[..., Any] = load_function(f"task_options.{name}", options[name])
+        self._test_function = load_function("task_options.test", options.test) if options.test else None
+        self._trains = bool(options.build)
+        if self._trains:
+            super().__init__(config)
+        else:
+            GFNTask.__init__(self, config)
+            self.max_score = 1.0
 
-    def fingerprint(self) -> str:
-        """Return a digest of the code behind the function."""
-        return function_digest(self.score)
+    def data(self) -> Splits:
+        options = self.config.task_options
+        seed = self.config.evaluation.split_seed
+        return load_splits(options.data, key="task_options.data", seed=seed, test=options.data_test)
+
+    def build_model(self, candidate: Assignment) -> nn.Module:
+        """Return the untrained module of a setting."""
+        model = self._function(candidate.as_dict())
+        if not isinstance(model, nn.Module):
+            raise ValueError(f"task_options.build: expected an nn.Module, got {type(model).__name__}")
+        return model
+
+    def cost(self, graph: Assignment) -> None:
+        """Return None: the size of a module is known when it is built."""
+        return None
 
     def evaluate(self, graph: Assignment, *, seed: int) -> Score:
         """Return the score of a setting."""
-        return self._called(self.score, "score", graph, seed)
+        return super().evaluate(graph, seed=seed) if self._trains else self._called(self._function, graph, seed)
 
     def test(self, graph: Assignment, *, seed: int) -> float | None:
-        """Return the test score of a setting, None without a function for it."""
-        return None if self.test_score is None else self._called(self.test_score, "test", graph, seed).value
+        """Return the test score of a setting, None where scores come from a function without one for tests."""
+        if self._trains:
+            return super().test(graph, seed=seed)
+        return None if self._test_function is None else self._called(self._test_function, graph, seed).value
 
-    def _called(self, function: Callable[..., Any], option_name: str, graph: Assignment, seed: int) -> Score:
+    def fingerprint(self) -> str:
+        """Return a digest of the code behind the function, and of the data."""
+        code = function_digest(self._function)
+        return data_digest([super().fingerprint(), code]) if self._trains else code
+
+    def _called(self, function: Callable[..., Any], graph: Assignment, seed: int) -> Score:
         """Return the result of a function: a number, or a Score with parameters and metrics."""
         result = function(graph.as_dict(), seed)
         if isinstance(result, Score):
@@ -58,4 +95,5 @@ class ChoicesTask(GFNTask):
         try:
             return Score(float(result))
         except (TypeError, ValueError):
-            raise ValueError(f"task_options.{option_name}: expected a number or a Score, got {result!r}") from None
+            name = "score" if function is self._function else "test"
+            raise ValueError(f"task_options.{name}: expected a number or a Score, got {result!r}") from None

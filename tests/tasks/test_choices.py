@@ -7,10 +7,11 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from torch import nn
 
 from gflownet.config import load_config, with_task_options
 from gflownet.errors import UserError
-from gflownet.evaluation.task import Score
+from gflownet.evaluation.task import CandidateTraining, Score
 from gflownet.graphs.assignment import Assignment
 from tasks.choices import ChoicesTask, ChoicesTaskConfig
 
@@ -24,7 +25,11 @@ def functions(monkeypatch) -> ModuleType:
         number=lambda choices, seed: choices["width"] / 10 + seed / 100,
         whole=lambda choices, seed: Score(0.5, num_parameters=7, metrics={"depth": 2.0}),
         text=lambda choices, seed: "good",
+        network=lambda choices: nn.Sequential(
+            nn.Flatten(), nn.Linear(64, choices["width"]), nn.ReLU(), nn.Linear(choices["width"], 10)
+        ),
         not_a_function=3,
+        not_a_module=dict,
     )
     monkeypatch.setitem(sys.modules, "scored_choices", module)
     return module
@@ -32,7 +37,8 @@ def functions(monkeypatch) -> ModuleType:
 
 def make_task(**options: str) -> ChoicesTask:
     overrides: list[Any] = [f"task_options.{name}={value}" for name, value in options.items()]
-    config = load_config("choices", ["task_options.test=''", *overrides])
+    defaults = [f"task_options.{name}=''" for name in ("score", "test") if name not in options]
+    config = load_config("choices", [*defaults, "evaluation.num_epochs=2", *overrides])
     return ChoicesTask(with_task_options(config, ChoicesTaskConfig))
 
 
@@ -44,6 +50,29 @@ def test_choices_task_scores_numbers_and_scores(functions):
     assert make_task(score="scored_choices:number").test(SETTING, seed=1) is None
 
 
+def test_choices_task_trains_the_modules_of_build(functions):
+    task = make_task(build="scored_choices:network")
+    first = task.evaluate(SETTING, seed=4)
+    assert first.num_parameters == 64 * 3 + 3 + 3 * 10 + 10
+    assert 0.1 < first.value < 1
+    assert task.evaluate(SETTING, seed=4) == first
+    assert 0 < (task.test(SETTING, seed=4) or 0) < 1
+    (training,) = task.train_many([SETTING], seeds=[4], fidelity=2, schedule=2, states=[None])
+    assert isinstance(training, CandidateTraining)
+    assert training.score() == first
+
+
+def test_choices_task_build_without_a_module_raises(functions):
+    task = make_task(build="scored_choices:not_a_module")
+    with pytest.raises(ValueError, match=r"task_options.build: expected an nn.Module, got dict"):
+        task.evaluate(SETTING, seed=0)
+
+
+def test_choices_task_with_score_and_build_raises(functions):
+    with pytest.raises(UserError, match=r"task_options: expected either score=.*, got both"):
+        make_task(score="scored_choices:number", build="scored_choices:network")
+
+
 def test_choices_task_with_another_result_raises(functions):
     with pytest.raises(ValueError, match=r"task_options.score: expected a number or a Score, got 'good'"):
         make_task(score="scored_choices:text").evaluate(SETTING, seed=0)
@@ -52,11 +81,11 @@ def test_choices_task_with_another_result_raises(functions):
 @pytest.mark.parametrize(
     ("score", "message"),
     [
-        ("''", r"task_options.score: expected module:function of \(choices, seed\), got none"),
+        ("''", r"task_options: expected either score=module:function of \(choices, seed\) or build=.*, got none"),
         ("scored_choices", "task_options.score: expected module:function, got 'scored_choices'"),
         (
             "scored_choices:not_a_function",
-            "task_options.score: expected a function, .*did you mean scored_choices:text",
+            r"task_options.score: expected a function, .*did you mean scored_choices:\w+",
         ),
         ("no_such_module:f", "task_options.score: expected an importable module, got 'no_such_module'"),
     ],
