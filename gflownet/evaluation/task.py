@@ -14,6 +14,7 @@ from torch import Tensor, nn
 from gflownet.evaluation.conditioning import Conditioning, RewardConditional
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.randomness import seeded
+from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.plugins import Configurable
 
 
@@ -155,6 +156,10 @@ class GFNTask(Configurable, ABC):
     def cost(self, graph: Any) -> Cost | None:
         """Return the size of a graph's model, None where it is not known before it is built."""
         return None
+
+    def network(self, candidate: Any) -> ComputationGraph | None:
+        """Return the network of a candidate, for drawings and `gflownet.load`; None where it is no graph."""
+        return candidate if isinstance(candidate, ComputationGraph) else None
 
     def reference(self, *, seeds: Sequence[int]) -> Reference | None:
         """Return the result of a standard method on the same data, one score per seed, for the closing table."""

@@ -15,6 +15,7 @@ from gflownet.console import ReportRow
 from gflownet.evaluation.final import TopArchitecture
 from gflownet.evaluation.task import GFNTask
 from gflownet.files import write_whole
+from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.graphs.drawing import to_svg
 
@@ -23,6 +24,7 @@ if TYPE_CHECKING:
 
 TOP_NAME = "top_architectures.json"
 PICTURES_NAME = "architectures"
+_MAX_WORDS = 60  # characters of an assignment in the table
 
 
 def write_top_architectures(
@@ -49,16 +51,24 @@ def write_top_architectures(
     entries, rows = [], []
     for rank, (architecture, interval) in enumerate(zip(top, final_intervals(top), strict=True)):
         graph = from_dict(json.loads(architecture.record.graph))
-        picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", graph, write)
-        rows.append(_row(rank, architecture, interval, graph=graph, picture="-" if picture is None else picture.name))
+        network = task.network(graph)
+        picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", network, write)
+        shown = _in_words(graph) if picture is None else picture.name
+        rows.append(_row(rank, architecture, interval, graph=network or graph, picture=shown))
         weights = _write_weights(folder, f"{PICTURES_NAME}/rank_{rank}.safetensors", architecture, write)
-        entries.append(
-            _entry(rank, architecture, interval) | weights | {"graph": with_translation(graph.to_dict(), task)}
-        )
+        entries.append(_entry(rank, architecture, interval) | weights | _graphs(graph, network, task))
     write(folder / TOP_NAME, as_json(entries))
     for line in _complaints(top):
         report_line(line)
     return rows
+
+
+def _graphs(candidate: Any, network: ComputationGraph | None, task: GFNTask) -> dict[str, Any]:
+    """Return the entries of a candidate and, where it is another object, of its network."""
+    entry = {"graph": with_translation(candidate.to_dict(), task)}
+    if network is None or network is candidate:
+        return entry
+    return entry | {"network": with_translation(network.to_dict(), task)}
 
 
 def final_intervals(top: Sequence[TopArchitecture]) -> list[Interval | None]:
@@ -167,9 +177,17 @@ def _complaints(top: Sequence[TopArchitecture]) -> Iterator[str]:
         yield f"rank {rank}: {counts}: {first.errors[0]}{remaining}"
 
 
-def _draw(path: Path, graph: Any, write: Callable[[Path, bytes | str], None]) -> Path | None:
-    """Write the drawing of a computation graph and return its path, None for other objects."""
-    if not isinstance(graph, ComputationGraph):
+def _in_words(candidate: Any) -> str:
+    """Return the values of an assignment, in short, and - for other objects."""
+    if not isinstance(candidate, Assignment):
+        return "-"
+    text = " ".join(f"{name}={value}" for name, value in candidate.as_dict().items())
+    return text if len(text) <= _MAX_WORDS else f"{text[: _MAX_WORDS - 1]}…"
+
+
+def _draw(path: Path, graph: ComputationGraph | None, write: Callable[[Path, bytes | str], None]) -> Path | None:
+    """Write the drawing of a network and return its path, None without one."""
+    if graph is None:
         return None
     write(path, to_svg(graph))
     return path if path.exists() else None

@@ -76,7 +76,7 @@ def _entry(path: str | Path, rank: int) -> dict[str, Any]:
 
 
 def _graph(entry: Mapping[str, Any]) -> ComputationGraph:
-    match entry["graph"]:
+    match entry.get("network", entry["graph"]):
         case {"nodes": [{"name": _}, *_]}:
             raise ValueError("expected a computation graph, got an object of another environment")
         case data:

@@ -1,5 +1,6 @@
 """Report of the best architectures: files, rows, weights and failing test scores."""
 
+import dataclasses
 import json
 from collections.abc import Sequence
 from pathlib import Path
@@ -111,6 +112,31 @@ def test_write_top_architectures_saves_tied_and_transposed_weights(tmp_path):
     _, (entry,), _ = report(tmp_path, [architecture(GRAPHS[0], weights=tied)])
     tensors = load_file(tmp_path / entry["weights"]["file"])
     assert {name: value.tolist() for name, value in tensors.items()} == {k: v.tolist() for k, v in tied.items()}
+
+
+def test_write_top_architectures_of_assignments(tmp_path):
+    """A candidate that stands for a network is drawn and loaded as that; another one is written in words."""
+
+    class CellTask(StubTask):
+        def network(self, candidate: Assignment) -> ComputationGraph | None:
+            return GRAPHS[int(candidate["width"])] if "width" in candidate.names else None
+
+    top = []
+    for values in ({"width": 2}, {"depth": 3, "norm": True}, {"words": "long " * 20}):
+        candidate = Assignment.of(values)
+        record = dataclasses.replace(architecture(GRAPHS[0]).record, graph=json.dumps(candidate.to_dict()))
+        top.append(TopArchitecture(record))
+    rows = write_top_architectures(
+        tmp_path, top, task=CellTask({}), from_dict=Assignment.from_dict, report_line=lambda line: None
+    )
+    assert [row.picture for row in rows[:2]] == ["rank_0.svg", "depth=3 norm=True"]
+    assert rows[2].picture.startswith("words=long long")
+    assert len(rows[2].picture) == 60
+    assert [(row.num_hidden, row.num_edges) for row in rows] == [(2, 3), (2, 0), (1, 0)]
+    entries = json.loads((tmp_path / TOP_NAME).read_text())
+    assert ["network" in entry for entry in entries] == [True, False, False]
+    assert Assignment.from_dict(entries[0]["graph"]) == Assignment.of({"width": 2})
+    assert gflownet.load_graph(tmp_path / TOP_NAME).canonical_key() == GRAPHS[2].canonical_key()
 
 
 def test_write_top_architectures_without_test_data(tmp_path):
