@@ -78,19 +78,17 @@ class Link:
 
 
 @dataclass(eq=False)
-class _Slot:
+class Slot:
     """A place in a column: a box, or the lane of a link that passes by."""
 
     column: int
     box: Box | None = None
+    height: float = 0.0
+    is_lane: bool = True
     y: float = 0.0  # centre
-    left: list[_Slot] = field(default_factory=list)  # linked slots of the column before
-    right: list[_Slot] = field(default_factory=list)  # linked slots of the column after
-    same: list[_Slot] = field(default_factory=list)  # box of the same column that the lane of a backward link turns to
-
-    @property
-    def height(self) -> float:
-        return 0.0 if self.box is None else BOX_HEIGHT
+    left: list[Slot] = field(default_factory=list)  # linked slots of the column before
+    right: list[Slot] = field(default_factory=list)  # linked slots of the column after
+    same: list[Slot] = field(default_factory=list)  # box of the same column that the lane of a backward link turns to
 
 
 def to_svg(boxes: Mapping[int, Box], links: Sequence[Link], *, title: str) -> str:
@@ -153,13 +151,13 @@ class _Picture:
     """A finished layout with the coordinates of boxes and links."""
 
     def __init__(self, boxes: Mapping[int, Box], links: Sequence[Link]) -> None:
-        self._boxes = {key: _Slot(box.column, box) for key, box in boxes.items()}
+        self._boxes = {key: Slot(box.column, box, BOX_HEIGHT, is_lane=False) for key, box in boxes.items()}
         self._links = links
-        self._lanes = [_linked_lanes(self._boxes[link.source], self._boxes[link.target]) for link in links]
-        columns: list[list[_Slot]] = [[] for _ in range(max((box.column for box in boxes.values()), default=-1) + 1)]
+        self._lanes = [linked_lanes(self._boxes[link.source], self._boxes[link.target]) for link in links]
+        columns: list[list[Slot]] = [[] for _ in range(max((box.column for box in boxes.values()), default=-1) + 1)]
         for slot in (*self._boxes.values(), *(lane for lanes in self._lanes for lane in lanes)):
             columns[slot.column].append(slot)
-        columns = _ordered(columns)
+        columns = ordered(columns)
         _set_heights(columns)
         has_turns = any(self._is_backward(link) for link in links)
         side_margin = TURN_MARGIN if has_turns else MARGIN
@@ -245,14 +243,14 @@ def _turn(x: float, y: float, to_x: float, to_y: float, side: int) -> str:
     return f"C{x + bulge:.1f} {y:.1f} {to_x + bulge:.1f} {to_y:.1f} {to_x:.1f} {to_y:.1f}"
 
 
-def _linked_lanes(source: _Slot, target: _Slot) -> list[_Slot]:
+def linked_lanes(source: Slot, target: Slot) -> list[Slot]:
     """Return the lanes of a link from source to target, connected to one another and to the boxes."""
     if source.column < target.column:
-        lanes = [_Slot(column) for column in range(source.column + 1, target.column)]
+        lanes = [Slot(column) for column in range(source.column + 1, target.column)]
         path = [source, *lanes, target]
     else:
         # A backward link turns in the column of its source, passes it, and turns again in the column of its target.
-        lanes = [_Slot(column) for column in range(source.column, target.column - 1, -1)]
+        lanes = [Slot(column) for column in range(source.column, target.column - 1, -1)]
         path = lanes[::-1]
         lanes[0].same.append(source)
         lanes[-1].same.append(target)
@@ -262,7 +260,7 @@ def _linked_lanes(source: _Slot, target: _Slot) -> list[_Slot]:
     return lanes
 
 
-def _ordered(columns: list[list[_Slot]]) -> list[list[_Slot]]:
+def ordered(columns: list[list[Slot]]) -> list[list[Slot]]:
     """Return the columns in the best order of all sweeps: the one with the fewest crossings."""
     best, fewest = [column.copy() for column in columns], _num_crossings(columns)
     for sweep in range(NUM_ORDER_SWEEPS):
@@ -275,7 +273,7 @@ def _ordered(columns: list[list[_Slot]]) -> list[list[_Slot]]:
     return best
 
 
-def _sort_by_links(column: list[_Slot], columns: list[list[_Slot]], *, leftwards: bool) -> None:
+def _sort_by_links(column: list[Slot], columns: list[list[Slot]], *, leftwards: bool) -> None:
     """Sort a column by the mean relative height of the slots linked on one side."""
     index = column[0].column
     around = [c for c in (index - 1, index, index + 1) if 0 <= c < len(columns)]
@@ -283,7 +281,7 @@ def _sort_by_links(column: list[_Slot], columns: list[list[_Slot]], *, leftwards
     # Half a place below the box, so that the lane of a backward link settles under it.
     below = 0.5 / len(column)
 
-    def mean_height(slot: _Slot) -> float:
+    def mean_height(slot: Slot) -> float:
         linked = [height[other] for other in (slot.right if leftwards else slot.left)]
         linked += [height[box] + below for box in slot.same]
         return sum(linked) / len(linked) if linked else height[slot]
@@ -291,7 +289,7 @@ def _sort_by_links(column: list[_Slot], columns: list[list[_Slot]], *, leftwards
     column.sort(key=mean_height)
 
 
-def _num_crossings(columns: list[list[_Slot]]) -> int:
+def _num_crossings(columns: list[list[Slot]]) -> int:
     """Count pairs of links that cross, plus the boxes that backward links pass on the way to their lane."""
     crossings = 0
     for column, following in pairwise(columns):
@@ -307,7 +305,7 @@ def _num_crossings(columns: list[list[_Slot]]) -> int:
     return crossings
 
 
-def _column_spans(columns: list[list[_Slot]], *, start: float) -> list[tuple[float, float]]:
+def _column_spans(columns: list[list[Slot]], *, start: float) -> list[tuple[float, float]]:
     """Return the left and right x of every column; a column is as wide as its widest box."""
     spans: list[tuple[float, float]] = []
     x = start
@@ -319,35 +317,36 @@ def _column_spans(columns: list[list[_Slot]], *, start: float) -> list[tuple[flo
     return spans
 
 
-def _set_heights(columns: list[list[_Slot]]) -> None:
+def _set_heights(columns: list[list[Slot]]) -> None:
     """Set every y: slots level with the slots they are linked to, as far as their order allows; the top is MARGIN."""
     for column in columns:
-        _place(column, [0.0] * len(column))
+        place(column, [0.0] * len(column))
     for sweep in range(NUM_POSITION_SWEEPS):
         for column in columns if sweep % 2 == 0 else reversed(columns):
-            _place(column, [_mean_linked_y(slot) for slot in column])
+            place(column, [mean_linked_y(slot) for slot in column])
     top = min((slot.y - slot.height / 2 for column in columns for slot in column), default=0.0)
     for column in columns:
         for slot in column:
             slot.y += MARGIN - top
 
 
-def _mean_linked_y(slot: _Slot) -> float:
+def mean_linked_y(slot: Slot) -> float:
+    """Return the mean position of the linked slots; long links pull more."""
     weights = [
-        (other.y, LANE_PULL if slot.box is None and other.box is None else 1.0) for other in (*slot.left, *slot.right)
+        (other.y, LANE_PULL if slot.is_lane and other.is_lane else 1.0) for other in (*slot.left, *slot.right)
     ]
     weights += [(box.y, 1.0) for box in slot.same]
     total = sum(weight for _, weight in weights)
     return sum(y * weight for y, weight in weights) / total if weights else slot.y
 
 
-def _place(column: list[_Slot], targets: list[float]) -> None:
+def place(column: list[Slot], targets: list[float]) -> None:
     """Move the slots close to the target heights under order and gaps: least squares, by pooling neighbours."""
     offset = 0.0
     offsets: list[float] = []
     for slot, above in zip(column, [None, *column], strict=False):
         if above is not None:
-            gap = LANE_GAP if slot.box is None or above.box is None else BOX_GAP
+            gap = LANE_GAP if slot.is_lane or above.is_lane else BOX_GAP
             offset += (slot.height + above.height) / 2 + gap
         offsets.append(offset)
     pools: list[tuple[float, int]] = []  # (mean, number of slots), means ascending
