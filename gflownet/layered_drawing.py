@@ -119,7 +119,7 @@ def to_dot(boxes: Mapping[int, Box], links: Sequence[Link]) -> str:
     lines = ["digraph {", "  rankdir=LR;", '  node [shape=box style="rounded,filled" fontname="Helvetica"];']
     lines.append('  edge [fontname="Helvetica" labelfontsize=9];')
     for key, box in boxes.items():
-        label = f"{_dot_text(box.title)}\\n{_dot_text(box.detail)}"
+        label = f"{dot_text(box.title)}\\n{dot_text(box.detail)}"
         look = f'fillcolor="{box.fill}" color="{box.stroke}" penwidth={box.stroke_width}'
         lines.append(f'  {key} [label="{label}" {look}];')
     for link in links:
@@ -143,7 +143,8 @@ def _visible(text: str) -> str:
     return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
-def _dot_text(text: str) -> str:
+def dot_text(text: str) -> str:
+    """Return the text for a label in quotes, with control characters replaced."""
     return _visible(text.replace("\n", " ")).replace("\\", "\\\\").replace('"', '\\"')
 
 
@@ -332,9 +333,7 @@ def _set_heights(columns: list[list[Slot]]) -> None:
 
 def mean_linked_y(slot: Slot) -> float:
     """Return the mean position of the linked slots; long links pull more."""
-    weights = [
-        (other.y, LANE_PULL if slot.is_lane and other.is_lane else 1.0) for other in (*slot.left, *slot.right)
-    ]
+    weights = [(other.y, LANE_PULL if slot.is_lane and other.is_lane else 1.0) for other in (*slot.left, *slot.right)]
     weights += [(box.y, 1.0) for box in slot.same]
     total = sum(weight for _, weight in weights)
     return sum(y * weight for y, weight in weights) / total if weights else slot.y

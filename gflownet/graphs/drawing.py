@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 from gflownet import layered_drawing
+from gflownet.graphs import operation_figure
 from gflownet.graphs.elements import Edge, Node, NodeType, thawed
+from gflownet.graphs.operation_shapes import is_operation_graph
 from gflownet.graphs.ordering import followed_edges, sorted_prefix
 from gflownet.graphs.vocabulary import short_name
 from gflownet.layered_drawing import Box, Link, LinkStyle, shortened
@@ -30,11 +32,13 @@ STYLE_NAMES = {RECURRENT_STYLE: ["recurrent"], DISABLED_STYLE: ["disabled"]}
 
 
 def to_svg(graph: ComputationGraph) -> str:
-    """Return an SVG document, left to right; details of nodes and edges are in tooltips.
+    """Return an SVG document, left to right, operation graphs top to bottom; details are in tooltips.
 
     Recurrent edges (marked, or closing a cycle) are dashed, disabled edges grey and dotted. Edges without both ends in
     the graph are left out.
     """
+    if is_operation_graph(graph):
+        return operation_figure.to_svg(graph)
     links = [link for link in _links(graph) if link.source in graph.nodes and link.target in graph.nodes]
     title = f"Computation graph of {len(graph.nodes)} nodes and {len(graph.edges)} edges"
     return layered_drawing.to_svg(_boxes(graph), links, title=title)
@@ -42,6 +46,8 @@ def to_svg(graph: ComputationGraph) -> str:
 
 def to_dot(graph: ComputationGraph) -> str:
     """Return the graph in Graphviz's DOT language, with the colours and line styles of `to_svg`."""
+    if is_operation_graph(graph):
+        return operation_figure.to_dot(graph)
     return layered_drawing.to_dot(_boxes(graph), _links(graph))
 
 

@@ -42,6 +42,13 @@ def operation_graph_problems(graph: GraphElements, unreachable: Iterable[GraphPr
     return problems
 
 
+def known_shapes(graph: GraphElements) -> dict[int, NodeShapes]:
+    """Return the shapes of the nodes of an operation graph that depend on no problem."""
+    statics = _Statics()
+    statics.check(graph)
+    return {} if _num_expanded(graph, {}) > MAX_EXPANDED_NODES else _Shapes(statics).infer(graph, ())
+
+
 class _Statics:
     """Problems that need no shapes, by graph."""
 
