@@ -8,13 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from enum import StrEnum
 
+from gflownet.graphs.figure import Figure, Form, Item
 from gflownet.layered_drawing import (
     BOX_GAP,
     LANE_GAP,
     TEXT_COLOUR,
-    LinkStyle,
     Slot,
     linked_lanes,
     mean_linked_y,
@@ -37,61 +36,6 @@ PORT_GAP = 9.0
 ARROW_LENGTH = 7.0
 NUM_SWEEPS = 12
 NOTE_COLOUR = "#475569"
-FRAME_STROKE = "#94a3b8"
-_FORWARD = LinkStyle()
-
-
-class Form(StrEnum):
-    """The look of an item."""
-
-    BOX = "box"
-    PILL = "pill"  # an input or output
-    CIRCLE = "circle"  # a merge
-    SMALL = "small"  # an adapter, dashed
-    FRAME = "frame"  # a subgraph
-    PORT = "port"  # the end of a link at the border of a frame
-
-
-@dataclass(frozen=True)
-class Cell:
-    """One line of an item. Colours have six digits."""
-
-    text: str
-    fill: str
-    stroke: str
-    tooltip: str = ""
-
-
-@dataclass(frozen=True)
-class Item:
-    """A node of a figure."""
-
-    row: int
-    form: Form
-    cells: tuple[Cell, ...]  # from top to bottom; of a frame: its title
-    note: str = ""  # written below, at the link that leaves
-    inner: Figure | None = None  # of a frame
-
-
-@dataclass(frozen=True)
-class FigureLink:
-    """A link between two items, by key; `entry` and `exit` are items of form PORT inside of a frame."""
-
-    source: int
-    target: int
-    label: str = ""  # at the arrow
-    tooltip: str = ""
-    style: LinkStyle = _FORWARD
-    entry: int | None = None
-    exit: int | None = None
-
-
-@dataclass(frozen=True)
-class Figure:
-    """Items by key, and links from lower to higher rows; no row is empty."""
-
-    items: Mapping[int, Item]
-    links: Sequence[FigureLink]
 
 
 @dataclass

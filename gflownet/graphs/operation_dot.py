@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from gflownet.graphs.figure_layout import Figure, Form
+from gflownet.graphs.figure import Figure, Form
 from gflownet.layered_drawing import dot_text
 
 _SHAPES = {Form.BOX: "box", Form.PILL: "box", Form.CIRCLE: "circle", Form.SMALL: "box", Form.PORT: "point"}

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from itertools import count
 from math import ceil
 
-from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, thawed
-from gflownet.graphs.figure_layout import (
-    FRAME_STROKE,
-    NOTE_COLOUR,
-    Cell,
-    Figure,
-    FigureLayout,
-    FigureLink,
-    Form,
-    Item,
-)
-from gflownet.graphs.operation import INPUT_PORT, AppliedOperation, Category, read_operation
+from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, thawed
+from gflownet.graphs.figure import Cell, Figure, FigureLink, Form, Item
+from gflownet.graphs.figure_layout import NOTE_COLOUR, FigureLayout
+from gflownet.graphs.operation import INPUT_PORT, Category
 from gflownet.graphs.operation_costs import OperationCost, graph_cost, node_cost
 from gflownet.graphs.operation_dot import figure_dot
+from gflownet.graphs.operation_labels import (
+    MAX_LABEL_LENGTH,
+    TIMES,
+    adapter_text,
+    applied_operation,
+    cost_text,
+    frame_title,
+    node_tooltip,
+    operation_label,
+)
 from gflownet.graphs.operation_problems import known_shapes
 from gflownet.graphs.operation_shapes import MergePlan, NodeShapes, infer_shapes, inner_ports
 from gflownet.graphs.ordering import sorted_prefix
@@ -28,8 +29,6 @@ from gflownet.graphs.tensor_shape import Adapter, Layout
 from gflownet.graphs.vocabulary import short_name
 from gflownet.layered_drawing import LinkStyle, shortened, xml_text
 
-MAX_LABEL_LENGTH = 40
-TIMES = "\N{MULTIPLICATION SIGN}"
 MARGIN = 22.0
 # Fill and stroke.
 COLOURS: Mapping[Category, tuple[str, str]] = {
@@ -44,11 +43,10 @@ COLOURS: Mapping[Category, tuple[str, str]] = {
     Category.OTHER: ("#f1f5f9", "#64748b"),
 }
 _PLAIN = ("#ffffff", "#475569")
-_FRAME = ("#f8fafc", FRAME_STROKE)
+_FRAME = ("#f8fafc", "#94a3b8")
 _MERGE_SIGNS = {"sum": "+", "product": TIMES, "mean": "mean", "concat": "concat", "max": "max", "min": "min"}
 _ADAPTED = LinkStyle("#64748b", "4 3", "dashed")
 _DISABLED = LinkStyle("#9ca3af", "1.5 4.5", "dotted")
-_NUMBERED = ("1d", "2d")  # endings of names that the shape shows anyway
 
 
 def to_svg(graph: GraphElements) -> str:
@@ -77,22 +75,6 @@ def to_svg(graph: GraphElements) -> str:
 def to_dot(graph: GraphElements) -> str:
     """Return the figure in Graphviz's DOT language."""
     return figure_dot(figure_of(graph, known_shapes(graph)))
-
-
-def operation_label(applied: AppliedOperation, layout: Layout | None = None) -> str:
-    """Return a short name with the settings that a reader expects: conv 3×3, 16 /2."""
-    name, settings = short_name(applied.name), applied.settings
-    for ending in _NUMBERED:
-        name = name.removesuffix(ending)
-    words = name.replace("_", " ").strip()
-    words = words.replace("self attention", "self-attention").replace("cross attention", "cross-attention")
-    if (size := settings.get("kernel_size")) is not None:
-        words += f" {size}{TIMES}{size}" if layout is Layout.IMAGE or applied.name.endswith("2d") else f" {size}"
-    parts = [str(settings[key]) for key in ("features", "hidden_features") if isinstance(settings.get(key), int)][:1]
-    parts += [f"{settings['heads']} heads"] if isinstance(settings.get("heads"), int) else []
-    label = ", ".join([words, *parts])
-    stride = settings.get("stride", 1)
-    return label + (f" /{stride}" if stride != 1 and "pool" not in applied.name else "")
 
 
 def figure_of(graph: GraphElements, known: Mapping[int, NodeShapes], *, is_inner: bool = False) -> Figure:
@@ -161,7 +143,7 @@ class _Builder:
         else:
             kind = self._known[node.node_id].output.layout if node.node_id in self._known else "input"
             kind = "input" if kind == Layout.VECTOR else kind
-            cell = Cell(f"{kind} {self._shape_text(node.node_id)}".strip(), *_PLAIN, _tooltip(node))
+            cell = Cell(f"{kind} {self._shape_text(node.node_id)}".strip(), *_PLAIN, node_tooltip(node))
             key = self._add(Item(0, Form.PILL, (cell,)))
         self._ends[node.node_id] = key, None
 
@@ -186,7 +168,7 @@ class _Builder:
     def _add_box(self, node: Node, cells: tuple[Cell, ...], links: list[FigureLink], ports: list[str]) -> None:
         row = self._row_after([link.source for link in links])
         inner = self._inner(node)
-        cells = cells or (Cell("identity", *COLOURS[Category.OTHER], _tooltip(node)),)
+        cells = cells or (Cell("identity", *COLOURS[Category.OTHER], node_tooltip(node)),)
         above = links[0].source if len(links) == 1 else None
         if inner is None and above is not None and self._is_glued(node, above):
             item = self._items[above]
@@ -232,7 +214,7 @@ class _Builder:
         source, exit_port = self._ends[edge.source]
         tooltip = f"edge {edge.edge_id}: {edge.source} → {edge.target}"
         style = LinkStyle() if edge.enabled else _DISABLED
-        text = _adapter_text(adapter, plan.align) if adapter is not None and plan is not None else ""
+        text = adapter_text(adapter, plan.align) if adapter is not None and plan is not None else ""
         if not text:
             return FigureLink(source, -1, "", tooltip, style, exit=exit_port)
         cell = Cell(text, *_PLAIN, f"{tooltip}, adapted: {text}")
@@ -244,10 +226,10 @@ class _Builder:
         """Return the line of a node's box; none for an identity without activation."""
         shapes = self._known.get(node.node_id)
         if "subgraph" in node.attributes:
-            return (Cell(_frame_title(node), *_FRAME, _tooltip(node, self._cost(node))),)
+            return (Cell(frame_title(node), *_FRAME, node_tooltip(node, self._cost(node))),)
         activation = short_name(node.activation_function)
         activation = "" if activation in ("linear", "identity") else activation
-        applied = _applied(node)
+        applied = applied_operation(node)
         if applied is None:
             text = f"linear, {node.output_size}" if node.output_size is not None else "?"
             colours = COLOURS[Category.LINEAR if node.output_size is not None else Category.OTHER]
@@ -259,7 +241,7 @@ class _Builder:
                     return ()
                 text, activation = activation, ""
         text = shortened(f"{text} · {activation}" if activation else text, MAX_LABEL_LENGTH)
-        return (Cell(text, *colours, _tooltip(node, self._cost(node))),)
+        return (Cell(text, *colours, node_tooltip(node, self._cost(node))),)
 
     def _cost(self, node: Node) -> OperationCost | None:
         return node_cost(self._graph, self._known[node.node_id]) if node.node_id in self._known else None
@@ -291,46 +273,9 @@ def _with_note(item: Item, note: str) -> Item:
     return Item(item.row, item.form, item.cells, note, item.inner)
 
 
-def _applied(node: Node) -> AppliedOperation | None:
-    try:
-        return read_operation(node.attributes["operation"]) if "operation" in node.attributes else None
-    except ValueError:
-        return None
-
-
-def _frame_title(node: Node) -> str:
-    repeat, share = node.attributes.get("repeat", 1), node.attributes.get("share", False)
-    times = f" {TIMES} {repeat}" if repeat != 1 else ""
-    return shortened(f"{node.attributes['subgraph']}{times}{', shared' if share is True else ''}", MAX_LABEL_LENGTH)
-
-
-def _adapter_text(adapter: Adapter, align: str) -> str:
-    """Return the steps of an adapter; empty where the shapes agree."""
-    steps = []
-    if adapter.pools_to_vector:
-        steps.append("global average")
-    elif adapter.pools_positions:
-        steps.append(f"average to {TIMES.join(map(str, adapter.target.positions))}")
-    if adapter.changes_channels:
-        kind = f"1{TIMES}1 conv" if adapter.target.layout in (Layout.IMAGE, Layout.SIGNAL) else "linear"
-        steps.append(f"{'pad' if align == 'pad' else kind}, {adapter.target.channels}")
-    return " · ".join(steps)
-
-
-def _tooltip(node: Node, cost: OperationCost | None = None) -> str:
-    text = f"node {node.node_id}: {node.activation_function}"
-    text += f", aggregation {thawed(node.aggregation)}" if node.aggregation != DEFAULT_AGGREGATION else ""
-    text += f", {json.dumps(thawed(node.attributes))}" if node.attributes else ""
-    return text + (f", {_cost_text(cost)}" if cost is not None else "")
-
-
-def _cost_text(cost: OperationCost) -> str:
-    return f"{cost.num_parameters:,} parameters, {cost.multiply_adds:,} multiply-adds"
-
-
 def _caption(graph: GraphElements) -> str:
     try:
-        return _cost_text(graph_cost(graph))
+        return cost_text(graph_cost(graph))
     except ValueError:
         return "invalid"
 
@@ -345,7 +290,7 @@ def _categories(graph: GraphElements) -> list[Category]:
             continue
         visited.add(id(each))
         for node in each.nodes.values():
-            applied = _applied(node)
+            applied = applied_operation(node)
             if applied is not None and (applied.name != "identity" or node.activation_function != "linear"):
                 used.add(applied.row.category)
             if "subgraph" in node.attributes:
