@@ -25,9 +25,9 @@ def test_format_page_lists_fields_and_codes():
     codes = set()
     for name in ("operation_problems", "operation_element_problems", "operation"):
         tree = ast.parse((ROOT / "gflownet" / "graphs" / f"{name}.py").read_text(encoding="utf-8"))
-        calls = [node for node in ast.walk(tree) if isinstance(node, ast.Call)]
-        for call in calls:
-            if isinstance(call.func, ast.Name) and call.func.id in ("GraphProblem", "at_node", "at_edge"):
-                codes |= {each.value for each in call.args[:2] if isinstance(each, ast.Constant)}
+        for call in (node for node in ast.walk(tree) if isinstance(node, ast.Call)):
+            place = {"GraphProblem": 0, "at_node": 1, "at_edge": 1}.get(getattr(call.func, "id", ""))
+            if place is not None and isinstance(code := call.args[place], ast.Constant):
+                codes.add(code.value)
     assert len(codes) > 15
-    assert {code for code in codes if isinstance(code, str) and f"`{code}`" not in PAGE} == set()
+    assert {code for code in codes if f"`{code}`" not in PAGE} == set()
