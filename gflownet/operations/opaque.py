@@ -61,4 +61,5 @@ def _output_sizes(name: str, arguments: tuple[tuple[str, Any], ...], shape: Shap
             output = module_class(**dict(arguments))(torch.empty(2, *shape.sizes, dtype=dtype))
         return tuple(output.shape[1:])
     except Exception as error:  # raised by the user's own module
-        raise ShapeError(f"expected {name} to accept {shape}, got {type(error).__name__}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ShapeError(f"expected {name} to accept {shape}, got {type(error).__name__}: {reason}") from error

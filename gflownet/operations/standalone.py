@@ -60,7 +60,8 @@ def check_example(row: type[Operation], example: Example, name: str) -> None:
             module = StandaloneOperation(row, inputs, settings)
             sizes = list(module(*module.meta_inputs(2)).shape)
     except Exception as error:  # raised by the user's own class
-        raise ValueError(f"{name}: expected an output, got {type(error).__name__}: {error}") from error
+        reason = " ".join(str(error).split())
+        raise ValueError(f"{name}: expected an output, got {type(error).__name__}: {reason}") from error
     if sizes != [2, *expected.sizes]:
         raise ValueError(f"{name}: expected {[2, *expected.sizes]} as from infer_shape, got {sizes}")
 

@@ -1,0 +1,203 @@
+"""Operations from a user's file, and any module as an operation: the same rights, and one line for each mistake."""
+
+from __future__ import annotations
+
+import importlib
+import re
+import sys
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from gflownet.graphs import ComputationGraph
+from gflownet.graphs.operation import operation, read_operation
+from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
+from gflownet.translation import to_pytorch_model
+
+SOURCE = """
+from torch import nn
+
+from gflownet.graphs.operation import Category, Example, Operation, Setting, single_input
+from gflownet.graphs.tensor_shape import Shape
+from gflownet.graphs.vocabulary import POSITIVE_INT
+from gflownet.operations import Composite, GraphData
+
+VECTOR = Shape.of(4)
+
+
+class TwoLayers(Operation):
+    settings = {"features": Setting(POSITIVE_INT, choices=(2,)), "hidden": Setting(POSITIVE_INT, 3)}
+    examples = (Example((VECTOR,), {"features": 2}),)
+
+    @classmethod
+    def infer_shape(cls, inputs, settings):
+        return single_input(inputs, "vector").with_channels(settings["features"])
+
+    @classmethod
+    def build(cls, inputs, settings):
+        size, hidden = single_input(inputs).channels, settings["hidden"]
+        return nn.Sequential(nn.Linear(size, hidden), nn.ReLU(), nn.Linear(hidden, settings["features"], bias=False))
+
+
+class Block(Composite):
+    examples = (Example((VECTOR,)),)
+
+    @classmethod
+    def graph(cls, inputs, settings):
+        data = GraphData(inputs)
+        data.add("identity", 0, data.add(f"{__name__}:TwoLayers", 0, features=inputs["input"].channels))
+        return data.finish()
+
+
+class NoShape(Operation):
+    @classmethod
+    def build(cls, inputs, settings):
+        return nn.Identity()
+
+
+class NoModule(Operation):
+    @classmethod
+    def infer_shape(cls, inputs, settings):
+        return inputs["input"]
+
+
+class NoGraph(Composite):
+    pass
+
+
+class BadSetting(TwoLayers):
+    settings = {"features": 3}
+
+
+class BadChoice(TwoLayers):
+    settings = {"features": Setting(POSITIVE_INT, choices=(0,))}
+
+
+class BadDefault(TwoLayers):
+    settings = {"features": Setting(POSITIVE_INT, -1)}
+
+
+class BadPorts(TwoLayers):
+    ports = ()
+
+
+class BadCategory(TwoLayers):
+    category = "convolutions"
+
+
+class WrongShape(TwoLayers):
+    @classmethod
+    def infer_shape(cls, inputs, settings):
+        return single_input(inputs)
+
+
+class Failing(TwoLayers):
+    @classmethod
+    def build(cls, inputs, settings):
+        return nn.Linear(settings["width"], 1)
+
+
+class Declared(nn.Module):
+    @staticmethod
+    def infer_shape(sizes, *, times):
+        return (sizes[0] * times,)
+
+    def __init__(self, times):
+        super().__init__()
+        self.times = times
+
+    def forward(self, x):
+        return x.repeat(1, self.times)
+"""
+MISTAKES = {
+    "NoShape": "operation: expected {name} to define infer_shape",
+    "NoModule": "operation: expected {name} to define build, constructor or call",
+    "NoGraph": "operation: expected {name} to define graph",
+    "BadSetting": "{name}.settings: expected Settings by name, got features: 3",
+    "BadChoice": "{name}.settings: expected an int in [1, 1,048,576] for features, got 0",
+    "BadDefault": "{name}.settings: expected an int in [1, 1,048,576] for features, got -1",
+    "BadPorts": "{name}.ports: expected at least one name of an input, got ()",
+    "BadCategory": "{name}.category: expected one of convolution, linear, ",
+    "WrongShape": "{name}.examples[0]: expected [2, 4] as from infer_shape, got [2, 2]",
+    "Failing": "{name}.examples[0]: expected an output, got KeyError: 'width'",
+    "Missing": "operation: expected a subclass of Operation, got '{name}'; did you mean ",
+    "Declared": "operation: expected a subclass of Operation, got '{name}'; did you mean ",
+}
+MODULE = "outside_operations"
+
+
+@pytest.fixture(autouse=True)
+def module(tmp_path, monkeypatch) -> Iterator[None]:
+    (tmp_path / f"{MODULE}.py").write_text(SOURCE)
+    monkeypatch.syspath_prepend(tmp_path)
+    importlib.invalidate_caches()
+    operation.cache_clear()
+    yield
+    sys.modules.pop(MODULE, None)
+    operation.cache_clear()
+
+
+def chain(*operations: dict, shape: tuple[int, ...] = (5,)) -> ComputationGraph:
+    nodes: list[dict] = [{"id": 0, "node_type": "input", "shape": list(shape)}]
+    nodes += [{"id": i, "node_type": "hidden", "operation": each} for i, each in enumerate(operations, 1)]
+    nodes[-1]["node_type"] = "output"
+    edges = [{"source": i, "target": i + 1} for i in range(len(operations))]
+    return ComputationGraph.from_dict({"nodes": nodes, "edges": edges})
+
+
+def test_outside_operation_is_counted_and_translated() -> None:
+    graph = chain({"name": f"{MODULE}:TwoLayers", "features": 6, "hidden": 7}, {"name": f"{MODULE}:Block"})
+    assert graph.validate() == []
+    cost = graph_cost(graph)
+    assert cost.num_parameters == (5 * 7 + 7 + 7 * 6) + (6 * 3 + 3 + 3 * 6)
+    assert cost.multiply_adds == (5 * 7 + 7 * 6) + 2 * 6 * 3
+    model = to_pytorch_model(graph)
+    assert sum(each.numel() for each in model.parameters()) == cost.num_parameters
+    assert model(torch.randn(2, 5)).shape == (2, 6)
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_outside_operation_mistake_is_one_line(name: str) -> None:
+    message = MISTAKES[name].format(name=f"{MODULE}:{name}")
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}") as info:
+        operation(f"{MODULE}:{name}")
+    assert "\n" not in str(info.value)
+
+
+def test_outside_operation_mistake_is_a_problem_of_the_graph() -> None:
+    (problem,) = chain({"name": f"{MODULE}:WrongShape", "features": 2}).validate()
+    assert problem.node_id == 1
+    assert problem.message.startswith(f"node 1: {MODULE}:WrongShape.examples[0]: expected")
+
+
+def test_opaque_runs_a_module_of_torch() -> None:
+    settings = {"module": "torch.nn:Conv1d", "arguments": {"in_channels": 2, "out_channels": 3, "kernel_size": 3}}
+    applied = read_operation({"name": "opaque", **settings})
+    shape = applied.row.infer_shape({"input": Shape((2, 9), Layout.SIGNAL)}, applied.settings)
+    assert shape == Shape((3, 7), Layout.SIGNAL)
+    assert applied.row.multiply_adds({"input": Shape((2, 9), Layout.SIGNAL)}, applied.settings) == 3 * 2 * 3 * 7
+    assert hash(applied) == hash(read_operation({"name": "opaque", **settings}))
+
+
+def test_opaque_uses_infer_shape_of_the_module() -> None:
+    graph = chain({"name": "opaque", "module": f"{MODULE}:Declared", "arguments": {"times": 3}}, shape=(4,))
+    x = torch.randn(2, 4)
+    assert torch.equal(to_pytorch_model(graph)(x), x.repeat(1, 3))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"module": "torch.nn:Linear"}, "expected torch.nn:Linear to accept vector [4], got TypeError"),
+        ({"module": "torch:Tensor"}, "operation.module: expected a subclass of Module, got 'torch:Tensor'"),
+        ({"module": "no_such:Layer"}, "operation.module: expected an importable module, got 'no_such'"),
+    ],
+)
+def test_opaque_mistake_is_one_line(settings: dict, message: str) -> None:
+    applied = read_operation({"name": "opaque", **settings})
+    with pytest.raises(ValueError, match=f"^{re.escape(message)}") as info:
+        applied.row.infer_shape({"input": Shape.of(4)}, applied.settings)
+    assert isinstance(info.value, ShapeError) == message.startswith("expected")
+    assert "\n" not in str(info.value)
