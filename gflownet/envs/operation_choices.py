@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from gflownet.graphs.operation import INPUT_PORT, AppliedOperation, Category, operation, read_operation
+from gflownet.graphs.operation import INPUT_PORT, REQUIRED, AppliedOperation, Category, operation, read_operation
 from gflownet.graphs.operation_shapes import MERGES
 from gflownet.graphs.vocabulary import activation
 from gflownet.mdp.states import Attribute
@@ -162,6 +162,10 @@ def _offered(
             if parameter is not None and not parameter.accepts(value):
                 place = f"env.operation_graph.choices.{name}.{key}"
                 raise ValueError(f"{place}: expected {parameter.expected}, got {value!r}")
+    for key, setting in row.settings.items():
+        if setting.default is REQUIRED and key not in values:
+            expected = f"expected {setting.parameter.expected}"
+            raise ValueError(f"env.operation_graph.choices.{name}.{key}: {expected}, got none")
     _check_merge(name, values[MERGE])
     for value in values[ACTIVATION]:
         activation(str(value))  # an error before the search starts

@@ -23,7 +23,7 @@ from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
 UNKNOWN = -1  # number of a shape that is not known, and position of a prefix that does not exist
 HEAD = "head"
 _MAX_SHAPES = 2_000
-_MAX_EVALUATIONS = 200_000  # of shapes by operations
+_MAX_EVALUATIONS = 50_000  # of shapes by operations
 _NEVER = 2**60  # cost of an impossible completion
 Settings = tuple[str, tuple[tuple[str, Hashable], ...]]  # an operation and its varying settings
 

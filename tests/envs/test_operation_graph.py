@@ -7,10 +7,12 @@ from gflownet.envs import operation_tables
 from gflownet.envs.config import EnvConfig, OperationGraphConfig
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
+from gflownet.graphs.operation import OPERATIONS, operation
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.tensor_shape import Adapter, Shape, ShapeError, join
+from gflownet.graphs.tensor_shape import Adapter, Layout, Shape, ShapeError, join
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import IllegalAction
+from gflownet.mdp.states import GraphStates
 from gflownet.metrics.exact import enumerate_states
 from gflownet.policy.config import ModelConfig
 from gflownet.policy.dense_transformer import DenseTransformerPolicy
@@ -48,17 +50,22 @@ LARGER = {
 }
 
 
-@pytest.mark.parametrize("name", LARGER)
-def test_random_walks_finish_within_limits_and_return(name):
-    """Every state has an action; finished networks keep the limits; every way back ends in the initial state."""
-    env, generator = LARGER[name](), torch.Generator().manual_seed(3)
-    states, finished = env.initial_states(128), []
+def random_networks(env: OperationGraphEnv, num: int, generator: torch.Generator) -> GraphStates:
+    """Return the last states of uniformly random walks."""
+    states, finished = env.initial_states(num), []
     while len(states):
         actions = env.forward_masks(states).sample_uniform(generator)
         stops = actions.kind == int(Kind.Stop)
         finished.append(states[stops])
         states = env.apply(states[~stops], actions[~stops])
-    states = finished[0].cat(finished)
+    return GraphStates.cat(finished)
+
+
+@pytest.mark.parametrize("name", LARGER)
+def test_random_walks_finish_within_limits_and_return(name):
+    """Every state has an action; finished networks keep the limits; every way back ends in the initial state."""
+    env, generator = LARGER[name](), torch.Generator().manual_seed(3)
+    states = random_networks(env, 128, generator)
     assert int(states.num_nodes.max()) > env.num_ends + 4
     for index in range(0, len(states), 3):
         cost = graph_cost(env.terminal(states, index))
@@ -93,6 +100,47 @@ def test_modules_of_networks_keep_the_parameter_limit(name):
         assert model(*examples).shape == (2, 5)
     limit = env.budget.num_parameters
     assert 0.75 * limit < max(sizes) <= limit
+
+
+def every_operation() -> dict[str, dict]:
+    """Return every operation with one input, with one value for each setting but two for its features."""
+    choices = {
+        name: {key: setting.choices[0] for key, setting in operation(name).settings.items() if setting.choices}
+        for name in OPERATIONS
+        if operation(name).ports == ("input",) and name not in ("embedding", "reshape", "to_image")
+    }
+    choices["opaque"] = {"module": "torch.nn:PReLU"}
+    return {
+        name: {**values, **({"features": [4, 8]} if "features" in values else {})} for name, values in choices.items()
+    }
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "shape", [Shape.of([3, 8, 8]), Shape.of([4, 20], Layout.SIGNAL), Shape.of([12, 4]), Shape.of(16)], ids=str
+)
+def test_networks_of_every_operation_keep_the_limits(shape):
+    choices, generator = every_operation(), torch.Generator().manual_seed(0)
+    env = OperationGraphEnv(
+        [shape],
+        5,
+        operations=list(choices),
+        choices=choices,
+        align="auto",
+        max_hidden_nodes=5,
+        max_edges=9,
+        max_parameters=20_000,
+        max_multiply_adds=1_000_000,
+    )
+    states, used = random_networks(env, 300, generator), set()
+    for index in range(0, len(states), 3):
+        network = env.terminal(states, index)
+        model, cost = to_pytorch_model(network).eval(), graph_cost(network)
+        assert sum(parameter.numel() for parameter in model.parameters()) == cost.num_parameters <= 20_000
+        assert cost.multiply_adds <= 1_000_000
+        assert model(torch.zeros(2, *shape.sizes)).shape == (2, 5)
+        used |= {node.attributes["operation"]["name"] for node in network.nodes.values() if "align" in node.attributes}
+    assert len(used) > 30
 
 
 def test_terminal_network_holds_chosen_values():
@@ -221,6 +269,11 @@ def test_foreign_network_raises():
         ({"choices": {"conv2d": {"width": 3}}}, "choices.conv2d: expected settings out of .* got width"),
         ({"choices": {"conv2d": {"features": [0]}}}, r"choices.conv2d.features: expected an int in .* got 0"),
         ({"choices": {"conv2d": {"merge": "concat"}}}, "choices.conv2d.merge: expected merges out of .* got 'concat'"),
+        ({"operations": ["to_image"]}, r"choices.to_image.height: expected an int in .* got none"),
+        (
+            {"operations": ["cross_attention"]},
+            "expected operations with one input, got cross_attention with query, key",
+        ),
         ({"choices": {"conv2d": {"bias": [{}, []]}}}, r"choices.conv2d.bias: expected numbers, texts or booleans"),
         ({"merges": ["concat"]}, "merges: expected merges out of sum, .* got"),
         ({"activations": ["rely"]}, "activation: expected one of .*got 'rely'"),
