@@ -1,6 +1,6 @@
 """The operations that a search offers: their varying settings as node attributes, and the order in which they are set.
 
-A node's values are set one after another, in the order of the attributes, and only those of its own operation. A prefix
+A node's values are set one after another, in the order of the attributes; other operations' settings stay unset. A prefix
 is an operation with the values set so far; a complete prefix is an operation with all of its settings.
 """
 
@@ -20,7 +20,7 @@ from gflownet.operations.composite import Composite
 ACTIVATION, MERGE = "activation", "merge"  # attributes of a node next to the settings of its operation
 OFFERED_MERGES = tuple(name for name in MERGES if name != "concat")  # concat changes the shape with every edge
 MAX_ATTRIBUTES = 7  # a node's type and values are compared as one number of eight bytes
-# Operations of these kinds, but for composites, are followed by an activation unless `choices` says otherwise.
+# Operations of these kinds, but for composites, are followed by an activation unless `choices` offers others.
 _ACTIVATED = (Category.CONVOLUTION, Category.LINEAR, Category.NORMALISATION)
 
 Choices = Mapping[str, tuple[Hashable, ...]]
@@ -60,7 +60,7 @@ class OperationChoices:
 
     Args:
         operations: names of operations.
-        choices: values of settings by operation and name, in place of those that the operation's row offers.
+        choices: values of settings by operation and name; by default the operation's row offers some.
         activations: values of the activation.
         merges: values of the merge.
     """
