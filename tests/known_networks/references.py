@@ -27,7 +27,7 @@ class KnownNetwork:
     name: str
     num_parameters: int
     multiply_adds: int  # of one example of the declared size
-    build: Callable[[], nn.Module]  # the reference
+    build: Callable[[int | None], nn.Module]  # the reference, for the declared or another size
     outputs: Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]  # of the reference
     weights: Callable[[State], State]  # the reference's tensors by the model's names, or in their own order
 
@@ -45,13 +45,14 @@ class KnownNetwork:
         return ComputationGraph.from_dict(self.data(size))
 
 
-def _made(kind: str, model: str, config: str, **options: Any) -> Callable[[], nn.Module]:
-    """Return a function that builds a model of transformers."""
+def _made(kind: str, model: str, config: str, **options: Any) -> Callable[[int | None], nn.Module]:
+    """Return a function that builds a model of transformers; only ViT depends on the size."""
 
-    def build() -> nn.Module:
+    def build(size: int | None) -> nn.Module:
         package = f"transformers.models.{kind}"
         config_class = getattr(import_module(f"{package}.configuration_{kind}"), config)
-        return getattr(import_module(f"{package}.modeling_{kind}"), model)(config_class(**options))
+        by_size = {"image_size": size} if kind == "vit" and size else {}
+        return getattr(import_module(f"{package}.modeling_{kind}"), model)(config_class(**options, **by_size))
 
     return build
 
@@ -163,7 +164,7 @@ _MOBILENET = _made(
     tf_padding=False,
     layer_norm_eps=1e-5,
 )
-_GPT2 = _made("gpt2", "GPT2LMHeadModel", "GPT2Config")
+_GPT2 = _made("gpt2", "GPT2LMHeadModel", "GPT2Config", use_cache=False)
 KNOWN_NETWORKS = {
     network.name: network
     for network in (
@@ -191,7 +192,7 @@ KNOWN_NETWORKS = {
             "transformer_encoder_layer",
             3_152_384,
             31_559_680,
-            lambda: nn.TransformerEncoderLayer(512, 8, batch_first=True),
+            lambda _: nn.TransformerEncoderLayer(512, 8, batch_first=True),
             lambda model, inputs: (model(*inputs),),
             _encoder_weights,
         ),
