@@ -36,6 +36,8 @@ class ClassWriter:
     plan: OperationPlan
     dialect: Dialect
     class_names: Mapping[str, str] = field(default_factory=dict)  # by the key of a body
+    # Keywords of 0-d tensors. The dtype of the model is set at the end: float64 until then keeps numbers exact.
+    scalar_option: str = ", dtype=torch.float64"
 
     def initial_lines(self) -> list[str]:
         """The statements of __init__ after super().__init__(): modules and parameters in the order of computation."""
@@ -60,7 +62,7 @@ class ClassWriter:
 
     def _initial(self, step: StepPlan) -> list[str]:
         if step.ordinary is not None:
-            return _ordinary_parameters(step)
+            return _ordinary_parameters(step, self.scalar_option)
         lines = []
         for merge in step.shapes.inputs.values():
             for edge, adapter in zip(merge.edges, merge.adapters, strict=True):
@@ -68,7 +70,9 @@ class ClassWriter:
                     lines.append(f"self.adapt_{step.edge_labels[edge.edge_id]} = {_projection(adapter)}")
                 if step.shapes.has_edge_weights:
                     label = step.edge_labels[edge.edge_id]
-                    lines.append(f"self.weight_{label} = nn.Parameter(torch.tensor({edge.weight!r}))")
+                    lines.append(
+                        f"self.weight_{label} = nn.Parameter(torch.tensor({edge.weight!r}{self.scalar_option}))"
+                    )
         return [*lines, *self._module(step)]
 
     def _module(self, step: StepPlan) -> list[str]:
@@ -226,15 +230,16 @@ def _ordinary_lines(step: StepPlan, dialect: Dialect) -> list[str]:
     return lines
 
 
-def _ordinary_parameters(step: StepPlan) -> list[str]:
+def _ordinary_parameters(step: StepPlan, scalar_option: str) -> list[str]:
     assert step.ordinary is not None
     (merge,) = step.shapes.inputs.values()
     values = {f"weight_{step.edge_labels[edge.edge_id]}": edge.weight for edge in merge.edges}
     values[f"bias_{step.node_id}"] = step.shapes.node.bias
-    return [
-        f"self.{parameter.module or parameter.name} = {initial_code(parameter, values)}"
-        for parameter in step.ordinary.parameters()
-    ]
+    lines = []
+    for parameter in step.ordinary.parameters():
+        option = "" if parameter.shape else scalar_option
+        lines.append(f"self.{parameter.module or parameter.name} = {initial_code(parameter, values, option)}")
+    return lines
 
 
 def shape_text(shape: Shape) -> str:

@@ -39,7 +39,7 @@ def operation_source(plan: OperationPlan, name: str, dtype: str | None) -> str:
     """Return the source of a module `name` with the names, first values and outputs of the model of a plan."""
     plans = list(_bodies_first(plan))
     names = _class_names(plans, name)
-    classes = [_class_source(each, names, dtype if each is plan else None) for each in plans]
+    classes = [_class_source(each, names, dtype, is_model=each is plan) for each in plans]
     text = "\n\n".join(classes)
     imports = list(dict.fromkeys(line for each in plans for line in _imports(each)))
     modules = [line.split()[1] for line in imports]
@@ -79,10 +79,11 @@ def _class_names(plans: list[OperationPlan], name: str) -> dict[str, str]:
     return names
 
 
-def _class_source(plan: OperationPlan, names: dict[str, str], dtype: str | None) -> str:
-    writer = _FileWriter(plan, PLAIN, names)
+def _class_source(plan: OperationPlan, names: dict[str, str], dtype: str | None, *, is_model: bool) -> str:
+    is_cast = dtype not in (None, "float32")
+    writer = _FileWriter(plan, PLAIN, names, f", dtype=torch.{dtype}" if is_cast else "")
     initial = ["super().__init__()", *writer.initial_lines()]
-    if dtype not in (None, "float32"):
+    if is_model and is_cast:
         initial.append(f"self.to(torch.{dtype})")
     if plan.channels_last:
         initial.append("self.to(memory_format=torch.channels_last)")

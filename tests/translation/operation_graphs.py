@@ -84,8 +84,12 @@ def random_graph(seed: int) -> ComputationGraph:
     num_hidden, first = rng.randint(2, 6), len(layouts)
     for node_id in range(first, first + num_hidden):
         sources = rng.sample(range(node_id), min(rng.randint(1, 3), node_id))
-        edges += [{"source": source, "target": node_id, "weight": rng.uniform(-1, 2)} for source in sources]
+        in_edges: list[Data] = [{"source": source, "target": node_id} for source in sources]
+        edges += in_edges
         nodes.append(_random_node(rng, data, node_id))
+        if nodes[-1].get("edge_weight", "output_size" in nodes[-1]):
+            for edge in in_edges:
+                edge["weight"] = rng.uniform(-1, 2)
     last = first + num_hidden
     heads = rng.sample(range(first, last), min(2, num_hidden))
     edges += [{"source": source, "target": last} for source in heads]

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import copy
 import io
+import json
 import pickle
+from hashlib import sha256
 
 import pytest
 import torch
+from safetensors.torch import save
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
@@ -15,6 +18,7 @@ from gflownet.graphs.tensor_shape import Layout
 from gflownet.translation import (
     clear_translation_cache,
     get_translation_cache_metrics,
+    load,
     set_translation_cache_enabled,
     summary,
     to_pytorch_model,
@@ -254,3 +258,31 @@ def test_train_and_eval_reach_subgraphs(x):
     model = to_pytorch_model(graph_of(nodes, [(0, 1)], subgraphs={"drop": inner}))
     assert (model(x) == 0).float().mean() > 0.3
     assert torch.equal(model.eval()(x), x)
+
+
+def test_load_returns_the_trained_operation_graph(tmp_path, x):
+    model = to_pytorch_model(small())
+    with torch.no_grad():
+        model.bias_6.fill_(3.0)
+    content = save(model.state_dict())
+    (tmp_path / "rank_0.safetensors").write_bytes(content)
+    weights = {"file": "rank_0.safetensors", "sha256": sha256(content).hexdigest()}
+    path = tmp_path / "top_architectures.json"
+    path.write_text(json.dumps([{"rank": 0, "graph": small().to_dict(), "weights": weights}]))
+    loaded = load(path)
+    assert not loaded.training
+    assert torch.equal(loaded(x), model.eval()(x))
+
+
+def test_edge_weights_are_exact_in_float64():
+    nodes = [image_input(3), hidden(1, "identity", kind="output", edge_weight=True)]
+    model = to_pytorch_model(graph_of(nodes, [(0, 1, {"weight": 0.1})]), {"dtype": "float64"})
+    assert model.weight_0_1.item() == 0.1
+
+
+def test_opaque_modules_pickle():
+    settings = {"module": "torch.nn:Linear", "arguments": {"in_features": 3, "out_features": 2}}
+    nodes = [image_input(3), {"id": 1, "node_type": "output", "operation": {"name": "opaque", **settings}}]
+    model = to_pytorch_model(graph_of(nodes, [(0, 1)]))
+    x = torch.randn(4, 3)
+    assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
