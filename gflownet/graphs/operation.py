@@ -16,9 +16,10 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from gflownet.graphs.elements import frozen_attributes, shown, thawed
+from gflownet.graphs.operation_rows import BUILT_IN
 from gflownet.graphs.tensor_shape import Shape, ShapeError
 from gflownet.graphs.vocabulary import Parameter
-from gflownet.plugins import BuiltIn, ExtensionPoint
+from gflownet.plugins import ExtensionPoint
 
 if TYPE_CHECKING:
     from torch import nn
@@ -164,78 +165,7 @@ def _counted(row: type[Operation], inputs: Mapping[str, Shape], settings: Mappin
     return standalone.counted(row, tuple(inputs.items()), tuple(sorted(settings.items())))
 
 
-_ROOM = "gflownet.operations"
-OPERATIONS = ExtensionPoint(
-    "operation",
-    contract="gflownet.graphs.operation:Operation",
-    built_in={
-        "linear": BuiltIn(f"{_ROOM}.linear:Linear", "linear layer over the features"),
-        "head": BuiltIn(f"{_ROOM}.linear:Head", "average over all positions, then a linear layer"),
-        "tied_linear": BuiltIn(f"{_ROOM}.linear:TiedLinear", "linear layer with the weight of another node"),
-        "gated_linear": BuiltIn(f"{_ROOM}.linear:GatedLinear", "linear layer times a gate"),
-        "feed_forward": BuiltIn(f"{_ROOM}.transformer:FeedForward", "two linear layers with an activation"),
-        "conv1d": BuiltIn(f"{_ROOM}.convolution:Conv1d", "convolution of a signal"),
-        "conv2d": BuiltIn(f"{_ROOM}.convolution:Conv2d", "convolution of an image"),
-        "depthwise_conv1d": BuiltIn(f"{_ROOM}.convolution:DepthwiseConv1d", "convolution of each channel of a signal"),
-        "depthwise_conv2d": BuiltIn(f"{_ROOM}.convolution:DepthwiseConv2d", "convolution of each channel of an image"),
-        "transposed_conv1d": BuiltIn(f"{_ROOM}.convolution:TransposedConv1d", "transposed convolution of a signal"),
-        "transposed_conv2d": BuiltIn(f"{_ROOM}.convolution:TransposedConv2d", "transposed convolution of an image"),
-        "max_pool1d": BuiltIn(f"{_ROOM}.pooling:MaxPool1d", "largest value of each window of a signal"),
-        "max_pool2d": BuiltIn(f"{_ROOM}.pooling:MaxPool2d", "largest value of each window of an image"),
-        "avg_pool1d": BuiltIn(f"{_ROOM}.pooling:AvgPool1d", "mean of each window of a signal"),
-        "avg_pool2d": BuiltIn(f"{_ROOM}.pooling:AvgPool2d", "mean of each window of an image"),
-        "global_pool": BuiltIn(f"{_ROOM}.pooling:GlobalPool", "mean or maximum over all positions"),
-        "batch_norm": BuiltIn(f"{_ROOM}.normalisation:BatchNorm", "normalise each channel over the batch"),
-        "layer_norm": BuiltIn(f"{_ROOM}.normalisation:LayerNorm", "normalise the features of each position"),
-        "rms_norm": BuiltIn(f"{_ROOM}.normalisation:RMSNorm", "divide the features by their root mean square"),
-        "group_norm": BuiltIn(f"{_ROOM}.normalisation:GroupNorm", "normalise groups of channels of each example"),
-        "embedding": BuiltIn(f"{_ROOM}.tokens:Embedding", "a learned vector for each token"),
-        "patchify": BuiltIn(f"{_ROOM}.tokens:Patchify", "linear layer over each patch of an image or a signal"),
-        "learned_positions": BuiltIn(f"{_ROOM}.tokens:LearnedPositions", "add a learned vector to each position"),
-        "rotary_positions": BuiltIn(f"{_ROOM}.tokens:RotaryPositions", "rotate features by the position"),
-        "class_token": BuiltIn(f"{_ROOM}.tokens:ClassToken", "put a learned vector in front of a sequence"),
-        "self_attention": BuiltIn(f"{_ROOM}.attention:SelfAttention", "attention of a sequence to itself"),
-        "cross_attention": BuiltIn(f"{_ROOM}.attention:CrossAttention", "attention of a sequence to another one"),
-        "lstm": BuiltIn(f"{_ROOM}.recurrent:LSTM", "LSTM over a sequence"),
-        "gru": BuiltIn(f"{_ROOM}.recurrent:GRU", "GRU over a sequence"),
-        "rhn": BuiltIn(f"{_ROOM}.recurrent:RHN", "layer of a Recurrent Hyper Network over a sequence"),
-        "squeeze_excitation": BuiltIn(
-            f"{_ROOM}.elementary:SqueezeExcitation", "scale channels by gates computed from their means"
-        ),
-        "flatten": BuiltIn(f"{_ROOM}.reshaping:Flatten", "all elements as a vector"),
-        "to_sequence": BuiltIn(f"{_ROOM}.reshaping:ToSequence", "positions of a signal or an image as a sequence"),
-        "to_signal": BuiltIn(f"{_ROOM}.reshaping:ToSignal", "positions of a sequence or an image as a signal"),
-        "to_image": BuiltIn(f"{_ROOM}.reshaping:ToImage", "positions of a sequence or a signal as an image"),
-        "reshape": BuiltIn(f"{_ROOM}.reshaping:Reshape", "the elements in another shape"),
-        "select": BuiltIn(f"{_ROOM}.reshaping:Select", "one position of a sequence as a vector"),
-        "upsample": BuiltIn(f"{_ROOM}.reshaping:Upsample", "more positions by interpolation"),
-        "identity": BuiltIn(f"{_ROOM}.elementary:Identity", "the input itself"),
-        "zero": BuiltIn(f"{_ROOM}.elementary:Zero", "zeros: no connection"),
-        "dropout": BuiltIn(f"{_ROOM}.elementary:Dropout", "random zeros in training"),
-        "scale": BuiltIn(f"{_ROOM}.elementary:Scale", "the input times a constant"),
-        "layer_scale": BuiltIn(f"{_ROOM}.elementary:LayerScale", "each channel times a learned number"),
-        "conv_bn_relu": BuiltIn(f"{_ROOM}.convolution_blocks:ConvBNReLU", "convolution, batch norm, ReLU"),
-        "relu_conv_bn": BuiltIn(f"{_ROOM}.convolution_blocks:ReLUConvBN", "ReLU, convolution, batch norm"),
-        "separable_conv_bn_relu": BuiltIn(
-            f"{_ROOM}.convolution_blocks:SeparableConvBNReLU", "depthwise and 1x1 convolution, batch norm, ReLU"
-        ),
-        "separable_conv": BuiltIn(f"{_ROOM}.convolution_blocks:SeparableConv", "separable convolution of DARTS"),
-        "dilated_conv": BuiltIn(f"{_ROOM}.convolution_blocks:DilatedConv", "dilated separable convolution of DARTS"),
-        "inverted_bottleneck": BuiltIn(
-            f"{_ROOM}.convolution_blocks:InvertedBottleneck", "inverted bottleneck of MobileNetV2"
-        ),
-        "residual_block": BuiltIn(f"{_ROOM}.convolution_blocks:ResidualBlock", "block of two convolutions of ResNet"),
-        "bottleneck_block": BuiltIn(
-            f"{_ROOM}.convolution_blocks:BottleneckBlock", "block of three convolutions of ResNet"
-        ),
-        "transformer_block": BuiltIn(f"{_ROOM}.transformer:TransformerBlock", "pre-norm transformer block"),
-        "opaque": BuiltIn(f"{_ROOM}.opaque:Opaque", "any nn.Module by module:Class"),
-        "residual_reduction": BuiltIn(
-            f"{_ROOM}.benchmark_blocks:ResidualReduction", "two convolutions at half the positions, of NAS-Bench-201"
-        ),
-        "first_channels": BuiltIn(f"{_ROOM}.benchmark_blocks:FirstChannels", "the first of the channels"),
-    },
-)
+OPERATIONS = ExtensionPoint("operation", contract="gflownet.graphs.operation:Operation", built_in=BUILT_IN)
 
 
 @cache
