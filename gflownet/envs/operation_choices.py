@@ -1,7 +1,7 @@
 """The operations that a search offers: their varying settings as node attributes, and the order in which they are set.
 
-A node's values are set one after another, in the order of the attributes; other operations' settings stay unset. A prefix
-is an operation with the values set so far; a complete prefix is an operation with all of its settings.
+A node's values are set one after another, in the order of the attributes; other operations' settings stay unset.
+A prefix is an operation with the values set so far; a complete prefix is an operation with all of its settings.
 """
 
 from __future__ import annotations
