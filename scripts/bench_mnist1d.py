@@ -1,8 +1,8 @@
-"""Compare the search with random search and regularised evolution at equal evaluations, by default on mnist1d.
+"""Compare the search with random search and regularised evolution at equal evaluations on mnist1d.
 
-    python scripts/bench_mnist1d.py [--quick] [--config NAME] [--evaluations N] [--seeds N] [KEY=VALUE ...]
+    python scripts/bench_mnist1d.py [--quick] [--evaluations N] [--seeds N] [--json FILE]
 
-All sides use the task, the environment, the store and the executor of the config. Each evaluates N different
+All sides use the task, the environment, the store and the executor of configs/mnist1d.yaml. Each evaluates N different
 architectures per seed; its best ones are trained again on new seeds by the final stage, and the one with the best mean
 validation score is reported with its mean test score. Random search: uniformly random legal actions. Regularised
 evolution (Real et al. 2019): the best of 10 random members of the population, the 50 youngest architectures, is
@@ -12,7 +12,6 @@ legal.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -44,13 +43,14 @@ from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
 from gflownet.report.architectures import TOP_NAME
 from gflownet.trainer import GFNTrainer
-from scripts.bench import Row, at_least, at_most, figure, finish
+from scripts.bench import Row, at_least, at_most, figure, finish, parse_arguments
 
 POPULATION, TOURNAMENT, MAX_UNDONE = 50, 10, 6
 STOP_PROBABILITY = 0.5
 BATCH_SIZE = 8  # candidates proposed at once: several processes stay busy
 GOAL_TEST, MAX_PARAMETERS = 0.991, 5_210
-EVALUATIONS, EVALUATIONS_QUICK = 400, 6
+EVALUATIONS, EVALUATIONS_QUICK = 400, 9
+NUM_SEEDS = 3
 QUICK = ("evaluation.num_epochs=1", "final.epochs=1", "final.num_seeds=2", "final.top=2", "algo.num_from_policy=3")
 # The steps of the policy end with the budget; random architectures are a side of their own.
 COMMON = ("num_training_steps=100000", "final.num_random=0", "wandb.mode=disabled", "print_every=20")
@@ -84,22 +84,23 @@ def _next_actions(env: Environment, states: GraphStates, generator: torch.Genera
     return ActionBatch(kind, where_stopped(0, actions.row), where_stopped(0, actions.column))
 
 
-def search_randomly(env: Environment, dispatcher: Dispatcher, *, seed: int) -> None:
+def search_randomly(env: Environment, dispatcher: Dispatcher, *, seed: int, num_evaluations: int) -> None:
     """Evaluate architectures from uniformly random actions until the budget is spent."""
     generator = torch.Generator().manual_seed(seed)
     while True:
         dispatcher.evaluate(uniform_candidates(env, BATCH_SIZE, generator=generator), step=1)
 
 
-def evolve(env: Environment, dispatcher: Dispatcher, *, seed: int) -> None:
+def evolve(env: Environment, dispatcher: Dispatcher, *, seed: int, num_evaluations: int) -> None:
     """Evaluate the architectures of regularised evolution until the budget is spent."""
     generator = torch.Generator().manual_seed(seed)
-    population: deque[tuple[float, Candidate]] = deque(maxlen=POPULATION)
+    size, batch_size = min(POPULATION, num_evaluations // 3), min(BATCH_SIZE, num_evaluations // 3)
+    population: deque[tuple[float, Candidate]] = deque(maxlen=size)
     while True:
-        if len(population) < POPULATION:
-            candidates = uniform_candidates(env, BATCH_SIZE, generator=generator)
+        if len(population) < size:
+            candidates = uniform_candidates(env, batch_size, generator=generator)
         else:
-            samples = torch.randint(len(population), (BATCH_SIZE, TOURNAMENT), generator=generator).tolist()
+            samples = torch.randint(size, (batch_size, TOURNAMENT), generator=generator).tolist()
             winners = [max((population[i] for i in sample), key=lambda member: member[0]) for sample in samples]
             candidates = mutated(env, env.states_of([candidate for _, candidate in winners]), generator)
         scores = [evaluation.score for evaluation in dispatcher.evaluate(candidates, step=1)]
@@ -121,9 +122,9 @@ class Result:
     scores: tuple[float, ...]  # of all successful evaluations of the search
 
 
-def search(options: Sequence[str], config_name: str, folder: Path) -> Result:
+def search(options: Sequence[str], folder: Path) -> Result:
     """Run the product's own search."""
-    trainer = GFNTrainer(load_config(config_name, [*options, f"log_dir={folder}"]))
+    trainer = GFNTrainer(load_config("mnist1d", [*options, f"log_dir={folder}"]))
     trainer.run()
     (best, *_) = json.loads((folder / TOP_NAME).read_text(encoding="utf-8"))
     with EvaluationStore(folder / STORE_NAME, context=context_of(trainer.task)) as store:
@@ -132,9 +133,9 @@ def search(options: Sequence[str], config_name: str, folder: Path) -> Result:
     return Result(final["mean"], best["test_score"], best["num_parameters"], trainer.progress.seconds, scores)
 
 
-def run_baseline(proposer: Proposer, options: Sequence[str], config_name: str, folder: Path) -> Result:
+def run_baseline(proposer: Proposer, options: Sequence[str], folder: Path) -> Result:
     """Evaluate the architectures of a baseline until the budget is spent, and run the final stage."""
-    trainer = GFNTrainer(load_config(config_name, options))
+    trainer = GFNTrainer(load_config("mnist1d", options))
     folder.mkdir()
     with (
         EvaluationStore(folder / STORE_NAME, context=context_of(trainer.task)) as store,
@@ -143,7 +144,8 @@ def run_baseline(proposer: Proposer, options: Sequence[str], config_name: str, f
         start = perf_counter()
         dispatcher = trainer.build_evaluator(store, executor, num_evaluated=0)
         with suppress(EvaluationStoppedError):
-            proposer(trainer.env, dispatcher, seed=trainer.config.seed)
+            config = trainer.config
+            proposer(trainer.env, dispatcher, seed=config.seed, num_evaluations=config.budget.evaluations)
         dispatcher.close()
         seconds = perf_counter() - start
         scores = tuple(record.score for record in store.top(sys.maxsize))
@@ -171,25 +173,19 @@ def rows_of(name: str, result: Result, *, label: str, has_goal: bool) -> list[Ro
 
 def main() -> int:
     """Run the comparison and return the exit status."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("overrides", nargs="*", metavar="KEY=VALUE", help="options of all sides")
-    parser.add_argument("--config", default="mnist1d", help="name or path of the config")
-    parser.add_argument("--evaluations", type=int, help=f"per side and seed, default {EVALUATIONS}")
-    parser.add_argument("--seeds", type=int, help="number of seeds, default 3")
-    parser.add_argument("--quick", action="store_true", help="a smaller run of less than 60 CPU seconds")
-    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
-    arguments = parser.parse_args()
+    numbers = {"evaluations": f"per side and seed, default {EVALUATIONS}", "seeds": f"default {NUM_SEEDS}"}
+    arguments = parse_arguments(__doc__, numbers=numbers)
     num_evaluations = arguments.evaluations or (EVALUATIONS_QUICK if arguments.quick else EVALUATIONS)
     rows = []
-    for seed in range(arguments.seeds or (1 if arguments.quick else 3)):
-        options = [*(QUICK if arguments.quick else ()), *arguments.overrides, f"seed={seed}", *COMMON]
+    for seed in range(arguments.seeds or (1 if arguments.quick else NUM_SEEDS)):
+        options = [*(QUICK if arguments.quick else ()), f"seed={seed}", *COMMON]
         options += [f"budget.evaluations={num_evaluations}"]
         with tempfile.TemporaryDirectory() as folder:
-            results = {"search": search(options, arguments.config, Path(folder, "search"))}
+            results = {"search": search(options, Path(folder, "search"))}
             for name, proposer in BASELINES.items():
-                results[name] = run_baseline(proposer, options, arguments.config, Path(folder, name))
+                results[name] = run_baseline(proposer, options, Path(folder, name))
         for name, result in results.items():
-            has_goal = name == "search" and arguments.config == "mnist1d" and not arguments.quick
+            has_goal = name == "search" and not arguments.quick
             rows += rows_of(name, result, label=f"seed {seed}", has_goal=has_goal)
     return finish(rows, json_path=arguments.json)
 

@@ -1,4 +1,4 @@
-"""Compare the default digits search with uniformly random actions on as many architectures.
+"""Compare the digits search with uniformly random actions on as many architectures.
 
     python scripts/compare_random.py [--quick] [--json FILE]
 
