@@ -273,5 +273,6 @@ def single_input(inputs: Mapping[str, Shape], *layouts: str) -> Shape:
     """Return the shape at the input port. Raises ShapeError unless it has one of the layouts."""
     shape = inputs[INPUT_PORT]
     if layouts and shape.layout not in layouts:
-        raise ShapeError(f"expected a {' or '.join(layouts)}, got {shape}")
+        article = "an" if layouts[0] == "image" else "a"
+        raise ShapeError(f"expected {article} {' or '.join(layouts)}, got {shape}")
     return shape

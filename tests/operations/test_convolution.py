@@ -84,3 +84,8 @@ def test_max_pooling_does_not_see_padding() -> None:
 def test_window_refusals_name_the_reason(name: str, settings: dict, message: str) -> None:
     with pytest.raises(ShapeError, match=f"^{message}$"):
         infer(name, Shape.of((4, 4, 6)), **settings)
+
+
+def test_layout_refusal_has_the_right_article() -> None:
+    with pytest.raises(ShapeError, match=r"^expected an image, got vector \[8\]$"):
+        infer("conv2d", Shape.of(8), features=3)
