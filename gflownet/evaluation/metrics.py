@@ -141,14 +141,13 @@ def build_loss(config: TrainingConfig, *, is_classification: bool) -> Loss:
     return load_function("evaluation.training.loss", name, names=("auto", "cross_entropy", *_LOSSES))
 
 
-def build_metric(config: TrainingConfig, *, is_classification: bool, has_positions: bool) -> Metric:
-    """Return the validation metric. Raises UserError for an unknown name."""
-    name = config.metric
+def build_metric(key: str, name: str, *, is_classification: bool, has_positions: bool) -> Metric:
+    """Return the metric of an option under evaluation.training. Raises UserError for an unknown name."""
     if name == "auto":
         name = "r2" if not is_classification else "bits" if has_positions else "accuracy"
     if name in METRICS:
         return METRICS[name]
-    values = load_function("evaluation.training.metric", name, names=("auto", *METRICS))
+    values = load_function(f"evaluation.training.{key}", name, names=("auto", *METRICS))
     is_cost = bool(getattr(values, "smaller_is_better", False))
     return Metric(name.partition(":")[2], values, smaller_is_better=is_cost, is_relative=is_cost)
 

@@ -129,7 +129,9 @@ class TensorTask(GFNTask):
         """Return a digest of the examples, and of the code of a user's loss and metric."""
         contents = [part for split in self.splits_in_use for part in _contents(split)]
         options = self._evaluation.training
-        functions = [load_function("", name) for name in (options.loss, options.metric) if ":" in name]
+        functions = [
+            load_function("", name) for name in (options.loss, options.metric, options.test_metric) if ":" in name
+        ]
         return data_digest([*contents, *map(function_digest, functions)])
 
     @property
@@ -174,10 +176,12 @@ class TensorTask(GFNTask):
         options, classifies = self._evaluation.training, is_classification(self.train.targets)
         self.trainer = ModelTrainer(self.train, build_loss(options, is_classification=classifies), self._evaluation)
         has_positions = self.train.targets.ndim > 1
-        metric = build_metric(options, is_classification=classifies, has_positions=has_positions)
+        own = options.metric if ":" in options.metric and options.test_metric == "auto" else options.test_metric
+        names = (("metric", options.metric), ("test_metric", own))
+        metrics = [build_metric(*each, is_classification=classifies, has_positions=has_positions) for each in names]
         self.measure, self.test_measure = (
             build_measure(metric, split, train=self.train, num_outputs=self.num_outputs)
-            for split in (self.validation, self.test_split)
+            for metric, split in zip(metrics, (self.validation, self.test_split), strict=True)
         )
 
     def _trained(self, candidate: Any, *, seed: int) -> ModelTraining:

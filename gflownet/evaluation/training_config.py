@@ -45,4 +45,7 @@ class TrainingConfig:
         "validation metric: auto (accuracy, bits for tokens, r2 for numbers), accuracy, confidence, "
         "accuracy_and_confidence, likelihood, cross_entropy, bits, perplexity, r2, mse, rmse, mae or module:callable",
     )
+    test_metric: str = option(
+        "auto", "metric of the test score, by the same names; auto: accuracy, bits or r2, or your own validation metric"
+    )
     score_epochs: int = option(1, "last epochs over which the validation score is averaged", AT_LEAST_ONE)

@@ -43,8 +43,8 @@ distance.smaller_is_better = True  # type: ignore[attr-defined]
 def measured(name: str, outputs: torch.Tensor, targets: torch.Tensor) -> tuple[float, float]:
     """Return value and score of a metric, relative to the training targets, which are the same."""
     split = Split(torch.zeros(len(targets), 1), targets)
-    config = TrainingConfig(metric=name)
-    metric = build_metric(config, is_classification=not targets.is_floating_point(), has_positions=targets.ndim > 1)
+    kind = {"is_classification": not targets.is_floating_point(), "has_positions": targets.ndim > 1}
+    metric = build_metric("metric", name, **kind)
     measure = build_measure(metric, split, train=split, num_outputs=outputs.shape[-1])
     value = measure.value_of(zip(outputs.split(40), targets.split(40), strict=True))
     return value, measure.score(value)
@@ -136,4 +136,4 @@ def test_wrong_metric_raises():
     with pytest.raises(
         UserError, match=r"metric: expected one of auto, accuracy, .*, got 'acuracy'; did you mean accuracy"
     ):
-        build_metric(TrainingConfig(metric="acuracy"), is_classification=True, has_positions=False)
+        build_metric("metric", "acuracy", is_classification=True, has_positions=False)

@@ -132,6 +132,14 @@ def test_score_is_the_mean_of_the_last_epochs():
     assert outcome.score == task.evaluate(network(), seed=7)
 
 
+def test_smooth_metric_is_tested_by_accuracy(task):
+    smooth = build("evaluation.num_epochs=3", "evaluation.training.metric=accuracy_and_confidence")
+    plain, score = task.evaluate(network(), seed=0), smooth.evaluate(network(), seed=0)
+    assert score.metrics["train_loss"] == plain.metrics["train_loss"]
+    assert score.value != plain.value
+    assert smooth.test(network(), seed=0) == task.test(network(), seed=0)
+
+
 def test_objectives_are_measured():
     task = build("evaluation.num_epochs=1", "evaluation.objectives=[accuracy,parameters,flops,latency]")
     metrics = task.evaluate(network(), seed=0).metrics
