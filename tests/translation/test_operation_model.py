@@ -98,6 +98,7 @@ def test_copies_compute_the_same(model, x):
     [
         (torch.zeros(3, 8, 8), r"\[3, 8, 8\]"),
         (torch.zeros(2, 3, 8, 9), r"\[2, 3, 8, 9\]"),
+        (torch.zeros(2, 4, 8, 8), r"\[2, 4, 8, 8\]"),
         (torch.zeros(2, 3, 8, 8, dtype=torch.int64), "dtype torch.int64"),
     ],
 )
@@ -286,3 +287,9 @@ def test_opaque_modules_pickle():
     model = to_pytorch_model(graph_of(nodes, [(0, 1)]))
     x = torch.randn(4, 3)
     assert torch.equal(pickle.loads(pickle.dumps(model))(x), model(x))
+
+
+def test_relu6_is_bounded():
+    nodes = [image_input(3), hidden(1, "identity", kind="output", activation_function="relu6")]
+    model = to_pytorch_model(graph_of(nodes, [(0, 1)]))
+    assert torch.equal(model(torch.tensor([[-2.0, 4.0, 9.0]])), torch.tensor([[0.0, 4.0, 6.0]]))
