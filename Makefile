@@ -12,6 +12,9 @@ PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.t
 run: install
 	$(VENV)/bin/python -m gflownet.train $(ARGS)
 
+# One thread per process: two processes with two threads each take more than twice the time on two cores.
+test test-all: export OMP_NUM_THREADS ?= 1
+
 test: install-test
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)
 

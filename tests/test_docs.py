@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from gflownet import generate, train
@@ -167,16 +168,25 @@ def test_docs_messages_of_workers_page_exist(checkout):
     assert [part for part in parts if not any(part in text for text in texts)] == []
 
 
-def test_docs_readme_task_runs(tmp_path, checkout, in_process):
-    found = [text for language, text in blocks((checkout / "README.md").read_text()) if language == "python"]
-    tasks = [(file[1], text) for text in found if (file := _FILE.match(text))]
-    assert len(tasks) == 1
-    name, text = tasks[0]
-    assert len(text.strip().splitlines()) <= 30
-    (tmp_path / name).write_text(text)
-    command = re.search(r"^python -m gflownet\.train task=.*$", (checkout / "README.md").read_text(), re.MULTILINE)
-    assert command is not None
-    assert run_shell(command[0], in_process) == 1
+def test_docs_readme_commands_search_own_data(tmp_path, checkout, in_process):
+    """Run the commands of the section on own problems with a table, images and a function."""
+    rng = np.random.default_rng(0)
+    images, classes = rng.random((60, 8, 8)), np.arange(60) % 3
+    np.savez(tmp_path / "images.npz", inputs=images, targets=classes)
+    rows = [f"{row[0]},{row[1]},{label}" for row, label in zip(images[:, 0], "abc" * 20, strict=True)]
+    (tmp_path / "table.csv").write_text("\n".join(["width,height,kind", *rows]))
+    (tmp_path / "own.py").write_text(
+        "import torch\n\ndef examples():\n    return torch.rand(60, 1, 8, 8), torch.arange(60) % 2\n"
+    )
+    text = (checkout / "README.md").read_text()
+    section = text.partition("## Search for your own problem")[2].partition("\n## ")[0]
+    commands = re.findall(r"`(python -m gflownet\.train [^`]*)`", section)
+    names = {"FILE.csv": "table.csv", "FILE.npz": "images.npz", "MODULE:FUNCTION": "own:examples"}
+    for command, (placeholder, name) in zip(commands, names.items(), strict=True):
+        assert placeholder in command
+        assert run_shell(f"{command.replace(placeholder, name)} log_dir={name.partition('.')[0]}", in_process) == 1
+    ((language, example),) = blocks(section)
+    assert (language, run_shell(example, in_process)) == ("bash", 1)
 
 
 def anchors(text: str) -> set[str]:

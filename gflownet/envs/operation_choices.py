@@ -11,7 +11,15 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
-from gflownet.graphs.operation import INPUT_PORT, REQUIRED, AppliedOperation, Category, operation, read_operation
+from gflownet.graphs.operation import (
+    INPUT_PORT,
+    OPERATIONS,
+    REQUIRED,
+    AppliedOperation,
+    Category,
+    operation,
+    read_operation,
+)
 from gflownet.graphs.operation_shapes import MERGES
 from gflownet.graphs.vocabulary import activation
 from gflownet.mdp.states import Attribute
@@ -120,8 +128,8 @@ class OperationChoices:
 def _check_names(operations: Sequence[str], choices: Mapping[str, Any], merges: Sequence[str]) -> None:
     if not operations or len(set(operations)) < len(operations):
         raise ValueError(f"env.operation_graph.operations: expected distinct operations, got {list(operations)}")
-    for name in choices:
-        if name not in operations:
+    for name in choices:  # those of other known operations are not used: a config may have more than a command chooses
+        if name not in operations and name not in OPERATIONS:
             expected = f"expected operations out of {', '.join(operations)}"
             raise ValueError(f"env.operation_graph.choices: {expected}, got {name}")
     if not merges or not set(merges) <= set(OFFERED_MERGES):

@@ -265,7 +265,7 @@ def test_foreign_network_raises():
     [
         ({"operations": []}, r"env.operation_graph.operations: expected distinct operations, got \[\]"),
         ({"operations": ["conv9d"]}, "operation: expected one of .*got 'conv9d'"),
-        ({"operations": ["conv2d"], "choices": {"linear": {}}}, "choices: expected operations out of conv2d, got lin"),
+        ({"operations": ["conv2d"], "choices": {"conv": {}}}, "choices: expected operations out of conv2d, got conv"),
         ({"choices": {"conv2d": {"width": 3}}}, "choices.conv2d: expected settings out of .* got width"),
         ({"choices": {"conv2d": {"features": [0]}}}, r"choices.conv2d.features: expected an int in .* got 0"),
         ({"choices": {"conv2d": {"merge": "concat"}}}, "choices.conv2d.merge: expected merges out of .* got 'concat'"),
