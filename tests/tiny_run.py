@@ -23,6 +23,8 @@ TINY_RUN = (
 # Further options for small runs of some configs.
 _TENSORS = ("env.operation_graph.max_hidden_nodes=2", "final.epochs=1", "final.top=1")
 TINY_TASKS = {
+    "images_large": (*_TENSORS, "evaluation.halving.min_fidelity=0", "final.top=0"),
+    "mnist1d_large": (*_TENSORS, "evaluation.halving.min_fidelity=0", "final.top=0"),
     "images": _TENSORS,
     "images_small": _TENSORS,
     "mnist1d": _TENSORS,
