@@ -2,12 +2,12 @@
 
     python scripts/bench_mnist1d.py [--quick] [--evaluations N] [--seeds N] [--json FILE]
 
-All sides use the task, the environment, the store and the executor of configs/mnist1d.yaml. Each evaluates N different
-architectures per seed; its best ones are trained again on new seeds by the final stage, and the one with the best mean
-validation score is reported with its mean test score. Random search: uniformly random legal actions. Regularised
-evolution (Real et al. 2019): the best of 10 random members of the population, the 50 youngest architectures, is
-mutated. A mutation undoes 1 to 6 construction steps; random actions follow, with Stop in half of the cases where it is
-legal.
+All sides use the task, the environment, the store and the executor of configs/mnist1d_large.yaml. Each evaluates N
+different architectures per seed; its best ones are trained again on new seeds by the final stage, and the one with the
+best mean validation score is reported with its mean test score. Random search: uniformly random legal actions.
+Regularised evolution (Real et al. 2019): the best of 10 random members of the population, the 50 youngest
+architectures, is mutated. A mutation undoes 1 to 6 construction steps; random actions follow, with Stop in half of the
+cases where it is legal.
 """
 
 from __future__ import annotations
@@ -124,7 +124,7 @@ class Result:
 
 def search(options: Sequence[str], folder: Path) -> Result:
     """Run the product's own search."""
-    trainer = GFNTrainer(load_config("mnist1d", [*options, f"log_dir={folder}"]))
+    trainer = GFNTrainer(load_config("mnist1d_large", [*options, f"log_dir={folder}"]))
     trainer.run()
     (best, *_) = json.loads((folder / TOP_NAME).read_text(encoding="utf-8"))
     with EvaluationStore(folder / STORE_NAME, context=context_of(trainer.task)) as store:
@@ -135,7 +135,7 @@ def search(options: Sequence[str], folder: Path) -> Result:
 
 def run_baseline(proposer: Proposer, options: Sequence[str], folder: Path) -> Result:
     """Evaluate the architectures of a baseline until the budget is spent, and run the final stage."""
-    trainer = GFNTrainer(load_config("mnist1d", options))
+    trainer = GFNTrainer(load_config("mnist1d_large", options))
     folder.mkdir()
     with (
         EvaluationStore(folder / STORE_NAME, context=context_of(trainer.task)) as store,

@@ -23,12 +23,11 @@ TINY_RUN = (
 # Further options for small runs of some configs.
 _TENSORS = ("env.operation_graph.max_hidden_nodes=2", "final.epochs=1", "final.top=1")
 TINY_TASKS = {
-    "images_large": (*_TENSORS, "evaluation.halving.min_fidelity=0", "final.top=0"),
-    "mnist1d_large": (*_TENSORS, "evaluation.halving.min_fidelity=0", "final.top=0"),
+    "images_large": _TENSORS,
+    "mnist1d_large": _TENSORS,
     "images": _TENSORS,
     "images_small": _TENSORS,
     "mnist1d": _TENSORS,
-    "mnist5k": _TENSORS,
     "cells_exact": ("certify=false",),
     "language": (
         "task_options.num_steps=2",
