@@ -30,9 +30,9 @@ def test_run_saves_models_with_reported_scores(tmp_path, capsys):
     task, entries = DigitsTask(load_config(str(folder / "config.yaml"))), entries_of(folder)
     for entry in entries:
         model = gflownet.load(folder / "top_architectures.json", rank=entry["rank"])
-        assert task.test_accuracy(model) == entry["final"]["test_scores"][0]
+        assert task.test_score(model) == entry["final"]["test_scores"][0]
         untrained = gflownet.load(folder / "top_architectures.json", rank=entry["rank"], weights=False)
-        assert task.test_accuracy(untrained) < entry["final"]["test_scores"][0]
+        assert task.test_score(untrained) < entry["final"]["test_scores"][0]
     means = [round(entry["final"]["mean"], 12) for entry in entries]
     assert means == sorted(means, reverse=True)
     low, high = entries[0]["final"]["interval"]

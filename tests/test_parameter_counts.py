@@ -29,6 +29,7 @@ import pytest
 
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import summary, to_pytorch_model
+from gflownet.translation.graph_summary import GraphSummary
 from tests.benchmark_tables import real_table
 
 # NAS-Bench-NLP on WikiText-2: vocabulary, then the widths between the layers.
@@ -63,7 +64,9 @@ class Cell:
 
     def linear_layers(self) -> Iterator[tuple[int, int]]:
         """Yield the number of matrix entries and the width of each linear layer."""
-        for node in summary(self.graph, projection="always").nodes:
+        result = summary(self.graph, projection="always")
+        assert isinstance(result, GraphSummary)
+        for node in result.nodes:
             if node.node_id in self.linear:
                 num_scalars = 1 + len(node.source_sizes)
                 yield node.num_parameters - num_scalars, node.output_size

@@ -58,7 +58,7 @@ class SlotEnv(Environment):
         places = range(self.vocabulary.max_nodes)
         return GraphDescription(places, [[self.position(candidate.values[place])] for place in places])
 
-    def position(self, value: int | str) -> int:
+    def position(self, value: int | float | str | bool) -> int:
         """Return the position of a shown value in the vocabulary."""
         return position_of(self.values, value, "value")
 

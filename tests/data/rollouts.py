@@ -16,7 +16,7 @@ from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import Rollout, SourceOptions, TrajectorySource
 from gflownet.envs.config import EnvConfig
-from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig, TemperatureConfig
+from gflownet.evaluation.config import ConditionalsConfig, EvaluationConfig, FinalConfig, TemperatureConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.store import EvaluationStore
@@ -48,6 +48,7 @@ class Config:
     task_options: Any = None
     env: EnvConfig = field(default_factory=EnvConfig)
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    final: FinalConfig = field(default_factory=FinalConfig)
     cond: ConditionalsConfig = field(
         default_factory=lambda: ConditionalsConfig(TemperatureConfig("uniform", [1.0, 5.0], num_thermometer_dim=4))
     )

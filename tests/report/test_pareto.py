@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import pytest
@@ -51,7 +52,7 @@ def test_front_is_sorted_by_first_objective(tmp_path):
     ]
     assert [entry["num_parameters"] for entry in entries] == [3, 1, 0, 4]
     assert entries[1]["metrics"] == {"nodes": 3.0, "edges": 5.0}
-    model = gflownet.load(tmp_path / FRONT_NAME, rank=1, weights=False)
+    model: Any = gflownet.load(tmp_path / FRONT_NAME, rank=1, weights=False)
     assert len(model.plan.nodes) == 2  # one hidden node and the output
 
 

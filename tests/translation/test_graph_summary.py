@@ -2,15 +2,25 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.translation import summary, to_pytorch_model
+from gflownet.translation import to_pytorch_model
+from gflownet.translation.graph_summary import GraphSummary
+from gflownet.translation.graph_summary import summary as summary_of
 from tests.oracles.translation_families import FAMILIES, random_graph
 from tests.translation.graphs import chain, mixed, recurrent
+
+
+def summary(graph: ComputationGraph, **options: Any) -> GraphSummary:
+    """Return the summary of a graph of vectors."""
+    result = summary_of(graph, **options)
+    assert isinstance(result, GraphSummary)
+    return result
 
 
 @pytest.mark.parametrize("family", FAMILIES)

@@ -21,6 +21,7 @@ from gflownet.translation import (
     to_pytorch_model,
     to_source,
 )
+from gflownet.translation.graph_summary import GraphSummary
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.rhn_plan import rhn_config
 from tests.translation.graphs import Data, chain
@@ -171,6 +172,7 @@ def test_rows_with_and_without_a_token_before_share_a_step() -> None:
 def test_rhn_parameters_and_flops_match_the_model() -> None:
     graph = ComputationGraph.from_dict(branched())
     told, model = summary(graph), to_pytorch_model(graph)
+    assert isinstance(told, GraphSummary)
     assert told.num_parameters == sum(parameter.numel() for parameter in model.parameters())
     assert told.state_size == sum(slot.size for slot in model.plan.slots)
     with FlopCounterMode(display=False) as counter:
