@@ -19,6 +19,11 @@ T = TypeVar("T")
 _MODULE_CLASS = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 
 
+def is_module_class(name: object) -> bool:
+    """Return whether a name has the form module:Class."""
+    return isinstance(name, str) and _MODULE_CLASS.fullmatch(name) is not None
+
+
 class Configurable:
     """Base of the contracts whose classes may declare options: tasks, environments, policies and objectives."""
 
@@ -82,8 +87,10 @@ class ExtensionPoint:
 
 def check_name(key: str, name: str, homes: Mapping[str, str]) -> None:
     """Raise ValueError unless `name` is one of `homes` or has the form module:Class; imports nothing."""
-    if name in homes or _MODULE_CLASS.fullmatch(name):
+    if name in homes or is_module_class(name):
         return
+    if not homes:
+        raise UserError(f"{key}: expected module:Class, got {name!r}")
     expected = f"{key}: expected one of {', '.join(homes)} or module:Class, got {name!r}"
     raise UserError(f"{expected}; did you mean {_nearest(name, homes)}?")
 

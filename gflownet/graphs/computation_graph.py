@@ -121,7 +121,7 @@ class ComputationGraph(EqualUpToIsomorphism):
 
         Raises: ValueError for an unknown name, a subgraph that applies itself, or data that are not a graph.
         """
-        if name not in self._subgraphs:
+        if not isinstance(name, str) or name not in self._subgraphs:
             definitions = self.config.get("subgraphs", {})
             data = subgraphs.subgraph_data(definitions, name)
             inner = ComputationGraph._read(thawed(data), is_subgraph=True)

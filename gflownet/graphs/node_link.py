@@ -131,6 +131,9 @@ def read_config(data: Any) -> Fields:
     subgraphs = data.get("subgraphs", {})
     if not isinstance(subgraphs, Mapping):
         raise ValueError(f"graph: expected an object under subgraphs, got {shown(subgraphs)}")
+    for name in subgraphs:
+        if not isinstance(name, str) or not name:
+            raise ValueError(f"graph: expected names under subgraphs, got {shown(name)}")
     read = {name: read_subgraph(subgraph, shown(name)[1:-1]) for name, subgraph in subgraphs.items()}
     return {**config, **({"subgraphs": read} if read else {}), "multigraph": multigraph}
 

@@ -55,7 +55,7 @@ def node_cost(graph: GraphElements, node: NodeShapes, projection: str = "auto") 
             for adapter in plan.adapters:
                 total += OperationCost(adapter.num_parameters, adapter.multiply_adds)
     if node.has_edge_weights:
-        total += OperationCost(len(node.edges))
+        total += OperationCost(1 + sum(len(plan.edges) for port, plan in node.inputs.items() if node.is_weighted(port)))
     inputs = {port: plan.shape for port, plan in node.inputs.items()}
     if node.operation is not None:
         row, settings = node.operation.row, node.operation.settings

@@ -15,7 +15,7 @@ from gflownet.graphs.element_problems import (
     value_problems,
 )
 from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, GraphElements, Node, NodeType, shown, thawed
-from gflownet.graphs.operation import INPUT_PORT, operation, operation_errors
+from gflownet.graphs.operation import INPUT_PORT, WEIGHT_PORT, operation, operation_errors
 from gflownet.graphs.operation_shapes import ALIGNMENTS, MERGES, inner_ports, input_shape
 from gflownet.graphs.subgraphs import RecursiveSubgraphError, UnknownSubgraphError
 from gflownet.graphs.tensor_shape import Layout
@@ -53,6 +53,9 @@ def operation_node_problems(graph: GraphElements, node: Node, *, is_subgraph: bo
         yield from value_problems(node)
         yield from _attribute_problems(node, _INPUT_ATTRIBUTES, ("shape",), "an input")
         yield from _shape_problems(node, is_subgraph=is_subgraph)
+        if is_subgraph and node.attributes.get("port") == WEIGHT_PORT:
+            message = f"expected a port of a subgraph other than {WEIGHT_PORT}, got {WEIGHT_PORT}"
+            yield at_node(name, "invalid_attribute", message)
         return
     if "operation" not in node.attributes and "subgraph" not in node.attributes:
         yield from node_problems(node)
@@ -91,7 +94,10 @@ def operation_edge_problems(graph: GraphElements, edge: Edge) -> Iterator[GraphP
     target = nodes.get(edge.target)
     if target is None or edge.weight == DEFAULT_WEIGHT or target.node_type is NodeType.INPUT:
         return
-    if {"operation", "subgraph"} & target.attributes.keys() and not target.attributes.get("edge_weight"):
+    if _is_tied(edge, target):
+        message = f"expected weight {DEFAULT_WEIGHT} into the port {WEIGHT_PORT}, got {edge.weight}"
+        yield at_edge(edge.edge_id, "unused_weight", message)
+    elif {"operation", "subgraph"} & target.attributes.keys() and not target.attributes.get("edge_weight"):
         message = f"expected weight {DEFAULT_WEIGHT} without edge_weight of node {edge.target}, got {edge.weight}"
         yield at_edge(edge.edge_id, "unused_weight", message)
 
@@ -167,6 +173,11 @@ def _subgraph_problems(graph: GraphElements, node: Node) -> Iterator[GraphProble
             if INPUT_PORT not in names and node.attributes.get("repeat", 1) != 1:
                 message = f"expected a port {INPUT_PORT} of a repeated subgraph, got {', '.join(names)}"
                 yield at_node(node.node_id, "repeat_mismatch", message)
+
+
+def _is_tied(edge: Edge, target: Node) -> bool:
+    """Return whether an edge carries the weight of its source's module, which is not scaled."""
+    return edge.attributes.get("port") == WEIGHT_PORT and "operation" in target.attributes
 
 
 def _is_input(node: Node) -> bool:

@@ -10,7 +10,7 @@ from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType, thawed
 from gflownet.graphs.figure import Cell, Figure, FigureLink, Form, Item
 from gflownet.graphs.figure_layout import NOTE_COLOUR, FigureLayout
 from gflownet.graphs.operation import INPUT_PORT, Category
-from gflownet.graphs.operation_costs import OperationCost, graph_cost, node_cost
+from gflownet.graphs.operation_costs import OperationCost, node_cost, own_projection, total_cost
 from gflownet.graphs.operation_dot import figure_dot
 from gflownet.graphs.operation_labels import (
     MAX_LABEL_LENGTH,
@@ -51,8 +51,9 @@ _DISABLED = LinkStyle("#9ca3af", "1.5 4.5", "dotted")
 
 def to_svg(graph: GraphElements) -> str:
     """Return an SVG document, top to bottom, with parameters and multiply-adds in the title and a legend."""
-    layout = FigureLayout(figure_of(graph, known_shapes(graph)))
-    caption, used = _caption(graph), _categories(graph)
+    known = known_shapes(graph)
+    layout = FigureLayout(figure_of(graph, known))
+    caption, used = _caption(graph, known), _categories(graph)
     legend_width = max(layout.width, 260.0)
     legend, legend_height = _legend(used, legend_width)
     width, height = legend_width + 2 * MARGIN, layout.height + legend_height + 34 + 2 * MARGIN
@@ -273,11 +274,9 @@ def _with_note(item: Item, note: str) -> Item:
     return Item(item.row, item.form, item.cells, note, item.inner)
 
 
-def _caption(graph: GraphElements) -> str:
-    try:
-        return cost_text(graph_cost(graph))
-    except ValueError:
-        return "invalid"
+def _caption(graph: GraphElements, known: Mapping[int, NodeShapes]) -> str:
+    is_valid = known.keys() == graph.nodes.keys()
+    return cost_text(total_cost(graph, known, own_projection(graph))) if is_valid else "invalid"
 
 
 def _categories(graph: GraphElements) -> list[Category]:

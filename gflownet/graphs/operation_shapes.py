@@ -53,8 +53,12 @@ class NodeShapes:
 
     @property
     def has_edge_weights(self) -> bool:
-        """Whether each in-edge scales its value by a learned number."""
+        """Whether each in-edge scales its value by a learned number, and a learned bias is added."""
         return self.node.attributes.get("edge_weight") is True
+
+    def is_weighted(self, port: str) -> bool:
+        """Return whether the edges into a port have learned weights: never those that carry a tied weight."""
+        return self.has_edge_weights and port != WEIGHT_PORT
 
     @property
     def is_ordinary(self) -> bool:
@@ -151,9 +155,12 @@ def _merged(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) 
         raise ShapeError(f"expected an aggregation out of {', '.join(MERGES)}, got {shown(merge)}")
     shapes = [known[edge.source].output for edge in edges]
     target = join(shapes)
-    if align == "never" and any(shape != target for shape in shapes) and merge != "concat":
-        raise ShapeError(f"expected inputs of one shape with align=never, got {', '.join(map(str, shapes))}")
-    if merge == "concat" and len(shapes) > 1:
+    is_concat = merge == "concat" and len(shapes) > 1
+    fits = (shape == (target.with_channels(shape.channels) if is_concat else target) for shape in shapes)
+    if align == "never" and not all(fits):
+        kind = "layout and size of positions" if is_concat else "shape"
+        raise ShapeError(f"expected inputs of one {kind} with align=never, got {', '.join(map(str, shapes))}")
+    if is_concat:
         targets = [target.with_channels(shape.channels) for shape in shapes]
         result = target.with_channels(sum(shape.channels for shape in shapes))
     else:

@@ -11,12 +11,12 @@ from typing import TYPE_CHECKING, Any
 from gflownet.graphs.operation import Example, Operation, Setting, single_input
 from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
 from gflownet.graphs.vocabulary import Parameter
-from gflownet.plugins import load_class
+from gflownet.plugins import is_module_class, load_class
 
 if TYPE_CHECKING:
     from torch import nn
 
-MODULE = Parameter("module:Class of an nn.Module", lambda value: isinstance(value, str) and ":" in value)
+MODULE = Parameter("module:Class of an nn.Module", is_module_class)
 ARGUMENTS = Parameter("an object of keyword arguments", lambda value: value == () or isinstance(value, Mapping))
 
 

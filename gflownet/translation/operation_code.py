@@ -10,7 +10,7 @@ from gflownet.graphs.operation_shapes import MergePlan
 from gflownet.graphs.tensor_shape import Adapter, Layout, Shape
 from gflownet.graphs.vocabulary import activation
 from gflownet.translation.activations import CodeActivation
-from gflownet.translation.emit import Dialect, NodeEmitter, node_lines, outside_name, variable
+from gflownet.translation.emit import Dialect, NodeEmitter, identifier, node_lines, outside_name, variable
 from gflownet.translation.initial_code import initial_code
 from gflownet.translation.operation_plan import OperationPlan, StepPlan
 from gflownet.translation.plan import EdgePlan
@@ -64,16 +64,20 @@ class ClassWriter:
         if step.ordinary is not None:
             return _ordinary_parameters(step, self.scalar_option)
         lines = []
-        for merge in step.shapes.inputs.values():
+        for port, merge in step.shapes.inputs.items():
             for edge, adapter in zip(merge.edges, merge.adapters, strict=True):
                 if adapter.changes_channels and merge.align == "auto":
                     lines.append(f"self.adapt_{step.edge_labels[edge.edge_id]} = {_projection(adapter)}")
-                if step.shapes.has_edge_weights:
-                    label = step.edge_labels[edge.edge_id]
-                    lines.append(
-                        f"self.weight_{label} = nn.Parameter(torch.tensor({edge.weight!r}{self.scalar_option}))"
-                    )
-        return [*lines, *self._module(step)]
+                if step.shapes.is_weighted(port):
+                    lines.append(self._scalar(f"weight_{step.edge_labels[edge.edge_id]}", edge.weight))
+        lines += self._module(step)
+        if step.shapes.has_edge_weights:
+            lines.append(self._scalar(identifier(f"bias_{step.node_id}"), step.shapes.node.bias))
+        return lines
+
+    def _scalar(self, name: str, value: float) -> str:
+        """The statement that makes a 0-d parameter."""
+        return f"self.{name} = nn.Parameter(torch.tensor({value!r}{self.scalar_option}))"
 
     def _module(self, step: StepPlan) -> list[str]:
         if step.bodies:
@@ -103,12 +107,21 @@ class ClassWriter:
                 lines += more
         result = variable(step.node_id)
         if step.bodies:
-            return [*lines, *self._repeated(step, values), *_activated(step, result)]
+            return [*lines, *self._repeated(step, values), *self._activated(step, result)]
         assert step.shapes.operation is not None
         row, settings = step.shapes.operation.row, step.shapes.operation.settings
         call = row.call(step.input_shapes, settings)
         expression = call.format(module=self.dialect.module(step.label), **values)
+        if step.shapes.has_edge_weights:
+            return [*lines, f"{result} = {expression}", *self._activated(step, result)]
         return [*lines, f"{result} = {_activation(step, expression)}"]
+
+    def _activated(self, step: StepPlan, name: str) -> list[str]:
+        """The statement that adds the bias to a variable and applies the activation; none for neither."""
+        has_bias = step.shapes.has_edge_weights
+        bias = self.dialect.parameter(identifier(f"bias_{step.node_id}")) if has_bias else ""
+        value = _activation(step, f"{name} + {bias}" if bias else name)
+        return [f"{name} = {value}"] if value != name else []
 
     def _repeated(self, step: StepPlan, values: Mapping[str, str]) -> list[str]:
         """The calls of a subgraph; each repetition reads the one before at its first port named `input`."""
@@ -124,7 +137,8 @@ class ClassWriter:
     def _merged(self, step: StepPlan, port: str, merge: MergePlan) -> tuple[list[str], str]:
         """Return the statements before the merged value of a port, and a name for it."""
         name = variable(step.node_id).replace("x", "z" if port == INPUT_PORT else f"{port}_", 1)
-        values = [self._message(step, merge, position) for position in range(len(merge.edges))]
+        weighted = step.shapes.is_weighted(port)
+        values = [self._message(step, merge, position, is_weighted=weighted) for position in range(len(merge.edges))]
         if len(values) == 1:
             return ([], values[0]) if values[0].isidentifier() else ([f"{name} = {values[0]}"], name)
         if merge.merge == "concat":
@@ -138,7 +152,7 @@ class ClassWriter:
             lines.append(f"{name} = {name} / {len(values)}")
         return lines, name
 
-    def _message(self, step: StepPlan, merge: MergePlan, position: int) -> str:
+    def _message(self, step: StepPlan, merge: MergePlan, position: int, *, is_weighted: bool) -> str:
         """The aligned and weighted value of one in-edge."""
         edge, adapter = merge.edges[position], merge.adapters[position]
         label = step.edge_labels[edge.edge_id]
@@ -147,7 +161,7 @@ class ClassWriter:
             value = f"{self.dialect.module(f'adapt_{label}')}({value})"
         elif adapter.changes_channels:
             value = _padded(value, adapter)
-        return f"{value} * {self.dialect.parameter(f'weight_{label}')}" if step.shapes.has_edge_weights else value
+        return f"{value} * {self.dialect.parameter(f'weight_{label}')}" if is_weighted else value
 
 
 def pooled(value: str, adapter: Adapter) -> str:
@@ -186,12 +200,6 @@ def _projection(adapter: Adapter) -> str:
             return f"nn.Conv1d({source}, {target}, 1, bias=False)"
         case _:
             return f"nn.Linear({source}, {target}, bias=False)"
-
-
-def _activated(step: StepPlan, value: str) -> list[str]:
-    """The statement that applies an activation to a variable; none for linear."""
-    expression = _activation(step, value)
-    return [f"{value} = {expression}"] if expression != value else []
 
 
 def _activation(step: StepPlan, z: str) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import linecache
+import re
 import weakref
 from collections.abc import Iterator, Mapping
 from functools import partial
+from keyword import iskeyword
 from typing import Any, ClassVar, NoReturn
 
 import torch
@@ -99,9 +101,9 @@ def operation_model_class(plan: OperationPlan) -> type[OperationModel]:
 
 def class_name(plan: OperationPlan) -> str:
     """Return a class name for a plan: of its subgraph or composite in camel case."""
-    words = "".join(letter if letter.isalnum() else " " for letter in plan.name).split()
+    words = re.findall(r"[A-Za-z0-9]+", plan.name)
     name = "".join(word[0].upper() + word[1:] for word in words) or "OperationModel"
-    return name if name.isidentifier() else f"Block{name}"
+    return name if name.isidentifier() and not iskeyword(name) else f"Block{name}"
 
 
 def _source(plan: OperationPlan, writer: ClassWriter) -> str:

@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from hashlib import sha256
 from typing import Any
 
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.elements import thawed
+from gflownet.graphs.elements import Edge, thawed
 from gflownet.graphs.limits import is_projected
 from gflownet.graphs.operation import INPUT_PORT, WEIGHT_PORT
 from gflownet.graphs.operation_costs import live_nodes
@@ -23,7 +24,8 @@ from gflownet.translation.emit import identifier
 from gflownet.translation.plan import EdgePlan, NodePlan
 from gflownet.translation.planning import TranslationConfig
 
-_NOT_OF_A_NAME = re.compile(r"\W+")
+_NOT_OF_A_NAME = re.compile(r"[^A-Za-z0-9_]+")
+_PARAMETERS = re.compile(r"(adapt|weight|bias|gate|router|proj|post|q)(_|$)")  # begin the names of parameters
 
 
 @dataclass(frozen=True)
@@ -127,11 +129,7 @@ def _plan(
 
 def _step(graph: ComputationGraph, shapes: NodeShapes, projection: str, earlier: Mapping[int, StepPlan]) -> StepPlan:
     edges = shapes.edges
-    is_multigraph = bool(graph.config["multigraph"])
-    labels = {
-        edge.edge_id: identifier(f"{edge.edge_id}" if is_multigraph else f"{edge.source}_{edge.target}")
-        for edge in edges
-    }
+    labels = _edge_labels(edges, is_multigraph=bool(graph.config["multigraph"]))
     node, tied = shapes.node, shapes.inputs.get(WEIGHT_PORT)
     tied_to = earlier[tied.edges[0].source].label if tied and tied.edges[0].source in earlier else ""
     inputs = {port: plan.shape for port, plan in shapes.inputs.items()}
@@ -150,6 +148,16 @@ def _step(graph: ComputationGraph, shapes: NodeShapes, projection: str, earlier:
         bodies = _bodies(shapes.operation.name, inner, inputs, projection, 1)
         return StepPlan(shapes, label, labels, tied_to, bodies=bodies)
     return StepPlan(shapes, label, labels, tied_to)
+
+
+def _edge_labels(edges: Sequence[Edge], *, is_multigraph: bool) -> dict[int, str]:
+    """Return a different label for every edge into a node: its ends, or its id if several edges have these ends."""
+    if is_multigraph:
+        return {edge.edge_id: identifier(f"{edge.edge_id}") for edge in edges}
+    counts = Counter(edge.source for edge in edges)
+    ends = {edge.edge_id: f"{edge.source}_{edge.target}" for edge in edges}
+    more = {edge.edge_id: f"_{edge.edge_id}" if counts[edge.source] > 1 else "" for edge in edges}
+    return {edge_id: identifier(f"{label}{more[edge_id]}") for edge_id, label in ends.items()}
 
 
 def _bodies(
@@ -194,4 +202,5 @@ def _ordinary(graph: ComputationGraph, shapes: NodeShapes, projection: str, labe
 def _label(name: str, node_id: int) -> str:
     """Return the name of a node's module: the operation or subgraph, then the id."""
     word = _NOT_OF_A_NAME.sub("_", short_name(name)).strip("_") or "node"
-    return identifier(f"{word if word.isidentifier() else f'node_{word}'}_{node_id}")
+    is_free = word.isidentifier() and not _PARAMETERS.match(word)
+    return identifier(f"{word if is_free else f'node_{word}'}_{node_id}")

@@ -37,6 +37,8 @@ class _FileWriter(ClassWriter):
 
 def operation_source(plan: OperationPlan, name: str, dtype: str | None) -> str:
     """Return the source of a module `name` with the names, first values and outputs of the model of a plan."""
+    if name in vars(layers):
+        raise ValueError(f"name: expected a name that the source does not use, got {name!r}")
     plans = list(_bodies_first(plan))
     names = _class_names(plans, name)
     classes = [_class_source(each, names, dtype, is_model=each is plan) for each in plans]
@@ -68,7 +70,7 @@ def _bodies_first(plan: OperationPlan) -> Iterator[OperationPlan]:
 def _class_names(plans: list[OperationPlan], name: str) -> dict[str, str]:
     """Return a different class name for every plan; the last one is the model."""
     *bodies, model = plans
-    names, used = {model.key: name}, {name, *vars(layers)}
+    names, used = {model.key: name}, {name, "F", *vars(layers)}
     for body in bodies:
         base = candidate = class_name(body)
         number = 2

@@ -169,6 +169,25 @@ def test_invalid_operation_graphs_are_drawn(change):
     assert to_dot(graph).startswith("digraph {")
 
 
+@pytest.mark.parametrize(
+    ("place", "change"),
+    [
+        ("edges", {"port": 1}),
+        ("edges", {"port": {"a": 1}}),
+        ("nodes", {"repeat": ""}),
+        ("nodes", {"repeat": 1.5}),
+        ("nodes", {"subgraph": {"a": 1}}),
+    ],
+)
+def test_ill_typed_fields_are_drawn(place, change):
+    """One field of an otherwise valid graph."""
+    data = copy.deepcopy(EXAMPLE)
+    data[place][2] |= change
+    graph = ComputationGraph.from_dict(data)
+    assert graph.validate() != []
+    assert "invalid" in to_svg(graph)
+
+
 def test_figure_has_no_external_resources():
     svg = to_svg(ComputationGraph.from_dict(EXAMPLE))
     assert re.findall(r"https?://[^\"]*", svg) == ["http://www.w3.org/2000/svg"]

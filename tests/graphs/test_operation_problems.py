@@ -84,6 +84,7 @@ def test_valid_operation_graphs_have_no_problems(seed):
         ("nodes.1.bias", 0.5, ["unused_bias"]),
         ("nodes.2.subgraph", "stage", ["unknown_subgraph"]),
         ("nodes.2.subgraph", 3, ["unknown_subgraph"]),
+        ("nodes.2.subgraph", {"a": 1}, ["unknown_subgraph"]),
         ("nodes.2.repeat", 0, ["invalid_repeat"]),
         ("nodes.2.repeat", True, ["invalid_repeat"]),
         ("nodes.2.repeat", 1001, ["invalid_repeat"]),
@@ -212,6 +213,33 @@ def test_merge_of_unequal_shapes():
     (problem,) = ComputationGraph.from_dict(data).validate()
     expected = "node 3: expected inputs of one shape with align=never, got image [8, 8, 8], image [4, 8, 8]"
     assert (problem.code, problem.message) == ("shape_mismatch", expected)
+    data["nodes"][3]["aggregation"] = "concat"
+    assert problems(data) == []
+    data["nodes"][2]["operation"]["stride"] = 2
+    (problem,) = ComputationGraph.from_dict(data).validate()
+    assert "expected inputs of one layout and size of positions with align=never" in problem.message
+
+
+def test_tied_weights_are_not_scaled():
+    data = {
+        "nodes": [
+            {"id": 0, "shape": [3]},
+            {"id": 1, "operation": {"name": "linear", "features": 3}},
+            {"id": 2, "node_type": "output", "operation": {"name": "tied_linear"}, "edge_weight": True},
+        ],
+        "edges": [{"source": 0, "target": 1}, {"source": 1, "target": 2}, {"source": 1, "target": 2, "port": "weight"}],
+    }
+    assert problems(data) == []
+    data["edges"][2]["weight"] = 7.0
+    assert problems(data) == [("unused_weight", "", None, 2)]
+
+
+def test_port_weight_of_subgraph_is_refused():
+    inner = cell()
+    inner["nodes"][0]["port"] = "weight"
+    data = image_chain({"subgraph": "a"}, subgraphs={"a": inner})
+    data["edges"][0]["port"] = "weight"
+    assert problems(data) == [("invalid_attribute", "a", 0, None)]
 
 
 def test_all_problems_of_operation_graph_reported_together():

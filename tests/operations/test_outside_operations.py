@@ -11,9 +11,10 @@ import pytest
 import torch
 
 from gflownet.graphs import ComputationGraph
-from gflownet.graphs.operation import operation, read_operation
+from gflownet.graphs.operation import Operation, operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
+from gflownet.plugins import load_class
 from gflownet.translation import to_pytorch_model
 
 SOURCE = """
@@ -170,6 +171,14 @@ def test_outside_operation_mistake_is_a_problem_of_the_graph() -> None:
     (problem,) = chain({"name": f"{MODULE}:WrongShape", "features": 2}).validate()
     assert problem.node_id == 1
     assert problem.message.startswith(f"node 1: {MODULE}:WrongShape.examples[0]: expected")
+
+
+@pytest.mark.parametrize("name", [":x", "a b:c", "1:2", "a:b:c"])
+def test_opaque_refuses_malformed_names(name: str) -> None:
+    with pytest.raises(ValueError, match=r"opaque: expected module:Class of an nn.Module for module, got"):
+        read_operation({"name": "opaque", "module": name})
+    with pytest.raises(ValueError, match=r"operation.module: expected module:Class, got"):
+        load_class("operation.module", name, {}, contract=Operation)
 
 
 def test_opaque_runs_a_module_of_torch() -> None:

@@ -58,6 +58,8 @@ def _node_value(graph: ComputationGraph, node: Node, state: State, values: dict[
         tensor, layout = _repeated(graph, node, state, ports, training)
     else:
         tensor, layout = _operated(node, state, ports, training)
+    if node.attributes.get("edge_weight"):
+        tensor = tensor + state[f"bias_{node.node_id}"]
     return activate(node.activation_function, tensor, CHANNEL_AXIS[layout]), layout
 
 

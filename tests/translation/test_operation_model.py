@@ -66,7 +66,7 @@ def test_names_of_modules_and_parameters(model):
         "head_4": "Linear",
     }
     names = list(model.state_dict())
-    assert names[:5] == ["weight_0_3", "weight_1_3", "weight_2_3", "bias_6", "weight_7_6"]
+    assert names[:6] == ["weight_0_3", "weight_1_3", "weight_2_3", "bias_3", "bias_6", "weight_7_6"]
     assert {"block_2.0.conv2d_2.bias", "block_2.2.conv2d_1.weight"} <= set(names)
     assert not any("_5." in name or "identity_3" in name for name in names)
     assert model.get_parameter("weight_0_3").item() == 0.5
