@@ -8,10 +8,13 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+
+from omegaconf.errors import OmegaConfBaseException
 
 from gflownet.errors import UserError
 
@@ -92,7 +95,13 @@ def read_places(declared: Mapping[str, Any]) -> Places:
     Raises:
         UserError: no place, an invalid declaration, or conditions in a circle.
     """
-    places = Places(tuple(_declared(declared, "")))
+    try:
+        places = Places(tuple(_declared(declared, "")))
+    except OmegaConfBaseException as error:
+        raise UserError(f"{KEY}: expected values that can be read, got {str(error).splitlines()[0]}") from None
+    repeated = [name for name, number in Counter(place.name for place in places.places).items() if number > 1]
+    if repeated:
+        raise UserError(f"{KEY}.{repeated[0]}: expected one declaration of the place, got several")
     num_texts = len({text_of(value) for place in places.places for value in place.values})
     if not 1 <= len(places.places) <= _MAX_SIZE or num_texts > _MAX_SIZE:
         raise UserError(
@@ -133,7 +142,10 @@ def _values(declaration: Any, key: str) -> tuple[Value, ...]:
     values: list[Value] = []
     for entry in entries if isinstance(entries, Sequence) else ():
         match = _RANGE.fullmatch(entry) if isinstance(entry, str) else None
-        values += range(int(match[1]), int(match[2]) + 1) if match else [entry]
+        span = range(int(match[1]), int(match[2]) + 1) if match else [entry]
+        if len(values) + len(span) > _MAX_SIZE:
+            raise UserError(f"{key}: expected at most {_MAX_SIZE} values, got {len(values) + len(span):,}")
+        values += span
     is_text = isinstance(declaration, str) and values == [declaration]
     if is_text or not values or not all(map(_is_value, values)):
         raise UserError(

@@ -6,20 +6,26 @@ import ast
 import hashlib
 import json
 import logging
+import re
 import sys
 import sysconfig
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
+from omegaconf import OmegaConf
+
 from gflownet.errors import UserError
 from gflownet.evaluation.config import scoring_context
+from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
+from gflownet.plugins import load_function
 
 _DIGITS = 32
 _FINGERPRINT = {"source", "data"}
+_CLASS_NAME = re.compile(r"\w+(\.\w+)*:\w+")
 # Name of the main script in processes that multiprocessing starts; __main__ is the same module there.
 _MAIN_OF_CHILD = "__mp_main__"
 _INSTALLED = ("site-packages", "dist-packages")
@@ -34,12 +40,48 @@ _NEUTRAL = (
     "gflownet.evaluation.config",
     "gflownet.evaluation.task",
 )
+# Options under `env` that do not change the score of a graph.
+_NO_SCORE = {"name", "options", "choices"}
 _log = logging.getLogger(__name__)
 
 
 def context_of(task: GFNTask) -> str:
     """Return the scoring context of a task: its options, its source and its data."""
-    return scoring_context(task.config, source=source_digest(type(task)), data=task.fingerprint())
+    digests = [source_digest(type(task)), *map(function_digest, outside_classes(task.config.env))]
+    source = digests[0] if len(digests) == 1 else data_digest(digests)
+    return scoring_context(task.config, source=source, data=task.fingerprint())
+
+
+def outside_classes(env: Any) -> list[type]:
+    """Return the classes that the options under `env` name as module:Class: operations, modules, activations.
+
+    The classes of torch and the environment itself do not count: neither changes the score of a graph.
+    """
+    options = OmegaConf.to_container(OmegaConf.create(env), resolve=True)
+    assert isinstance(options, dict)
+    names = {text for key, value in options.items() if key not in _NO_SCORE for text in _texts(value)}
+    classes = []
+    for name in sorted(names):
+        if not _CLASS_NAME.fullmatch(name) or name.startswith("torch."):
+            continue
+        try:
+            loaded = load_function("env", name)
+        except UserError:  # no class; the environment reports a missing one
+            continue
+        classes += [loaded] if isinstance(loaded, type) else []
+    return classes
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Yield the strings in nested containers, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for key, entry in value.items():
+            yield from (*_texts(key), *_texts(entry))
+    elif isinstance(value, Sequence):
+        for entry in value:
+            yield from _texts(entry)
 
 
 def source_digest(task_class: type) -> str:

@@ -21,7 +21,7 @@ from gflownet.evaluation.fingerprint import function_digest
 from gflownet.evaluation.metrics import build_loss, build_metric
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score, soft_size_objective
-from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, build_measure, outputs_of
+from gflownet.evaluation.tensor_training import ModelTrainer, ModelTraining, build_measure, loss_limit, outputs_of
 from gflownet.evaluation.training_config import TrainingConfig
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.operation_costs import graph_cost
@@ -174,7 +174,9 @@ class TensorTask(GFNTask):
     def _build_training(self) -> None:
         """Build loss, metric and trainer."""
         options, classifies = self._evaluation.training, is_classification(self.train.targets)
-        self.trainer = ModelTrainer(self.train, build_loss(options, is_classification=classifies), self._evaluation)
+        loss = build_loss(options, is_classification=classifies)
+        limit = loss_limit(loss, self.train.targets)
+        self.trainer = ModelTrainer(self.train, loss, self._evaluation, limit)
         has_positions = self.train.targets.ndim > 1
         own = options.metric if ":" in options.metric and options.test_metric == "auto" else options.test_metric
         names = (("metric", options.metric), ("test_metric", own))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -11,10 +12,10 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.evaluation.config import EvaluationConfig
-from gflownet.evaluation.examples import Batch, Examples, num_steps
+from gflownet.evaluation.examples import Batch, Examples, Split, num_steps
 from gflownet.evaluation.metrics import Loss, Metric, constant_outputs, constant_prediction, mean_value
 from gflownet.evaluation.optimisation import Optimisation
-from gflownet.evaluation.randomness import global_states, set_global_states
+from gflownet.evaluation.randomness import global_states, seeded, set_global_states
 from gflownet.translation import TranslatedModel
 
 # A cross-entropy of 1,000 nats means logits that are off by 1,000: the training does not recover.
@@ -73,7 +74,9 @@ class Measure:
     def value(self, model: nn.Module) -> float:
         """Return the metric of a model in its unit."""
         model.eval()
-        with torch.inference_mode():
+        # A Dataset may draw random numbers, as may a user's module: the training draws the same without a measure.
+        is_deterministic = isinstance(self.examples, Split) and isinstance(model, TranslatedModel)
+        with nullcontext() if is_deterministic else seeded(0), torch.inference_mode():
             return self.value_of((outputs_of(model, inputs), targets) for inputs, targets in self.examples.in_order())
 
     def value_of(self, batches: Iterable[Batch]) -> float:
@@ -95,6 +98,7 @@ class ModelTrainer:
     train: Examples
     loss: Loss
     config: EvaluationConfig
+    loss_limit: float = DIVERGED_LOSS  # mean loss of an epoch above which a training ends
 
     def continue_training(
         self,
@@ -115,7 +119,7 @@ class ModelTrainer:
             measure_after: epochs after which it is measured first.
 
         Raises:
-            CandidateDivergedError: the mean loss of an epoch is not finite or above DIVERGED_LOSS.
+            CandidateDivergedError: the mean loss of an epoch is not finite or above `loss_limit`.
         """
         if training.global_states is not None:
             set_global_states(training.global_states)
@@ -126,7 +130,7 @@ class ModelTrainer:
             model.train()
             batches = self.train.shuffled(size, training.generator)
             training.train_loss = train_epoch(model, batches, optimisation, loss=self.loss)
-            check_loss(training.train_loss, epoch=training.num_epochs)
+            check_loss(training.train_loss, epoch=training.num_epochs, limit=self.loss_limit)
             training.num_epochs += 1
             if validation is not None and training.num_epochs > measure_after:
                 with optimisation.averaged_weights():
@@ -167,12 +171,18 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     return model(inputs, reset_states=True) if isinstance(model, TranslatedModel) else model(inputs)
 
 
-def check_loss(mean_loss: float, *, epoch: int) -> None:
+def check_loss(mean_loss: float, *, epoch: int, limit: float = DIVERGED_LOSS) -> None:
     """Raise CandidateDivergedError for a mean loss that is too large or not finite."""
-    if not mean_loss <= DIVERGED_LOSS:
-        raise CandidateDivergedError(
-            f"epoch {epoch + 1}: expected a training loss <= {DIVERGED_LOSS:g}, got {mean_loss:g}"
-        )
+    if not mean_loss <= limit:
+        raise CandidateDivergedError(f"epoch {epoch + 1}: expected a training loss <= {limit:g}, got {mean_loss:g}")
+
+
+def loss_limit(loss: Loss, targets: Tensor) -> float:
+    """Return the loss above which a training ends: for numbers, relative to the best constant prediction."""
+    if not targets.is_floating_point():
+        return DIVERGED_LOSS
+    constant = constant_outputs(constant_prediction(targets, 0), targets)
+    return DIVERGED_LOSS * max(1.0, float(loss(constant, targets).mean()))
 
 
 def build_measure(metric: Metric, examples: Examples, *, train: Examples, num_outputs: int) -> Measure:

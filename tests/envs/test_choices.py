@@ -7,6 +7,7 @@ from types import ModuleType
 from typing import Any
 
 import pytest
+from omegaconf import OmegaConf
 
 from gflownet.config import load_config
 from gflownet.envs.choice_caps import CappedSettings
@@ -127,7 +128,10 @@ def test_read_places_ranges_and_groups():
         ({"a": [1, 1]}, r"places.a: expected different values, got \[1, 1\]"),
         ({"a": [1, True]}, r"places.a: expected different values, got \[1, True\]"),
         ({"a": [1, "1"]}, r"places.a: expected different values, got \[1, '1'\]"),
-        ({"a": "1..200"}, "expected 1 to 127 places.*and at most 127 different values, got 1 places and 200 values"),
+        ({"a": "1..200"}, "places.a: expected at most 127 values, got 200"),
+        ({"a": "1..1000000000"}, "places.a: expected at most 127 values, got 1,000,000,000"),
+        ({"a.b": [1, 2], "a": {"b": [3, 4]}}, "places.a.b: expected one declaration of the place, got several"),
+        (OmegaConf.create({"a": ["${width}", 2]}), "places: expected values that can be read, got .*'width' not found"),
         ({"a": {"values": [1], "if": {"b": 1}}}, "places.a: expected values and only_if, got if"),
         ({"a": {"only_if": {"b": 1}}}, r"places.a: expected values, such as values: \[1, 2, 4\], got none"),
         ({"a": [1], "b": {"values": [1], "only_if": 3}}, "places.b.only_if: expected place: value or values, got 3"),

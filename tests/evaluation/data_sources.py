@@ -39,6 +39,11 @@ def stripes_in_three() -> dict[str, Dataset[Any]]:
     return {"train": Stripes(noise=0.1), "validation": Stripes(40, seed=1), "test": Stripes(40, seed=2)}
 
 
+def noisy_stripes() -> Stripes:
+    """Return one dataset, to be split, with new noise every time."""
+    return Stripes(noise=0.1)
+
+
 def stripes_in_memory() -> tuple[torch.Tensor, torch.Tensor]:
     """Return images and labels."""
     dataset = Stripes()

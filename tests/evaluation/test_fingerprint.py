@@ -1,6 +1,7 @@
 """Fingerprint of a task: which edits score again."""
 
 import importlib
+import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -114,6 +115,21 @@ def test_data_of_built_in_tasks_changes_the_fingerprint() -> None:
     tasks = [TASKS.load("digits")(load_config("digits", [f"evaluation.split_seed={seed}"])) for seed in (0, 0, 1)]
     first, again, other = [task.fingerprint() for task in tasks]
     assert first == again != other
+
+
+def test_edited_operation_changes_the_context(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    contexts = []
+    places = ("operations=[linear,edited_blocks:Block]", "choices={opaque: {module: [edited_blocks:Block]}}")
+    for number, size in enumerate((3, 3, 4)):
+        (tmp_path / "edited_blocks.py").write_text(f"class Block:\n    size = {size}  # version {number}\n")
+        os.utime(tmp_path / "edited_blocks.py", (number, number))
+        sys.modules.pop("edited_blocks", None)
+        importlib.invalidate_caches()
+        configs = [config_with(f"env.operation_graph.{place}") for place in places]
+        contexts.append([context_of(StubTask({}, config)) for config in configs])
+    for first, same, edited in zip(*contexts, strict=True):
+        assert first == same != edited
 
 
 def test_evaluations_of_an_edited_task_are_reported(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:

@@ -11,13 +11,14 @@ from torch import nn
 
 from gflownet.config import load_config, with_task_options
 from gflownet.evaluation.datasets import load_splits
-from gflownet.evaluation.examples import Splits
+from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.execution import restored, run_job
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.metrics import METRICS
 from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.evaluation.tensor_task import TensorTask
+from gflownet.evaluation.tensor_training import CandidateDivergedError
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import classifier_graph, config_with
 from tests.evaluation.data_sources import LENGTH, NUM_TOKENS
@@ -165,14 +166,35 @@ def test_divergence_is_reported():
     assert str(outcome.error).startswith("CandidateDivergedError: epoch 1: expected a training loss <= 1000")
 
 
-@pytest.mark.parametrize("name", ["stripes", "stripes_in_three"])
+@pytest.mark.parametrize("name", ["stripes", "stripes_in_three", "noisy_stripes"])
 def test_datasets_train_in_parts_as_in_one(name):
     task = build("evaluation.num_epochs=2", f"task_options.data={SOURCES}:{name}")
     graph = network(2, (1, 6, 6))
     full, parts = trained(task, graph, 2), trained(task, graph, 1, 2)
     assert (full.score, full.curve, full.test) == (parts.score, parts.curve, parts.test)
+    assert (full.score, full.test) == (task.evaluate(graph, seed=7), task.test(graph, seed=7))
     assert cast(Any, full.score).value > 0.7
     assert task.fingerprint() == build(f"task_options.data={SOURCES}:{name}").fingerprint()
+
+
+class Prices(TensorTask):
+    """Regression of numbers around 300,000."""
+
+    def data(self) -> Splits:
+        inputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
+        part = Split(inputs, 300_000 + 50_000 * inputs.sum(1))
+        return Splits(part, part, part)
+
+    def build_model(self, candidate: Any) -> nn.Module:
+        return nn.Linear(4, 1)
+
+
+def test_loss_limit_is_relative_to_the_targets():
+    task = Prices(cast(Any, config_with("evaluation.num_epochs=1")))
+    assert task.evaluate("a", seed=0).value == 0
+    task = Prices(cast(Any, config_with("evaluation.num_epochs=9", "evaluation.learning_rate=1e9")))
+    with pytest.raises(CandidateDivergedError, match=r"expected a training loss <= \d"):
+        task.evaluate("a", seed=0)
 
 
 class Counting(TensorTask):
