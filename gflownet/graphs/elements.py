@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from math import isfinite
@@ -220,3 +220,32 @@ def thawed(value: Any) -> Any:
     if isinstance(value, tuple):
         return [thawed(item) for item in value]
     return value
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class FrozenObject(Mapping[str, Any]):
+    """A hashable JSON object; its values are hashable, too."""
+
+    pairs: tuple[tuple[str, Any], ...]  # sorted by key
+
+    def __getitem__(self, key: str) -> Any:
+        return dict(self.pairs)[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return (key for key, _ in self.pairs)
+
+    def __len__(self) -> int:
+        return len(self.pairs)
+
+    def __hash__(self) -> int:
+        return hash(self.pairs)
+
+    def __repr__(self) -> str:
+        return repr(thawed(self))
+
+
+def hashable(value: Any) -> Any:
+    """Return a JSON value with tuples in place of lists, and frozen objects."""
+    if isinstance(value, Mapping):
+        return FrozenObject(tuple(sorted((key, hashable(item)) for key, item in value.items())))
+    return tuple(map(hashable, value)) if isinstance(value, list | tuple) else value

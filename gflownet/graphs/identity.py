@@ -8,7 +8,7 @@ from typing import Any
 
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_number, thawed
-from gflownet.graphs.operation import INPUT_PORT, read_operation
+from gflownet.graphs.operation import INPUT_PORT, OPERATIONS, read_operation
 from gflownet.graphs.operation_shapes import input_shape, is_operation_graph
 from gflownet.graphs.vocabulary import is_order_sensitive
 
@@ -25,6 +25,7 @@ _OPERATION_NODE_DEFAULTS = {
     "share": False,
 }
 _OPERATION_EDGE_DEFAULTS = {**_EDGE_DEFAULTS, "port": INPUT_PORT}
+_SHORT_NAMES = {home: name for name, home in OPERATIONS.homes.items()}  # one operation has one identity
 _SHAPE_ATTRIBUTES = ("shape", "layout", "dtype")
 
 
@@ -128,6 +129,8 @@ def _operation_node_colours(
             attributes["operation"] = _completed(attributes["operation"])
         if "subgraph" in attributes:
             attributes["subgraph"] = _applied(attributes["subgraph"], subgraph_key)
+            if attributes.get("repeat", 1) == 1 and isinstance(attributes.get("share"), bool):
+                del attributes["share"]
         colours[node_id] = _head(node, size) + _attributes_colour(attributes, _OPERATION_NODE_DEFAULTS, _LABELS)
     return colours
 
@@ -144,12 +147,21 @@ def _declared(node: Node, attributes: dict[str, Any], *, is_subgraph: bool) -> t
 
 
 def _completed(operation: Any) -> Any:
-    """Return an operation with every setting; an invalid one as written."""
-    try:
-        applied = read_operation(operation)
-    except ValueError:
+    """Return an operation with every setting; an invalid one, and one of a user's class, as written.
+
+    The class is not imported: an identity runs no code that a graph names.
+    """
+    if not isinstance(operation, Mapping):
         return operation
-    return {"name": applied.name, "settings": {key: _plain_number(value) for key, value in applied.items}}
+    name = operation.get("name")
+    name = _SHORT_NAMES.get(name, name) if isinstance(name, str) else name
+    settings = {key: value for key, value in operation.items() if key != "name"}
+    if name in OPERATIONS:
+        try:
+            settings = read_operation({**operation, "name": name}).settings
+        except ValueError:
+            return operation
+    return {"name": name, "settings": {key: _plain_number(value) for key, value in settings.items()}}
 
 
 def _plain_number(value: Any) -> Any:

@@ -7,6 +7,7 @@ a short one out of OPERATIONS, or `module:Class` for a user's own class. Classes
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -15,7 +16,8 @@ from importlib import import_module
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from gflownet.graphs.elements import frozen_attributes, shown, thawed
+from gflownet.errors import UserError
+from gflownet.graphs.elements import hashable, shown, thawed
 from gflownet.graphs.operation_rows import BUILT_IN
 from gflownet.graphs.tensor_shape import Shape, ShapeError
 from gflownet.graphs.vocabulary import Parameter
@@ -147,6 +149,8 @@ def _is_inherited(row: type[Operation], method: str) -> bool:
 
 def _check_class(row: type[Operation], name: str) -> None:
     """Raise ValueError for class attributes of wrong types."""
+    if not isinstance(row.settings, Mapping):
+        raise ValueError(f"{name}.settings: expected Settings by name, got {shown(row.settings)}")
     for key, setting in row.settings.items():
         if not (isinstance(key, str) and isinstance(setting, Setting)):
             raise ValueError(f"{name}.settings: expected Settings by name, got {key}: {shown(setting)}")
@@ -154,15 +158,20 @@ def _check_class(row: type[Operation], name: str) -> None:
         for value in (*defaults, *setting.choices):
             if not setting.parameter.accepts(value):
                 raise ValueError(f"{name}.settings: expected {setting.parameter.expected} for {key}, got {value!r}")
-    if not row.ports or not all(isinstance(port, str) and port.isidentifier() for port in row.ports):
+    if not isinstance(row.ports, list | tuple) or not row.ports or not all(map(_is_port, row.ports)):
         raise ValueError(f"{name}.ports: expected at least one name of an input, got {shown(row.ports)}")
     if row.category not in tuple(Category):
         raise ValueError(f"{name}.category: expected one of {', '.join(Category)}, got {shown(row.category)}")
 
 
+def _is_port(port: object) -> bool:
+    """Return whether a name can stand for an input in the code of a call, which has the name `module`, too."""
+    return isinstance(port, str) and port.isidentifier() and port != "module"
+
+
 def _counted(row: type[Operation], inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> tuple[int, int]:
     standalone = import_module("gflownet.operations.standalone")
-    return standalone.counted(row, tuple(inputs.items()), tuple(sorted(settings.items())))
+    return standalone.counted(row, tuple(inputs.items()), json.dumps(thawed(settings), sort_keys=True))
 
 
 OPERATIONS = ExtensionPoint("operation", contract="gflownet.graphs.operation:Operation", built_in=BUILT_IN)
@@ -203,12 +212,31 @@ class AppliedOperation:
         """Every setting by name."""
         return dict(self.items)
 
-    def __reduce__(self) -> tuple[Any, ...]:
-        return _applied, (self.name, thawed(MappingProxyType(dict(self.items))))
+    def infer_shape(self, inputs: Mapping[str, Shape]) -> Shape:
+        """Return the output shape. Raises ShapeError, also for a mistake in the class."""
+        shape = self._called("infer_shape", inputs)
+        if not isinstance(shape, Shape) or any(type(size) is not int for size in shape.sizes):
+            raise ShapeError(f"expected infer_shape to return a Shape of integers, got {shown(shape)}")
+        return shape
 
+    def weight_shape(self, inputs: Mapping[str, Shape]) -> Shape:
+        """Return the shape of the module's weight. Raises ShapeError without one, also for a mistake in the class."""
+        return self._called("weight_shape", inputs)
 
-def _applied(name: str, settings: Mapping[str, Any]) -> AppliedOperation:
-    return AppliedOperation(name, tuple(frozen_attributes(settings, name).items()))
+    def cost(self, inputs: Mapping[str, Shape]) -> tuple[int, int]:
+        """Return parameters and multiply-adds. Raises ShapeError for a mistake in the class."""
+        return self._called("num_parameters", inputs), self._called("multiply_adds", inputs)
+
+    def _called(self, method: str, inputs: Mapping[str, Shape]) -> Any:
+        try:
+            return getattr(self.row, method)(inputs, self.settings)
+        except UserError as error:
+            raise ShapeError(str(error)) from error
+        except ShapeError:
+            raise
+        except Exception as error:  # raised by the user's own class
+            reason = " ".join(str(error).split())
+            raise ShapeError(f"expected a result of {method}, got {type(error).__name__}: {reason}") from error
 
 
 def read_operation(value: Any) -> AppliedOperation:
@@ -240,7 +268,7 @@ def complete_settings(row: type[Operation], name: str, values: Mapping[str, Any]
     """Return name and value of every setting, sorted. Raises ValueError for an unknown, invalid or missing one."""
     for _, message in _setting_errors(row, name, values):
         raise ValueError(message)
-    return tuple(sorted((key, _hashable(values.get(key, each.default))) for key, each in row.settings.items()))
+    return tuple(sorted((key, hashable(values.get(key, each.default))) for key, each in row.settings.items()))
 
 
 def _name_and_settings(value: Any) -> tuple[str, dict[str, Any]]:
@@ -260,13 +288,6 @@ def _setting_errors(row: type[Operation], name: str, values: Mapping[str, Any]) 
     for key, setting in row.settings.items():
         if key not in values and setting.default is REQUIRED:
             yield "missing_setting", f"{name}: expected a setting {key}, {setting.parameter.expected}, got none"
-
-
-def _hashable(value: Any) -> Any:
-    """Return a JSON value with tuples in place of lists, and sorted tuples of pairs in place of objects."""
-    if isinstance(value, Mapping):
-        return tuple(sorted((key, _hashable(item)) for key, item in value.items()))
-    return tuple(map(_hashable, value)) if isinstance(value, list | tuple) else value
 
 
 def single_input(inputs: Mapping[str, Shape], *layouts: str) -> Shape:

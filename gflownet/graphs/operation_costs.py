@@ -8,8 +8,9 @@ from math import prod
 
 from gflownet.graphs.elements import GraphElements, NodeType
 from gflownet.graphs.limits import is_projected
-from gflownet.graphs.operation_shapes import NodeShapes, infer_shapes, repetitions
+from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, repetitions
 from gflownet.graphs.ordering import reachable
+from gflownet.graphs.tensor_shape import ShapeError
 from gflownet.graphs.vocabulary import aggregation
 
 
@@ -45,8 +46,16 @@ def live_nodes(known: Mapping[int, NodeShapes]) -> set[int]:
 def node_cost(graph: GraphElements, node: NodeShapes, projection: str = "auto") -> OperationCost:
     """Return the cost of one node, of the adapters on its in-edges and of their learned weights.
 
-    `projection`: of nodes without operation, see TranslationConfig.
+    `projection`: of nodes without operation, see TranslationConfig. Raises NodeShapeError where a user's class fails.
     """
+    try:
+        return _node_cost(graph, node, projection)
+    except ShapeError as error:
+        name = node.operation.name if node.operation is not None else f"subgraph {node.node.attributes['subgraph']}"
+        raise NodeShapeError(node.node.node_id, f"{name}: {error}") from None
+
+
+def _node_cost(graph: GraphElements, node: NodeShapes, projection: str) -> OperationCost:
     if node.is_ordinary:
         return _ordinary_cost(node, projection)
     total = OperationCost()
@@ -58,8 +67,7 @@ def node_cost(graph: GraphElements, node: NodeShapes, projection: str = "auto") 
         total += OperationCost(1 + sum(len(plan.edges) for port, plan in node.inputs.items() if node.is_weighted(port)))
     inputs = {port: plan.shape for port, plan in node.inputs.items()}
     if node.operation is not None:
-        row, settings = node.operation.row, node.operation.settings
-        return total + OperationCost(row.num_parameters(inputs, settings), row.multiply_adds(inputs, settings))
+        return total + OperationCost(*node.operation.cost(inputs))
     return total + _subgraph_cost(graph, node, projection) if "subgraph" in node.node.attributes else total
 
 

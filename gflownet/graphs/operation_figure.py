@@ -21,10 +21,12 @@ from gflownet.graphs.operation_labels import (
     frame_title,
     node_tooltip,
     operation_label,
+    unread_operation,
 )
 from gflownet.graphs.operation_problems import known_shapes
 from gflownet.graphs.operation_shapes import MergePlan, NodeShapes, infer_shapes, inner_ports
 from gflownet.graphs.ordering import sorted_prefix
+from gflownet.graphs.outside_classes import has_missing_modules
 from gflownet.graphs.tensor_shape import Adapter, Layout
 from gflownet.graphs.vocabulary import short_name
 from gflownet.layered_drawing import LinkStyle, shortened, xml_text
@@ -51,7 +53,7 @@ _DISABLED = LinkStyle("#9ca3af", "1.5 4.5", "dotted")
 
 def to_svg(graph: GraphElements) -> str:
     """Return an SVG document, top to bottom, with parameters and multiply-adds in the title and a legend."""
-    known = known_shapes(graph)
+    known = _drawn_shapes(graph)
     layout = FigureLayout(figure_of(graph, known))
     caption, used = _caption(graph, known), _categories(graph)
     legend_width = max(layout.width, 260.0)
@@ -75,7 +77,12 @@ def to_svg(graph: GraphElements) -> str:
 
 def to_dot(graph: GraphElements) -> str:
     """Return the figure in Graphviz's DOT language."""
-    return figure_dot(figure_of(graph, known_shapes(graph)))
+    return figure_dot(figure_of(graph, _drawn_shapes(graph)))
+
+
+def _drawn_shapes(graph: GraphElements) -> Mapping[int, NodeShapes]:
+    """Return the shapes of the nodes; none of a graph with classes that are not imported: drawing runs no such code."""
+    return {} if has_missing_modules(graph) else known_shapes(graph)
 
 
 def figure_of(graph: GraphElements, known: Mapping[int, NodeShapes], *, is_inner: bool = False) -> Figure:
@@ -232,7 +239,7 @@ class _Builder:
         activation = "" if activation in ("linear", "identity") else activation
         applied = applied_operation(node)
         if applied is None:
-            text = f"linear, {node.output_size}" if node.output_size is not None else "?"
+            text = f"linear, {node.output_size}" if node.output_size is not None else unread_operation(node)
             colours = COLOURS[Category.LINEAR if node.output_size is not None else Category.OTHER]
         else:
             layout = next((plan.shape.layout for plan in shapes.inputs.values()), None) if shapes else None
@@ -245,7 +252,10 @@ class _Builder:
         return (Cell(text, *colours, node_tooltip(node, self._cost(node))),)
 
     def _cost(self, node: Node) -> OperationCost | None:
-        return node_cost(self._graph, self._known[node.node_id]) if node.node_id in self._known else None
+        try:
+            return node_cost(self._graph, self._known[node.node_id]) if node.node_id in self._known else None
+        except ValueError:  # a user's class that cannot be counted
+            return None
 
     def _note(self, node: Node) -> str:
         return "" if node.node_type is NodeType.OUTPUT else self._shape_text(node.node_id)
@@ -275,8 +285,13 @@ def _with_note(item: Item, note: str) -> Item:
 
 
 def _caption(graph: GraphElements, known: Mapping[int, NodeShapes]) -> str:
-    is_valid = known.keys() == graph.nodes.keys()
-    return cost_text(total_cost(graph, known, own_projection(graph))) if is_valid else "invalid"
+    if has_missing_modules(graph):
+        return "without shapes: classes that are not imported"
+    try:
+        is_valid = known.keys() == graph.nodes.keys()
+        return cost_text(total_cost(graph, known, own_projection(graph))) if is_valid else "invalid"
+    except ValueError:  # a user's class that cannot be counted
+        return "invalid"
 
 
 def _categories(graph: GraphElements) -> list[Category]:

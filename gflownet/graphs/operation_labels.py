@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Node, thawed
 from gflownet.graphs.operation import AppliedOperation, read_operation
 from gflownet.graphs.operation_costs import OperationCost
+from gflownet.graphs.outside_classes import is_imported
 from gflownet.graphs.tensor_shape import Adapter, Layout
 from gflownet.graphs.vocabulary import short_name
 from gflownet.layered_drawing import shortened
@@ -33,11 +35,24 @@ def operation_label(applied: AppliedOperation, layout: Layout | None = None) -> 
 
 
 def applied_operation(node: Node) -> AppliedOperation | None:
-    """Return the operation of a node, None without a valid one."""
+    """Return the operation of a node, None without a valid one, and of a class that is not imported."""
+    if "operation" not in node.attributes or not is_imported(_name(node)):
+        return None
     try:
-        return read_operation(node.attributes["operation"]) if "operation" in node.attributes else None
+        return read_operation(node.attributes["operation"])
     except ValueError:
         return None
+
+
+def unread_operation(node: Node) -> str:
+    """Return the name of an operation that is invalid or not imported; a question mark without a name."""
+    name = _name(node)
+    return short_name(name) if isinstance(name, str) else "?"
+
+
+def _name(node: Node) -> object:
+    operation = node.attributes.get("operation")
+    return operation.get("name") if isinstance(operation, Mapping) else None
 
 
 def frame_title(node: Node) -> str:

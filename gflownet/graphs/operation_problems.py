@@ -12,7 +12,7 @@ from typing import Any
 from gflownet.graphs.element_problems import GraphProblem, duplicate_edges, missing_ends
 from gflownet.graphs.elements import Edge, GraphElements, Node, NodeType
 from gflownet.graphs.limits import MAX_ELEMENTS, MAX_EXPANDED_NODES, MAX_PARAMETERS
-from gflownet.graphs.operation_costs import graph_cost
+from gflownet.graphs.operation_costs import own_projection, total_cost
 from gflownet.graphs.operation_element_problems import REPEAT, operation_edge_problems, operation_node_problems
 from gflownet.graphs.operation_shapes import NodeShapeError, NodeShapes, infer_shapes, inner_ports, merge_plans
 from gflownet.graphs.ordering import cycle_closing_edges, followed_edges, reachable, sorted_prefix
@@ -36,10 +36,23 @@ def operation_graph_problems(graph: GraphElements, unreachable: Iterable[GraphPr
     known = shapes.infer(graph, ())
     problems += shapes.problems
     problems += [each for each in unreachable if each.node_id in known]
-    if not problems and graph_cost(graph).num_parameters > MAX_PARAMETERS:
-        message = f"graph: expected at most {MAX_PARAMETERS:,} parameters, got more"
-        problems.append(GraphProblem("too_many_parameters", message))
-    return problems
+    return problems or [*_cost_problems(graph, known)]
+
+
+def _cost_problems(graph: GraphElements, known: Mapping[int, NodeShapes]) -> Iterator[GraphProblem]:
+    """Yield a problem for too many parameters, or for a user's class whose costs cannot be counted."""
+    try:
+        cost = total_cost(graph, known, own_projection(graph))
+    except NodeShapeError as error:
+        yield GraphProblem("shape_mismatch", str(error), error.node_id)
+        return
+    if cost.num_parameters > MAX_PARAMETERS:
+        yield GraphProblem("too_many_parameters", f"graph: expected at most {MAX_PARAMETERS:,} parameters, got more")
+
+
+def static_problems(graph: GraphElements) -> list[GraphProblem]:
+    """Return the problems that need no shapes."""
+    return _Statics().check(graph)
 
 
 def known_shapes(graph: GraphElements) -> dict[int, NodeShapes]:

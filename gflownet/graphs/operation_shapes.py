@@ -102,6 +102,7 @@ def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int
             else:
                 _check_activation(node)
                 known[node_id] = _inferred(graph, node, incoming.get(node_id, []), known)
+                _check_tokens(node, known[node_id].output)
         except ValueError as error:
             raise NodeShapeError(node_id, str(error)) from None
     return known
@@ -138,7 +139,7 @@ def _source_weight(edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> Me
     if source.operation is None:
         raise ShapeError(f"expected an operation with a weight at the port {WEIGHT_PORT}, got node {edges[0].source}")
     inputs = {port: plan.shape for port, plan in source.inputs.items()}
-    shape = source.operation.row.weight_shape(inputs, source.operation.settings)
+    shape = source.operation.weight_shape(inputs)
     return MergePlan(tuple(edges), (Adapter(shape, shape),), "sum", "never", shape)
 
 
@@ -149,12 +150,20 @@ def _check_activation(node: Node) -> None:
         raise ShapeError(f"expected an activation without state in an operation graph, got {name}")
 
 
+def _check_tokens(node: Node, output: Shape) -> None:
+    """Raise ShapeError for an activation of tokens."""
+    if output.layout is Layout.TOKENS and node.activation_function not in ("linear", "identity"):
+        raise ShapeError(f"expected activation linear of {output}, got {node.activation_function}")
+
+
 def _merged(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> MergePlan:
     merge, align = node.aggregation, node.attributes.get("align", "auto")
     if merge not in MERGES:
         raise ShapeError(f"expected an aggregation out of {', '.join(MERGES)}, got {shown(merge)}")
     shapes = [known[edge.source].output for edge in edges]
     target = join(shapes)
+    if target.layout is Layout.TOKENS and (len(edges) > 1 or node.attributes.get("edge_weight") is True):
+        raise ShapeError(f"expected one input of tokens without edge_weight, got {', '.join(map(str, shapes))}")
     is_concat = merge == "concat" and len(shapes) > 1
     fits = (shape == (target.with_channels(shape.channels) if is_concat else target) for shape in shapes)
     if align == "never" and not all(fits):
@@ -183,7 +192,7 @@ def _inferred(graph: GraphElements, node: Node, edges: Sequence[Edge], known: Ma
         raise ShapeError(f"{applied.name}: expected edges into the ports {expected}, got {got}")
     inputs = {port: plan.shape for port, plan in plans.items()}
     try:
-        return NodeShapes(node, applied, plans, applied.row.infer_shape(inputs, applied.settings))
+        return NodeShapes(node, applied, plans, applied.infer_shape(inputs))
     except ShapeError as error:
         raise ShapeError(f"{applied.name}: {error}") from None
 

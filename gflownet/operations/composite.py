@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from contextvars import ContextVar
 from functools import lru_cache
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.graphs.elements import NodeType
 from gflownet.graphs.operation import Operation
 from gflownet.graphs.operation_costs import OperationCost, graph_cost
-from gflownet.graphs.operation_shapes import NodeShapeError, infer_shapes
+from gflownet.graphs.operation_problems import static_problems
+from gflownet.graphs.operation_shapes import NodeShapeError, infer_shapes, output_shape
+from gflownet.graphs.subgraphs import MAX_LEVELS
 from gflownet.graphs.tensor_shape import Shape, ShapeError
 
 if TYPE_CHECKING:
@@ -70,17 +72,28 @@ def _key(inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> _Key:
     return tuple(inputs.items()), tuple(sorted(settings.items()))
 
 
+_PATH: ContextVar[tuple[Any, ...]] = ContextVar("composites being expanded", default=())
+
+
 @lru_cache(maxsize=4096)
 def _expanded(
     row: type[Composite], inputs: tuple[tuple[str, Shape], ...], settings: tuple[tuple[str, Any], ...]
 ) -> tuple[ComputationGraph, Shape]:
-    graph = ComputationGraph.from_dict(row.graph(dict(inputs), dict(settings)))
+    key = row, inputs, settings
+    if key in (path := _PATH.get()):
+        raise ShapeError("expected a graph of other operations, got one that applies itself")
+    if len(path) >= MAX_LEVELS:
+        raise ShapeError(f"expected at most {MAX_LEVELS} levels of composites, got more")
+    token = _PATH.set((*path, key))
     try:
-        shapes = infer_shapes(graph)
+        graph = ComputationGraph.from_dict(row.graph(dict(inputs), dict(settings)))
+        for problem in static_problems(graph):
+            raise ShapeError(f"expected a valid graph, got {problem.message}")
+        return graph, output_shape(infer_shapes(graph))
     except NodeShapeError as error:
         raise ShapeError(error.reason) from None
-    (output,) = (each.output for each in shapes.values() if each.node.node_type is NodeType.OUTPUT)
-    return graph, output
+    finally:
+        _PATH.reset(token)
 
 
 @lru_cache(maxsize=4096)

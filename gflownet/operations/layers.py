@@ -68,11 +68,25 @@ class RotaryPositions(nn.Module):
 
     def __init__(self, num_positions: int, head_size: int, base: float) -> None:
         super().__init__()
+        self.sizes = num_positions, head_size, base
+        dtype = torch.get_default_dtype()
+        cos, sin = self._tables()
+        self.register_buffer("cos", cos.to(dtype), persistent=False)
+        self.register_buffer("sin", sin.to(dtype), persistent=False)
+
+    def _tables(self) -> tuple[Tensor, Tensor]:
+        num_positions, head_size, base = self.sizes
         frequencies = base ** (-torch.arange(0, head_size, 2, dtype=torch.float64) / head_size)
         angles = torch.outer(torch.arange(num_positions, dtype=torch.float64), frequencies).repeat(1, 2)
-        dtype = torch.get_default_dtype()
-        self.register_buffer("cos", angles.cos().to(dtype), persistent=False)
-        self.register_buffer("sin", angles.sin().to(dtype), persistent=False)
+        return angles.cos(), angles.sin()
+
+    def _apply(self, fn, recurse=True):
+        """Change device and dtype; the numbers are exact in the new dtype."""
+        before = self.cos.dtype
+        super()._apply(fn, recurse)
+        if self.cos.dtype != before:
+            self.cos, self.sin = (table.to(self.cos) for table in self._tables())
+        return self
 
     def forward(self, x: Tensor) -> Tensor:
         """Return the rotated heads [B, heads, T, head size] of the same shape."""

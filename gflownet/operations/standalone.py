@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from functools import lru_cache
 from typing import Any
@@ -11,12 +12,12 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
+from gflownet.graphs.elements import hashable
 from gflownet.graphs.operation import WEIGHT_PORT, Example, Operation, complete_settings
 from gflownet.graphs.tensor_shape import Layout, Shape
 from gflownet.operations import layers
 
 _NAMES = {**vars(layers), "torch": torch, "F": F, "nn": nn}
-Items = tuple[tuple[str, Any], ...]
 
 
 class StandaloneOperation(nn.Module):
@@ -67,10 +68,14 @@ def check_example(row: type[Operation], example: Example, name: str) -> None:
 
 
 @lru_cache(maxsize=4096)
-def counted(row: type[Operation], inputs: Items, settings: Items) -> tuple[int, int]:
-    """Return trainable parameters, and multiply-adds of one example as torch.utils.flop_counter counts them."""
+def counted(row: type[Operation], inputs: tuple[tuple[str, Shape], ...], settings: str) -> tuple[int, int]:
+    """Return trainable parameters, and multiply-adds of one example as torch.utils.flop_counter counts them.
+
+    `settings` are a JSON text, in which 2 and 2.0 differ.
+    """
+    values = {key: hashable(value) for key, value in json.loads(settings).items()}
     with torch.device("meta"), torch.no_grad():
-        module = StandaloneOperation(row, dict(inputs), dict(settings))
+        module = StandaloneOperation(row, dict(inputs), values)
         # Two examples, because some layers refuse a batch of one in training.
         with FlopCounterMode(display=False) as counter:
             module(*module.meta_inputs(2))

@@ -32,19 +32,19 @@ class OperationModel(GeneratedModel):
     """
 
     plan: ClassVar[OperationPlan]
+    reference: Tensor
 
     def forward(self, *inputs: Tensor) -> Any:
         """Return the output for a batch of every input; generated for every structure.
 
         Raises:
-            ValueError: an input of another rank or shape, or tokens that are not integers.
+            ValueError: an input of another shape or dtype, or tokens that are not integers.
         """
         raise NotImplementedError(f"{type(self).__name__} is an abstract base class: call to_pytorch_model")
 
     def zeros(self, batch_size: int) -> tuple[Tensor, ...]:
-        parameter = next(self.parameters(), torch.empty(0))
         kinds = ((shape, torch.int64 if shape.layout is Layout.TOKENS else None) for _, _, shape in self.plan.inputs)
-        return tuple(parameter.new_zeros(batch_size, *shape.sizes, dtype=dtype) for shape, dtype in kinds)
+        return tuple(self.reference.new_zeros(batch_size, *shape.sizes, dtype=dtype) for shape, dtype in kinds)
 
     def first_step(self, *inputs: Tensor) -> Any:
         return self(*inputs)
@@ -64,7 +64,9 @@ class OperationModel(GeneratedModel):
 
     def _refuse(self, position: int, x: Tensor) -> NoReturn:
         _, node_id, shape = self.plan.inputs[position]
-        kind = "integers" if shape.layout is Layout.TOKENS else "floating numbers"
+        is_other = x.is_floating_point() and x.dtype != self.reference.dtype
+        kind = f"{self.reference.dtype} numbers" if is_other else "floating numbers"
+        kind = "integers" if shape.layout is Layout.TOKENS else kind
         expected = f"{kind} of shape {shape_text(shape)}"
         raise ValueError(f"input {node_id}: expected {expected}, got {list(x.shape)} of dtype {x.dtype}")
 
@@ -107,7 +109,9 @@ def class_name(plan: OperationPlan) -> str:
 
 
 def _source(plan: OperationPlan, writer: ClassWriter) -> str:
-    initial = ["Base.__init__(self)", *writer.initial_lines()]
+    # An empty tensor that has the device and the dtype of the model, also of one without parameters.
+    reference = [] if plan.name else ['self.register_buffer("reference", torch.empty(0), persistent=False)']
+    initial = ["Base.__init__(self)", *reference, *writer.initial_lines()]
     checks = [] if plan.name else _checks(plan, writer.arguments())
     lines = ["p, m = self._parameters, self._modules", *checks, *memory_format_lines(plan, writer.arguments())]
     body = writer.forward_lines()
@@ -121,10 +125,10 @@ def _function(signature: str, lines: list[str]) -> str:
 
 
 def _checks(plan: OperationPlan, arguments: list[str]) -> list[str]:
-    lines = []
+    lines = ['dtype = self._buffers["reference"].dtype']
     for position, (name, (_, _, shape)) in enumerate(zip(arguments, plan.inputs, strict=True)):
-        is_wrong = "" if shape.layout is Layout.TOKENS else "not "
-        lines.append(f"if {name}.shape[1:] != {shape.sizes} or {is_wrong}{name}.is_floating_point():")
+        is_wrong = f"{name}.dtype != dtype" if shape.layout is not Layout.TOKENS else f"{name}.is_floating_point()"
+        lines.append(f"if {name}.shape[1:] != {shape.sizes} or {is_wrong}:")
         lines.append(f"    self._refuse({position}, {name})")
     return lines
 
@@ -142,9 +146,10 @@ def memory_format_lines(plan: OperationPlan, arguments: list[str]) -> list[str]:
 def autocast_lines(plan: OperationPlan, lines: list[str], argument: str) -> list[str]:
     """Return the statements of a forward under torch.autocast; the outputs are float32."""
     *others, last = lines
-    value = last.removeprefix("return ")
-    is_tuple = len(plan.outputs) > 1 and not plan.is_concatenated
-    result = f"tuple(y.float() for y in {value})" if is_tuple else f"{value}.float()"
+    casts = [variable(n) + (".float()" if shape.layout is not Layout.TOKENS else "") for n, shape in plan.outputs]
+    result = f"({', '.join(casts)})" if len(casts) > 1 else casts[0]
+    if plan.is_concatenated:
+        result = f"{last.removeprefix('return ')}.float()"
     head = f"with torch.autocast({argument}.device.type, dtype=torch.{plan.autocast}):"
     return [head, *(f"    {line}" for line in others), f"    return {result}"]
 

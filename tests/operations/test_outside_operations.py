@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import re
 import sys
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gflownet.graphs import ComputationGraph
+from gflownet.graphs import ComputationGraph, to_dot, to_svg
 from gflownet.graphs.operation import Operation, operation, read_operation
 from gflownet.graphs.operation_costs import graph_cost
 from gflownet.graphs.tensor_shape import Layout, Shape, ShapeError
@@ -111,6 +112,84 @@ class Declared(nn.Module):
 
     def forward(self, x):
         return x.repeat(1, self.times)
+
+
+class Nested(nn.Module):
+    def __init__(self, options):
+        super().__init__()
+        self.options = options
+
+    def forward(self, x):
+        first, more = self.options["sizes"]
+        return x * (first + more["a"])
+
+
+class NeedsData(nn.Module):
+    @staticmethod
+    def infer_shape(sizes):
+        return sizes
+
+    def forward(self, x):
+        return x * x.sum().item()
+
+
+class HalfSize(NeedsData):
+    @staticmethod
+    def infer_shape(sizes):
+        return (2.5,)
+
+
+class NoKey(NoModule):
+    @classmethod
+    def infer_shape(cls, inputs, settings):
+        return inputs["query"]
+
+    @classmethod
+    def call(cls, inputs, settings):
+        return "{input}"
+
+
+class NotAShape(NoKey):
+    @classmethod
+    def infer_shape(cls, inputs, settings):
+        return (3,)
+
+
+class ListOfSettings(NoKey):
+    settings = [1]
+
+
+class ReservedPort(NoKey):
+    ports = ("module",)
+
+
+class Circle(Composite):
+    @classmethod
+    def graph(cls, inputs, settings):
+        data = GraphData(inputs)
+        data.add(f"{__name__}:Circle", 0)
+        return data.finish()
+
+
+class TwoOutputs(Composite):
+    @classmethod
+    def graph(cls, inputs, settings):
+        data = GraphData(inputs)
+        data.add("identity", 0)
+        data.add("identity", 0)
+        data = data.finish()
+        data["nodes"][1]["node_type"] = "output"
+        return data
+
+
+class UnusedBias(Composite):
+    @classmethod
+    def graph(cls, inputs, settings):
+        data = GraphData(inputs)
+        data.add("identity", 0)
+        data = data.finish()
+        data["nodes"][1]["bias"] = 5.0
+        return data
 """
 MISTAKES = {
     "NoShape": "operation: expected {name} to define infer_shape",
@@ -126,6 +205,17 @@ MISTAKES = {
     "Missing": "operation: expected a subclass of Operation, got '{name}'; did you mean ",
     "Declared": "operation: expected a subclass of Operation, got '{name}'; did you mean ",
 }
+# The end of the problem of a graph that uses a class.
+FAILURES = {
+    "NoKey": "expected a result of infer_shape, got KeyError: 'query'",
+    "NotAShape": "expected infer_shape to return a Shape of integers, got (3,)",
+    "ListOfSettings": "expected Settings by name, got [1]",
+    "ReservedPort": "expected at least one name of an input, got ('module',)",
+    "Circle": "expected a graph of other operations, got one that applies itself",
+    "TwoOutputs": "expected one output node in a subgraph, got 2",
+    "UnusedBias": "expected bias 0.0 without edge_weight, got 5.0",
+}
+GOOD = {"in_features": 4, "out_features": 2}
 MODULE = "outside_operations"
 
 
@@ -179,6 +269,53 @@ def test_opaque_refuses_malformed_names(name: str) -> None:
         read_operation({"name": "opaque", "module": name})
     with pytest.raises(ValueError, match=r"operation.module: expected module:Class, got"):
         load_class("operation.module", name, {}, contract=Operation)
+
+
+def test_failing_classes_are_problems_of_the_graph() -> None:
+    """Each mistake is one line that names the class, not a traceback out of validate."""
+    for name, message in FAILURES.items():
+        (problem,) = chain({"name": f"{MODULE}:{name}"}, shape=(4,)).validate()
+        assert problem.message.startswith(f"node 1: {MODULE}:{name}"), name
+        assert message in problem.message, name
+        assert "\n" not in problem.message, name
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "message"),
+    [
+        ("torch.nn:Flatten", {"start_dim": 0}, "expected torch.nn:Flatten to keep the batch axis of 2, got 8"),
+        ("torch.nn:Linear", {"in_features": 4, "out_features": 2.0}, "TypeError"),
+        (f"{MODULE}:NeedsData", {}, "RuntimeError"),
+        (f"{MODULE}:HalfSize", {}, "expected infer_shape to return a Shape of integers, got"),
+        ("torch.nn:Linear", {"in_features": 4, "out_features": 2, "device": "cpu"}, "without device and dtype"),
+    ],
+)
+def test_opaque_refusals_are_problems(name: str, arguments: dict, message: str) -> None:
+    # Numbers that are equal in Python, but not for the module.
+    assert chain({"name": "opaque", "module": "torch.nn:Linear", "arguments": GOOD}, shape=(4,)).validate() == []
+    (problem,) = chain({"name": "opaque", "module": name, "arguments": arguments}, shape=(4,)).validate()
+    assert message in problem.message
+
+
+def test_opaque_arguments_nest() -> None:
+    graph = chain(
+        {"name": "opaque", "module": f"{MODULE}:Nested", "arguments": {"options": {"sizes": [2, {"a": 3}]}}}, shape=(4,)
+    )
+    assert graph.validate() == []
+    x = torch.randn(2, 4)
+    assert torch.equal(to_pytorch_model(graph)(x), 5 * x)
+    assert torch.equal(pickle.loads(pickle.dumps(to_pytorch_model(graph)))(x), 5 * x)
+
+
+def test_identity_and_drawing_import_no_outside_class(tmp_path, monkeypatch) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "never_imported_21.py").write_text("raise SystemExit\n")
+    for settings in ({"name": "never_imported_21:A"}, {"name": "opaque", "module": "never_imported_21:A"}):
+        graph = chain(settings)
+        assert graph == chain(dict(reversed(settings.items())))
+        assert "not imported" in to_svg(graph)
+        assert "digraph" in to_dot(graph)
+    assert "never_imported_21" not in sys.modules
 
 
 def test_opaque_runs_a_module_of_torch() -> None:

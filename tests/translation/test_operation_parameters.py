@@ -54,3 +54,46 @@ def test_source_refuses_names_of_layers():
         to_source(
             graph_of([image_input(5, 8), hidden(1, "self_attention", kind="output")], [(0, 1)]), name="SelfAttention"
         )
+
+
+def test_inputs_of_another_dtype_are_refused():
+    """A model without parameters has a dtype, too."""
+    nodes = [image_input(3), hidden(1, "identity", kind="output")]
+    for node in (nodes[1], hidden(1, "linear", kind="output", features=2)):
+        model = to_pytorch_model(graph_of([nodes[0], node], [(0, 1)]), {"dtype": "float64"})
+        assert model(model.zeros(2)[0]).dtype == torch.float64
+        with pytest.raises(ValueError, match=r"input 0: expected torch.float64 numbers of shape .* torch.float32"):
+            model(torch.zeros(2, 3))
+        assert list(model.float().state_dict()) == [name for name, _ in model.named_parameters()]
+        assert model(torch.zeros(2, 3)).dtype == torch.float32
+
+
+def test_rotary_positions_are_exact_in_float64():
+    graph = graph_of([image_input(50, 8), hidden(1, "rotary_positions", kind="output")], [(0, 1)])
+    x = torch.ones(1, 50, 8, dtype=torch.float64)
+    y = to_pytorch_model(graph, {"dtype": "float64"})(x)
+    assert torch.allclose(y.square().sum(-1), x.square().sum(-1), rtol=0, atol=1e-14)
+    cast = to_pytorch_model(graph)
+    assert cast(x.float()).dtype == torch.float32
+    assert torch.equal(cast.double()(x), y)
+
+
+@pytest.mark.parametrize(
+    ("field", "message"),
+    [
+        ({}, ""),
+        ({"edge_weight": True}, "expected one input of tokens without edge_weight"),
+        ({"activation_function": "gelu"}, "expected activation linear of tokens"),
+        ({"aggregation": "mean"}, "expected one input of tokens without edge_weight"),
+    ],
+)
+def test_tokens_are_neither_merged_nor_scaled_nor_activated(field, message):
+    token = {"node_type": "input", "shape": [4], "dtype": "token"}
+    nodes = [{"id": 0, **token}, {"id": 1, **token}, hidden(2, "identity", kind="output", **field)]
+    graph = graph_of(nodes, [(0, 2), *([(1, 2)] if "aggregation" in field else [])])
+    assert [problem.code for problem in graph.validate()] == ["shape_mismatch"] * bool(message)
+    if message:
+        assert message in graph.validate()[0].message
+        return
+    model = to_pytorch_model(graph, {"autocast": "bfloat16"})
+    assert model(*model.zeros(2)).dtype == torch.int64

@@ -1,0 +1,43 @@
+"""The classes `module:Class` that an operation graph names: drawing a graph must not import them."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+
+from gflownet.graphs.elements import GraphElements, Node
+from gflownet.graphs.operation import OPERATIONS
+from gflownet.plugins import is_module_class
+
+
+def has_missing_modules(graph: GraphElements) -> bool:
+    """Return whether a graph or one of its subgraphs names a class whose module is not imported yet."""
+    pending, visited = [graph], set()
+    while pending:
+        each = pending.pop()
+        if id(each) in visited:
+            continue
+        visited.add(id(each))
+        for node in each.nodes.values():
+            if not all(is_imported(name) for name in _names(node)):
+                return True
+            if "subgraph" in node.attributes:
+                try:
+                    pending.append(each.subgraph(node.attributes["subgraph"]))
+                except ValueError:
+                    continue
+    return False
+
+
+def is_imported(name: object) -> bool:
+    """Return whether a name is not of the form module:Class, or one of this package, or its module is imported."""
+    if not is_module_class(name) or name in OPERATIONS.homes.values():
+        return True
+    return str(name).partition(":")[0] in sys.modules
+
+
+def _names(node: Node) -> Iterator[object]:
+    yield from (node.activation_function, node.aggregation)
+    operation = node.attributes.get("operation")
+    if isinstance(operation, Mapping):
+        yield from (operation.get("name"), operation.get("module"))
