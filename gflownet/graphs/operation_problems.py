@@ -76,6 +76,9 @@ class _Statics:
         self.graphs.append(graph)
         broken = self.broken[id(graph)] = set()
         problems = [*(_subgraph_ends(graph) if name else missing_ends(graph))]
+        if name and "translation" in graph.config:
+            message = "graph: expected translation settings of the whole graph, got settings of a subgraph"
+            problems.append(GraphProblem("invalid_translation_setting", message))
         for _, node in sorted(graph.nodes.items()):
             problems += operation_node_problems(graph, node, is_subgraph=bool(name))
         problems += _graph_edge_problems(graph)

@@ -112,7 +112,10 @@ def input_shape(node: Node) -> Shape:
     """Return the declared shape of an INPUT node. Raises ShapeError for an invalid or missing one."""
     sizes = node.attributes.get("shape", node.output_size)
     layout = node.attributes.get("layout")
-    if node.attributes.get("dtype") == "token":
+    dtype = node.attributes.get("dtype", "token" if layout == Layout.TOKENS else "float")
+    if layout is not None and (dtype == "token") != (layout == Layout.TOKENS):
+        raise ShapeError(f"expected dtype token exactly with layout tokens, got {shown(dtype)} and {shown(layout)}")
+    if dtype == "token":
         layout = Layout.TOKENS
     entries = sizes if isinstance(sizes, tuple) else (sizes,)
     if not all(isinstance(size, int) and not isinstance(size, bool) for size in entries):

@@ -36,8 +36,8 @@ class Composite(Operation):
 
     @classmethod
     def computation_graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> ComputationGraph:
-        """Return the inner graph; its INPUT nodes carry the input shapes."""
-        return _expanded(cls, *_key(inputs, settings))[0]
+        """Return a copy of the inner graph; its INPUT nodes carry the input shapes."""
+        return _expanded(cls, *_key(inputs, settings))[0].copy()
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:

@@ -56,6 +56,8 @@ def test_valid_operation_graphs_have_no_problems(seed):
         ("nodes.0.layout", "picture", ["invalid_layout"]),
         ("nodes.0.layout", "vector", ["invalid_shape"]),
         ("nodes.0.dtype", "int", ["invalid_dtype"]),
+        ("nodes.0.attributes", {"layout": "image", "dtype": "token"}, ["invalid_shape"]),
+        ("nodes.0.attributes", {"layout": "tokens", "dtype": "float"}, ["invalid_shape"]),
         ("nodes.0.output_size", 3, ["invalid_shape"]),
         ("nodes.0.bias", 1.0, ["invalid_input_node"]),
         ("nodes.0.activation_function", "relu", ["invalid_input_node"]),
@@ -232,6 +234,11 @@ def test_tied_weights_are_not_scaled():
     assert problems(data) == []
     data["edges"][2]["weight"] = 7.0
     assert problems(data) == [("unused_weight", "", None, 2)]
+
+
+def test_translation_settings_of_subgraph_are_refused():
+    data = image_chain({"subgraph": "a"}, subgraphs={"a": {**cell(), "graph": {"translation": {"dtype": "float64"}}}})
+    assert problems(data) == [("invalid_translation_setting", "a", None, None)]
 
 
 def test_port_weight_of_subgraph_is_refused():

@@ -14,7 +14,7 @@ from tests.known_networks.references import KNOWN_NETWORKS, KnownNetwork
 NETWORKS = pytest.mark.parametrize("network", KNOWN_NETWORKS.values(), ids=KNOWN_NETWORKS)
 # Height and width, or number of tokens.
 SMALL = {"resnet18": 48, "resnet50": 64, "mobilenet_v2": 64, "vit_b16": 64, "bert_base": 20, "gpt2": 24}
-FAST = ("transformer_encoder_layer", "resnet18")
+FAST = ("transformer_encoder_layer",)
 
 
 def inputs_of(model: OperationModel, network: KnownNetwork, batch: int = 2) -> tuple[Tensor, ...]:

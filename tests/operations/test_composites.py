@@ -159,6 +159,14 @@ def test_inverted_bottleneck_adds_input_only_where_shapes_agree() -> None:
         assert (len(graph.in_edges(output)) == 2) == is_added
 
 
+def test_composite_graph_is_a_copy() -> None:
+    applied, inputs = read_operation({"name": "conv_bn_relu", "features": 4}), {"input": Shape.of((3, 4, 4))}
+    row = applied.row
+    assert issubclass(row, Composite)
+    row.computation_graph(inputs, applied.settings).add_node(99, "hidden", output_size=3)
+    assert 99 not in row.computation_graph(inputs, applied.settings).nodes
+
+
 def test_composite_costs_equal_its_graph() -> None:
     row, inputs, settings = parts("transformer_block", Shape.of((5, 8)), heads=2, gated=True, norm="rms_norm")
     assert issubclass(row, Composite)

@@ -105,7 +105,9 @@ def test_exported_program_takes_any_batch(make):
     assert_close(program(*inputs), model.eval()(*inputs))
 
 
-@pytest.mark.parametrize("make", [images, tokens])
+@pytest.mark.parametrize(
+    "make", [pytest.param(images, marks=pytest.mark.slow), pytest.param(tokens, marks=pytest.mark.slow), outside]
+)
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
 def test_onnx_gives_the_same_numbers(make, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
@@ -115,7 +117,7 @@ def test_onnx_gives_the_same_numbers(make, tmp_path):
     session = runtime.InferenceSession(tmp_path / "model.onnx", providers=["CPUExecutionProvider"])
     inputs = inputs_of(model, batch=5)
     names = [value.name for value in session.get_inputs()]
-    assert names == (["x"] if make is images else ["x0", "x1"])
+    assert names == (["x0", "x1"] if make is tokens else ["x"])
     outputs = session.run(None, {name: value.numpy() for name, value in zip(names, inputs, strict=True)})
     expected = model.eval()(*inputs)
     expected = [expected] if isinstance(expected, torch.Tensor) else expected
