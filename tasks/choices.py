@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Literal
 
+import torch
 from torch import nn
 
 from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
-from gflownet.evaluation.datasets import load_splits
+from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.examples import Splits
 from gflownet.evaluation.fingerprint import function_digest
@@ -29,6 +30,9 @@ class ChoicesTaskConfig:
     test: str = option("", "score: module:function of (choices, seed): the test score in the final report; empty: none")
     build: str = option("", "module:function of the choices: an nn.Module, which is trained on the data")
     data: str = option("digits", "build: name of a data set, a path (npz, CSV, IDX) or module:callable")
+    normalise: Literal["none", "channel"] = option(
+        "none", "build: channel: mean 0 and deviation 1 of each channel or column over the training examples"
+    )
     data_test: str = option("", "build: path of test data; empty: those of the data, or a fifth of them")
 
 
@@ -59,14 +63,32 @@ class ChoicesTask(TensorTask):
     def data(self) -> Splits:
         options = self.config.task_options
         seed = self.config.evaluation.split_seed
-        return load_splits(options.data, key="task_options.data", seed=seed, test=options.data_test)
+        splits = load_splits(options.data, key="task_options.data", seed=seed, test=options.data_test)
+        splits = with_standard_targets(splits)
+        return standardised(splits, per_channel=True) if options.normalise == "channel" else splits
 
     def build_model(self, candidate: Assignment) -> nn.Module:
         """Return the untrained module of a setting."""
         model = self._function(candidate.as_dict())
         if not isinstance(model, nn.Module):
             raise ValueError(f"task_options.build: expected an nn.Module, got {type(model).__name__}")
+        self._check_outputs(model)
         return model
+
+    def _check_outputs(self, model: nn.Module) -> None:
+        """Raise ValueError unless a module predicts the targets; it sets the sizes of lazy layers."""
+        inputs = next(iter(self.train.in_order()))[0][:2]
+        with torch.no_grad():
+            outputs = model.eval()(inputs)
+        model.train()
+        targets = self.train.targets
+        shape = [len(inputs), *targets.shape[1:], *([] if targets.is_floating_point() else [self.num_outputs])]
+        got = list(outputs.shape) if isinstance(outputs, torch.Tensor) else type(outputs).__name__
+        is_usual = ":" not in self.config.evaluation.training.loss
+        if not isinstance(outputs, torch.Tensor) or (is_usual and got != shape):
+            raise ValueError(
+                f"task_options.build: expected a module with outputs {shape} for inputs {list(inputs.shape)}, got {got}"
+            )
 
     def cost(self, graph: Assignment) -> None:
         """Return None: the size of a module is known when it is built."""

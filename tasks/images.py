@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from torch import nn
 
-from gflownet.evaluation.datasets import load_splits, standardised
-from gflownet.evaluation.examples import Splits
+from gflownet.errors import UserError
+from gflownet.evaluation.datasets import load_splits, standardised, with_standard_targets
+from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.reference_models import classifier_or_regressor, estimator_reference, model_reference
 from gflownet.evaluation.task import Reference
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.options import option
 
 _LENET_SIZE = (28, 28)
+_SPLITS = ("train", "validation", "test")
+_CHANNELS = (1, 3, 4)  # grey, RGB and RGBA
 
 
 @dataclass
@@ -43,6 +46,7 @@ class ImagesTask(TensorTask):
         splits = load_splits(
             options.data, key="task_options.data", seed=self.config.evaluation.split_seed, test=options.data_test
         )
+        splits = with_standard_targets(as_images(splits, source=options.data))
         return standardised(splits, per_channel=True) if options.normalise == "channel" else splits
 
     def references(self, *, seeds: Sequence[int]) -> Sequence[Reference]:
@@ -57,6 +61,31 @@ class ImagesTask(TensorTask):
         if tuple(size) == _LENET_SIZE:
             references.append(model_reference(self, "LeNet-5", lambda: lenet5(channels, self.num_outputs), seeds=seeds))
         return [reference for reference in references if reference is not None]
+
+
+def as_images(splits: Splits, *, source: str) -> Splits:
+    """Return splits of images [C, H, W]; images [H, W] in memory get a channel.
+
+    Raises:
+        UserError: vectors or tokens, or images with their channels on the last axis.
+    """
+    if isinstance(splits.train, Split) and splits.train.example.ndim == 2 and splits.layout is None:
+        parts = {name: replace(part, inputs=part.inputs[:, None]) for name, part in zip(_SPLITS, splits, strict=True)}
+        splits = replace(splits, **parts)
+    example = splits.train.example
+    shape = list(example.shape)
+    if (len(shape) < 3 and splits.layout is None) or not example.is_floating_point():
+        kind = "numbers" if example.is_floating_point() else "tokens"
+        raise UserError(
+            f"task_options.data: expected images [C, H, W], got {kind} {shape} from {source}; task=table "
+            "trains on tables"
+        )
+    if len(shape) == 3 and shape[2] in _CHANNELS and shape[0] > max(_CHANNELS):
+        raise UserError(
+            f"task_options.data: expected images [C, H, W], got {shape} from {source}; for [H, W, C] "
+            "move the channels to axis 1, such as x.transpose(0, 3, 1, 2)"
+        )
+    return splits
 
 
 def lenet5(channels: int, num_classes: int) -> nn.Module:

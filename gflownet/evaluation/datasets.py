@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -18,8 +18,10 @@ from torch import Tensor
 from torch.utils.data import Dataset, Subset
 
 from gflownet.errors import UserError
-from gflownet.evaluation.data_files import LabelledArrays, read_file
+from gflownet.evaluation.data_checks import check_dataset, check_numbering, check_splits
+from gflownet.evaluation.data_files import read_file
 from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits
+from gflownet.evaluation.labelled_arrays import LabelledArrays, labelled
 from gflownet.plugins import load_function
 from gflownet.random_states import seeded
 
@@ -28,17 +30,16 @@ TRAIN_SHARE = 0.6
 VALIDATION_SHARE = 0.2
 # Share of the training examples that validate where a data set brings its own test examples.
 VALIDATION_SHARE_OF_TRAIN = 0.2
+# Examples of a data set, of which each split gets one or more.
+MIN_EXAMPLES = 5
 # Grey values of the images of scikit-learn's digits run from 0 to 16.
 MAX_GREY_VALUE = 16.0
 
 
 @dataclass(frozen=True)
-class DataSet:
+class DataSet(LabelledArrays):
     """Examples before they are split; the test examples are those that came with them."""
 
-    inputs: np.ndarray  # [N, ...]
-    targets: np.ndarray  # [N] integers: classes; floats: numbers
-    test: LabelledArrays | None = None
     layout: str | None = None
 
 
@@ -54,16 +55,23 @@ def load_splits(source: str, *, key: str, seed: int, target: str = "", test: str
         kind: of the targets of a CSV file: classes, numbers or auto.
 
     Raises:
-        UserError: an unknown name, a missing package, or a file that cannot be read.
+        UserError: an unknown name, a missing package, a file that cannot be read, or examples that do not fit.
     """
+    splits = _splits(source, key=key, seed=seed, target=target, test=test, kind=kind)
+    check_splits(splits, key=key)
+    return splits
+
+
+def _splits(source: str, *, key: str, seed: int, target: str, test: str, kind: str) -> Splits:
     if source in NAMES:
         data = NAMES[source]()
     elif _is_path(source):
         data = _of_file(source, key=key, target=target, kind=kind)
     elif ":" in source:
-        loaded = load_function(key, source)()
-        splits = _of_callable(loaded, key=key, source=source, seed=seed)
+        splits = _of_callable(_called(source, key=key), key=key, source=source, seed=seed)
         if isinstance(splits, Splits):
+            if test:
+                raise UserError(f"{key}_test: expected none with splits or a Dataset from {source}, got {test}")
             return splits
         data = splits
     else:
@@ -72,8 +80,17 @@ def load_splits(source: str, *, key: str, seed: int, target: str = "", test: str
             + (f" (no such file: {source})" if source else "")
         )
     if test:
-        data = replace(data, test=read_file(test, key=f"{key}_test", target=target, kind=kind))
+        data = replace(data, test=read_file(test, key=f"{key}_test", target=target, kind=kind, train=data))
+    _check_targets(data, key=key)
     return split(data, seed=seed)
+
+
+def _check_targets(data: DataSet, *, key: str) -> None:
+    """Raise UserError for too few examples to split, and for classes that are not numbered from 0."""
+    if data.has_classes and data.targets.ndim == 1:
+        check_numbering(torch.from_numpy(data.targets), num_examples=len(data.targets), key=key)
+    if len(data.targets) < MIN_EXAMPLES:
+        raise UserError(f"{key}: expected at least {MIN_EXAMPLES} examples, got {len(data.targets)}")
 
 
 def split(data: DataSet, *, seed: int) -> Splits:
@@ -207,7 +224,17 @@ def _is_path(source: str) -> bool:
 
 def _of_file(source: str, *, key: str, target: str, kind: str) -> DataSet:
     arrays = read_file(source, key=key, target=target, kind=kind)
-    return DataSet(arrays.inputs, arrays.targets, arrays.test)
+    return DataSet(**{item.name: getattr(arrays, item.name) for item in fields(arrays)})
+
+
+def _called(source: str, *, key: str) -> Any:
+    """Return the result of a user's callable. Raises UserError where it fails."""
+    function = load_function(key, source)
+    try:
+        return function()
+    except Exception as error:  # raised by the user's callable
+        reason = " ".join(str(error).split())
+        raise UserError(f"{key}: expected {source} to return data, got {type(error).__name__}: {reason}") from error
 
 
 def _of_callable(loaded: Any, *, key: str, source: str, seed: int) -> Splits | DataSet:
@@ -219,26 +246,50 @@ def _of_callable(loaded: Any, *, key: str, source: str, seed: int) -> Splits | D
         missing = [name for name in names if name not in loaded]
         if missing:
             raise UserError(f"{key}: expected {source} to return train, validation and test, got {', '.join(loaded)}")
-        return _of_three([_examples(loaded[name], key=key, source=source) for name in names])
+        return _of_mapping({name: loaded[name] for name in names}, key=key, source=source)
     if isinstance(loaded, Dataset):
+        check_dataset(loaded, key=key)
         return _split_dataset(loaded, seed=seed)
     if isinstance(loaded, Sequence) and len(loaded) == 2:
-        inputs, targets = (np.asarray(each) for each in loaded)
-        return DataSet(inputs, targets)
+        arrays = labelled(*_arrays(loaded, where=f"{key}: {source}"), where=f"{key}: {source}")
+        return DataSet(**{item.name: getattr(arrays, item.name) for item in fields(arrays)})
     raise UserError(
         f"{key}: expected {source} to return (inputs, targets), a Dataset, a mapping of train, validation and test, or "
         f"Splits, got {type(loaded).__name__}"
     )
 
 
-def _examples(loaded: Any, *, key: str, source: str) -> Examples:
-    if isinstance(loaded, Dataset):
-        return DatasetSplit(loaded)
-    if isinstance(loaded, Split | DatasetSplit):
-        return loaded
-    if isinstance(loaded, Sequence) and len(loaded) == 2:
-        return _tensors(*(np.asarray(each) for each in loaded))
-    raise UserError(f"{key}: expected {source} to return pairs (inputs, targets), got {type(loaded).__name__}")
+def _of_mapping(loaded: Mapping[str, Any], *, key: str, source: str) -> Splits:
+    """Return the splits of a mapping; classes and scale are those of the training examples."""
+    parts: list[Examples] = []
+    train: LabelledArrays | None = None
+    for name, part in loaded.items():
+        if isinstance(part, Dataset):
+            check_dataset(part, key=key)
+            parts.append(DatasetSplit(part))
+        elif isinstance(part, Split | DatasetSplit):
+            parts.append(part)
+        elif isinstance(part, Sequence) and len(part) == 2:
+            where = f"{key}: {source}: {name}"
+            arrays = labelled(*_arrays(part, where=where), where=where, train=train)
+            train = train or arrays
+            parts.append(_tensors(arrays.inputs, arrays.targets))
+        else:
+            raise UserError(f"{key}: expected {source} to return pairs (inputs, targets), got {type(part).__name__}")
+    return _of_three(parts)
+
+
+def _arrays(pair: Sequence[Any], *, where: str) -> tuple[np.ndarray, np.ndarray]:
+    """Return inputs and targets as arrays."""
+    try:
+        inputs, targets = (
+            each.detach().cpu().numpy() if isinstance(each, Tensor) else np.asarray(each) for each in pair
+        )
+    except (ValueError, TypeError) as error:
+        raise UserError(
+            f"{where}: expected arrays of inputs and targets, got {type(error).__name__}: {error}"
+        ) from None
+    return inputs, targets
 
 
 def _split_dataset(dataset: Dataset[Any], *, seed: int) -> Splits:

@@ -81,7 +81,7 @@ class DatasetSplit:
     @cached_property
     def example(self) -> Tensor:
         """The input of the first example."""
-        return self._batch([0])[0][0]
+        return self.batch([0])[0][0]
 
     @cached_property
     def targets(self) -> Tensor:
@@ -94,22 +94,27 @@ class DatasetSplit:
     def shuffled(self, batch_size: int, generator: torch.Generator) -> Iterator[Batch]:
         """Return the batches of one epoch in a new random order."""
         order = torch.randperm(len(self), generator=generator)
-        return (self._batch(part.tolist()) for part in order.split(batch_sizes(len(self), batch_size)))
+        return (self.batch(part.tolist()) for part in order.split(batch_sizes(len(self), batch_size)))
 
     def in_order(self) -> Iterator[Batch]:
         """Return all examples in batches for an evaluation."""
         size = max(_MIN_BATCH, _BATCH_ELEMENTS // max(1, self.example.numel()))
         starts = range(0, len(self), size)
-        return (self._batch(range(start, min(start + size, len(self)))) for start in starts)
+        return (self.batch(range(start, min(start + size, len(self)))) for start in starts)
 
     def digest_inputs(self) -> Iterator[Tensor]:
         """Yield evenly spaced inputs for a digest; random augmentation is seeded."""
         with seeded(0):
             for index in range(0, len(self), max(1, len(self) // _DIGEST_EXAMPLES)):
-                yield self._batch([index])[0]
+                yield self.batch([index])[0]
 
-    def _batch(self, indices: Sequence[int]) -> Batch:
-        inputs, targets = default_collate([self.dataset[index] for index in indices])
+    def batch(self, indices: Sequence[int]) -> Batch:
+        """Return some examples: bytes are divided by 255, other inputs with two or more axes become float32."""
+        inputs, targets = default_collate([tuple(self.dataset[index]) for index in indices])
+        if inputs.dtype == torch.uint8:
+            inputs = inputs / 255
+        elif inputs.is_floating_point() or inputs.ndim > 2:
+            inputs = inputs.float()
         return inputs, in_columns(targets)
 
 
@@ -138,9 +143,9 @@ class Splits:
 
 
 def in_columns(targets: Tensor) -> Tensor:
-    """Return numbers [N] as float32 [N, 1], as a model predicts them; other targets unchanged."""
+    """Return numbers [N] as float32 [N, 1], as a model predicts them; classes as int64."""
     if not targets.is_floating_point():
-        return targets
+        return targets.long()
     targets = targets.float() if targets.dtype == torch.float64 else targets
     return targets.unsqueeze(1) if targets.ndim == 1 else targets
 

@@ -105,6 +105,8 @@ def _distances(outputs: Tensor, targets: Tensor) -> Tensor:
 
 _LOSSES: dict[str, Loss] = {"mse": F.mse_loss, "mae": F.l1_loss, "huber": F.smooth_l1_loss}
 
+# Metrics of targets that are numbers; the others are of classes.
+_OF_NUMBERS = ("r2", "mse", "rmse", "mae")
 METRICS: dict[str, Metric] = {
     metric.name: metric
     for metric in (
@@ -127,9 +129,16 @@ def build_loss(config: TrainingConfig, *, is_classification: bool) -> Loss:
     """Return the training loss.
 
     Raises:
-        UserError: an unknown name, or label smoothing with another loss than cross_entropy.
+        UserError: an unknown name, a loss of other targets, or label smoothing with another loss than cross_entropy.
     """
-    name = config.loss if config.loss != "auto" else "cross_entropy" if is_classification else "mse"
+    fitting = ("cross_entropy",) if is_classification else tuple(_LOSSES)
+    name = config.loss if config.loss != "auto" else fitting[0]
+    if name not in fitting and name in ("cross_entropy", *_LOSSES):
+        kind = "classes" if is_classification else "numbers"
+        raise UserError(
+            f"evaluation.training.loss: expected {', '.join(fitting)} or module:function for targets that are {kind}, "
+            f"got {name}"
+        )
     if name == "cross_entropy":
         return partial(cross_entropy, label_smoothing=config.label_smoothing)
     if config.label_smoothing:
@@ -142,10 +151,21 @@ def build_loss(config: TrainingConfig, *, is_classification: bool) -> Loss:
 
 
 def build_metric(key: str, name: str, *, is_classification: bool, has_positions: bool) -> Metric:
-    """Return the metric of an option under evaluation.training. Raises UserError for an unknown name."""
+    """Return the metric of an option under evaluation.training.
+
+    Raises:
+        UserError: an unknown name, or a metric of other targets.
+    """
     if name == "auto":
         name = "r2" if not is_classification else "bits" if has_positions else "accuracy"
     if name in METRICS:
+        fitting = [metric for metric in METRICS if (metric in _OF_NUMBERS) != is_classification]
+        if name not in fitting:
+            kind = "classes" if is_classification else "numbers"
+            raise UserError(
+                f"evaluation.training.{key}: expected {', '.join(fitting)} or module:function for targets that are "
+                f"{kind}, got {name}"
+            )
         return METRICS[name]
     values = load_function(f"evaluation.training.{key}", name, names=("auto", *METRICS))
     is_cost = bool(getattr(values, "smaller_is_better", False))

@@ -12,8 +12,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from gflownet.errors import UserError
 from gflownet.evaluation.config import EvaluationConfig, TaskConfig
+from gflownet.evaluation.data_checks import check_splits
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.examples import DatasetSplit, Examples, Split, Splits, in_columns, is_classification
 from gflownet.evaluation.examples import num_outputs as count_outputs
@@ -72,7 +72,8 @@ class TensorTask(GFNTask):
         self._evaluation = plain_evaluation(config.evaluation)
         self.max_fidelity = self._evaluation.num_epochs
         data = self.data()
-        self.splits_in_use = replace(data, **{name: _checked(getattr(data, name), name) for name in _SPLITS})
+        check_splits(data, key="data")
+        self.splits_in_use = replace(data, **{name: _predicted(getattr(data, name)) for name in _SPLITS})
         self.train, self.validation, self.test_split = self.splits_in_use
         self.input_shape = input_shape(self.splits_in_use)
         is_vector = self.input_shape.layout is Layout.VECTOR
@@ -300,16 +301,9 @@ def seconds_per_call(model: nn.Module, example: torch.Tensor, *, num_calls: int)
     return median(seconds[_NUM_WARM_UP:])
 
 
-def _checked(split: Examples, name: str) -> Examples:
-    """Return a split with targets as a model predicts them. Raises ValueError for an empty split or one with NaN."""
-    if not len(split):
-        raise UserError(f"data: expected {name} examples, got none")
-    if isinstance(split, DatasetSplit):
-        return split
-    for values, kind in ((split.inputs, "inputs"), (split.targets, "targets")):
-        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
-            raise UserError(f"data: expected finite {name} {kind}, got nan or inf")
-    return Split(split.inputs, in_columns(split.targets))
+def _predicted(split: Examples) -> Examples:
+    """Return a split with targets as a model predicts them."""
+    return split if isinstance(split, DatasetSplit) else Split(split.inputs, in_columns(split.targets))
 
 
 def _contents(split: Examples) -> Iterator[Any]:

@@ -4,12 +4,17 @@ import gzip
 import re
 import socket
 import struct
+import sys
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
 from sklearn.datasets import load_diabetes, load_iris
+from torch.utils.data import Dataset, IterableDataset
 
 from gflownet.errors import UserError
 from gflownet.evaluation import datasets
@@ -131,6 +136,160 @@ def test_test_file_is_respected(tmp_path):
     assert sizes(splits) == [32, 8, 10]
 
 
+def rows(*cells: str) -> str:
+    return "\n".join(cells) + "\n"
+
+
+def test_test_file_has_the_classes_and_columns_of_the_training_file(tmp_path):
+    animals = [f"{i},{-i},{('cat', 'dog', 'eel')[i % 3]}" for i in range(30)]
+    (tmp_path / "train.csv").write_text(rows("a,b,kind", *animals))
+    (tmp_path / "test.csv").write_text(rows("kind,b,a", "eel,-2,2", "dog,-1,1"))
+    splits = load(tmp_path / "train.csv", test=str(tmp_path / "test.csv"))
+    assert splits.test.targets.tolist() == [2, 1]
+    assert splits.test.inputs.tolist() == [[2, -2], [1, -1]]
+    for name, cells, message in (
+        (
+            "class",
+            ["a,b,kind", "1,2,dog", "1,2,fox"],
+            "row 3: expected a class of the training examples (cat, dog, eel), got fox",
+        ),
+        ("column", ["a,c,kind", "1,2,dog"], "expected the columns of the training file, a, b, kind, got a, c, kind"),
+    ):
+        (tmp_path / f"{name}.csv").write_text(rows(*cells))
+        with pytest.raises(UserError, match=re.escape(message)) as raised:
+            load(tmp_path / "train.csv", test=str(tmp_path / f"{name}.csv"))
+        assert str(raised.value).startswith("task_options.data_test: ")
+
+
+def test_test_numbers_stay_numbers(tmp_path):
+    (tmp_path / "train.csv").write_text(rows("a,y", *(f"{i},{i}.5" for i in range(20))))
+    (tmp_path / "test.csv").write_text(rows("a,y", "1,2", "3,4"))
+    assert load(tmp_path / "train.csv", test=str(tmp_path / "test.csv")).test.targets.tolist() == [2.0, 4.0]
+
+
+@pytest.mark.parametrize(
+    ("header", "num_examples"), [("a,2020,y", 20), ("a,nan,y", 20), ("1,2,a", 21), ("1,2,3", 21), ("a,b,c", 20)]
+)
+def test_csv_header_is_a_text_above_numbers(tmp_path, header, num_examples):
+    (tmp_path / "a.csv").write_text(rows(header, *(f"{i},{i},{i % 2}{'a' * header.endswith('a')}" for i in range(20))))
+    assert sum(sizes(load(tmp_path / "a.csv"))) == num_examples
+
+
+def test_text_bool_and_one_hot_targets_of_npz_are_classes(tmp_path):
+    inputs = np.random.default_rng(0).normal(size=(20, 3))
+    np.savez(tmp_path / "a.npz", x=inputs, y=np.array(["no", "yes"] * 10))
+    np.savez(tmp_path / "b.npz", x=inputs > 0, y=np.array([False, True] * 10))
+    np.savez(tmp_path / "c.npz", x=inputs, y=np.eye(2, dtype=int)[np.arange(20) % 2])
+    for name in ("a", "b", "c"):
+        splits = load(tmp_path / f"{name}.npz")
+        assert (splits.num_outputs, splits.train.inputs.dtype) == (2, torch.float32)
+
+
+@pytest.mark.parametrize("kind", ["uint8", "uint16", "int64"])
+def test_integer_images_are_pixels(tmp_path, monkeypatch, kind):
+    images = np.random.default_rng(0).integers(0, 256, (20, 1, 4, 4)).astype(kind)
+    images[0] = 255
+    np.savez(tmp_path / "a.npz", x=images[:, 0], y=np.arange(20) % 2)
+    monkeypatch.setitem(sys.modules, "pixels", SimpleNamespace(load=lambda: (images, np.arange(20) % 2)))
+    for source in (tmp_path / "a.npz", "pixels:load"):
+        splits = load(source)
+        pixels = torch.cat([part.inputs for part in splits])
+        assert (pixels.max(), tuple(pixels.shape)) == (1, (20, 1, 4, 4))
+        assert float(pixels.sum()) == pytest.approx(images.sum() / 255, rel=1e-5)
+
+
+def npz_arrays() -> dict[str, np.ndarray]:
+    return {"x": np.random.default_rng(0).normal(size=(40, 3)), "y": np.arange(40) % 3}
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"y": np.arange(40) % 3 - 1}, "expected classes from 0 to 1, those of the training examples, got -1 in the"),
+        ({"y": np.arange(40) * 5 * 10**7}, "expected classes numbered from 0, got "),
+        (
+            {"x_test": np.ones((3, 3)), "y_test": np.array([0, 1, 3])},
+            "expected classes from 0 to 2, .* got 3 in the test",
+        ),
+        (
+            {"x_test": np.ones((3, 4)), "y_test": np.arange(3)},
+            r"test examples as in training, numbers \[3\] .*, got .* \[4\]",
+        ),
+        ({"x_test": np.ones((3, 3)), "y_test": np.ones(3)}, "a.npz: expected classes as in the training examples, got"),
+        (
+            {"x": np.ones((40, 3), dtype=complex)},
+            "a.npz: expected numbers, and classes or numbers as targets, got compl",
+        ),
+        ({"x": np.array(1.0)}, r"a.npz: expected inputs \[N, ...\] and targets \[N\], got \[\] and \[40\]"),
+        ({"y": np.arange(39)}, r"a.npz: expected inputs .*, got \[40, 3\] and \[39\]"),
+        ({"x": np.ones((3, 2)), "y": np.arange(3)}, "expected at least 5 examples, got 3"),
+    ],
+)
+def test_arrays_that_do_not_fit_raise(tmp_path, changes, message):
+    arrays = npz_arrays() | changes
+    names = {"x": "x_train", "y": "y_train"} if "x_test" in arrays else {}
+    named: dict[str, Any] = {names.get(name, name): array for name, array in arrays.items()}
+    np.savez(tmp_path / "a.npz", **named)
+    with pytest.raises(UserError, match=f"^task_options.data: .*{message}"):
+        load(tmp_path / "a.npz")
+
+
+class Items(Dataset[Any]):
+    """A Dataset of 20 results of a function of the index."""
+
+    def __init__(self, item: Callable[[int], Any], num: int = 20) -> None:
+        self.item, self.num = item, num
+
+    def __len__(self) -> int:
+        return self.num
+
+    def __getitem__(self, index: int) -> Any:
+        return self.item(index)
+
+
+class Stream(IterableDataset[Any]):
+    """A Dataset without a length."""
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(())
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        (
+            lambda: Items(lambda i: (object(), 0)),
+            "expected a Dataset of pairs .*got TypeError from Items: default_coll",
+        ),
+        (lambda: Items(lambda i: {"x": torch.ones(2), "y": 0}), "expected a Dataset of pairs "),
+        (lambda: Items(lambda i: (torch.ones(2), "a")), "expected a Dataset of pairs "),
+        (lambda: Items(lambda i: (torch.tensor([torch.nan]), 0)), "expected finite numbers, got nan or inf from Items"),
+        (lambda: Items(lambda i: 1 / 0), "expected a Dataset of pairs .*got ZeroDivisionError"),
+        (lambda: Items(lambda i: 0, num=0), "expected examples in every split, got an empty Dataset"),
+        (lambda: Stream(), "expected a Dataset with __len__ and __getitem__, got Stream"),
+        (lambda: (np.ones((9, 1, 8, 8)), np.zeros(8, dtype=int)), r"expected inputs .*, got \[9, 1, 8, 8\] and \[8\]"),
+        (lambda: ([[1, 2], [3]], [0, 1]), "expected arrays of inputs and targets, got ValueError"),
+        (lambda: 1 / 0, "expected fitting:load to return data, got ZeroDivisionError: division by zero"),
+        (
+            lambda: {n: (np.ones((9, 2)), np.arange(9) % k) for n, k in (("train", 3), ("validation", 4), ("test", 3))},
+            "expected classes from 0 to 2, those of the training examples, got 3 in the validation",
+        ),
+    ],
+)
+def test_callable_with_data_that_do_not_fit_raises(monkeypatch, data, message):
+    monkeypatch.setitem(sys.modules, "fitting", SimpleNamespace(load=data))
+    with pytest.raises(UserError, match=f"^task_options.data: .*{message}"):
+        load("fitting:load")
+
+
+@pytest.mark.parametrize("dtype", [np.float64, np.uint8])
+def test_dataset_items_become_float32(monkeypatch, dtype):
+    data = Items(lambda i: (np.full((1, 4, 4), 255 if dtype == np.uint8 else 1, dtype=dtype), np.int32(i % 2)))
+    monkeypatch.setitem(sys.modules, "fitting", SimpleNamespace(load=lambda: data))
+    train = load("fitting:load").train
+    assert (train.example.dtype, float(train.example.max()), train.targets.dtype) == (torch.float32, 1, torch.int64)
+
+
 def test_idx_folder_keeps_its_test_images(tmp_path):
     images = write_idx(tmp_path)
     splits = load(tmp_path)
@@ -180,7 +339,10 @@ def test_batches_hold_every_example_once():
         ("a.csv", "x,y\n1,a\n2,\n", "column y: row 3: expected a class, got nothing"),
         ("a.csv", "x\n1\n2\n", "expected two or more columns, got one"),
         ("a.csv", "x,y\n", "expected two or more rows, got 1"),
+        ("a.csv", "x,y\n1,a\n" + "9" * 200_000 + ",b\n", "a.csv: expected a readable file, got Error: field larger"),
+        ("a.csv", "x,x,y\n1,2,a\n3,4,b\n", "expected different names of columns, got 'x' twice"),
         ("a.npz", "no archive", "expected a readable file, got "),
+        ("a.npz", "PK\x03\x04" + "junk" * 20, "expected a readable file, got "),
         ("a-images-idx3-ubyte", "text", "expected labels in a-labels-idx1-ubyte, got no such file"),
         ("a.png", "text", "expected a file .csv, .npz or idx3-ubyte, or a folder of idx files, got "),
     ],

@@ -114,6 +114,26 @@ def test_user_metric_and_loss_are_loaded():
     assert build_loss(TrainingConfig(loss=f"{HERE}:distance"), is_classification=False) is distance
 
 
+@pytest.mark.parametrize(
+    ("key", "name", "is_classification", "message"),
+    [
+        ("loss", "mse", True, "loss: expected cross_entropy or module:function for targets that are classes, got mse"),
+        ("loss", "cross_entropy", False, "loss: expected mse, mae, huber or module:function for targets that are num"),
+        ("metric", "perplexity", False, "metric: expected r2, mse, rmse, mae or module:function for targets that are"),
+        ("test_metric", "r2", True, "test_metric: expected accuracy, .*, perplexity or module:function .*, got r2"),
+    ],
+)
+def test_loss_or_metric_of_other_targets_raises(key, name, is_classification, message):
+    def build() -> None:
+        if key == "loss":
+            build_loss(TrainingConfig(loss=name), is_classification=is_classification)
+        else:
+            build_metric(key, name, is_classification=is_classification, has_positions=False)
+
+    with pytest.raises(UserError, match=f"^evaluation.training.{message}"):
+        build()
+
+
 def test_value_that_is_not_finite_scores_zero():
     split = Split(torch.zeros(2, 1), torch.zeros(2, 1))
     measure = build_measure(METRICS["rmse"], split, train=split, num_outputs=1)
@@ -129,7 +149,7 @@ def test_value_that_is_not_finite_scores_zero():
 )
 def test_wrong_loss_raises(values, message):
     with pytest.raises(UserError, match=re.escape(message)):
-        build_loss(TrainingConfig(**values), is_classification=True)
+        build_loss(TrainingConfig(**values), is_classification="label_smoothing" not in values)
 
 
 def test_wrong_metric_raises():

@@ -38,11 +38,11 @@ class LargestOfThree(SupervisedTask):
 
 
 class PoisonedTest(LargestOfThree):
-    """The same, but test data on which every model fails."""
+    """The same, but test data with wrong classes."""
 
     def splits(self) -> Splits:
         splits = super().splits()
-        return replace(splits, test=Split(splits.test.inputs, torch.full_like(splits.test.targets, NUM_CLASSES)))
+        return replace(splits, test=Split(splits.test.inputs, (splits.test.targets + 1) % NUM_CLASSES))
 
 
 def build(*overrides: str, task_class: type[SupervisedTask] = LargestOfThree) -> SupervisedTask:
@@ -149,7 +149,7 @@ def test_evaluate_never_sees_test_data():
     honest, poisoned, graph = build(), build(task_class=PoisonedTest), graph_of((8, "tanh"))
     assert honest.evaluate(graph, seed=0) == poisoned.evaluate(graph, seed=0)
     assert cast(float, honest.test(graph, seed=0)) > 0.85
-    assert poisoned.test(graph, seed=0) == 0.0
+    assert cast(float, poisoned.test(graph, seed=0)) < 0.15
 
 
 def test_test_measures_the_model_that_evaluate_scored():

@@ -3,13 +3,17 @@
 import math
 import pickle
 import re
+import sys
+from types import SimpleNamespace
 from typing import Any, cast
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from gflownet.config import load_config, with_task_options
+from gflownet.errors import UserError
 from gflownet.evaluation.datasets import load_splits
 from gflownet.evaluation.examples import Split, Splits
 from gflownet.evaluation.execution import restored, run_job
@@ -175,6 +179,35 @@ def test_datasets_train_in_parts_as_in_one(name):
     assert (full.score, full.test) == (task.evaluate(graph, seed=7), task.test(graph, seed=7))
     assert cast(Any, full.score).value > 0.7
     assert task.fingerprint() == build(f"task_options.data={SOURCES}:{name}").fingerprint()
+
+
+def of_data(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: str = "float32") -> TensorTask:
+    """Return the task on random images, which a function returns as arrays."""
+    images = np.random.default_rng(0).integers(0, 9, (20, *shape)).astype(dtype)
+    monkeypatch.setitem(sys.modules, "own_images", SimpleNamespace(load=lambda: (images, np.arange(20) % 2)))
+    return build("task_options.data=own_images:load")
+
+
+@pytest.mark.parametrize("dtype", ["float32", "int64"])
+def test_own_images_without_a_channel_get_one(monkeypatch, dtype):
+    assert str(of_data(monkeypatch, (8, 8), dtype).input_shape) == "image [1, 8, 8]"
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "message"),
+    [
+        (
+            (8, 8, 3),
+            "float32",
+            r"expected images \[C, H, W\], got \[8, 8, 3\] from own_images:load; for \[H, W, C\] move",
+        ),
+        ((9,), "float32", r"got numbers \[9\] from own_images:load; task=table trains on tables"),
+        ((9,), "int64", r"got tokens \[9\] from own_images:load; task=table trains on tables"),
+    ],
+)
+def test_data_without_images_raise(monkeypatch, shape, dtype, message):
+    with pytest.raises(UserError, match=f"^task_options.data: .*{message}"):
+        of_data(monkeypatch, shape, dtype)
 
 
 class Prices(TensorTask):

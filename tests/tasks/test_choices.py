@@ -18,6 +18,13 @@ from tasks.choices import ChoicesTask, ChoicesTaskConfig
 SETTING = Assignment.of({"width": 3})
 
 
+class Pair(nn.Module):
+    """A module of the user's that returns two results."""
+
+    def forward(self, inputs: Any) -> tuple[Any, None]:
+        return inputs, None
+
+
 @pytest.fixture
 def functions(monkeypatch) -> ModuleType:
     module = ModuleType("scored_choices")
@@ -30,6 +37,9 @@ def functions(monkeypatch) -> ModuleType:
         ),
         not_a_function=3,
         not_a_module=dict,
+        lazy=lambda choices: nn.Sequential(nn.Flatten(), nn.LazyLinear(10)),
+        narrow=lambda choices: nn.Sequential(nn.Flatten(), nn.Linear(64, 7)),
+        pair=lambda choices: Pair(),
     )
     monkeypatch.setitem(sys.modules, "scored_choices", module)
     return module
@@ -66,6 +76,27 @@ def test_choices_task_build_without_a_module_raises(functions):
     task = make_task(build="scored_choices:not_a_module")
     with pytest.raises(ValueError, match=r"task_options.build: expected an nn.Module, got dict"):
         task.evaluate(SETTING, seed=0)
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [("narrow", r"outputs \[2, 10\] for inputs \[2, 1, 8, 8\], got \[2, 7\]$"), ("pair", r"outputs .*, got tuple$")],
+)
+def test_choices_task_build_with_other_outputs_raises(functions, name, message):
+    task = make_task(build=f"scored_choices:{name}")
+    with pytest.raises(ValueError, match=f"task_options.build: expected a module with {message}"):
+        task.evaluate(SETTING, seed=0)
+
+
+def test_choices_task_trains_lazy_layers(functions):
+    score = make_task(build="scored_choices:lazy").evaluate(SETTING, seed=0)
+    assert (score.num_parameters, score.value > 0.3) == (650, True)
+
+
+def test_choices_task_standardises_numbers_and_columns(functions):
+    task = make_task(build="scored_choices:network", data="diabetes", normalise="channel")
+    assert abs(float(task.train.targets.mean())) < 1e-5
+    assert float(task.train.inputs.std(0, correction=0).min()) == pytest.approx(1)
 
 
 def test_choices_task_with_score_and_build_raises(functions):

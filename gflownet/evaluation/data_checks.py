@@ -1,0 +1,113 @@
+"""Checks of the splits of a data set: one line for each mistake, before anything is trained."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset, IterableDataset
+
+from gflownet.errors import UserError
+from gflownet.evaluation.examples import DatasetSplit, Split, Splits, is_classification
+from gflownet.random_states import seeded
+
+# More classes than examples are allowed up to here.
+_MAX_EMPTY_CLASSES = 1000
+
+
+def check_splits(splits: Splits, *, key: str) -> None:
+    """Raise UserError unless models can be trained on the splits.
+
+    Args:
+        splits: training, validation and test examples.
+        key: option that names the data, for errors.
+    """
+    parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
+    for name, part in parts.items():
+        if isinstance(part, DatasetSplit):
+            check_dataset(part.dataset, key=key)
+        _check_tensors(part, key=key, name=name)
+    example, targets = splits.train.example, splits.train.targets
+    for name, part in parts.items():
+        expected, got = (_kind(each.example, each.targets) for each in (splits.train, part))
+        if expected != got:
+            raise UserError(f"{key}: expected {name} examples as in training, {expected}, got {got}")
+    if not is_classification(targets):
+        return
+    num_classes = splits.num_outputs
+    if targets.ndim == 1:
+        _check_classes({name: part.targets for name, part in parts.items()}, num_classes, key=key)
+    elif any(int(part.targets.min()) < 0 for part in parts.values()):
+        raise UserError(f"{key}: expected tokens from 0 as targets, got negative numbers")
+    elif num_classes is not None and not example.is_floating_point():
+        largest = max(int(part.targets.max()) for part in parts.values())
+        if largest >= num_classes:
+            raise UserError(f"{key}: expected tokens from 0 to {num_classes - 1} as targets, got {largest}")
+
+
+def check_dataset(dataset: Dataset[Any], *, key: str) -> None:
+    """Raise UserError unless a Dataset has a length and pairs (input, target) that make batches."""
+    name = type(dataset).__name__
+    if isinstance(dataset, IterableDataset) or not hasattr(dataset, "__len__"):
+        raise UserError(f"{key}: expected a Dataset with __len__ and __getitem__, got {name}")
+    split = DatasetSplit(dataset)
+    if not len(split):
+        raise UserError(f"{key}: expected examples in every split, got an empty Dataset {name}")
+    try:
+        with seeded(0):
+            inputs, _ = split.batch([0, len(split) - 1])
+            num_targets = len(split.targets)
+    except Exception as error:  # raised by the user's Dataset, or by a batch of its items
+        reason = " ".join(str(error).split())[:200]
+        raise UserError(
+            f"{key}: expected a Dataset of pairs (input, target), tensors of one shape and numbers, got "
+            f"{type(error).__name__} from {name}: {reason}"
+        ) from error
+    if inputs.is_floating_point() and not bool(torch.isfinite(inputs).all()):
+        raise UserError(f"{key}: expected finite numbers, got nan or inf from {name}")
+    if num_targets != len(split):
+        raise UserError(f"{key}: expected a target per example, got {num_targets} targets of {len(split)} examples")
+
+
+def _check_tensors(part: Any, *, key: str, name: str) -> None:
+    """Raise UserError for a split without examples, with nan or inf, or of unequal lengths."""
+    if not len(part):
+        raise UserError(f"{key}: expected {name} examples, got none")
+    if not isinstance(part, Split):
+        return
+    if len(part.inputs) != len(part.targets):
+        raise UserError(f"{key}: expected one target per {name} example, got {len(part.targets)} of {len(part.inputs)}")
+    for values, kind in ((part.inputs, "inputs"), (part.targets, "targets")):
+        if values.is_floating_point() and not bool(torch.isfinite(values).all()):
+            raise UserError(f"{key}: expected finite {name} {kind}, got nan or inf")
+
+
+def _kind(example: Tensor, targets: Tensor) -> str:
+    """Return the kind and shape of the examples of a split."""
+    inputs = "numbers" if example.is_floating_point() else "tokens"
+    kind = "classes" if is_classification(targets) else "numbers"
+    shape = list(targets.shape[1:])
+    return f"{inputs} {list(example.shape)} with {kind}" + (f" {shape}" if shape else "")
+
+
+def check_numbering(classes: Tensor, *, num_examples: int, key: str) -> None:
+    """Raise UserError for a class far above the number of examples."""
+    largest = int(classes.max()) if len(classes) else 0
+    if largest >= max(_MAX_EMPTY_CLASSES, num_examples):
+        raise UserError(f"{key}: expected classes numbered from 0, got {largest} in {num_examples} examples")
+
+
+def _check_classes(targets: dict[str, Tensor], num_classes: int | None, *, key: str) -> None:
+    """Raise UserError unless all classes are from 0 to one less than their number."""
+    num_examples = sum(map(len, targets.values()))
+    if num_classes is None:
+        check_numbering(targets["train"], num_examples=num_examples, key=key)
+        num_classes = int(targets["train"].max()) + 1
+    for name, classes in targets.items():
+        wrong = classes[(classes < 0) | (classes >= num_classes)]
+        if len(wrong):
+            raise UserError(
+                f"{key}: expected classes from 0 to {num_classes - 1}, those of the training examples, got "
+                f"{int(wrong[0])} in the {name} examples"
+            )

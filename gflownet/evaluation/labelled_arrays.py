@@ -1,0 +1,152 @@
+"""Arrays of labelled examples: their checks, class numbers and scales, the same for files and callables.
+
+N: examples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gflownet.errors import UserError
+
+_BYTE = 255.0
+
+
+@dataclass(frozen=True)
+class LabelledArrays:
+    """Examples of a file or callable, and the test examples in it."""
+
+    inputs: np.ndarray  # [N, ...] float, or integers that are tokens
+    targets: np.ndarray  # [N] integers: classes; floats: numbers
+    test: LabelledArrays | None = None
+    columns: tuple[str, ...] = ()  # names of the inputs of a CSV file
+    target: str = ""  # name of the target of a CSV file
+    labels: tuple[str, ...] | None = None  # texts of classes, by class number; None: the data numbers them
+    scale: float | None = None  # by which integer inputs were divided
+
+    @property
+    def has_classes(self) -> bool:
+        """Whether the targets are classes or tokens."""
+        return not np.issubdtype(self.targets.dtype, np.floating)
+
+
+def labelled(
+    inputs: np.ndarray, targets: np.ndarray, *, where: str, train: LabelledArrays | None = None
+) -> LabelledArrays:
+    """Return arrays of equal length as examples.
+
+    Bytes, and integers with three or more axes, are pixels: bytes are divided by 255, others by their largest value.
+    Texts and one-hot rows become classes.
+
+    Args:
+        inputs: [N, ...].
+        targets: [N] or [N, ...].
+        where: option and source, for errors.
+        train: training examples, with their classes and scale; None: these are the training examples.
+
+    Raises:
+        UserError: arrays of other lengths or types, or a class that the training examples do not have.
+    """
+    if inputs.ndim < 2 or targets.ndim < 1 or len(inputs) != len(targets):
+        raise UserError(
+            f"{where}: expected inputs [N, ...] and targets [N], got {list(inputs.shape)} and {list(targets.shape)}"
+        )
+    if inputs.dtype.kind not in "biuf" or targets.dtype.kind not in "biufUS":
+        raise UserError(
+            f"{where}: expected numbers, and classes or numbers as targets, got {inputs.dtype} and {targets.dtype}"
+        )
+    if targets.ndim == 2 and targets.shape[1] == 1:
+        targets = targets[:, 0]
+    if _is_one_hot(inputs, targets):
+        targets = targets.argmax(1)
+    targets, labels = _numbered(targets, where=where, train=train)
+    if train is not None and np.issubdtype(targets.dtype, np.floating) == train.has_classes:
+        kinds = ("classes", "numbers") if train.has_classes else ("numbers", "classes")
+        raise UserError(f"{where}: expected {kinds[0]} as in the training examples, got {kinds[1]}")
+    inputs = inputs.astype(np.float32) if inputs.dtype.kind == "b" else inputs
+    scale = (train.scale if train is not None else None) or _scale(inputs, targets)
+    inputs = inputs / scale if scale is not None and inputs.dtype.kind != "f" else inputs
+    check_finite(inputs, where=where)
+    return LabelledArrays(inputs, targets, labels=labels, scale=scale)
+
+
+def check_finite(values: np.ndarray, *, where: str) -> None:
+    """Raise UserError for nan or inf."""
+    if np.issubdtype(values.dtype, np.floating) and not np.isfinite(values).all():
+        raise UserError(f"{where}: expected finite numbers, got nan or inf")
+
+
+def is_number(cell: str) -> bool:
+    """Return whether a text is a number; nan and inf are."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True
+
+
+def class_numbers(
+    cells: Sequence[str], *, where: str, labels: tuple[str, ...] | None = None, first_row: int = 1
+) -> tuple[np.ndarray, tuple[str, ...]]:
+    """Return the class of each text, and the texts of all classes in their order: numbers, then other texts.
+
+    Raises:
+        UserError: an empty text, or one that is not out of `labels`.
+    """
+    names = [_label(cell) for cell in cells]
+    if labels is None:
+        labels = tuple(sorted(set(names), key=lambda label: (not is_number(label), _order(label), label)))
+    places = {label: place for place, label in enumerate(labels)}
+    for row, name in enumerate(names, start=first_row):
+        if not name:
+            raise UserError(f"{where}: row {row}: expected a class, got nothing")
+        if name not in places:
+            shown = ", ".join(labels[:10]) + (", ..." if len(labels) > 10 else "")
+            raise UserError(f"{where}: row {row}: expected a class of the training examples ({shown}), got {name}")
+    return np.array([places[name] for name in names], dtype=np.int64), labels
+
+
+def _numbered(
+    targets: np.ndarray, *, where: str, train: LabelledArrays | None
+) -> tuple[np.ndarray, tuple[str, ...] | None]:
+    """Return classes as int64 and numbers as they are, and the texts of the classes."""
+    if targets.dtype.kind == "f":
+        return targets, None
+    labels = None if train is None else train.labels
+    if targets.dtype.kind not in "US" and labels is None:
+        return targets.astype(np.int64), None
+    if targets.ndim > 1 or (train is not None and labels is None):
+        raise UserError(f"{where}: expected targets as in the training examples, or texts [N], got {targets.dtype}")
+    texts = [text.decode(errors="replace") if isinstance(text, bytes) else str(text) for text in targets.tolist()]
+    return class_numbers(texts, where=where, labels=labels)
+
+
+def _is_one_hot(inputs: np.ndarray, targets: np.ndarray) -> bool:
+    """Return whether targets [N, C] are integers with a single 1 per row, and inputs are no tokens."""
+    if targets.ndim != 2 or targets.dtype.kind not in "biu" or (inputs.ndim == 2 and inputs.dtype.kind != "f"):
+        return False
+    return bool(((targets == 0) | (targets == 1)).all() and (targets.sum(1) == 1).all())
+
+
+def _scale(inputs: np.ndarray, targets: np.ndarray) -> float | None:
+    """Return the number by which pixels are divided; None for floats and for tokens [N, T]."""
+    if inputs.dtype.kind == "f" or not inputs.size:
+        return None
+    if inputs.ndim == 2 and (inputs.dtype != np.uint8 or targets.ndim > 1):
+        return None
+    return _BYTE if inputs.dtype == np.uint8 else max(1.0, float(np.abs(inputs.astype(np.float64)).max()))
+
+
+def _label(cell: str) -> str:
+    """Return the text of a class; equal numbers have one text."""
+    text = cell.strip()
+    if not is_number(text):
+        return text
+    return str(int(float(text))) if float(text).is_integer() else str(float(text))
+
+
+def _order(label: str) -> float:
+    return float(label) if is_number(label) else 0.0
