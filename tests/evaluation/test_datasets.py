@@ -8,7 +8,7 @@ import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -227,9 +227,9 @@ def npz_arrays() -> dict[str, np.ndarray]:
 )
 def test_arrays_that_do_not_fit_raise(tmp_path, changes, message):
     arrays = npz_arrays() | changes
-    names = {"x": "x_train", "y": "y_train"} if "x_test" in arrays else {}
-    named: dict[str, Any] = {names.get(name, name): array for name, array in arrays.items()}
-    np.savez(tmp_path / "a.npz", **named)
+    if "x_test" in arrays:
+        arrays = {name if "test" in name else f"{name}_train": array for name, array in arrays.items()}
+    np.savez(tmp_path / "a.npz", **cast(Any, arrays))
     with pytest.raises(UserError, match=f"^task_options.data: .*{message}"):
         load(tmp_path / "a.npz")
 
