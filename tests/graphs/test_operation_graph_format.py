@@ -126,6 +126,16 @@ def test_identity_of_short_and_long_shape():
     assert vector(shape=[7]) != vector(shape=[7], dtype="token")
 
 
+def test_identity_ignores_home_of_class_and_share_of_one_application():
+    graphs = []
+    for name, more in (("conv2d", {}), ("gflownet.operations.convolution:Conv2d", {"share": True})):
+        data = copy.deepcopy(EXAMPLE)
+        data["nodes"][1]["operation"]["name"] = name
+        data["nodes"][2] = {**data["nodes"][2], "repeat": 1, **more}
+        graphs.append(ComputationGraph.from_dict(data))
+    assert graphs[0] == graphs[1]
+
+
 def test_identity_of_subgraph_inputs_follows_ports():
     def applied(ports: tuple[str, str]) -> ComputationGraph:
         inner = {

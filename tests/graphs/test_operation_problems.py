@@ -56,8 +56,6 @@ def test_valid_operation_graphs_have_no_problems(seed):
         ("nodes.0.layout", "picture", ["invalid_layout"]),
         ("nodes.0.layout", "vector", ["invalid_shape"]),
         ("nodes.0.dtype", "int", ["invalid_dtype"]),
-        ("nodes.0.attributes", {"layout": "image", "dtype": "token"}, ["invalid_shape"]),
-        ("nodes.0.attributes", {"layout": "tokens", "dtype": "float"}, ["invalid_shape"]),
         ("nodes.0.output_size", 3, ["invalid_shape"]),
         ("nodes.0.bias", 1.0, ["invalid_input_node"]),
         ("nodes.0.activation_function", "relu", ["invalid_input_node"]),
@@ -239,6 +237,14 @@ def test_tied_weights_are_not_scaled():
 def test_translation_settings_of_subgraph_are_refused():
     data = image_chain({"subgraph": "a"}, subgraphs={"a": {**cell(), "graph": {"translation": {"dtype": "float64"}}}})
     assert problems(data) == [("invalid_translation_setting", "a", None, None)]
+
+
+@pytest.mark.parametrize(("layout", "dtype"), [("vector", "token"), ("tokens", "float")])
+def test_contradictory_layout_and_dtype_are_refused(layout, dtype):
+    node = {"id": 1, "node_type": "output", "operation": {"name": "identity"}}
+    data = {"nodes": [{"id": 0, "shape": [4], "layout": layout, "dtype": dtype}, node]}
+    data["edges"] = [{"source": 0, "target": 1}]
+    assert problems(data) == [("invalid_shape", "", 0, None)]
 
 
 def test_port_weight_of_subgraph_is_refused():
