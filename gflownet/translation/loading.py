@@ -78,7 +78,10 @@ def _entry(path: str | Path, rank: int) -> dict[str, Any]:
 def _graph(entry: Mapping[str, Any]) -> ComputationGraph:
     match entry.get("network", entry["graph"]):
         case {"nodes": [{"name": _}, *_]}:
-            raise ValueError("expected a computation graph, got an object of another environment")
+            raise ValueError(
+                "expected a computation graph, got an object of another environment; build its module with your own "
+                "code and load the safetensors file of the entry into it (docs/search-your-own-space.md)"
+            )
         case data:
             graph = ComputationGraph.from_dict(data)
     # Until 2026-11 the projection was written next to the graph, not into it.
