@@ -26,7 +26,7 @@ from gflownet.graphs.operation_labels import (
 from gflownet.graphs.operation_problems import known_shapes
 from gflownet.graphs.operation_shapes import MergePlan, NodeShapes, infer_shapes, inner_ports
 from gflownet.graphs.ordering import sorted_prefix
-from gflownet.graphs.outside_classes import has_missing_modules
+from gflownet.graphs.outside_classes import has_missing_modules, nested_graphs
 from gflownet.graphs.tensor_shape import Adapter, Layout
 from gflownet.graphs.vocabulary import short_name
 from gflownet.layered_drawing import LinkStyle, shortened, xml_text
@@ -297,21 +297,10 @@ def _caption(graph: GraphElements, known: Mapping[int, NodeShapes]) -> str:
 def _categories(graph: GraphElements) -> list[Category]:
     """Return the categories of all operations, those of subgraphs included, in the order of the colours."""
     used: set[Category] = set()
-    pending, visited = [graph], set()
-    while pending:
-        each = pending.pop()
-        if id(each) in visited:
-            continue
-        visited.add(id(each))
-        for node in each.nodes.values():
-            applied = applied_operation(node)
-            if applied is not None and (applied.name != "identity" or node.activation_function != "linear"):
-                used.add(applied.row.category)
-            if "subgraph" in node.attributes:
-                try:
-                    pending.append(each.subgraph(node.attributes["subgraph"]))
-                except ValueError:
-                    continue
+    for node in (node for each in nested_graphs(graph) for node in each.nodes.values()):
+        applied = applied_operation(node)
+        if applied is not None and (applied.name != "identity" or node.activation_function != "linear"):
+            used.add(applied.row.category)
     return [category for category in COLOURS if category in used]
 
 

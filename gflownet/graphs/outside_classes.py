@@ -12,21 +12,25 @@ from gflownet.plugins import is_module_class
 
 def has_missing_modules(graph: GraphElements) -> bool:
     """Return whether a graph or one of its subgraphs names a class whose module is not imported yet."""
+    nodes = (node for each in nested_graphs(graph) for node in each.nodes.values())
+    return not all(is_imported(name) for node in nodes for name in _names(node))
+
+
+def nested_graphs(graph: GraphElements) -> Iterator[GraphElements]:
+    """Yield a graph and every subgraph that its nodes apply, each once; unknown names are left out."""
     pending, visited = [graph], set()
     while pending:
         each = pending.pop()
         if id(each) in visited:
             continue
         visited.add(id(each))
+        yield each
         for node in each.nodes.values():
-            if not all(is_imported(name) for name in _names(node)):
-                return True
             if "subgraph" in node.attributes:
                 try:
                     pending.append(each.subgraph(node.attributes["subgraph"]))
                 except ValueError:
                     continue
-    return False
 
 
 def is_imported(name: object) -> bool:
