@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import uuid
 from collections.abc import Callable
 from pathlib import Path
@@ -16,11 +17,12 @@ from gflownet.data.replay import ReplayBuffer
 from gflownet.data.sampler import Exploration
 from gflownet.data.source import SourceOptions, TrajectorySource
 from gflownet.errors import UserError
+from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.claims import Store
 from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Executor
-from gflownet.evaluation.executors.choice import build_executor
+from gflownet.evaluation.executors.choice import build_executor, places
 from gflownet.evaluation.halving import build_halving
 from gflownet.evaluation.task import GFNTask
 from gflownet.extensions import load_extensions
@@ -32,10 +34,23 @@ from gflownet.objectives.base import Objective
 from gflownet.objectives.config import num_taught
 from gflownet.run.folder import policy_weights
 from gflownet.run.progress import Progress
+from gflownet.search.history import History
+from gflownet.search.loop import SearchLoop
+from gflownet.search.method import SearchSetup
+from gflownet.search.surrogate import Surrogate
 from gflownet.workers.process import keep_freed_memory, seed_all, set_main_process_device, stream_seed
 
 # Independent random streams of a run.
-_POLICY_STREAM, _TRAJECTORY_STREAM, CERTIFICATE_STREAM, _AUXILIARY_STREAM, _MEMORY_STREAM, RANDOM_STREAM = range(6)
+(
+    _POLICY_STREAM,
+    _TRAJECTORY_STREAM,
+    CERTIFICATE_STREAM,
+    _AUXILIARY_STREAM,
+    _MEMORY_STREAM,
+    RANDOM_STREAM,
+    _SEARCH_STREAM,
+    SAMPLER_STREAM,
+) = range(8)
 
 
 class Components:
@@ -65,9 +80,23 @@ class Components:
         self.replay = ReplayBuffer(config.replay)
         self.source = self.build_source()
         self.asynchronous = self.build_asynchronous()
+        self.search = self.build_search()
         self.run_id = uuid.uuid4().hex  # marks rows of a shared store; `run` sets the id of the run folder
         self.step = 0
         self.progress = Progress()
+
+    @property
+    def num_steps(self) -> int:
+        """Return the expected number of steps: rounds of the search method and training steps of the policy."""
+        if self.search is None:
+            return self.config.num_training_steps
+        num_rounds = math.ceil(self.search.num_evaluations / self.search.batch_size)
+        return num_rounds + self.trains_sampler * self.config.num_training_steps
+
+    @property
+    def trains_sampler(self) -> bool:
+        """Return whether a policy is trained after the search, on the scores that its method completes."""
+        return self.search is not None and self.search.method.trains_sampler and self.config.search.train_sampler
 
     def build_task(self) -> GFNTask:
         """Build the task that scores terminal graphs."""
@@ -154,11 +183,50 @@ class Components:
     def build_asynchronous(self) -> AsynchronousRollouts | None:
         """Build the rollouts of asynchronous training, None for synchronous training."""
         options = self.config.asynchronous
-        if not options.max_in_flight:
+        if not options.max_in_flight or self.extensions.method is not None:
             return None
         return AsynchronousRollouts(
             self.source, max_in_flight=options.max_in_flight, updates_per_reward=options.updates_per_reward
         )
+
+    def build_search(self) -> SearchLoop | None:
+        """Build the loop of the search method, None where the policy is trained on the scores."""
+        config, options = self.config, self.config.search
+        if self.extensions.method is None:
+            return None
+        num_evaluations = config.budget.evaluations or config.num_training_steps * config.algo.num_from_policy
+        history, limits = History(self.env), Budget(config.budget)
+        setup = SearchSetup(
+            context=self.context,
+            task=self.task,
+            config=options,
+            history=history,
+            seed=stream_seed(config.seed, _SEARCH_STREAM),
+            build_learner=self.build_learner_of_new_policy,
+            build_surrogate=self.build_surrogate,
+            num_evaluations=num_evaluations,
+            is_refused=lambda candidate: limits.refusal(self.task, candidate) is not None,
+        )
+        return SearchLoop(
+            self.extensions.method(setup),
+            history,
+            batch_size=options.batch_size or places(self.task, config.evaluation),
+            max_in_flight=config.asynchronous.max_in_flight,
+            num_evaluations=num_evaluations,
+            patience=options.patience,
+        )
+
+    def build_surrogate(self) -> Surrogate:
+        """Build the surrogate of the search method."""
+        assert self.extensions.surrogate is not None
+        seed = stream_seed(self.config.seed, _SEARCH_STREAM)
+        return self.extensions.surrogate(self.env, self.config.search.surrogate, seed=seed)
+
+    def build_learner_of_new_policy(self) -> Learner:
+        """Build a learner with new weights, for a search method that trains a policy on predictions."""
+        policy, objective = self.build_policy().to(self.device), self.build_objective().to(self.device)
+        options = LearnerOptions(num_steps=self.config.num_training_steps, num_updates=self.config.algo.num_updates)
+        return Learner(policy, objective, self.context, config=self.config.opt, options=options, device=self.device)
 
     def build_executor(self) -> Executor:
         """Build the executor of candidate evaluations."""

@@ -31,6 +31,7 @@ from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.policy.config import ModelConfig
 from gflownet.run_marker import MARKER_NAME, read_marker
+from gflownet.search.config import SearchConfig
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
@@ -77,7 +78,9 @@ class Config:
     mp_buffer_size: int | None = option(None, "bytes of each shared buffer of a worker; null: no buffers", AT_LEAST_ONE)
     pickle_mp_messages: bool = option(False, "pickle messages instead of sharing each tensor")
     print_every: int = option(10, "steps between two lines if the output is not a terminal", AT_LEAST_ONE)
-    validate_every: int = option(0, "steps between two validations; 0 never validates", NOT_NEGATIVE)
+    validate_every: int = option(
+        0, "steps between two validations, which search methods skip; 0 never validates", NOT_NEGATIVE
+    )
     checkpoint_every: int = option(50, "steps between two checkpoints", AT_LEAST_ONE)
     overwrite_existing_exp: bool = option(False, "delete the run in log_dir (only files of that run)")
     resume: Literal[False, True, "auto"] = option(
@@ -102,6 +105,7 @@ class Config:
     evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
     budget: BudgetConfig = field(default_factory=BudgetConfig)
     asynchronous: AsynchronousConfig = field(default_factory=AsynchronousConfig)
+    search: SearchConfig = field(default_factory=SearchConfig)
     final: FinalConfig = field(default_factory=FinalConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
 

@@ -13,6 +13,7 @@ from gflownet.extensions import choices
 from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS
 from gflownet.objectives.config import num_taught
 from gflownet.plugins import ExtensionPoint, check_name
+from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
@@ -25,6 +26,7 @@ def validate(config: Config) -> None:
     """
     for option in OPTIONS.values():
         option.check(resolved(config, option))
+    check_name(SEARCH_METHODS.key, config.search.method, {GFLOWNET: "", **SEARCH_METHODS.homes})
     for point, name in choices(config):
         point.check_name(name)
     if config.env.name in ENVIRONMENTS:
@@ -36,6 +38,9 @@ def validate(config: Config) -> None:
     _check_backward_policy(config)
     _check_combinations(config)
     _check_asynchronous(config)
+    _check_search(config)
+    if config.evaluation.executor == "simulated" and config.num_workers:
+        raise UserError(f"num_workers: expected 0 with evaluation.executor=simulated, got {config.num_workers}")
 
 
 def _check_asynchronous(config: Config) -> None:
@@ -49,6 +54,18 @@ def _check_asynchronous(config: Config) -> None:
             "replay.resample: expected true with asynchronous.max_in_flight, whose trajectories are sampled backwards, "
             "got false"
         )
+
+
+def _check_search(config: Config) -> None:
+    """Refuse options of the training on scores, which a search method does without."""
+    if config.search.method == GFLOWNET:
+        return
+    for key, value in (("num_workers", config.num_workers), ("local_search.num", config.local_search.num)):
+        if value:
+            raise UserError(
+                f"{key}: expected 0 with search.method={config.search.method}, got {value}; only "
+                f"search.method={GFLOWNET} uses it"
+            )
 
 
 def _check_vocabulary(config: Config) -> None:

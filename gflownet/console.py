@@ -220,20 +220,22 @@ def print_report(
     load_line: str | None,
     pictures: str = "",
     notes: Sequence[str] = (),
+    no_rows: str = "no architecture could be evaluated",
     console: Console | None = None,
 ) -> None:
     """Print the table of the best architectures, and the Python line that loads one as an nn.Module.
 
     Args:
-        rows: best first, then references; empty: a line without a table.
+        rows: best first, then references.
         load_line: the Python line; None if the objects are not computation graphs.
         pictures: folder of the pictures.
         notes: lines below the table.
+        no_rows: line in place of an empty table.
         console: default: standard output.
     """
     console = console or make_console()
     if not rows:
-        console.print("no architecture could be evaluated")
+        print_line(console, no_rows)
         return
     table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
     for header in ("rank", "validation", "test", "parameters", "hidden", "edges"):

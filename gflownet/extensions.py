@@ -12,11 +12,14 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES, REGRESSIONS
 from gflownet.plugins import ExtensionPoint
 from gflownet.policy.config import POLICIES
+from gflownet.search.config import ACQUISITIONS, GFLOWNET, SEARCH_METHODS, SURROGATES
 
 if TYPE_CHECKING:
     from gflownet.evaluation.task import GFNTask
     from gflownet.mdp.context import GraphBuildingEnvContext
     from gflownet.objectives.base import Objective
+    from gflownet.search.method import SearchMethod
+    from gflownet.search.surrogate import Surrogate
 
 
 @dataclass(frozen=True)
@@ -27,15 +30,23 @@ class Extensions:
     context: type[GraphBuildingEnvContext]
     policy: Any  # a subclass of Policy; its __init__ takes (context, config.model)
     objective: type[Objective]
+    method: type[SearchMethod] | None = None  # None: the training of the policy on scores
+    surrogate: type[Surrogate] | None = None  # None: the method uses none
 
 
-EXTENSION_POINTS = (TASKS, ENVIRONMENTS, POLICIES, OBJECTIVES, REGRESSIONS)
+EXTENSION_POINTS = (TASKS, ENVIRONMENTS, POLICIES, OBJECTIVES, REGRESSIONS, SEARCH_METHODS, SURROGATES, ACQUISITIONS)
 
 
 def choices(config: Config) -> list[tuple[ExtensionPoint, str]]:
-    """Return the extension points with the class that the config chooses of each, by name or module:Class."""
+    """Return the extension points with the class that the config chooses of each, by name or module:Class.
+
+    The search method is missing where the policy is trained on the scores.
+    """
     names = (config.task, config.env.name, config.model.name, config.algo.method, config.algo.regression)
-    return list(zip(EXTENSION_POINTS, names, strict=True))
+    chosen = list(zip(EXTENSION_POINTS, names, strict=False))
+    if config.search.method != GFLOWNET:
+        chosen.append((SEARCH_METHODS, config.search.method))
+    return chosen
 
 
 def load_extensions(config: Config) -> tuple[Config, Extensions]:
@@ -45,14 +56,27 @@ def load_extensions(config: Config) -> tuple[Config, Extensions]:
         ValueError: a class that cannot be loaded, an option of a class, or a combination that a class refuses.
     """
     classes = {point.key: point.load(name) for point, name in choices(config)}
-    config = with_options(config, {p.options_key: classes[p.key].Config for p in EXTENSION_POINTS if p.options_key})
-    for key in ("task", "env.name", "model.name", "algo.method"):
+    method = classes.get(SEARCH_METHODS.key)
+    if method is not None and method.uses_surrogate:
+        classes[SURROGATES.key] = SURROGATES.load(config.search.surrogate.name)
+        classes[ACQUISITIONS.key] = ACQUISITIONS.load(config.search.acquisition.name)
+    schemas = {p.options_key: getattr(classes.get(p.key), "Config", None) for p in EXTENSION_POINTS if p.options_key}
+    config = with_options(config, schemas)
+    for loaded in classes.values():
         try:
-            classes[key].check_config(config)
+            getattr(loaded, "check_config", _unchecked)(config)
         except ValueError as error:
             raise UserError(str(error)) from error
-    extensions = Extensions(classes["task"], classes["env.name"], classes["model.name"], classes["algo.method"])
+    extensions = Extensions(
+        *(classes[key] for key in ("task", "env.name", "model.name", "algo.method")),
+        method=method,
+        surrogate=classes.get(SURROGATES.key),
+    )
     return config, extensions
+
+
+def _unchecked(config: Config) -> None:
+    """Check nothing: classes that restrict no other options."""
 
 
 def option_schemas(config: Config) -> dict[str, type | None]:

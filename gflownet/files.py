@@ -1,9 +1,11 @@
-"""Atomic file writes: on failure, the old file is unchanged."""
+"""Atomic file writes, which leave the old file unchanged on failure, and reading of text, gzipped or not."""
 
 from __future__ import annotations
 
 import contextlib
+import gzip
 import os
+import zlib
 from pathlib import Path
 
 from gflownet.errors import UserError
@@ -32,6 +34,29 @@ def write_whole(path: Path, content: bytes | str) -> None:
         with contextlib.suppress(OSError):
             temporary.unlink(missing_ok=True)
         raise cannot_write(path, error) from error
+
+
+def read_text(path: str | Path, *, key: str) -> str:
+    """Return the text of a UTF-8 file; a name that ends in .gz is gzipped.
+
+    Args:
+        path: of the file.
+        key: option that names the file, for errors.
+
+    Raises:
+        UserError: a missing or unreadable file, a damaged gzip file, or bytes that are not UTF-8.
+    """
+    if not path or not Path(path).is_file():
+        raise UserError(f"{key}: expected the path of a file, got {str(path)!r}, no file")
+    try:
+        content = Path(path).read_bytes()
+        return (gzip.decompress(content) if Path(path).suffix == ".gz" else content).decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        raise UserError(f"{key}: expected UTF-8 text in {path}, got other bytes at {error.start}") from None
+    except (EOFError, zlib.error, gzip.BadGzipFile) as error:
+        raise UserError(f"{key}: expected a complete gzip file, got {path}, which is damaged: {error}") from None
+    except OSError as error:
+        raise UserError(f"{key}: {path} cannot be read ({error.strerror or error})") from None
 
 
 def temporary_of(path: Path) -> Path:

@@ -8,6 +8,7 @@ import torch
 
 from gflownet.components import RANDOM_STREAM, Components
 from gflownet.data.uniform import uniform_candidates
+from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError, Store
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import (
@@ -36,7 +37,7 @@ def final_stage(
     config = run.config
     if not has_final_stage(config.final, run.task) or stop.signal is not None:
         return None
-    best = store.top(config.final.top)
+    best = best_within(store, config.final.top, run.task.limits)
     if not best:
         return None
 

@@ -49,8 +49,8 @@ def sample(
         device: of the networks, cpu, cuda or cuda:N.
 
     Raises:
-        ValueError: there is no run or checkpoint, the run is active, it has no action values, or a value is out of
-            bounds or never used in training.
+        ValueError: there is no run or checkpoint, the run is active, its search method has trained no policy, it has no
+            action values, or a value is out of bounds or never used in training.
     """
     trainer = _restored(Path(run_folder), device=device)
     policy: PolicyFunction = trainer.learner.sampling
@@ -83,4 +83,9 @@ def _restored(folder: Path, *, device: str) -> GFNTrainer:
     finally:
         set_random_state(random_state)
         torch.set_num_threads(num_threads)
+    if trainer.search is not None and not trainer.learner.num_steps_done:
+        raise UserError(
+            f"run_folder: expected a run with a trained policy, got {folder}, where search.method="
+            f"{config.search.method} has trained none"
+        )
     return trainer

@@ -13,6 +13,7 @@ from gflownet.config import to_mapping
 from gflownet.data.rollouts import local_rollouts, worker_rollouts
 from gflownet.data.source import Rollout
 from gflownet.errors import UserError
+from gflownet.evaluation.constraints import best_within
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluator
 from gflownet.evaluation.executors.base import Executor
@@ -25,16 +26,13 @@ from gflownet.interrupts import StopRequest, on_alarm, stop_signals
 from gflownet.learning.learner import fit
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.report.closing import report_run
-from gflownet.run.executor_status import ExecutorStatus
+from gflownet.run.executor_status import ExecutorStatus, simulated_time
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder
 from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean
 from gflownet.run.quarantine import Quarantine
-from gflownet.workers.process import (
-    get_random_state,
-    set_random_state,
-    stream_seed,
-)
+from gflownet.search_stage import closing_line, completed_scores, sampler_steps, search_steps
+from gflownet.workers.process import get_random_state, set_random_state, stream_seed
 from gflownet.workers.transport import make_transport
 
 if TYPE_CHECKING:
@@ -81,6 +79,8 @@ class GFNTrainer(Components):
                         store.abandon(run=self.run_id)
                     if self.halving is not None:
                         logger.print(str(self.halving))
+                    if executor.simulated_clock is not None:
+                        logger.print(simulated_time(evaluator))
                     final = final_stage(
                         self, store, executor, stop=stop, report_line=logger.print, on_result=quarantine.add
                     )
@@ -99,6 +99,7 @@ class GFNTrainer(Components):
                 from gflownet.report.certificate import print_certificate
 
                 print_certificate(certificate, path=folder.path / CERTIFICATE_NAME, console=logger.console)
+            self._print_end(logger, certificate)
             if write_errors:
                 raise write_errors[0]
         return stop.signal
@@ -128,6 +129,7 @@ class GFNTrainer(Components):
             "companions": self.auxiliary.state_dict(),
             "replay": self.replay.state_dict(),
             **({} if self.asynchronous is None else {"asynchronous": self.asynchronous.state_dict()}),
+            **({} if self.search is None else {"search": self.search.state_dict()}),
             "random_state": get_random_state(),
         }
 
@@ -143,6 +145,8 @@ class GFNTrainer(Components):
         )
         if self.asynchronous is not None and "asynchronous" in state:
             self.asynchronous.load_state_dict(state["asynchronous"])
+        if self.search is not None and "search" in state:
+            self.search.load_state_dict(state["search"])
         set_random_state(state["random_state"])
 
     def _start(self, folder: RunFolder) -> None:
@@ -198,7 +202,7 @@ class GFNTrainer(Components):
         config = self.config
         return MetricLogger(
             folder.path,
-            num_training_steps=config.num_training_steps,
+            num_training_steps=self.num_steps,
             print_every=config.print_every,
             wandb=config.wandb,
             config=to_mapping(config),
@@ -213,39 +217,50 @@ class GFNTrainer(Components):
         status = ExecutorStatus(evaluator)
         evaluator.watch = lambda: logger.show({"seconds": budget.seconds, **status.metrics()})
 
-        def until_stopped(rollouts: Iterator[Rollout]) -> Iterator[Rollout]:
-            while stop.signal is None:
-                replay, random_state = self.replay.state_dict(), get_random_state()
-                try:
-                    rollout = next(rollouts)
-                except EvaluationStoppedError as error:  # a resumed run repeats the step
-                    self.replay.load_state_dict(replay)
-                    set_random_state(random_state)
-                    if stop.signal is None:
-                        logger.print(f"{error} after step {self.step}")
-                    return
-                yield rollout
-
-        if config.num_workers:
-            logger.print(f"starting {config.num_workers} workers")
-        with closing(self._rollouts(evaluator)) as rollouts:
-            for metrics in self.fit(until_stopped(rollouts)):
-                for line in progress.new_failures:
-                    logger.print(f"step {self.step}: {line}")
-                if config.validate_every and self.step % config.validate_every == 0:
-                    with suppress(EvaluationStoppedError):
-                        metrics |= self._validate(evaluator)
-                progress.seconds = budget.seconds
-                rate = (progress.num_distinct - num_before) / (progress.seconds - seconds_before)
-                metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds, **status.metrics()}
-                if self.halving is not None:
-                    metrics |= self.halving.metrics()
-                logger.write(self.step, metrics)
-                if self.step % config.checkpoint_every == 0:
-                    folder.checkpoints.save(self.step, self.state_dict())
+        for metrics in self._steps(evaluator, logger, stop):
+            for line in progress.new_failures:
+                logger.print(f"step {self.step}: {line}")
+            if self.search is None and config.validate_every and self.step % config.validate_every == 0:
+                with suppress(EvaluationStoppedError):
+                    metrics |= self._validate(evaluator)
+            progress.seconds = budget.seconds
+            elapsed = progress.seconds - seconds_before  # 0 while no simulated time has passed
+            rate = (progress.num_distinct - num_before) / elapsed if elapsed else 0.0
+            metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds, **status.metrics()}
+            if self.halving is not None:
+                metrics |= self.halving.metrics()
+            logger.write(self.step, metrics)
+            if self.step % config.checkpoint_every == 0:
+                folder.checkpoints.save(self.step, self.state_dict())
         progress.seconds = budget.seconds
         evaluator.cancel()  # rollouts that workers have prepared ahead
         folder.checkpoints.save(self.step, self.state_dict())
+
+    def _steps(self, evaluator: Dispatcher, logger: MetricLogger, stop: StopRequest) -> Iterator[dict[str, float]]:
+        """Take the steps of the search, and yield the metrics of each."""
+        if self.search is None:
+            if self.config.num_workers:
+                logger.print(f"starting {self.config.num_workers} workers")
+            with closing(self._rollouts(evaluator)) as rollouts:
+                yield from self.fit(self._until_stopped(rollouts, logger, stop))
+            return
+        yield from search_steps(self, self.search, evaluator, report_line=logger.print, stop=stop)
+        if stop.signal is None and self.trains_sampler and len(self.search.history):
+            yield from sampler_steps(self, self.search, report_line=logger.print, stop=stop)
+
+    def _until_stopped(self, rollouts: Iterator[Rollout], logger: MetricLogger, stop: StopRequest) -> Iterator[Rollout]:
+        """Yield the rollouts until a signal or the end of the budget."""
+        while stop.signal is None:
+            replay, random_state = self.replay.state_dict(), get_random_state()
+            try:
+                rollout = next(rollouts)
+            except EvaluationStoppedError as error:  # a resumed run repeats the step
+                self.replay.load_state_dict(replay)
+                set_random_state(random_state)
+                if stop.signal is None:
+                    logger.print(f"{error} after step {self.step}")
+                return
+            yield rollout
 
     def _rollouts(self, evaluator: Dispatcher) -> Generator[Rollout]:
         """Return the rollouts of the next steps."""
@@ -293,6 +308,9 @@ class GFNTrainer(Components):
         config = self.config
         if not config.certify or stop.signal is not None:
             return None
+        if self.search is not None and not (self.trains_sampler and len(self.search.history)):
+            logger.print(f"certificate: none, search.method={config.search.method} has trained no policy")
+            return None
         folder.claim_certificate()
         # Imported here: it takes a second, which runs without a certificate save.
         from gflownet.certification import CertificateStore, Subject, certify
@@ -300,6 +318,9 @@ class GFNTrainer(Components):
 
         seed = stream_seed(config.seed, CERTIFICATE_STREAM)
         states = self.replay.sample(config.certify_samples, seed=seed)
+        extra_states = None if states is None else states.terminal
+        if self.search is not None:
+            extra_states = self.search.history.states[: config.certify_samples]
         with EvaluationStore(folder.path / CERTIFICATE_STORE_NAME, context=self.scoring_context) as extra_store:
             combined_store = CertificateStore(evaluator.store, extra_store)
             subject = Subject(
@@ -314,12 +335,13 @@ class GFNTrainer(Components):
                 store=combined_store,
                 step=self.step,
                 seed=seed,
+                complete=None if self.search is None else completed_scores(self.search),
             )
             certificate = certify(
                 subject,
                 max_states=config.certify_max_states,
                 num_samples=config.certify_samples,
-                extra_states=None if states is None else states.terminal,
+                extra_states=extra_states,
                 report_stage=logger.print,
                 stopped=lambda: stop.signal is not None,
             )
@@ -329,6 +351,17 @@ class GFNTrainer(Components):
             write_certificate(folder.path / CERTIFICATE_NAME, certificate, run=run)
             logger.summarise(certificate_metrics(certificate))
         return certificate
+
+    def _print_end(self, logger: MetricLogger, certificate: RunCertificate | None) -> None:
+        """Print why a search method has ended and whether its sampler has converged."""
+        if self.search is None:
+            return
+        converged = None
+        if certificate is not None:
+            from gflownet.certification.verdict import has_converged
+
+            converged = all(map(has_converged, certificate.parts))
+        logger.print(closing_line(self, self.search, has_converged=converged))
 
     def _report(
         self,
@@ -341,7 +374,11 @@ class GFNTrainer(Components):
         final: FinalStage | None = None,
     ) -> list[UserError]:
         """Write and print the report; return the errors of files that could not be written."""
-        top = best_tested(self, store.top(NUM_REPORTED), executor, stop=stop) if final is None else final.top
+        limits = self.task.limits
+        if final is None:
+            top = best_tested(self, best_within(store, NUM_REPORTED, limits), executor, stop=stop)
+        else:
+            top = final.top
         write_errors = report_run(
             folder.path,
             top,
@@ -351,7 +388,8 @@ class GFNTrainer(Components):
             errors=self.progress.errors,
             console=logger.console,
             final=final,
-            evaluated=store.top(store.count()) if self.task.chosen_objectives else (),
+            evaluated=best_within(store, store.count(), limits) if self.task.chosen_objectives else (),
+            num_successful=store.count(EvaluationStatus.OK),
             write=folder.write,
         )
         if not top and self.progress.num_distinct and not store.count(EvaluationStatus.OK):

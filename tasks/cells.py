@@ -1,33 +1,46 @@
 """Cells of tabular NAS benchmarks, scored by the measured accuracies of a table.
 
 A table is a CSV file with a header, gzipped or not. NAS-Bench-201 and NAS-Bench-Macro have a column `code`, one digit
-per position, and accuracies in percent; NAS-Bench-101 has `adjacency_rowmajor` and `op_labels`, and fractions.
+per position, and accuracies in percent; NAS-Bench-101 has `adjacency_rowmajor` and `op_labels`, and fractions. Other
+columns are costs: objectives of a trade-off, or hard caps.
 """
 
 from __future__ import annotations
 
-import csv
-import gzip
-import math
-from collections.abc import Mapping
+import logging
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from functools import cached_property
+from itertools import islice, product
+from statistics import median
+from typing import Any
 
 import numpy as np
 
-from gflownet.envs.cell_design import CELLS, NB101_OPERATIONS
+from gflownet.envs.cell_design import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_OPERATIONS, read_design
 from gflownet.envs.cell_networks import Cell
+from gflownet.errors import UserError
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.digest import data_digest
-from gflownet.evaluation.task import GFNTask, Score
+from gflownet.evaluation.tables import Table, limits_of, listed, means
+from gflownet.evaluation.task import Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
-from gflownet.options import option
+from gflownet.graphs.operation_costs import graph_cost
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, option
 
+ACCURACY = "accuracy"
 _PERCENT = 100.0
-_CODE, _ADJACENCY, _LABELS = "code", "adjacency_rowmajor", "op_labels"
+_CODE, _ADJACENCY, _LABELS, _SPACE, _REPEAT = "code", "adjacency_rowmajor", "op_labels", "space", "repeat"
+_IDENTITY = {_CODE, _ADJACENCY, _LABELS, _SPACE, _REPEAT, "index", "arch", "canon_index", "hash", "n_vertices"}
+_SECONDS = "train_seconds"
+_TABLE = "task_options.table"
+_ALIASES = {"parameters": "params"}
 # The operations of NAS-Bench-101 as EC-NAS writes them.
 _LABELLED = {"-1": "input", "-2": "output", **{str(i): operation for i, operation in enumerate(NB101_OPERATIONS)}}
+
+
+_log = logging.getLogger(__name__)
 
 
 @dataclass
@@ -37,107 +50,281 @@ class CellsConfig:
     table: str = option("", "path of the table, a CSV file, gzipped or not")
     column: str = option("c10_val12", "column of the accuracies used as scores")
     test_column: str = option("", "column of the test accuracies in the final report; empty: none")
+    max: Any = option({}, "hard caps by column, {edgegpu_latency: 5.0}; cells above or without a value are refused")
+    seconds_column: str = option(
+        "", "column of training seconds with executor=simulated; empty: train_seconds, or a rule"
+    )
+    simulated_epochs: int = option(12, "epochs of the rule", AT_LEAST_ONE)
+    simulated_epoch_seconds: float = option(
+        5.0, "seconds per epoch of the rule, plus those of its multiply-adds", POSITIVE
+    )
+    simulated_seconds_per_giga: float = option(
+        100.0, "seconds per epoch for 10^9 multiply-adds of a network", NOT_NEGATIVE
+    )
+    targets: Any = option({}, "values with utility 1/2 of columns chosen as objectives; others: the column's median")
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column of costs under the name that an option uses."""
+
+    name: str
+    values: Mapping[str, float]  # by cell; cells without a value are left out
+    target: float = 1.0  # value with utility 1/2
 
 
 class CellsTask(GFNTask):
-    """Scores a cell by its accuracy in a column of a table, in [0, 1]: the mean where it was trained repeatedly."""
+    """Scores a cell by its accuracy in a column of a table, in [0, 1]: the mean where it was trained repeatedly.
+
+    Objectives: accuracy, and every column that is a cost; a value v has the utility 1 / (1 + v / target).
+    """
 
     Config = CellsConfig
     environment = "cells"
     is_cheap = True
 
     def __init__(self, config: TaskConfig) -> None:
-        super().__init__(config)
         self.cell: Cell | None = CELLS.get(config.env.cells.name)  # None: a cell is a graph
-        options = config.task_options
-        rows = read_rows(options.table, key=_ADJACENCY if self.cell is None else _CODE)
-        self.scores = self._means(rows, "column")
-        self.test_scores = self._means(rows, "test_column") if options.test_column else {}
+        self._name, options = config.env.cells.name, config.task_options
+        self.options = options
+        if config.env.name == self.environment:  # otherwise the next call raises
+            self._table = Table(options.table, key="task_options.table")
+            self._keys = self._identities()
+            costs = [name for name in self._table.names if name not in _IDENTITY | {options.column}]
+            self.objectives = (ACCURACY, *costs, *self._short_names(config))
+        super().__init__(config)
+        self.scores = self._accuracies("column")
+        self.test_scores = self._accuracies("test_column") if options.test_column else {}
+        targets = limits_of(options.targets, key="task_options.targets")
+        costs = [name for name in self.measured_objectives if name != ACCURACY]
+        self._objectives = {name: self._costs(name, _option_of(name, config), targets.get(name)) for name in costs}
+        unused = [name for name in targets if name not in costs]
+        if unused:
+            raise UserError(f"task_options.targets: expected some of {listed(costs) or 'none'}, got {unused[0]!r}")
+        caps = limits_of(options.max, key="task_options.max")
+        self._caps = [(self._costs(name, "task_options.max"), limit) for name, limit in caps.items()]
+        self._sizes = self._optional("params"), self._optional("flops")
+        self._uses_rule = False  # for simulated seconds
+        seconds = options.seconds_column
+        self._seconds = (
+            self._costs(seconds, "task_options.seconds_column").values if seconds else self._optional(_SECONDS)
+        )
 
     def fingerprint(self) -> str:
         """Return a digest of the columns of the table in use."""
-        tables = (self.scores, self.test_scores)
+        tables = [self.scores, self.test_scores, *(each.values for each in self._objectives.values())]
         return data_digest(x for table in tables for x in ("\0".join(table), np.array([*table.values()])))
 
     def evaluate(self, graph: Assignment | ColouredGraph, *, seed: int) -> Score:
         """Return the accuracy of a cell. Raises ValueError where the table has none."""
-        return Score(self._lookup(self.scores, graph, self.config.task_options.column))
+        key = self._identity(graph)
+        accuracy = self._lookup(self.scores, key, self.options.column)
+        metrics = {name: self._lookup(each.values, key, each.name) for name, each in self._objectives.items()}
+        if self.measured_objectives:
+            metrics[ACCURACY] = accuracy
+        size = self._sizes[0].get(key)
+        return Score(accuracy, None if size is None else round(size), metrics)
 
     def test(self, graph: Assignment | ColouredGraph, *, seed: int) -> float | None:
         """Return the accuracy in the test column, None if there is no such column. Raises ValueError as `evaluate`."""
-        column = self.config.task_options.test_column
-        return self._lookup(self.test_scores, graph, column) if column else None
+        column = self.options.test_column
+        return self._lookup(self.test_scores, self._identity(graph), column) if column else None
 
-    def _lookup(self, scores: Mapping[str, float], graph: Assignment | ColouredGraph, column: str) -> float:
-        if isinstance(graph, Assignment) and self.cell is not None:
-            key = self.cell.code(graph)
-        else:
-            key = graph.canonical_key()
-        if key not in scores:
-            raise ValueError(f"{self.config.task_options.table}: expected a row of cell {key} with {column}, got none")
-        return scores[key]
+    def all_scores(self) -> Sequence[float]:
+        """Return the accuracies of all cells, none with hard caps, which make some of them unreachable."""
+        return () if self._caps else [*self.scores.values()]
 
-    def _means(self, rows: list[dict[str, str]], option_name: str) -> dict[str, float]:
-        """Return the mean accuracy in [0, 1] of every cell, from the column named by an option."""
-        column = self.config.task_options[option_name]
-        if column not in rows[0]:
-            raise ValueError(f"task_options.{option_name}: expected one of {', '.join(rows[0])}, got {column!r}")
-        full = 1.0 if self.cell is None else _PERCENT
-        accuracies: dict[str, list[float]] = {}
-        for row in rows:
-            if row[column]:
-                accuracy = _accuracy(row[column], full, f"task_options.{option_name}")
-                accuracies.setdefault(self._key(row), []).append(accuracy)
-        return {key: math.fsum(values) / len(values) for key, values in accuracies.items()}
+    def all_test_scores(self) -> Sequence[float]:
+        """Return the accuracies in the test column, as `all_scores`."""
+        return () if self._caps else [*self.test_scores.values()]
 
-    def _key(self, row: Mapping[str, str]) -> str:
-        """Return the identity of a row's cell. Raises ValueError for a cell of another benchmark."""
-        if self.cell is None:
-            return graph_of_row(row).canonical_key()
-        code, num_places = row[_CODE], len(self.cell.places)
-        if len(code) != num_places:
-            raise ValueError(
-                f"task_options.table: expected codes of {num_places} digits with "
-                f"env.cells.name={self.config.env.cells.name}, got {code!r}"
+    def utility(self, objective: str, value: float) -> float:
+        """Return the accuracy itself, or 1 / (1 + value / target) of a cost: 1/2 at its target."""
+        return value if objective == ACCURACY else 1 / (1 + value / self._objectives[objective].target)
+
+    def refusal(self, graph: Assignment | ColouredGraph) -> str | None:
+        """Return the cap that a cell exceeds, or the first value that the table does not have for it."""
+        key = self._identity(graph)
+        for column, limit in self._caps:
+            value = column.values.get(key)
+            if value is None:
+                return f"expected a value of {column.name} for cell {key} with task_options.max, got none"
+            if value > limit:
+                return f"expected at most {limit:g} of {column.name} (task_options.max), got {value:g}"
+        for name, column in self._objectives.items():
+            if key not in column.values:
+                option = "objectives" if name in self.chosen_objectives else "constraints"
+                return f"expected a value of {column.name} for cell {key} with evaluation.{option}, got none"
+        return None
+
+    def cost(self, graph: Assignment | ColouredGraph) -> Cost:
+        """Return the size in the columns params and flops (multiply-adds), or of the cell's network on CIFAR-10."""
+        key = self._identity(graph)
+        size, multiply_adds = (column.get(key) for column in self._sizes)
+        if size is None or multiply_adds is None:
+            cost = graph_cost(self._networks.graph(graph))
+            size, multiply_adds = cost.num_parameters, cost.multiply_adds
+        return Cost(round(size), 2 * round(multiply_adds))
+
+    def simulated_seconds(
+        self, graph: Assignment | ColouredGraph, *, fidelity: int | None, state: Mapping[str, Any] | None
+    ) -> float:
+        """Return the seconds of the table, or of a rule: epochs * (seconds + seconds per multiply-add).
+
+        The rule is a model, not a measurement.
+        """
+        if self._seconds:
+            return self._lookup(self._seconds, self._identity(graph), self.options.seconds_column or _SECONDS)
+        if not self._uses_rule:
+            self._uses_rule = True
+            _log.warning(
+                "task_options.table: %s has no column %s; simulated seconds are those of a rule, not measurements",
+                self.options.table,
+                _SECONDS,
             )
-        return code
+        giga = self.cost(graph).flops / 2 / 1e9
+        per_epoch = self.options.simulated_epoch_seconds + self.options.simulated_seconds_per_giga * giga
+        return self.options.simulated_epochs * per_epoch
+
+    @cached_property
+    def _networks(self) -> Any:
+        return read_design(self.config.env.cells).networks(CIFAR_SHAPE, CIFAR_CLASSES)
+
+    def _identity(self, graph: Assignment | ColouredGraph) -> str:
+        """Return the key of a cell in the table."""
+        if isinstance(graph, Assignment) and self.cell is not None:
+            return self.cell.code(graph)
+        return graph.canonical_key()
+
+    def _lookup(self, values: Mapping[str, float], key: str, column: str) -> float:
+        if key not in values:
+            raise ValueError(f"{self.options.table}: expected a row of cell {key} with {column}, got none")
+        return values[key]
+
+    def _accuracies(self, option_name: str) -> dict[str, float]:
+        """Return the mean accuracy in [0, 1] of every cell, from the column named by an option."""
+        name, key = self.options[option_name], f"task_options.{option_name}"
+        full = 1.0 if self.cell is None else _PERCENT
+        column = self._table.numbers(name, key=key, high=full)
+        if self.cell is not None and None in column:
+            row = column.index(None)
+            cell, line = self._keys[row], self._table.line_of(row)
+            raise UserError(
+                f"{key}: {self.options.table}, line {line}: expected a number in {name} of {cell}, got none"
+            )
+        return {cell: value / full for cell, value in means(self._keys, column).items()}
+
+    def _costs(self, name: str, key: str, target: float | None = None) -> _Column:
+        """Return a column of costs by its full or short name."""
+        full_name = self._full_name(name, key)
+        values = means(self._keys, self._table.numbers(full_name, key=key))
+        if not values:
+            raise UserError(f"{key}: expected numbers in column {full_name}, got none")
+        return _Column(full_name, values, target or median(values.values()) or 1.0)
+
+    def _optional(self, name: str) -> Mapping[str, float]:
+        """Return a column by its short name, an empty one where the table has none, or several that fit."""
+        try:
+            full_name = self._full_name(name, _TABLE)
+        except UserError:
+            return {}
+        return means(self._keys, self._table.numbers(full_name, key=_TABLE))
+
+    def _short_names(self, config: TaskConfig) -> list[str]:
+        """Return the objectives and limits of the config that are short names of columns."""
+        measured = (*config.evaluation.objectives, *config.evaluation.constraints)
+        names = [name for name in measured if name != ACCURACY and name not in self._table.names]
+        return [name for name in names if self._full_name(name, _option_of(name, config))]
+
+    def _full_name(self, name: str, key: str) -> str:
+        name = name if name in self._table.names else _ALIASES.get(name, name)
+        return self._table.named(name, prefix=self._data_set, key=key)
+
+    @property
+    def _data_set(self) -> str:
+        """Return the part of the score's column before the first underscore."""
+        return str(self.options.column).partition("_")[0]
+
+    def _identities(self) -> list[str]:
+        """Return the key of the cell of every row, see `_identity`.
+
+        Raises:
+            UserError: a cell of another benchmark, a repeated row, or a missing cell.
+        """
+        table = self._table
+        if self.cell is not None:
+            codes = list(table.texts(_CODE))
+            self._check_codes(codes, self.cell)
+            return codes
+        texts = [table.texts(name) for name in (_ADJACENCY, _LABELS)]
+        runs = [table.texts(name) for name in (_SPACE, _REPEAT) if name in table.names]
+        rows = list(zip(*texts, *runs, strict=True))
+        if _REPEAT in table.names:
+            self._check_distinct(rows)
+        keys = {row[:2]: self._graph_key(*row[:2], line=table.line_of(place)) for place, row in enumerate(rows)}
+        return [keys[row[:2]] for row in rows]
+
+    def _graph_key(self, adjacency: str, labels: str, *, line: int) -> str:
+        try:
+            return graph_of(adjacency, labels).canonical_key()
+        except ValueError as error:
+            raise UserError(f"task_options.table: {self.options.table}, line {line}: {error}") from None
+
+    def _check_codes(self, codes: list[str], cell: Cell) -> None:
+        """Raise UserError unless every cell has one row."""
+        num_places, digits = len(cell.places), "".join(map(str, range(len(cell.operations))))
+        for row, code in enumerate(codes):
+            if len(code) != num_places or not set(code) <= set(digits):
+                raise UserError(
+                    f"task_options.table: {self.options.table}, line {self._table.line_of(row)}: expected codes of "
+                    f"{num_places} digits out of {digits} with env.cells.name={self._name}, got {code!r}"
+                )
+        self._check_distinct(codes)
+        expected = len(digits) ** num_places
+        if len(codes) < expected:
+            known = set(codes)
+            missing = ("".join(code) for code in product(digits, repeat=num_places) if "".join(code) not in known)
+            raise UserError(
+                f"task_options.table: expected a row for each of {expected:,} cells in {self.options.table}, got "
+                f"{len(codes):,}; missing: {', '.join(islice(missing, 3))}"
+            )
+
+    def _check_distinct(self, rows: list[Any]) -> None:
+        """Raise UserError for two rows of one training."""
+        lines: dict[Any, int] = {}
+        for row, identity in enumerate(rows):
+            first = lines.setdefault(identity, row)
+            if first != row:
+                line, earlier = self._table.line_of(row), self._table.line_of(first)
+                raise UserError(
+                    f"task_options.table: {self.options.table}, line {line}: expected one row of {identity}, got "
+                    f"another one in line {earlier}"
+                )
 
 
-def read_rows(table: str, *, key: str) -> list[dict[str, str]]:
-    """Return the rows of the table at a path.
+def graph_of(adjacency: str, labels: str) -> ColouredGraph:
+    """Return the graph of a cell of NAS-Bench-101: n * n digits row by row, and n labels separated by spaces.
 
     Raises:
-        ValueError: a missing or unreadable file, or one without rows or without the column `key`.
+        ValueError: an unknown label, or a number of digits that does not fit.
     """
-    path = Path(table)
-    if not path.is_file():
-        raise ValueError(f"task_options.table: expected the path of a table of cells, got {table!r}, no file")
-    open_table = gzip.open if path.suffix == ".gz" else open
-    try:
-        with open_table(path, "rt", encoding="utf-8", newline="") as file:
-            rows = list(csv.DictReader(file))
-    except (OSError, EOFError, UnicodeDecodeError, csv.Error) as error:
-        raise ValueError(f"task_options.table: expected a CSV file, got {path}: {error}") from error
-    if not rows or key not in rows[0]:
-        columns = ", ".join(rows[0]) if rows else "no rows"
-        raise ValueError(f"task_options.table: expected a column {key} in {path}, got {columns}")
-    return rows
+    names = labels.split()
+    unknown = [name for name in names if name not in _LABELLED]
+    if unknown:
+        raise ValueError(f"{_LABELS}: expected labels out of {', '.join(_LABELLED)}, got {unknown[0]!r}")
+    num_nodes = len(names)
+    if len(adjacency) != num_nodes**2 or not set(adjacency) <= {"0", "1"}:
+        raise ValueError(f"{_ADJACENCY}: expected {num_nodes**2} digits 0 or 1, got {adjacency!r}")
+    edges = {divmod(place, num_nodes): "edge" for place, digit in enumerate(adjacency) if digit == "1"}
+    return ColouredGraph(tuple(_LABELLED[name] for name in names), edges)
+
+
+def _option_of(metric: str, config: TaskConfig) -> str:
+    """Return the option that names a metric, with a limit or as an objective."""
+    is_objective = metric in config.evaluation.objectives
+    return "evaluation.objectives" if is_objective else f"evaluation.constraints.{metric}"
 
 
 def graph_of_row(row: Mapping[str, str]) -> ColouredGraph:
     """Return the graph of a row of NAS-Bench-101."""
-    colours = tuple(_LABELLED[label] for label in row[_LABELS].split())
-    num_nodes, adjacency = len(colours), row[_ADJACENCY]
-    edges = {divmod(place, num_nodes): "edge" for place, digit in enumerate(adjacency) if digit == "1"}
-    return ColouredGraph(colours, edges)
-
-
-def _accuracy(text: str, full: float, option: str) -> float:
-    """Return an accuracy from 0 to `full` scaled to [0, 1]."""
-    try:
-        value = float(text) / full
-    except ValueError:
-        value = math.nan
-    if not 0 <= value <= 1:
-        raise ValueError(f"{option}: expected accuracies from 0 to {full:g}, got {text!r}")
-    return value
+    return graph_of(row[_ADJACENCY], row[_LABELS])

@@ -38,18 +38,34 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "certification": None,
     },
     {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
+    {
+        "search": {
+            "data",
+            "evaluation",
+            "learning",
+            "mdp",
+            "policy",
+            "metrics",
+            "objectives",
+            "workers",
+            "graphs",
+            "envs",
+        }
+    },
     {"config": None, "report": None},
     {"extensions": None},
     {"config_checks": None, "run": {"config", "console", "evaluation", "metrics", "report", "run_marker"}},
     {"cli": None, "components": None},
-    {"final_stage": None},
+    {"final_stage": None, "search_stage": None},
     {"trainer": None},
     {
         "train": None,
         "sampling": None,
         "generate": {"rhn", "interrupts"},
         "store": {"config", "evaluation", "interrupts"},
+        "comparison": None,
     },
+    {"compare": None},
 )
 # Packages that every other package may import.
 EVERYWHERE = {*LAYERS[0], *LAYERS[1]}
@@ -283,7 +299,7 @@ def test_every_package_has_a_layer_and_is_documented(checkout: Path) -> None:
 def test_config_import_does_not_import_torch(checkout: Path) -> None:
     code = (
         "import sys, gflownet.train, gflownet.config_checks, gflownet.generate, gflownet.rhn.server.__main__, "
-        "gflownet.store, gflownet.evaluation.store_files; "
+        "gflownet.store, gflownet.evaluation.store_files, gflownet.compare; "
         "print([m for m in sys.modules if m.startswith('torch')])"
     )
     process = subprocess.run([sys.executable, "-c", code], cwd=checkout, capture_output=True, text=True, check=True)

@@ -82,6 +82,11 @@ def test_certify_trained_sampler(corrected):
     assert part["total_variation"] < 0.14
     assert part["symmetries_hold"] is True
     assert part["log_z_error"] < 0.3
+    assert result["errors"] == []
+    assert result["rules"]["verdict"][0].startswith("rules: hold: 54 transitions checked, from all 11 states; 11 ")
+    assert part["verdict"][0].startswith("exact optimum: of trajectory balance is the target (total variation 0.0000")
+    assert part["optimum_loss"] < 1e-6
+    assert sum(row["num_states"] for row in part["classes"]) == 10
 
 
 def test_certify_detects_uncorrected_sampler(tmp_path, capsys):
@@ -90,7 +95,11 @@ def test_certify_detects_uncorrected_sampler(tmp_path, capsys):
     assert part["total_variation"] > 0.2
     assert part["tv_uncorrected"] < 0.14
     assert part["symmetries_hold"] is False
-    assert "IGNORED" in capsys.readouterr().out
+    assert part["optimum_total_variation"] > 0.2
+    assert part["tv_to_optimum"] < 0.14
+    out = capsys.readouterr().out
+    assert "IGNORED" in out
+    assert "  exact optimum: of trajectory balance is R / |Aut|, not R: algo.symmetry=none (total variation" in out
 
 
 def test_estimated_certificate_agrees_with_exact_one(corrected, capsys):
@@ -106,10 +115,11 @@ def test_estimated_certificate_agrees_with_exact_one(corrected, capsys):
     assert part["log_z_low"] - 0.05 < exact["log_z"] < part["log_z_high"] + 0.05
     assert part["elbo"] < part["log_z"] < part["eubo"]
     assert part["spearman"] == pytest.approx(exact["spearman"], abs=0.25)
+    assert (result["rules"]["is_complete"], result["errors"]) == (False, [])
     out = capsys.readouterr().out
     assert "certificate: estimates from 256 trajectories (expected at most 5 states" in out
     assert "certificate of p(x) ~ R(x), estimates with 95 % intervals, beta 1" in out
-    assert out.index("best architectures") < out.index("flow consistency in subsets of 8")
+    assert out.index("best architectures") < out.index("flow consistency in subsets of ")
 
 
 def test_estimates_use_learned_backward_policy(tmp_path):

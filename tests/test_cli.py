@@ -15,7 +15,7 @@ from gflownet import train
 from gflownet.cli import MAX_WIDTH, Command, help_text, parse
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, load_config, to_yaml
 from gflownet.errors import UserError
-from tests.benchmark_tables import write_nb201
+from tests.benchmark_tables import table_options
 from tests.tiny_run import TINY_RUN, TINY_TASKS
 
 # Runs the command and prints on stderr whether torch was imported.
@@ -58,9 +58,18 @@ SLOW_CONFIGS = {"images_large", "mnist1d_large", "table_large", "images_small", 
     "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in SLOW_CONFIGS)) for name in config_names()]
 )
 def test_shipped_config_runs(name: str, tmp_path: Path) -> None:
-    table = [f"task_options.table={write_nb201(tmp_path / 'table.csv')}"] if name.startswith("cells") else []
     assert (
-        train.main(["--config", name, f"log_dir={tmp_path / 'run'}", *TINY_RUN, *TINY_TASKS.get(name, ()), *table]) == 0
+        train.main(
+            [
+                "--config",
+                name,
+                f"log_dir={tmp_path / 'run'}",
+                *TINY_RUN,
+                *TINY_TASKS.get(name, ()),
+                *table_options(name, tmp_path),
+            ]
+        )
+        == 0
     )
     assert (tmp_path / "run" / "top_architectures.json").exists()
 

@@ -255,6 +255,21 @@ def test_objective_accepts_supported_options(overrides: str) -> None:
     load_checked(*overrides.split())
 
 
+@pytest.mark.parametrize("option", ["num_workers=2", "local_search.num=4"])
+def test_search_method_refuses_options_of_training_on_scores(option: str) -> None:
+    key = option.partition("=")[0]
+    with pytest.raises(
+        UserError, match=rf"^{key}: expected 0 with search.method=random, got \d; only search.method=gfl"
+    ):
+        validate(load_config(None, ["search.method=random", option]))
+    validate(load_config(None, [option]))
+
+
+def test_unknown_search_method_lists_all_methods() -> None:
+    with pytest.raises(UserError, match=r"search\.method: expected one of gflownet, random, .*did you mean gflownet\?"):
+        validate(load_config(None, ["search.method=gflownets"]))
+
+
 def test_resume_option_accepts_true_false_and_auto() -> None:
     values = [load_config(None, [f"resume={text}"]).resume for text in ("true", "false", "auto")]
     assert values == [True, False, "auto"]

@@ -233,6 +233,8 @@ def test_print_report_without_architectures() -> None:
     output = io.StringIO()
     print_report([], load_line="gflownet.load(...)", pictures="logs", console=Console(file=output, width=80))
     assert output.getvalue() == "no architecture could be evaluated\n"
+    print_report([], load_line=None, no_rows="none is within [limits]", console=Console(file=output, width=80))
+    assert output.getvalue().endswith("\nnone is within [limits]\n")
 
 
 @pytest.mark.parametrize("num", [1, 3, 20, 47])

@@ -39,6 +39,7 @@ DOCS = (
     "add-an-operation.md",
     "search-convolutional-cells.md",
     "search-your-own-space.md",
+    "search.md",
 )
 # Their commands differ from those of other pages in few options: run by make test-all.
 SLOW_DOCS = {"objectives.md", "conditioning.md", "exploration.md", "greedy-sampling.md"}

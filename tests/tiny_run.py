@@ -4,6 +4,7 @@ import json
 from pathlib import Path
 
 from gflownet.run.logging import TIME_KEYS
+from tests.recorded_space import RECORDED_DIGITS
 
 # Two steps of the default search, as small as it gets.
 TINY_RUN = (
@@ -29,6 +30,7 @@ TINY_TASKS = {
     "images_small": _TENSORS,
     "mnist1d": _TENSORS,
     "cells_exact": ("certify=false",),
+    "recorded_digits": (f"task_options.table={RECORDED_DIGITS}",),
     "language": (
         "task_options.num_steps=2",
         "task_options.seconds=0.1",

@@ -134,6 +134,14 @@ def roll_out(env: Environment, states: GraphStates, choose: Choose) -> list[Step
     return steps
 
 
+def terminal_states(steps: Sequence[Step]) -> GraphStates:
+    """Return the terminal states of trajectories from their steps, by trajectory."""
+    stops = [(step.actions.kind == int(GraphActionType.Stop)).nonzero().squeeze(1) for step in steps]
+    owner = torch.cat([step.trajectory[index] for step, index in zip(steps, stops, strict=True)])
+    states = GraphStates.cat([step.states[index] for step, index in zip(steps, stops, strict=True)])
+    return states[owner.argsort()]
+
+
 def _roll_back(
     context: GraphBuildingEnvContext,
     states: GraphStates,

@@ -1,5 +1,7 @@
 from .bit_sequence import BitSequenceEnv as BitSequenceEnv
 from .bit_sequence import bits_of as bits_of
+from .catalogue import CatalogueContext as CatalogueContext
+from .catalogue import CatalogueEnv as CatalogueEnv
 from .cell_design import CELLS as CELLS
 from .cell_design import read_design as read_design
 from .cells import CellEnv as CellEnv

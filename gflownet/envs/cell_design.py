@@ -20,6 +20,7 @@ CIFAR_SHAPE, CIFAR_CLASSES = Shape.of((3, 32, 32)), 10
 NAS_BENCH_201 = Cell(
     ("1<-0", "2<-0", "2<-1", "3<-0", "3<-1", "3<-2"),
     ("none", "skip_connect", "nor_conv_1x1", "nor_conv_3x3", "avg_pool_3x3"),
+    zeros=("none",),
 )
 # Su et al. 2021: eight layers, identity or an inverted bottleneck.
 NAS_BENCH_MACRO = Cell(tuple(f"layer{i}" for i in range(8)), ("identity", "mb3_k3", "mb6_k5"))
@@ -106,7 +107,7 @@ def read_design(config: CellsEnvConfig) -> CellDesign:
     if not operations or not all(operations.values()):
         raise UserError(f"{KEY}.operations: expected operations by name with {KEY}.name={name}, got {dict(declared)}")
     skeleton = read_skeleton({**SKELETONS.get(name, {}), **config.skeleton})
-    cell = None if name == "nb101" else CELLS.get(name) or _own_cell(config, skeleton, tuple(operations))
+    cell = None if name == "nb101" else CELLS.get(name) or _own_cell(config, skeleton, operations)
     has_layers = name in ("nb_macro", "layers")
     if has_layers and cell is not None and len(cell.places) != skeleton.num_layers:
         expected, got = len(cell.places), skeleton.num_layers
@@ -114,12 +115,13 @@ def read_design(config: CellsEnvConfig) -> CellDesign:
     return CellDesign(cell, has_layers, operations, skeleton)
 
 
-def _own_cell(config: CellsEnvConfig, skeleton: Skeleton, operations: tuple[str, ...]) -> Cell:
+def _own_cell(config: CellsEnvConfig, skeleton: Skeleton, operations: Mapping[str, Sequence[Step]]) -> Cell:
+    zeros = tuple(name for name, steps in operations.items() if any(step.name == "zero" for step in steps))
     if config.name == "layers":
-        return Cell(tuple(f"layer{i}" for i in range(skeleton.num_layers)), operations)
+        return Cell(tuple(f"layer{i}" for i in range(skeleton.num_layers)), tuple(operations), zeros)
     edges = tuple(config.edges)
     _check_edges(edges)
-    return Cell(edges, operations)
+    return Cell(edges, tuple(operations), zeros)
 
 
 def _check_edges(edges: Sequence[str]) -> None:

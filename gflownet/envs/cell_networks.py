@@ -26,6 +26,7 @@ class Cell:
 
     places: tuple[str, ...]
     operations: tuple[str, ...]
+    zeros: tuple[str, ...] = ()  # operations whose result is always zero
 
     def code(self, cell: Assignment) -> str:
         """Return one digit per place, the operation's position: the key of the tables."""

@@ -10,6 +10,7 @@ from typing import Any
 
 from gflownet.envs.cell_caps import CostCaps
 from gflownet.envs.cell_design import CELLS, CIFAR_CLASSES, CIFAR_SHAPE, NB101_OPERATIONS, SKELETONS, read_design
+from gflownet.envs.cell_graphs import CellGraphs, has_graph
 from gflownet.envs.cell_networks import Cell, GraphNetworks
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.config import CellsEnvConfig, EnvConfig
@@ -21,6 +22,7 @@ from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.description import DescribedEdge, GraphDescription, position_of
 from gflownet.mdp.environment import Environment, Rule, Rules
+from gflownet.mdp.labelled_graphs import LabelledGraphs
 from gflownet.mdp.states import UNSET, Attribute, GraphStates
 
 _INPUT, _OUTPUT = "input", "output"
@@ -32,6 +34,13 @@ class CellEnv(SlotEnv):
     def __init__(self, cell: Cell, caps: CostCaps | None = None) -> None:
         super().__init__(cell.places, Attribute("operation", cell.operations))
         self.cell, self.caps = cell, caps
+        self._graphs = CellGraphs(cell) if has_graph(cell) else None
+
+    def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
+        """Return the graphs of the operations, with the operations of all places."""
+        return (
+            super().labelled_graphs(states) if self._graphs is None else self._graphs(states.node_attr[:, :, 0].long())
+        )
 
     def forward_rules(self, states: GraphStates) -> Rules:
         """Return the rules of setting an operation: at an empty place, within the caps."""

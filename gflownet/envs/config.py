@@ -24,6 +24,7 @@ ENVIRONMENTS = ExtensionPoint(
         "tensor_graph": BuiltIn("gflownet.envs.tensor_graph:TensorGraphContext", "programs in index notation"),
         "choices": BuiltIn("gflownet.envs.choices:ChoicesContext", "choices in your own code"),
         "operation_graph": BuiltIn("gflownet.envs.operation_graph:OperationGraphContext", "networks of operations"),
+        "catalogue": BuiltIn("gflownet.envs.catalogue:CatalogueContext", "graphs listed in a file"),
         "recurrent_stack": BuiltIn("gflownet.envs.recurrent_stack:RecurrentStackContext", "stacks of RNN layers"),
     },
 )
@@ -124,6 +125,14 @@ class ChoicesConfig:
 
 
 @dataclass
+class CatalogueConfig:
+    """Graphs listed in a file (env.name=catalogue)."""
+
+    graphs: str = option("", "path of the list: JSON lines with a graph or recipe each, gzipped or not")
+    branching: int = option(8, "maximum number of branches of a choice", Interval(2, 127))
+
+
+@dataclass
 class OperationGraphConfig:
     """Networks of tensor operations (env.name=operation_graph)."""
 
@@ -167,4 +176,5 @@ class EnvConfig:
     choices: ChoicesConfig = field(default_factory=ChoicesConfig)
     tensor_graph: TensorGraphConfig = field(default_factory=TensorGraphConfig)
     recurrent_stack: RecurrentStackConfig = field(default_factory=RecurrentStackConfig)
+    catalogue: CatalogueConfig = field(default_factory=CatalogueConfig)
     operation_graph: OperationGraphConfig = field(default_factory=OperationGraphConfig)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import signal
 import time
+from collections.abc import Callable
 from typing import Any
 
 from gflownet.errors import UserError
@@ -15,6 +16,8 @@ from gflownet.evaluation.task import GFNTask
 
 # The alarm rings this much after the end of the seconds, because its clock is another one.
 _ALARM_MARGIN_S = 0.01
+# Of the limit: the rounding of a sum of simulated seconds.
+_ROUNDING = 1e-12
 
 
 class Budget:
@@ -24,22 +27,42 @@ class Budget:
         num_evaluated: new evaluations of the run; refused candidates are not counted.
     """
 
-    def __init__(self, limits: BudgetConfig, *, num_evaluated: int = 0, seconds: float = 0.0) -> None:
-        """Start with the part used so far: evaluations and seconds of training."""
+    def __init__(
+        self,
+        limits: BudgetConfig,
+        *,
+        num_evaluated: int = 0,
+        seconds: float = 0.0,
+        clock: Callable[[], float] | None = None,
+    ) -> None:
+        """Start with the part used so far.
+
+        Args:
+            limits: of the search.
+            num_evaluated: evaluations so far.
+            seconds: of training so far.
+            clock: returns the simulated time by which seconds are counted; None: real time.
+        """
         self.limits, self.num_evaluated = limits, num_evaluated
         self._seconds_before = seconds
+        self._is_simulated, self._now = clock is not None, clock or time.monotonic
         self._started: float | None = None
 
     @property
     def seconds(self) -> float:
         """The seconds of training so far, from the first submitted candidate on."""
-        return self._seconds_before + (0.0 if self._started is None else time.monotonic() - self._started)
+        return self._seconds_before + (0.0 if self._started is None else self._now() - self._started)
+
+    @property
+    def seconds_left(self) -> float:
+        """The seconds until the budget is spent, inf without a limit."""
+        return max(0.0, self.limits.seconds - self.seconds) if self.limits.seconds else math.inf
 
     def start(self) -> None:
         """Start the clock, unless it runs; a handler of SIGALRM gets that signal when the seconds are spent."""
         if self._started is None:
-            self._started = time.monotonic()
-            if self.limits.seconds and callable(signal.getsignal(signal.SIGALRM)):
+            self._started = self._now()
+            if self.limits.seconds and not self._is_simulated and callable(signal.getsignal(signal.SIGALRM)):
                 left = max(0.0, self.limits.seconds - self._seconds_before)
                 signal.setitimer(signal.ITIMER_REAL, left + _ALARM_MARGIN_S)
 
@@ -50,7 +73,7 @@ class Budget:
 
     def spent_seconds(self) -> str | None:
         """Return the reason to stop when the seconds are spent, otherwise None."""
-        if self.limits.seconds and self.seconds >= self.limits.seconds:
+        if self.seconds_left <= _ROUNDING * self.limits.seconds:
             return f"budget.seconds={self.limits.seconds:g} is spent"
         return None
 
@@ -65,30 +88,43 @@ class Budget:
             raise UserError(f"task {type(task).__name__}: expected cost(graph) with {name}, got a task without")
 
     def refusal(self, task: GFNTask, graph: Any) -> Outcome | None:
-        """Return the outcome of a candidate that is too large, or whose size cannot be computed; None for others.
+        """Return the outcome of a candidate that the task refuses, or that is too large or of unknown size, or None.
 
-        Both are REFUSED: another budget may accept them.
+        All are REFUSED: another budget may accept them.
         """
+        start = time.perf_counter()
+        reason = _refused_by(task, graph) or self._excess(task, graph)
+        if reason is None:
+            return None
+        seconds = 0.0 if self._is_simulated else time.perf_counter() - start
+        return Outcome(EvaluationStatus.REFUSED, seconds, error=reason)
+
+    def _excess(self, task: GFNTask, graph: Any) -> str | None:
+        """Return the reason why a candidate does not fit the budget, None if it does."""
         limits = [(name, limit) for name, limit in self._size_limits() if limit]
         if not limits:
             return None
-        start = time.perf_counter()
         try:
             cost = task.cost(graph)
             sizes = None if cost is None else (int(cost.num_parameters), int(cost.flops))
         except Exception as error:  # raised by the user's task
-            reason = f"{type(task).__name__}.cost: {describe(error)}"
-            return Outcome(EvaluationStatus.REFUSED, time.perf_counter() - start, error=reason)
+            return f"{type(task).__name__}.cost: {describe(error)}"
         if sizes is None:
-            reason = f"{type(task).__name__}.cost: expected a Cost with {limits[0][0]}, got None"
-            return Outcome(EvaluationStatus.REFUSED, time.perf_counter() - start, error=reason)
+            return f"{type(task).__name__}.cost: expected a Cost with {limits[0][0]}, got None"
         units = ("parameters", "FLOPs per example")
         for (name, limit), size, unit in zip(self._size_limits(), sizes, units, strict=True):
             if limit and size > limit:
-                reason = f"expected at most {limit} {unit} ({name}), got {size}"
-                return Outcome(EvaluationStatus.REFUSED, time.perf_counter() - start, error=reason)
+                return f"expected at most {limit} {unit} ({name}), got {size}"
         return None
 
     def _size_limits(self) -> tuple[tuple[str, int], tuple[str, int]]:
         limits = self.limits
         return ("budget.parameters", limits.parameters), ("budget.flops", limits.flops)
+
+
+def _refused_by(task: GFNTask, graph: Any) -> str | None:
+    """Return the task's reason to refuse a candidate, None if it accepts it."""
+    try:
+        return task.refusal(graph)
+    except Exception as error:  # raised by the user's task
+        return f"{type(task).__name__}.refusal: {describe(error)}"

@@ -40,12 +40,15 @@ class HalvingConfig:
 class EvaluationConfig:
     """Training, scoring and storage of candidates."""
 
-    executor: Literal["auto", "inline", "pool", "ray"] = option(
+    executor: Literal["auto", "inline", "pool", "ray", "simulated"] = option(
         "auto",
         "where candidates are evaluated: inline (in the main process), pool (processes of this machine), ray (a "
-        "cluster) or auto (pool with two or more cores, except for tasks that only look up or compute a score)",
+        "cluster), simulated (in simulated time, for tables with training times) or auto (pool with two or more "
+        "cores, except for tasks that only look up or compute a score)",
     )
-    capacity: int = option(0, "pool: number of processes; 0: one per core", NOT_NEGATIVE)
+    capacity: int = option(
+        0, "pool: number of processes; 0: one per core; simulated: number of workers; 0: one", NOT_NEGATIVE
+    )
     deadline: float | None = option(
         600.0, "seconds per candidate after which its process is ended; null: none", POSITIVE
     )
@@ -85,6 +88,9 @@ class EvaluationConfig:
         POSITIVE,
     )
     objectives: list[str] = option([], "two or more of the task's objectives to trade off; empty: the score")
+    constraints: Any = option(
+        {}, "largest allowed values of metrics, such as {latency: 1e-5}; candidates above get the floor score"
+    )
     target_flops: int = option(10_000, "FLOPs per example with utility 1/2", POSITIVE)
     target_latency: float = option(2e-5, "seconds per forward pass with utility 1/2", POSITIVE)
 
@@ -290,6 +296,9 @@ def scoring_context(config: TaskConfig, *, source: str, data: str) -> str:
     """
     evaluation = {f.name: getattr(config.evaluation, f.name) for f in fields(EvaluationConfig)}
     evaluation["objectives"] = list(config.evaluation.objectives)
+    # The limits are applied to measured values, of which a row has these.
+    constraints = sorted(evaluation.pop("constraints"))
+    evaluation |= {"constraints": constraints} if constraints else {}
     evaluation["training"] = {f.name: getattr(config.evaluation.training, f.name) for f in fields(TrainingConfig)}
     return json.dumps(
         {

@@ -86,7 +86,8 @@ class Dispatcher(Evaluator):
         """
         self.task, self.store, self.executor, self.config = task, store, executor, config
         self.seed, self.run = seed, run
-        self.budget = Budget(budget or BudgetConfig(), num_evaluated=num_evaluated, seconds=seconds)
+        used = {"num_evaluated": num_evaluated, "seconds": seconds}
+        self.budget = Budget(budget or BudgetConfig(), clock=executor.simulated_clock, **used)
         self.budget.check_task(task)
         self.halving = halving
         self.counts: Counter[str] = Counter()
@@ -173,7 +174,7 @@ class Dispatcher(Evaluator):
             if self._elsewhere and not num and not self._running and not self._jobs:
                 time.sleep(self._look_pause if timeout is None else min(timeout, self._look_pause))
             try:
-                done = self.executor.wait(list(self._running), timeout=timeout) if self._running else []
+                done = self.executor.wait(list(self._running), timeout=self._limit(timeout)) if self._running else []
             except EvaluationInterruptedError:
                 self._record_interrupted()
                 self._stop(self._due_reason() or "interrupt")
@@ -299,6 +300,13 @@ class Dispatcher(Evaluator):
             return STOP_REQUEST
         is_spent = self._waiting and len(self._waiting) == len(self._tickets)
         return self.budget.spent_evaluations() if is_spent else self.budget.spent_seconds()
+
+    def _limit(self, timeout: float | None) -> float | None:
+        """Return the timeout for the executor: simulated time passes at once, up to the end of the budget."""
+        if self.executor.simulated_clock is None or timeout == 0:
+            return timeout
+        left = self.budget.seconds_left
+        return left if math.isfinite(left) else None
 
     def _record_interrupted(self) -> None:
         """Record the candidates of an interrupted job that were finished before."""

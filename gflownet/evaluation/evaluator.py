@@ -6,6 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from gflownet.evaluation.constraints import exceeded
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord
 from gflownet.evaluation.task import GFNTask, Score
@@ -25,6 +26,8 @@ class Evaluation:
     cached: bool  # from another run, an earlier step or earlier in the same call
     utilities: tuple[float, ...] = ()  # of the task's chosen objectives, zeros when the evaluation failed
     hash: str = ""  # canonical hash of the graph
+    # Measured score of a candidate above a limit of evaluation.constraints, whose score is the floor; else None.
+    infeasible_score: float | None = None
 
 
 class Evaluator(ABC):
@@ -47,15 +50,18 @@ def utilities_of(record: EvaluationRecord, *, task: GFNTask) -> tuple[float, ...
 
 
 def evaluation_of(record: EvaluationRecord, *, task: GFNTask, cached: bool) -> Evaluation:
-    """Return the evaluation in a row."""
+    """Return the evaluation in a row. Raises UserError for a limit of a metric that it does not have."""
+    is_ok = record.status is EvaluationStatus.OK
+    is_feasible = not (is_ok and task.limits) or exceeded(record.metrics, task.limits) is None
     return Evaluation(
-        score=record.score,
+        score=record.score if is_feasible else task.config.evaluation.floor_score,
         status=record.status,
         seconds=record.seconds,
         error=record.error,
         num_parameters=record.num_parameters,
         metrics=record.metrics,
         cached=cached,
-        utilities=utilities_of(record, task=task),
+        utilities=utilities_of(record, task=task) if is_feasible else (0.0,) * len(task.chosen_objectives),
         hash=record.hash,
+        infeasible_score=None if is_feasible else record.score,
     )

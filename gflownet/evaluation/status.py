@@ -13,5 +13,5 @@ class EvaluationStatus(StrEnum):
     TIMEOUT = "timeout"  # its process was ended at the deadline
     CRASHED = "crashed"  # its process ended by itself
     OUT_OF_MEMORY = "out_of_memory"
-    REFUSED = "refused"  # larger than budget.parameters or budget.flops; nothing was allocated
+    REFUSED = "refused"  # by the task, or larger than budget.parameters or budget.flops; nothing was allocated
     RUNNING = "running"  # a row of the store without a result yet

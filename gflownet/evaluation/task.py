@@ -6,6 +6,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 import torch
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from gflownet.evaluation.conditioning import Conditioning, RewardConditional
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.randomness import seeded
+from gflownet.evaluation.tables import limits_of
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.plugins import Configurable
 
@@ -82,7 +84,7 @@ class GFNTask(Configurable, ABC):
     output_sizes: tuple[Any, ...] = ()
 
     # Names of metrics that a run may choose as objectives (evaluation.objectives) in place of the one score.
-    objectives: ClassVar[tuple[str, ...]] = ()
+    objectives: tuple[str, ...] = ()
 
     # Largest valid score; a larger one is a mistake of the task, and the evaluation FAILED.
     max_score: float = 1e6
@@ -93,6 +95,7 @@ class GFNTask(Configurable, ABC):
     fidelity_unit: ClassVar[str] = "epochs"
 
     chosen_objectives: tuple[str, ...] = ()  # of this run; empty: the score
+    limits: Mapping[str, float] = MappingProxyType({})  # by metric, of evaluation.constraints
     _reward_conditional: RewardConditional | None = None
 
     def __init__(self, config: TaskConfig) -> None:
@@ -109,7 +112,14 @@ class GFNTask(Configurable, ABC):
             if name not in self.objectives:
                 names = ", ".join(self.objectives) or f"nothing, {config.task} has none"
                 raise ValueError(f"evaluation.objectives: expected some of {names}, got {name!r}")
+        self.limits = limits_of(config.evaluation.constraints, key="evaluation.constraints")
         self._reward_conditional = RewardConditional(config.cond, num_objectives=len(self.chosen_objectives))
+
+    @property
+    def measured_objectives(self) -> tuple[str, ...]:
+        """The objectives to measure: those of this run, and those with a limit."""
+        limited = (name for name in self.limits if name in self.objectives)
+        return tuple(dict.fromkeys((*self.chosen_objectives, *limited)))
 
     @abstractmethod
     def evaluate(self, graph: Any, *, seed: int) -> Score:
@@ -156,6 +166,31 @@ class GFNTask(Configurable, ABC):
     def cost(self, graph: Any) -> Cost | None:
         """Return the size of a graph's model, None where it is not known before it is built."""
         return None
+
+    def refusal(self, graph: Any) -> str | None:
+        """Return the reason to refuse a graph before its evaluation, None to accept it; a refused one costs nothing.
+
+        For limits beyond budget.parameters and budget.flops.
+        """
+        return None
+
+    def simulated_seconds(self, graph: Any, *, fidelity: int | None, state: Mapping[str, Any] | None) -> float:
+        """Return the seconds that a training takes with evaluation.executor=simulated, for tables of training times.
+
+        Args:
+            graph: the candidate.
+            fidelity: epochs or steps after which it stops; None: the evaluation of `evaluate`.
+            state: saved training that it continues (`train_many`); None: a training from the start.
+        """
+        raise NotImplementedError(f"{type(self).__name__}: expected simulated_seconds with executor=simulated")
+
+    def all_scores(self) -> Sequence[float]:
+        """Return the scores of all architectures of the space where a table has them, otherwise none."""
+        return ()
+
+    def all_test_scores(self) -> Sequence[float]:
+        """Return the test scores of all architectures of the space where a table has them, otherwise none."""
+        return ()
 
     def network(self, candidate: Any) -> ComputationGraph | None:
         """Return the network of a candidate, for drawings and `gflownet.load`; None where it is no graph."""

@@ -19,6 +19,8 @@ TASKS = ExtensionPoint(
         "hypergrid": BuiltIn(f"{_ROOM}.hypergrid:HypergridTask", "corners of a grid"),
         "bit_sequences": BuiltIn(f"{_ROOM}.bit_sequences:BitSequencesTask", "distance to hidden bit strings"),
         "cells": BuiltIn(f"{_ROOM}.cells:CellsTask", "tables of NAS benchmarks"),
+        "recorded": BuiltIn(f"{_ROOM}.recorded:RecordedTask", "candidates of any space in a table of evaluations"),
+        "catalogue": BuiltIn(f"{_ROOM}.catalogue:CatalogueTask", "recorded results of listed graphs"),
         "nas_bench_201_train": BuiltIn(
             f"{_ROOM}.nas_bench_201_train:NasBench201TrainTask", "networks of cells, trained on images"
         ),

@@ -152,7 +152,7 @@ class TensorTask(GFNTask):
         """Return the score of a model after its training."""
         quality, size = self.quality(training.values), self.num_parameters(training.model)
         metrics = {f"validation_{self.measure.metric.name}": training.values[-1], "train_loss": training.train_loss}
-        measured = {name: self._measured(name, candidate, training.model, quality) for name in self.chosen_objectives}
+        measured = {name: self._measured(name, candidate, training.model, quality) for name in self.measured_objectives}
         return Score(self.value(quality, size), size, metrics | measured)
 
     def quality(self, values: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import cached_property
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -29,6 +29,7 @@ from gflownet.mdp.action import (
 )
 from gflownet.mdp.description import GraphDescription, decode_action, described_states, encode_action
 from gflownet.mdp.isomorphism import CanonicalForms, StateIdentifier, canonical_forms
+from gflownet.mdp.labelled_graphs import LabelledGraphs, labelled_graphs
 from gflownet.mdp.states import ABSENT, UNSET, GraphStates, GraphVocabulary
 from gflownet.mdp.stepping import GraphEditor
 
@@ -50,7 +51,7 @@ Rules = Mapping[GraphActionType, Sequence[Rule]]
 class Environment(ABC):
     """A Markov decision process that builds graphs; a state is terminal iff Stop is legal."""
 
-    terminal_type: ClassVar[Any]  # class of terminal objects; its `from_dict` reads their `to_dict`
+    terminal_type: Any  # class of terminal objects; its `from_dict` reads their `to_dict`
 
     def __init__(self, vocabulary: GraphVocabulary) -> None:
         self.vocabulary = vocabulary
@@ -163,6 +164,10 @@ class Environment(ABC):
             if edge_type[s][t] != ABSENT and (self.vocabulary.directed or s < t)
         }
         return ColouredGraph(nodes, edges, directed=self.vocabulary.directed)
+
+    def labelled_graphs(self, states: GraphStates) -> LabelledGraphs:
+        """Return the graphs from which a surrogate computes features, the same for isomorphic states."""
+        return labelled_graphs(states)
 
     def num_automorphisms(self, states: GraphStates) -> list[int]:
         """Return the number of automorphisms of each state."""

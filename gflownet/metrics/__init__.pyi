@@ -21,6 +21,8 @@ from .exact import terminating_distribution as terminating_distribution
 from .exact import total_variation as total_variation
 from .pareto import hypervolume as hypervolume
 from .pareto import non_dominated as non_dominated
+from .rules import RuleReport as RuleReport
+from .rules import check_rules as check_rules
 from .statistics import Interval as Interval
 from .statistics import bootstrap as bootstrap
 from .statistics import pearson as pearson

@@ -37,7 +37,17 @@ from gflownet.metrics.statistics import Interval, bootstrap, pearson, spearman
 
 NO_DISTANCE = 1e-9  # total variation caused by rounding alone
 SLOPE_ROUNDING = 1e-5  # error of a slope in single precision; intervals may be narrower
-SUBSET_SIZE = 8  # terminal states per subset of the flow consistency
+SUBSET_SIZE = 8  # maximum number of terminal states per subset of the flow consistency
+_NUM_SUBSETS = 4  # at least, for an interval
+
+
+@dataclass(frozen=True)
+class SymmetryClass:
+    """Terminal states with one automorphism count."""
+
+    automorphisms: float  # |Aut(x)| / |Aut(s0)|
+    num_states: int
+    deviation: float  # mean of log p(x) - log R(x) / Z: 0 is right
 
 
 @dataclass(frozen=True)
@@ -54,6 +64,7 @@ class ExactCertificate:
     learned_log_z: float | None  # None: not learned by this objective
     tv_uncorrected: float  # between p and R / |Aut|, the optimum of a sampler without symmetry correction
     tv_of_symmetries: float  # between R / |Aut| and R / Z, both normalised
+    classes: tuple[SymmetryClass, ...]  # by automorphism count, ascending
 
     @property
     def symmetries_hold(self) -> bool | None:
@@ -67,7 +78,7 @@ class ExactCertificate:
         return self.total_variation < radius
 
     def figures(self) -> Mapping[str, float]:
-        """Return the fields and the error of log Z by name, NaN for unknown values."""
+        """Return the fields and the error of log Z by name, NaN for unknown values; of the classes the maximum."""
         return _figures(self) | {"log_z_error": abs(_number(self.learned_log_z) - self.log_z)}
 
 
@@ -77,6 +88,7 @@ class EstimatedCertificate:
 
     num_samples: int  # trajectories of the policy, for the bounds of log Z
     num_test: int  # distinct terminal states, for all other estimates
+    subset_size: int  # terminal states per subset of the flow consistency
     num_rollouts: int  # backward trajectories from each of them
     effective_rollouts: float  # mean effective sample size of these in the estimate of p(x)
     elbo: Interval  # at most log Z
@@ -84,10 +96,11 @@ class EstimatedCertificate:
     eubo: Interval  # at least log Z
     learned_log_z: float | None  # None: not learned by this objective
     log_prob: Interval  # mean log p(x)
-    flow_consistency: Interval  # total variation within random subsets of SUBSET_SIZE
+    flow_consistency: Interval  # total variation within random subsets
     spearman: Interval  # of log p and log R
     pearson: Interval  # of log p and log R
     symmetry_slope: Interval | None  # of log p - log R against log |Aut|: 0 is right, -1 is uncorrected
+    classes: tuple[SymmetryClass, ...]  # of the compared states, by automorphism count, ascending
 
     @property
     def symmetries_hold(self) -> bool | None:
@@ -121,6 +134,9 @@ def certify_exactly(
     target = target_distribution(graph, log_reward)
     uncorrected = target_distribution(graph, log_reward.double() - graph.num_automorphisms.log())
     ends = graph.terminal
+    log_z = float(log_reward.double()[ends].logsumexp(0))
+    deviation = probability[ends].log() - log_reward.double()[ends] + log_z
+    counts = graph.num_automorphisms
     return ExactCertificate(
         num_states=len(graph),
         num_terminal=len(ends),
@@ -128,11 +144,25 @@ def certify_exactly(
         l1=l1_distance(probability, target),
         jensen_shannon=jensen_shannon(probability, target),
         spearman=float(spearman(probability[ends].numpy(), log_reward.double()[ends].numpy())),
-        log_z=float(log_reward.double()[ends].logsumexp(0)),
+        log_z=log_z,
         learned_log_z=learned_log_z,
         tv_uncorrected=total_variation(probability, uncorrected),
         tv_of_symmetries=total_variation(target, uncorrected),
+        classes=symmetry_classes(counts[ends] / counts[0], deviation),
     )
+
+
+def symmetry_classes(automorphisms: Tensor, deviation: Tensor) -> tuple[SymmetryClass, ...]:
+    """Return the mean deviation of the terminal states with each automorphism count.
+
+    Args:
+        automorphisms: [X] |Aut(x)| / |Aut(s0)|.
+        deviation: [X] log p(x) - log R(x) / Z.
+    """
+    counts, owner, num = automorphisms.unique(return_inverse=True, return_counts=True)
+    mean = torch.zeros(len(counts), dtype=torch.float64).index_add(0, owner, deviation.double()) / num
+    rows = zip(counts.tolist(), num.tolist(), mean.tolist(), strict=True)
+    return tuple(SymmetryClass(*row) for row in rows)
 
 
 @dataclass(frozen=True)
@@ -162,15 +192,19 @@ def certify_by_estimates(
     log_prob = terminating_log_prob(checked.log_ratio, checked.log_symmetry)
     back = log_weights(checked.log_ratio, checked.log_reward[:, None], checked.log_symmetry[:, None])
     num, num_rollouts = checked.log_ratio.shape
-    subsets = disjoint_subsets(num, size=min(SUBSET_SIZE, num), generator=generator)
+    size = min(num, SUBSET_SIZE, max(2, num // _NUM_SUBSETS))
+    subsets = disjoint_subsets(num, size=size, generator=generator)
     pairs = [log_prob.numpy(), checked.log_reward.double().numpy()]
+    log_z = log_partition(log_weight, seed=seed)
+    deviation = log_prob - checked.log_reward.double() + log_z.value
     return EstimatedCertificate(
         num_samples=len(samples),
         num_test=num,
+        subset_size=size,
         num_rollouts=num_rollouts,
         effective_rollouts=float(effective_sample_size(checked.log_ratio).mean()),
         elbo=evidence_lower_bound(log_weight, seed=seed),
-        log_z=log_partition(log_weight, seed=seed),
+        log_z=log_z,
         eubo=reweighted_upper_bound(checked.log_reward[ends], log_prob[ends], back[ends], seed=seed),
         learned_log_z=learned_log_z,
         log_prob=bootstrap(np.mean, pairs[:1], seed=seed),
@@ -178,6 +212,7 @@ def certify_by_estimates(
         spearman=bootstrap(spearman, pairs, seed=seed),
         pearson=bootstrap(pearson, pairs, seed=seed),
         symmetry_slope=symmetry_slope(log_prob, checked.log_reward, checked.log_symmetry, seed=seed),
+        classes=symmetry_classes(checked.log_symmetry.double().exp().round(decimals=3), deviation),
     )
 
 
@@ -185,7 +220,9 @@ def _figures(certificate: Certificate) -> dict[str, float]:
     figures: dict[str, float] = {}
     for field in fields(certificate):
         value = getattr(certificate, field.name)
-        if isinstance(value, Interval):
+        if field.name == "classes":
+            figures["max_class_deviation"] = max((abs(c.deviation) for c in value), default=0.0)
+        elif isinstance(value, Interval):
             figures |= {field.name: value.value, f"{field.name}_low": value.low, f"{field.name}_high": value.high}
         else:
             figures[field.name] = _number(value)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -12,48 +12,105 @@ from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from gflownet.certification import Certified, RunCertificate
+from gflownet.certification.result import Certified, RunCertificate
+from gflownet.certification.verdict import errors, findings, has_converged, rule_findings
 from gflownet.console import print_line
 from gflownet.files import write_whole
-from gflownet.metrics.certificate import NO_DISTANCE, SUBSET_SIZE, Certificate, EstimatedCertificate, ExactCertificate
+from gflownet.metrics.certificate import (
+    NO_DISTANCE,
+    Certificate,
+    EstimatedCertificate,
+    ExactCertificate,
+    SymmetryClass,
+)
 from gflownet.metrics.statistics import Interval
+
+_MAX_CLASSES = 5  # automorphism counts in one line of the table
+_MAX_ERRORS = 3  # failed rules with their own line; the others are consequences of these in most cases
 
 
 def certificate_metrics(certificate: RunCertificate) -> dict[str, float]:
     """Return every figure as a metric `certificate/NAME`, or `certificate/NUMBER/NAME` for several conditionings."""
-    metrics: dict[str, float] = {}
+    rules = certificate.rules
+    metrics: dict[str, float] = {
+        "certificate/rules_hold": float(rules.holds),
+        "certificate/num_transitions": rules.num_transitions,
+        "certificate/num_errors": len(errors(certificate)),
+    }
     for index, part in enumerate(certificate.parts):
         prefix = "certificate/" if len(certificate.parts) == 1 else f"certificate/{index}/"
-        metrics |= {f"{prefix}{name}": value for name, value in part.certificate.figures().items()}
+        metrics |= {f"{prefix}{name}": value for name, value in _figures(part).items()}
     return metrics
 
 
 def write_certificate(path: Path, certificate: RunCertificate, *, run: Mapping[str, Any]) -> None:
     """Write the certificate as JSON, unknown figures as null, with further fields about the run."""
-    parts = [
-        {
-            "kind": _kind(part),
-            "beta": part.beta,
-            "conditioning": list(part.conditioning),
-            "symmetries_hold": part.certificate.symmetries_hold,
-            **{name: value if math.isfinite(value) else None for name, value in part.certificate.figures().items()},
-        }
-        for part in certificate.parts
-    ]
     content = {
         **run,
+        "errors": errors(certificate),
         "num_rewards": certificate.num_rewards,
         "num_evaluated": certificate.num_evaluated,
         "num_failed": certificate.num_failed,
-        "certificates": parts,
+        "num_predicted": certificate.num_predicted,
+        "rules": _rules(certificate),
+        "certificates": [_content(certificate, part) for part in certificate.parts],
     }
     write_whole(path, json.dumps(content, indent=1, allow_nan=False) + "\n")
 
 
+def _rules(certificate: RunCertificate) -> dict[str, Any]:
+    rules = certificate.rules
+    violations = [{"check": v.check.value, "num": v.num, "example": v.example} for v in rules.violations]
+    return {
+        "hold": rules.holds,
+        "is_complete": rules.is_complete,
+        "num_states": rules.num_states,
+        "num_forward": rules.num_forward,
+        "num_backward": rules.num_backward,
+        "num_edges": rules.num_edges,
+        "num_counted": rules.num_counted,
+        "num_compared": rules.num_compared,
+        "violations": violations,
+        "verdict": [f"{finding.subject}: {finding.text}" for finding in rule_findings(rules)],
+    }
+
+
+def _content(certificate: RunCertificate, part: Certified) -> dict[str, Any]:
+    classes = [
+        {
+            "automorphisms": c.automorphisms,
+            "num_states": c.num_states,
+            "deviation": c.deviation if math.isfinite(c.deviation) else None,
+        }
+        for c in part.certificate.classes
+    ]
+    return {
+        "kind": "exact" if isinstance(part.certificate, ExactCertificate) else "estimated",
+        "beta": part.beta,
+        "conditioning": list(part.conditioning),
+        "symmetries_hold": part.certificate.symmetries_hold,
+        "verdict": [f"{finding.subject}: {finding.text}" for finding in findings(certificate, part)],
+        **{name: value if math.isfinite(value) else None for name, value in _figures(part).items()},
+        "classes": classes,
+    }
+
+
+def _figures(part: Certified) -> dict[str, float]:
+    """Return all figures under one conditioning, NaN for unknown values."""
+    optimum = {} if part.optimum is None else part.optimum.figures()
+    figures = {**optimum, "tv_to_optimum": part.tv_to_optimum}
+    return {
+        **part.certificate.figures(),
+        **{name: math.nan if value is None else value for name, value in figures.items()},
+        "has_converged": float(has_converged(part)),
+    }
+
+
 def print_certificate(certificate: RunCertificate, *, path: Path, console: Console) -> None:
-    """Print a table for each conditioning, with the expected figures for a correct p, and the path of the file."""
+    """Print a table for each conditioning, with the expected figures for a correct p, the verdict, and the path."""
     one_beta = len({part.beta for part in certificate.parts}) == 1
-    for part in certificate.parts:
+    rules = rule_findings(certificate.rules)[:_MAX_ERRORS]
+    for index, part in enumerate(certificate.parts):
         how = "exact" if isinstance(part.certificate, ExactCertificate) else "estimates with 95 % intervals"
         title = f"certificate of p(x) ~ R(x), {how}, beta {part.beta:.4g}"
         if one_beta and len(certificate.parts) > 1:
@@ -64,7 +121,12 @@ def print_certificate(certificate: RunCertificate, *, path: Path, console: Conso
         for line in _lines(part.certificate):
             table.add_row(*line)
         console.print(table)
+        print_line(console, "verdict")
+        for finding in [*(rules if index == 0 else []), *findings(certificate, part)]:
+            print_line(console, f"  {finding.subject + ':':<15}{finding.text}")
     paid = f"rewards: {certificate.num_rewards} terminal states, {certificate.num_evaluated} evaluated for this alone"
+    if certificate.num_predicted:
+        paid = f"rewards: {certificate.num_rewards} terminal states, {certificate.num_predicted} predicted"
     failed = f", {certificate.num_failed} failed" if certificate.num_failed else ""
     print_line(console, f"{paid}{failed}; all figures: {path}")
 
@@ -94,6 +156,7 @@ def _exact_lines(figures: ExactCertificate) -> list[_Line]:
         _Line("log Z", "", f"{figures.log_z:.4f}"),
         _Line("log Z, learned", "log Z", _shown(figures.learned_log_z)),
         _Line("symmetries", "hold", verdict),
+        _Line("log(p Z / R), mean by |Aut|", "0", _by_class(figures.classes)),
         _Line("terminal states, of all", "", f"{figures.num_terminal} of {figures.num_states}"),
     ]
 
@@ -104,7 +167,7 @@ def _estimated_lines(figures: EstimatedCertificate) -> list[_Line]:
         verdict = "-, nothing compared is symmetric"
     test = f"{figures.num_test}, {figures.num_rollouts} ways back each, {figures.effective_rollouts:.1f} effective"
     return [
-        _Line(f"flow consistency in subsets of {SUBSET_SIZE}", "0", _between(figures.flow_consistency)),
+        _Line(f"flow consistency in subsets of {figures.subset_size}", "0", _between(figures.flow_consistency)),
         _Line("Spearman of log p, log R", "1", _between(figures.spearman)),
         _Line("Pearson of log p, log R", "1", _between(figures.pearson)),
         _Line("mean log p", "", _between(figures.log_prob)),
@@ -114,6 +177,7 @@ def _estimated_lines(figures: EstimatedCertificate) -> list[_Line]:
         _Line("log Z, learned", "log Z", _shown(figures.learned_log_z)),
         _Line("slope in log |Aut|", "0", "-" if slope is None else _between(slope)),
         _Line("symmetries", "hold", verdict),
+        _Line("log(p Z / R), mean by |Aut|", "0", _by_class(figures.classes)),
         _Line("trajectories", "", str(figures.num_samples)),
         _Line("terminal states compared", "", test),
     ]
@@ -133,5 +197,8 @@ def _shown(value: float | None) -> str:
     return "-" if value is None or not math.isfinite(value) else f"{value:.4f}"
 
 
-def _kind(part: Certified) -> str:
-    return "exact" if isinstance(part.certificate, ExactCertificate) else "estimated"
+def _by_class(classes: Sequence[SymmetryClass]) -> str:
+    """Return the mean deviation of each automorphism count, those of most states first."""
+    largest = sorted(classes, key=lambda c: -c.num_states)[:_MAX_CLASSES]
+    shown = [f"{c.automorphisms:g}: {c.deviation:+.3f}" for c in sorted(largest, key=lambda c: c.automorphisms)]
+    return ", ".join(shown) + (", ..." if len(classes) > len(largest) else "")

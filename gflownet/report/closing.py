@@ -11,7 +11,7 @@ from typing import Any
 
 from rich.console import Console
 
-from gflownet.console import print_front, print_line, print_report
+from gflownet.console import ReportRow, print_front, print_line, print_report
 from gflownet.errors import UserError
 from gflownet.evaluation.final import FinalStage, TopArchitecture
 from gflownet.evaluation.store import EvaluationRecord
@@ -37,6 +37,7 @@ def report_run(
     console: Console,
     final: FinalStage | None = None,
     evaluated: Sequence[EvaluationRecord] = (),
+    num_successful: int = 0,
     write: Callable[[Path, bytes | str], None] = write_whole,
 ) -> list[UserError]:
     """Write and print the best architectures (and the Pareto front); return the errors of unwritten files.
@@ -51,6 +52,7 @@ def report_run(
         console: prints the report.
         final: the final stage, which measured `top`; None without one.
         evaluated: with several objectives, all successful evaluations.
+        num_successful: number of successful evaluations, those above a limit included.
         write: writes a file, or raises UserError.
     """
     write_errors, report_line = list[UserError](), partial(print_line, console)
@@ -66,15 +68,14 @@ def report_run(
         folder, top, task=task, from_dict=terminal_type.from_dict, report_line=report_line, write=attempt
     )
     if final is not None:
-        references = references_of(final)
-        attempt(folder / REFERENCES_NAME, references_text(references, final=final, task=task))
-        rows += reference_rows(references)
+        rows += _reference_rows(folder / REFERENCES_NAME, final, task=task, write=attempt)
     is_loadable = terminal_type is ComputationGraph
     print_report(
         rows,
         load_line=_load_line(folder, top) if is_loadable else None,
         pictures=str(folder / PICTURES_NAME) if is_loadable else "",
         notes=() if final is None else [*_captions(final, unit=task.fidelity_unit), *final.notes],
+        no_rows=_no_rows_line(task, num_successful),
         console=console,
     )
     for line in () if is_loadable else _other_lines(folder, top):
@@ -85,6 +86,22 @@ def report_run(
     if errors:
         report_line(_failure_line(errors))
     return write_errors
+
+
+def _reference_rows(
+    path: Path, final: FinalStage, *, task: GFNTask, write: Callable[[Path, bytes | str], None]
+) -> list[ReportRow]:
+    """Write the references of a final stage, and return their rows."""
+    references = references_of(final)
+    write(path, references_text(references, final=final, task=task))
+    return [*reference_rows(references)]
+
+
+def _no_rows_line(task: GFNTask, num_successful: int) -> str:
+    """Return the line of a report without architectures."""
+    if task.limits and num_successful:
+        return f"no architecture is within evaluation.constraints, {num_successful} could be evaluated"
+    return "no architecture could be evaluated"
 
 
 def _failure_line(errors: Counter[str]) -> str:

@@ -26,7 +26,13 @@ METRICS_NAME = "metrics.jsonl"
 WANDB_NAME = "wandb"
 WANDB_ID_NAME = "run_id"  # in the folder of wandb
 # Keys that differ between the rows of two runs with one seed.
-TIME_KEYS = frozenset({"evaluations_per_second", "seconds", "run", "in_flight", "busy_share", *COUNTS})
+TIME_KEYS = frozenset(
+    {
+        *("evaluations_per_second", "seconds", "run", "in_flight", "busy_share"),
+        *("method_seconds_per_evaluation", "method_share", "evaluation_seconds"),
+        *COUNTS,
+    }
+)
 
 # Timeouts in seconds for an unreachable wandb server, at the start and at the end of a run.
 INIT_TIMEOUT = 15.0

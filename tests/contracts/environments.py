@@ -4,6 +4,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
+from gflownet.envs.catalogue import CatalogueEnv
 from gflownet.envs.cell_caps import CostCaps
 from gflownet.envs.cell_networks import Cell, SlotCosts
 from gflownet.envs.cells import CellEnv, CellsContext
@@ -18,6 +19,8 @@ from gflownet.envs.labelled_dag import LabelledDAGEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
+from gflownet.graphs.assignment import Assignment
+from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.operation_costs import OperationCost
 from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.environment import Environment
@@ -107,12 +110,25 @@ def operation_graphs(inputs=((3, 8, 8),), **changes) -> OperationGraphEnv:
     return OperationGraphEnv([Shape.of(sizes) for sizes in inputs], 5, **{**options, **changes})
 
 
+def listed_graphs() -> list[ColouredGraph]:
+    """Return 30 small graphs without and with symmetries, some of them isomorphic."""
+    colours = ["a", "b", "c"]
+    return [
+        ColouredGraph((first, second, "out"), dict.fromkeys(edges, "edge"))
+        for first in colours
+        for second in colours
+        for edges in ([(0, 2), (1, 2)], [(0, 1), (1, 2)], [(0, 1), (0, 2), (1, 2)], [(0, 2)])
+    ]
+
+
 def recurrent_stacks(**changes) -> RecurrentStackEnv:
     options = {"ranks": [2, 4], "ratios": [2.0], "projections": ["up", "gate+down"], "max_depth": 2}
     return RecurrentStackEnv(RecurrentStackConfig(**{**options, **changes}))
 
 
 ENVIRONMENTS: dict[str, Callable[[], Environment]] = {
+    "catalogue": lambda: CatalogueEnv(listed_graphs(), branching=3),
+    "catalogue_of_cells": lambda: CatalogueEnv([Assignment(("a", "b"), (x, y)) for x in "xyz" for y in range(4)]),
     "undirected": lambda: GraphBuildingEnv(["a", "b"], max_nodes=4),
     "undirected_fixed_size": lambda: GraphBuildingEnv(["a"], max_nodes=5, min_nodes=5),
     "undirected_attributes": lambda: GraphBuildingEnv(

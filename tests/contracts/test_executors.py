@@ -18,6 +18,7 @@ from gflownet.evaluation.executors.base import Executor, Handle
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.executors.pool import PoolExecutor
 from gflownet.evaluation.executors.ray_executor import RayExecutor
+from gflownet.evaluation.executors.simulated import SimulatedExecutor
 from gflownet.evaluation.job import EvaluationStatus, Job, Outcome
 from gflownet.evaluation.task import GFNTask, Score
 from tasks.digits import DigitsTask
@@ -29,12 +30,14 @@ CONFIG = config_with("evaluation.capacity=2", "evaluation.num_epochs=1")
 SIZES = (8, 9, 10, 11, 12, 13)
 EXECUTORS: dict[str, Callable[[GFNTask], Executor]] = {
     "inline": InlineExecutor,
+    "simulated": lambda task: SimulatedExecutor(task, capacity=2),
     "pool": lambda task: PoolExecutor(task, CONFIG.evaluation),
     "ray": lambda task: RayExecutor(task, CONFIG.evaluation, num_cpus=2),
 }
 # Ray starts slowly: one test of this contract runs on it by default, all of them as slow ones.
 PARAMETERS = [pytest.param(name, marks=pytest.mark.slow) if name == "ray" else name for name in EXECUTORS]
-ISOLATED = PARAMETERS[1:]  # without inline
+IN_PROCESS = {"inline", "simulated"}
+ISOLATED = PARAMETERS[len(IN_PROCESS) :]
 
 
 class DigitsOrPoison(DigitsTask):
@@ -49,6 +52,9 @@ class DigitsOrPoison(DigitsTask):
         if isinstance(graph, StubCandidate):
             return PoisonTask(Path(os.devnull)).evaluate(graph, seed=seed)
         return super().evaluate(graph, seed=seed)
+
+    def simulated_seconds(self, graph, *, fidelity, state):
+        return 1.0
 
 
 class CannotBePickled(PoisonTask):
@@ -129,7 +135,7 @@ def without_seconds(outcome: Outcome) -> tuple:
     return outcome.status, outcome.score, outcome.curve, outcome.error, outcome.test
 
 
-@pytest.mark.parametrize("executor", ["pool", "ray"], indirect=True)
+@pytest.mark.parametrize("executor", ["simulated", "pool", "ray"], indirect=True)
 def test_outcomes_equal_those_of_inline(executors, executor):
     graphs = [classifier_graph((size, name)) for size in SIZES for name in ("relu", "tanh")]
     jobs = [Job(tuple(graphs[i : i + 3]), tuple(range(i, i + 3)), tests=True) for i in range(0, len(graphs), 3)]
@@ -185,7 +191,7 @@ def test_crash_affects_only_its_job(isolated):
 
 
 def test_isolates_holds_for_executors_with_processes(executors):
-    assert {name for name, executor in executors.items() if executor.isolates} == EXECUTORS.keys() - {"inline"}
+    assert {name for name, executor in executors.items() if executor.isolates} == EXECUTORS.keys() - IN_PROCESS
 
 
 def test_deadline_ends_a_job_and_counts_from_its_start(isolated):

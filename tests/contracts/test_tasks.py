@@ -14,18 +14,20 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
-from tests.benchmark_tables import write_nb201
+from tests.benchmark_tables import table_options
 from tests.tiny_run import TINY_TASKS
+
+# Names of configs where they differ from the task's.
+CONFIGS = {"recorded": "recorded_digits"}
 
 
 @pytest.fixture(scope="module", params=TASKS)
 def task(request, tmp_path_factory) -> GFNTask:
-    given = ["evaluation.num_epochs=1"]
-    if request.param == "cells":
-        given.append(f"task_options.table={write_nb201(tmp_path_factory.mktemp('cells') / 'table.csv')}")
-    given += TINY_TASKS.get(request.param, ())
-    config = load_config(request.param, given)
-    return TASKS.load(request.param)(with_task_options(config, TASKS.load(request.param).Config))
+    name: str = request.param
+    config_name = CONFIGS.get(name, name)
+    options = ["evaluation.num_epochs=1", *table_options(name, tmp_path_factory.mktemp("tables"))]
+    config = load_config(config_name, [*options, *TINY_TASKS.get(config_name, ())])
+    return TASKS.load(name)(with_task_options(config, TASKS.load(name).Config))
 
 
 @pytest.fixture(scope="module")

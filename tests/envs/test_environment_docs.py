@@ -11,6 +11,7 @@ from gflownet import train
 from gflownet.envs.config import (
     ENVIRONMENTS,
     BitSequenceConfig,
+    CatalogueConfig,
     CellsEnvConfig,
     ChoicesConfig,
     ColouredGraphConfig,
@@ -22,6 +23,7 @@ from gflownet.envs.config import (
     TensorGraphConfig,
 )
 from tasks.bit_sequences import BitSequencesConfig
+from tasks.catalogue import CatalogueTaskConfig
 from tasks.cells import CellsConfig
 from tasks.choices import ChoicesTaskConfig
 from tasks.coloured_graphs import ColouredGraphsRewardConfig
@@ -40,16 +42,22 @@ TABLES = {
     "nb201.csv.gz": "nb201.csv.gz",
     "nb_macro.csv.gz": "nb_macro.csv.gz",
     "nb101.csv.gz": "nb101_ec_4epochs.csv.gz",
+    "nb_nlp.jsonl.gz": "nb_nlp_wikitext2.jsonl.gz",
 }
 
 
 def with_table(word: str) -> str:
-    """Return a word of a command, with the path of the real table in `task_options.table=NAME`; skip if absent."""
+    """Return a word of a command, with the path of the real table in place of its name; skip if absent."""
     key, _, name = word.partition("=")
-    return f"{key}={real_table(TABLES[name])}" if key == "task_options.table" else word
+    return f"{key}={real_table(TABLES[name])}" if key in ("task_options.table", "env.catalogue.graphs") else word
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+TABLES_PAGE = PAGES[0].parents[1] / "tabular-benchmarks.md"
+
+
+@pytest.mark.parametrize(
+    "page", [*PAGES, pytest.param(TABLES_PAGE, marks=pytest.mark.slow)], ids=lambda page: page.stem
+)
 def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(PAGES[0].parents[2])
     for number, (language, text) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
@@ -76,6 +84,7 @@ def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         ("hypergrid", (HypergridConfig, HypergridRewardConfig)),
         ("bit_sequence", (BitSequenceConfig, BitSequencesConfig)),
         ("cells", (CellsEnvConfig, CellsConfig)),
+        ("catalogue", (CatalogueConfig, CatalogueTaskConfig)),
         ("choices", (ChoicesConfig, ChoicesTaskConfig)),
         ("tensor_graph", (TensorGraphConfig, TensorProgramConfig, TensorMixingConfig)),
         ("recurrent_stack", (RecurrentStackConfig, LanguageConfig)),

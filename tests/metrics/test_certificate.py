@@ -1,6 +1,7 @@
 """Certificates of policies whose distribution is known: right, uncorrected, and neither."""
 
 import math
+from collections import Counter
 
 import pytest
 import torch
@@ -25,11 +26,17 @@ def test_exact_certificate_separates_corrected_and_uncorrected():
     assert right.log_z == pytest.approx(math.log(21))
     assert math.isnan(right.spearman), "a uniform reward has no order"
     assert right.symmetries_hold is True
+    counts = graph.num_automorphisms[graph.terminal]
+    assert [(c.automorphisms, c.num_states) for c in right.classes] == sorted(Counter(counts.tolist()).items())
+    assert right.figures()["max_class_deviation"] < 1e-9
     wrong = certify_exactly(graph, analytic_flows(graph, log_reward).log_forward, log_reward, learned_log_z=None)
     assert wrong.l1 == pytest.approx(0.6264, abs=5e-5)
     assert wrong.tv_uncorrected < 1e-9
     assert wrong.tv_of_symmetries == pytest.approx(wrong.l1 / 2)
     assert wrong.symmetries_hold is False
+    # log p - log R / Z is log(Z / Z') - log |Aut|, with Z' the total of R / |Aut|.
+    excess = [c.deviation + math.log(c.automorphisms) for c in wrong.classes]
+    assert excess == pytest.approx([excess[0]] * len(excess))
     assert math.isnan(wrong.figures()["log_z_error"])
     at_random = -graph.parent.bincount()[graph.parent].double().log()
     neither = certify_exactly(graph, at_random, log_reward, learned_log_z=None)

@@ -5,6 +5,7 @@ import torch
 from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
 
 from gflownet.envs.bit_sequence import BitSequenceEnv
+from gflownet.envs.catalogue import CatalogueEnv
 from gflownet.envs.cells import CellEnv
 from gflownet.envs.choices import ChoicesEnv
 from gflownet.envs.computation_graph import ComputationGraphEnv
@@ -23,6 +24,7 @@ from tests.oracles.operation_graph import OperationGraphOracle
 from tests.oracles.slots import (
     BitSequenceOracle,
     CappedCellsOracle,
+    CatalogueOracle,
     CellsOracle,
     ChoicesOracle,
     HypergridOracle,
@@ -57,6 +59,8 @@ def oracle_of(env: Environment) -> GraphBuildingOracle:
     if isinstance(env, ChoicesEnv):
         capped = None if env.capped is None else env.capped.settings
         return ChoicesOracle(env.vocabulary.node_types, env.values, env.places, settings=capped)
+    if isinstance(env, CatalogueEnv):
+        return CatalogueOracle(env.vocabulary.node_types, num_graphs=len(env.graphs), branching=env.branching)
     if isinstance(env, RecurrentStackEnv):
         return RecurrentStackOracle(env.vocabulary.node_types, env.values, choices=env.choices, min_depth=env.min_depth)
     if isinstance(env, OperationGraphEnv):

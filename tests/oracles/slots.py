@@ -76,6 +76,28 @@ class BitSequenceOracle(CellsOracle):
         return is_empty == sorted(is_empty)
 
 
+class CatalogueOracle(BitSequenceOracle):
+    """Digits from left to right: every state begins the code of a listed graph, codes being spread evenly."""
+
+    def __init__(self, names: Sequence[str], *, num_graphs: int, branching: int) -> None:
+        super().__init__(names, "branch", range(branching))
+        self.codes = []
+        for index in range(num_graphs):
+            code = index * branching ** len(names) // num_graphs
+            self.codes.append([code // branching**place % branching for place in reversed(range(len(names)))])
+
+    def allows(self, graph: NxGraph, action: GraphAction) -> bool:
+        """Return whether a forward action is legal."""
+        if action.action_type == Kind.Stop:
+            return [self.value(graph, place) for place in graph] in self.codes
+        return super().allows(graph, action)
+
+    def is_state(self, graph: NxGraph) -> bool:
+        """Return whether the digits begin a code."""
+        digits = [digit for place in graph if (digit := self.value(graph, place)) is not None]
+        return super().is_state(graph) and any(code[: len(digits)] == digits for code in self.codes)
+
+
 class RecurrentStackOracle(CellsOracle):
     """Stacks of layers, chosen layer by layer."""
 

@@ -260,4 +260,5 @@ def test_metric_logger_writes_all_logs(tmp_path: Path) -> None:
 
 
 def test_time_keys() -> None:
-    assert {"evaluations_per_second", "seconds", "run", "in_flight", "busy_share", *COUNTS} == TIME_KEYS
+    search = {"method_seconds_per_evaluation", "method_share", "evaluation_seconds"}
+    assert {"evaluations_per_second", "seconds", "run", "in_flight", "busy_share", *search, *COUNTS} == TIME_KEYS

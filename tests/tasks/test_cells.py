@@ -1,16 +1,25 @@
 """Scores of cells are the accuracies of a table, and a table that does not fit is named in one line."""
 
 import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
 from gflownet.config import load_config, with_task_options
-from gflownet.envs.cell_design import NAS_BENCH_201, NAS_BENCH_MACRO
+from gflownet.envs.cell_design import CELLS, NAS_BENCH_201, NAS_BENCH_MACRO
+from gflownet.envs.cell_networks import Cell
+from gflownet.errors import UserError
+from gflownet.evaluation.config import BudgetConfig
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.inline import InlineExecutor
+from gflownet.evaluation.job import EvaluationStatus
+from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.task import Cost
 from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
-from tasks.cells import CellsConfig, CellsTask, read_rows
-from tests.benchmark_tables import real_table, write_nb201
+from tasks.cells import CellsConfig, CellsTask
+from tests.benchmark_tables import nb201_lines, real_table, write_nb201
 
 NB101 = "space,adjacency_rowmajor,op_labels,val_acc_4ep,test_acc_4ep\n"
 DIAMOND = {(0, 1): "edge", (0, 2): "edge", (1, 3): "edge", (2, 3): "edge"}
@@ -25,8 +34,13 @@ def cell_201(code: str) -> Assignment:
     return Assignment(NAS_BENCH_201.places, tuple(NAS_BENCH_201.operations[int(digit)] for digit in code))
 
 
-def test_scores_of_places_are_percents_of_their_row(tmp_path):
-    task = make_task(write_nb201(tmp_path / "table.csv"))
+@pytest.fixture(scope="module")
+def table(tmp_path_factory) -> Path:
+    return write_nb201(tmp_path_factory.mktemp("table") / "table.csv")
+
+
+def test_scores_of_places_are_percents_of_their_row(table):
+    task = make_task(table)
     assert task.evaluate(cell_201("102340"), seed=0).value == pytest.approx(0.4)
     assert task.test(cell_201("102340"), seed=0) == pytest.approx(0.45)
     assert task.evaluate(cell_201("000000"), seed=0).value == pytest.approx(0.1)
@@ -47,55 +61,204 @@ def test_scores_of_graphs_are_means_over_their_isomorphism_class(tmp_path):
         task.evaluate(other, seed=0)
 
 
-def test_no_test_column_no_test_score(tmp_path):
-    task = make_task(write_nb201(tmp_path / "table.csv"), "task_options.test_column=''")
+def test_no_test_column_no_test_score(table):
+    task = make_task(table, "task_options.test_column=''")
     assert task.test(cell_201("000000"), seed=0) is None
 
 
-def test_rows_without_a_value_count_as_missing(tmp_path):
-    table = tmp_path / "table.csv"
-    table.write_text("code,c10_val12,c10_test200\n000000,50,60\n000001,,60\n")
-    task = make_task(table)
-    with pytest.raises(ValueError, match=r"expected a row of cell 000001 with c10_val12, got none"):
-        task.evaluate(cell_201("000001"), seed=0)
+COSTS = "evaluation.objectives=[accuracy,edgegpu_latency,parameters,c10_edgegpu_energy]"
+
+
+def test_objectives_are_columns_with_targets(table):
+    """The sum of digits is s: a latency of 2 + s / 4, 1000 + 100 s parameters, an energy of 30 + s."""
+    options = ["edgegpu_latency: 8.0", "parameters: 1200"]
+    task = make_task(table, COSTS, f"task_options.targets={{{', '.join(options)}}}")
+    score = task.evaluate(cell_201("102340"), seed=0)
+    metrics = {"accuracy": 0.4, "edgegpu_latency": 4.5, "parameters": 2000, "c10_edgegpu_energy": 40}
+    assert score.metrics == pytest.approx(metrics)
+    assert score.num_parameters == 2000
+    # The median sum is 12: the default target of the energy is 42.
+    assert task.utilities(score) == pytest.approx((0.4, 8 / 12.5, 1200 / 3200, 42 / 82))
+
+
+def test_cells_over_a_cap_or_without_a_value_are_refused(table):
+    task = make_task(table, "task_options.max={edgegpu_latency: 4.9, edgegpu_energy: 100}")
+    assert task.refusal(cell_201("102340")) is None
+    assert task.refusal(cell_201("112341")) == ("expected at most 4.9 of c10_edgegpu_latency (task_options.max), got 5")
+    assert task.refusal(cell_201("000344")) == (
+        "expected a value of c10_edgegpu_energy for cell 000344 with task_options.max, got none"
+    )
+
+
+def test_cells_without_an_objective_are_refused(table):
+    task = make_task(table, COSTS)
+    assert task.refusal(cell_201("000344")) == (
+        "expected a value of c10_edgegpu_energy for cell 000344 with evaluation.objectives, got none"
+    )
+    assert task.refusal(cell_201("000343")) is None
+
+
+def test_refused_cells_cost_no_evaluation(table, tmp_path):
+    task = make_task(table, "task_options.max={edgegpu_latency: 4.5}")
+    with EvaluationStore(tmp_path / "store.sqlite") as store:
+        budget = BudgetConfig(evaluations=2)
+        dispatcher = Dispatcher(
+            task, store, InlineExecutor(task), config=task.config.evaluation, seed=0, run="mine", budget=budget
+        )
+        cells = [cell_201(code) for code in ("444444", "000001", "444443", "000002")]
+        refused, accepted, *_ = dispatcher.evaluate(cells, step=1)
+        assert dispatcher.num_evaluated == 2
+    assert refused.status is EvaluationStatus.REFUSED
+    assert refused.score == task.config.evaluation.floor_score
+    assert accepted.score == pytest.approx(0.13)
+
+
+def test_cost_is_in_the_table_or_of_the_network(table, tmp_path):
+    assert make_task(table).cost(cell_201("102340")) == Cost(2000, 2 * 110_000)
+    without_costs = tmp_path / "table.csv"
+    without_costs.write_text("\n".join(",".join(line.split(",")[:3]) for line in nb201_lines()))
+    cost = make_task(without_costs).cost(cell_201("334131"))
+    assert cost.num_parameters == 802_426  # as in the real table
+    assert cost.flops == pytest.approx(2 * 116_692_672, rel=0.03)  # which counts pooling and batch norm, too
+
+
+def test_invalid_sizes_and_seconds_raise(small):
+    for place, column in ((3, "params"), (4, "flops")):
+        cells = ["10", "52", "62", "7", "8"]
+        cells[place] = "abc"
+        with pytest.raises(UserError, match=rf"table: .*line 4, column {column}: expected a number .*'abc'"):
+            small(changed(4, ",".join(cells)))
+    with pytest.raises(UserError, match=r"table: .*line 4, column train_seconds: expected a number .*'-1'"):
+        small(changed(4, "10,52,62,7,-1").replace("flops", "train_seconds"))
+
+
+def test_rule_for_seconds_is_logged_once(small, caplog):
+    cell = Assignment(("a", "b"), ("skip", "conv"))
+    task = small()
+    first, second = (task.simulated_seconds(cell, fidelity=None, state=None) for _ in range(2))
+    assert first == second > 60
+    (record,) = caplog.records
+    assert record.getMessage().endswith(
+        "has no column train_seconds; simulated seconds are those of a rule, not measurements"
+    )
+    small("\n".join(LINES).replace("flops", "train_seconds")).simulated_seconds(cell, fidelity=None, state=None)
+    assert len(caplog.records) == 1
+
+
+def test_column_named_parameters_is_an_objective(small):
+    task = small("\n".join(LINES).replace("params", "parameters"), "evaluation.objectives=[accuracy,parameters]")
+    assert task.utility("parameters", 7) == 0.5
+
+
+def test_lines_of_errors_count_blank_lines(small):
+    with pytest.raises(UserError, match=r"line 6, column acc: expected a number from 0 to 100, got '1_0'"):
+        small(changed(4, "", "", "10,1_0,2,7,8"))
+
+
+LINES = ("code,acc,acc_seed0,params,flops", "00,50,60,7,8", "01,51,61,7,8", "10,52,62,7,8", "11,53,63,7,8")
+
+
+@pytest.fixture
+def small(monkeypatch, tmp_path) -> Callable[..., CellsTask]:
+    """Return the task of four cells, from a table in place of `LINES`."""
+    monkeypatch.setitem(CELLS, "nb_macro", Cell(("a", "b"), ("skip", "conv")))
+
+    def make(text: str = "\n".join(LINES), *overrides: str) -> CellsTask:
+        table = tmp_path / "small.csv"
+        table.write_text(text)
+        columns = ("env.cells.name=nb_macro", "task_options.column=acc", "task_options.test_column=''")
+        return make_task(table, *columns, *overrides)
+
+    return make
+
+
+def changed(line: int, *replacements: str) -> str:
+    """Return `LINES` with other lines in place of one, counted from 1."""
+    return "\n".join([*LINES[: line - 1], *replacements, *LINES[line:]])
 
 
 @pytest.mark.parametrize(
-    ("text", "option", "message"),
+    ("text", "message"),
     [
-        ("", "", r"task_options\.table: expected a column code in .*, got no rows"),
-        ("cell,acc\na,1\n", "", r"task_options\.table: expected a column code in .*, got cell, acc"),
-        ("code,c10_val12\n00,1\n", "", r"expected codes of 6 digits with env\.cells\.name=nb201, got '00'"),
-        ("code,acc\n000000,1\n", "", r"task_options\.column: expected one of code, acc, got 'c10_val12'"),
-        ("code,c10_val12\n000000,101\n", "", r"task_options\.column: expected accuracies from 0 to 100, got '101'"),
-        ("code,c10_val12\n000000,high\n", "", r"task_options\.column: expected accuracies .*, got 'high'"),
+        ("", r"table: expected a header and rows in .*, got 0 lines"),
+        ("cell,acc\na,1\n", r"table: expected a column code in .*, got cell, acc"),
+        ("code,code\na,1\n", r"table: expected different names of columns in .*, got 'code' twice"),
+        ("code,acc\n00\n", r"table: .*small\.csv, line 2: expected 2 columns, got 1"),
+        ('code,acc\n"00,1\n', r"table: expected a CSV file, got .*small\.csv: "),
         (
-            "code,c10_val12\n000000,1\n",
-            "task_options.test_column=c",
-            r"task_options\.test_column: expected one of code",
+            changed(4, "000,1,2,7,8"),
+            r"line 4: expected codes of 2 digits out of 01 with env\.cells\.name=nb_macro, got '000'",
         ),
-        ("code,c10_val12\n000000,1\n", "env.name=hypergrid", r"env\.name: expected cells with this task"),
-        ("code,c10_val12\n000000,1\n", "env.cells.name=nb101", r"expected a column adjacency_rowmajor in"),
+        (changed(4, "02,1,2,7,8"), r"line 4: expected codes of 2 digits out of 01 .*, got '02'"),
+        (changed(4, LINES[1]), r"line 4: expected one row of 00, got another one in line 2"),
+        (changed(4), r"table: expected a row for each of 4 cells in .*, got 3; missing: 10$"),
+        (changed(4, "10,,2,7,8"), r"column: .*small\.csv, line 4: expected a number in acc of 10, got none"),
+        (
+            changed(4, "10,101,2,7,8"),
+            r"column: .*small\.csv, line 4, column acc: expected a number from 0 to 100, got '101'",
+        ),
+        (changed(4, "10,high,2,7,8"), r"line 4, column acc: expected a number from 0 to 100, got 'high'"),
+        (changed(4, "10,nan,2,7,8"), r"line 4, column acc: expected a number from 0 to 100, got 'nan'"),
+        (changed(4, "10,-1,2,7,8"), r"line 4, column acc: expected a number from 0 to 100, got '-1'"),
     ],
 )
-def test_a_table_that_does_not_fit_is_named(text, option, message, tmp_path):
+def test_wrong_tables_raise_one_line(text, message, small):
+    with pytest.raises(UserError, match=rf"^task_options\..*{message}") as error:
+        small(text)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
+        (["task_options.column=score"], r"task_options\.column: expected one of code, acc, .*, got 'score'"),
+        (["task_options.test_column=c"], r"task_options\.test_column: expected one of code"),
+        (["env.name=hypergrid"], r"env\.name: expected cells with this task"),
+        (["env.cells.name=nb101"], r"expected a column adjacency_rowmajor in"),
+        (["task_options.max={edgegpu: 1}"], r"task_options\.max: expected one of code, .*got 'edgegpu'"),
+        (["task_options.max={params: much}"], r"task_options\.max: expected positive numbers by column, .*much"),
+        (["task_options.max=5"], r"task_options\.max: expected a group of options, got 5"),
+        (["task_options.targets={params: 1}"], r"task_options\.targets: expected some of none, got 'params'"),
+        (["evaluation.objectives=[accuracy,speed]"], r"evaluation\.objectives: expected one of .*, got 'speed'"),
+        (["evaluation.constraints.speed=3"], r"evaluation\.constraints\.speed: expected one of .*, got 'speed'"),
+    ],
+)
+def test_wrong_options_raise_one_line(overrides, message, small):
+    with pytest.raises(ValueError, match=message) as error:
+        small("\n".join(LINES), *overrides)
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("row", "message"),
+    [
+        ("4V9E,011000010001000,-1 0 2 -2,repeat_1,.2", "line 2: adjacency_rowmajor: expected 16 digits 0 or 1"),
+        ("4V9E,0110000100010000,-1 0 7 -2,repeat_1,.2", "line 2: op_labels: expected labels out of .*, got '7'"),
+        ("\n".join(["4V9E,0110000100010000,-1 0 2 -2,repeat_1,.2"] * 2), "line 3: expected one row of .*line 2"),
+        ("4V9E,0110000100010000,-1 0 2 -2,repeat_1,20", "line 2, column val_acc_4ep: expected a number from 0 to 1,"),
+    ],
+)
+def test_wrong_rows_of_graphs_raise_one_line(row, message, tmp_path):
     table = tmp_path / "table.csv"
-    table.write_text(text)
-    with pytest.raises(ValueError, match=message):
-        make_task(table, *([option] if option else []))
+    table.write_text(f"space,adjacency_rowmajor,op_labels,repeat,val_acc_4ep\n{row}\n")
+    columns = ("task_options.column=val_acc_4ep", "task_options.test_column=''")
+    with pytest.raises(UserError, match=message):
+        make_task(table, "env.cells.name=nb101", *columns)
 
 
-def test_a_table_that_is_none_is_named(tmp_path):
-    with pytest.raises(ValueError, match=r"task_options\.table: expected the path of a table of cells, got .*no file"):
+def test_unreadable_files_raise_one_line(tmp_path):
+    with pytest.raises(UserError, match=r"task_options\.table: expected the path of a file, got .*no file"):
         make_task(tmp_path / "absent.csv")
-    with pytest.raises(
-        ValueError, match=r"task_options\.table: expected the path of a table of cells, got '', no file"
-    ):
-        read_rows("", key="code")
-    broken = tmp_path / "broken.csv.gz"
-    broken.write_bytes(b"no gzip")
-    with pytest.raises(ValueError, match=r"task_options\.table: expected a CSV file, got .*broken\.csv\.gz"):
-        make_task(broken)
+    damaged = tmp_path / "damaged.csv.gz"
+    content = gzip.compress("\n".join(nb201_lines()).encode())
+    for part in (b"no gzip", content[: len(content) // 2], content[:500] + bytes(40) + content[540:]):
+        damaged.write_bytes(part)
+        with pytest.raises(UserError, match=r"expected a complete gzip file, got .*damaged\.csv\.gz, which is damaged"):
+            make_task(damaged)
+    other = tmp_path / "other.csv"
+    other.write_bytes(b"code,acc\n\xff\xfe,1\n")
+    with pytest.raises(UserError, match=r"expected UTF-8 text in .*other\.csv, got other bytes at 9"):
+        make_task(other)
 
 
 def test_real_tables_are_read():
@@ -113,3 +276,20 @@ def test_real_tables_are_read():
     graph = ColouredGraph(("input", "maxpool3x3", "maxpool3x3", "output"), {**DIAMOND})
     assert 0 < task.evaluate(graph, seed=0).value < 1
     assert min(task.scores.values()) > task.config.evaluation.floor_score
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("data_set", "best", "tests"),
+    [("c10", 84.892, [94.3733]), ("c100", 61.32, [72.28, 73.09]), ("in16", 38.667, [46.4777])],
+)
+def test_real_signal_has_the_published_optima(data_set, best, tests):
+    """Two cells share the best signal on CIFAR-100."""
+    columns = (f"task_options.column={data_set}_val12", f"task_options.test_column={data_set}_test200")
+    task = make_task(real_table("nb201.csv.gz"), *columns)
+    top = max(task.scores.values())
+    assert 100 * top == pytest.approx(best, abs=1e-3)
+    at_best = sorted(100 * task.test_scores[code] for code, score in task.scores.items() if score == top)
+    assert at_best == pytest.approx(tests, abs=0.01)
+    latency = make_task(real_table("nb201.csv.gz"), *columns, "evaluation.objectives=[accuracy,edgegpu_latency]")
+    assert len(latency.scores) == 15_625

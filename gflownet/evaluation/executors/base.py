@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
@@ -34,6 +34,11 @@ class Executor(ABC):
     @abstractmethod
     def capacity(self) -> int:
         """Return the number of jobs that run at the same time."""
+
+    @property
+    def simulated_clock(self) -> Callable[[], float] | None:
+        """Return the clock of budget.seconds and of timeouts, which `wait` advances; None: time is real."""
+        return None
 
     @abstractmethod
     def submit(self, job: Job, *, deadline: float | None) -> Handle:

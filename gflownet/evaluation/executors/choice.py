@@ -6,21 +6,31 @@ from gflownet.evaluation.config import EvaluationConfig
 from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.executors.machine import num_cores
+from gflownet.evaluation.executors.simulated import SimulatedExecutor
 from gflownet.evaluation.task import GFNTask
 
 
 def chosen_executor(config: EvaluationConfig, task: GFNTask) -> str:
-    """Return inline, pool or ray."""
+    """Return inline, pool, ray or simulated."""
     if config.executor != "auto":
         return config.executor
     return "inline" if task.is_cheap or num_cores() < 2 else "pool"
+
+
+def places(task: GFNTask, config: EvaluationConfig) -> int:
+    """Return the number of jobs that the executor of a config runs at the same time, 1 for a cluster."""
+    name = chosen_executor(config, task)
+    if name == "simulated":
+        return config.capacity or 1
+    return (config.capacity or num_cores()) if name == "pool" else 1
 
 
 def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:
     """Return the executor of a config; its processes start with the first job.
 
     Raises:
-        UserError: the executor needs a package that is not installed, or the task cannot be sent to a process.
+        UserError: the executor needs a package that is not installed, the task cannot be sent to a process, or it
+            has no simulated seconds.
     """
     name = chosen_executor(config, task)
     if name == "ray":
@@ -31,4 +41,6 @@ def build_executor(task: GFNTask, config: EvaluationConfig) -> Executor:
         from gflownet.evaluation.executors.pool import PoolExecutor
 
         return PoolExecutor(task, config)
+    if name == "simulated":
+        return SimulatedExecutor(task, capacity=places(task, config))
     return InlineExecutor(task)

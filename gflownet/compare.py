@@ -1,0 +1,121 @@
+"""python -m gflownet.compare: run search methods on one config with several seeds, and compare them."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from signal import SIGINT, SIGPIPE
+
+from gflownet.comparison.methods import check_overrides, read_methods
+from gflownet.comparison.plan import Plan
+from gflownet.config import DEFAULT_CONFIG, config_of_task
+from gflownet.errors import CommandLine, UserError, error_line
+from gflownet.interrupts import discard_output_that_fails, discard_output_without_reader, stop_signals
+
+EXIT_USER_ERROR = 2
+EXIT_SIGNAL = 128  # a shell reports 128 + N for a process ended by signal N
+_STOP_MESSAGE = "\nstopping: running evaluations are cancelled; repeat the command to continue\n"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status: 0, 2 for an error of the user, 128 + a signal."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    try:
+        return compare(parse(arguments), command=arguments)
+    except UserError as error:
+        print(error_line(error), file=sys.stderr)
+        return EXIT_USER_ERROR
+    except BrokenPipeError:
+        if not discard_output_without_reader():
+            raise
+        return EXIT_SIGNAL + SIGPIPE
+    finally:
+        discard_output_that_fails()
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the values of the command line.
+
+    Raises:
+        UserError: an unknown option, or a wrong or missing value.
+    """
+    parser = CommandLine(
+        prog="python -m gflownet.compare",
+        description="Run search methods on one config with several seeds, and compare them per evaluation.",
+        allow_abbrev=False,
+    )
+    add = parser.add_argument
+    add("--config", metavar="NAME", help=f"name or path of a config (default: that of the task, or {DEFAULT_CONFIG})")
+    add("--methods", default="", metavar="A,B,C", help="search methods (search.method), separated by commas")
+    add(
+        "--method",
+        action="append",
+        default=[],
+        metavar='"LABEL: KEY=VALUE ..."',
+        help="a further method: a label and its options, for example --method "
+        '"sharp: search.method=surrogate search.acquisition.beta=8"; may be repeated',
+    )
+    add("--budget", type=_number, default=100, metavar="N", help="new evaluations of each run (default: 100)")
+    add("--seeds", type=_number, default=5, metavar="S", help="runs of each method, seeds 0 to S - 1 (default: 5)")
+    add("--parallel", type=_number, default=1, metavar="P", help="runs at the same time (default: 1)")
+    add("--out", type=Path, metavar="FOLDER", help="folder of all runs (default: logs/compare_CONFIG)")
+    add("--json", type=Path, metavar="FILE", help="copy of comparison.json")
+    add("--at", type=_numbers, default=(), metavar="N,N", help="evaluations at which the table shows the figures")
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="options of all runs, as in python -m gflownet.train")
+    options = parser.parse_intermixed_args(arguments)
+    check_overrides(options.overrides)
+    return options
+
+
+def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
+    """Run or read all runs, write and print the result, and return the exit status."""
+    plan = plan_of(options)
+    plan.check(copy=options.json)
+    # Imported here: --help and errors of the command line wait for nothing.
+    from gflownet.comparison.report import print_comparison
+    from gflownet.comparison.result_file import has_pictures, write_comparison
+    from gflownet.comparison.session import run_plan
+    from gflownet.console import make_console, print_line
+
+    console = make_console()
+    with stop_signals(message=_STOP_MESSAGE) as stop:
+        comparison = run_plan(plan, num_processes=options.parallel, console=console, stop=stop)
+    if comparison is None:
+        return EXIT_SIGNAL + (stop.signal or SIGINT)
+    print_comparison(comparison, console)
+    paths = write_comparison(comparison, plan.folder, command=command, copy=options.json)
+    if not has_pictures():
+        print_line(console, "pictures need matplotlib: pip install 'gflownet[plots]'")
+    print_line(console, f"written: {', '.join(map(str, paths))}")
+    return 0
+
+
+def plan_of(options: argparse.Namespace) -> Plan:
+    """Return the plan of a command line. Raises UserError for unknown methods."""
+    source = options.config or config_of_task(options.overrides)
+    name = Path(source).stem if source else "task"
+    return Plan(
+        config=source,
+        methods=tuple(read_methods(options.methods, options.method)),
+        num_evaluations=options.budget,
+        seeds=tuple(range(options.seeds)),
+        overrides=tuple(options.overrides),
+        folder=options.out or Path("logs", f"compare_{name}"),
+        checkpoints=tuple(options.at),
+    )
+
+
+def _number(text: str) -> int:
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"expected a number >= 1, got {text!r}")
+    return int(text)
+
+
+def _numbers(text: str) -> list[int]:
+    return [_number(part.strip()) for part in text.split(",")]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

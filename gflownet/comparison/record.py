@@ -1,0 +1,73 @@
+"""search_curve.json: the new evaluations of a finished run, in order, with the number of proposals until each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from gflownet.errors import UserError
+from gflownet.files import write_whole
+
+CURVE_NAME = "search_curve.json"
+_FORMAT = 1
+
+
+@dataclass(frozen=True)
+class RunRecord:
+    """A finished run of a comparison; n new evaluations."""
+
+    config: Mapping[str, Any]  # nested, as the run was started
+    hashes: list[str]  # n
+    scores: list[float]  # n
+    tests: list[float | None]  # n; None where nothing was tested
+    proposals: list[int]  # n: number of proposals up to and including this one
+    own_seconds: list[float]  # n: work of the method for each evaluation
+    num_proposals: int
+    evaluation_seconds: float
+    end: str  # reason of the end of the search
+    optimum: float | None = None  # best score of the space, if known
+    top_test: float | None = None  # smallest test score among the best 1 % of the space, if known
+    metrics: Mapping[str, float] = field(default_factory=dict)  # last value of each of the run
+    final_scores: tuple[float, ...] = ()  # mean scores on new seeds of the best architectures (final.top)
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.scores)
+
+
+def read_record(folder: Path) -> RunRecord | None:
+    """Return the record of a finished run, None without one.
+
+    Raises:
+        UserError: another file has its name.
+    """
+    path = folder / CURVE_NAME
+    try:
+        content = json.loads(path.read_bytes())
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except (ValueError, OSError, RecursionError):
+        content = None
+    if not isinstance(content, dict) or content.pop("format", None) != _FORMAT:
+        raise UserError(f"{path}: expected the record of a run, got another or a damaged file; choose another --out")
+    try:
+        return RunRecord(**content)
+    except TypeError as error:
+        raise UserError(f"{path}: expected {', '.join(f.name for f in fields(RunRecord))} ({error})") from None
+
+
+def write_record(folder: Path, record: RunRecord) -> None:
+    """Write the record. Raises UserError if the file exists or cannot be written."""
+    path = folder / CURVE_NAME
+    if path.is_symlink() or path.exists():
+        raise UserError(f"{path}: expected no file before the end of the run, got one; choose another --out")
+    write_whole(path, json.dumps({"format": _FORMAT, **asdict(record)}, allow_nan=False) + "\n")
+
+
+def finite(value: float | None) -> float | None:
+    """Return a number for JSON: None for NaN and infinity."""
+    return None if value is None or not math.isfinite(value) else float(value)

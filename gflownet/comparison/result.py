@@ -1,0 +1,171 @@
+"""The result of a comparison: figures of all methods at checkpoints, and paired differences.
+
+Letters: S seeds, X places of a curve.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import combinations
+from statistics import median
+
+import numpy as np
+
+from gflownet.comparison.accounting import (
+    Accounting,
+    Quantity,
+    References,
+    cost_of_optimum,
+    references_of,
+    values_after,
+)
+from gflownet.comparison.record import RunRecord
+from gflownet.comparison.statistics import Summary, mean_intervals, summary_of
+
+_CHECKPOINTS = (10, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
+RANDOM = "random"
+# Number of seeds from which on a difference has a verdict.
+_MIN_SEEDS = 5
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The mean difference of two methods over seeds, at one checkpoint."""
+
+    first: str
+    second: str
+    quantity: Quantity
+    accounting: Accounting
+    at: int
+    mean: float  # first minus second
+    low: float  # ends of the 95 % interval, NaN for one seed
+    high: float
+    num_seeds: int
+
+    @property
+    def verdict(self) -> str:
+        """Return the comparison in words."""
+        after = f"after {self.at:,} {self.accounting}"
+        interval = "" if math.isnan(self.low) else f" [{self.low:+.4f}, {self.high:+.4f}]"
+        figures = f"{self.mean:+.4f}{interval}"
+        if math.isnan(self.low):
+            return f"{self.first} against {self.second} {after}: {figures}, one seed has no interval"
+        if self.num_seeds < _MIN_SEEDS:
+            few = f"{self.num_seeds} seeds are too few for a verdict (at least {_MIN_SEEDS})"
+            return f"{self.first} against {self.second} {after}: {figures}, {few}"
+        if self.low > 0:
+            return f"{self.first} is above {self.second} {after}: {figures}"
+        if self.high < 0:
+            return f"{self.first} is below {self.second} {after}: {figures}"
+        return f"no difference seen between {self.first} and {self.second} {after}: {figures}"
+
+
+@dataclass(frozen=True)
+class Optimum:
+    """The search for the best score of a space."""
+
+    share: float  # of seeds that reached it
+    num_reached: int
+    median_cost: float  # infinity if less than half of the seeds reached it
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The records of all runs: method label -> one per seed."""
+
+    title: str
+    num_evaluations: int  # budget of each run
+    seeds: Sequence[int]
+    records: Mapping[str, Sequence[RunRecord]]
+    checkpoints: Sequence[int] = field(default=())
+
+    def __post_init__(self) -> None:
+        """Choose the checkpoints."""
+        chosen = self.checkpoints or [at for at in _CHECKPOINTS if at < self.num_evaluations]
+        at = sorted({min(place, self.num_evaluations) for place in chosen} | {self.num_evaluations})
+        object.__setattr__(self, "checkpoints", tuple(at))
+
+    @cached_property
+    def references(self) -> References:
+        """Return the values that all runs are measured against."""
+        return references_of([record for records in self.records.values() for record in records])
+
+    @property
+    def labels(self) -> list[str]:
+        """Return the labels of the methods."""
+        return list(self.records)
+
+    @property
+    def quantities(self) -> list[Quantity]:
+        """Return the quantities that are known in every run at the last checkpoint."""
+        at, accounting = np.array([self.num_evaluations]), Accounting.EVALUATIONS
+        return [
+            quantity
+            for quantity in Quantity
+            if all(np.isfinite(self.values(label, quantity, at, accounting=accounting)).all() for label in self.labels)
+        ]
+
+    def values(self, label: str, quantity: Quantity, at: np.ndarray, *, accounting: Accounting) -> np.ndarray:
+        """Return a quantity of each run of a method after the costs `at` [X], [S, X]."""
+        rows = [
+            values_after(record, quantity, at, accounting=accounting, references=self.references)
+            for record in self.records[label]
+        ]
+        return np.stack(rows)
+
+    def summary(self, label: str, quantity: Quantity, at: int, *, accounting: Accounting) -> Summary:
+        """Return the summary of a quantity over the seeds."""
+        return summary_of(self.values(label, quantity, np.array([at]), accounting=accounting)[:, 0])
+
+    def optimum(self, label: str, *, accounting: Accounting) -> Optimum | None:
+        """Return the search for the optimum; None where it is not known."""
+        if not self.references.is_optimum:
+            return None
+        costs = [
+            cost_of_optimum(record, accounting=accounting, references=self.references) for record in self.records[label]
+        ]
+        num = sum(math.isfinite(cost) for cost in costs)
+        return Optimum(num / len(costs), num, median(costs))
+
+    def own_seconds(self, label: str) -> float:
+        """Return the median seconds of the method's own work per evaluation, over all evaluations and seeds."""
+        return median([seconds for record in self.records[label] for seconds in record.own_seconds])
+
+    def proposals_per_evaluation(self, label: str) -> float:
+        """Return the number of proposals per new evaluation, over all seeds."""
+        records = self.records[label]
+        return sum(record.num_proposals for record in records) / max(sum(map(len, records)), 1)
+
+    def difference(self, first: str, second: str, quantity: Quantity, at: int, *, accounting: Accounting) -> Difference:
+        """Return the paired difference of two methods: seed by seed."""
+        one, other = (self.values(label, quantity, np.array([at]), accounting=accounting) for label in (first, second))
+        mean, low, high = math.nan, math.nan, math.nan
+        if np.isfinite(one - other).all():
+            mean, ((low,), (high,)) = float((one - other).mean()), mean_intervals(one - other)
+        return Difference(
+            first, second, quantity, accounting, at, mean, float(low), float(high), num_seeds=len(self.seeds)
+        )
+
+    def differences(self) -> Iterator[Difference]:
+        """Yield the differences of all pairs, quantities, accountings and checkpoints."""
+        for first, second in combinations(self.labels, 2):
+            for quantity in self.quantities:
+                for accounting in Accounting:
+                    for at in self.checkpoints:
+                        yield self.difference(first, second, quantity, at, accounting=accounting)
+
+    def verdicts(self, baseline: str) -> list[str]:
+        """Return every method's difference of the best score from a baseline in words, at the last checkpoint."""
+        return [
+            self.difference(label, baseline, Quantity.BEST, self.num_evaluations, accounting=accounting).verdict
+            for label in self.labels
+            if label != baseline
+            for accounting in Accounting
+        ]
+
+    def baseline(self) -> str:
+        """Return random search if it takes part, otherwise the first method."""
+        return RANDOM if RANDOM in self.records else self.labels[0]

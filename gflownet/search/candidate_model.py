@@ -1,0 +1,160 @@
+"""What a search predicts about candidates: scores or objectives, hard caps, and the acquisition of all together.
+
+Letters: n observations, B candidates, K objectives.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.errors import UserError
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.task import Score
+from gflownet.mdp.states import GraphStates
+from gflownet.search.acquisition import build_acquisition
+from gflownet.search.config import ACQUISITIONS
+from gflownet.search.feasibility import Cap
+from gflownet.search.history import History
+from gflownet.search.method import SearchSetup
+from gflownet.search.multi_objective import Boxes, boxes_above, log_expected_improvement
+from gflownet.search.proxies import ProxyFeatures
+from gflownet.search.surrogate import Prediction, Surrogate
+
+
+class CandidateModel:
+    """Surrogates of the score, or of each objective, and of each capped metric, on the same features.
+
+    With one score, the acquisition is that of `search.acquisition`; with objectives it is the expected hypervolume
+    improvement of utilities above 0. Both are relative to the feasible observations, and are
+    multiplied with the probability of feasibility. Without a feasible observation they are that probability alone.
+    """
+
+    def __init__(self, setup: SearchSetup) -> None:
+        self._task, options = setup.task, setup.config.surrogate
+        num_objectives = len(self._task.chosen_objectives)
+        self.surrogates: list[Surrogate] = [setup.build_surrogate() for _ in range(max(1, num_objectives))]
+        self.caps = [Cap(name, limit, setup.build_surrogate()) for name, limit in self._task.limits.items()]
+        self._proxies: ProxyFeatures | None = None
+        if options.proxies:
+            env = setup.context.env
+            self._proxies = ProxyFeatures(env, setup.task, options.proxies, seed=setup.seed)
+        self.has_objectives, self._acquisition = num_objectives > 0, build_acquisition(setup.config.acquisition)
+        self._acquisition_name = setup.config.acquisition.name
+        self._best = -math.inf  # warped score of the best feasible observation
+        self._boxes: Boxes | None = None  # above the front of the feasible observations
+
+    @property
+    def surrogate(self) -> Surrogate:
+        """The surrogate of the score, or of the first objective."""
+        return self.surrogates[0]
+
+    def encode(self, states: GraphStates) -> Any:
+        """Return the features of terminal states, with their proxies."""
+        return self.surrogate.encode(states, None if self._proxies is None else self._proxies(states))
+
+    def targets(self, history: History) -> Tensor:
+        """Return what the surrogates predict: [n, 1] measured scores or [n, K] utilities, float64."""
+        if not self.has_objectives:
+            return torch.tensor(history.measured, dtype=torch.float64)[:, None]
+        failed = (0.0,) * len(self.surrogates)
+        rows = [
+            self._task.utilities(Score(measured, None, metrics)) if status is EvaluationStatus.OK else failed
+            for measured, metrics, status in zip(history.measured, history.metrics, history.statuses, strict=True)
+        ]
+        return torch.tensor(rows, dtype=torch.float64)
+
+    def fit(self, history: History, positions: Tensor) -> None:
+        """Fit all surrogates to the observations at positions [n] of the history."""
+        features, targets = self.encode(history.states[positions]), self.targets(history)[positions]
+        for surrogate, column in zip(self.surrogates, targets.T, strict=True):
+            surrogate.fit(features, column)
+        metrics = [history.metrics[position] for position in positions.tolist()]
+        for cap in self.caps:
+            cap.fit(features, metrics)
+        self._set_incumbent(targets[self._is_feasible(history, positions)])
+
+    def log_values(self, features: Any, generator: torch.Generator) -> Tensor:
+        """Return the logarithm of the acquisition of candidates, [B] float64."""
+        feasible = self._log_feasibility(features)
+        if self.caps and math.isinf(self._best):
+            return feasible
+        return feasible + self._log_improvement(features, generator)
+
+    def predict(self, features: Any) -> Prediction:
+        """Return the distribution of the warped score, or of the first objective."""
+        return self.surrogate.predict(features)
+
+    def expected_scores(self, features: Any) -> Tensor:
+        """Return predicted scores [B], or utilities [B, K], times the probability of feasibility, float64."""
+        columns = [each.unwarp(each.predict(features).mean).double().clamp(min=0) for each in self.surrogates]
+        probability = self._log_feasibility(features).exp()
+        return probability[:, None] * torch.stack(columns, 1) if self.has_objectives else probability * columns[0]
+
+    def enumeration_limit(self, num: int) -> int:
+        """Return the largest number of architectures of a space to score as a whole: `num`, fewer with slow proxies."""
+        return num if self._proxies is None else self._proxies.affordable(num)
+
+    def state_dict(self) -> list[dict[str, Any]]:
+        """Return the hyperparameters of all surrogates."""
+        return [surrogate.state_dict() for surrogate in self._all]
+
+    def load_state_dict(self, state: list[dict[str, Any]]) -> None:
+        """Restore the result of `state_dict`; `fit` follows."""
+        for surrogate, values in zip(self._all, state, strict=True):
+            surrogate.load_state_dict(values)
+
+    def _log_feasibility(self, features: Any) -> Tensor:
+        """Return the logarithm of the probability that all caps hold, [B] float64."""
+        total = torch.zeros(len(features), dtype=torch.float64)
+        for cap in self.caps:
+            total += cap.log_probability(features)
+        return total
+
+    @property
+    def _all(self) -> list[Surrogate]:
+        return [*self.surrogates, *(cap.surrogate for cap in self.caps)]
+
+    def _is_feasible(self, history: History, positions: Tensor) -> Tensor:
+        """Return which observations [n] are within all caps; a failed one is, without caps."""
+        limits = self._task.limits
+        return torch.tensor(
+            [
+                all(history.metrics[position].get(name, math.inf) <= limit for name, limit in limits.items())
+                for position in positions.tolist()
+            ],
+            dtype=torch.bool,
+        )
+
+    def _set_incumbent(self, targets: Tensor) -> None:
+        """Set the best value or the front of the feasible targets [n, K]."""
+        self._best = float(self.surrogate.warp(targets[:, 0]).max()) if len(targets) else -math.inf
+        if self.has_objectives:
+            self._boxes = boxes_above(targets, torch.zeros(targets.shape[1], dtype=torch.float64))
+
+    def _log_improvement(self, features: Any, generator: torch.Generator) -> Tensor:
+        """Return the logarithm of the improvement [B], without regard to caps."""
+        if not self.has_objectives:
+            values = self._acquisition.log_values(self.predict(features), self._best, generator)
+            return self._checked(values, num=len(features))
+        assert self._boxes is not None
+        mean, std = zip(*(in_scores(each, each.predict(features)) for each in self.surrogates), strict=True)
+        return log_expected_improvement(torch.stack(mean, 1), torch.stack(std, 1), self._boxes)
+
+    def _checked(self, values: Tensor, *, num: int) -> Tensor:
+        """Return the values of an acquisition. Raises UserError for another shape than [B], and for NaN."""
+        expected = f"{ACQUISITIONS.key}={self._acquisition_name}: expected log_values of shape [{num}] without NaN"
+        if values.shape != (num,):
+            raise UserError(f"{expected}, got shape {list(values.shape)}")
+        if bool(values.isnan().any()):
+            raise UserError(f"{expected}, got {int(values.isnan().sum())} NaN")
+        return values
+
+
+def in_scores(surrogate: Surrogate, prediction: Prediction) -> tuple[Tensor, Tensor]:
+    """Return a central value and a deviation [B] in scores: half the distance between the ends of mean +- std."""
+    low, high = (surrogate.unwarp(prediction.mean + sign * prediction.std) for sign in (-1, 1))
+    return surrogate.unwarp(prediction.mean), (high - low) / 2

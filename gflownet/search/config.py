@@ -1,0 +1,113 @@
+"""Options of the search, its methods and its surrogates."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, POSITIVE, Interval, option
+from gflownet.plugins import BuiltIn, ExtensionPoint
+
+# The method whose loop is the training of the policy on the scores themselves.
+GFLOWNET = "gflownet"
+_ROOM = "gflownet.search"
+SEARCH_METHODS = ExtensionPoint(
+    "search.method",
+    contract=f"{_ROOM}.method:SearchMethod",
+    options_key="search.options",
+    built_in={
+        "random": BuiltIn(f"{_ROOM}.random_search:RandomSearch", "uniformly random actions"),
+        "evolution": BuiltIn(f"{_ROOM}.evolution:RegularizedEvolution", "mutations of the best of the youngest"),
+        "local_search": BuiltIn(f"{_ROOM}.local_search:FirstImprovement", "first better neighbour, with restarts"),
+        "reinforce": BuiltIn(f"{_ROOM}.reinforce:Reinforce", "policy gradient with a moving baseline"),
+        "tpe": BuiltIn(f"{_ROOM}.tpe:TreeParzen", "tree-structured Parzen estimator of Optuna"),
+        "surrogate": BuiltIn(f"{_ROOM}.surrogate_search:SurrogateAlone", "surrogate, without a policy"),
+        "surrogate_gflownet": BuiltIn(
+            f"{_ROOM}.amortised_search:SurrogateGFlowNet", "surrogate, and a policy trained on its acquisition"
+        ),
+    },
+)
+SURROGATES = ExtensionPoint(
+    "search.surrogate.name",
+    contract=f"{_ROOM}.surrogate:Surrogate",
+    options_key="search.surrogate.options",
+    built_in={
+        "gaussian_process": BuiltIn(
+            f"{_ROOM}.gaussian_process:GaussianProcess", "Gaussian process on Weisfeiler-Lehman features"
+        ),
+        "graph_networks": BuiltIn(f"{_ROOM}.graph_networks:GraphNetworks", "ensemble of small graph networks"),
+    },
+)
+ACQUISITIONS = ExtensionPoint(
+    "search.acquisition.name",
+    contract=f"{_ROOM}.acquisition:Acquisition",
+    options_key="search.acquisition.options",
+    built_in={
+        "expected_improvement": BuiltIn(f"{_ROOM}.acquisition:ExpectedImprovement", "expected improvement"),
+        "upper_confidence_bound": BuiltIn(f"{_ROOM}.acquisition:UpperConfidenceBound", "optimistic bound"),
+        "thompson": BuiltIn(f"{_ROOM}.acquisition:ThompsonSampling", "Thompson sampling"),
+    },
+)
+_METHOD_HELP = SEARCH_METHODS.help("search method").replace(": ", f": {GFLOWNET} (the policy, trained on scores), ", 1)
+
+
+@dataclass
+class SurrogateConfig:
+    """The model that predicts the score of an architecture from its graph."""
+
+    name: str = option("gaussian_process", SURROGATES.help("model"))
+    options: Any = option({}, "options of the model, search.surrogate.options.NAME=VALUE")
+    max_rows: int = option(
+        2_000, "evaluations that the model is fitted to; of more, the best and random ones", AT_LEAST_ONE
+    )
+    proxies: list[str] = option(
+        [], "numbers from the untrained model as features: naswot, jacov, synflow, parameters, multiply_adds"
+    )
+
+
+@dataclass
+class AcquisitionConfig:
+    """The value of evaluating an architecture, from its predicted score."""
+
+    name: str = option("expected_improvement", ACQUISITIONS.help("acquisition"))
+    options: Any = option({}, "options of the acquisition, search.acquisition.options.NAME=VALUE")
+    beta: float = option(4.0, "candidates are sampled in proportion to acquisition^beta; 1000: the best", POSITIVE)
+
+
+@dataclass
+class ProposalConfig:
+    """The candidates from which a batch is chosen."""
+
+    num_enumerated: int = option(
+        50_000, "largest number of architectures of a space that is scored as a whole", NOT_NEGATIVE
+    )
+    num_mutations: int = option(256, "mutations of the best architectures per round", NOT_NEGATIVE)
+    num_sampled: int = option(256, "samples of the policy per round", NOT_NEGATIVE)
+    num_updates: int = option(10, "training steps of the policy on the acquisition per round", NOT_NEGATIVE)
+
+
+@dataclass
+class SearchConfig:
+    """The search method; all use the environment, the store, the budget and the executor of the run."""
+
+    method: str = option(GFLOWNET, _METHOD_HELP)
+    options: Any = option({}, "options of the method, search.options.NAME=VALUE")
+    batch_size: int = option(0, "candidates proposed together; 0: one per place of the executor", NOT_NEGATIVE)
+    num_initial: int = option(10, "random candidates before the first prediction", AT_LEAST_ONE)
+    train_sampler: bool = option(
+        True, "train a policy on measured and predicted scores after a search with a surrogate"
+    )
+    patience: int = option(
+        0,
+        "evaluations without a better score after which the search ends, counted after the initial candidates of a "
+        "surrogate; 0: no end",
+        NOT_NEGATIVE,
+    )
+    overhead: float = option(
+        0.25,
+        "share of the seconds of evaluation up to which a round trains its policy by more than 2 steps",
+        Interval(0),
+    )
+    surrogate: SurrogateConfig = field(default_factory=SurrogateConfig)
+    acquisition: AcquisitionConfig = field(default_factory=AcquisitionConfig)
+    proposals: ProposalConfig = field(default_factory=ProposalConfig)

@@ -1,0 +1,186 @@
+"""All terminal states of a small space, up to isomorphism.
+
+Letters: B states, N places, V values.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+from hashlib import sha256
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.envs.slots import SlotEnv
+from gflownet.mdp.action import ActionMasks, GraphActionType
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.search.candidate_model import CandidateModel
+from gflownet.search.surrogate import Prediction
+
+_CHUNK = 2_000  # states expanded at once, to bound memory
+# States and transitions that are visited per terminal state of the limit: a space with more takes too long to visit.
+_STATES_PER_TERMINAL, _TRANSITIONS_PER_TERMINAL = 2, 5
+_MIN_STATES = 5_000  # visited in any case
+_CACHE_SIZE = 8  # environments
+_cache: dict[tuple[str, int], GraphStates | None] = {}
+
+
+def enumerated(env: Environment, *, max_num: int) -> GraphStates | None:
+    """Return every terminal state once, None for more than `max_num` or for a space that takes too long to visit.
+
+    The result is cached by the contents of the environment, for repeated searches in one process.
+    """
+    if not max_num:
+        return None
+    key = _digest(env), max_num
+    if key not in _cache:
+        while len(_cache) >= _CACHE_SIZE:
+            _cache.pop(next(iter(_cache)))
+        _cache[key] = terminal_states_of(env, max_num=max_num)
+    return _cache[key]
+
+
+def terminal_states_of(env: Environment, *, max_num: int) -> GraphStates | None:
+    """Return every terminal state once, without the cache; see `enumerated`."""
+    try:
+        if isinstance(env, SlotEnv):
+            states = _assignments(env, max_num)
+            if states is not None:
+                return states
+        return _reachable(env, max_num)
+    except _TooLargeError:
+        return None
+
+
+class _TooLargeError(Exception):
+    """A space with more states than the limit."""
+
+
+class _ContentPickler(pickle.Pickler):
+    """Writes the contents of tensors, which torch writes with their addresses."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, Tensor):
+            return bytes, (str((obj.dtype, tuple(obj.shape))).encode() + obj.numpy().tobytes(),)
+        return NotImplemented
+
+
+def _digest(env: Environment) -> str:
+    """Return a digest of the contents of an environment; a few equal ones have different digests."""
+    file = io.BytesIO()
+    _ContentPickler(file).dump(env)
+    return sha256(file.getvalue()).hexdigest()
+
+
+def _assignments(env: SlotEnv, max_num: int) -> GraphStates | None:
+    """Set the first free place in every way until all are set; None where Stop is legal with a free place.
+
+    Without such a state every free place is set sooner or later, in any order: one order reaches each terminal state
+    once.
+    """
+    frontier, finished, num = env.initial_states(1), [], 0
+    while len(frontier):
+        following = []
+        for part in _chunks(frontier):
+            masks = env.forward_masks(part).masks
+            stop, values = masks[GraphActionType.Stop].flatten(1).any(1), masks[GraphActionType.SetNodeAttr]
+            is_free = values.any(2)
+            if bool((stop & is_free.any(1)).any()):
+                return None
+            is_first = torch.nn.functional.one_hot(is_free.float().argmax(1), values.shape[1]).bool()
+            graph, action = ActionMasks({GraphActionType.SetNodeAttr: values & is_first[:, :, None]}).positions()
+            finished.append(part[stop])
+            following.append(env.apply(part[graph], action))
+            num += int(stop.sum())
+        frontier = GraphStates.cat(following)
+        if num + len(frontier) > max_num:
+            raise _TooLargeError
+    return GraphStates.cat(finished)
+
+
+def _reachable(env: Environment, max_num: int) -> GraphStates:
+    """Return the terminal states among all states that actions reach."""
+    frontier = env.initial_states(1)
+    codes, finished = set(env.identify(frontier).tolist()), []
+    num_transitions = num_finished = 0
+    size = max(max_num, _MIN_STATES)
+    while len(frontier):
+        following = []
+        for part in _chunks(frontier):
+            masks = env.forward_masks(part)
+            stop = masks.masks[GraphActionType.Stop].flatten(1).any(1)
+            finished.append(part[stop])
+            num_finished += int(stop.sum())
+            num_transitions += int(masks.num_actions().sum())
+            if num_finished > max_num or num_transitions > _TRANSITIONS_PER_TERMINAL * size:
+                raise _TooLargeError
+            following.append(_new_states(env, _children(env, part, masks), codes))
+            if len(codes) > _STATES_PER_TERMINAL * size:
+                raise _TooLargeError
+        frontier = GraphStates.cat(following)
+    return GraphStates.cat(finished)
+
+
+def _children(env: Environment, states: GraphStates, masks: ActionMasks) -> GraphStates:
+    moves = {kind: mask for kind, mask in masks.masks.items() if kind != GraphActionType.Stop}
+    graph, action = ActionMasks(moves).positions()
+    return env.apply(states[graph], action)
+
+
+def _new_states(env: Environment, states: GraphStates, codes: set[int]) -> GraphStates:
+    """Return one state of each code that is not in `codes`, and add the codes."""
+    new = []
+    for position, code in enumerate(env.identify(states).tolist()):
+        if code not in codes:
+            codes.add(code)
+            new.append(position)
+    return states[torch.tensor(new, dtype=torch.int64)]
+
+
+def _chunks(states: GraphStates) -> list[GraphStates]:
+    return [states[first : first + _CHUNK] for first in range(0, len(states), _CHUNK)]
+
+
+class ScoredSpace:
+    """All terminal states of a small space, with the latest predictions of a surrogate."""
+
+    def __init__(self, env: Environment, states: GraphStates) -> None:
+        self.env, self.states = env, states
+        self.codes = env.identify(states)
+        self._features: Any = None
+        self._prediction: Prediction | None = None
+        self._expected: Tensor | None = None
+        self._sorted_codes, self._positions = self.codes.sort()
+
+    def forget(self) -> None:
+        """Drop the predictions: the surrogate is fitted again."""
+        self._prediction = self._expected = None
+
+    def features(self, model: CandidateModel) -> Any:
+        """Return the features of all states, computed once."""
+        if self._features is None:
+            self._features = model.encode(self.states)
+        return self._features
+
+    def predict(self, model: CandidateModel) -> Prediction:
+        """Return the predictions for all states, computed once after each fit."""
+        if self._prediction is None:
+            self._prediction = model.predict(self.features(model))
+        return self._prediction
+
+    def predict_at(self, states: GraphStates, model: CandidateModel) -> Prediction:
+        """Return the predictions for some of the states."""
+        index, prediction = self._index(states), self.predict(model)
+        return Prediction(prediction.mean[index], prediction.std[index])
+
+    def expected_at(self, states: GraphStates, model: CandidateModel) -> Tensor:
+        """Return the expected scores or utilities of some of the states; of all, they are computed once per fit."""
+        if self._expected is None:
+            self._expected = model.expected_scores(self.features(model))
+        return self._expected[self._index(states)]
+
+    def _index(self, states: GraphStates) -> Tensor:
+        return self._positions[torch.searchsorted(self._sorted_codes, self.env.identify(states))]

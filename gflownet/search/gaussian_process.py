@@ -1,0 +1,118 @@
+"""Gaussian process on Weisfeiler-Lehman features of graphs (Ru et al. 2021, Interpretable neural architecture search).
+
+Letters: n observations, m of them in the model, B predicted graphs, K distances.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.search.config import SurrogateConfig
+from gflownet.search.features import GraphFeatures, WeisfeilerLehman
+from gflownet.search.kernel import Hyperparameters
+from gflownet.search.regression import CrossCovariance, Regression, best_and_random
+from gflownet.search.surrogate import Prediction, Surrogate
+from gflownet.search.warping import Warping
+
+_NUM_ROUNDS = 3
+# The hyperparameters are fitted again after this share, and at least this number, of new observations.
+_GROWTH, _MIN_GROWTH = 0.08, 2
+
+
+class GaussianProcess(Surrogate):
+    """Exact Gaussian process up to `max_rows` observations; of more, the best half and random ones.
+
+    Between fits of the hyperparameters, new observations extend the Cholesky factor row by row.
+    """
+
+    def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
+        super().__init__(env, config, seed=seed)
+        self._encoder = WeisfeilerLehman(env, num_rounds=_NUM_ROUNDS)
+        self._warping = Warping(0.0, 1.0)
+        self._hyperparameters: Hyperparameters | None = None
+        self._num_fitted = 0  # observations at the last fit of hyperparameters
+        self._observed: GraphFeatures | None = None  # all n observations
+        self._regression: Regression | None = None
+        self._cross: CrossCovariance | None = None  # of the features of the last prediction
+
+    def encode(self, states: GraphStates, extra: Tensor | None = None) -> GraphFeatures:
+        """Return the features of B terminal states, with numeric features [B, D]."""
+        return self._encoder.encode(states, extra)
+
+    def warp(self, scores: Tensor) -> Tensor:
+        """Return warped scores."""
+        return self._warping.warp(scores)
+
+    def unwarp(self, values: Tensor) -> Tensor:
+        """Return the scores of warped values."""
+        return self._warping.unwarp(values)
+
+    def fit(self, features: GraphFeatures, scores: Tensor) -> None:
+        """Fit to n observations."""
+        _check(features, scores)
+        self._warping = Warping.of(scores)
+        values = self.warp(scores)
+        if self._regression is None and self._num_fitted <= len(features) < self._next_fit():
+            self._restore(features, values)
+        elif self._observed is None or not features.starts_with(self._observed) or len(features) >= self._next_fit():
+            self._fit_hyperparameters(features, values)
+        else:
+            assert self._regression is not None
+            self._regression.append(features, torch.arange(len(self._observed), len(features)))
+        self._observed = features
+        assert self._regression is not None
+        self._regression.observe(values)
+
+    def predict(self, features: GraphFeatures) -> Prediction:
+        """Return normal distributions of the warped scores of B graphs."""
+        if self._regression is None:
+            raise ValueError("predict: expected a fitted surrogate, got one without observations")
+        if self._cross is None or self._cross.features is not features:
+            self._cross = CrossCovariance(features)
+        return self._cross.predict(self._regression)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the hyperparameters, from which `fit` to the same observations restores the model."""
+        if self._hyperparameters is None:
+            return {}
+        weights, noise = self._hyperparameters.weights, self._hyperparameters.noise
+        return {"weights": weights, "noise": noise, "num_fitted": self._num_fitted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`."""
+        self._observed = self._regression = self._cross = None
+        self._hyperparameters = Hyperparameters(state["weights"], state["noise"]) if state else None
+        self._num_fitted = state.get("num_fitted", 0)
+
+    def _next_fit(self) -> float:
+        """Return the number of observations at which the hyperparameters are fitted again."""
+        return self._num_fitted and self._num_fitted + max(_MIN_GROWTH, _GROWTH * self._num_fitted)
+
+    def _restore(self, features: GraphFeatures, values: Tensor) -> None:
+        """Build the model of the last fit of hyperparameters, and add the observations since."""
+        assert self._hyperparameters is not None
+        rows = self._rows(values[: self._num_fitted])
+        self._regression = Regression(features, rows, self._hyperparameters)
+        self._regression.append(features, torch.arange(self._num_fitted, len(features)))
+
+    def _fit_hyperparameters(self, features: GraphFeatures, values: Tensor) -> None:
+        rows = self._rows(values)
+        self._hyperparameters = Regression.fitted_hyperparameters(features, values, rows, self._hyperparameters)
+        self._regression, self._num_fitted = Regression(features, rows, self._hyperparameters), len(features)
+
+    def _rows(self, values: Tensor) -> Tensor:
+        """Return the observations of the model, sorted: all, or the best half and random ones."""
+        return best_and_random(values, self.config.max_rows, seed=self.seed)
+
+
+def _check(features: GraphFeatures, scores: Tensor) -> None:
+    if not len(features) or scores.shape != (len(features),):
+        raise ValueError(f"fit: expected {len(features)} scores, at least one, got shape {list(scores.shape)}")
+    if not bool(scores.isfinite().all()):
+        row = int((~scores.isfinite()).nonzero()[0])
+        raise ValueError(f"fit: expected finite scores, got {float(scores[row])} for observation {row}")

@@ -1,0 +1,179 @@
+"""Ensemble of small graph networks: mean and deviation of several members trained on different observations.
+
+Each member is trained without one fold of the observations, which measures the error of its predictions: the deviation
+of an ensemble alone is too small (Lakshminarayanan et al. 2017; Kuleshov et al. 2018 for the calibration).
+
+Letters: M members, n observations, B graphs.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.data.uniform import uniform_states
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.options import AT_LEAST_ONE, POSITIVE, Interval, option
+from gflownet.search.config import SurrogateConfig
+from gflownet.search.message_passing import (
+    GraphTensors,
+    LabelVocabulary,
+    encode_graphs,
+    forward,
+    initial_weights,
+    label_vocabulary,
+)
+from gflownet.search.surrogate import Prediction, Surrogate
+from gflownet.search.warping import Warping
+from gflownet.workers.process import stream_seed
+
+_NUM_REFERENCES = 512  # random architectures whose labels are known to the networks
+_CHUNK = 2_048  # graphs predicted at once, to bound memory
+_MIN_STEPS = 20  # of a fit
+_MIN_STD = 1e-3  # of a prediction, in warped scores
+_FACTORS = torch.tensor([0.5, 0.7, 1.0, 1.4, 2.0, 2.8], dtype=torch.float64)  # of the ensemble's deviation
+_SHARES = torch.tensor([0.1, 0.3, 0.5, 0.7, 0.9, 1.1], dtype=torch.float64)  # constant deviation, over the RMS error
+_REFERENCES, _WEIGHTS, _BATCHES = range(3)  # random streams
+
+
+@dataclass
+class GraphNetworksConfig:
+    """The networks and their training."""
+
+    num_members: int = option(5, "networks of the ensemble", Interval(2))
+    width: int = option(24, "width of the hidden layers", AT_LEAST_ONE)
+    num_rounds: int = option(2, "rounds of messages between neighbours", AT_LEAST_ONE)
+    num_steps: int = option(200, "optimiser steps of the first fit", AT_LEAST_ONE)
+    num_refit_steps: int = option(
+        4, "optimiser steps per new observation of further fits, which start from the last weights", AT_LEAST_ONE
+    )
+    batch_size: int = option(128, "observations per optimiser step", AT_LEAST_ONE)
+    learning_rate: float = option(0.01, "learning rate at the start of a fit; it decreases to zero", POSITIVE)
+    weight_decay: float = option(1.0, "decoupled weight decay", Interval(0))
+
+
+class GraphNetworks(Surrogate):
+    """Message passing on the graphs of architectures; fits start from the weights of the last one."""
+
+    Config = GraphNetworksConfig
+
+    def __init__(self, env: Environment, config: SurrogateConfig, *, seed: int) -> None:
+        super().__init__(env, config, seed=seed)
+        self.options: GraphNetworksConfig = config.options or GraphNetworksConfig()
+        self._vocabulary: LabelVocabulary | None = None
+        self._warping = Warping(0.0, 1.0)
+        self._weights: dict[str, Tensor] | None = None  # float32
+        self._doubles: dict[str, Tensor] = {}  # the same in float64: predictions do not depend on the batch
+        self._num_fitted = 0
+        self._factor, self._constant = 1.0, 0.0  # deviation: sqrt((factor * that of the ensemble)^2 + constant^2)
+
+    def encode(self, states: GraphStates, extra: Tensor | None = None) -> GraphTensors:
+        """Return the graphs of B terminal states, with numeric features [B, D]."""
+        if self._vocabulary is None:
+            generator = torch.Generator().manual_seed(stream_seed(self.seed, _REFERENCES))
+            references = uniform_states(self.env, _NUM_REFERENCES, generator=generator)
+            self._vocabulary = label_vocabulary(self.env.labelled_graphs(references))
+        return encode_graphs(self.env.labelled_graphs(states), self._vocabulary, extra)
+
+    def warp(self, scores: Tensor) -> Tensor:
+        """Return warped scores."""
+        return self._warping.warp(scores)
+
+    def unwarp(self, values: Tensor) -> Tensor:
+        """Return the scores of warped values."""
+        return self._warping.unwarp(values)
+
+    def fit(self, features: GraphTensors, scores: Tensor) -> None:
+        """Train all members on n observations: many steps at first, few when observations are added."""
+        if not len(features) or scores.shape != (len(features),):
+            raise ValueError(f"fit: expected {len(features)} scores, at least one, got shape {list(scores.shape)}")
+        if not bool(scores.isfinite().all()):
+            raise ValueError("fit: expected finite scores, got one that is not")
+        self._warping = Warping.of(scores)
+        if len(features) != self._num_fitted or self._weights is None:
+            self._train(features, self.warp(scores).float())
+        self._doubles = {name: weight.double() for name, weight in (self._weights or {}).items()}
+        self._calibrate(features, self.warp(scores))
+
+    def predict(self, features: GraphTensors) -> Prediction:
+        """Return normal distributions of the warped scores of B graphs."""
+        values = self._outputs(features)  # [M, B]
+        deviation = (self._factor * values.std(0)).square() + self._constant**2
+        return Prediction(values.mean(0), deviation.sqrt().clamp(min=_MIN_STD))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the weights, with which further fits continue."""
+        if self._weights is None:
+            return {}
+        return {"weights": {name: weight.clone() for name, weight in self._weights.items()}, "num": self._num_fitted}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`; a fit to the same observations restores the rest."""
+        self._weights = {name: weight.clone() for name, weight in state["weights"].items()} if state else None
+        self._num_fitted = state.get("num", 0)
+
+    def _train(self, features: GraphTensors, targets: Tensor) -> None:
+        """Minimise the squared errors of all members, each without its fold."""
+        options, num = self.options, len(features)
+        is_first = self._weights is None or num < self._num_fitted
+        if self._weights is None or is_first:
+            generator = torch.Generator().manual_seed(stream_seed(self.seed, _WEIGHTS))
+            sizes = {"num_members": options.num_members, "width": options.width, "num_rounds": options.num_rounds}
+            self._weights = initial_weights(features, **sizes, generator=generator)
+        weights = {name: weight.requires_grad_() for name, weight in self._weights.items()}
+        num_steps = options.num_steps
+        if not is_first:
+            num_steps = min(num_steps, max(_MIN_STEPS, options.num_refit_steps * (num - self._num_fitted)))
+        optimiser = torch.optim.AdamW(
+            weights.values(), lr=options.learning_rate, weight_decay=options.weight_decay, foreach=True
+        )
+        generator = torch.Generator().manual_seed(stream_seed(self.seed, _BATCHES, num))
+        included = ~self._is_held_out(num)  # [M, n]
+        for step in range(num_steps):
+            for group in optimiser.param_groups:
+                group["lr"] = options.learning_rate * (1 - step / num_steps)
+            rows = torch.randperm(num, generator=generator)[: options.batch_size]
+            errors = (forward(features[rows], weights) - targets[rows]) * included[:, rows]
+            optimiser.zero_grad()
+            (errors.square().sum() / len(rows)).backward()
+            optimiser.step()
+        self._weights = {name: weight.detach() for name, weight in weights.items()}
+        self._num_fitted = num
+
+    def _is_held_out(self, num: int) -> Tensor:
+        """Return which of n observations each member is trained without, [M, n] bool; none of very few."""
+        members = torch.arange(self.options.num_members)
+        held_out = torch.arange(num)[None] % len(members) == members[:, None]
+        return held_out & (num > 2 * len(members))
+
+    def _calibrate(self, features: GraphTensors, values: Tensor) -> None:
+        """Set the deviation of predictions by the likelihood of the errors on the held-out folds."""
+        held_out = self._is_held_out(len(features))
+        if not bool(held_out.any()):
+            self._factor, self._constant = 1.0, float(values.std(correction=0)) + _MIN_STD
+            return
+        outputs = self._outputs(features)
+        rows = torch.arange(len(features))
+        member = held_out.int().argmax(0)
+        errors = outputs[member, rows] - values
+        others = outputs.masked_fill(held_out, math.nan)
+        spread = (others - others.nanmean(0)).square().nansum(0) / (len(outputs) - 2)  # variance of the other members
+        scale = float(errors.square().mean().sqrt()) + _MIN_STD
+        variance = _FACTORS.square()[:, None, None] * spread + (scale * _SHARES).square()[None, :, None]
+        likelihood = -(variance.log() + errors.square() / variance).sum(2)  # [factors, shares]
+        factor, share = divmod(int(likelihood.argmax()), len(_SHARES))
+        self._factor, self._constant = float(_FACTORS[factor]), scale * float(_SHARES[share])
+
+    @torch.no_grad()
+    def _outputs(self, features: GraphTensors) -> Tensor:
+        """Return the outputs of all members, [M, B] float64."""
+        if not self._doubles:
+            raise ValueError("predict: expected a fitted surrogate, got one without observations")
+        starts = range(0, max(len(features), 1), _CHUNK)
+        parts = [forward(features[first : first + _CHUNK].double(), self._doubles) for first in starts]
+        return torch.cat(parts, 1)

@@ -1,0 +1,135 @@
+"""The evaluations of a search in the order in which they finished."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+
+
+@dataclass(frozen=True)
+class Proposal:
+    """One candidate that a method proposed, with its result."""
+
+    hash: str  # canonical hash
+    score: float
+    is_new: bool  # evaluated for this proposal: it counts to the budget
+    position: int  # of its architecture in the history
+
+
+class History:
+    """Distinct evaluated architectures with their results, in order, and those in flight.
+
+    Letters: n distinct architectures, K objectives.
+    """
+
+    def __init__(self, env: Environment) -> None:
+        self.env = env
+        self.proposals: list[Proposal] = []  # all, known ones included
+        self.scores: list[float] = []  # n; the floor score of a failed evaluation, or one above a hard cap
+        self.measured: list[float] = []  # n, scores without regard to hard caps
+        self.utilities: list[tuple[float, ...]] = []  # n
+        self.metrics: list[dict[str, float]] = []  # n
+        self.seconds: list[float] = []  # n, of the evaluations
+        self.statuses: list[EvaluationStatus] = []  # n
+        self.in_flight: set[int] = set()  # codes
+        self.method_seconds = 0.0  # of proposing and learning
+        self._position: dict[int, int] = {}  # code -> position
+        self._chunks: list[GraphStates] = []
+
+    def __len__(self) -> int:
+        """Return n."""
+        return len(self.scores)
+
+    @property
+    def states(self) -> GraphStates:
+        """Return the terminal states of all n architectures. Raises ValueError before the first one."""
+        if not self._chunks:
+            raise ValueError("expected at least one evaluation, got none")
+        if len(self._chunks) > 1:
+            self._chunks = [GraphStates.cat(self._chunks)]
+        return self._chunks[0]
+
+    @property
+    def num_new(self) -> int:
+        """Return the number of proposals that were evaluated for this search."""
+        return sum(proposal.is_new for proposal in self.proposals)
+
+    @property
+    def best_score(self) -> float:
+        """Return the best score. Raises ValueError before the first evaluation."""
+        return max(self.scores)
+
+    def ok(self) -> Tensor:
+        """Return which evaluations succeeded, [n] bool."""
+        return torch.tensor([status is EvaluationStatus.OK for status in self.statuses], dtype=torch.bool)
+
+    def position(self, code: int) -> int | None:
+        """Return the position of the architecture with a code (`Environment.identify`), None for an unknown one."""
+        return self._position.get(code)
+
+    def is_unknown(self, codes: Tensor) -> Tensor:
+        """Return which codes [B] are neither evaluated nor in flight, [B] bool."""
+        return ~torch.isin(codes, torch.tensor([*self._position, *self.in_flight], dtype=torch.int64))
+
+    def start(self, states: GraphStates) -> None:
+        """Add architectures to those in flight."""
+        self.in_flight.update(self.env.identify(states).tolist())
+
+    def add(self, states: GraphStates, evaluations: Sequence[Evaluation]) -> None:
+        """Add the results of B terminal states; an architecture that is known stays at its position."""
+        codes, new = self.env.identify(states).tolist(), []
+        for index, (code, evaluation) in enumerate(zip(codes, evaluations, strict=True)):
+            self.in_flight.discard(code)
+            is_new = not evaluation.cached and evaluation.status is not EvaluationStatus.REFUSED
+            position = self._position.get(code, len(self.scores))
+            self.proposals.append(Proposal(evaluation.hash, evaluation.score, is_new, position))
+            if code in self._position:
+                continue
+            self._position[code] = position
+            new.append(index)
+            self.scores.append(evaluation.score)
+            measured = evaluation.infeasible_score
+            self.measured.append(evaluation.score if measured is None else measured)
+            self.utilities.append(tuple(evaluation.utilities))
+            self.metrics.append(dict(evaluation.metrics))
+            self.seconds.append(evaluation.seconds)
+            self.statuses.append(evaluation.status)
+        if new:
+            self._chunks.append(states[torch.tensor(new)])
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the contents as tensors and plain values, safe to load with `weights_only=True`."""
+        return {
+            "states": {f.name: getattr(self.states, f.name) for f in fields(GraphStates)} if len(self) else None,
+            "proposals": [(p.hash, p.score, p.is_new, p.position) for p in self.proposals],
+            "scores": list(self.scores),
+            "measured": list(self.measured),
+            "utilities": list(self.utilities),
+            "metrics": list(self.metrics),
+            "seconds": list(self.seconds),
+            "statuses": [status.value for status in self.statuses],
+            "method_seconds": self.method_seconds,
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`; nothing is in flight."""
+        self.proposals = [Proposal(*values) for values in state["proposals"]]
+        self.scores, self.seconds = list(state["scores"]), list(state["seconds"])
+        self.measured = list(state["measured"])
+        self.utilities = [tuple(values) for values in state["utilities"]]
+        self.metrics = [dict(values) for values in state["metrics"]]
+        self.statuses = [EvaluationStatus(value) for value in state["statuses"]]
+        self.method_seconds = state["method_seconds"]
+        self._chunks = [] if state["states"] is None else [GraphStates(**state["states"])]
+        codes = self.env.identify(self.states).tolist() if self._chunks else []
+        self._position = {code: position for position, code in enumerate(codes)}
+        self.in_flight = set()

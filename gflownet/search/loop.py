@@ -1,0 +1,242 @@
+"""The loop of a search: propose, evaluate, learn; in rounds, or with evaluations in flight."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Generator, Iterable, Sequence
+from dataclasses import dataclass, field, fields
+from itertools import count
+from typing import Any
+
+from gflownet.errors import UserError
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.evaluator import Evaluation, evaluation_of
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.ticket import Request, Ticket
+from gflownet.mdp.action import GraphActionType
+from gflownet.mdp.states import GraphStates
+from gflownet.search.history import History
+from gflownet.search.method import SearchMethod
+
+# Longest wait for a finished evaluation between two checks for a stop request, seconds.
+_CHECK_EVERY_S = 0.2
+# Proposals in a row without a new evaluation after which a search ends: its method only repeats itself.
+_MAX_REPEATS = 2_000
+
+
+@dataclass(frozen=True)
+class SearchStep:
+    """The results of one round."""
+
+    number: int  # of the round, from 1 on
+    evaluations: Sequence[Evaluation]
+    metrics: dict[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class _Pending:
+    """A submitted terminal state."""
+
+    state: GraphStates  # one state
+    code: int
+    ticket: Ticket
+    is_new: bool
+
+
+class SearchLoop:
+    """Rounds of a search method until its budget is spent.
+
+    With `max_in_flight` 0 each round waits for its batch; otherwise a round ends with every finished evaluation, and
+    the timing of evaluations decides its contents.
+    """
+
+    def __init__(
+        self,
+        method: SearchMethod,
+        history: History,
+        *,
+        batch_size: int,
+        max_in_flight: int = 0,
+        num_evaluations: int,
+        patience: int = 0,
+    ) -> None:
+        """Keep the components.
+
+        Args:
+            method: proposes.
+            history: gets the results; that of the method.
+            batch_size: candidates proposed together.
+            max_in_flight: bound on the candidates without a result; 0: none after a round.
+            num_evaluations: new evaluations after which the search ends.
+            patience: evaluations without a better score after which it ends; 0: no end.
+        """
+        self.method, self.history, self.batch_size = method, history, batch_size
+        self.max_in_flight, self.num_evaluations, self.patience = max_in_flight, num_evaluations, patience
+        self.round = 0
+        self._num_calls = 0  # of `propose`
+        self.end = ""  # reason of the end, empty before
+        self._pending: list[_Pending] = []
+        self._stored: GraphStates | None = None
+        self._num_repeats = 0
+        self.num_trained_on = 0  # architectures of the history when a policy was trained on it after the search
+
+    def steps(self, evaluator: Dispatcher) -> Generator[SearchStep]:
+        """Yield every round from the next one on.
+
+        Raises:
+            EvaluationStoppedError: a stop request, or the budget is spent; the round is not counted.
+        """
+        self._resubmit(evaluator)
+        for number in count(self.round + 1):
+            if self._is_over():
+                return
+            num_calls = self._num_calls
+            try:
+                step = (self._asynchronous_round if self.max_in_flight else self._round)(number, evaluator)
+            except BaseException:
+                if not self.max_in_flight:  # a resumed run repeats the round; candidates in flight are submitted again
+                    self._num_calls = num_calls
+                raise
+            if step is None:
+                return
+            self.round = number
+            yield step
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state for a checkpoint, safe to load with `weights_only=True`."""
+        pending = GraphStates.cat([each.state for each in self._pending]) if self._pending else None
+        return {
+            "round": self.round,
+            "num_calls": self._num_calls,
+            "num_repeats": self._num_repeats,
+            "num_trained_on": self.num_trained_on,
+            "history": self.history.state_dict(),
+            "method": self.method.state_dict(),
+            "pending": None if pending is None else {f.name: getattr(pending, f.name) for f in fields(GraphStates)},
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`; `steps` submits states in flight again, and checks for the end."""
+        self.round = state["round"]
+        self._num_repeats, self._num_calls = state["num_repeats"], state["num_calls"]
+        self.num_trained_on = state.get("num_trained_on", 0)  # missing in earlier checkpoints
+        self.history.load_state_dict(state["history"])
+        self.method.load_state_dict(state["method"])
+        self._stored = None if state["pending"] is None else GraphStates(**state["pending"])
+
+    def _num_left(self) -> int:
+        return self.num_evaluations - self.history.num_new - len(self._pending)
+
+    def _is_over(self) -> bool:
+        if not self.end and self._num_left() <= 0 and not self._pending:
+            num = self.num_evaluations
+            self.end = "1 evaluation is done" if num == 1 else f"{num} evaluations are done"
+        if not self.end and self.patience and self._since_best() >= self.patience:
+            self.end = f"no better score in {self.patience} evaluations (search.patience)"
+        if not self.end and self._num_repeats >= _MAX_REPEATS:
+            self.end = f"no new architecture in {self._num_repeats} proposals"
+        return bool(self.end)
+
+    def _since_best(self) -> int:
+        """Return the number of architectures evaluated after the best one, without the surrogate's initial ones."""
+        scores = self.history.scores
+        if not scores:
+            return 0
+        start = self.method.setup.config.num_initial if self.method.uses_surrogate else 0
+        return max(len(scores) - max(scores.index(max(scores)) + 1, start), 0)
+
+    def _round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
+        states = self._propose(min(self.batch_size, self._num_left()))
+        if states is None:
+            return None
+        env = self.history.env
+        candidates = [env.terminal(states, index) for index in range(len(states))]
+        return self._learned(number, [(states, evaluator.evaluate(candidates, step=number))])
+
+    def _asynchronous_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
+        """Fill the places in flight, wait for a result, and learn from all that are finished."""
+        is_first = True
+        while True:
+            room = min(self.max_in_flight - len(self._pending), self._num_left())
+            if room > 0 and (is_first or not self._pending):
+                states = self._propose(min(room, self.batch_size))
+                if states is None and not self._pending:
+                    return None
+                if states is not None:
+                    self._submit(states, evaluator, step=number)
+                is_first = room > self.batch_size and states is not None
+            finished = [each for each in self._pending if each.ticket.record is not None]
+            if finished:
+                break
+            evaluator.advance(timeout=_CHECK_EVERY_S)
+        self._pending = [each for each in self._pending if each.ticket.record is None]
+        evaluator.flush()
+        return self._learned(number, [(each.state, [_evaluation(each, evaluator)]) for each in finished])
+
+    def _propose(self, num: int) -> GraphStates | None:
+        """Return the next candidates, in flight from now on; None at the end of the method."""
+        start = time.perf_counter()
+        states = self.method.propose(self._num_calls + 1, num)
+        self.history.method_seconds += time.perf_counter() - start
+        self._check(states)
+        if not len(states):
+            if not self._pending:  # results in flight may lead to others
+                self.end = self.end or "the method has no further proposals"
+            return None
+        self.history.start(states)
+        self._num_calls += 1
+        return states
+
+    def _check(self, states: GraphStates) -> None:
+        """Raise UserError for proposals that are no terminal states."""
+        key = f"search.method={self.method.setup.config.method}"
+        if not isinstance(states, GraphStates):
+            raise UserError(f"{key}: expected GraphStates from propose, got {type(states).__name__}")
+        if len(states) and not bool(self.history.env.forward_masks(states).masks[GraphActionType.Stop].all()):
+            raise UserError(f"{key}: expected terminal states from propose, got one in which Stop is not legal")
+
+    def _submit(self, states: GraphStates, evaluator: Dispatcher, *, step: int) -> None:
+        env = self.history.env
+        tickets = evaluator.submit([Request(env.terminal(states, i)) for i in range(len(states))], step=step)
+        earlier = {each.code for each in self._pending}  # in flight, or finished and not yet in the history
+        for index, (code, ticket) in enumerate(zip(env.identify(states).tolist(), tickets, strict=True)):
+            is_new = self.history.position(code) is None and code not in earlier
+            self._pending.append(_Pending(states[index : index + 1], code, ticket, is_new))
+            earlier.add(code)
+
+    def _resubmit(self, evaluator: Dispatcher) -> None:
+        stored, self._stored = self._stored, None
+        if stored is not None:
+            self.history.start(stored)
+            self._submit(stored, evaluator, step=self.round + 1)
+
+    def _learned(self, number: int, results: Iterable[tuple[GraphStates, Sequence[Evaluation]]]) -> SearchStep:
+        evaluations: list[Evaluation] = []
+        num_before = self.history.num_new
+        for states, of_states in results:
+            self.history.add(states, of_states)
+            evaluations += of_states
+        is_repeated = self.history.num_new == num_before
+        self._num_repeats = self._num_repeats + len(evaluations) if is_repeated else 0
+        start = time.perf_counter()
+        metrics = dict(self.method.observe(number))
+        self.history.method_seconds += time.perf_counter() - start
+        return SearchStep(number, evaluations, metrics | self._metrics())
+
+    def _metrics(self) -> dict[str, float]:
+        num_evaluations, evaluation_s = max(self.history.num_new, 1), math.fsum(self.history.seconds)
+        return {
+            "num_proposals": float(len(self.history.proposals)),
+            "method_seconds_per_evaluation": self.history.method_seconds / num_evaluations,
+            "method_share": self.history.method_seconds / evaluation_s if evaluation_s else 0.0,
+            "evaluation_seconds": evaluation_s,
+        }
+
+
+def _evaluation(pending: _Pending, evaluator: Dispatcher) -> Evaluation:
+    record = pending.ticket.record
+    assert record is not None
+    is_refused = record.status is EvaluationStatus.REFUSED
+    cached = not pending.is_new or (record.run != evaluator.run and not is_refused)
+    return evaluation_of(record, task=evaluator.task, cached=cached)

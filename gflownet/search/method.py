@@ -1,0 +1,82 @@
+"""The contract of a search method: propose candidates, learn from their results."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from gflownet.evaluation.task import GFNTask
+from gflownet.learning.learner import Learner
+from gflownet.mdp.context import GraphBuildingEnvContext
+from gflownet.mdp.states import GraphStates
+from gflownet.plugins import Configurable
+from gflownet.search.config import SearchConfig
+from gflownet.search.history import History
+from gflownet.search.surrogate import Surrogate
+from gflownet.workers.process import stream_seed
+
+
+@dataclass(frozen=True)
+class SearchSetup:
+    """The parts of a run that a search method may use."""
+
+    context: GraphBuildingEnvContext
+    task: GFNTask
+    config: SearchConfig  # `config.options` is the method's `Config`
+    history: History
+    seed: int
+    build_learner: Callable[[], Learner]  # a new policy with its objective and optimiser, of the run's options
+    build_surrogate: Callable[[], Surrogate]  # for methods with `uses_surrogate`
+    num_evaluations: int  # expected evaluations of the search, for schedules
+    is_refused: Callable[[Any], bool] = lambda candidate: False  # whether a hard cap of the budget refuses it
+
+    def generator(self, *stream: int) -> torch.Generator:
+        """Return the random generator of a stream."""
+        return torch.Generator().manual_seed(stream_seed(self.seed, *stream))
+
+
+class SearchMethod(Configurable, ABC):
+    """Proposes candidates from the history of a search.
+
+    Between two calls of `propose` the history grows by results, not always by all that were proposed: with
+    asynchronous evaluation some are still in flight. Randomness comes from `setup.generator(call, ...)`, so that a
+    resumed run proposes the same candidates.
+    """
+
+    uses_surrogate: ClassVar[bool] = False
+    trains_sampler: ClassVar[bool] = False  # whether a policy is trained on `completed_scores` after the search
+
+    def __init__(self, setup: SearchSetup) -> None:
+        self.setup, self.history, self.env = setup, setup.history, setup.context.env
+
+    @abstractmethod
+    def propose(self, call: int, num: int) -> GraphStates:
+        """Return up to `num` terminal states to evaluate next; fewer where the method has no more, none at its end.
+
+        It changes nothing that `state_dict` returns: an interrupted round is repeated after a resume. Known states are
+        allowed: their result comes from the store, without an evaluation, and is a proposal.
+
+        Args:
+            call: number of the call, from 1 on.
+            num: at least 1.
+        """
+
+    def observe(self, round: int) -> Mapping[str, float]:
+        """Learn from the results of the round, which the history has, and return metrics of the method."""
+        return {}
+
+    def completed_scores(self, states: GraphStates) -> Tensor:
+        """Return scores of terminal states [B]: measured ones where they are known, predictions elsewhere."""
+        raise NotImplementedError(f"{type(self).__name__} predicts no scores")
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state beyond the history, safe to load with `weights_only=True`."""
+        return {}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`; the history is restored before."""

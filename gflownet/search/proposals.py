@@ -1,0 +1,116 @@
+"""Pools of unknown candidates, and batches sampled from them without replacement.
+
+Letters: B candidates.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from gflownet.data.uniform import uniform_states
+from gflownet.mdp.environment import Environment
+from gflownet.mdp.states import GraphStates
+from gflownet.search.calibration import ranked
+from gflownet.search.history import History
+from gflownet.search.mutations import mutated
+
+LogValues = Callable[[GraphStates], Tensor]  # acquisition of terminal states [B], on a logarithmic scale
+_NUM_PARENTS = 10  # best known architectures, and best candidates of a generation, that are mutated
+_MAX_UNDONE = 3  # construction steps that a mutation undoes
+_MAX_DRAWS = 20  # batches of random architectures until enough are new
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Distinct unknown candidates with their values."""
+
+    states: GraphStates  # [B]
+    log_values: Tensor  # [B] float64
+
+    def __len__(self) -> int:
+        """Return B."""
+        return len(self.states)
+
+
+def sampled_order(log_weights: Tensor, generator: torch.Generator, *, beta: float = 1.0) -> Tensor:
+    """Return the positions of weights [B] in an order sampled without replacement in proportion to weight^beta.
+
+    The first k are a sample of k: sorted sums of beta * log weight and Gumbel noise (Kool et al. 2019). With infinite
+    beta the order is that of the weights.
+    """
+    uniform = torch.rand(len(log_weights), generator=generator, dtype=torch.float64)
+    noise = -(-uniform.clamp(min=torch.finfo(torch.float64).tiny).log()).log()
+    return (log_weights.double() + noise / beta).argsort(descending=True, stable=True)
+
+
+def accepted(states: GraphStates, order: Tensor, num: int, is_refused: Callable[[GraphStates, int], bool]) -> Tensor:
+    """Return the first `num` positions of an order that no hard cap refuses."""
+    return torch.tensor(list(_first(iter(order.tolist()), num, lambda i: not is_refused(states, i))), dtype=torch.int64)
+
+
+def _first(positions: Iterator[int], num: int, accepts: Callable[[int], bool]) -> Iterator[int]:
+    while num > 0 and (position := next(positions, None)) is not None:
+        if accepts(position):
+            num -= 1
+            yield position
+
+
+def unknown(history: History, states: GraphStates) -> GraphStates:
+    """Return one state of each architecture that is neither evaluated nor in flight, in order."""
+    codes = history.env.identify(states)
+    is_first = torch.zeros(len(codes), dtype=torch.bool)
+    seen: set[int] = set()
+    for position, code in enumerate(codes.tolist()):
+        is_first[position] = code not in seen
+        seen.add(code)
+    return states[is_first & history.is_unknown(codes)]
+
+
+def random_unknown(history: History, num: int, generator: torch.Generator) -> GraphStates:
+    """Return up to `num` different unknown architectures from uniformly random actions."""
+    states = history.env.initial_states(0)
+    for _ in range(_MAX_DRAWS):
+        drawn_states = uniform_states(history.env, 2 * num, generator=generator)
+        states = unknown(history, GraphStates.cat([states, drawn_states]))
+        if len(states) >= num:
+            break
+    return states[:num]
+
+
+def best_states(history: History) -> GraphStates:
+    """Return the best known architectures, the parents of mutations."""
+    return history.states[ranked(history.scores)[:_NUM_PARENTS]]
+
+
+def mutations(env: Environment, parents: GraphStates, num: int, generator: torch.Generator) -> GraphStates:
+    """Return `num` mutations of parents, as many of each as possible."""
+    if not num:
+        return parents[:0]
+    return mutated(env, parents[torch.arange(num) % len(parents)], generator, max_undone=_MAX_UNDONE)
+
+
+def evolved(
+    history: History,
+    start: GraphStates,
+    log_values: LogValues,
+    *,
+    num_mutations: int,
+    num_generations: int,
+    generator: torch.Generator,
+) -> Pool:
+    """Return a pool from start states, whose best candidates are mutated again in each generation."""
+    states = unknown(history, start)
+    values = log_values(states)
+    for _ in range(num_generations):
+        if not len(states):
+            break
+        parents = states[values.argsort(descending=True, stable=True)[:_NUM_PARENTS]]
+        children = mutations(history.env, parents, num_mutations, generator)
+        combined = unknown(history, GraphStates.cat([states, children]))
+        values = torch.cat([values, log_values(combined[len(states) :])])
+        states = combined
+    return Pool(states, values)

@@ -1,0 +1,227 @@
+"""Search with a surrogate: candidates are sampled in proportion to acquisition^beta.
+
+Letters: B terminal states, n observations.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.errors import UserError
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.mdp.states import GraphStates
+from gflownet.objectives.config import OBJECTIVES
+from gflownet.search.calibration import Calibration
+from gflownet.search.candidate_model import CandidateModel
+from gflownet.search.enumeration import ScoredSpace, enumerated
+from gflownet.search.method import SearchMethod, SearchSetup
+from gflownet.search.proposals import (
+    Pool,
+    accepted,
+    best_states,
+    evolved,
+    mutations,
+    random_unknown,
+    sampled_order,
+    unknown,
+)
+from gflownet.search.surrogate import Prediction, Surrogate
+
+# Random streams of a call.
+_RANDOM, _POOL, _VALUES, _ORDER = range(4)
+_NUM_GENERATIONS = 2  # of mutations of the pool's best candidates
+_CHUNK = 4_096  # architectures predicted at once for `completed_scores`, to bound memory
+
+
+class SurrogateSearch(SearchMethod):
+    """Fits a surrogate to all scores, and samples a batch of unknown architectures in proportion to acquisition^beta.
+
+    A small space is scored as a whole. Elsewhere candidates are mutations of the best architectures and of the best
+    candidates, and `samples`. Failed evaluations count with the floor score, refused ones not at all.
+    """
+
+    uses_surrogate = True
+    trains_sampler = True
+
+    def __init__(self, setup: SearchSetup) -> None:
+        super().__init__(setup)
+        self.config = setup.config
+        self.model = CandidateModel(setup)
+        self.calibration = Calibration()
+        self._num_fitted = 0  # architectures of the history at the last fit
+        self._mean = 0.0  # of the warped scores of the last fit
+        max_num = self.model.enumeration_limit(self.config.proposals.num_enumerated)
+        states = enumerated(self.env, max_num=max_num)
+        self.space = None if states is None else ScoredSpace(self.env, states)
+
+    @property
+    def surrogate(self) -> Surrogate:
+        """The surrogate of the score, or of the first objective."""
+        return self.model.surrogate
+
+    def propose(self, call: int, num: int) -> GraphStates:
+        """Return up to `num` unknown terminal states."""
+        num_initial = self.config.num_initial - len(self.history) - len(self.history.in_flight)
+        if num_initial > 0 or not self._num_fitted:
+            num = min(num, num_initial) if num_initial > 0 else num
+            return self._chosen(_equal(self.random_states(call)), num, call)
+        states = self._chosen(self.pool(call), num, call)
+        return states if len(states) else self._chosen(_equal(self.random_states(call)), num, call)
+
+    def observe(self, round: int) -> Mapping[str, float]:
+        """Compare the predictions of the new results with their scores, then fit the surrogate to all."""
+        if len(self.history) > self._num_fitted:
+            if self._num_fitted:
+                self._calibrate()
+            if len(self.history) >= self.config.num_initial:
+                self._fit()
+        metrics = {**self.calibration.metrics(), "fallback": float(self.calibration.is_worse_than_mean)}
+        return {**metrics, **(self.learn(round) if self._num_fitted else {})}
+
+    @classmethod
+    def check_config(cls, config: Any) -> None:
+        """Raise UserError for objectives that need more than rewards of terminal states."""
+        objective = OBJECTIVES.load(config.algo.method)
+        if objective.needs_state_rewards or objective.imitates:
+            raise UserError(
+                "algo.method: expected an objective that learns from rewards of terminal states with "
+                f"search.method={config.search.method}, such as tb, got {config.algo.method}"
+            )
+
+    @abstractmethod
+    def samples(self, call: int) -> GraphStates:
+        """Return candidates that are no mutations, known ones included."""
+
+    @abstractmethod
+    def learn(self, round: int) -> Mapping[str, float]:
+        """Learn from the fitted surrogate, and return metrics."""
+
+    def completed_scores(self, states: GraphStates) -> Tensor:
+        """Return measured scores [B], or utilities [B, K], where they are known, predictions elsewhere, float64."""
+        positions = [self.history.position(code) for code in self.env.identify(states).tolist()]
+        known = torch.tensor([-1 if position is None else position for position in positions])
+        measured = self.history.utilities if self.model.has_objectives else self.history.scores
+        scores = torch.tensor(measured, dtype=torch.float64)[known]
+        if not self._num_fitted:  # fewer evaluations than `num_initial`
+            self._fit()
+        for part in (known < 0).nonzero().squeeze(1).split(_CHUNK):
+            scores[part] = self._expected(states[part])
+        return scores
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return calibration and hyperparameters of the surrogates."""
+        return {
+            "num_fitted": self._num_fitted,
+            "calibration": self.calibration.state_dict(),
+            "model": self.model.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Restore the result of `state_dict`, and fit the surrogate as before."""
+        self.calibration.load_state_dict(state["calibration"])
+        self.model.load_state_dict(state["model"])
+        if state["num_fitted"]:
+            self._fit()
+
+    def observations(self) -> tuple[Tensor, Tensor]:
+        """Return the positions [n] of the observations in the history, and their scores or first utilities."""
+        is_observation = [status is not EvaluationStatus.REFUSED for status in self.history.statuses]
+        positions = torch.tensor(is_observation, dtype=torch.bool).nonzero().squeeze(1)
+        return positions, self.model.targets(self.history)[positions, 0]
+
+    def _fit(self) -> None:
+        positions, scores = self.observations()
+        if len(positions):
+            self.model.fit(self.history, positions)
+            if self.space is not None:
+                self.space.forget()
+            self._mean = float(self.surrogate.warp(scores).mean())
+            self._num_fitted = len(self.history)
+
+    def _predict(self, states: GraphStates) -> Prediction:
+        if self.space is not None:
+            return self.space.predict_at(states, self.model)
+        return self.model.predict(self.model.encode(states))
+
+    def _expected(self, states: GraphStates) -> Tensor:
+        if self.space is not None:
+            return self.space.expected_at(states, self.model)
+        return self.model.expected_scores(self.model.encode(states))
+
+    def _calibrate(self) -> None:
+        positions, scores = self.observations()
+        is_new = positions >= self._num_fitted
+        if bool(is_new.any()):
+            prediction = self._predict(self.history.states[positions[is_new]])
+            self.calibration.add(prediction, self.surrogate.warp(scores[is_new]), earlier_mean=self._mean)
+
+    def pool(self, call: int) -> Pool:
+        """Return the candidates with the logarithm of their acquisition; equal values for a bad surrogate."""
+        if self.calibration.is_worse_than_mean:
+            generator = self.setup.generator(call, _POOL)
+            varied = mutations(self.env, best_states(self.history), self.config.proposals.num_mutations, generator)
+            return _equal(unknown(self.history, GraphStates.cat([varied, self.random_states(call)])))
+        if self.space is None:
+            return self.evolved_pool(call, self.setup.generator(call, _POOL))
+        return self._pool_of_space(self.space, call)
+
+    def _pool_of_space(self, space: ScoredSpace, call: int) -> Pool:
+        values = self.model.log_values(space.features(self.model), self.setup.generator(call, _VALUES))
+        positions = self.history.is_unknown(space.codes).nonzero().squeeze(1)
+        return Pool(space.states[positions], values[positions])
+
+    def evolved_pool(self, call: int, generator: torch.Generator) -> Pool:
+        """Return mutations of the best architectures, samples, and mutations of the best of these."""
+        options = self.config.proposals
+        varied = mutations(self.env, best_states(self.history), options.num_mutations, generator)
+        return evolved(
+            self.history,
+            GraphStates.cat([varied, self.samples(call)]),
+            lambda states: self.log_values(states, generator),
+            num_mutations=options.num_mutations,
+            num_generations=_NUM_GENERATIONS,
+            generator=generator,
+        )
+
+    def log_values(self, states: GraphStates, generator: torch.Generator) -> Tensor:
+        """Return the logarithm of the acquisition of terminal states, [B] float64."""
+        if not len(states):
+            return torch.empty(0, dtype=torch.float64)
+        return self.model.log_values(self.model.encode(states), generator)
+
+    def random_states(self, call: int) -> GraphStates:
+        """Return random unknown architectures, all of them where a small space has few left."""
+        num = max(self.config.proposals.num_sampled, 1)
+        states = random_unknown(self.history, num, self.setup.generator(call, _RANDOM))
+        if len(states) < num and self.space is not None:
+            states = self.space.states[self.history.is_unknown(self.space.codes)]
+        return states
+
+    def _chosen(self, pool: Pool, num: int, call: int) -> GraphStates:
+        """Return a batch without candidates that a hard cap refuses."""
+        order = sampled_order(pool.log_values, self.setup.generator(call, _ORDER), beta=self.config.acquisition.beta)
+        return pool.states[accepted(pool.states, order, num, self._refused)]
+
+    def _refused(self, states: GraphStates, index: int) -> bool:
+        return self.setup.is_refused(self.env.terminal(states, index))
+
+
+def _equal(states: GraphStates) -> Pool:
+    return Pool(states, torch.zeros(len(states), dtype=torch.float64))
+
+
+class SurrogateAlone(SurrogateSearch):
+    """Candidates are mutations and random architectures."""
+
+    def samples(self, call: int) -> GraphStates:
+        """Return random architectures."""
+        return self.random_states(call)
+
+    def learn(self, round: int) -> Mapping[str, float]:
+        """Learn nothing."""
+        return {}

@@ -1,0 +1,144 @@
+"""Contract of every search method, on a space of 81 settings and on computation graphs."""
+
+import io
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.mdp.action import GraphActionType
+from gflownet.search import loop as loop_module
+from gflownet.search.config import SEARCH_METHODS
+from gflownet.search.loop import SearchLoop
+from gflownet.trainer import GFNTrainer
+from tests.search.searches import NUM_SETTINGS, FailsOrRefuses, build, dispatcher, method_of, proposals
+from tests.toy_tasks import RewardsHiddenNodes
+
+# Small populations, so that each method does more than propose random architectures.
+OPTIONS = {
+    "evolution": ["search.options.population=4", "search.options.tournament=2"],
+    "tpe": ["search.options.num_startup=4"],
+}
+SHARED = (
+    "search.num_initial=4",
+    "search.proposals.num_updates=2",
+    "search.proposals.num_mutations=8",
+    "search.proposals.num_sampled=8",
+)
+GRAPHS = (
+    f"task=tests.toy_tasks:{RewardsHiddenNodes.__name__}",
+    "env.name=computation_graph",
+    "env.max_hidden_nodes=2",
+    "env.max_edges=4",
+    "model.name=graph_transformer",
+)
+STATUSES = (f"task=tests.search.searches:{FailsOrRefuses.__name__}",)
+
+
+@pytest.fixture(params=SEARCH_METHODS)
+def method(request) -> str:
+    return request.param
+
+
+def searching(method: str, *overrides: str) -> GFNTrainer:
+    return build(method, *SHARED, *OPTIONS.get(method, ()), *overrides)
+
+
+def loop_of(trainer: GFNTrainer) -> SearchLoop:
+    assert trainer.search is not None
+    return trainer.search
+
+
+def run(trainer: GFNTrainer, folder: Path, *, num_rounds: int | None = None) -> SearchLoop:
+    """Take rounds of a search, all of them by default."""
+    with dispatcher(trainer, folder) as evaluator:
+        steps = loop_of(trainer).steps(evaluator)
+        for number, _ in enumerate(steps, 1):
+            if number == num_rounds:
+                break
+        steps.close()
+    return loop_of(trainer)
+
+
+def proposed(loop: SearchLoop) -> list[tuple[str, float]]:
+    return [(proposal.hash, proposal.score) for proposal in loop.history.proposals]
+
+
+def stored(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a state after a checkpoint."""
+    file = io.BytesIO()
+    torch.save(state, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def comparable(state: Any) -> Any:
+    """Return a state with tensors as lists, without times."""
+    if isinstance(state, dict):
+        return {key: comparable(value) for key, value in state.items() if "seconds" not in str(key)}
+    if isinstance(state, list | tuple):
+        return [comparable(value) for value in state]
+    return state.tolist() if isinstance(state, torch.Tensor) else state
+
+
+@pytest.mark.parametrize("space", [(), pytest.param(GRAPHS, marks=pytest.mark.slow)], ids=["places", "graphs"])
+def test_proposals_are_terminal_and_repeatable(method, space):
+    trainer, twin = searching(method, *space), searching(method, *space)
+    for states, same in zip(proposals(trainer, 4, batch_size=2), proposals(twin, 4, batch_size=2), strict=True):
+        assert 1 <= len(states) <= 2
+        assert bool(trainer.env.forward_masks(states).masks[GraphActionType.Stop].all())
+        assert bool(states.equals(same).all()), "the seed decides"
+    state = comparable(method_of(trainer)[0].state_dict())
+    first, second = (method_of(trainer)[0].propose(5, 2) for _ in range(2))
+    assert bool(first.equals(second).all())
+    assert comparable(method_of(trainer)[0].state_dict()) == state, "a proposal changes no state"
+
+
+def test_seed_changes_proposals(method):
+    codes = []
+    for seed in (1, 2):
+        trainer = searching(method, f"seed={seed}")
+        codes.append([trainer.env.identify(states).tolist() for states in proposals(trainer, 3, batch_size=2)])
+    assert codes[0] != codes[1]
+
+
+def test_restored_search_equals_uninterrupted_one(method, tmp_path):
+    options = ("budget.evaluations=10", "search.batch_size=2", *STATUSES)
+    whole, first, second = (searching(method, *options) for _ in range(3))
+    for name in ("whole", "parts"):
+        (tmp_path / name).mkdir()
+    run(whole, tmp_path / "whole")
+    run(first, tmp_path / "parts", num_rounds=3)
+    second.run_id = first.run_id
+    loop_of(second).load_state_dict(stored(loop_of(first).state_dict()))
+    run(second, tmp_path / "parts")
+    assert proposed(loop_of(second)) == proposed(loop_of(whole))
+    assert comparable(loop_of(second).state_dict()) == comparable(loop_of(whole).state_dict())
+
+
+def test_search_ends_when_the_space_is_exhausted(method, tmp_path, monkeypatch):
+    monkeypatch.setattr(loop_module, "_MAX_REPEATS", 40)
+    places = "env.choices.places={c: [0], d: [0]}"  # 9 settings are left
+    loop = run(searching(method, places, "budget.evaluations=200", "search.batch_size=3"), tmp_path)
+    assert loop.end
+    assert 1 <= loop.history.num_new <= 9
+    assert not loop.history.in_flight
+
+
+def test_asynchronous_search_spends_its_budget(method, tmp_path):
+    options = ("asynchronous.max_in_flight=4", "search.batch_size=2", "budget.evaluations=12")
+    loop = run(searching(method, *options), tmp_path)
+    assert loop.history.num_new == 12
+    assert not loop.history.in_flight
+    assert loop.end == "12 evaluations are done"
+
+
+def test_refused_candidates_are_not_proposed(method, tmp_path):
+    loop = run(searching(method, *STATUSES, "budget.evaluations=16", "search.batch_size=2"), tmp_path)
+    statuses = loop.history.statuses
+    assert loop.history.num_new == 16
+    assert EvaluationStatus.REFUSED not in statuses
+    assert {EvaluationStatus.OK, EvaluationStatus.FAILED} == set(statuses)
+    assert len(statuses) <= NUM_SETTINGS * 2 / 3

@@ -1,0 +1,128 @@
+"""Searches over 81 settings of four places, with scores computed from the values; no evaluator, no run folder."""
+
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from gflownet.config import load_config
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.fingerprint import context_of
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.task import GFNTask, Score
+from gflownet.graphs.assignment import Assignment
+from gflownet.mdp.states import GraphStates
+from gflownet.search.history import History
+from gflownet.search.method import SearchMethod
+from gflownet.trainer import GFNTrainer
+
+NUM_SETTINGS = 81
+PLACES = (
+    "task=tests.search.searches:ScoresPlaces",
+    "env.name=choices",
+    "env.choices.places={a: [0, 1, 2], b: [0, 1, 2], c: [0, 1, 2], d: [0, 1, 2]}",
+    "algo.num_from_policy=4",
+    "num_training_steps=4",
+    "model.name=mlp",
+    "model.num_layers=1",
+    "model.num_emb=8",
+    "replay.use=false",
+    "evaluation.floor_score=0.01",
+    "final.top=0",
+    "wandb.mode=disabled",
+    "search.batch_size=1",
+)
+
+
+class ScoresPlaces(GFNTask):
+    """Scores between 0.05 and 0.95 with several local optima."""
+
+    is_cheap = True
+
+    def evaluate(self, graph: Assignment, *, seed: int) -> Score:
+        return Score(score_of(graph), num_parameters=1)
+
+
+class FailsOrRefuses(ScoresPlaces):
+    """Settings with a=0 fail, settings with d=2 are refused."""
+
+    def evaluate(self, graph: Assignment, *, seed: int) -> Score:
+        if graph.values[0] == 0:
+            raise RuntimeError("a is 0")
+        return super().evaluate(graph, seed=seed)
+
+    def refusal(self, graph: Assignment) -> str | None:
+        return "d is 2" if graph.values[3] == 2 else None
+
+
+def score_of(graph: Any) -> float:
+    """Return a smooth part and a part that differs between all settings."""
+    noise = zlib.crc32(repr(graph.values).encode()) / 2**32
+    return 0.05 + 0.06 * sum(int(value) for value in graph.values) + 0.42 * noise
+
+
+def build(method: str, *overrides: str) -> GFNTrainer:
+    """Return the components of a search."""
+    return GFNTrainer(load_config(None, [*PLACES, f"search.method={method}", "log_dir=unused", *overrides]))
+
+
+def method_of(trainer: GFNTrainer) -> tuple[SearchMethod, History]:
+    """Return the search method and its history."""
+    assert trainer.search is not None
+    return trainer.search.method, trainer.search.history
+
+
+def proposals(trainer: GFNTrainer, num_calls: int, *, batch_size: int = 1) -> Iterator[GraphStates]:
+    """Yield the proposals of each call after their results are in the history and observed."""
+    method, history = method_of(trainer)
+    for call in range(1, num_calls + 1):
+        states = method.propose(call, batch_size)
+        if not len(states):
+            return
+        history.start(states)
+        history.add(states, evaluations(trainer, states))
+        method.observe(call)
+        yield states
+
+
+def evaluations(trainer: GFNTrainer, states: GraphStates) -> list[Evaluation]:
+    """Return the results of terminal states."""
+    history, results = method_of(trainer)[1], []
+    for index, code in enumerate(trainer.env.identify(states).tolist()):
+        graph = trainer.env.terminal(states, index)
+        cached, status = history.position(code) is not None, EvaluationStatus.OK
+        try:
+            score = trainer.task.evaluate(graph, seed=0).value
+        except RuntimeError:
+            score, status = trainer.config.evaluation.floor_score, EvaluationStatus.FAILED
+        if trainer.task.refusal(graph):
+            score, status = trainer.config.evaluation.floor_score, EvaluationStatus.REFUSED
+        results.append(Evaluation(score, status, 0.0, None, 1, {}, cached, hash=graph.canonical_key()))
+    return results
+
+
+def values_of(trainer: GFNTrainer, states: GraphStates) -> list[tuple]:
+    """Return the values of terminal settings."""
+    return [assignment(trainer, states, index).values for index in range(len(states))]
+
+
+def assignment(trainer: GFNTrainer, states: GraphStates, index: int) -> Assignment:
+    """Return a setting."""
+    graph = trainer.env.terminal(states, index)
+    assert isinstance(graph, Assignment)
+    return graph
+
+
+@contextmanager
+def dispatcher(trainer: GFNTrainer, folder: Path) -> Iterator[Dispatcher]:
+    """Yield the evaluator of a search, whose store is a file in a folder."""
+    with (
+        EvaluationStore(folder / "evaluations.sqlite", context=context_of(trainer.task)) as store,
+        trainer.build_executor() as executor,
+    ):
+        evaluator = trainer.build_evaluator(store, executor, num_evaluated=store.num_evaluations(run=trainer.run_id))
+        yield evaluator
+        evaluator.close()

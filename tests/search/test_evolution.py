@@ -1,0 +1,34 @@
+"""Regularised evolution: random start, tournament, ageing."""
+
+from itertools import pairwise
+
+from tests.search.searches import FailsOrRefuses, build, method_of, proposals, values_of
+
+SMALL = ("search.options.population=6", "search.options.tournament=40")
+
+
+def differences(first: tuple, second: tuple) -> int:
+    return sum(a != b for a, b in zip(first, second, strict=True))
+
+
+def test_children_are_mutations_of_the_best_of_the_youngest():
+    trainer = build("evolution", *SMALL)  # 40 of 6 members: the best one misses a tournament in 7 of 10,000 cases
+    values = [values_of(trainer, states)[0] for states in proposals(trainer, 50)]
+    scores = [proposal.score for proposal in method_of(trainer)[1].proposals]
+    for number in range(6, 50):
+        best = max(range(number - 6, number), key=scores.__getitem__)
+        assert differences(values[number], values[best]) == 1
+    assert max(differences(*pair) for pair in pairwise(values[:6])) > 1, "the first population is random"
+
+
+def test_refused_children_are_replaced():
+    trainer = build("evolution", *SMALL, f"task={__package__}.searches:{FailsOrRefuses.__name__}")
+    seen = [values for states in proposals(trainer, 60) for values in values_of(trainer, states)]
+    assert len(seen) == 60
+    assert not any(values[3] == 2 for values in seen)
+
+
+def test_batch_is_mutated_together():
+    trainer = build("evolution", *SMALL)
+    sizes = {len(states) for states in proposals(trainer, 8, batch_size=3)}
+    assert sizes == {3}

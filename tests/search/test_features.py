@@ -1,0 +1,107 @@
+"""Batched Weisfeiler-Lehman features compared with histograms of strings."""
+
+import pytest
+import torch
+
+from gflownet.search.distances import DistanceCache, Points
+from gflownet.search.features import WeisfeilerLehman
+from tests.contracts.environments import ENVIRONMENTS, cells, computation_graphs
+from tests.oracles.weisfeiler_lehman import all_histograms, squared_distance
+from tests.search.terminal_states import random_terminal_states, renamed_nodes
+
+NUM_ROUNDS = 3
+SPACES = {
+    "computation_graph": lambda: computation_graphs(max_hidden_nodes=4, max_edges=8),
+    "nb201": lambda: cells("nb201"),
+    "recurrent": lambda: computation_graphs(max_hidden_nodes=3, max_edges=7, allow_recurrent=True),
+    **{
+        name: ENVIRONMENTS[name]
+        for name in (
+            "computation_graph_ordered",
+            "operation_graph",
+            "cells_nb101",
+            "choices",
+            "recurrent_stack",
+            "tensor_graph",
+            "undirected_attributes",
+            "directed_attributes",
+        )
+    },
+}
+
+
+@pytest.fixture(scope="module", params=SPACES)
+def env(request):
+    return SPACES[request.param]()
+
+
+def test_distances_match_histograms_of_strings(env):
+    states = random_terminal_states(env, 24, seed=0)
+    points = Points(WeisfeilerLehman(env, num_rounds=NUM_ROUNDS).encode(states))
+    graphs = env.labelled_graphs(states)
+    histograms = [all_histograms(graphs, index, NUM_ROUNDS) for index in range(len(states))]
+    expected = [
+        [[squared_distance(left[block], right[block]) for right in histograms] for left in histograms]
+        for block in range(len(histograms[0]))
+    ]
+    distances = points.label_distances(points)
+    torch.testing.assert_close(distances, torch.tensor(expected), rtol=1e-5, atol=3e-6)
+    assert bool((distances > 0).any())
+    assert bool((distances.diagonal(dim1=1, dim2=2) == 0).all())
+
+
+@pytest.mark.parametrize("name", [name for name in SPACES if name not in ("nb201", "choices", "recurrent_stack")])
+def test_features_of_isomorphic_states_are_equal(name):
+    env = SPACES[name]()
+    states = random_terminal_states(env, 40, seed=1)
+    renamed = renamed_nodes(states, seed=2)
+    encoder = WeisfeilerLehman(env, num_rounds=NUM_ROUNDS)
+    left, right = encoder.encode(states), encoder.encode(renamed)
+    assert not bool(states.equals(renamed).all())
+    assert torch.equal(left.labels, right.labels)
+    assert torch.equal(left.counts, right.counts)
+
+
+def test_isomorphic_cells_of_nas_bench_201_differ_in_places_only():
+    """Two cells with one convolution between input and output, over different nodes."""
+    env = cells("nb201")
+    states = env.initial_states(2)
+    states.node_attr[:, :, 0] = torch.tensor([[3, 0, 1, 0, 0, 1], [3, 0, 0, 0, 1, 0]], dtype=torch.int8)
+    states.node_attr[0, :, 0] = torch.tensor([0, 3, 0, 0, 0, 1], dtype=torch.int8)
+    points = Points(WeisfeilerLehman(env, num_rounds=NUM_ROUNDS).encode(states))
+    assert points.label_distances(points)[:, 0, 1].tolist() == pytest.approx([0, 0, 0, 0, 8 / 6])
+
+
+def test_sizes_are_the_numbers_of_nodes_and_edges():
+    env = computation_graphs(max_hidden_nodes=4, max_edges=8)
+    states = random_terminal_states(env, 20, seed=3)
+    features = WeisfeilerLehman(env, num_rounds=0).encode(states)
+    expected = torch.stack([states.num_nodes, states.has_edge.sum((1, 2))], 1).double()
+    assert torch.equal(features.numbers, expected)
+    assert len(expected.unique(dim=0)) > 3
+
+
+def test_distance_cache_matches_distances_of_all_graphs():
+    env = computation_graphs(max_hidden_nodes=4, max_edges=8)
+    states = random_terminal_states(env, 60, seed=3)
+    numbers = torch.randn(60, 2, generator=torch.Generator().manual_seed(4))
+    features = WeisfeilerLehman(env, num_rounds=2).encode(states, numbers)
+    weights = torch.tensor([0.5, 0.0, 2.0, 1.0, 0.2, 0.3, 0.1, 3.0], dtype=torch.float64)
+    expected = torch.tensordot(weights, Points(features).distances(Points(features)), 1)
+    cache = DistanceCache(features[20:])
+    for rows in (torch.arange(5), torch.arange(9), torch.arange(16), torch.tensor([4, 2, 9])):
+        cache.extend(Points(features[rows]), rows)
+        result = cache.weighted(weights, slice(len(rows)))
+        torch.testing.assert_close(result, expected[rows, 20:])
+    part = cache.weighted(weights, slice(1, 3), slice(10, 20))
+    torch.testing.assert_close(part, expected[torch.tensor([2, 9])][:, 30:40])
+
+
+@pytest.mark.parametrize(
+    ("numbers", "message"),
+    [(torch.zeros(2, 1), r"expected \[3, D\], got \[2, 1\]"), (torch.tensor([[0.0], [0.0], [torch.nan]]), "graph 2")],
+)
+def test_invalid_numeric_features_raise(numbers, message):
+    env = cells("nb201")
+    with pytest.raises(ValueError, match=message):
+        WeisfeilerLehman(env, num_rounds=1).encode(random_terminal_states(env, 3, seed=0), numbers)

@@ -1,0 +1,138 @@
+"""The loop of a search: rounds, its end, evaluations in flight, and interrupted rounds."""
+
+import pytest
+
+from gflownet.errors import UserError
+from gflownet.evaluation.dispatcher import EvaluationStoppedError
+from gflownet.search import loop as loop_module
+from tests.search.searches import build, dispatcher
+from tests.search.table_searches import RIDGE
+
+NINE_SETTINGS = "env.choices.places={c: [0], d: [0]}"
+
+
+def loop_of(trainer):
+    assert trainer.search is not None
+    return trainer.search
+
+
+def finished(folder, *overrides: str):
+    """Return the loop of a finished random search and its steps."""
+    trainer = build("random", *overrides)
+    with dispatcher(trainer, folder) as evaluator:
+        steps = list(loop_of(trainer).steps(evaluator))
+    return loop_of(trainer), steps
+
+
+def test_rounds_end_with_the_budget(tmp_path):
+    options = ("budget.evaluations=12", "search.batch_size=5", "search.options.without_repeats=true")
+    loop, steps = finished(tmp_path, *options)
+    assert [len(step.evaluations) for step in steps] == [5, 5, 2]
+    assert [step.number for step in steps] == [1, 2, 3]
+    assert loop.end == "12 evaluations are done"
+    assert steps[-1].metrics["num_proposals"] == 12
+    assert len(loop.history) == loop.history.num_new == 12
+
+
+def test_repeated_proposals_are_free(tmp_path):
+    loop, steps = finished(tmp_path, NINE_SETTINGS, "budget.evaluations=8")
+    assert loop.history.num_new == len(loop.history) == 8
+    assert steps[-1].metrics["num_proposals"] == len(steps) > 8
+    assert sum(not each.cached for step in steps for each in step.evaluations) == 8
+
+
+def test_patience_ends_the_search(tmp_path):
+    loop, _ = finished(tmp_path, "budget.evaluations=60", "search.patience=7")
+    assert loop.end == "no better score in 7 evaluations (search.patience)"
+    scores = loop.history.scores
+    best = scores.index(max(scores))
+    assert len(scores) - 1 - best == 7
+    assert all(len(scores[:n]) - 1 - scores.index(max(scores[:n])) < 7 for n in range(1, len(scores)))
+
+
+def test_patience_is_counted_after_initial_candidates_of_surrogate(tmp_path):
+    trainer = build("surrogate", RIDGE, "budget.evaluations=30", "search.num_initial=12", "search.patience=3")
+    with dispatcher(trainer, tmp_path) as evaluator:
+        list(loop_of(trainer).steps(evaluator))
+    scores = loop_of(trainer).history.scores
+    assert len(scores) == max(scores.index(max(scores)) + 1, 12) + 3
+    assert scores.index(max(scores[:12])) < 9  # otherwise the initial candidates have no effect
+
+
+@pytest.mark.parametrize("max_in_flight", [0, 4])
+def test_exhausted_space_ends_the_search(tmp_path, monkeypatch, max_in_flight):
+    monkeypatch.setattr(loop_module, "_MAX_REPEATS", 30)
+    asynchronous = f"asynchronous.max_in_flight={max_in_flight}"
+    loop, _ = finished(tmp_path, NINE_SETTINGS, "budget.evaluations=30", asynchronous)
+    assert loop.end.startswith("no new architecture in ")
+    assert loop.history.num_new <= 9
+
+
+@pytest.mark.parametrize("max_in_flight", [0, 4])
+def test_method_without_proposals_ends_after_results_in_flight(tmp_path, max_in_flight):
+    options = ("search.options.without_repeats=true", f"asynchronous.max_in_flight={max_in_flight}")
+    loop, _ = finished(tmp_path, NINE_SETTINGS, "budget.evaluations=30", "search.batch_size=2", *options)
+    assert loop.end == "the method has no further proposals"
+    assert loop.history.num_new == 9
+    assert not loop.history.in_flight
+
+
+def test_interrupted_round_is_repeated(tmp_path, monkeypatch):
+    options = ("budget.evaluations=8", "search.batch_size=4")
+    trainer, whole = build("random", *options), build("random", *options)
+    with dispatcher(whole, tmp_path) as evaluator:
+        list(loop_of(whole).steps(evaluator))
+    (folder := tmp_path / "interrupted").mkdir()
+    with dispatcher(trainer, folder) as evaluator:
+        steps = loop_of(trainer).steps(evaluator)
+        next(steps)
+        monkeypatch.setattr(evaluator, "_stopped", lambda: True)
+        with pytest.raises(EvaluationStoppedError):
+            next(steps)
+    resumed = build("random", *options)
+    resumed.run_id = trainer.run_id
+    loop_of(resumed).load_state_dict(loop_of(trainer).state_dict())
+    assert loop_of(resumed).round == 1
+    with dispatcher(resumed, folder) as evaluator:
+        list(loop_of(resumed).steps(evaluator))
+    names = [[proposal.hash for proposal in loop_of(each).history.proposals] for each in (resumed, whole)]
+    assert names[0] == names[1]
+
+
+def test_candidates_in_flight_are_not_proposed_again(tmp_path, monkeypatch):
+    options = ("budget.evaluations=20", "asynchronous.max_in_flight=2", "search.batch_size=2")
+    trainer = build("random", *options)
+    calls = []
+    propose = loop_of(trainer).method.propose
+    monkeypatch.setattr(
+        loop_of(trainer).method, "propose", lambda call, num: (calls.append(call), propose(call, num))[1]
+    )
+    with dispatcher(trainer, tmp_path) as evaluator:
+        monkeypatch.setattr(evaluator, "_stopped", lambda: bool(calls))
+        with pytest.raises(EvaluationStoppedError):
+            next(loop_of(trainer).steps(evaluator))
+    state = loop_of(trainer).state_dict()
+    assert calls == [1]
+    assert (state["num_calls"], state["pending"] is None) == (1, False)
+
+
+@pytest.mark.parametrize(("states", "expected"), [(None, "GraphStates"), ("initial", "terminal states")])
+def test_invalid_proposals_name_the_method(tmp_path, monkeypatch, states, expected):
+    trainer = build("random")
+    result = trainer.env.initial_states(1) if states == "initial" else None
+    monkeypatch.setattr(loop_of(trainer).method, "propose", lambda call, num: result)
+    with dispatcher(trainer, tmp_path) as evaluator, pytest.raises(UserError, match=expected) as error:
+        next(loop_of(trainer).steps(evaluator))
+    assert str(error.value).startswith("search.method=random: expected ")
+
+
+def test_resumed_search_continues_with_a_larger_budget(tmp_path):
+    first, second = build("random", "budget.evaluations=4"), build("random", "budget.evaluations=9")
+    for trainer, earlier in ((first, None), (second, first)):
+        if earlier is not None:
+            trainer.run_id = earlier.run_id
+            loop_of(trainer).load_state_dict(loop_of(earlier).state_dict())
+        with dispatcher(trainer, tmp_path) as evaluator:
+            list(loop_of(trainer).steps(evaluator))
+    assert loop_of(first).history.num_new == 4
+    assert loop_of(second).history.num_new == 9

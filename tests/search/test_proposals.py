@@ -1,0 +1,84 @@
+"""Pools of unknown candidates and sampling without replacement."""
+
+import math
+from itertools import permutations
+
+import pytest
+import torch
+
+from gflownet.data.uniform import uniform_states
+from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.search.history import History
+from gflownet.search.proposals import accepted, evolved, random_unknown, sampled_order, unknown
+from tests.contracts.environments import ENVIRONMENTS
+
+
+def evaluations(scores: list[float]) -> list[Evaluation]:
+    return [Evaluation(score, EvaluationStatus.OK, 1.0, None, None, {}, False) for score in scores]
+
+
+def test_sampled_order_has_the_probabilities_of_draws_without_replacement():
+    weights, num = torch.tensor([1.0, 2.0, 5.0]), 4_000
+    generator = torch.Generator().manual_seed(0)
+    counts: dict[tuple[int, ...], int] = {}
+    for _ in range(num):
+        order = tuple(sampled_order(weights.log() / 2, generator, beta=2.0).tolist())
+        counts[order] = counts.get(order, 0) + 1
+    for order in permutations(range(3)):
+        first, second, _ = (float(weights[i]) for i in order)
+        expected = first / 8 * second / (8 - first)
+        assert counts[order] / num == pytest.approx(expected, abs=4 * math.sqrt(expected / num))
+
+
+def test_sampled_order_of_infinite_beta_is_sorted():
+    weights = torch.tensor([0.1, 3.0, -2.0], dtype=torch.float64)
+    assert sampled_order(weights, torch.Generator(), beta=math.inf).tolist() == [1, 0, 2]
+
+
+def test_sampled_order_accepts_tiny_weights():
+    order = sampled_order(torch.tensor([-1e6, -2e6, -math.inf]), torch.Generator().manual_seed(0))
+    assert order.tolist() == [0, 1, 2]
+
+
+def test_accepted_skips_refused_candidates_without_asking_for_more():
+    states = uniform_states(ENVIRONMENTS["undirected"](), 6, generator=torch.Generator().manual_seed(0))
+    asked: list[int] = []
+
+    def is_refused(_, index: int) -> bool:
+        asked.append(index)
+        return index % 2 == 1
+
+    assert accepted(states, torch.tensor([5, 4, 3, 2, 1, 0]), 2, is_refused).tolist() == [4, 2]
+    assert asked == [5, 4, 3, 2]
+
+
+def test_unknown_excludes_repeats_evaluated_and_in_flight():
+    env = ENVIRONMENTS["undirected"]()
+    history, states = History(env), uniform_states(env, 60, generator=torch.Generator().manual_seed(0))
+    distinct = unknown(history, states)
+    codes = env.identify(distinct)
+    assert sorted(codes.tolist()) == sorted(set(env.identify(states).tolist()))
+    history.add(distinct[:2], evaluations([0.1, 0.2]))
+    history.start(distinct[2:4])
+    assert env.identify(unknown(history, states)).tolist() == codes[4:].tolist()
+
+
+def test_random_unknown_of_a_small_space_ends():
+    env = ENVIRONMENTS["hypergrid"]()
+    history = History(env)
+    states = random_unknown(history, 200, torch.Generator().manual_seed(0))
+    assert len(states) == len(env.identify(states).unique()) == 64
+
+
+def test_evolved_pool_climbs_the_acquisition():
+    env = ENVIRONMENTS["labelled_dag"]()
+    history, start = History(env), env.initial_states(1)
+
+    def num_edges(states):
+        return states.has_edge.sum((1, 2)).double()
+
+    options = {"num_mutations": 60, "generator": torch.Generator().manual_seed(0)}
+    pool = evolved(history, start, num_edges, num_generations=4, **options)
+    assert torch.equal(pool.log_values, num_edges(pool.states))
+    assert float(pool.log_values.max()) == 6  # a complete directed acyclic graph of 4 nodes

@@ -1,0 +1,149 @@
+"""Searches with a surrogate on cells of a made-up table."""
+
+import pytest
+import torch
+
+from gflownet.evaluation.evaluator import Evaluation
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.search.loop import SearchLoop
+from gflownet.search.proposals import Pool
+from gflownet.search.surrogate_search import SurrogateSearch
+from tests.search.table_searches import build_components, macro_table, run_search
+
+
+@pytest.fixture(scope="module")
+def macro(tmp_path_factory) -> tuple[str, ...]:
+    """Return the options of cells of NAS-Bench-Macro with made-up scores."""
+    table = macro_table(tmp_path_factory.mktemp("macro"))
+    return (
+        "task=cells",
+        "env.name=cells",
+        "env.cells.name=nb_macro",
+        f"task_options.table={table}",
+        "task_options.column=mean",
+        "search.method=surrogate",
+        "search.batch_size=4",
+        "budget.evaluations=60",
+    )
+
+
+@pytest.fixture(scope="module")
+def finished(macro) -> SearchLoop:
+    """Return the loop of a finished search."""
+    return run_search(build_components(macro))[0]
+
+
+def method_of(loop: SearchLoop) -> SurrogateSearch:
+    assert isinstance(loop.method, SurrogateSearch)
+    return loop.method
+
+
+@pytest.mark.parametrize("num_enumerated", [0, 50_000])
+def test_search_beats_random_and_proposes_nothing_twice(macro, num_enumerated):
+    loop, steps = run_search(build_components([*macro, f"search.proposals.num_enumerated={num_enumerated}"]))
+    assert loop.history.best_score == pytest.approx(0.97)  # random search: 0.82 in the median
+    assert loop.history.num_new == len(loop.history.proposals) == 60
+    assert len(steps) == 3 + 13  # 4, 4 and 2 initial ones
+
+
+def test_search_repeats_with_the_same_seed_and_differs_with_another(macro, finished):
+    proposals = [proposal.hash for proposal in finished.history.proposals]
+    for seed, is_equal in ((0, True), (1, False)):
+        loop, _ = run_search(build_components([*macro, f"seed={seed}"]))
+        assert ([proposal.hash for proposal in loop.history.proposals] == proposals) == is_equal
+
+
+def test_search_continues_from_its_state(macro, finished):
+    interrupted = build_components([*macro, "budget.evaluations=30"])
+    run_search(interrupted)
+    assert interrupted.search is not None
+    resumed = build_components(macro)
+    assert resumed.search is not None
+    resumed.search.load_state_dict({**interrupted.search.state_dict(), "end": ""})
+    loop, _ = run_search(resumed)
+    expected = [proposal.hash for proposal in finished.history.proposals]
+    assert [proposal.hash for proposal in loop.history.proposals] == expected
+
+
+def test_completed_scores_are_measured_or_predicted(macro, finished):
+    method, history = method_of(finished), finished.history
+    assert method.completed_scores(history.states).tolist() == pytest.approx(history.scores)
+    states = method.env.initial_states(1)
+    states.node_attr[:] = 1
+    assert history.position(int(method.env.identify(states))) is None
+    assert float(method.completed_scores(states)) == pytest.approx(0.57, abs=0.05)
+
+
+def test_pool_of_a_small_space_has_the_acquisition_of_every_unknown_cell(finished):
+    method = method_of(finished)
+    pool = method.pool(1)
+    codes = method.env.identify(pool.states)
+    assert len(pool) == len(codes.unique()) == 3**8 - len(finished.history)
+    prediction = method.surrogate.predict(method.surrogate.encode(pool.states))
+    best = float(method.surrogate.warp(torch.tensor([finished.history.best_score])))
+    standard = (prediction.mean - best) / prediction.std
+    normal = torch.distributions.Normal(0.0, 1.0)
+    improvement = prediction.std * (normal.log_prob(standard).exp() + standard * normal.cdf(standard))
+    assert torch.allclose(pool.log_values.exp(), improvement, atol=1e-9)
+
+
+def test_wrong_surrogate_falls_back_and_says_so(macro):
+    wrong = "search.surrogate.name=tests.search.toy_surrogates:Reversed"
+    loop, steps = run_search(build_components([*macro, wrong]))
+    assert steps[-1].metrics["fallback"] == 1
+    assert steps[-1].metrics["surrogate_explained"] < 0
+    pool = method_of(loop).pool(1)
+    assert float(pool.log_values.abs().max()) == 0
+    assert 0 < len(pool) <= 512
+
+
+def test_refused_candidates_are_not_proposed(macro):
+    components = build_components(macro)
+    assert components.search is not None
+    method = method_of(components.search)
+    object.__setattr__(method.setup, "is_refused", lambda candidate: candidate.values[0] == "identity")
+    loop, _ = run_search(components)
+    assert bool((loop.history.states.node_attr[:, 0, 0] != 0).all())
+
+
+def test_random_candidates_replace_an_empty_pool(macro, monkeypatch):
+    loop, _ = run_search(build_components([*macro, "budget.evaluations=16", "search.proposals.num_enumerated=0"]))
+    method = method_of(loop)
+    monkeypatch.setattr(method, "pool", lambda call: Pool(method.env.initial_states(0), torch.empty(0)))
+    states = method.propose(9, 3)
+    assert len(states) == 3
+    assert bool(loop.history.is_unknown(method.env.identify(states)).all())
+
+
+def test_failed_evaluations_count_with_the_floor_and_refused_ones_do_not(macro):
+    components = build_components([*macro, "search.num_initial=2"])
+    assert components.search is not None
+    method, history = method_of(components.search), components.search.history
+    states = method.env.initial_states(3)
+    for value in range(3):
+        states.node_attr[value] = value
+    results = zip((0.5, 0.01, 0.01), ("ok", "failed", "refused"), strict=True)
+    history.add(states, [Evaluation(s, EvaluationStatus(name), 0.0, "", None, {}, False) for s, name in results])
+    method.observe(1)
+    scores = method.completed_scores(states)
+    assert scores.tolist() == pytest.approx([0.5, 0.01, 0.01])
+    positions, observed = method.observations()
+    assert (positions.tolist(), observed.tolist()) == ([0, 1], [0.5, 0.01])
+
+
+def test_search_of_a_space_with_few_architectures_ends():
+    components = build_components(
+        [
+            "task=hypergrid",
+            "env.name=hypergrid",
+            "env.hypergrid.num_dims=2",
+            "env.hypergrid.side=3",
+            "evaluation.floor_score=0.01",
+            "search.method=surrogate",
+            "search.batch_size=5",
+            "budget.evaluations=100",
+        ]
+    )
+    loop, _ = run_search(components)
+    assert len(loop.history) == 9
+    assert loop.end == "the method has no further proposals"
