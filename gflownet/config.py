@@ -66,6 +66,15 @@ class WandbConfig:
 
 
 @dataclass
+class ReportConfig:
+    """report.html of the run folder."""
+
+    every: float | None = option(
+        60.0, "seconds between two versions of report.html during the run; 0: only at the end; null: none", NOT_NEGATIVE
+    )
+
+
+@dataclass
 class Config:
     """Options of the run."""
 
@@ -108,6 +117,7 @@ class Config:
     search: SearchConfig = field(default_factory=SearchConfig)
     final: FinalConfig = field(default_factory=FinalConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    report: ReportConfig = field(default_factory=ReportConfig)
 
 
 OPTIONS = {option.key: option for option in find_options(Config)}

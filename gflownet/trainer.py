@@ -31,6 +31,8 @@ from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFol
 from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean
 from gflownet.run.quarantine import Quarantine
+from gflownet.run_record import recorded
+from gflownet.run_status import Phase, StatusLog
 from gflownet.search_stage import closing_line, completed_scores, sampler_steps, search_steps
 from gflownet.workers.process import get_random_state, set_random_state, stream_seed
 from gflownet.workers.transport import make_transport
@@ -70,39 +72,57 @@ class GFNTrainer(Components):
             quarantine = Quarantine(folder)
             evaluator.on_result = quarantine.add
             stack.callback(evaluator.close)
-            logger = self._open_logger(folder)  # outside of `try`: its error needs no report
-            try:
-                with logger:
-                    with on_alarm(executor.interrupt) if config.budget.seconds else nullcontext():
-                        self._train(folder, logger, evaluator, stop)
-                    if stop.signal is None:
-                        store.abandon(run=self.run_id)
-                    if self.halving is not None:
-                        logger.print(str(self.halving))
-                    if executor.simulated_clock is not None:
-                        logger.print(simulated_time(evaluator))
+            logger = self._open_logger(folder)
+            with recorded(folder, config.report, stop=stop, report_line=logger.print) as status:
+                self._search_and_report(folder, store, executor, evaluator, logger, stop, quarantine, status)
+        return stop.signal
+
+    def _search_and_report(
+        self,
+        folder: RunFolder,
+        store: EvaluationStore,
+        executor: Executor,
+        evaluator: Dispatcher,
+        logger: MetricLogger,
+        stop: StopRequest,
+        quarantine: Quarantine,
+        status: StatusLog,
+    ) -> None:
+        """Train, take the final stage, certify, and write the report, also after an error."""
+        try:
+            with logger:
+                with on_alarm(executor.interrupt) if self.config.budget.seconds else nullcontext():
+                    self._train(folder, logger, evaluator, stop, status)
+                if stop.signal is None:
+                    store.abandon(run=self.run_id)
+                if self.halving is not None:
+                    logger.print(str(self.halving))
+                if executor.simulated_clock is not None:
+                    logger.print(simulated_time(evaluator))
+                with status.phase(Phase.FINAL):
                     final = final_stage(
                         self, store, executor, stop=stop, report_line=logger.print, on_result=quarantine.add
                     )
+                with status.phase(Phase.CERTIFICATE):
                     certificate = self._certify(folder, evaluator, logger, stop)
-            except Exception as error:
-                if self.progress.score_means:  # report the results so far
-                    with suppress(UserError, OSError):  # raise the first error only
-                        self._report(folder, store, executor, logger, stop)
-                if isinstance(error, FloatingPointError):
-                    raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
-                raise
+        except Exception as error:
+            if self.progress.score_means:  # report the results so far
+                with suppress(UserError, OSError):  # raise the first error only
+                    self._report(folder, store, executor, logger, stop)
+            if isinstance(error, FloatingPointError):
+                raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
+            raise
+        with status.phase(Phase.REPORT):
             write_errors = self._report(folder, store, executor, logger, stop, final=final)
-            if quarantine.num:
-                logger.print(quarantine.line())
-            if certificate is not None:
-                from gflownet.report.certificate import print_certificate
+        if quarantine.num:
+            logger.print(quarantine.line())
+        if certificate is not None:
+            from gflownet.report.certificate import print_certificate
 
-                print_certificate(certificate, path=folder.path / CERTIFICATE_NAME, console=logger.console)
-            self._print_end(logger, certificate)
-            if write_errors:
-                raise write_errors[0]
-        return stop.signal
+            print_certificate(certificate, path=folder.path / CERTIFICATE_NAME, console=logger.console)
+        self._print_end(logger, certificate)
+        if write_errors:
+            raise write_errors[0]
 
     def fit(self, rollouts: Iterable[Rollout]) -> Iterator[dict[str, float]]:
         """Train on these rollouts, and yield the metrics after each step."""
@@ -210,14 +230,21 @@ class GFNTrainer(Components):
             resume_step=self.step if folder.resumed else None,
         )
 
-    def _train(self, folder: RunFolder, logger: MetricLogger, evaluator: Dispatcher, stop: StopRequest) -> None:
+    def _train(
+        self,
+        folder: RunFolder,
+        logger: MetricLogger,
+        evaluator: Dispatcher,
+        stop: StopRequest,
+        status: StatusLog,
+    ) -> None:
         """Train until the last step, a signal or the end of the budget, with regular checkpoints and one at the end."""
         config, progress, budget = self.config, self.progress, evaluator.budget
         num_before, seconds_before = progress.num_distinct, progress.seconds
-        status = ExecutorStatus(evaluator)
-        evaluator.watch = lambda: logger.show({"seconds": budget.seconds, **status.metrics()})
+        executors = ExecutorStatus(evaluator)
+        evaluator.watch = lambda: logger.show({"seconds": budget.seconds, **executors.metrics()})
 
-        for metrics in self._steps(evaluator, logger, stop):
+        for metrics in self._steps(evaluator, logger, stop, status):
             for line in progress.new_failures:
                 logger.print(f"step {self.step}: {line}")
             if self.search is None and config.validate_every and self.step % config.validate_every == 0:
@@ -226,7 +253,7 @@ class GFNTrainer(Components):
             progress.seconds = budget.seconds
             elapsed = progress.seconds - seconds_before  # 0 while no simulated time has passed
             rate = (progress.num_distinct - num_before) / elapsed if elapsed else 0.0
-            metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds, **status.metrics()}
+            metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds, **executors.metrics()}
             if self.halving is not None:
                 metrics |= self.halving.metrics()
             logger.write(self.step, metrics)
@@ -236,17 +263,21 @@ class GFNTrainer(Components):
         evaluator.cancel()  # rollouts that workers have prepared ahead
         folder.checkpoints.save(self.step, self.state_dict())
 
-    def _steps(self, evaluator: Dispatcher, logger: MetricLogger, stop: StopRequest) -> Iterator[dict[str, float]]:
+    def _steps(
+        self, evaluator: Dispatcher, logger: MetricLogger, stop: StopRequest, status: StatusLog
+    ) -> Iterator[dict[str, float]]:
         """Take the steps of the search, and yield the metrics of each."""
         if self.search is None:
             if self.config.num_workers:
                 logger.print(f"starting {self.config.num_workers} workers")
-            with closing(self._rollouts(evaluator)) as rollouts:
+            with status.phase(Phase.TRAINING), closing(self._rollouts(evaluator)) as rollouts:
                 yield from self.fit(self._until_stopped(rollouts, logger, stop))
             return
-        yield from search_steps(self, self.search, evaluator, report_line=logger.print, stop=stop)
+        with status.phase(Phase.SEARCH):
+            yield from search_steps(self, self.search, evaluator, report_line=logger.print, stop=stop)
         if stop.signal is None and self.trains_sampler and len(self.search.history):
-            yield from sampler_steps(self, self.search, report_line=logger.print, stop=stop)
+            with status.phase(Phase.SAMPLER):
+                yield from sampler_steps(self, self.search, report_line=logger.print, stop=stop)
 
     def _until_stopped(self, rollouts: Iterator[Rollout], logger: MetricLogger, stop: StopRequest) -> Iterator[Rollout]:
         """Yield the rollouts until a signal or the end of the budget."""

@@ -9,6 +9,7 @@ from gflownet.train import main
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",
     "wandb.mode=disabled",
+    "report.every=null",
     "num_training_steps=8",
     "algo.num_from_policy=4",
     "replay.num_from_replay=4",

@@ -34,6 +34,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {
         "console": set(),
         "run_marker": set(),
+        "run_status": set(),
         "interrupts": set(),
         "certification": None,
     },
@@ -52,11 +53,14 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
             "envs",
         }
     },
-    {"config": None, "report": None},
-    {"extensions": None},
-    {"config_checks": None, "run": {"config", "console", "evaluation", "metrics", "report", "run_marker"}},
+    {"config": None},
+    {"report": None, "extensions": None},
+    {
+        "config_checks": None,
+        "run": {"config", "console", "evaluation", "metrics", "report", "run_marker", "run_status"},
+    },
     {"cli": None, "components": None},
-    {"final_stage": None, "search_stage": None},
+    {"final_stage": None, "search_stage": None, "run_record": None},
     {"trainer": None},
     {
         "train": None,
@@ -66,6 +70,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "comparison": None,
     },
     {"compare": None},
+    {"__main__": None},
 )
 # Packages that every other package may import.
 EVERYWHERE = {*LAYERS[0], *LAYERS[1]}

@@ -20,6 +20,7 @@ TINY_RUN = (
     "final.num_seeds=2",
     "final.num_random=2",
     "wandb.mode=disabled",
+    "report.every=null",
 )
 # Further options for small runs of some configs.
 _TENSORS = ("env.operation_graph.max_hidden_nodes=2", "final.epochs=1", "final.top=1")

@@ -17,11 +17,13 @@ from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
+from gflownet.report.page import PAGE_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
 from gflownet.report.references import REFERENCES_NAME
 from gflownet.run.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME, WANDB_ID_NAME, WANDB_NAME
 from gflownet.run_marker import MARKER_NAME, RunMarker, read_marker, write_marker
+from gflownet.run_status import STATUS_NAME
 
 CHECKPOINTS_NAME = "checkpoints"
 CERTIFICATE_NAME = "certificate.json"
@@ -33,8 +35,8 @@ _SQLITE_ENDS = ("", "-wal", "-shm", "-journal")
 _DAMAGED_STORE_NAME = f"{STORE_NAME}{DAMAGED_SUFFIX}"
 _DATABASES = (STORE_NAME, CERTIFICATE_STORE_NAME, _DAMAGED_STORE_NAME)
 _STORES = tuple(f"{name}{end}" for name in _DATABASES for end in _SQLITE_ENDS)
-_REPORT = (TOP_NAME, REFERENCES_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME)
-_FILES = (CONFIG_NAME, METRICS_NAME, QUARANTINE_NAME, *_REPORT, *_STORES)
+_REPORT = (TOP_NAME, REFERENCES_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME, PAGE_NAME)
+_FILES = (CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME, *_REPORT, *_STORES)
 _ARCHITECTURE_FILE = re.compile(rf"{PICTURES_NAME}/rank_\d+\.(svg|safetensors)")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
 _WANDB_FOLDER = f"{WANDB_NAME}/"
@@ -63,6 +65,7 @@ _MAY_CHANGE = {
     "asynchronous",
     "final",
     "wandb",
+    "report",
     "evaluation.executor",
     "evaluation.capacity",
     "evaluation.deadline",

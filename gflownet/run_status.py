@@ -1,0 +1,182 @@
+"""status.json of a run folder: state of the run, its sessions with command and versions, and where the time went.
+
+A session is one process: the start of a run, or a resume.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass, field
+from datetime import UTC, datetime
+from enum import StrEnum
+from importlib import metadata
+from pathlib import Path
+
+import psutil
+
+from gflownet.errors import UserError
+
+STATUS_NAME = "status.json"
+STATUS_FORMAT = 1
+# Distributions whose versions are recorded.
+RECORDED_VERSIONS = ("torch", "torch_geometric", "numpy", "scikit-learn")
+
+
+class RunState(StrEnum):
+    """State of a run."""
+
+    RUNNING = "running"
+    COMPLETED = "completed"
+    INTERRUPTED = "interrupted"  # by a signal that the run has handled
+    FAILED = "failed"  # by an error
+    KILLED = "killed"  # the process ended without a word; never written, `read_status` infers it
+
+
+class Phase(StrEnum):
+    """Phases of a session, in order; a search method has `SEARCH` and `SAMPLER`, other runs only `TRAINING`."""
+
+    START = "start-up"
+    TRAINING = "training"
+    SEARCH = "search"
+    SAMPLER = "training of the sampler"
+    FINAL = "final stage"
+    CERTIFICATE = "certificate"
+    REPORT = "report"
+
+
+@dataclass
+class Session:
+    """One process of a run."""
+
+    command: list[str]  # sys.argv
+    started: str  # UTC, ISO 8601
+    host: str
+    pid: int
+    process_created: float  # seconds since 1970: with the pid, identifies the process
+    versions: dict[str, str]
+    phase: str = Phase.START
+    seconds: dict[str, float] = field(default_factory=dict)  # of each phase, the running one up to the last write
+
+    @property
+    def is_alive(self) -> bool:
+        """Return whether its process runs; True on another host, where that is unknown."""
+        if self.host != platform.node():
+            return True
+        try:
+            return abs(psutil.Process(self.pid).create_time() - self.process_created) < 1.0
+        except psutil.Error:
+            return False
+
+
+@dataclass(frozen=True)
+class RunStatus:
+    """Content of status.json."""
+
+    state: RunState
+    sessions: tuple[Session, ...]
+    message: str = ""  # of the error, or the name of the signal
+
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase, summed over the sessions."""
+        totals: dict[str, float] = {}
+        for session in self.sessions:
+            for phase, seconds in session.seconds.items():
+                totals[phase] = totals.get(phase, 0.0) + seconds
+        return totals
+
+
+def read_status(folder: Path) -> RunStatus | None:
+    """Return the status of the run in a folder; None for a run of an earlier version, or a damaged file."""
+    try:
+        content = json.loads((folder / STATUS_NAME).read_bytes())
+        sessions = tuple(Session(**session) for session in content["sessions"])
+        state, message = RunState(content["state"]), str(content["message"])
+    except (OSError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if state is RunState.RUNNING and not (sessions and sessions[-1].is_alive):
+        state = RunState.KILLED
+    return RunStatus(state, sessions, message)
+
+
+class StatusLog:
+    """Writes status.json of one session."""
+
+    def __init__(self, folder: Path, *, resumed: bool, write: Callable[[Path, str], None]) -> None:
+        """Write the state RUNNING.
+
+        Args:
+            folder: run folder.
+            resumed: keep the sessions of earlier processes.
+            write: writes a file.
+        """
+        self.path, self._write = folder / STATUS_NAME, write
+        before = read_status(folder) if resumed else None
+        self._session = _new_session()
+        self._sessions = (*(() if before is None else before.sessions), self._session)
+        self._began = time.monotonic()
+        self.state, self.message = RunState.RUNNING, ""
+        self._save()
+
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
+        """Add the time of the block to a phase; the time outside of such blocks belongs to START."""
+        before = self._session.phase
+        self._enter(phase)
+        try:
+            yield
+        finally:
+            self._enter(before)
+
+    def end(self, state: RunState, message: str = "") -> None:
+        """Write the final state; a file that cannot be written is no error."""
+        self.state, self.message = state, message
+        self._add_time()
+        with suppress(UserError):
+            self._save()
+
+    def _enter(self, phase: str) -> None:
+        self._add_time()
+        self._session.phase = phase
+        with suppress(UserError):  # on a full disk, files that matter report it
+            self._save()
+
+    def _add_time(self) -> None:
+        now = time.monotonic()
+        seconds = self._session.seconds
+        seconds[self._session.phase] = seconds.get(self._session.phase, 0.0) + now - self._began
+        self._began = now
+
+    def _save(self) -> None:
+        content = {
+            "format": STATUS_FORMAT,
+            "state": self.state,
+            "message": self.message,
+            "sessions": [asdict(session) for session in self._sessions],
+        }
+        self._write(self.path, json.dumps(content, indent=1) + "\n")
+
+
+def _new_session() -> Session:
+    import gflownet
+
+    versions = {"gflownet": gflownet.__version__, "python": platform.python_version()}
+    for name in RECORDED_VERSIONS:
+        try:
+            versions[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return Session(
+        command=list(sys.argv),
+        started=datetime.now(UTC).isoformat(timespec="seconds"),
+        host=platform.node(),
+        pid=os.getpid(),
+        process_created=psutil.Process().create_time(),
+        versions=versions,
+    )
