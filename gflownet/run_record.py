@@ -1,60 +1,109 @@
-"""The record of a run while it goes on: status.json, and report.html at its end, also after an error."""
+"""The record of a run: status.json and report.html, during the run, at its end and after an error."""
 
 from __future__ import annotations
 
 import logging
 import signal
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
 
 from gflownet.config import ReportConfig
 from gflownet.errors import UserError
 from gflownet.interrupts import StopRequest
+from gflownet.report.follower import Follower
+from gflownet.report.page import PAGE_NAME
 from gflownet.run.folder import RunFolder
-from gflownet.run_status import RunState, StatusLog
+from gflownet.run_status import Phase, RunState, StatusLog
 
 _log = logging.getLogger(__name__)
+
+
+class RunRecord:
+    """status.json and report.html of one session."""
+
+    def __init__(self, folder: RunFolder, config: ReportConfig, *, report_line: Callable[[str], None]) -> None:
+        """Write status.json, and start the process that rewrites the page.
+
+        Args:
+            folder: of the run.
+            config: options of the page.
+            report_line: prints the path of the page.
+        """
+        self._folder, self._report_line = folder, report_line
+        self._status = StatusLog(folder.path, resumed=folder.resumed, write=folder.write)
+        self._page = None if config.every is None else folder.path / PAGE_NAME
+        self._follower: Follower | None = None
+        self._is_announced = not config.every  # without pages during the run there is nothing to name
+        if self._page is not None and config.every is not None:
+            folder.claim(PAGE_NAME)
+            self._every = config.every
+            self._version = _version(self._page)
+            self._follower = Follower(folder.path, every=config.every)
+
+    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+        """Add the time of the block to a phase."""
+        return self._status.phase(phase)
+
+    def refresh(self) -> None:
+        """Save the times so far now and then, and print the path of the page once it exists; cheap."""
+        self._status.refresh()
+        if not self._is_announced and self._page is not None and _version(self._page) != self._version:
+            self._is_announced = True
+            self._report_line(f"report: {self._page}, rewritten every {self._every:g} s")
+
+    def end(self, state: RunState, message: str = "") -> None:
+        """Write the final state and the final page; their errors never end the run."""
+        self._status.end(state, " ".join(message.split()))
+        if self._page is None:
+            return
+        from gflownet.report.page import page_of, read_run  # the templates are not needed before
+
+        try:
+            page = page_of(read_run(self._folder.path))
+            self.close()  # as late as possible: a kill before would leave an old page
+            self._folder.write(self._page, page)
+        except Exception as error:
+            _log.warning("%s was not written: %s", self._page, " ".join(str(error).split()))
+        else:
+            self._report_line(f"report: {self._page}")
+
+    def close(self) -> None:
+        """End the process that rewrites the page."""
+        if self._follower is not None:
+            self._follower.stop()
 
 
 @contextmanager
 def recorded(
     folder: RunFolder, config: ReportConfig, *, stop: StopRequest, report_line: Callable[[str], None]
-) -> Iterator[StatusLog]:
-    """Record the state of the run in the block, and write its report page at the end.
-
-    Args:
-        folder: of the run.
-        config: options of the page.
-        stop: signal that stops the run.
-        report_line: prints the path of the page.
-    """
-    status = StatusLog(folder.path, resumed=folder.resumed, write=folder.write)
+) -> Iterator[RunRecord]:
+    """Record the run in the block; `stop` is the signal that ends it. See RunRecord for the other arguments."""
+    record = RunRecord(folder, config, report_line=report_line)
     try:
-        yield status
-    except BaseException as error:
-        text = str(error) if isinstance(error, UserError) else f"{type(error).__name__}: {error}"
-        status.end(RunState.FAILED, " ".join(text.split()))
-        _write_page(folder, config)
-        raise
-    if stop.signal is None:
-        status.end(RunState.COMPLETED)
-    else:
-        status.end(RunState.INTERRUPTED, signal.Signals(stop.signal).name)
-    if _write_page(folder, config):
-        from gflownet.report.page import PAGE_NAME
+        try:
+            yield record
+        except KeyboardInterrupt:  # a second Ctrl-C
+            record.end(RunState.INTERRUPTED, signal.SIGINT.name)
+            raise
+        except BaseException as error:
+            record.end(RunState.FAILED, str(error) if isinstance(error, UserError) else _line(error))
+            raise
+        if stop.signal is None:
+            record.end(RunState.COMPLETED)
+        else:
+            record.end(RunState.INTERRUPTED, signal.Signals(stop.signal).name)
+    finally:
+        record.close()
 
-        report_line(f"report: {folder.path / PAGE_NAME}")
 
-
-def _write_page(folder: RunFolder, config: ReportConfig) -> bool:
-    """Write the report page; return whether it was written. An error is logged and never ends the run."""
-    if config.every is None:
-        return False
-    from gflownet.report.page import PAGE_NAME, page_of, read_run  # jinja2 is not needed before
-
+def _version(path: Path) -> int | None:
+    """Return the time of the last write of a file, None without one."""
     try:
-        folder.write(folder.path / PAGE_NAME, page_of(read_run(folder.path)))
-    except Exception as error:
-        _log.warning("%s was not written: %s", folder.path / PAGE_NAME, " ".join(str(error).split()))
-        return False
-    return True
+        return path.stat().st_mtime_ns
+    except OSError:
+        return None
+
+
+def _line(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}"

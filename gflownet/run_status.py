@@ -24,6 +24,8 @@ from gflownet.errors import UserError
 
 STATUS_NAME = "status.json"
 STATUS_FORMAT = 1
+# Interval of `StatusLog.refresh` in seconds: a killed run loses this much of its times.
+REFRESH_EVERY_S = 15.0
 # Distributions whose versions are recorded.
 RECORDED_VERSIONS = ("torch", "torch_geometric", "numpy", "scikit-learn")
 
@@ -69,7 +71,9 @@ class Session:
         if self.host != platform.node():
             return True
         try:
-            return abs(psutil.Process(self.pid).create_time() - self.process_created) < 1.0
+            process = psutil.Process(self.pid)
+            is_same = abs(process.create_time() - self.process_created) < 1.0
+            return is_same and process.status() != psutil.STATUS_ZOMBIE
         except psutil.Error:
             return False
 
@@ -134,6 +138,13 @@ class StatusLog:
         finally:
             self._enter(before)
 
+    def refresh(self) -> None:
+        """Save the time of the running phase, every REFRESH_EVERY_S; a file that cannot be written is no error."""
+        if time.monotonic() - self._saved >= REFRESH_EVERY_S:
+            self._add_time()
+            with suppress(UserError):
+                self._save()
+
     def end(self, state: RunState, message: str = "") -> None:
         """Write the final state; a file that cannot be written is no error."""
         self.state, self.message = state, message
@@ -161,6 +172,7 @@ class StatusLog:
             "sessions": [asdict(session) for session in self._sessions],
         }
         self._write(self.path, json.dumps(content, indent=1) + "\n")
+        self._saved = time.monotonic()
 
 
 def _new_session() -> Session:

@@ -31,8 +31,8 @@ from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFol
 from gflownet.run.logging import MetricLogger
 from gflownet.run.progress import mean
 from gflownet.run.quarantine import Quarantine
-from gflownet.run_record import recorded
-from gflownet.run_status import Phase, StatusLog
+from gflownet.run_record import RunRecord, recorded
+from gflownet.run_status import Phase
 from gflownet.search_stage import closing_line, completed_scores, sampler_steps, search_steps
 from gflownet.workers.process import get_random_state, set_random_state, stream_seed
 from gflownet.workers.transport import make_transport
@@ -73,8 +73,8 @@ class GFNTrainer(Components):
             evaluator.on_result = quarantine.add
             stack.callback(evaluator.close)
             logger = self._open_logger(folder)
-            with recorded(folder, config.report, stop=stop, report_line=logger.print) as status:
-                self._search_and_report(folder, store, executor, evaluator, logger, stop, quarantine, status)
+            with recorded(folder, config.report, stop=stop, report_line=logger.print) as record:
+                self._search_and_report(folder, store, executor, evaluator, logger, stop, quarantine, record)
         return stop.signal
 
     def _search_and_report(
@@ -86,24 +86,24 @@ class GFNTrainer(Components):
         logger: MetricLogger,
         stop: StopRequest,
         quarantine: Quarantine,
-        status: StatusLog,
+        record: RunRecord,
     ) -> None:
         """Train, take the final stage, certify, and write the report, also after an error."""
         try:
             with logger:
                 with on_alarm(executor.interrupt) if self.config.budget.seconds else nullcontext():
-                    self._train(folder, logger, evaluator, stop, status)
+                    self._train(folder, logger, evaluator, stop, record)
                 if stop.signal is None:
                     store.abandon(run=self.run_id)
                 if self.halving is not None:
                     logger.print(str(self.halving))
                 if executor.simulated_clock is not None:
                     logger.print(simulated_time(evaluator))
-                with status.phase(Phase.FINAL):
+                with record.phase(Phase.FINAL):
                     final = final_stage(
                         self, store, executor, stop=stop, report_line=logger.print, on_result=quarantine.add
                     )
-                with status.phase(Phase.CERTIFICATE):
+                with record.phase(Phase.CERTIFICATE):
                     certificate = self._certify(folder, evaluator, logger, stop)
         except Exception as error:
             if self.progress.score_means:  # report the results so far
@@ -112,7 +112,7 @@ class GFNTrainer(Components):
             if isinstance(error, FloatingPointError):
                 raise UserError(f"{error}; a smaller opt.learning_rate may help") from error
             raise
-        with status.phase(Phase.REPORT):
+        with record.phase(Phase.REPORT):
             write_errors = self._report(folder, store, executor, logger, stop, final=final)
         if quarantine.num:
             logger.print(quarantine.line())
@@ -236,15 +236,19 @@ class GFNTrainer(Components):
         logger: MetricLogger,
         evaluator: Dispatcher,
         stop: StopRequest,
-        status: StatusLog,
+        record: RunRecord,
     ) -> None:
         """Train until the last step, a signal or the end of the budget, with regular checkpoints and one at the end."""
         config, progress, budget = self.config, self.progress, evaluator.budget
         num_before, seconds_before = progress.num_distinct, progress.seconds
         executors = ExecutorStatus(evaluator)
-        evaluator.watch = lambda: logger.show({"seconds": budget.seconds, **executors.metrics()})
 
-        for metrics in self._steps(evaluator, logger, stop, status):
+        def watch() -> None:
+            logger.show({"seconds": budget.seconds, **executors.metrics()})
+            record.refresh()
+
+        evaluator.watch = watch
+        for metrics in self._steps(evaluator, logger, stop, record):
             for line in progress.new_failures:
                 logger.print(f"step {self.step}: {line}")
             if self.search is None and config.validate_every and self.step % config.validate_every == 0:
@@ -257,6 +261,7 @@ class GFNTrainer(Components):
             if self.halving is not None:
                 metrics |= self.halving.metrics()
             logger.write(self.step, metrics)
+            record.refresh()
             if self.step % config.checkpoint_every == 0:
                 folder.checkpoints.save(self.step, self.state_dict())
         progress.seconds = budget.seconds
@@ -264,19 +269,19 @@ class GFNTrainer(Components):
         folder.checkpoints.save(self.step, self.state_dict())
 
     def _steps(
-        self, evaluator: Dispatcher, logger: MetricLogger, stop: StopRequest, status: StatusLog
+        self, evaluator: Dispatcher, logger: MetricLogger, stop: StopRequest, record: RunRecord
     ) -> Iterator[dict[str, float]]:
         """Take the steps of the search, and yield the metrics of each."""
         if self.search is None:
             if self.config.num_workers:
                 logger.print(f"starting {self.config.num_workers} workers")
-            with status.phase(Phase.TRAINING), closing(self._rollouts(evaluator)) as rollouts:
+            with record.phase(Phase.TRAINING), closing(self._rollouts(evaluator)) as rollouts:
                 yield from self.fit(self._until_stopped(rollouts, logger, stop))
             return
-        with status.phase(Phase.SEARCH):
+        with record.phase(Phase.SEARCH):
             yield from search_steps(self, self.search, evaluator, report_line=logger.print, stop=stop)
         if stop.signal is None and self.trains_sampler and len(self.search.history):
-            with status.phase(Phase.SAMPLER):
+            with record.phase(Phase.SAMPLER):
                 yield from sampler_steps(self, self.search, report_line=logger.print, stop=stop)
 
     def _until_stopped(self, rollouts: Iterator[Rollout], logger: MetricLogger, stop: StopRequest) -> Iterator[Rollout]:

@@ -1,0 +1,148 @@
+"""status.json and report.html of real runs that end in every way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+
+from gflownet.run_marker import read_marker
+from gflownet.run_status import read_status
+from tests.small_run import SMALL, run
+from tests.test_trainer import wait_until
+
+PAGE = "report.html"
+WITH_PAGE = "report.every=60"
+
+
+def followers(folder: Path) -> list[int]:
+    """Return the processes that rewrite the page of a run."""
+    processes = psutil.process_iter(["cmdline", "status"])
+    command = [process.pid for process in processes if {"gflownet.report.follower", str(folder)} <= set(_line(process))]
+    return command
+
+
+def _line(process: psutil.Process) -> list[str]:
+    return [] if process.info["status"] == psutil.STATUS_ZOMBIE else process.info["cmdline"] or []
+
+
+def text_of(folder: Path) -> str:
+    return (folder / PAGE).read_text(encoding="utf-8")
+
+
+def state_of(folder: Path) -> tuple[str, str]:
+    status = read_status(folder)
+    assert status is not None
+    return status.state, status.message
+
+
+def test_completed_run_has_a_page_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = tmp_path / "run"
+    assert run(folder, WITH_PAGE, "num_training_steps=2") == 0
+    assert capsys.readouterr().out.endswith(f"report: {folder / PAGE}\n")
+    assert state_of(folder) == ("completed", "")
+    assert "completed" in text_of(folder)
+    assert not followers(folder)
+    assert run(folder, WITH_PAGE, "num_training_steps=3", "resume=true") == 0
+    status, marker = read_status(folder), read_marker(folder)
+    assert status is not None
+    assert len(status.sessions) == 2
+    assert marker is not None
+    assert PAGE in marker.files
+    assert run(folder, "num_training_steps=1", "overwrite_existing_exp=true") == 0  # with report.every=null
+    assert not (folder / PAGE).exists()
+
+
+@pytest.mark.parametrize("task", ["Interrupts", pytest.param("Terminates", marks=pytest.mark.slow)])
+def test_interrupted_run_has_a_page(tmp_path: Path, task: str) -> None:
+    number = {"Interrupts": 2, "Terminates": 15}[task]
+    assert run(tmp_path, WITH_PAGE, f"task=tests.toy_tasks:{task}") == 128 + number
+    assert state_of(tmp_path) == ("interrupted", {2: "SIGINT", 15: "SIGTERM"}[number])
+    assert "interrupted" in text_of(tmp_path)
+    assert not followers(tmp_path)
+
+
+def test_failed_run_has_a_page_with_the_message(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="no reward today"):
+        run(tmp_path, WITH_PAGE, "task=tests.toy_tasks:BreaksItsReward")
+    assert state_of(tmp_path) == ("failed", "RuntimeError: no reward today")
+    assert "failed" in text_of(tmp_path)
+    assert not followers(tmp_path)
+
+
+def test_second_interrupt_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("gflownet.trainer.final_stage", interrupt)
+    assert run(tmp_path, WITH_PAGE, "num_training_steps=1") == 130
+    assert state_of(tmp_path) == ("interrupted", "SIGINT")
+    assert "interrupted" in text_of(tmp_path)
+
+
+def test_killed_run_has_a_page_and_resumes(tmp_path: Path) -> None:
+    """`kill -9` during the seventh evaluation: the page has the evaluations on disk."""
+    folder = tmp_path / "run"
+    options = ["task=tests.toy_tasks:DiesOnce", WITH_PAGE, f"log_dir={folder}"]
+    command = [sys.executable, "-m", "gflownet.train", *SMALL, *options]
+    assert subprocess.run(command, check=False, capture_output=True).returncode == -9
+    wait_until((folder / PAGE).exists, seconds=60)
+    wait_until(lambda: not followers(folder), seconds=60)
+    assert "killed" in text_of(folder)
+    assert state_of(folder)[0] == "killed"
+    assert run(folder, *options, "resume=true") == 0
+    assert "completed" in text_of(folder)
+
+
+def test_page_that_cannot_be_written_is_a_warning(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("gflownet.report.page.page_of", lambda _: 1 / 0)
+    assert run(tmp_path, WITH_PAGE, "num_training_steps=1") == 0
+    assert f"{tmp_path / PAGE} was not written: division by zero" in caplog.text
+    assert not followers(tmp_path)
+
+
+def test_no_page_with_null(tmp_path: Path) -> None:
+    assert run(tmp_path, "num_training_steps=1") == 0
+    assert not (tmp_path / PAGE).exists()
+    assert state_of(tmp_path) == ("completed", "")
+
+
+def test_foreign_page_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / PAGE).write_text("mine")
+    assert run(tmp_path, WITH_PAGE) == 2
+    assert f"expected only files that the run wrote, got {tmp_path / PAGE}" in capsys.readouterr().err
+    assert text_of(tmp_path) == "mine"
+    assert not followers(tmp_path)
+
+
+@pytest.mark.slow
+def test_two_runs_write_their_pages_during_the_run(tmp_path: Path) -> None:
+    """Their consoles name the pages, and a SIGTERM ends both without a process left."""
+    options = ["num_training_steps=100000", "report.every=0.5"]
+    folders = [tmp_path / "a", tmp_path / "b"]
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-m", "gflownet.train", *SMALL, *options, f"log_dir={folder}"],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        for folder in folders
+    ]
+    for folder, process in zip(folders, runs, strict=True):
+        assert process.stdout is not None
+        line = next(line for line in process.stdout if line.startswith("report: "))
+        assert line == f"report: {folder / PAGE}, rewritten every 0.5 s\n"
+        assert "running" in text_of(folder)
+        assert len(followers(folder)) == 1
+    for folder, process in zip(folders, runs, strict=True):
+        process.terminate()
+        process.communicate()
+        assert process.returncode == 143
+        assert "interrupted" in text_of(folder)
+        assert not followers(folder)
