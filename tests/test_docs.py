@@ -56,8 +56,9 @@ _SHORT = (
     "final.num_seeds=1",
     "final.num_random=1",
     "evaluation.executor=inline",
+    "budget.evaluations=12",  # a search method ends with its budget, not after some steps
 )
-_ALWAYS = ("wandb.mode=disabled",)
+_ALWAYS = ("wandb.mode=disabled", "report.every=null")
 
 
 MAINS = {"gflownet.train": train.main, "gflownet.generate": generate.main}

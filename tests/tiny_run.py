@@ -22,6 +22,9 @@ TINY_RUN = (
     "wandb.mode=disabled",
     "report.every=null",
 )
+# A search method ends with its budget, not after some steps.
+_SEARCH = ("budget.evaluations=4",)
+_TRAINED_ONCE = ("final.epochs=1", "final.top=1", "final.num_seeds=1", "final.num_random=0")
 # Further options for small runs of some configs.
 _TENSORS = ("env.operation_graph.max_hidden_nodes=2", "final.epochs=1", "final.top=1")
 TINY_TASKS = {
@@ -31,7 +34,12 @@ TINY_TASKS = {
     "images_small": _TENSORS,
     "mnist1d": _TENSORS,
     "cells_exact": ("certify=false",),
-    "recorded_digits": (f"task_options.table={RECORDED_DIGITS}",),
+    "recorded_digits": (*_SEARCH, f"task_options.table={RECORDED_DIGITS}"),
+    "tensor_mixing": ("final.top=1", "final.num_seeds=1", "final.num_random=0"),
+    "cells": _SEARCH,
+    "catalogue": _SEARCH,
+    "nas_bench_201_train": ("budget.evaluations=2", *_TRAINED_ONCE),
+    "nas_bench_201_full": ("budget.evaluations=1", "task_options.data=digits", *_TRAINED_ONCE),
     "language": (
         "task_options.num_steps=2",
         "task_options.seconds=0.1",
