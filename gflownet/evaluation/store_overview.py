@@ -117,10 +117,10 @@ class StoreOverview:
         ]
         return [row for query in queries for row in self._select(query) if is_intact(row)]
 
-    def results(self) -> Iterator[Row]:
-        """Yield the intact results by age, as they are exported."""
-        last = -1
-        while rows := self._select(_ROWS.where(EVALUATIONS.c.id > last).order_by(EVALUATIONS.c.id).limit(_CHUNK)):
+    def results(self, *, run: str | None = None) -> Iterator[Row]:
+        """Yield the intact results by age, as they are exported; of one run, if `run` is its id."""
+        last, query = -1, _ROWS if run is None else _ROWS.where(EVALUATIONS.c.run == run)
+        while rows := self._select(query.where(EVALUATIONS.c.id > last).order_by(EVALUATIONS.c.id).limit(_CHUNK)):
             for row in rows:
                 if row["status"] != EvaluationStatus.RUNNING and is_intact(row):
                     yield {c.name: row[c.name] for c in COLUMNS} | {"context": row["context_text"]}

@@ -4,17 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
-from gflownet.config import config_of, to_yaml
+import yaml
+from omegaconf import OmegaConf
+from omegaconf.errors import OmegaConfBaseException
+
+from gflownet.config import CONFIG_NAME, OPTIONS, config_of, to_mapping
 from gflownet.errors import UserError
+from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.evaluation.store_rows import EvaluationRecord, record_of
-from gflownet.run_marker import read_marker
-from gflownet.run_status import RunStatus, read_status
+from gflownet.report.page.secrets import masked, masked_options
+from gflownet.run_marker import RunMarker, read_marker
+from gflownet.run_status import STATUS_NAME, RunState, RunStatus, read_status
 
 
 @dataclass(frozen=True)
@@ -30,60 +37,162 @@ class RunData:
     evaluations: Sequence[EvaluationRecord]  # finished rows of this run, oldest first
     top: Sequence[Mapping[str, Any]]  # top_architectures.json, best first; empty before the end
     references: Sequence[Mapping[str, Any]]
-    front: Mapping[str, Any] | None  # pareto_front.json
+    front: Sequence[Mapping[str, Any]]  # pareto_front.json; empty with one objective, or before the end
     certificate: Mapping[str, Any] | None
+    problems: Sequence[str] = field(default=())  # missing and damaged files, a line each
+
+    def option(self, key: str) -> Any:
+        """Return an option by its full key, its default where the config lacks it."""
+        value: Any = self.config
+        for name in key.split("."):
+            if not isinstance(value, Mapping) or name not in value:
+                return OPTIONS[key].default if key in OPTIONS else None
+            value = value[name]
+        return value
+
+    @property
+    def is_running(self) -> bool:
+        """Whether a process works on the run."""
+        return self.status is not None and self.status.state is RunState.RUNNING
+
+    @cached_property
+    def searched(self) -> list[EvaluationRecord]:
+        """Evaluations of the search at full length, without new seeds of the final stage."""
+        return [record for record in self.evaluations if record.fidelity == 0 and record.seed == 0]
+
+    @cached_property
+    def successes(self) -> list[EvaluationRecord]:
+        """Successful ones of `searched`."""
+        return [record for record in self.searched if record.status is EvaluationStatus.OK]
+
+    @cached_property
+    def graphs(self) -> list[Mapping[str, Any]]:
+        """Node-link data of `successes`."""
+        return [json.loads(record.graph) for record in self.successes]
 
 
 def read_run(folder: Path) -> RunData:
     """Return the data of the run in a folder, which may be running.
 
     Raises:
-        UserError: no run in the folder, or a damaged marker or database.
+        UserError: no run in the folder.
     """
-    marker = read_marker(folder)
-    if marker is None:
+    problems = list[str]()
+    marker = _marker(folder, problems)
+    if marker is None and not (folder / CONFIG_NAME).is_file():
         raise UserError(f"{folder}: expected the log_dir of a run, got a folder without one")
-    config = config_of(marker.config, where=f"{folder}: ")
+    tree = _options(folder / CONFIG_NAME, problems) if marker is None else marker.config
+    tree, store_url = _completed(tree, problems)
+    run_id = "" if marker is None else marker.run
+    is_after_end = (status := read_status(folder)) is not None and status.state is RunState.COMPLETED
+    if status is None and (folder / STATUS_NAME).exists():
+        problems.append(f"{STATUS_NAME} is damaged: state and times are unknown.")
+
+    def listed(name: str, *, is_needed: bool) -> list[Mapping[str, Any]]:
+        content = _json(folder / name, problems, is_needed=is_needed)
+        if content is not None and not isinstance(content, list):
+            problems.append(f"{name} is damaged.")
+        return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
+
+    certificate = _json(folder / "certificate.json", problems)
     return RunData(
         folder=folder,
-        run_id=marker.run,
-        config=marker.config,
-        config_text=to_yaml(config),
-        status=read_status(folder),
-        metrics=_metric_rows(folder / "metrics.jsonl"),
-        evaluations=_evaluations(folder, config.evaluation.store_url, run=marker.run),
-        top=_json(folder / "top_architectures.json") or [],
-        references=_json(folder / "references.json") or [],
-        front=_json(folder / "pareto_front.json"),
-        certificate=_json(folder / "certificate.json"),
+        run_id=run_id,
+        config=masked_options(tree),
+        config_text=_yaml(masked_options(tree)),
+        status=status,
+        metrics=_metric_rows(folder / "metrics.jsonl", problems),
+        evaluations=_evaluations(folder, store_url, run=run_id, problems=problems),
+        top=listed("top_architectures.json", is_needed=is_after_end),
+        references=listed("references.json", is_needed=False),
+        front=listed("pareto_front.json", is_needed=False),
+        certificate=certificate if isinstance(certificate, dict) else None,
+        problems=[masked(problem) for problem in problems],
     )
 
 
-def _metric_rows(path: Path) -> list[dict[str, Any]]:
+def _marker(folder: Path, problems: list[str]) -> RunMarker | None:
+    try:
+        return read_marker(folder)
+    except UserError as error:
+        problems.append(f"{error}; {CONFIG_NAME} is used")
+        return None
+
+
+def _options(path: Path, problems: list[str]) -> dict[str, Any]:
+    """Return the options of config.yaml, empty if it is damaged."""
+    try:
+        tree = yaml.safe_load(path.read_bytes())
+    except (OSError, ValueError, yaml.YAMLError):
+        tree = None
+    if not isinstance(tree, dict):
+        problems.append(f"{path.name} is damaged: the options are unknown, defaults are shown.")
+        return {}
+    return tree
+
+
+def _completed(tree: Mapping[str, Any], problems: list[str]) -> tuple[Mapping[str, Any], str]:
+    """Return the options with defaults of those that are missing, unresolved, and the resolved URL of the store."""
+    try:
+        config = config_of(tree)
+    except UserError as error:
+        problems.append(f"The config is of another version: {error}")
+        return tree, ""
+    try:
+        url = str(config.evaluation.store_url or "")
+    except OmegaConfBaseException as error:
+        problems.append(f"evaluation.store_url: {str(error).splitlines()[0]}; evaluations are missing.")
+        url = ""
+    return to_mapping(config), url
+
+
+def _yaml(tree: Mapping[str, Any]) -> str:
+    return OmegaConf.to_yaml(cast(Any, OmegaConf.create(dict(tree))), resolve=False)
+
+
+def _metric_rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """Return the complete rows; a killed process may leave half a line."""
-    rows = []
-    for line in path.read_bytes().splitlines() if path.exists() else ():
+    rows, num_damaged = list[dict[str, Any]](), 0
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        problems.append(f"{path.name} is missing: there are no curves.")
+        return []
+    for number, line in enumerate(lines, 1):
         try:
             row = json.loads(line)
-        except ValueError:
-            continue
+        except (ValueError, RecursionError):
+            row = None
         if isinstance(row, dict) and isinstance(row.get("step"), int):
             rows.append(row)
-    return rows
+        elif number < len(lines):
+            num_damaged += 1
+    if num_damaged:
+        problems.append(f"{path.name}: {num_damaged} damaged {'line' if num_damaged == 1 else 'lines'} left out.")
+    return sorted(rows, key=lambda row: row["step"])
 
 
-def _evaluations(folder: Path, url: str | None, *, run: str) -> list[EvaluationRecord]:
-    """Return the finished rows of the run."""
+def _evaluations(folder: Path, url: str, *, run: str, problems: list[str]) -> list[EvaluationRecord]:
+    """Return the finished rows of the run; of a run without id, all rows."""
     path = folder / STORE_NAME
     if not url and not path.exists():
+        problems.append(f"{STORE_NAME} is missing: there are no evaluations.")
         return []
-    with StoreOverview(url or str(path)) as overview:
-        return [record_of(row) for row in overview.results() if row["run"] == run]
+    try:
+        with StoreOverview(url or str(path)) as overview:
+            return [record_of(row) for row in overview.results(run=run or None)]
+    except (UserError, ValueError, KeyError, TypeError) as error:
+        problems.append(f"The evaluations cannot be read: {error}")
+        return []
 
 
-def _json(path: Path) -> Any:
+def _json(path: Path, problems: list[str], *, is_needed: bool = False) -> Any:
     """Return the content of a file, None for a missing or damaged one."""
     try:
         return json.loads(path.read_bytes())
-    except (OSError, ValueError):
-        return None
+    except OSError:
+        if is_needed:
+            problems.append(f"{path.name} is missing.")
+    except (ValueError, RecursionError):
+        problems.append(f"{path.name} is damaged.")
+    return None

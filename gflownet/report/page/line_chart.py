@@ -1,0 +1,151 @@
+"""Line charts: curves with bands, thinned out to a few hundred points."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+
+import numpy as np
+
+from gflownet.report.page.axes import number_text, scale_of
+from gflownet.report.page.chart import Chart, Frame, LegendEntry, Table, colour_class
+
+MAX_POINTS = 300  # of a curve
+NUM_TABLE_ROWS = 10
+
+
+@dataclass(frozen=True)
+class Line:
+    """A curve; places where y is not finite are gaps."""
+
+    name: str
+    x: Sequence[float]
+    y: Sequence[float]
+    low: Sequence[float] | None = None  # of a band
+    high: Sequence[float] | None = None
+    is_faint: bool = False  # raw values behind their mean: no table column
+    colour: int | None = None  # position in the palette; None: that of the line
+
+
+def line_chart(
+    key: str,
+    title: str,
+    lines: Sequence[Line],
+    *,
+    x_label: str,
+    y_label: str,
+    description: str = "",
+    note: str = "",
+    is_log: bool | None = None,
+    start: float | None = None,
+) -> Chart | None:
+    """Return a chart of curves, None without a finite value.
+
+    Args:
+        key: unique in the page.
+        title: of the chart.
+        lines: drawn in this order; the legend names all but faint ones.
+        x_label: of the horizontal axis, with unit.
+        y_label: of the vertical axis, with unit.
+        description: for screen readers; empty: first and last value of every line.
+        note: below the chart.
+        is_log: vertical axis; None: by the values.
+        start: lower end of the vertical axis.
+    """
+    lines = [line for line in lines if any(map(math.isfinite, line.y))]
+    ends = [
+        value for line in lines for values in (line.y, line.low, line.high) if values is not None for value in values
+    ]
+    y, x = scale_of(ends, is_log=is_log, start=start), scale_of(at for line in lines for at in line.x)
+    if x is None or y is None:
+        return None
+    frame = Frame(x, y, x_label, y_label + (" (log scale)" if y.is_log else ""))
+    frame.draw_axes()
+    legend = []
+    for index, line in enumerate(lines):
+        style = colour_class(index if line.colour is None else line.colour)
+        _draw(frame, line, style)
+        if not line.is_faint:
+            legend.append(LegendEntry(style, line.name))
+    named = [line for line in lines if not line.is_faint]
+    return Chart(
+        key=key,
+        title=title,
+        description=description or " ".join(_words(line) for line in named),
+        marks=frame.marks,
+        legend=legend if len(legend) > 1 or len(lines) > 1 else (),
+        table=_table(named, x_label),
+        note=note,
+    )
+
+
+def moving_mean(values: Sequence[float], window: int) -> list[float]:
+    """Return the mean of each value and the `window - 1` before it, as far as they are finite."""
+    array = np.asarray(values, dtype=float)
+    is_finite = np.isfinite(array)
+    sums, counts = np.cumsum(np.where(is_finite, array, 0.0)), np.cumsum(is_finite)
+    sums[window:], counts[window:] = sums[window:] - sums[:-window].copy(), counts[window:] - counts[:-window].copy()
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.where(is_finite & (counts > 0), sums / counts, np.nan).tolist()
+
+
+def thinned(values: Sequence[float], max_points: int = MAX_POINTS) -> list[int]:
+    """Return the positions that a curve needs: the ends, and minimum and maximum of equal stretches between."""
+    if len(values) <= max_points:
+        return list(range(len(values)))
+    edges = np.linspace(0, len(values), max_points // 2 + 1).astype(int).tolist()
+    array = np.asarray(values, dtype=float)
+    chosen = {0, len(values) - 1}
+    for start, stop in pairwise(edges):
+        stretch = array[start:stop]
+        if np.isfinite(stretch).any():
+            chosen |= {start + int(np.nanargmin(stretch)), start + int(np.nanargmax(stretch))}
+    return sorted(chosen)
+
+
+def _draw(frame: Frame, line: Line, style: str) -> None:
+    if line.low is not None and line.high is not None:
+        places = [i for i in thinned(line.y) if math.isfinite(line.low[i]) and math.isfinite(line.high[i])]
+        upper = [f"{frame.at_x(line.x[i]):g} {frame.at_y(line.high[i]):g}" for i in places]
+        lower = [f"{frame.at_x(line.x[i]):g} {frame.at_y(line.low[i]):g}" for i in reversed(places)]
+        if places:
+            frame.add("path", class_=f"band {style}", d="M" + "L".join([*upper, *lower]) + "Z")
+    points = [(line.x[i], line.y[i]) for i in thinned(line.y)]
+    faint = " faint" if line.is_faint else ""
+    frame.add("path", class_=f"line {style}{faint}", d=_path(frame, points), tooltip=line.name)
+    finite = [point for point in points if math.isfinite(point[1])]
+    if len(finite) == 1:  # a line of one point is invisible
+        (x, y), *_ = finite
+        frame.add("circle", class_=f"dot {style}", cx=frame.at_x(x), cy=frame.at_y(y), r="3", tooltip=line.name)
+
+
+def _path(frame: Frame, points: Iterable[tuple[float, float]]) -> str:
+    commands, is_down = list[str](), False
+    for x, y in points:
+        if not math.isfinite(y):
+            is_down = False
+            continue
+        commands.append(f"{'L' if is_down else 'M'}{frame.at_x(x):g} {frame.at_y(y):g}")
+        is_down = True
+    return "".join(commands)
+
+
+def _words(line: Line) -> str:
+    finite = [(x, y) for x, y in zip(line.x, line.y, strict=True) if math.isfinite(y)]
+    (first_x, first), (last_x, last) = finite[0], finite[-1]
+    values = [y for _, y in finite]
+    return (
+        f"{line.name}: {number_text(first)} at {number_text(first_x)}, {number_text(last)} at {number_text(last_x)}, "
+        f"between {number_text(min(values))} and {number_text(max(values))}."
+    )
+
+
+def _table(lines: Sequence[Line], x_label: str) -> Table:
+    """Return the values of the lines at a few places."""
+    by_place = [dict(zip(line.x, line.y, strict=True)) for line in lines]
+    places = sorted({x for values in by_place for x in values})
+    chosen = sorted({places[round(i)] for i in np.linspace(0, len(places) - 1, NUM_TABLE_ROWS).tolist()})
+    rows = [[number_text(x), *(number_text(values.get(x)) for values in by_place)] for x in chosen]
+    return Table([x_label, *(line.name for line in lines)], rows)

@@ -1,0 +1,188 @@
+"""Overview of a run: what was searched, its state in words, how far it is, and the time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from gflownet.envs.config import ENVIRONMENTS
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.tasks import TASKS
+from gflownet.objectives.config import OBJECTIVES
+from gflownet.plugins import ExtensionPoint
+from gflownet.report.page.axes import duration_text, number_text
+from gflownet.report.page.run_data import RunData
+from gflownet.report.page.secrets import masked
+from gflownet.run_status import Phase, RunState
+from gflownet.search.config import GFLOWNET, SEARCH_METHODS
+
+# Steps whose pace gives the time left.
+_RECENT_STEPS = 50
+
+
+@dataclass(frozen=True)
+class Progress:
+    """How much is done of a number of units, such as steps."""
+
+    done: int
+    total: int  # 0: unlimited
+    unit: str
+
+    @property
+    def words(self) -> str:
+        """Progress as text: step 3 of 20."""
+        return f"{self.unit} {self.done:,} of {self.total:,}" if self.total else f"{self.unit} {self.done:,}"
+
+
+@dataclass(frozen=True)
+class Overview:
+    """Texts at the top of the page."""
+
+    title: str
+    searched: str
+    state: str  # a RunState, or unknown
+    state_words: str
+    progress: Progress
+    facts: list[tuple[str, str]]
+
+
+def overview_of(run: RunData, *, written: datetime) -> Overview:
+    """Return the overview of a run at the time of writing."""
+    progress = progress_of(run)
+    state = "unknown" if run.status is None else run.status.state.value
+    return Overview(
+        title=f"Search of {run.option('task')}",
+        searched=_searched(run),
+        state=state,
+        state_words=_state_words(run, progress),
+        progress=progress,
+        facts=list(_facts(run, progress, written=written)),
+    )
+
+
+def has_search_method(run: RunData) -> bool:
+    """Return whether a search method chooses the candidates, instead of the policy alone."""
+    return run.option("search.method") != GFLOWNET
+
+
+def progress_of(run: RunData) -> Progress:
+    """Return how far the run is: evaluations of a search method, then steps of its sampler; steps of other runs."""
+    last = int(run.metrics[-1]["step"]) if run.metrics else 0
+    num_steps = int(run.option("num_training_steps") or 0)
+    if not has_search_method(run):
+        return Progress(last, num_steps, "step")
+    num_sampler = sum("loss" in row and "score_mean" not in row for row in run.metrics)
+    if num_sampler:
+        return Progress(num_sampler, num_steps, "the search is done; step of the sampler")
+    return Progress(len(run.searched), int(run.option("budget.evaluations") or 0), "evaluation")
+
+
+def seconds_used(run: RunData, *, written: datetime) -> float | None:
+    """Return the seconds of all sessions; of a running one up to the time of writing; None if unknown."""
+    if run.status is None:
+        seconds = [row.get("seconds") for row in run.metrics]
+        known = [value for value in seconds if isinstance(value, int | float)]
+        return float(known[-1]) if known else None
+    total = sum(run.status.seconds.values())
+    if run.status.state not in (RunState.RUNNING, RunState.KILLED) or not run.status.sessions:
+        return total
+    session = run.status.sessions[-1]
+    end = written if run.is_running else _last_sign(run)
+    since = (end - _time(session.started)).total_seconds() if end else 0.0
+    return total + max(0.0, since - sum(session.seconds.values()))
+
+
+def seconds_left(run: RunData, progress: Progress) -> float | None:
+    """Return an estimate for the phase of a running run, from the pace of its last steps; None if unknown."""
+    if not run.is_running or run.status is None or not progress.total:
+        return None
+    if run.status.sessions[-1].phase not in (Phase.START, Phase.TRAINING, Phase.SEARCH, Phase.SAMPLER):
+        return None
+    recent = [row for row in run.metrics if isinstance(row.get("seconds"), int | float)][-_RECENT_STEPS:]
+    if len(recent) < 2 or recent[-1]["seconds"] <= recent[0]["seconds"]:
+        return None
+    num_steps = recent[-1]["step"] - recent[0]["step"]
+    if progress.unit == "evaluation":
+        num_steps = progress.done * num_steps / max(1, len(run.metrics))
+    pace = (recent[-1]["seconds"] - recent[0]["seconds"]) / max(1, num_steps)
+    return pace * max(0, progress.total - progress.done)
+
+
+def summary_of(point: ExtensionPoint, name: str) -> str:
+    """Return the words for a built-in name, the name itself for another class."""
+    return point.built_in[name].summary if name in point.built_in else name
+
+
+def _searched(run: RunData) -> str:
+    task, env = str(run.option("task")), str(run.option("env.name"))
+    space = summary_of(ENVIRONMENTS, env)
+    words = f"{_capitalised(summary_of(TASKS, task))}. Space: {space} ({env})."
+    method, objective = run.option("search.method"), str(run.option("algo.method"))
+    learned = f"{summary_of(OBJECTIVES, objective)} ({objective})"
+    if not has_search_method(run):
+        return f"{words} Method: a GFlowNet, which samples in proportion to the reward, trained with {learned}."
+    return (
+        f"{words} Method: {summary_of(SEARCH_METHODS, str(method))} ({method}); its sampler is trained with {learned}."
+    )
+
+
+def _state_words(run: RunData, progress: Progress) -> str:
+    if run.status is None:
+        return f"State unknown, {progress.words}"
+    match run.status.state:
+        case RunState.RUNNING:
+            phase = run.status.sessions[-1].phase
+            return f"Running: {phase}, {progress.words}"
+        case RunState.COMPLETED:
+            return "Completed"
+        case RunState.INTERRUPTED:
+            return f"Interrupted by {run.status.message or 'a signal'} at {progress.words}"
+        case RunState.FAILED:
+            return f"Failed at {progress.words}: {masked(run.status.message)}"
+        case RunState.KILLED:
+            return f"Killed at {progress.words}: the process ended without a final state"
+
+
+def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[tuple[str, str]]:
+    num_failed = sum(record.status is not EvaluationStatus.OK for record in run.searched)
+    if run.successes:
+        yield "best score in the search", number_text(max(record.score for record in run.successes))
+    yield "evaluations", f"{len(run.searched):,}" + (f", {num_failed:,} failed" if num_failed else "")
+    num_distinct = len({(record.hash, record.key) for record in run.searched})
+    yield "different architectures", f"{num_distinct:,}"
+    if not has_search_method(run):
+        yield "training steps", f"{progress.done:,} of {progress.total:,}"
+    elif progress.total:
+        name = "evaluations of the budget" if progress.unit == "evaluation" else "steps of the sampler"
+        yield name, f"{progress.done:,} of {progress.total:,}"
+    yield "time used", duration_text(seconds_used(run, written=written))
+    if run.is_running:
+        left = seconds_left(run, progress)
+        yield "time left", "not known yet" if left is None else f"about {duration_text(left)}, then the final stage"
+    if run.status is not None and run.status.sessions:
+        yield "started", minute_text(_time(run.status.sessions[0].started))
+    yield "seed", str(run.option("seed"))
+
+
+def minute_text(time: datetime) -> str:
+    """Return a time in UTC to the minute."""
+    return time.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC")
+
+
+def _last_sign(run: RunData) -> datetime | None:
+    """Return the time of the last evaluation."""
+    times = [record.created for record in run.evaluations if record.created]
+    return _time(max(times)) if times else None
+
+
+def _time(text: str) -> datetime:
+    try:
+        time = datetime.fromisoformat(text)
+    except ValueError:
+        return datetime.fromtimestamp(0, UTC)
+    return time if time.tzinfo else time.replace(tzinfo=UTC)
+
+
+def _capitalised(text: str) -> str:
+    return text[:1].upper() + text[1:]
