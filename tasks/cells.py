@@ -34,6 +34,8 @@ _PERCENT = 100.0
 _CODE, _ADJACENCY, _LABELS, _SPACE, _REPEAT = "code", "adjacency_rowmajor", "op_labels", "space", "repeat"
 _IDENTITY = {_CODE, _ADJACENCY, _LABELS, _SPACE, _REPEAT, "index", "arch", "canon_index", "hash", "n_vertices"}
 _SECONDS = "train_seconds"
+# First letters of a part of a column's name, as in c10_val12 and test_acc_4ep: an accuracy, which is no cost.
+_ACCURACIES = ("acc", "val", "test")
 _TABLE = "task_options.table"
 _ALIASES = {"parameters": "params"}
 # The operations of NAS-Bench-101 as EC-NAS writes them.
@@ -90,7 +92,7 @@ class CellsTask(GFNTask):
         if config.env.name == self.environment:  # otherwise the next call raises
             self._table = Table(options.table, key="task_options.table")
             self._keys = self._identities()
-            costs = [name for name in self._table.names if name not in _IDENTITY | {options.column}]
+            costs = [name for name in self._table.names if name not in _IDENTITY and not _is_accuracy(name)]
             self.objectives = (ACCURACY, *costs, *self._short_names(config))
         super().__init__(config)
         self.scores = self._accuracies("column")
@@ -217,6 +219,8 @@ class CellsTask(GFNTask):
     def _costs(self, name: str, key: str, target: float | None = None) -> _Column:
         """Return a column of costs by its full or short name."""
         full_name = self._full_name(name, key)
+        if _is_accuracy(full_name):
+            raise UserError(f"{key}: expected a column of costs, which are minimised, got {full_name}, accuracies")
         values = means(self._keys, self._table.numbers(full_name, key=key))
         if not values:
             raise UserError(f"{key}: expected numbers in column {full_name}, got none")
@@ -317,6 +321,10 @@ def graph_of(adjacency: str, labels: str) -> ColouredGraph:
         raise ValueError(f"{_ADJACENCY}: expected {num_nodes**2} digits 0 or 1, got {adjacency!r}")
     edges = {divmod(place, num_nodes): "edge" for place, digit in enumerate(adjacency) if digit == "1"}
     return ColouredGraph(tuple(_LABELLED[name] for name in names), edges)
+
+
+def _is_accuracy(column: str) -> bool:
+    return any(part.startswith(_ACCURACIES) for part in column.split("_"))
 
 
 def _option_of(metric: str, config: TaskConfig) -> str:

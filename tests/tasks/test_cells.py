@@ -217,6 +217,8 @@ def test_wrong_tables_raise_one_line(text, message, small):
         (["env.cells.name=nb101"], r"expected a column adjacency_rowmajor in"),
         (["task_options.max={edgegpu: 1}"], r"task_options\.max: expected one of code, .*got 'edgegpu'"),
         (["task_options.max={params: much}"], r"task_options\.max: expected positive numbers by column, .*much"),
+        (["task_options.max={acc_seed0: 90}"], r"task_options\.max: expected a column of costs, .* got acc_seed0"),
+        (["evaluation.objectives=[accuracy,c10_test200]"], r"evaluation\.objectives: expected .* got 'c10_test200'"),
         (["task_options.max=5"], r"task_options\.max: expected a group of options, got 5"),
         (["task_options.targets={params: 1}"], r"task_options\.targets: expected some of none, got 'params'"),
         (["evaluation.objectives=[accuracy,speed]"], r"evaluation\.objectives: expected one of .*, got 'speed'"),
