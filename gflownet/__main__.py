@@ -2,52 +2,63 @@
 
 from __future__ import annotations
 
-import importlib
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 import gflownet
-from gflownet.errors import UserError, error_line
-
-
-@dataclass(frozen=True)
-class Command:
-    """A command of the family."""
-
-    module: str  # has main(argv) -> exit status
-    summary: str
-
-
-COMMANDS = {
-    "train": Command("gflownet.train", "search architectures"),
-    "report": Command("gflownet.report.__main__", "rebuild the report of a run, or compare several runs"),
-    "compare": Command("gflownet.compare", "run search methods with several seeds and compare them"),
-    "store": Command("gflownet.store", "list, show, export, import and requeue evaluations"),
-    "generate": Command("gflownet.generate", "generate text from a saved language model"),
-}
+from gflownet.command_line import did_you_mean, print_plain_messages, program, run_command
+from gflownet.commands import COMMANDS
+from gflownet.errors import UserError
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run a command; return its exit status, 2 for an unknown one."""
+    """Run a command; return its exit status: 0, 2 for an error of the user, 128 + a signal."""
+    if argv is None:
+        print_plain_messages()
     arguments = list(sys.argv[1:] if argv is None else argv)
-    if not arguments or arguments[0] in ("-h", "--help"):
-        print(_usage())
+    return run_command(lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str]) -> int:
+    """Run the command that the first argument names."""
+    name, *rest = arguments or ["--help"]
+    if name == "help" and rest:
+        name, rest = rest[0], ["--help"]
+    if name in ("-h", "--help", "help"):
+        print(usage())
         return 0
-    if arguments[0] == "--version":
+    if name == "--version":
         print(f"gflownet {gflownet.__version__}")
         return 0
-    command = COMMANDS.get(arguments[0])
+    command = COMMANDS.get(name)
     if command is None:
-        print(error_line(UserError(f"expected one of {', '.join(COMMANDS)}, got {arguments[0]!r}")), file=sys.stderr)
-        return 2
-    return importlib.import_module(command.module).main(arguments[1:])
+        kind = "option" if name.startswith("-") else "command"
+        names = ("--help", "--version") if name.startswith("-") else (*COMMANDS, "help")
+        raise UserError(f"{name}: unknown {kind}, expected one of {', '.join(names)}{did_you_mean(name, names)}")
+    return command.load().main(rest)
 
 
-def _usage() -> str:
+def usage() -> str:
+    """Return the list of commands."""
     width = max(map(len, COMMANDS)) + 2
     lines = [f"  {name:<{width}}{command.summary}" for name, command in COMMANDS.items()]
-    return "\n".join(["usage: gflownet COMMAND [ARGUMENT ...]", "", *lines, "", "gflownet COMMAND --help: its options"])
+    script = program("")
+    return "\n".join(
+        [
+            f"usage: {script} [-h] [--version] COMMAND [ARGUMENT ...]",
+            "",
+            "Search neural architectures by sampling graphs in proportion to their reward.",
+            "",
+            "commands:",
+            *lines,
+            "",
+            "options:",
+            f"  {'-h, --help':<{width}}show this help and exit",
+            f"  {'--version':<{width}}show the version of gflownet and exit",
+            "",
+            f"{script} COMMAND --help, or {script} help COMMAND: the options of a command",
+        ]
+    )
 
 
 if __name__ == "__main__":

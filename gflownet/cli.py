@@ -1,20 +1,19 @@
-"""Parsing of the command line, and the text of --help."""
+"""Parsing of the command line of gflownet.train, and the text of its --help."""
 
 from __future__ import annotations
 
-import shutil
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, nearest_key
+from gflownet.command_line import CommandLine, help_width, program
+from gflownet.config import DEFAULT_CONFIG, OPTIONS, RENAMED, config_names, nearest_key
 from gflownet.errors import UserError
 from gflownet.options import Option, find_options
 
-USAGE = "usage: python -m gflownet.train [--config NAME] [--print-config|--version|--help] [KEY=VALUE ...]"
-MAX_WIDTH = 100
 _KEY_WIDTH = 39
+_FREE_GROUPS = tuple(f"{key}." for key, option in OPTIONS.items() if option.type_name == "group")
 
 
 @dataclass(frozen=True)
@@ -28,34 +27,85 @@ class Command:
     help: bool = False
 
 
+def command_line() -> CommandLine:
+    """Return the parser of the flags; the other arguments are KEY=VALUE."""
+    parser = CommandLine(
+        prog=program("train"),
+        description="Search neural architectures: sample computation graphs in proportion to their reward. "
+        "Precedence: defaults, then the config, then KEY=VALUE, where the last one wins. Without --config, the config "
+        f"with the name of the task is used, if there is one, and without a task the config {DEFAULT_CONFIG}.",
+        add_help=False,
+    )
+    add = parser.add_argument
+    add("-h", "--help", action="store_true", help="show this help and exit; with task=NAME, also its options")
+    add("--version", action="store_true", help="show the version of gflownet and exit")
+    add("--config", metavar="NAME", help="config to start from: a name, or the path of a YAML file")
+    add("--print-config", action="store_true", help="print the merged config and exit")
+    add("-q", "--quiet", action="store_true", help="only warnings, errors and the final table: console=quiet")
+    add("-v", "--verbose", action="store_true", help="a line for each evaluation and start-up step: console=verbose")
+    add(
+        "overrides",
+        nargs="*",
+        metavar="KEY=VALUE",
+        help="options, listed by --help; --KEY=VALUE and --KEY VALUE are accepted, too",
+    )
+    return parser
+
+
 def parse(arguments: Sequence[str]) -> Command:
     """Parse the arguments; options and overrides may be mixed.
 
     Raises:
         UserError: an unknown option, or an option without its value.
     """
-    config: str | None = None
-    overrides: list[str] = []
-    flags = {"--print-config": False, "--version": False, "--help": False}
+    parser = command_line()
+    values = parser.parse_intermixed_args(list(_overrides_without_dashes(arguments, parser.option_names())))
+    if values.config == "":
+        raise UserError("--config: expected the name or the path of a config, got nothing")
+    if values.quiet and values.verbose:
+        raise UserError("expected at most one of --quiet and --verbose, got both")
+    shown = ["console=quiet"] * values.quiet + ["console=verbose"] * values.verbose
+    return Command(
+        values.config,
+        (*values.overrides, *shown),
+        print_config=values.print_config,
+        version=values.version,
+        help=values.help,
+    )
+
+
+def _overrides_without_dashes(arguments: Sequence[str], flags: set[str]) -> Iterator[str]:
+    """Yield the arguments with --KEY=VALUE and --KEY VALUE, as sweeps write them, as KEY=VALUE.
+
+    The value None, Python's name of null, is null.
+    """
     remaining = iter(arguments)
     for argument in remaining:
         name, equals, value = argument.partition("=")
-        if name == "--config":
-            config = value if equals else next(remaining, "")
-            if not config:
-                raise UserError("--config: expected the name or the path of a config, got nothing")
-        elif argument == "-h":
-            flags["--help"] = True
-        elif argument in flags:
-            flags[argument] = True
-        elif argument.startswith("-"):
-            example = f"{nearest_key(name.lstrip('-'))}={value or 'VALUE'}"
-            names = "--config, --print-config, --version, --help"
-            raise UserError(f"{argument}: expected one of {names} or KEY=VALUE, for example {example}")
+        if argument == "--config":  # its value is no override
+            yield f"--config={next(remaining, '')}"
+        elif name in flags or not argument.startswith("-"):
+            yield argument
+        elif equals and name.startswith("--"):
+            yield f"{name.removeprefix('--')}={'null' if value == 'None' else value}"
+        elif _is_key(key := name.removeprefix("--")):
+            yield f"{key}={_separate_value(key, next(remaining, None))}"
         else:
-            overrides.append(argument)
-    print_config, version, help = flags.values()
-    return Command(config, tuple(overrides), print_config=print_config, version=version, help=help)
+            nearest = nearest_key(name.lstrip("-"))
+            names = ", ".join(sorted(flag for flag in flags if flag.startswith("--")))
+            raise UserError(f"{argument}: expected one of {names} or KEY=VALUE, for example {nearest}=VALUE")
+
+
+def _separate_value(key: str, value: str | None) -> str:
+    """Return the value after --KEY. Raises UserError for none, a flag, or an override of another option."""
+    if value is None or value.startswith("--") or (_is_key(value.partition("=")[0]) and "=" in value):
+        got = "nothing" if value is None else value
+        raise UserError(f"--{key}: expected a value, for example --{key}=VALUE, got {got}")
+    return "null" if value == "None" else value
+
+
+def _is_key(key: str) -> bool:
+    return key in OPTIONS or key in RENAMED or key.startswith(_FREE_GROUPS)
 
 
 def help_text(schemas: Mapping[str, type | None] | None = None) -> str:
@@ -68,16 +118,9 @@ def help_text(schemas: Mapping[str, type | None] | None = None) -> str:
         option for group, schema in (schemas or {}).items() if schema for option in find_options(schema, f"{group}.")
     ]
     options = [*OPTIONS.values(), *added]
-    width = min(shutil.get_terminal_size((MAX_WIDTH, 24)).columns, MAX_WIDTH)
+    width = help_width()
     blocks = [
-        USAGE,
-        textwrap.fill(
-            "Searches neural architectures: samples computation graphs in proportion to their reward. "
-            "Precedence: defaults, then the config, then KEY=VALUE. Without --config, the config with the name of the "
-            f"task is used, if there is one, and without a task the config {DEFAULT_CONFIG}. task=NAME --help (or "
-            "another class) shows the options of that class, too.",
-            width,
-        ),
+        command_line().format_help().rstrip(),
         textwrap.fill(
             f"configs: {', '.join(config_names())}, or the path of a YAML file", width, subsequent_indent=" " * 9
         ),

@@ -6,33 +6,29 @@ import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from signal import SIGINT, SIGPIPE
+from signal import SIGINT
+from typing import TYPE_CHECKING
 
-from gflownet.comparison.methods import check_overrides, read_methods
-from gflownet.comparison.plan import Plan
-from gflownet.config import DEFAULT_CONFIG, config_of_task
-from gflownet.errors import CommandLine, UserError, error_line
-from gflownet.interrupts import discard_output_that_fails, discard_output_without_reader, stop_signals
+from gflownet.command_line import (
+    EXIT_SIGNAL,
+    CommandLine,
+    positive_integer,
+    print_plain_messages,
+    program,
+    run_command,
+)
+from gflownet.interrupts import stop_signals
 
-EXIT_USER_ERROR = 2
-EXIT_SIGNAL = 128  # a shell reports 128 + N for a process ended by signal N
+if TYPE_CHECKING:
+    from gflownet.comparison.plan import Plan
+
 _STOP_MESSAGE = "\nstopping: running evaluations are cancelled; repeat the command to continue\n"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 2 for an error of the user, 128 + a signal."""
     arguments = list(sys.argv[1:] if argv is None else argv)
-    try:
-        return compare(parse(arguments), command=arguments)
-    except UserError as error:
-        print(error_line(error), file=sys.stderr)
-        return EXIT_USER_ERROR
-    except BrokenPipeError:
-        if not discard_output_without_reader():
-            raise
-        return EXIT_SIGNAL + SIGPIPE
-    finally:
-        discard_output_that_fails()
+    return run_command(lambda: compare(parse(arguments), command=arguments))
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -41,13 +37,21 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: an unknown option, or a wrong or missing value.
     """
+    from gflownet.comparison.methods import check_overrides
+
+    options = command_line().parse_intermixed_args(arguments)
+    check_overrides(options.overrides)
+    return options
+
+
+def command_line() -> CommandLine:
+    """Return the parser."""
     parser = CommandLine(
-        prog="python -m gflownet.compare",
+        prog=program("compare"),
         description="Run search methods on one config with several seeds, and compare them per evaluation.",
-        allow_abbrev=False,
     )
     add = parser.add_argument
-    add("--config", metavar="NAME", help=f"name or path of a config (default: that of the task, or {DEFAULT_CONFIG})")
+    add("--config", metavar="NAME", help="name or path of a config (default: that of the task)")
     add("--methods", default="", metavar="A,B,C", help="search methods (search.method), separated by commas")
     add(
         "--method",
@@ -57,16 +61,20 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         help="a further method: a label and its options, for example --method "
         '"sharp: search.method=surrogate search.acquisition.beta=8"; may be repeated',
     )
-    add("--budget", type=_number, default=100, metavar="N", help="new evaluations of each run (default: 100)")
-    add("--seeds", type=_number, default=5, metavar="S", help="runs of each method, seeds 0 to S - 1 (default: 5)")
-    add("--parallel", type=_number, default=1, metavar="P", help="runs at the same time (default: 1)")
+    add("--budget", type=positive_integer, default=100, metavar="N", help="new evaluations of each run (default: 100)")
+    add(
+        "--seeds",
+        type=positive_integer,
+        default=5,
+        metavar="S",
+        help="seeds of each method: 0 to S - 1 (default: 5)",
+    )
+    add("--parallel", type=positive_integer, default=1, metavar="P", help="runs at the same time (default: 1)")
     add("--out", type=Path, metavar="FOLDER", help="folder of all runs (default: logs/compare_CONFIG)")
     add("--json", type=Path, metavar="FILE", help="copy of comparison.json")
     add("--at", type=_numbers, default=(), metavar="N,N", help="evaluations at which the table shows the figures")
-    add("overrides", nargs="*", metavar="KEY=VALUE", help="options of all runs, as in python -m gflownet.train")
-    options = parser.parse_intermixed_args(arguments)
-    check_overrides(options.overrides)
-    return options
+    add("overrides", nargs="*", metavar="KEY=VALUE", help="options of all runs, as in gflownet train")
+    return parser
 
 
 def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
@@ -94,6 +102,10 @@ def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
 
 def plan_of(options: argparse.Namespace) -> Plan:
     """Return the plan of a command line. Raises UserError for unknown methods."""
+    from gflownet.comparison.methods import read_methods
+    from gflownet.comparison.plan import Plan
+    from gflownet.config import config_of_task
+
     source = options.config or config_of_task(options.overrides)
     name = Path(source).stem if source else "task"
     return Plan(
@@ -107,15 +119,10 @@ def plan_of(options: argparse.Namespace) -> Plan:
     )
 
 
-def _number(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number >= 1, got {text!r}")
-    return int(text)
-
-
 def _numbers(text: str) -> list[int]:
-    return [_number(part.strip()) for part in text.split(",")]
+    return [positive_integer(part.strip()) for part in text.split(",")]
 
 
 if __name__ == "__main__":
+    print_plain_messages()
     sys.exit(main())

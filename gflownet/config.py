@@ -9,11 +9,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, cast
+from typing import TYPE_CHECKING, Any, Literal, cast
 
-import yaml
-from omegaconf import OmegaConf
-from omegaconf.errors import InterpolationValidationError, OmegaConfBaseException
+import lazy_loader
 
 import gflownet
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
@@ -32,6 +30,13 @@ from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_
 from gflownet.policy.config import ModelConfig
 from gflownet.run_marker import MARKER_NAME, read_marker
 from gflownet.search.config import SearchConfig
+
+if TYPE_CHECKING:
+    import omegaconf
+    import yaml
+else:  # imported on first use: --help needs neither
+    omegaconf = lazy_loader.load("omegaconf")
+    yaml = lazy_loader.load("yaml")
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
@@ -87,6 +92,9 @@ class Config:
     mp_buffer_size: int | None = option(None, "bytes of each shared buffer of a worker; null: no buffers", AT_LEAST_ONE)
     pickle_mp_messages: bool = option(False, "pickle messages instead of sharing each tensor")
     print_every: int = option(10, "steps between two lines if the output is not a terminal", AT_LEAST_ONE)
+    console: Literal["quiet", "normal", "verbose"] = option(
+        "normal", "quiet: only warnings, errors and the final table; verbose: also each evaluation and start-up step"
+    )
     validate_every: int = option(
         0, "steps between two validations, which search methods skip; 0 never validates", NOT_NEGATIVE
     )
@@ -143,7 +151,7 @@ def load_config(source: str | None = None, overrides: Sequence[str] = ()) -> Con
 @cache
 def _defaults() -> Any:
     """Return the config without a file or overrides; building it takes four times as long as copying it."""
-    return OmegaConf.structured(Config)
+    return omegaconf.OmegaConf.structured(Config)
 
 
 def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
@@ -158,13 +166,13 @@ def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
     """
     result = copy.deepcopy(config)
     for group, schema in schemas.items():
-        values = OmegaConf.to_container(OmegaConf.select(cast(Any, result), group), resolve=False)
+        values = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.select(cast(Any, result), group), resolve=False)
         if schema is None:
             if values:
                 raise UserError(f"{group}: expected nothing, the class has no options, got {_shown(values)}")
             continue
         options = {item.key: item for item in find_options(schema, prefix=f"{group}.")}
-        OmegaConf.update(cast(Any, result), group, OmegaConf.structured(schema), merge=False)
+        omegaconf.OmegaConf.update(cast(Any, result), group, omegaconf.OmegaConf.structured(schema), merge=False)
         _merge(result, _nested(group, values), options=options)
         for item in options.values():
             item.check(resolved(result, item))
@@ -184,12 +192,12 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """Return the config as YAML; interpolations such as `${oc.env:SECRET}` are not replaced."""
-    return OmegaConf.to_yaml(cast(Any, config), resolve=False)
+    return omegaconf.OmegaConf.to_yaml(cast(Any, config), resolve=False)
 
 
 def to_mapping(config: Config) -> dict[str, Any]:
     """Return the config as nested dicts, unresolved like `to_yaml`."""
-    return cast(dict[str, Any], OmegaConf.to_container(cast(Any, config), resolve=False))
+    return cast(dict[str, Any], omegaconf.OmegaConf.to_container(cast(Any, config), resolve=False))
 
 
 def resolved(config: Config, option: Option) -> Any:
@@ -199,13 +207,13 @@ def resolved(config: Config, option: Option) -> Any:
         UserError: an interpolation without a value or with a wrong type; the message shows its text, not the value.
     """
     try:
-        return OmegaConf.select(cast(Any, config), option.key, throw_on_missing=True)
-    except OmegaConfBaseException as error:
-        text: Any = OmegaConf.to_container(cast(Any, config), resolve=False)
+        return omegaconf.OmegaConf.select(cast(Any, config), option.key, throw_on_missing=True)
+    except omegaconf.errors.OmegaConfBaseException as error:
+        text: Any = omegaconf.OmegaConf.to_container(cast(Any, config), resolve=False)
         for part in option.key.split("."):
             text = text[part]
         # A wrong type is reported with the resolved value, which may be a secret of ${oc.env:...}.
-        reason = "" if isinstance(error, InterpolationValidationError) else f" ({_first_line(error)})"
+        reason = "" if isinstance(error, omegaconf.errors.InterpolationValidationError) else f" ({_first_line(error)})"
         raise UserError(f"{option.key}: expected {option.expected}, got {_shown(text)}{reason}") from None
 
 
@@ -237,7 +245,7 @@ def command_config(source: str | None, overrides: Sequence[str]) -> Config:
 
 def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
     """Return the config of nested options, defaults for the others. Raises UserError for unknown ones."""
-    config = OmegaConf.structured(Config)
+    config = omegaconf.OmegaConf.structured(Config)
     _merge(config, tree, where=where)
     return cast(Config, config)
 
@@ -289,8 +297,8 @@ def _config_folders() -> Iterator[Path]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         # OmegaConf loads with PyYAML's safe loader and limits the expansion of aliases.
-        tree = OmegaConf.to_container(OmegaConf.load(path), resolve=False)
-    except (yaml.YAMLError, OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        tree = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(path), resolve=False)
+    except (yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected plain YAML, got an error: {_one_line(error)}") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected a mapping of options, got {_shown(tree)}")
@@ -302,8 +310,11 @@ def _parse_override(override: str) -> dict[str, Any]:
     if not (key and equals):
         raise UserError(f"{override}: expected KEY=VALUE, for example {nearest_key(key.lstrip('-'))}=VALUE")
     try:
-        return cast(dict[str, Any], OmegaConf.to_container(OmegaConf.from_dotlist([override]), resolve=False))
-    except (yaml.YAMLError, OmegaConfBaseException, ValueError, RecursionError) as error:
+        return cast(
+            dict[str, Any],
+            omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.from_dotlist([override]), resolve=False),
+        )
+    except (yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, ValueError, RecursionError) as error:
         raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None
 
 
@@ -326,8 +337,8 @@ def _merge(
         if not option.may_hold(value):
             raise mistyped
         try:
-            OmegaConf.update(cast(Any, config), key, value, merge=isinstance(value, dict))
-        except (OmegaConfBaseException, ValueError, TypeError):
+            omegaconf.OmegaConf.update(cast(Any, config), key, value, merge=isinstance(value, dict))
+        except (omegaconf.errors.OmegaConfBaseException, ValueError, TypeError):
             raise mistyped from None
 
 

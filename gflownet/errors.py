@@ -1,8 +1,6 @@
 """User errors, printed as one line, and escaping of text for terminals."""
 
-import argparse
 import unicodedata
-from typing import NoReturn
 
 # Control characters (escape sequences among them), invisible ones that reorder text, lone surrogates, line separators.
 _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
@@ -10,14 +8,6 @@ _HIDDEN = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
 
 class UserError(ValueError):
     """An error of the user's input: shown as one line without a traceback, exit status 2."""
-
-
-class CommandLine(argparse.ArgumentParser):
-    """An argument parser that raises UserError instead of exiting."""
-
-    def error(self, message: str) -> NoReturn:
-        """Raise UserError."""
-        raise UserError(f"{message}; see --help")
 
 
 def printable(text: str) -> str:

@@ -7,11 +7,12 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
-from signal import SIGINT, SIGPIPE, SIGTERM
+from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from gflownet.errors import CommandLine, UserError, error_line
-from gflownet.interrupts import StopRequest, discard_output_without_reader, stop_signals
+from gflownet.command_line import EXIT_SIGNAL, CommandLine, print_plain_messages, program, run_command
+from gflownet.errors import UserError, error_line
+from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.rhn.bytes_text import StreamDecoder, decode, encode
 from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
 
@@ -19,9 +20,6 @@ if TYPE_CHECKING:
     from gflownet.rhn.serving.engine import Engine
     from gflownet.rhn.serving.requests import FinishEvent
     from gflownet.rhn.serving.sampling import Sampled, SamplingParams
-
-EXIT_USER_ERROR = 2
-EXIT_SIGNAL = 128  # a shell reports 128 + N for a process ended by signal N
 
 # Sampling options of the command line and of a file of prompts: type, default, help.
 OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
@@ -41,11 +39,22 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: an unknown option, a missing value, or options that exclude each other.
     """
+    options = command_line().parse_args(arguments)
+    if (options.prompts is None) != (options.out is None):
+        raise UserError("expected --prompts and --out together, got one without the other")
+    if options.prompts is None and options.logprobs is not None:
+        raise UserError("--logprobs: expected together with --prompts")
+    if options.max_slots < 1:
+        raise UserError(f"--max-slots: expected at least 1, got {options.max_slots}")
+    return options
+
+
+def command_line() -> CommandLine:
+    """Return the parser."""
     parser = CommandLine(
-        prog="python -m gflownet.generate",
+        prog=program("generate"),
         description="Generate text with a saved language model. Without --prompts, type prompts one at a time: "
         "Ctrl-C stops an answer, Ctrl-D ends.",
-        allow_abbrev=False,
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder with model.json and model.safetensors")
     group = parser.add_argument_group("sampling")
@@ -71,14 +80,7 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     files.add_argument(
         "--max-slots", type=int, default=32, metavar="N", help="maximum number of prompts at once (default: 32)"
     )
-    options = parser.parse_args(arguments)
-    if (options.prompts is None) != (options.out is None):
-        raise UserError("expected --prompts and --out together, got one without the other")
-    if options.prompts is None and options.logprobs is not None:
-        raise UserError("--logprobs: expected together with --prompts")
-    if options.max_slots < 1:
-        raise UserError(f"--max-slots: expected at least 1, got {options.max_slots}")
-    return options
+    return parser
 
 
 def _sampling_options(options: argparse.Namespace) -> dict[str, Any]:
@@ -92,18 +94,12 @@ def _flag(name: str) -> str:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 2 for an error of the user, 128 + a signal."""
-    try:
+
+    def generate() -> int:
         options = parse(sys.argv[1:] if argv is None else argv)
         return converse(options) if options.prompts is None else answer_file(options)
-    except UserError as error:
-        print(error_line(error), file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        return EXIT_SIGNAL + SIGINT
-    except BrokenPipeError:
-        if not discard_output_without_reader():
-            raise
-        return EXIT_SIGNAL + SIGPIPE
+
+    return run_command(generate)
 
 
 def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
@@ -239,4 +235,5 @@ def _record(prompt: Prompt, sampled: Sequence[Sampled], end: FinishEvent) -> dic
 
 
 if __name__ == "__main__":
+    print_plain_messages()
     sys.exit(main())

@@ -7,17 +7,14 @@ import json
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from signal import SIGINT, SIGPIPE
 from typing import TYPE_CHECKING, Any
 
-from gflownet.errors import CommandLine, UserError, error_line, printable
-from gflownet.interrupts import discard_output_that_fails, discard_output_without_reader
+from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
+from gflownet.errors import UserError, printable
 
 if TYPE_CHECKING:
     from gflownet.evaluation.store_overview import Row, StoreOverview
 
-EXIT_USER_ERROR = 2
-EXIT_SIGNAL = 128  # a shell reports 128 + N for a process ended by signal N
 LOCATION_HELP = "run folder, SQLite file or database URL; secrets only by ${oc.env:NAME}"
 REQUEUED_STATUSES = ("crashed", "timeout", "out_of_memory", "failed", "refused", "running")
 _SHOWN = ("id", "status", "score", "seconds", "attempts", "fidelity", "seed", "num_parameters", "parent")
@@ -29,23 +26,13 @@ _HASH_LENGTH = 11  # with its version, as in g1-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; return the exit status: 0, 2 for an error of the user, 128 + a signal."""
-    try:
+
+    def store() -> None:
         options = parse(sys.argv[1:] if argv is None else argv)
         with _open(options.location, creates=options.command is import_rows) as overview:
             options.command(overview, options)
-        sys.stdout.flush()
-    except UserError as error:
-        print(error_line(error), file=sys.stderr)
-        return EXIT_USER_ERROR
-    except KeyboardInterrupt:
-        return EXIT_SIGNAL + SIGINT
-    except BrokenPipeError:
-        if not discard_output_without_reader():
-            raise
-        return EXIT_SIGNAL + SIGPIPE
-    finally:
-        discard_output_that_fails()
-    return 0
+
+    return run_command(store)
 
 
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
@@ -54,32 +41,35 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
     Raises:
         UserError: an unknown command or option, or a missing value.
     """
-    parser = CommandLine(
-        prog="python -m gflownet.store", description="List and move the evaluations of runs.", allow_abbrev=False
-    )
+    return command_line().parse_args(arguments)
+
+
+def command_line() -> CommandLine:
+    """Return the parser."""
+    parser = CommandLine(prog=program("store"), description="List and move the evaluations of runs.")
     commands = parser.add_subparsers(required=True, metavar="COMMAND")
 
     def add(name: str, command: Callable[[StoreOverview, argparse.Namespace], None], text: str) -> CommandLine:
-        subparser = commands.add_parser(name, help=text, description=f"{text}.", allow_abbrev=False)
+        subparser = commands.add_parser(name, help=text, description=f"{text}.")
         subparser.set_defaults(command=command)
         subparser.add_argument("location", metavar="LOCATION", help=LOCATION_HELP)
         return subparser
 
-    add("ls", list_runs, "Print tasks and runs: rows by status, best score, times")
-    command = add("show", show_rows, "Print one row")
+    add("ls", list_runs, "print tasks and runs: rows by status, best score, times")
+    command = add("show", show_rows, "print one row")
     command.add_argument("id", metavar="ID", help="row id, or the first characters of a hash")
     command.add_argument("--graph", action="store_true", help="print only the graph, as JSON")
-    command = add("best", print_best, "Print the best architectures of each task")
-    command.add_argument("--num", type=_positive, default=10, metavar="N", help="number of rows (default: 10)")
-    command = add("export", export_rows, "Write all results to a new file")
+    command = add("best", print_best, "print the best architectures of each task")
+    command.add_argument("--num", type=positive_integer, default=10, metavar="N", help="number of rows (default: 10)")
+    command = add("export", export_rows, "write all results to a new file")
     command.add_argument("file", type=Path, metavar="FILE", help="*.jsonl or *.parquet")
-    command = add("import", import_rows, "Add the results of a file; results in the store stay")
+    command = add("import", import_rows, "add the results of a file; results in the store stay")
     command.add_argument("file", type=Path, metavar="FILE", help="*.jsonl or *.parquet")
-    command = add("requeue", requeue_rows, "Let the next run evaluate rows again; default: claims of ended runs")
+    command = add("requeue", requeue_rows, "let the next run evaluate rows again; default: claims of ended runs")
     command.add_argument("ids", nargs="*", metavar="ID", help="row ids or first characters of hashes (default: all)")
     command.add_argument("--status", choices=REQUEUED_STATUSES, help="only rows of this status")
     command.add_argument("--force", action="store_true", help="also successful rows and claims of running processes")
-    return parser.parse_args(arguments)
+    return parser
 
 
 def list_runs(overview: StoreOverview, options: argparse.Namespace) -> None:
@@ -283,12 +273,6 @@ def _graph(row: Row) -> str:
         return json.dumps(row["graph"])
 
 
-def _positive(text: str) -> int:
-    if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"expected a number >= 1, got {text!r}")
-    return int(text)
-
-
 _COLUMNS: dict[str, Callable[[Row], Any]] = {
     "id": lambda row: row["id"],
     "task": lambda row: _task(row["context_text"]),
@@ -305,4 +289,5 @@ _COLUMNS: dict[str, Callable[[Row], Any]] = {
 
 
 if __name__ == "__main__":
+    print_plain_messages()
     sys.exit(main())

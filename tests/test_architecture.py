@@ -18,8 +18,14 @@ SOURCE_FOLDERS = ("gflownet", "tasks", "scripts", "tests")
 
 # A package imports only packages in earlier rows. A set restricts it to the named packages; None means no restriction.
 LAYERS: tuple[dict[str, set[str] | None], ...] = (
-    {"errors": None, "optimisers": None, "layered_drawing": set()},
-    {"files": {"errors"}, "options": {"errors"}, "plugins": {"errors"}, "random_states": set()},
+    {"errors": None, "optimisers": None, "layered_drawing": set(), "interrupts": set(), "commands": set()},
+    {
+        "command_line": {"errors", "interrupts"},
+        "files": {"errors"},
+        "options": {"errors"},
+        "plugins": {"errors"},
+        "random_states": set(),
+    },
     {"graphs": set(), "autodiff": set(), "rhn": set(), "workers": set()},
     {"operations": {"graphs", "rhn"}},
     {"translation": {"graphs", "operations", "rhn"}, "mdp": {"graphs"}, "utils": {"workers"}},
@@ -35,7 +41,6 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "console": set(),
         "run_marker": set(),
         "run_status": set(),
-        "interrupts": set(),
         "certification": None,
     },
     {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
@@ -65,11 +70,12 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {
         "train": None,
         "sampling": None,
-        "generate": {"rhn", "interrupts"},
-        "store": {"config", "evaluation", "interrupts"},
+        "generate": {"rhn"},
+        "store": {"config", "evaluation"},
         "comparison": None,
     },
     {"compare": None},
+    {"completion": None},
     {"__main__": None},
 )
 # Packages that every other package may import.

@@ -12,7 +12,8 @@ from typing import Any
 import pytest
 
 from gflownet import train
-from gflownet.cli import MAX_WIDTH, Command, help_text, parse
+from gflownet.cli import Command, help_text, parse
+from gflownet.command_line import MAX_WIDTH
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, config_names, load_config, to_yaml
 from gflownet.errors import UserError
 from tests.benchmark_tables import table_options
@@ -36,7 +37,8 @@ def run_probe(checkout: Path, *arguments: str) -> subprocess.CompletedProcess[st
         (["model.num_layer=3"], "did you mean model.num_layers?"),
         (["seed=abc"], "seed: expected an integer, got 'abc'"),
         (["num_training_steps=0"], "num_training_steps: expected a number >= 1, got 0"),
-        (["--seed=1"], "for example seed=1"),
+        (["--model.num_layer=3"], "did you mean model.num_layers?"),
+        (["--seed"], "--seed: expected a value, for example --seed=VALUE"),
         (["--config", "digit"], "did you mean digits?"),
         (["task=digit"], "did you mean digits?"),
     ],
@@ -134,6 +136,42 @@ def test_parse_mixes_flags_and_overrides() -> None:
     assert parse(["a=1", "--config", "x", "b=-2", "--print-config"]) == Command("x", ("a=1", "b=-2"), print_config=True)
     assert parse(["--config=y=z.yaml"]) == Command("y=z.yaml")
     assert parse(["-h"]) == Command(help=True)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "overrides"),
+    [
+        (["--seed=3", "--opt.learning_rate=1e-05"], ("seed=3", "opt.learning_rate=1e-05")),
+        (["seed=1", "--seed=2", "seed=3"], ("seed=1", "seed=2", "seed=3")),
+        (["--wandb.mode", "offline", "--env.max_edges", "-1"], ("wandb.mode=offline", "env.max_edges=-1")),
+        (["--replay.use=True", "--final.epochs=None"], ("replay.use=True", "final.epochs=null")),
+        (["--env.activations=['relu', 'tanh']"], ("env.activations=['relu', 'tanh']",)),
+        (["--task_options.classes", "3"], ("task_options.classes=3",)),
+        (["--algo={'method': 'subtb'}"], ("algo={'method': 'subtb'}",)),
+        (["-q"], ("console=quiet",)),
+        (["--verbose", "console=normal"], ("console=normal", "console=verbose")),
+    ],
+)
+def test_parse_accepts_overrides_of_sweeps(arguments: list[str], overrides: tuple[str, ...]) -> None:
+    assert parse(arguments).overrides == overrides
+    load_config(None, parse(arguments).overrides)
+
+
+def test_overrides_of_sweeps_set_typed_values() -> None:
+    sweep = ["--replay.use=True", "--final.epochs=None", "--opt.learning_rate=1e-05", "--algo={'method': 'subtb'}"]
+    config = load_config(None, parse(sweep).overrides)
+    assert config.replay.use is True
+    assert config.final.epochs is None
+    assert (config.opt.learning_rate, config.algo.method) == (1e-05, "subtb")
+
+
+def test_parse_space_is_refused_where_the_value_is_missing() -> None:
+    for arguments in (["--certify"], ["--certify", "seed=3"], ["--certify", "--seed=3"]):
+        with pytest.raises(UserError, match="--certify: expected a value"):
+            parse(arguments)
+    assert parse(["--log_dir", "a=b"]).overrides == ("log_dir=a=b",)
+    with pytest.raises(UserError, match="at most one of --quiet and --verbose"):
+        parse(["-q", "-v"])
 
 
 @pytest.mark.parametrize(

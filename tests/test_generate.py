@@ -290,9 +290,9 @@ def test_ctrl_c_and_ctrl_d_on_a_pseudo_terminal(folder: Path, started: Started) 
 
 
 REFUSED = (
-    ([], "the following arguments are required: FOLDER"),
-    (["--temp", "1"], "unrecognized arguments: --temp"),
-    (["--max-tokens", "x"], "--max-tokens: invalid int value: 'x'"),
+    ([], "expected FOLDER, got nothing"),
+    (["--temp", "1"], "--temp: unknown option; did you mean --temperature?"),
+    (["--max-tokens", "x"], "--max-tokens: expected an integer, got 'x'"),
     (["--prompts", "p.txt"], "expected --prompts and --out together"),
     (["--max-slots", "0"], "--max-slots: expected at least 1, got 0"),
     (["--logprobs", "1"], "--logprobs: expected together with --prompts"),

@@ -56,6 +56,7 @@ _MAY_CHANGE = {
     "workers",
     "device",
     "print_every",
+    "console",
     "validate_every",
     "checkpoint_every",
     "certify",

@@ -12,7 +12,8 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from gflownet.errors import CommandLine, UserError, error_line
+from gflownet.command_line import EXIT_USER_ERROR, CommandLine
+from gflownet.errors import UserError, error_line
 
 if TYPE_CHECKING:
     import uvicorn
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
     from gflownet.rhn.server.service import Service
 
 EXIT_FAILED = 1
-EXIT_USER_ERROR = 2
 BACKLOG = 1024  # connections waiting to be accepted
 KEEP_ALIVE_SECONDS = 30  # for an idle connection
 SEND_SECONDS = 5  # to send responses in progress at shutdown
@@ -52,7 +52,6 @@ def parse(arguments: Sequence[str]) -> argparse.Namespace:
         prog="python -m gflownet.rhn.server",
         description="Serve a saved language model by HTTP: POST /v1/completions and GET /v1/models in OpenAI's format, "
         "/health, and /metrics for Prometheus. SIGTERM lets running requests finish.",
-        allow_abbrev=False,
     )
     parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder with model.json and model.safetensors")
     for name, (kind, default, text) in OPTIONS.items():

@@ -34,9 +34,9 @@ def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ([], "error: the following arguments are required: FOLDER; see --help"),
-        (["m", "--prot", "1"], "error: unrecognized arguments: --prot 1"),
-        (["m", "--port", "x"], "error: argument --port: invalid int value: 'x'"),
+        ([], "error: expected FOLDER, got nothing; see "),
+        (["m", "--prot", "1"], "error: --prot: unknown option; did you mean --port?"),
+        (["m", "--port", "x"], "error: --port: expected an integer, got 'x'"),
         (["m", "--max-slots", "0"], "error: --max-slots: expected at least 1, got 0"),
         (["m", "--timeout", "nan"], "error: --timeout: expected at least 1, got nan"),
         (["m", "--grace", "-1"], "error: --grace: expected at least 0, got -1.0"),

@@ -1,0 +1,29 @@
+"""The family of commands, `gflownet COMMAND`."""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the family."""
+
+    module: str  # has main(argv) -> exit status, and command_line() -> CommandLine
+    summary: str
+
+    def load(self) -> Any:
+        """Return the module."""
+        return importlib.import_module(self.module)
+
+
+COMMANDS = {
+    "train": Command("gflownet.train", "search architectures"),
+    "report": Command("gflownet.report.__main__", "rebuild the report of a run, or compare several runs"),
+    "compare": Command("gflownet.compare", "run search methods with several seeds and compare them"),
+    "store": Command("gflownet.store", "list, show, export, import and requeue evaluations"),
+    "generate": Command("gflownet.generate", "generate text from a saved language model"),
+    "completion": Command("gflownet.completion", "print the completion script of a shell"),
+}
