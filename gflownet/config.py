@@ -68,6 +68,17 @@ class WandbConfig:
     project: str = option("gflownet", "project that the run belongs to")
     entity: str | None = option(None, "user or team that the project belongs to")
     name: str | None = option(None, "name of the run; null lets wandb choose one")
+    group: str | None = option(None, "group of the run, for example one for all seeds of a config")
+    tags: list[str] = option([], "tags of the run")
+    artifacts: bool = option(True, "upload the last checkpoint, the best architectures with weights, and report.html")
+    checkpoint_every: int = option(0, "checkpoints between two that are artifacts; 0: only the last one", NOT_NEGATIVE)
+
+
+@dataclass
+class TensorBoardConfig:
+    """Event files of TensorBoard in the run folder."""
+
+    use: bool = option(False, "write them; needs the extra tensorboard")
 
 
 @dataclass
@@ -125,6 +136,7 @@ class Config:
     search: SearchConfig = field(default_factory=SearchConfig)
     final: FinalConfig = field(default_factory=FinalConfig)
     wandb: WandbConfig = field(default_factory=WandbConfig)
+    tensorboard: TensorBoardConfig = field(default_factory=TensorBoardConfig)
     report: ReportConfig = field(default_factory=ReportConfig)
 
 

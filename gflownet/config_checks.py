@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection
+from importlib.util import find_spec
 
 from gflownet.config import OPTIONS, Config, resolved, to_mapping
 from gflownet.envs.config import ENVIRONMENTS
@@ -39,6 +40,11 @@ def validate(config: Config) -> None:
     _check_combinations(config)
     _check_asynchronous(config)
     _check_search(config)
+    if config.tensorboard.use and find_spec("tensorboard") is None:
+        raise UserError(
+            "tensorboard.use: expected tensorboard to be installed, got true without it; "
+            "pip install 'gflownet[tensorboard]'"
+        )
     if config.evaluation.executor == "simulated" and config.num_workers:
         raise UserError(f"num_workers: expected 0 with evaluation.executor=simulated, got {config.num_workers}")
 

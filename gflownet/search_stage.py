@@ -15,6 +15,7 @@ from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.interrupts import StopRequest
 from gflownet.learning.learner import fit, sampled_rollouts
 from gflownet.mdp.states import GraphStates
+from gflownet.run.run_log import StepSamples
 from gflownet.search.loop import SearchLoop, SearchStep
 from gflownet.workers.process import stream_seed
 
@@ -60,7 +61,9 @@ def sampler_steps(
     rollouts = (_sampler_rollout(run, search, number) for number in itertools.count(first_step))
     for step in fit(run.learner, rollouts, num_steps=run.config.num_training_steps, first_step=first_step):
         run.step += 1
-        yield {**step.metrics, "log_reward_mean": float(step.rollout.trajectories.log_reward.mean())}
+        log_reward = step.rollout.trajectories.log_reward
+        run.progress.samples = StepSamples.of(log_rewards=log_reward.tolist())
+        yield {**step.metrics, "log_reward_mean": float(log_reward.mean())}
         if stop.signal is not None:
             return
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -26,6 +27,7 @@ from gflownet.interrupts import StopRequest, on_alarm, stop_signals
 from gflownet.learning.learner import fit
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.report.closing import report_run
+from gflownet.report.leaders import current_leaders
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder
 from gflownet.run.logging import MetricLogger
@@ -72,7 +74,8 @@ class GFNTrainer(Components):
             quarantine = Quarantine(folder)
             evaluator.on_result = quarantine.add
             stack.callback(evaluator.close)
-            logger = self._open_logger(folder)
+            # Closed after the final report.html, which wandb gets too.
+            logger = stack.enter_context(self._open_logger(folder))
             with recorded(folder, config.report, stop=stop, report_line=logger.print) as record:
                 self._search_and_report(folder, store, executor, evaluator, logger, stop, quarantine, record)
         return stop.signal
@@ -90,9 +93,9 @@ class GFNTrainer(Components):
     ) -> None:
         """Train, take the final stage, certify, and write the report, also after an error."""
         try:
-            with logger:
+            with logger.live():
                 with on_alarm(executor.interrupt) if self.config.budget.seconds else nullcontext():
-                    self._train(folder, logger, evaluator, stop, record)
+                    self._train(folder, logger, evaluator, store, stop, record)
                 if stop.signal is None:
                     store.abandon(run=self.run_id)
                 if self.halving is not None:
@@ -135,9 +138,11 @@ class GFNTrainer(Components):
         )
         for step in steps:
             self.step, rollout = step.number, step.rollout
-            log_reward_mean = float(rollout.trajectories.log_reward[: rollout.num_fresh].mean())
-            progress = self.progress.add(rollout.evaluations, other_evaluations=rollout.other_evaluations)
-            yield {**step.metrics, "log_reward_mean": log_reward_mean, **rollout.metrics, **progress}
+            log_rewards = rollout.trajectories.log_reward[: rollout.num_fresh]
+            progress = self.progress.add(
+                rollout.evaluations, other_evaluations=rollout.other_evaluations, log_rewards=log_rewards.tolist()
+            )
+            yield {**step.metrics, "log_reward_mean": float(log_rewards.mean()), **rollout.metrics, **progress}
 
     def state_dict(self) -> dict[str, Any]:
         """Return the complete state for a checkpoint: a resumed run continues exactly."""
@@ -225,6 +230,7 @@ class GFNTrainer(Components):
             num_training_steps=self.num_steps,
             print_every=config.print_every,
             wandb=config.wandb,
+            tensorboard=config.tensorboard,
             config=to_mapping(config),
             run=self.run_id,
             resume_step=self.step if folder.resumed else None,
@@ -235,6 +241,7 @@ class GFNTrainer(Components):
         folder: RunFolder,
         logger: MetricLogger,
         evaluator: Dispatcher,
+        store: EvaluationStore,
         stop: StopRequest,
         record: RunRecord,
     ) -> None:
@@ -260,13 +267,22 @@ class GFNTrainer(Components):
             metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds, **executors.metrics()}
             if self.halving is not None:
                 metrics |= self.halving.metrics()
-            logger.write(self.step, metrics)
+            logger.write(self.step, metrics, progress.samples)
             record.refresh()
             if self.step % config.checkpoint_every == 0:
-                folder.checkpoints.save(self.step, self.state_dict())
+                logger.write_checkpoint(folder.checkpoints.save(self.step, self.state_dict()))
+                self._write_leaders(logger, store)
         progress.seconds = budget.seconds
         evaluator.cancel()  # rollouts that workers have prepared ahead
-        folder.checkpoints.save(self.step, self.state_dict())
+        logger.write_checkpoint(folder.checkpoints.save(self.step, self.state_dict()))
+
+    def _write_leaders(self, logger: MetricLogger, store: EvaluationStore) -> None:
+        """Log the best architectures so far."""
+        if not logger.has_media:
+            return
+        records = best_within(store, NUM_REPORTED, self.task.limits)
+        draw = partial(current_leaders, task=self.task, from_dict=self.env.terminal_type.from_dict)
+        logger.write_leaders([record.hash for record in records], lambda: draw(records))
 
     def _steps(
         self, evaluator: Dispatcher, logger: MetricLogger, stop: StopRequest, record: RunRecord

@@ -21,7 +21,9 @@ from gflownet.report.page import PAGE_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
 from gflownet.report.references import REFERENCES_NAME
 from gflownet.run.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
-from gflownet.run.logging import METRICS_NAME, WANDB_ID_NAME, WANDB_NAME
+from gflownet.run.logging import METRICS_NAME
+from gflownet.run.tensorboard_log import TENSORBOARD_NAME
+from gflownet.run.wandb_log import WANDB_ID_NAME, WANDB_NAME
 from gflownet.run_marker import MARKER_NAME, RunMarker, read_marker, write_marker
 from gflownet.run_status import STATUS_NAME
 
@@ -40,7 +42,9 @@ _FILES = (CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME, *_REPORT, *_S
 _ARCHITECTURE_FILE = re.compile(rf"{PICTURES_NAME}/rank_\d+\.(svg|safetensors)")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
 _WANDB_FOLDER = f"{WANDB_NAME}/"
-_FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME)
+_EVENT_FILE = re.compile(r"events\.out\.tfevents\.\d+\..+")
+_TENSORBOARD_FOLDER = f"{TENSORBOARD_NAME}/"
+_FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME, TENSORBOARD_NAME)
 _log = logging.getLogger(__name__)
 
 # Options that a resumed run may change: they do not change its results.
@@ -66,6 +70,7 @@ _MAY_CHANGE = {
     "asynchronous",
     "final",
     "wandb",
+    "tensorboard",
     "report",
     "evaluation.executor",
     "evaluation.capacity",
@@ -152,6 +157,8 @@ class RunFolder:
             names += [name for name in _STORES if name.startswith(STORE_NAME)]
         if config.wandb.mode != "disabled":
             names.append(_WANDB_FOLDER)
+        if config.tensorboard.use:
+            names.append(_TENSORBOARD_FOLDER)
         self._write_marker(RunMarker(self.run_id, self._marker.files, to_mapping(config)))
         self.claim(*names)
         write_whole(self.path / CONFIG_NAME, to_yaml(config))
@@ -181,7 +188,7 @@ class RunFolder:
         new = [name for name in names if name not in self._marker.files]
         for name in new:
             assert _may_be_listed(name), f"overwriting would not delete this file: {name}"
-            if name != _WANDB_FOLDER and _is_taken(self.path / name):
+            if name not in _LOG_FOLDERS and _is_taken(self.path / name):
                 raise _foreign_file(self.path / name)
         self._write_marker(RunMarker(self.run_id, (*self._marker.files, *new), self._marker.config))
 
@@ -239,8 +246,8 @@ class RunFolder:
             for checkpoint in checkpoints.own():
                 checkpoint.unlink()
             for name in marker.files:
-                if name == _WANDB_FOLDER:
-                    for path in _made_by_wandb(self.path / name):
+                if name in _LOG_FOLDERS:
+                    for path in _LOG_FOLDERS[name](self.path / name):
                         path.unlink() if path.is_symlink() or path.is_file() else shutil.rmtree(path)
                 else:
                     (self.path / name).unlink(missing_ok=True)
@@ -279,7 +286,7 @@ def policy_weights(path: Path, *, option: str) -> Mapping[str, Any]:
 
 
 def _may_be_listed(name: str) -> bool:
-    return name in (*_FILES, _WANDB_FOLDER) or _ARCHITECTURE_FILE.fullmatch(name) is not None
+    return name in (*_FILES, *_LOG_FOLDERS) or _ARCHITECTURE_FILE.fullmatch(name) is not None
 
 
 def _is_taken(path: Path) -> bool:
@@ -309,8 +316,9 @@ def _foreign_files(folder: Path, listed: Collection[str]) -> Iterator[Path]:
     for name in (*_FILES, *(f"{PICTURES_NAME}/{path.name}" for path in architectures)):
         if name not in listed and _is_taken(folder / name):
             yield folder / name
-    if _WANDB_FOLDER not in listed:
-        yield from _made_by_wandb(folder / WANDB_NAME)
+    for name, written_files in _LOG_FOLDERS.items():
+        if name not in listed:
+            yield from written_files(folder / name)
 
 
 def _made_by_wandb(folder: Path) -> Iterator[Path]:
@@ -318,6 +326,17 @@ def _made_by_wandb(folder: Path) -> Iterator[Path]:
     for path in folder.iterdir() if folder.is_dir() else ():
         if path.is_symlink() or path.name == WANDB_ID_NAME or _WANDB_RUN.fullmatch(path.name):
             yield path
+
+
+def _made_by_tensorboard(folder: Path) -> Iterator[Path]:
+    """Yield the event files of TensorBoard."""
+    for path in folder.iterdir() if folder.is_dir() else ():
+        if path.is_symlink() or _EVENT_FILE.fullmatch(path.name):
+            yield path
+
+
+# Folders whose file names another library chooses, and the files that are its.
+_LOG_FOLDERS = {_WANDB_FOLDER: _made_by_wandb, _TENSORBOARD_FOLDER: _made_by_tensorboard}
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,4 +1,4 @@
-"""Metric logs behind one `write(step, values)`: metrics.jsonl, console, Weights & Biases."""
+"""Metric logs behind one `write(step, values)`: metrics.jsonl, console, Weights & Biases, TensorBoard."""
 
 from __future__ import annotations
 
@@ -6,25 +6,28 @@ import errno
 import json
 import logging
 import math
-import netrc
 import os
-import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Self
 
+import yaml
 from rich.console import Console
 
 from gflownet.console import make_console, make_view, print_line
 from gflownet.files import cannot_write, write_whole
+from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
+from gflownet.run.results import read_results
+from gflownet.run.run_log import RunLog, RunResults, StepSamples, first_line
+from gflownet.run.tensorboard_log import TensorBoardLog
+from gflownet.run.wandb_log import WandbLog
 
 if TYPE_CHECKING:
-    from gflownet.config import WandbConfig
+    from gflownet.config import TensorBoardConfig, WandbConfig
 
 METRICS_NAME = "metrics.jsonl"
-WANDB_NAME = "wandb"
-WANDB_ID_NAME = "run_id"  # in the folder of wandb
 # Keys that differ between the rows of two runs with one seed.
 TIME_KEYS = frozenset(
     {
@@ -33,11 +36,7 @@ TIME_KEYS = frozenset(
         *COUNTS,
     }
 )
-
-# Timeouts in seconds for an unreachable wandb server, at the start and at the end of a run.
-INIT_TIMEOUT = 15.0
-FINISH_TIMEOUT = 30.0
-WANDB_SERVER = "https://api.wandb.ai"
+HISTOGRAM_STEPS = 10  # steps whose samples a histogram shows
 _log = logging.getLogger(__name__)
 
 
@@ -52,6 +51,7 @@ class MetricLogger:
         print_every: int,
         wandb: WandbConfig,
         config: Mapping[str, Any],
+        tensorboard: TensorBoardConfig | None = None,
         run: str = "",
         resume_step: int | None = None,
         console: Console | None = None,
@@ -63,8 +63,19 @@ class MetricLogger:
         """
         self.console = console or make_console()
         log_dir.mkdir(parents=True, exist_ok=True)
+        self._folder = log_dir
         self._file = MetricsFile(log_dir / METRICS_NAME, run=run, resume_step=resume_step)
-        self._wandb = WandbLog(log_dir, wandb, config=config, print_line=self.print)
+        self._logs: list[RunLog] = []
+        if wandb.mode != "disabled":
+            self._logs.append(
+                WandbLog(log_dir, wandb, config=config, print_line=self.print, logged_step=self._file.last_step_before)
+            )
+        if tensorboard is not None and tensorboard.use:
+            text = yaml.safe_dump(dict(config), sort_keys=False)
+            self._logs.append(TensorBoardLog(log_dir, config_text=text, print_line=self.print, resume_step=resume_step))
+        self._samples, self._num_sampled_steps, self._step = StepSamples(), 0, resume_step or 0
+        self._last_checkpoint: Path | None = None
+        self._leader_hashes: list[str] = []
         self._view = make_view(
             self.console,
             num_training_steps=num_training_steps,
@@ -72,11 +83,41 @@ class MetricLogger:
             first_step=resume_step or 0,
         )
 
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Write the metrics of one step; metrics.jsonl first."""
+    @property
+    def has_media(self) -> bool:
+        """Return whether a log shows architectures."""
+        return bool(self._logs)
+
+    def write(self, step: int, values: Mapping[str, float], samples: StepSamples | None = None) -> None:
+        """Write the metrics of one step; metrics.jsonl first. Histograms are of the samples of several steps."""
         self._file.write(step, values)
-        self._wandb.write(step, values)
+        self._step = step
+        for log in self._logs:
+            log.write(step, values)
+        if self._logs and samples is not None:
+            self._samples, self._num_sampled_steps = self._samples + samples, self._num_sampled_steps + 1
+            if self._num_sampled_steps == HISTOGRAM_STEPS:
+                self._write_samples()
         self._view.write(step, values)
+
+    def write_leaders(self, hashes: Sequence[str], rows_of: Callable[[], Sequence[Leader]]) -> None:
+        """Write the best architectures so far to the logs that show them, if they have changed.
+
+        Args:
+            hashes: of the architectures, best first.
+            rows_of: returns their rows.
+        """
+        if self._logs and hashes and list(hashes) != self._leader_hashes:
+            self._leader_hashes = list(hashes)
+            leaders = rows_of()
+            for log in self._logs:
+                log.write_leaders(self._step, leaders)
+
+    def write_checkpoint(self, path: Path) -> None:
+        """Write a checkpoint to the logs that keep some."""
+        self._last_checkpoint = path
+        for log in self._logs:
+            log.write_checkpoint(self._step, path)
 
     def show(self, values: Mapping[str, float]) -> None:
         """Update values of the live panel during a step; they are not recorded."""
@@ -84,17 +125,48 @@ class MetricLogger:
 
     def summarise(self, values: Mapping[str, float]) -> None:
         """Write metrics of the whole run to the summary of the wandb run."""
-        self._wandb.summarise(values)
+        for log in self._logs:
+            log.summarise(values)
 
     def print(self, text: str) -> None:
         """Print a line, above the live panel if there is one."""
         print_line(self.console, text)
 
+    @contextmanager
+    def live(self) -> Iterator[None]:
+        """Show the live panel until the end of the block; the logs stay open."""
+        try:
+            yield
+        finally:
+            self._view.close()
+
     def close(self) -> None:
-        """Close everything; the console first, so that the terminal is restored even if the others fail."""
+        """Close everything; the console first, so that the terminal is restored even if the others fail.
+
+        The logs get the results of the run, as they are in its folder.
+        """
         self._view.close()
         self._file.close()
-        self._wandb.close()
+        if not self._logs:
+            return
+        self._write_samples()
+        results = self._results()
+        for log in self._logs:
+            log.close(results)
+
+    def _write_samples(self) -> None:
+        if self._num_sampled_steps:
+            for log in self._logs:
+                log.write_samples(self._step, self._samples)
+        self._samples, self._num_sampled_steps = StepSamples(), 0
+
+    def _results(self) -> RunResults | None:
+        """Return the results; None, after a line, if a file of the run folder cannot be read."""
+        try:
+            return read_results(self._folder, checkpoint=self._last_checkpoint)
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            self.print(f"logs: no results in wandb and TensorBoard: {first_line(error)}")
+            return None
 
     def __enter__(self) -> Self:
         return self
@@ -114,7 +186,9 @@ class MetricsFile:
         """
         self.path = path
         self._run = run
-        write_whole(path, b"" if resume_step is None else _rows_until(path, resume_step, run=run))
+        lines, steps = ([], []) if resume_step is None else _read_rows(path, run=run)
+        self.last_step_before = max((step for step in steps if step is not None), default=0)
+        write_whole(path, b"" if resume_step is None else _rows_until(path, resume_step, lines=lines, steps=steps))
         self._file = path.open("ab", buffering=0)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -140,117 +214,19 @@ class MetricsFile:
         self._file.close()
 
 
-class WandbLog:
-    """Metrics on Weights & Biases. A failure is reported in one line and never ends the run."""
-
-    def __init__(
-        self, log_dir: Path, options: WandbConfig, *, config: Mapping[str, Any], print_line: Callable[[str], None]
-    ) -> None:
-        self._print = print_line
-        self._run: Any = None
-        mode = options.mode
-        if mode == "disabled":
-            return
-        if mode == "online" and not has_wandb_key():
-            print_line(
-                "wandb: no API key, so metrics are saved offline in the run folder; set wandb.mode=disabled to turn "
-                "wandb off"
-            )
-            mode = "offline"
-        self._run = self._start(log_dir, options, mode=mode, config=config)
-        if self._run is None and mode == "online":
-            self._run = self._start(log_dir, options, mode="offline", config=config)
-
-    def write(self, step: int, values: Mapping[str, float]) -> None:
-        """Log the metrics of one step."""
-        if self._run is None:
-            return
-        try:
-            self._run.log(dict(values), step=step)
-        except Exception as error:
-            self._print(f"wandb: logging stopped at step {step}, metrics.jsonl continues: {_first_line(error)}")
-            self._run = None
-
-    def summarise(self, values: Mapping[str, float]) -> None:
-        """Write values into the run's summary."""
-        if self._run is None:
-            return
-        try:
-            self._run.summary.update(dict(values))
-        except Exception as error:
-            self._print(f"wandb: the run has no summary: {_first_line(error)}")
-
-    def close(self) -> None:
-        """End the run on wandb, waiting at most FINISH_TIMEOUT for the upload."""
-        run, self._run = self._run, None
-        if run is None:
-            return
-        try:
-            run.finish()
-        except Exception as error:
-            self._print(f"wandb: the run was not finished, metrics.jsonl is complete: {_first_line(error)}")
-
-    def _start(self, log_dir: Path, options: WandbConfig, *, mode: str, config: Mapping[str, Any]) -> Any:
-        """Start a wandb run; return None after printing the reason of a failure."""
-        os.environ.setdefault("WANDB_SILENT", "true")  # read on import, before the settings of a run
-        folder = log_dir.resolve()
-        try:
-            import wandb  # takes half a second; not needed with wandb.mode=disabled
-
-            return wandb.init(
-                project=options.project,
-                entity=options.entity,
-                name=options.name,
-                id=_run_id(folder) if mode == "online" else None,
-                resume="allow" if mode == "online" else None,
-                dir=folder,
-                config=dict(config),
-                mode="online" if mode == "online" else "offline",
-                settings=wandb.Settings(
-                    silent=True,
-                    console="off",
-                    init_timeout=INIT_TIMEOUT,
-                    finish_timeout=FINISH_TIMEOUT,
-                    disable_git=True,
-                    disable_code=True,
-                ),
-            )
-        except Exception as error:
-            instead = "continuing offline" if mode == "online" else "metrics.jsonl is complete"
-            self._print(f"wandb: {mode} logging failed, {instead}: {_first_line(error)}")
-            return None
+def _read_rows(path: Path, *, run: str) -> tuple[list[bytes], list[int | None]]:
+    """Return the complete lines of a file, and the step of each, None for a damaged one."""
+    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
+    whole = [line for line in lines if line.endswith(b"\n")]
+    return whole, [_step_of(line, run=run) for line in whole]
 
 
-def has_wandb_key() -> bool:
-    """Return whether wandb has credentials: in the environment, or in the netrc file of `wandb login`."""
-    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
-        return True
-    host = os.environ.get("WANDB_BASE_URL", WANDB_SERVER).partition("://")[2].partition("/")[0].partition(":")[0]
-    try:
-        path = os.environ.get("NETRC")
-        return netrc.netrc(path).authenticators(host) is not None
-    except (OSError, netrc.NetrcParseError):
-        return False
-
-
-def _run_id(folder: Path) -> str:
-    """Return the id of the wandb run of a run folder, the same when the run is resumed."""
-    path = folder / WANDB_NAME / WANDB_ID_NAME
-    if not path.exists():
-        path.parent.mkdir(exist_ok=True)
-        write_whole(path, uuid.uuid4().hex[:8])
-    return path.read_text(encoding="utf-8")
-
-
-def _rows_until(path: Path, step: int, *, run: str) -> bytes:
+def _rows_until(path: Path, step: int, *, lines: Sequence[bytes], steps: Sequence[int | None]) -> bytes:
     """Return the rows of the run up to `step`, and log a warning if rows are missing or damaged.
 
     A killed process may leave half a line at the end, and rows after `step`.
     """
-    lines = path.read_bytes().splitlines(keepends=True) if path.exists() else []
-    whole = [line for line in lines if line.endswith(b"\n")]
-    steps = [_step_of(line, run=run) for line in whole]
-    rows = [line for line, row_step in zip(whole, steps, strict=True) if row_step is not None and row_step <= step]
+    rows = [line for line, row_step in zip(lines, steps, strict=True) if row_step is not None and row_step <= step]
     if len(rows) != step or None in steps:
         damaged = next((f", line {number} is damaged" for number, row in enumerate(steps, 1) if row is None), "")
         _log.warning(
@@ -274,7 +250,3 @@ def _number(value: float) -> float | int | None:
     if isinstance(value, int):
         return value
     return float(value) if math.isfinite(value) else None
-
-
-def _first_line(error: Exception) -> str:
-    return str(error).partition("\n")[0] or type(error).__name__

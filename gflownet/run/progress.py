@@ -14,6 +14,7 @@ from gflownet.evaluation.evaluator import Evaluation
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.metrics.pareto import hypervolume, non_dominated
 from gflownet.run.failures import failure_kind, failure_line
+from gflownet.run.run_log import StepSamples
 
 
 @dataclass
@@ -31,15 +32,21 @@ class Progress:
     new_evaluations: list[tuple[str, float, int]] | None = None
     errors: Counter[str] = field(default_factory=Counter)  # kinds of this process's failed evaluations
     new_failures: list[str] = field(default_factory=list)  # lines for the kinds that are new in the last step
+    samples: StepSamples = field(default_factory=StepSamples)  # fresh ones of the last step
 
     def add(
-        self, evaluations: Sequence[Evaluation], *, other_evaluations: Sequence[Evaluation] = ()
+        self,
+        evaluations: Sequence[Evaluation],
+        *,
+        other_evaluations: Sequence[Evaluation] = (),
+        log_rewards: Sequence[float] = (),
     ) -> dict[str, float]:
         """Count a step's evaluations, and return its metrics; means and shares cover the fresh samples.
 
         Args:
             evaluations: of the step's fresh samples.
             other_evaluations: of other scored graphs, included in best score, distinct graphs, failures and front.
+            log_rewards: of the step's fresh samples.
         """
         scores, num, every = (
             [evaluation.score for evaluation in evaluations],
@@ -49,6 +56,7 @@ class Progress:
         self._count_failures(every)
         self.best_score = max(self.best_score, *(evaluation.score for evaluation in every))
         self.score_means.append(mean(scores))
+        self.samples = StepSamples.of(scores, log_rewards)
         self._count_proposals(every)
         return {
             "score_mean": self.score_means[-1],
@@ -92,8 +100,8 @@ class Progress:
         return {"hypervolume": self.hypervolume, "front_size": len(self.front)}
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the state for a checkpoint; failures are counted per process and excluded."""
-        omitted = {"errors", "new_failures"}
+        """Return the state for a checkpoint, without failures, which are counted per process, and samples."""
+        omitted = {"errors", "new_failures", "samples"}
         if self.new_evaluations is None:
             omitted |= {"num_proposals", "new_evaluations"}
         return {name: value for name, value in asdict(self).items() if name not in omitted}

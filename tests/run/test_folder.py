@@ -18,6 +18,7 @@ from gflownet.run_marker import read_marker
 from tests.evaluation.candidates import record
 
 MINE = "the user's own"
+EVENTS = "tensorboard/events.out.tfevents.1700000000.host.7.0"
 
 
 config_with = functools.cache(lambda *overrides: load_config(None, overrides))
@@ -60,10 +61,12 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_overwrite_deletes_only_listed_files(path):
-    first = start(path, "wandb.mode=offline")
+    first = start(path, "wandb.mode=offline", "tensorboard.use=true")
     made_by_wandb = path / "wandb" / "offline-run-20260101_000000-abcd1234" / "files"
     made_by_wandb.mkdir(parents=True)
     (path / "wandb" / "run_id").write_text("abcd1234")
+    (path / "tensorboard").mkdir()
+    (path / EVENTS).write_text("events")
     (path / "wandb" / "latest-run").symlink_to(made_by_wandb.parent.name)
     own = [
         "notes.txt",
@@ -71,6 +74,7 @@ def test_overwrite_deletes_only_listed_files(path):
         "checkpoints/best.pt",
         "architectures/sketch.svg",
         "wandb/notes.txt",
+        "tensorboard/notes.txt",
         "certificate.txt",
     ]
     for name in own:
@@ -98,6 +102,7 @@ def test_overwrite_deletes_only_listed_files(path):
         "certificate.json",
         "checkpoints/step_00000042.pt",
         "wandb/run_id",
+        EVENTS,
         ".lock",
         "checkpoints",
     ],
@@ -116,6 +121,7 @@ def test_run_folder_with_other_files_raises(path, name, options):
         "architectures/rank_7.safetensors",
         "certificate.sqlite",
         "wandb/run_id",
+        EVENTS,
         "checkpoints/step_9.pt",
     ],
 )

@@ -1,0 +1,113 @@
+"""Interface of the logs that show a run in another program, and the groups of their metrics."""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from gflownet.report.leaders import Leader
+from gflownet.run.executor_status import COUNTS
+
+# Group of each key of metrics.jsonl; other keys are of losses and belong to `train`.
+_GROUPS = {
+    "score": (
+        *("score_mean", "score_best", "validation_score_mean", "greedy_score_mean", "log_reward_mean"),
+        *("hypervolume", "front_size"),
+    ),
+    "evaluation": (
+        *("num_distinct", "cached_share", "failed_share", "evaluations_per_second", "in_flight", "busy_share"),
+        *("num_stopped", "extrapolation_rank_correlation", "evaluation_seconds"),
+        *COUNTS,
+    ),
+    "search": ("fallback", "method_seconds_per_evaluation", "method_share"),
+}
+_GROUP_OF = {key: group for group, keys in _GROUPS.items() for key in keys}
+_SEARCH_PREFIX = "surrogate_"
+# Axes of the charts: the first is the default.
+AXES = ("step", "evaluations", "seconds")
+
+
+@dataclass(frozen=True)
+class StepSamples:
+    """Scores and log-rewards of the graphs that were sampled in one or several steps."""
+
+    scores: tuple[float, ...] = ()
+    log_rewards: tuple[float, ...] = ()
+
+    @classmethod
+    def of(cls, scores: Iterable[float] = (), log_rewards: Iterable[float] = ()) -> StepSamples:
+        """Return the finite values."""
+        return cls(tuple(filter(math.isfinite, scores)), tuple(filter(math.isfinite, log_rewards)))
+
+    def __add__(self, other: StepSamples) -> StepSamples:
+        """Return the samples of both."""
+        return StepSamples(self.scores + other.scores, self.log_rewards + other.log_rewards)
+
+    def histograms(self) -> dict[str, tuple[float, ...]]:
+        """Return the values of each histogram that has any, by the key of its chart."""
+        values = {"samples/scores": self.scores, "samples/log_rewards": self.log_rewards}
+        return {key: each for key, each in values.items() if each}
+
+
+@dataclass(frozen=True)
+class RunResults:
+    """Results of a run at its end, files of its folder."""
+
+    leaders: Sequence[Leader]
+    checkpoint: Path | None  # the last one
+    architectures: Sequence[Path]  # top_architectures.json, drawings, weights, config
+    report: Path | None
+    state: str  # completed, interrupted, failed
+    seconds: float | None
+
+
+class RunLog(ABC):
+    """A log of a run. No method raises: a failure is one line, and the log ends."""
+
+    @abstractmethod
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the metrics of one step."""
+
+    @abstractmethod
+    def write_samples(self, step: int, samples: StepSamples) -> None:
+        """Log histograms of samples."""
+
+    @abstractmethod
+    def write_leaders(self, step: int, leaders: Sequence[Leader]) -> None:
+        """Log the best architectures so far."""
+
+    @abstractmethod
+    def write_checkpoint(self, step: int, path: Path) -> None:
+        """Log a checkpoint during the run."""
+
+    @abstractmethod
+    def summarise(self, values: Mapping[str, float]) -> None:
+        """Log figures of the whole run."""
+
+    @abstractmethod
+    def close(self, results: RunResults | None = None) -> None:
+        """Log the results, if any, and end the log."""
+
+
+def grouped(values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values with the key GROUP/KEY, without those of an axis; keys with a group keep it."""
+    return {key if "/" in key else f"{group_of(key)}/{key}": value for key, value in values.items() if key not in AXES}
+
+
+def group_of(key: str) -> str:
+    """Return the group of a key of metrics.jsonl."""
+    return _GROUP_OF.get(key, "search" if key.startswith(_SEARCH_PREFIX) else "train")
+
+
+def axes_of(step: int, values: Mapping[str, float]) -> dict[str, float]:
+    """Return the values of a step on the axes of the charts."""
+    axes = {"step": step, "evaluations": values.get("num_distinct"), "seconds": values.get("seconds")}
+    return {axis: value for axis, value in axes.items() if value is not None}
+
+
+def first_line(error: Exception) -> str:
+    """Return the first line of an error's message, its type without one."""
+    return str(error).partition("\n")[0] or type(error).__name__

@@ -1,0 +1,289 @@
+"""A run on Weights & Biases: metrics, histograms, best architectures, artifacts, summary (docs/wandb.md)."""
+
+from __future__ import annotations
+
+import netrc
+import os
+import shutil
+import uuid
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gflownet.files import write_whole
+from gflownet.report.leaders import Leader
+from gflownet.run.run_log import AXES, RunLog, RunResults, StepSamples, axes_of, first_line, grouped
+
+if TYPE_CHECKING:
+    from gflownet.config import WandbConfig
+
+WANDB_NAME = "wandb"
+WANDB_ID_NAME = "run_id"  # in the folder of wandb
+# Set by the agent of a sweep for each of its runs.
+RUN_ID_VARIABLE = "WANDB_RUN_ID"
+_DATA_VARIABLE = "WANDB_DATA_DIR"
+
+# Timeouts in seconds for an unreachable wandb server, at the start and at the end of a run.
+INIT_TIMEOUT = 15.0
+FINISH_TIMEOUT = 30.0
+WANDB_SERVER = "https://api.wandb.ai"
+NUM_DRAWINGS = 3  # with a panel of their own; the table has all
+_COLUMNS = ("rank", "score", "low", "high", "test_score", "num_parameters", "drawing", "load")
+
+
+class WandbLog(RunLog):
+    """A run on Weights & Biases. A failure is reported in one line and never ends the run."""
+
+    def __init__(
+        self,
+        log_dir: Path,
+        options: WandbConfig,
+        *,
+        config: Mapping[str, Any],
+        print_line: Callable[[str], None],
+        logged_step: int = 0,
+    ) -> None:
+        """Start the wandb run, or continue it if the folder has one.
+
+        Args:
+            log_dir: run folder; all files are in its subfolder `wandb`.
+            options: of wandb.
+            config: nested options of the run, unresolved.
+            print_line: prints a failure.
+            logged_step: last step that an earlier session logged; steps up to this one are skipped.
+        """
+        self._print = print_line
+        self._run: Any = None
+        self._options = options
+        self._logged_step = self._last_step = 0
+        self._num_checkpoints = 0
+        mode = options.mode
+        if mode == "disabled":
+            return
+        if mode == "online" and not has_wandb_key():
+            print_line(
+                "wandb: no API key, so metrics are saved offline in the run folder; set wandb.mode=disabled to turn "
+                "wandb off"
+            )
+            mode = "offline"
+        is_continued = (log_dir / WANDB_NAME / WANDB_ID_NAME).exists()
+        self._logged_step = self._last_step = logged_step if is_continued else 0
+        self._run = self._start(log_dir, mode=mode, config=config)
+        if self._run is None and mode == "online":
+            self._run = self._start(log_dir, mode="offline", config=config)
+
+    def write(self, step: int, values: Mapping[str, float]) -> None:
+        """Log the metrics of one step."""
+        if step > self._logged_step:
+            self._log(step, lambda: axes_of(step, values) | grouped(values))
+
+    def write_samples(self, step: int, samples: StepSamples) -> None:
+        """Log histograms of samples."""
+
+        def histograms() -> dict[str, Any]:
+            import wandb
+
+            return {key: wandb.Histogram(list(values)) for key, values in samples.histograms().items()}
+
+        if step > self._logged_step:
+            self._log(step, histograms)
+
+    def write_leaders(self, step: int, leaders: Sequence[Leader]) -> None:
+        """Log a table of the best architectures, and drawings of the first ones."""
+        self._log(step, lambda: _media_of(leaders))
+
+    def write_checkpoint(self, step: int, path: Path) -> None:
+        """Log every n-th checkpoint as an artifact (`wandb.checkpoint_every`)."""
+        self._num_checkpoints += 1
+        every = self._options.checkpoint_every
+        if every and self._num_checkpoints % every == 0:
+            self._add_artifact("checkpoint", "model", [path], root=path.parent, aliases=[f"step-{step}"])
+
+    def summarise(self, values: Mapping[str, Any]) -> None:
+        """Write values into the run's summary."""
+        with self._reporting("the run has no summary", is_end=False):
+            if self._run is not None:
+                self._run.summary.update(dict(values))
+
+    def close(self, results: RunResults | None = None) -> None:
+        """Log the results, and end the run on wandb, waiting at most FINISH_TIMEOUT for the upload."""
+        if results is not None:
+            self._log_results(results)
+        run, self._run = self._run, None
+        if run is None:
+            return
+        with self._reporting("the run was not finished, metrics.jsonl is complete"):
+            run.finish(exit_code=1) if results is not None and results.state == "failed" else run.finish()
+
+    def _log_results(self, results: RunResults) -> None:
+        if results.leaders:
+            self.write_leaders(self._last_step, results.leaders)
+        if results.report is not None:
+            report = results.report
+            self._log(self._last_step, lambda: {"report/page": _html(report.read_text(encoding="utf-8"))})
+            self._add_artifact("report", "report", [report], root=report.parent)
+        if results.checkpoint is not None:
+            path = results.checkpoint
+            aliases = ["final", f"step-{self._last_step}"]
+            self._add_artifact("checkpoint", "model", [path], root=path.parent, aliases=aliases)
+        if results.architectures:
+            root = results.architectures[0].parent
+            self._add_artifact("architectures", "model", results.architectures, root=root, aliases=["final"])
+        self.summarise(_summary_of(results))
+
+    def _log(self, step: int, values: Callable[[], Mapping[str, Any]]) -> None:
+        """Log values at a step, or at the last one of an earlier session if that is later."""
+        if self._run is None:
+            return
+        step = self._last_step = max(step, self._last_step)
+        with self._reporting(f"logging stopped at step {step}, metrics.jsonl continues"), self._staging():
+            self._run.log(dict(values()), step=step)
+
+    def _add_artifact(
+        self, name: str, kind: str, paths: Sequence[Path], *, root: Path, aliases: Sequence[str] = ()
+    ) -> None:
+        """Log files as an artifact, with their paths relative to `root`."""
+        if self._run is None or not self._options.artifacts:
+            return
+        with self._reporting(f"no artifact {name}", is_end=False), self._staging():
+            import wandb
+
+            artifact = wandb.Artifact(f"{name}-{self._run.id}", type=kind, metadata={"step": self._last_step})
+            copies = Path(self._run.dir).parent / "artifacts" / f"{name}_{self._last_step}"
+            for path in paths:
+                relative = path.relative_to(root)
+                copy = _linked(path, copies / relative)
+                artifact.add_file(str(copy), name=relative.as_posix(), policy="immutable", skip_cache=True)
+            self._run.log_artifact(artifact, aliases=["latest", *aliases])
+
+    @contextmanager
+    def _reporting(self, failure: str, *, is_end: bool = True) -> Iterator[None]:
+        """Print an error of the block in one line; `is_end`: it ends the log."""
+        try:
+            yield
+        except Exception as error:
+            self._print(f"wandb: {failure}: {first_line(error)}")
+            if is_end:
+                self._run = None
+
+    @contextmanager
+    def _staging(self) -> Iterator[None]:
+        """Let wandb keep copies of logged files in the folder of its run, not in the home directory."""
+        if _DATA_VARIABLE in os.environ:
+            yield
+            return
+        os.environ[_DATA_VARIABLE] = str(Path(self._run.dir).parent / "data")
+        try:
+            yield
+        finally:
+            os.environ.pop(_DATA_VARIABLE, None)
+
+    def _start(self, log_dir: Path, *, mode: str, config: Mapping[str, Any]) -> Any:
+        """Start a wandb run; return None after printing the reason of a failure."""
+        os.environ.setdefault("WANDB_SILENT", "true")  # read on import, before the settings of a run
+        folder, options = log_dir.resolve(), self._options
+        try:
+            import wandb  # takes half a second; not needed with wandb.mode=disabled
+
+            run = wandb.init(
+                project=options.project,
+                entity=options.entity,
+                name=options.name,
+                group=options.group,
+                tags=list(options.tags),
+                id=_run_id(folder),
+                resume="allow",
+                dir=folder,
+                config=dict(config),
+                mode="online" if mode == "online" else "offline",
+                settings=wandb.Settings(
+                    silent=True,
+                    console="off",
+                    init_timeout=INIT_TIMEOUT,
+                    finish_timeout=FINISH_TIMEOUT,
+                    disable_git=True,
+                    disable_code=True,
+                ),
+            )
+            for axis in AXES:
+                run.define_metric(axis)
+            run.define_metric("*", step_metric=AXES[0])
+            return run
+        except Exception as error:
+            instead = "continuing offline" if mode == "online" else "metrics.jsonl is complete"
+            self._print(f"wandb: {mode} logging failed, {instead}: {first_line(error)}")
+            return None
+
+
+def has_wandb_key() -> bool:
+    """Return whether wandb has credentials: in the environment, or in the netrc file of `wandb login`."""
+    if os.environ.get("WANDB_API_KEY") or os.environ.get("WANDB_IDENTITY_TOKEN_FILE"):
+        return True
+    host = os.environ.get("WANDB_BASE_URL", WANDB_SERVER).partition("://")[2].partition("/")[0].partition(":")[0]
+    try:
+        path = os.environ.get("NETRC")
+        return netrc.netrc(path).authenticators(host) is not None
+    except (OSError, netrc.NetrcParseError):
+        return False
+
+
+def _run_id(folder: Path) -> str:
+    """Return the id of the wandb run of a run folder, the same when the run is resumed; in a sweep, its agent's."""
+    path = folder / WANDB_NAME / WANDB_ID_NAME
+    if not path.exists():
+        path.parent.mkdir(exist_ok=True)
+        write_whole(path, os.environ.get(RUN_ID_VARIABLE) or uuid.uuid4().hex[:8])
+    return path.read_text(encoding="utf-8")
+
+
+def _media_of(leaders: Sequence[Leader]) -> dict[str, Any]:
+    """Return a table of all leaders, and the first drawings."""
+    import wandb
+
+    table = wandb.Table(columns=list(_COLUMNS))
+    media: dict[str, Any] = {"top/architectures": table}
+    for leader in leaders:
+        drawing = None if leader.drawing is None else _html(leader.drawing)
+        # numbers as floats: a column has one type
+        numbers = [leader.score, leader.low, leader.high, leader.test_score]
+        table.add_data(leader.rank, *map(_float, numbers), leader.num_parameters, drawing, leader.load)
+        if leader.drawing is not None and leader.rank < NUM_DRAWINGS:
+            media[f"top/drawing_{leader.rank}"] = _html(leader.drawing)
+    return media
+
+
+def _html(text: str) -> Any:
+    import wandb
+
+    return wandb.Html(text, inject=False)
+
+
+def _float(value: float | None) -> float | None:
+    return None if value is None else float(value)
+
+
+def _summary_of(results: RunResults) -> dict[str, Any]:
+    """Return the figures of the best architecture and the state of the run."""
+    summary: dict[str, Any] = {"state": results.state, "total_seconds": results.seconds}
+    if results.leaders:
+        best = results.leaders[0]
+        summary |= {
+            "best/score": best.score,
+            "best/low": best.low,
+            "best/high": best.high,
+            "best/test_score": best.test_score,
+            "best/num_parameters": best.num_parameters,
+            "best/load": best.load,
+        }
+    return {key: value for key, value in summary.items() if value is not None}
+
+
+def _linked(path: Path, link: Path) -> Path:
+    """Return a hard link to a file, or a copy: later versions of the file replace the original only."""
+    link.parent.mkdir(parents=True, exist_ok=True)
+    link.unlink(missing_ok=True)
+    with suppress(OSError):
+        os.link(path, link)
+        return link
+    return Path(shutil.copyfile(path, link))
