@@ -12,6 +12,8 @@ from gflownet.report.page.chart import BOTTOM, RIGHT, TOP, WIDTH, Chart, Frame, 
 _ROW = 36.0
 _LEFT = 12.0
 _DIAMOND = 5.0
+_CHARACTER = 6.6  # width, pixels
+_MAX_NAME = 60  # characters of a row
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,10 @@ def interval_chart(
 
 def _draw(frame: Frame, each: Estimate, top: float) -> None:
     y, x = top + 25, frame.at_x(each.value)
-    frame.add("path", class_="halo", d=f"M{_LEFT + 1:g} {top + 10:g}H{WIDTH - RIGHT:g}")
-    name = shortened(each.name, 46 - len(each.note))
-    frame.add("text", f"{name}  {each.note}".rstrip(), class_="name", x=_LEFT + 3, y=top + 13, href=each.href)
+    text = f"{shortened(each.name, _MAX_NAME - len(each.note))}  {each.note}".rstrip()
+    end = min(WIDTH - RIGHT, _LEFT + 6 + len(text) * _CHARACTER)
+    frame.add("path", class_="halo", d=f"M{_LEFT + 1:g} {top + 10:g}H{end:g}")
+    frame.add("text", text, class_="name", x=_LEFT + 3, y=top + 13, href=each.href)
     low, high = frame.at_x(each.low), frame.at_x(each.high)
     tooltip = f"{each.name}: {number_text(each.value)}, {_between(each)}"
     frame.add(

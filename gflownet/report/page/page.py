@@ -10,9 +10,18 @@ from typing import Any
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from gflownet.report.page.best import best_section
+from gflownet.report.page.certificate_words import certificate_section
+from gflownet.report.page.configuration import configuration_section, resume_command
 from gflownet.report.page.curves import curves_of
+from gflownet.report.page.diversity import distribution_section, diversity_section
+from gflownet.report.page.effect_charts import effect_section
+from gflownet.report.page.failures import failure_section
+from gflownet.report.page.front_section import front_section
 from gflownet.report.page.overview import minute_text, overview_of
+from gflownet.report.page.ranking import reference_section
 from gflownet.report.page.run_data import RunData
+from gflownet.report.page.timing import time_section
 
 PAGE_NAME = "report.html"
 
@@ -23,6 +32,7 @@ class Section:
 
     key: str
     title: str
+    short: str  # in the list of sections
     content: Any  # for the template sections/KEY.html.j2
 
 
@@ -50,8 +60,24 @@ def render(template: str, **content: Any) -> str:
 
 def sections_of(run: RunData) -> Sequence[Section]:
     """Return the sections of the page that have content, in order."""
+    certify = resume_command(run, "certify=true")
     sections = [
-        Section("curves", "Progress", curves_of(run)),
+        Section("best", "Best architectures", "Best", best_section(run)),
+        Section("references", "Against references", "References", reference_section(run)),
+        Section("curves", "Progress", "Progress", curves_of(run)),
+        Section(
+            "certificate",
+            "Does it sample in proportion to the reward?",
+            "Certificate",
+            certificate_section(run, command=certify),
+        ),
+        Section("effects", "What distinguishes good architectures", "What matters", effect_section(run)),
+        Section("front", "Pareto front", "Pareto front", front_section(run)),
+        Section("diversity", "Diversity and novelty", "Diversity", diversity_section(run)),
+        Section("distribution", "Scores: sampled and evaluated", "Scores", distribution_section(run)),
+        Section("time", "Where the time went", "Time", time_section(run)),
+        Section("failures", "Failed evaluations", "Failures", failure_section(run)),
+        Section("configuration", "Configuration and commands", "Configuration", configuration_section(run)),
     ]
     return [section for section in sections if section.content]
 

@@ -1,0 +1,174 @@
+"""The best architectures of a run: drawings, scores, and the line that loads each."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.report.page.axes import number_text
+from gflownet.report.page.drawings import Drawing, drawing_of
+from gflownet.report.page.run_data import RunData
+from gflownet.run_status import RunState
+
+NUM_SHOWN = 10
+PLUS_MINUS = "\N{PLUS-MINUS SIGN}"
+_ASSIGNMENT = "from gflownet.graphs.assignment import Assignment as Graph"
+_COLOURED = "from gflownet.graphs.canonical import ColouredGraph as Graph"
+_PROGRAM = "from gflownet.envs.tensor_program import TensorProgram as Graph"
+
+
+@dataclass(frozen=True)
+class Ranked:
+    """One architecture of the page."""
+
+    key: str  # id of its card
+    title: str
+    facts: Sequence[tuple[str, str]]
+    drawing: Drawing
+    network: Drawing | None  # the whole network around a cell
+    load: str  # Python lines; empty if there is nothing to load yet
+    load_note: str
+
+
+@dataclass(frozen=True)
+class BestSection:
+    """The best architectures, best first."""
+
+    ranked: Sequence[Ranked]
+    source: str  # where the scores come from
+
+
+def best_section(run: RunData) -> BestSection | None:
+    """Return the best architectures from top_architectures.json, or from the evaluations before the end."""
+    if run.top:
+        ranked = [_from_file(run, entry, rank) for rank, entry in enumerate(run.top[:NUM_SHOWN])]
+        return BestSection(ranked, _source(run.top))
+    records = best_records(run)[:NUM_SHOWN]
+    if not records:
+        return None
+    ranked = [_from_record(run, record, rank) for rank, record in enumerate(records)]
+    is_over = run.status is not None and run.status.state is not RunState.RUNNING
+    when = "The run ended before its final stage" if is_over else "The final stage comes at the end of the run"
+    source = (
+        f"{when}: these are the best evaluations of the search so far. The best of many noisy scores is too high "
+        "on average; the final stage measures the best architectures again on new seeds."
+    )
+    return BestSection(ranked, source)
+
+
+def best_records(run: RunData) -> list[EvaluationRecord]:
+    """Return the successful evaluations within evaluation.constraints, best first, the older first of equal ones."""
+    limits = run.option("evaluation.constraints")
+    limits = limits if isinstance(limits, Mapping) else {}
+    within = [record for record in run.successes if _is_within(record, limits)]
+    return sorted(within, key=lambda record: -record.score)
+
+
+def _is_within(record: EvaluationRecord, limits: Mapping[str, Any]) -> bool:
+    return all(record.metrics.get(name, math.inf) <= limit for name, limit in limits.items() if _is_number(limit))
+
+
+def _source(top: Sequence[Mapping[str, Any]]) -> str:
+    num_seeds = max((len((entry.get("final") or {}).get("scores") or ()) for entry in top), default=0)
+    if not num_seeds:
+        return "Scores of the search, as they were when each architecture was found."
+    if num_seeds == 1:
+        return "Scores are those of one new training on a new seed. Test data had no part in the search."
+    return (
+        f"Scores are means of up to {num_seeds} new trainings on new seeds, with 95 % intervals that hold for all "
+        "ranks at once, so also for the best. Test data had no part in the search."
+    )
+
+
+def _from_file(run: RunData, entry: Mapping[str, Any], rank: int) -> Ranked:
+    rank_of_file = entry.get("rank") if isinstance(entry.get("rank"), int) else rank
+    graph = _mapping(entry.get("graph"))
+    network = _mapping(entry.get("network"))
+    code, note = _load_lines(run, entry, rank=int(rank_of_file or 0))
+    return Ranked(
+        key=f"rank-{rank_of_file}",
+        title=f"Rank {rank_of_file}",
+        facts=list(_facts(entry)),
+        drawing=drawing_of(graph),
+        network=drawing_of(network) if network else None,
+        load=code,
+        load_note=note,
+    )
+
+
+def _from_record(run: RunData, record: EvaluationRecord, rank: int) -> Ranked:
+    entry = {
+        "validation_score": record.score,
+        "num_parameters": record.num_parameters,
+        "metrics": record.metrics,
+        "step": record.step,
+    }
+    return Ranked(
+        key=f"rank-{rank}",
+        title=f"Rank {rank} so far",
+        facts=list(_facts(entry)),
+        drawing=drawing_of(json.loads(record.graph)),
+        network=None,
+        load="",
+        load_note="A line that loads it with its weights appears here after the final stage.",
+    )
+
+
+def score_words(value: object, interval: object) -> str:
+    """Return a score with half the width of its interval: 0.9347 ± 0.0302."""
+    match value, interval:
+        case (int() | float(), [int() | float() as low, int() | float() as high]):
+            return f"{number_text(float(value))} {PLUS_MINUS} {number_text((high - low) / 2, 2)}"
+        case (int() | float(), _):
+            return number_text(float(value))
+    return number_text(None)
+
+
+def _facts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    final = _mapping(entry.get("final"))
+    if _is_number(final.get("mean")):
+        yield "score, new seeds", score_words(final["mean"], final.get("interval"))
+        yield "score in the search", score_words(entry.get("validation_score"), None)
+    else:
+        yield "score", score_words(entry.get("validation_score"), None)
+    if _is_number(entry.get("test_score")):
+        yield "test score", score_words(entry["test_score"], None)
+    if _is_number(entry.get("num_parameters")):
+        yield "parameters", f"{entry['num_parameters']:,}"
+    if _is_number(entry.get("step")):
+        yield "found in step", f"{entry['step']:,}"
+    metrics = _mapping(entry.get("metrics"))
+    for name in [name for name in metrics if name not in ("validation_accuracy", "parameters")][:3]:
+        if _is_number(metrics[name]):
+            yield name.replace("_", " "), number_text(float(metrics[name]))
+
+
+def _load_lines(run: RunData, entry: Mapping[str, Any], *, rank: int) -> tuple[str, str]:
+    """Return the Python lines that load an architecture, and a note."""
+    path = str(run.folder / "top_architectures.json")
+    graph = _mapping(entry.get("network")) or _mapping(entry.get("graph"))
+    nodes = graph.get("nodes") or [{}]
+    if isinstance(nodes[0], Mapping) and "node_type" in nodes[0]:
+        has_weights = bool(_mapping(entry.get("weights")))
+        end = "" if has_weights else ", weights=False"
+        note = "With its trained weights." if has_weights else "A new, untrained model: no weights were saved."
+        return f"import gflownet\nmodel = gflownet.load({path!r}, rank={rank}{end})", note
+    kind = _ASSIGNMENT if "name" in nodes[0] else _COLOURED
+    if _mapping(graph.get("graph")).get("program") is not None:
+        kind = _PROGRAM
+    lines = f"import json\n{kind}\nentry = next(e for e in json.load(open({path!r})) if e['rank'] == {rank})\n"
+    weights = _mapping(entry.get("weights")).get("file")
+    note = f"Trained weights: {run.folder / str(weights)} (safetensors)." if weights else ""
+    return f"{lines}graph = Graph.from_dict(entry['graph'])", note
+
+
+def _mapping(value: object) -> Mapping[str, Any]:
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

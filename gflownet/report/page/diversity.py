@@ -1,0 +1,177 @@
+"""Diversity and novelty over the run, and scores of early and late architectures."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.report.page.axes import number_text
+from gflownet.report.page.bar_chart import Sample, histogram
+from gflownet.report.page.chart import Chart
+from gflownet.report.page.curves import STEP, smoothed_lines, steps_of, values_of
+from gflownet.report.page.features import features_of, size_of
+from gflownet.report.page.line_chart import Line, line_chart
+from gflownet.report.page.run_data import RunData
+
+NUM_WINDOWS = 20
+MIN_WINDOW = 8
+NUM_TOP = 50
+# Architectures of a group whose pairs are compared: all pairs of more take too long.
+MAX_COMPARED = 60
+# Share of the evaluations that count as early and as late.
+QUARTER = 0.25
+MIN_SAMPLE = 8
+
+
+@dataclass(frozen=True)
+class DiversitySection:
+    """Charts, and their meaning in sentences."""
+
+    charts: Sequence[Chart]
+    sentences: Sequence[str]
+
+
+def diversity_section(run: RunData) -> DiversitySection | None:
+    """Return novelty and diversity, None without data."""
+    charts = [chart for chart in (_novelty(run), _distances(run)) if chart is not None]
+    return DiversitySection(charts, list(_sentences(run))) if charts else None
+
+
+def distribution_section(run: RunData) -> DiversitySection | None:
+    """Return the scores of early and late architectures against all, None with too few."""
+    records = run.successes
+    if len(records) < 2 * MIN_SAMPLE:
+        return None
+    num = max(MIN_SAMPLE, round(QUARTER * len(records)))
+    scores = [record.score for record in records]
+    chart = histogram(
+        "scores",
+        "Scores of evaluated architectures",
+        [Sample("all", scores), Sample("first quarter", scores[:num]), Sample("last quarter", scores[-num:])],
+        x_label="score",
+    )
+    rewards = _reward_chart(run)
+    return DiversitySection(
+        [each for each in (chart, rewards) if each is not None], [_shift(scores[:num], scores[-num:])]
+    )
+
+
+def mean_distance(features: Sequence[set[object]]) -> float:
+    """Return the mean Jaccard distance of all pairs of feature sets; NaN for fewer than two.
+
+    The distance is the share of the features of either that only one of them has (Jaccard 1912).
+    """
+    if len(features) < 2:
+        return math.nan
+    names = {name: column for column, name in enumerate(sorted({each for one in features for each in one}, key=repr))}
+    table = np.zeros((len(features), len(names)))
+    for row, one in enumerate(features):
+        table[row, [names[each] for each in one]] = 1.0
+    both = table @ table.T
+    sizes = table.sum(1)
+    either = sizes[:, None] + sizes[None] - both
+    distances = 1 - np.divide(both, either, out=np.ones_like(both), where=either > 0)
+    return float(distances[np.triu_indices(len(features), 1)].mean())
+
+
+def _novelty(run: RunData) -> Chart | None:
+    cached = values_of(run.metrics, "cached_share")
+    new = [1 - value for value in cached]
+    lines = smoothed_lines(steps_of(run.metrics), new, name="new architectures")
+    return line_chart(
+        "novelty",
+        "Novelty: share of new architectures in a batch",
+        lines,
+        x_label=STEP,
+        y_label="share of a batch",
+        start=0.0,
+        is_log=False,
+        note="A policy that has found the good regions samples them again: a falling share is expected near the end.",
+    )
+
+
+def _distances(run: RunData) -> Chart | None:
+    """Return the mean distance of pairs among the architectures of a window, and among the best so far."""
+    records = run.successes
+    window = max(MIN_WINDOW, math.ceil(len(records) / NUM_WINDOWS))
+    if len(records) < 2 * window:
+        return None
+    features = [_shape_and_features(run, position) for position in range(len(records))]
+    ends = list(range(window, len(records) + 1, window))
+    recent = [mean_distance(_spread(features[end - window : end])) for end in ends]
+    best = [mean_distance([features[i] for i in _best_positions(records, end)]) for end in ends]
+    lines = [Line("evaluated lately", ends, recent), Line(f"best {NUM_TOP} so far", ends, best)]
+    return line_chart(
+        "distances",
+        "Diversity: mean distance of two architectures",
+        lines,
+        x_label="evaluations",
+        y_label="share of features that differ",
+        start=0.0,
+        is_log=False,
+        note="Jaccard distance of features (operations, places, connections, size): 0 equal, 1 nothing in common.",
+    )
+
+
+def _shape_and_features(run: RunData, position: int) -> set[object]:
+    graph = run.graphs[position]
+    num_nodes, num_edges = size_of(graph)
+    return {*features_of(graph), ("nodes", num_nodes), ("edges", num_edges)}
+
+
+def _best_positions(records: Sequence[EvaluationRecord], end: int) -> list[int]:
+    return sorted(range(end), key=lambda i: (-records[i].score, i))[:NUM_TOP]
+
+
+def _spread(group: Sequence[set[object]]) -> list[set[object]]:
+    """Return at most `MAX_COMPARED` entries, evenly spread."""
+    if len(group) <= MAX_COMPARED:
+        return list(group)
+    return [group[round(i)] for i in np.linspace(0, len(group) - 1, MAX_COMPARED).tolist()]
+
+
+def _sentences(run: RunData) -> list[str]:
+    if not run.successes:
+        return []
+    top = sorted(run.successes, key=lambda record: -record.score)[:NUM_TOP]
+    best, last = top[0].score, top[-1].score
+    distinct = len({(record.hash, record.key) for record in run.searched})
+    return [
+        f"{distinct:,} different architectures were evaluated; the best {len(top)} score between {number_text(last)} "
+        f"and {number_text(best)}."
+    ]
+
+
+def _reward_chart(run: RunData) -> Chart | None:
+    """Return the mean score of batches, repeats included, against quantiles of all evaluated architectures."""
+    rows = [row for row in run.metrics if isinstance(row.get("score_mean"), int | float)]
+    if len(rows) < 2:
+        return None
+    x = steps_of(rows)
+    scores = np.asarray([record.score for record in run.successes])
+    low, median, high = np.quantile(scores, [0.25, 0.5, 0.75]).tolist()
+    lines = [
+        *smoothed_lines(x, values_of(rows, "score_mean"), name="mean of a batch"),
+        Line("median of all evaluated", x, [median] * len(x), [low] * len(x), [high] * len(x), colour=2),
+    ]
+    return line_chart(
+        "sampled-scores",
+        "Sampled architectures against all evaluated",
+        lines,
+        x_label=STEP,
+        y_label="score",
+        note="A batch counts repeats; the band holds the middle half of all evaluated architectures, each once.",
+    )
+
+
+def _shift(early: Sequence[float], late: Sequence[float]) -> str:
+    first, last = float(np.median(early)), float(np.median(late))
+    word = "higher than" if last > first else "lower than" if last < first else "equal to"
+    return (
+        f"The median of the last quarter of new architectures, {number_text(last)}, is {word} that in the first "
+        f"quarter, {number_text(first)}. Each architecture counts once, when it was first evaluated."
+    )

@@ -1,0 +1,165 @@
+"""Drawings of architectures of every environment from their node-link data, without torch."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from markupsafe import Markup
+
+from gflownet.graphs import drawing as graph_drawing
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.layered_drawing import Box, Link, shortened, to_svg
+from gflownet.report.page.coloured_drawing import coloured_svg
+
+MAX_LABEL = 24
+# Larger JSON data is cut where nothing better can be shown.
+MAX_DATA = 600
+_EDGE = re.compile(r"(\d+)<-(\d+)")
+_LAYER = re.compile(r"layer(\d+)")
+_LAYER_PLACE = re.compile(r"(.+)\[(\d+)\]")  # cell[2]: a choice of the second layer
+_NODE, _INPUT, _OUTPUT = ("#f8fafc", "#64748b"), ("#e0f2fe", "#0284c7"), ("#dcfce7", "#16a34a")
+_OPERATIONS = (
+    ("#dbeafe", "#2563eb"),
+    ("#ffedd5", "#ea580c"),
+    ("#dcfce7", "#16a34a"),
+    ("#fce7f3", "#db2777"),
+    ("#f3e8ff", "#9333ea"),
+    ("#fef9c3", "#ca8a04"),
+    ("#ccfbf1", "#0d9488"),
+)
+_WIDTH = re.compile(r'<svg [^>]*?width="(\d+)"')
+_SMALLEST = 0.66  # scale
+_EMPTY = frozenset({"none", "zero", "zeroize"})
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A picture of an architecture, and its words; at least one of them is not empty."""
+
+    svg: Markup | None = None
+    min_width: int = 0  # pixels at which its text is still readable
+    words: tuple[tuple[str, str], ...] = ()  # names and values
+    code: str = ""  # a program
+
+
+def drawing_of(graph: Mapping[str, Any]) -> Drawing:
+    """Return the drawing of node-link data; data that cannot be drawn as JSON text."""
+    try:
+        return _drawn(graph)
+    except Exception as error:  # data of a plugin, of another version, or damaged: the page is written all the same
+        text = shortened(json.dumps(graph), MAX_DATA)
+        return Drawing(words=(("not drawn", f"{type(error).__name__}: {shortened(str(error), 200)}"), ("data", text)))
+
+
+def _drawn(graph: Mapping[str, Any]) -> Drawing:
+    nodes = graph["nodes"]
+    if all("node_type" in node for node in nodes):
+        return _pictured(graph_drawing.to_svg(ComputationGraph.from_dict(graph)))
+    if all("name" in node and "value" in node for node in nodes):
+        return _assignment({str(node["name"]): node["value"] for node in nodes})
+    program = (graph.get("graph") or {}).get("program")
+    if program is not None:
+        return Drawing(code="\n".join(line.strip() for line in str(program).split(";")))
+    colours = {int(node["id"]): str(node["colour"]) for node in nodes}
+    edges = [(int(edge["source"]), int(edge["target"]), str(edge["colour"])) for edge in graph["edges"]]
+    return _pictured(coloured_svg(colours, edges, directed=bool(graph.get("directed", True))))
+
+
+def _trusted(svg: str) -> Markup:
+    """Return a document of our own drawing functions, which escape the words of graphs."""
+    return Markup(svg)
+
+
+def _pictured(svg: str, words: tuple[tuple[str, str], ...] = ()) -> Drawing:
+    """Return the drawing of a document, with the width that it needs."""
+    width = _WIDTH.search(svg)
+    return Drawing(_trusted(svg), round(_SMALLEST * float(width[1])) if width else 0, words)
+
+
+def _assignment(values: Mapping[str, Any]) -> Drawing:
+    names = list(values)
+    if all(_EDGE.fullmatch(name) for name in names):
+        return _pictured(_cell(values), _cell_words(values))
+    if all(_LAYER.fullmatch(name) for name in names):
+        return _pictured(_chain([(name, text_of(values[name])) for name in sorted(names, key=_number)]))
+    if any(_LAYER_PLACE.fullmatch(name) for name in names):
+        return _stack(values)
+    if len(names) > 1 and all(text_of(value) in ("0", "1") for value in values.values()):
+        return Drawing(words=(("bits", "".join(text_of(values[name]) for name in sorted(names, key=_number))),))
+    return Drawing(words=tuple((name, text_of(value)) for name, value in values.items()))
+
+
+def text_of(value: Any) -> str:
+    """Return a value of a place as text: true and false as in YAML."""
+    return value if isinstance(value, str) else json.dumps(value)
+
+
+def _number(name: str) -> tuple[int, str]:
+    digits = re.search(r"\d+", name)
+    return (int(digits[0]) if digits else 0, name)
+
+
+def _cell(values: Mapping[str, Any]) -> str:
+    """Return a cell whose places are edges `target<-source`; operations are boxes, empty ones grey and dotted."""
+    ends = {name: (int(match[1]), int(match[2])) for name in values if (match := _EDGE.fullmatch(name))}
+    last = max(target for target, _ in ends.values())
+    operations = sorted({text_of(value) for value in values.values()} - _EMPTY)
+    boxes = {}
+    for node in range(last + 1):
+        title = "input" if node == 0 else "output" if node == last else f"node {node}"
+        colours = _INPUT if node == 0 else _OUTPUT if node == last else _NODE
+        boxes[node] = Box(2 * node, title, "" if node == 0 else "sum", f"node {node}", *colours)
+    links = []
+    for key, (name, (target, source)) in enumerate(ends.items(), start=last + 1):
+        operation = text_of(values[name])
+        if operation in _EMPTY:
+            links.append(Link(source, target, f"{name}: {operation}", graph_drawing.DISABLED_STYLE))
+            continue
+        colours = _OPERATIONS[operations.index(operation) % len(_OPERATIONS)]
+        label = shortened(operation, MAX_LABEL)
+        boxes[key] = Box(2 * source + 1, label, f"{source} → {target}", f"{name}: {operation}", *colours)
+        links += [Link(source, key), Link(key, target)]
+    return to_svg(boxes, links, title=f"Cell of {last + 1} nodes and {len(ends)} places")
+
+
+def _cell_words(values: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
+    return tuple((name, text_of(value)) for name, value in values.items())
+
+
+def _chain(layers: Sequence[tuple[str, str]], details: Sequence[str] = ()) -> str:
+    """Return layers from the input to the output."""
+    kinds = sorted({kind for _, kind in layers})
+    boxes = {0: Box(0, "input", "", "input", *_INPUT)}
+    for column, (name, kind) in enumerate(layers, start=1):
+        colours = _OPERATIONS[kinds.index(kind) % len(_OPERATIONS)]
+        detail = shortened(details[column - 1] if details else name, MAX_LABEL + 6)
+        boxes[column] = Box(column, shortened(kind, MAX_LABEL), detail, f"{name}: {kind}", *colours)
+    last = len(layers) + 1
+    boxes[last] = Box(last, "output", "", "output", *_OUTPUT)
+    links = [Link(column, column + 1) for column in range(last)]
+    return to_svg(boxes, links, title=f"Chain of {len(layers)} layers")
+
+
+def _stack(values: Mapping[str, Any]) -> Drawing:
+    """Return a recurrent stack: a box for each layer with its options, and the sizes of the whole stack as words."""
+    layers: dict[int, dict[str, str]] = {}
+    words = []
+    for name, value in values.items():
+        match = _LAYER_PLACE.fullmatch(name)
+        if text_of(value) == "none":
+            continue
+        if match:
+            layers.setdefault(int(match[2]), {})[match[1]] = text_of(value)
+        else:
+            words.append((name, text_of(value)))
+    chain, details = [], []
+    for number, options in sorted(layers.items()):
+        others = ", ".join(f"{name} {value}" for name, value in options.items() if name != "cell")
+        chain.append((f"layer {number}", options.get("cell", "?")))
+        details.append(others or f"layer {number}")
+    sizes = tuple(words) or (("layers", str(len(chain))),)
+    return _pictured(_chain(chain, details), sizes) if chain else Drawing(words=sizes)

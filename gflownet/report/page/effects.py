@@ -1,0 +1,136 @@
+"""What distinguishes good from bad architectures: differences of the mean score with and without a feature."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from scipy.special import stdtrit
+
+from gflownet.report.page.features import Feature, features_of, size_of
+from gflownet.report.page.run_data import RunData
+
+LEVEL = 0.95
+# Architectures with and without a feature that an effect needs.
+MIN_GROUP = 5
+# Category of the features that compare sizes with their median.
+SIZE = "size"
+
+
+@dataclass(frozen=True)
+class Effect:
+    """Mean score of architectures with a feature minus the mean score of the others."""
+
+    category: str
+    name: str
+    num_with: int
+    num_without: int
+    mean_with: float
+    mean_without: float
+    low: float  # of the 95 % interval of the difference
+    high: float
+    is_certain: bool  # the interval at Šidák's level for all effects of the page excludes 0, too
+
+    @property
+    def difference(self) -> float:
+        """Difference of the means."""
+        return self.mean_with - self.mean_without
+
+
+@dataclass
+class _Group:
+    num: int = 0
+    total: float = 0.0
+    squares: float = 0.0
+
+    def add(self, value: float) -> None:
+        self.num += 1
+        self.total += value
+        self.squares += value * value
+
+    @property
+    def mean(self) -> float:
+        return self.total / self.num
+
+    @property
+    def variance(self) -> float:
+        """The unbiased variance; rounding does not make it negative."""
+        return max(0.0, (self.squares - self.total * self.mean) / (self.num - 1))
+
+
+def effects_of(run: RunData) -> list[Effect]:
+    """Return the effects of all features and sizes of the architectures of a run, the clearest first."""
+    scores = [record.score for record in run.successes]
+    features: list[set[tuple[str, str]]] = [set(features_of(graph)) for graph in run.graphs]
+    num_parameters = [record.num_parameters for record in run.successes]
+    for name, values in _sizes(run, num_parameters).items():
+        median = float(np.median(np.asarray(values)))
+        for position, value in enumerate(values):
+            if value > median:
+                features[position].add((SIZE, f"more than {median:,.0f} {name}"))
+    return effects(features, scores)
+
+
+def effects(features: Sequence[set[tuple[str, str]] | set[Feature]], scores: Sequence[float]) -> list[Effect]:
+    """Return the effect of each feature with enough architectures on both sides.
+
+    The interval is Welch's: Student's t with the degrees of freedom of Welch and Satterthwaite (1947).
+    """
+    centre = sum(scores) / len(scores) if scores else 0.0
+    everything, groups = _Group(), dict[tuple[str, str], _Group]()
+    for present, score in zip(features, scores, strict=True):
+        everything.add(score - centre)
+        for feature in present:
+            groups.setdefault((str(feature[0]), feature[1]), _Group()).add(score - centre)
+    compared = {
+        feature: group
+        for feature, group in groups.items()
+        if group.num >= MIN_GROUP and everything.num - group.num >= MIN_GROUP
+    }
+    level = LEVEL ** (1 / max(1, len(compared)))  # Šidák 1967
+    every = [_effect(feature, group, everything, centre=centre, level=level) for feature, group in compared.items()]
+    return sorted(every, key=lambda effect: (-_clearness(effect), effect.category, effect.name))
+
+
+def _effect(feature: tuple[str, str], group: _Group, everything: _Group, *, centre: float, level: float) -> Effect:
+    others = _Group(everything.num - group.num, everything.total - group.total, everything.squares - group.squares)
+    difference = group.mean - others.mean
+    errors = group.variance / group.num, others.variance / others.num
+    error = math.sqrt(sum(errors))
+    freedom = 1.0
+    if error > 0:
+        freedom = sum(errors) ** 2 / sum(e * e / (g.num - 1) for e, g in zip(errors, (group, others), strict=True))
+    margin, wide = (float(stdtrit(freedom, (1 + share) / 2)) * error for share in (LEVEL, level))
+    return Effect(
+        category=feature[0],
+        name=feature[1],
+        num_with=group.num,
+        num_without=others.num,
+        mean_with=centre + group.mean,
+        mean_without=centre + others.mean,
+        low=difference - margin,
+        high=difference + margin,
+        is_certain=abs(difference) > wide,
+    )
+
+
+def _clearness(effect: Effect) -> float:
+    """Return the difference in units of its margin."""
+    margin = (effect.high - effect.low) / 2
+    if margin > 0:
+        return abs(effect.difference) / margin
+    return math.inf if effect.difference else 0.0
+
+
+def _sizes(run: RunData, num_parameters: Sequence[int | None]) -> Mapping[str, Sequence[float]]:
+    """Return the sizes that differ between architectures, by name."""
+    sizes = [size_of(graph) for graph in run.graphs]
+    named: dict[str, Sequence[float]] = {
+        "hidden nodes": [float(nodes) for nodes, _ in sizes],
+        "edges": [float(edges) for _, edges in sizes],
+    }
+    if num_parameters and all(value is not None for value in num_parameters):
+        named["parameters"] = [float(value or 0) for value in num_parameters]
+    return {name: values for name, values in named.items() if len(set(values)) > 1}

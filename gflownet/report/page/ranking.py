@@ -1,0 +1,81 @@
+"""Section about references: the best architectures next to random ones and classical baselines."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gflownet.report.page.axes import number_text
+from gflownet.report.page.best import score_words
+from gflownet.report.page.chart import Chart
+from gflownet.report.page.interval_chart import Estimate, interval_chart
+from gflownet.report.page.run_data import RunData
+
+NUM_RANKS = 5
+
+
+@dataclass(frozen=True)
+class ReferenceSection:
+    """A chart, and the comparison in words."""
+
+    chart: Chart
+    sentences: Sequence[str]
+
+
+def reference_section(run: RunData) -> ReferenceSection | None:
+    """Return the references of a run with the best ranks, None without references."""
+    ranks = [each for entry in run.top[:NUM_RANKS] if (each := _rank(entry)) is not None]
+    references = [each for entry in run.references if (each := _reference(entry)) is not None]
+    if not references:
+        return None
+    chart = interval_chart(
+        "references-chart",
+        "Score on new seeds, with 95 % intervals",
+        [*ranks, *references],
+        x_label="score",
+        header=("architecture", "score", "95 % interval", "test score", "parameters"),
+        legend=("found by this run", "reference"),
+    )
+    if chart is None:
+        return None
+    return ReferenceSection(chart, [_compared(ranks[0], reference) for reference in references] if ranks else ())
+
+
+def _rank(entry: Mapping[str, Any]) -> Estimate | None:
+    final = entry.get("final")
+    if not isinstance(final, Mapping) or not isinstance(final.get("mean"), int | float):
+        return None
+    name, href = f"Rank {entry.get('rank')}", f"#rank-{entry.get('rank')}"
+    return _estimate(name, final["mean"], final.get("interval"), entry, href=href, is_marked=True)
+
+
+def _reference(entry: Mapping[str, Any]) -> Estimate | None:
+    if not isinstance(entry.get("mean"), int | float):
+        return None
+    return _estimate(str(entry.get("name")), entry["mean"], entry.get("interval"), entry)
+
+
+def _estimate(
+    name: str, mean: float, interval: object, entry: Mapping[str, Any], *, href: str = "", is_marked: bool = False
+) -> Estimate:
+    low, high = (
+        interval
+        if isinstance(interval, list) and len(interval) == 2 and all(isinstance(end, int | float) for end in interval)
+        else (mean, mean)
+    )
+    cells = [score_words(entry.get("test_score"), None), _count_text(entry.get("num_parameters"))]
+    return Estimate(name, float(mean), float(low), float(high), cells=cells, is_marked=is_marked, href=href)
+
+
+def _compared(best: Estimate, reference: Estimate) -> str:
+    difference = best.value - reference.value
+    word = "above" if difference > 0 else "below" if difference < 0 else "equal to"
+    amount = f"{number_text(abs(difference), 2)} " if difference else ""
+    is_clear = best.low > reference.high or best.high < reference.low
+    clear = "the intervals do not overlap" if is_clear else "the intervals overlap, so this may be chance"
+    return f"{best.name} is {amount}{word} {reference.name}; {clear}."
+
+
+def _count_text(value: object) -> str:
+    return f"{value:,}" if isinstance(value, int) else number_text(None)
