@@ -10,6 +10,8 @@ from itertools import groupby
 from gflownet.command_line import CommandLine, help_width, program
 from gflownet.config import DEFAULT_CONFIG, OPTIONS, RENAMED, config_names, nearest_key
 from gflownet.errors import UserError
+from gflownet.extensions import EXTENSION_POINTS
+from gflownet.graphs.operation import OPERATIONS
 from gflownet.options import Option, find_options
 
 _KEY_WIDTH = 39
@@ -124,11 +126,24 @@ def help_text(schemas: Mapping[str, type | None] | None = None) -> str:
         textwrap.fill(
             f"configs: {', '.join(config_names())}, or the path of a YAML file", width, subsequent_indent=" " * 9
         ),
+        *_installed_lines(width),
     ]
     for (group, title), members in groupby(options, key=lambda option: (option.group, option.group_help)):
         heading = textwrap.fill(f"{group}: {title}" if group else title, width, subsequent_indent="  ")
         blocks.append("\n".join([heading, *(_option_lines(option, width) for option in members)]))
     return "\n\n".join(blocks)
+
+
+def _installed_lines(width: int) -> list[str]:
+    """Return the classes of installed packages, as one block; none without such packages."""
+    lines = []
+    for point in (*EXTENSION_POINTS, OPERATIONS):
+        for name, offers in point.installed.items():
+            packages = " and ".join(offer.package for offer in offers)
+            hint = f"; the built-in class has this name: use {offers[0].home}" if name in point else ""
+            option = f"operation {name}" if point is OPERATIONS else f"{point.key}={name}"
+            lines.append(textwrap.fill(f"  {option} (package {packages}{hint})", width))
+    return ["\n".join(["installed packages:", *lines])] if lines else []
 
 
 def _option_lines(option: Option, width: int) -> str:

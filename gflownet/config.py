@@ -15,6 +15,7 @@ import lazy_loader
 
 import gflownet
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
+from gflownet.entry_points import installed_config_folders
 from gflownet.envs.config import EnvConfig
 from gflownet.errors import UserError
 from gflownet.evaluation.config import (
@@ -230,8 +231,9 @@ def resolved(config: Config, option: Option) -> Any:
 
 
 def config_names() -> list[str]:
-    """Return the names that --config accepts, sorted."""
-    return sorted(path.stem for folder in _config_folders() for path in folder.glob("*.yaml"))
+    """Return the names that --config accepts, those of installed packages included, sorted."""
+    folders = [*_config_folders(), *installed_config_folders()]
+    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
 
 
 def config_of_task(overrides: Sequence[str]) -> str | None:
@@ -295,6 +297,11 @@ def find_config(source: str) -> Path:
     for folder in _config_folders():
         if (folder / f"{source}.yaml").is_file():
             return folder / f"{source}.yaml"
+    of_packages = [path for folder in installed_config_folders() if (path := folder / f"{source}.yaml").is_file()]
+    if len(of_packages) > 1:
+        raise UserError(f"--config: expected one of {' or '.join(map(str, of_packages))}, got {source!r}")
+    if of_packages:
+        return of_packages[0]
     names = config_names()
     nearest = difflib.get_close_matches(source, names, n=1, cutoff=0.0)[0]
     raise UserError(f"--config: expected one of {', '.join(names)} or a path, got {source!r}; did you mean {nearest}?")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Collection
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from gflownet.objectives.config import num_taught
 from gflownet.plugins import ExtensionPoint, check_name
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 
+_log = logging.getLogger(__name__)
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -30,6 +32,7 @@ def validate(config: Config) -> None:
     check_name(SEARCH_METHODS.key, config.search.method, {GFLOWNET: "", **SEARCH_METHODS.homes})
     for point, name in choices(config):
         point.check_name(name)
+        _warn_of_hidden_class(point, name)
     if config.env.name in ENVIRONMENTS:
         _check_vocabulary(config)
     check_evaluation(config.evaluation)
@@ -47,6 +50,18 @@ def validate(config: Config) -> None:
         )
     if config.evaluation.executor == "simulated" and config.num_workers:
         raise UserError(f"num_workers: expected 0 with evaluation.executor=simulated, got {config.num_workers}")
+
+
+def _warn_of_hidden_class(point: ExtensionPoint, name: str) -> None:
+    """Log that a built-in class is used although an installed package has an entry point with its name."""
+    for offer in point.installed.get(name, ()) if name in point else ():
+        _log.warning(
+            "%s=%s: the built-in class is used; %s is that of the package %s",
+            point.key,
+            name,
+            offer.home,
+            offer.package,
+        )
 
 
 def _check_asynchronous(config: Config) -> None:

@@ -1,6 +1,7 @@
 """Extension points: each kind of pluggable class, chosen by a short name or by `module:Class` for a user's own.
 
-Only subclasses of the contract are returned, so that a config cannot call arbitrary code.
+Short names are those of built-in classes and of the entry points of installed packages (`gflownet.entry_points`). Only
+subclasses of the contract are returned, so that a config cannot call arbitrary code.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, is_dataclass
 from typing import Any, ClassVar, TypeVar
 
+from gflownet.entry_points import InstalledClass, installed_classes
 from gflownet.errors import UserError
 
 T = TypeVar("T")
@@ -55,6 +57,7 @@ class ExtensionPoint:
     contract: str  # module:Class of the base class
     built_in: Mapping[str, BuiltIn]
     options_key: str = ""  # group of the class's own options: env.options; empty: it has none
+    group: str = ""  # of the entry points of installed packages: gflownet.environments; empty: none
 
     def __iter__(self) -> Iterator[str]:
         return iter(self.built_in)
@@ -75,14 +78,42 @@ class ExtensionPoint:
         names = ", ".join(f"{name} ({row.summary})" for name, row in self.built_in.items())
         return f"{noun}: {names}, or module:Class of your own"
 
+    @property
+    def installed(self) -> dict[str, list[InstalledClass]]:
+        """Entry points of installed packages by name, those with the name of a built-in class included."""
+        return installed_classes(self.group) if self.group else {}
+
+    def home(self, name: str) -> str:
+        """Return module:Class of a built-in class or of an entry point; another name unchanged. Imports nothing.
+
+        Raises:
+            UserError: several packages have this entry point, or its value is not module:Class.
+        """
+        if name in self.built_in:
+            return self.built_in[name].home
+        if is_module_class(name) or name not in (installed := self.installed):
+            return name
+        offers = installed[name]
+        if len({offer.home for offer in offers}) > 1:
+            packages = " and ".join(offer.package for offer in offers)
+            homes = " or ".join(offer.home for offer in offers)
+            raise UserError(f"{self.key}: expected {homes}, got {name!r}, which the packages {packages} both define")
+        if not is_module_class(offers[0].home):
+            place = f"the entry point {name} of the package {offers[0].package}"
+            raise UserError(f"{self.key}: expected {place} to be module:Class, got {offers[0].home!r}")
+        return offers[0].home
+
     def check_name(self, name: str) -> None:
-        """Raise ValueError unless `name` is built in or has the form module:Class; imports nothing."""
-        check_name(self.key, name, self.homes)
+        """Raise ValueError unless `name` is built in, an entry point or of the form module:Class; imports nothing."""
+        if name not in self.built_in and not is_module_class(self.home(name)):
+            check_name(self.key, name, {**self.homes, **dict.fromkeys(self.installed, "")})
 
     def load(self, name: str) -> Any:
-        """Return the class of a built-in name or `module:Class`. Raises as `load_class`."""
+        """Return the class of a built-in name, an entry point or `module:Class`. Raises as `load_class`."""
+        self.check_name(name)
         module, _, class_name = self.contract.partition(":")
-        return load_class(self.key, name, self.homes, contract=getattr(importlib.import_module(module), class_name))
+        contract = getattr(importlib.import_module(module), class_name)
+        return load_class(self.key, name, {name: self.home(name)}, contract=contract)
 
 
 def check_name(key: str, name: str, homes: Mapping[str, str]) -> None:

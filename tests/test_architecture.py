@@ -23,9 +23,10 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "command_line": {"errors", "interrupts"},
         "files": {"errors"},
         "options": {"errors"},
-        "plugins": {"errors"},
+        "entry_points": set(),
         "random_states": set(),
     },
+    {"plugins": {"errors", "entry_points"}},
     {"graphs": set(), "autodiff": set(), "rhn": set(), "workers": set()},
     {"operations": {"graphs", "rhn"}},
     {"translation": {"graphs", "operations", "rhn"}, "mdp": {"graphs"}, "utils": {"workers"}},
@@ -65,7 +66,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "run": {"config", "console", "evaluation", "metrics", "report", "run_marker", "run_status"},
     },
     {"cli": None, "components": None},
-    {"final_stage": None, "search_stage": None, "run_record": None},
+    {"final_stage": None, "search_stage": None, "run_record": None, "asking": None},
     {"trainer": None},
     {
         "train": None,
@@ -79,7 +80,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"__main__": None},
 )
 # Packages that every other package may import.
-EVERYWHERE = {*LAYERS[0], *LAYERS[1]}
+EVERYWHERE = {*LAYERS[0], *LAYERS[1], *LAYERS[2]}
 DEPTH = {name: depth for depth, layer in enumerate(LAYERS) for name in layer}
 ALLOWED_IMPORTS = {name: allowed for layer in LAYERS for name, allowed in layer.items()}
 LOWEST_ABOVE_TASKS = DEPTH["data"]

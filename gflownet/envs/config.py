@@ -12,6 +12,7 @@ ENVIRONMENTS = ExtensionPoint(
     "env.name",
     contract="gflownet.mdp.context:GraphBuildingEnvContext",
     options_key="env.options",
+    group="gflownet.environments",
     built_in={
         "computation_graph": BuiltIn(
             "gflownet.envs.computation_graph:ComputationGraphEnvContext", "networks of activations and aggregations"

@@ -17,6 +17,7 @@ from gflownet.graphs.operation import (
     REQUIRED,
     AppliedOperation,
     Category,
+    graph_name,
     operation,
     read_operation,
 )
@@ -81,6 +82,8 @@ class OperationChoices:
         activations: Sequence[str],
         merges: Sequence[str],
     ) -> None:
+        operations = [graph_name(name) for name in operations]
+        choices = {graph_name(name): values for name, values in choices.items()}
         _check_names(operations, choices, merges)
         self.operations = tuple(
             _offered(name, choices.get(name, {}), activations=activations, merges=merges) for name in operations

@@ -21,6 +21,7 @@ from gflownet.evaluation.config import scoring_context
 from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import GFNTask
+from gflownet.graphs.operation import graph_name
 from gflownet.plugins import load_function
 
 _DIGITS = 32
@@ -59,7 +60,7 @@ def outside_classes(env: Any) -> list[type]:
     """
     options = OmegaConf.to_container(OmegaConf.create(env), resolve=True)
     assert isinstance(options, dict)
-    names = {text for key, value in options.items() if key not in _NO_SCORE for text in _texts(value)}
+    names = {graph_name(text) for key, value in options.items() if key not in _NO_SCORE for text in _texts(value)}
     classes = []
     for name in sorted(names):
         if not _CLASS_NAME.fullmatch(name) or name.startswith("torch."):

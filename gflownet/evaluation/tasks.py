@@ -9,6 +9,7 @@ TASKS = ExtensionPoint(
     "task",
     contract="gflownet.evaluation.task:GFNTask",
     options_key="task_options",
+    group="gflownet.tasks",
     built_in={
         "digits": BuiltIn(f"{_ROOM}.digits:DigitsTask", "classifiers of handwritten digits"),
         "images": BuiltIn(f"{_ROOM}.images:ImagesTask", "convolutional classifiers of images"),

@@ -8,7 +8,7 @@ from typing import Any
 
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.elements import DEFAULT_AGGREGATION, Edge, GraphElements, Node, NodeType, is_number, thawed
-from gflownet.graphs.operation import INPUT_PORT, OPERATIONS, read_operation
+from gflownet.graphs.operation import INPUT_PORT, OPERATIONS, graph_name, read_operation
 from gflownet.graphs.operation_shapes import input_shape, is_operation_graph
 from gflownet.graphs.vocabulary import is_order_sensitive
 
@@ -154,7 +154,7 @@ def _completed(operation: Any) -> Any:
     if not isinstance(operation, Mapping):
         return operation
     name = operation.get("name")
-    name = _SHORT_NAMES.get(name, name) if isinstance(name, str) else name
+    name = _full_name(name) if isinstance(name, str) else name
     settings = {key: value for key, value in operation.items() if key != "name"}
     if name in OPERATIONS:
         try:
@@ -162,6 +162,14 @@ def _completed(operation: Any) -> Any:
         except ValueError:
             return operation
     return {"name": name, "settings": {key: _plain_number(value) for key, value in settings.items()}}
+
+
+def _full_name(name: str) -> str:
+    """Return the one name of an operation: short for a built-in one, module:Class for an entry point."""
+    try:
+        return graph_name(_SHORT_NAMES.get(name, name))
+    except ValueError:  # of several packages
+        return name
 
 
 def _plain_number(value: Any) -> Any:

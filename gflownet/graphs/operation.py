@@ -174,7 +174,9 @@ def _counted(row: type[Operation], inputs: Mapping[str, Shape], settings: Mappin
     return standalone.counted(row, tuple(inputs.items()), json.dumps(thawed(settings), sort_keys=True))
 
 
-OPERATIONS = ExtensionPoint("operation", contract="gflownet.graphs.operation:Operation", built_in=BUILT_IN)
+OPERATIONS = ExtensionPoint(
+    "operation", contract="gflownet.graphs.operation:Operation", built_in=BUILT_IN, group="gflownet.operations"
+)
 
 
 @cache
@@ -188,6 +190,15 @@ def operation(name: str) -> type[Operation]:
     if name not in OPERATIONS:
         loaded.check(name)
     return loaded
+
+
+def graph_name(name: str) -> str:
+    """Return the name of an operation in graphs: module:Class for an entry point of a package. Imports nothing.
+
+    Raises:
+        ValueError: several packages have this entry point.
+    """
+    return name if name in OPERATIONS else OPERATIONS.home(name)
 
 
 @dataclass(frozen=True)
@@ -205,7 +216,7 @@ class AppliedOperation:
     @property
     def row_home(self) -> str:
         """The class as module:Class."""
-        return OPERATIONS.homes.get(self.name, self.name)
+        return OPERATIONS.home(self.name)
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -246,7 +257,7 @@ def read_operation(value: Any) -> AppliedOperation:
         ValueError: not such a mapping, an unknown name or setting, a missing or invalid setting.
     """
     name, settings = _name_and_settings(value)
-    return AppliedOperation(name, complete_settings(operation(name), name, settings))
+    return AppliedOperation(graph_name(name), complete_settings(operation(name), name, settings))
 
 
 def operation_errors(value: Any) -> Iterator[tuple[str, str]]:

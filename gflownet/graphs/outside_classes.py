@@ -9,6 +9,8 @@ from gflownet.graphs.elements import GraphElements, Node
 from gflownet.graphs.operation import OPERATIONS
 from gflownet.plugins import is_module_class
 
+_BUILT_IN = frozenset(OPERATIONS.homes.values())
+
 
 def has_missing_modules(graph: GraphElements) -> bool:
     """Return whether a graph or one of its subgraphs names a class whose module is not imported yet."""
@@ -34,8 +36,10 @@ def nested_graphs(graph: GraphElements) -> Iterator[GraphElements]:
 
 
 def is_imported(name: object) -> bool:
-    """Return whether a name is not of the form module:Class, or one of this package, or its module is imported."""
-    if not is_module_class(name) or name in OPERATIONS.homes.values():
+    """Return whether a name is built in, or the module of a module:Class or entry point is imported."""
+    if isinstance(name, str) and not is_module_class(name):
+        name = OPERATIONS.home(name)
+    if not is_module_class(name) or name in _BUILT_IN:
         return True
     return str(name).partition(":")[0] in sys.modules
 

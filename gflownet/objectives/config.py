@@ -20,6 +20,7 @@ OBJECTIVES = ExtensionPoint(
     "algo.method",
     contract=f"{_ROOM}.base:Objective",
     options_key="algo.options",
+    group="gflownet.objectives",
     built_in={
         "tb": BuiltIn(f"{_ROOM}.trajectory_balance:TrajectoryBalance", "trajectory balance"),
         "vargrad": BuiltIn(f"{_ROOM}.trajectory_balance:VarGrad", "trajectory balance, log Z estimated per batch"),

@@ -12,6 +12,7 @@ POLICIES = ExtensionPoint(
     "model.name",
     contract="gflownet.mdp.policy:Policy",
     options_key="model.options",
+    group="gflownet.policies",
     built_in={
         "dense_transformer": BuiltIn(
             "gflownet.policy.dense_transformer:DenseTransformerPolicy", "attention between all nodes"
