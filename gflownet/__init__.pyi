@@ -1,3 +1,4 @@
+from .asking import Search as Search
 from .evaluation.task import GFNTask as GFNTask
 from .evaluation.task import Score as Score
 from .graphs.computation_graph import ComputationGraph as ComputationGraph

@@ -61,7 +61,7 @@ def run_job(task: GFNTask, job: Job, *, report: Report = lambda _: None) -> list
     """
     outcomes = []
     for position, (result, seconds) in enumerate(_timed(lambda: _results(task, job), num=len(job.candidates))):
-        outcome = _outcome(task, result, seconds)
+        outcome = outcome_of(task, result, seconds)
         if outcome.status is EvaluationStatus.OK:
             outcome = _with_extras(task, job, position, result, outcome)
         outcomes.append(outcome)
@@ -149,7 +149,7 @@ def _timed(results: Callable[[], Iterable[T]], *, num: int) -> Iterator[tuple[T,
         start = time.perf_counter()
 
 
-def _outcome(task: GFNTask, result: Any, seconds: float) -> Outcome:
+def outcome_of(task: GFNTask, result: Any, seconds: float) -> Outcome:
     """Return the outcome of a result of the task, with a checked score."""
     if isinstance(result, Exception):
         return failure(result, seconds)

@@ -134,9 +134,13 @@ class SearchLoop:
             self.end = "1 evaluation is done" if num == 1 else f"{num} evaluations are done"
         if not self.end and self.patience and self._since_best() >= self.patience:
             self.end = f"no better score in {self.patience} evaluations (search.patience)"
+        self.end_at_repeats()
+        return bool(self.end)
+
+    def end_at_repeats(self) -> None:
+        """End the search where its method has proposed only known architectures for a long time."""
         if not self.end and self._num_repeats >= _MAX_REPEATS:
             self.end = f"no new architecture in {self._num_repeats} proposals"
-        return bool(self.end)
 
     def _since_best(self) -> int:
         """Return the number of architectures evaluated after the best one, without the surrogate's initial ones."""
@@ -147,12 +151,12 @@ class SearchLoop:
         return max(len(scores) - max(scores.index(max(scores)) + 1, start), 0)
 
     def _round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
-        states = self._propose(min(self.batch_size, self._num_left()))
+        states = self.propose(min(self.batch_size, self._num_left()))
         if states is None:
             return None
         env = self.history.env
         candidates = [env.terminal(states, index) for index in range(len(states))]
-        return self._learned(number, [(states, evaluator.evaluate(candidates, step=number))])
+        return self.learn(number, [(states, evaluator.evaluate(candidates, step=number))])
 
     def _asynchronous_round(self, number: int, evaluator: Dispatcher) -> SearchStep | None:
         """Fill the places in flight, wait for a result, and learn from all that are finished."""
@@ -160,7 +164,7 @@ class SearchLoop:
         while True:
             room = min(self.max_in_flight - len(self._pending), self._num_left())
             if room > 0 and (is_first or not self._pending):
-                states = self._propose(min(room, self.batch_size))
+                states = self.propose(min(room, self.batch_size))
                 if states is None and not self._pending:
                     return None
                 if states is not None:
@@ -172,16 +176,20 @@ class SearchLoop:
             evaluator.advance(timeout=_CHECK_EVERY_S)
         self._pending = [each for each in self._pending if each.ticket.record is None]
         evaluator.flush()
-        return self._learned(number, [(each.state, [_evaluation(each, evaluator)]) for each in finished])
+        return self.learn(number, [(each.state, [_evaluation(each, evaluator)]) for each in finished])
 
-    def _propose(self, num: int) -> GraphStates | None:
-        """Return the next candidates, in flight from now on; None at the end of the method."""
+    def propose(self, num: int) -> GraphStates | None:
+        """Return the next candidates, in flight from now on; None where the method has none.
+
+        Raises:
+            UserError: proposals that are no terminal states.
+        """
         start = time.perf_counter()
         states = self.method.propose(self._num_calls + 1, num)
         self.history.method_seconds += time.perf_counter() - start
         self._check(states)
         if not len(states):
-            if not self._pending:  # results in flight may lead to others
+            if not self.history.in_flight:  # whose results may lead to others
                 self.end = self.end or "the method has no further proposals"
             return None
         self.history.start(states)
@@ -211,7 +219,13 @@ class SearchLoop:
             self.history.start(stored)
             self._submit(stored, evaluator, step=self.round + 1)
 
-    def _learned(self, number: int, results: Iterable[tuple[GraphStates, Sequence[Evaluation]]]) -> SearchStep:
+    def learn(self, number: int, results: Iterable[tuple[GraphStates, Sequence[Evaluation]]]) -> SearchStep:
+        """Add results to the history, let the method learn from them, and return the round.
+
+        Args:
+            number: of the round.
+            results: terminal states and one evaluation of each.
+        """
         evaluations: list[Evaluation] = []
         num_before = self.history.num_new
         for states, of_states in results:

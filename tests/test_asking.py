@@ -1,0 +1,265 @@
+"""Ask-and-tell: the proposals of a run, asynchronous use, saved searches, and one line per mistake."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from gflownet import Search, to_pytorch_model
+from gflownet.errors import UserError
+from gflownet.search.config import SEARCH_METHODS
+from tests.contracts.test_search_methods import OPTIONS, SHARED, STATUSES, loop_of, run, searching
+from tests.search.searches import PLACES, score_of
+
+SPACE = [each for each in PLACES if not each.startswith(("task=", "env.name=", "search.batch_size="))]
+
+FAST = ("evolution", "surrogate")
+
+
+@pytest.fixture(
+    params=[name if name in FAST else pytest.param(name, marks=pytest.mark.slow) for name in SEARCH_METHODS]
+)
+def method(request) -> str:
+    return request.param
+
+
+def start(method: str = "surrogate", *, seed: int = 0, options: Any = (), **arguments: Any) -> Search:
+    shared = [*SPACE, *SHARED, *OPTIONS.get(method, ()), *options]
+    return Search(env="choices", method=method, seed=seed, options=shared, **arguments)
+
+
+def tell_all(search: Search, graphs: list[Any]) -> None:
+    """Tell scores as a run with `STATUSES` finds them: settings with a=0 fail."""
+    for graph in graphs:
+        if graph.values[0] == 0:
+            search.tell(graph, error="RuntimeError: a is 0")
+        else:
+            search.tell(graph, score_of(graph), num_parameters=1)
+
+
+def asked(search: Search, num_rounds: int, num: int = 2) -> list[str]:
+    """Return the hashes of several rounds."""
+    hashes = []
+    for _ in range(num_rounds):
+        graphs = search.ask(num)
+        tell_all(search, graphs)
+        hashes += [graph.canonical_hash() for graph in graphs]
+    return hashes
+
+
+def all_proposals(search: Search) -> list[tuple[str, float]]:
+    search._learn()
+    return [(proposal.hash, proposal.score) for proposal in search._loop.history.proposals]
+
+
+@pytest.mark.parametrize("method", SEARCH_METHODS)
+def test_ask_and_tell_equals_a_run(method, tmp_path):
+    """The batch loop with the same task, seed and batch size: the same proposals in the same order."""
+    num, budget = 9, "budget.evaluations=9"
+    trainer = searching(method, budget, "search.batch_size=2", *STATUSES)
+    trainer.task.refusal = lambda graph: None  # type: ignore[method-assign]
+    expected = [(each.hash, each.score) for each in run(trainer, tmp_path).history.proposals]
+    search = start(method, options=[budget])
+    while len(search) < num:
+        tell_all(search, search.ask(min(2, num - len(search))))
+    assert all_proposals(search) == expected
+    assert loop_of(trainer).history.num_new == len(search) == num
+
+
+def test_seed_decides_the_proposals(method):
+    first, again, other = (asked(start(method, seed=seed), 3) for seed in (1, 1, 2))
+    assert first == again
+    assert first != other
+
+
+def test_ask_uses_no_global_generator_and_leaves_it():
+    searches = [start(), start()]
+    hashes = []
+    for number, search in enumerate(searches):
+        torch.manual_seed(number)
+        np.random.seed(number)
+        before = torch.get_rng_state(), torch.get_num_threads()
+        hashes.append(asked(search, 4))
+        assert torch.equal(torch.get_rng_state(), before[0])
+        assert torch.get_num_threads() == before[1]
+    assert hashes[0] == hashes[1]
+    threads = torch.get_num_threads()
+    torch.manual_seed(7)
+    expected = torch.rand(1)
+    torch.manual_seed(7)
+    start()
+    assert torch.rand(1) == expected
+    assert torch.get_num_threads() == threads
+
+
+def test_saved_search_continues_exactly(method, tmp_path):
+    whole, saved = start(method), start(method)
+    for search in (whole, saved):
+        asked(search, 4)
+        graphs = search.ask(3)
+        tell_all(search, graphs[:1])
+    saved.save(tmp_path / "search.pt")
+    restored = Search.load(tmp_path / "search.pt")
+    assert len(restored) == len(whole)
+    assert restored.best(3) == whole.best(3)
+    assert [graph.to_dict() for graph in restored.waiting()] == [graph.to_dict() for graph in whole.waiting()]
+    for search in (whole, restored):
+        tell_all(search, search.waiting())
+    assert asked(restored, 3) == asked(whole, 3)
+
+
+def test_ask_again_before_telling(method):
+    """No graph is asked for twice, and results may arrive in any order."""
+    search = start(method)
+    waiting: list[Any] = []
+    seen: set[str] = set()
+    for _ in range(6):
+        graphs = search.ask(3)
+        hashes = [graph.canonical_hash() for graph in graphs]
+        assert len(set(hashes)) == len(hashes)
+        assert not seen & set(hashes)
+        seen |= set(hashes)
+        waiting += graphs
+        tell_all(search, [waiting.pop(), waiting.pop(0)])
+    assert len(search.waiting()) == len(waiting)
+    tell_all(search, waiting)
+    assert not search.waiting()
+    assert len(search) == len(seen)
+
+
+@pytest.mark.slow
+def test_search_finds_better_graphs_than_random():
+    """A negative control: a search that is told nothing useful finds no more than random."""
+
+    def best(scores: Any) -> float:
+        search = start("surrogate", seed=3)
+        for _ in range(25):
+            for graph in search.ask():
+                search.tell(graph, scores(graph))
+        return max(score_of(result.graph) for result in search.results())
+
+    values = sorted((0.05 + 0.06 * total for total in range(9)), reverse=True)
+    assert best(score_of) > values[2]
+    assert best(score_of) >= best(lambda graph: 0.5)
+
+
+def test_exhausted_space_ends_the_search():
+    options = ["env.choices.places={c: [0, 1], d: [0]}", *SHARED]
+    search = Search(env="choices", method="surrogate", options=options)
+    graphs = search.ask(5)
+    assert len(graphs) == 2
+    assert search.ask(5) == []
+    assert search.end == "", "results may lead to others"
+    tell_all(search, graphs)
+    assert search.ask(5) == []
+    assert search.end == "the method has no further proposals"
+
+
+def test_told_earlier_results_are_used(method):
+    """Scores of graphs of another search: they count in the history, and are not proposed as new."""
+    source, search = start("random", seed=9), start(method)
+    earlier = source.ask(8)
+    for graph in earlier:
+        search.tell(graph.to_dict(), score_of(graph))
+    hashes = set(asked(search, 3))
+    assert not hashes & {graph.canonical_hash() for graph in earlier}
+    assert len(search) == 8 + len(hashes)
+    assert search.best()[0].score == max(score_of(result.graph) for result in search.results() if not result.error)
+
+
+def test_best_leaves_out_failures():
+    search = start()
+    first, second, third = search.ask(3)
+    search.tell(first, error="out\nof memory")
+    search.tell(second, 0.2, metrics={"latency": 3})
+    search.tell(third, np.float32(0.5))
+    assert [result.graph for result in search.best(5)] == [third, second]
+    assert search.best()[0].score == 0.5
+    assert search.results()[0].error == "out of memory"
+    assert search.results()[1].metrics == {"latency": 3.0}
+
+
+def test_several_objectives():
+    search = start(objectives=("accuracy", "speed"))
+    graphs = search.ask(6)
+    for number, graph in enumerate(graphs):
+        search.tell(graph, {"accuracy": number / 6, "speed": 1 - number / 6})
+    assert len(search.ask(2)) == 2
+    assert search._loop.history.utilities[1] == pytest.approx((1 / 6, 5 / 6))
+    assert search.results()[0].metrics == {"accuracy": 0.0, "speed": 1.0}
+    graph = search.waiting()[0]
+    with pytest.raises(UserError, match=r"^tell: metrics: expected the objective speed, got accuracy$"):
+        search.tell(graph, {"accuracy": 0.5})
+
+
+def test_asked_networks_are_translated():
+    options = ["env.max_hidden_nodes=2", "env.max_edges=5", "model.num_emb=8", "model.num_layers=1"]
+    search = Search(env="computation_graph", method="random", input_sizes=[4], output_sizes=[2], options=options)
+    (graph,) = search.ask()
+    network = search.network(graph)
+    assert network is not None
+    assert to_pytorch_model(network)(torch.rand(3, 4)).shape == (3, 2)
+
+
+def test_config_gives_sizes_and_space():
+    search = Search("digits_small", method="random", seed=1)
+    (graph,) = search.ask()
+    assert to_pytorch_model(graph)(torch.rand(2, 64)).shape == (2, 10)
+
+
+MISTAKES = {
+    "nan": (lambda search, graph: search.tell(graph, math.nan), r"tell: expected a finite score, got nan"),
+    "negative": (lambda search, graph: search.tell(graph, -1.0), r"tell: expected a score in \[0, 1e\+06\], got -1.0"),
+    "text": (lambda search, graph: search.tell(graph, "good"), r"tell: score: expected a number, got str"),
+    "nothing": (lambda search, graph: search.tell(graph), r"tell: expected a score or error=..., got none"),
+    "both": (lambda search, graph: search.tell(graph, 0.5, error="x"), r"tell: expected a score or .*, got both"),
+    "type": (lambda search, graph: search.tell(3, 0.5), r"tell: expected a Assignment or its to_dict, got int"),
+    "objectives": (
+        lambda search, graph: search.tell(graph, {"accuracy": 1.0}),
+        r"tell: expected one score of a search without objectives, got \{'accuracy': 1.0\}",
+    ),
+    "num": (lambda search, graph: search.ask(0), r"ask: expected a number of graphs >= 1, got 0"),
+    "load": (lambda search, graph: Search.load("missing.pt"), r"Search.load: no such file: missing.pt"),
+    "damaged": (lambda search, graph: Search.load(__file__), r"Search.load: expected a file of Search.save, got .*"),
+    "space": (lambda search, graph: Search(), r"Search: expected a config or env=..., got none"),
+    "spaces": (lambda search, graph: Search("cells", env="cells"), r"Search: expected a config or .*, got both"),
+    "env": (lambda search, graph: Search(env="cell"), r"env.name: expected one of .*; did you mean cells\?"),
+    "method": (lambda search, graph: start("gflownet"), r"search.method: expected one of random, .*, got gflownet"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistake_is_one_line(mistake):
+    search = start("random")
+    act, expected = MISTAKES[mistake]
+    with pytest.raises(UserError, match=f"^{expected}$"):
+        act(search, search.ask()[0])
+    assert len(search) == 0
+
+
+def test_second_result_of_a_graph_is_refused():
+    search = start("random")
+    (graph,) = search.ask()
+    search.tell(graph, 0.25)
+    with pytest.raises(UserError, match=r"^tell: expected a graph without a result, got one with the score 0.25$"):
+        search.tell(graph, 0.5)
+
+
+def test_graph_of_another_space_is_refused():
+    search, other = start("random"), start("random", options=["env.choices.places={a: [7, 8]}"])
+    graph = other.ask()[0]
+    with pytest.raises(UserError, match=r"^tell: expected a graph of this search space: "):
+        search.tell(graph, 0.5)
+    assert len(search) == 0
+
+
+def test_search_of_a_file_written_by_another_process(tmp_path: Path):
+    search = start("evolution")
+    asked(search, 3)
+    search.save(tmp_path / "folder" / "search.pt")
+    assert asked(Search.load(tmp_path / "folder" / "search.pt"), 2) == asked(search, 2)
