@@ -10,7 +10,7 @@ import numpy as np
 
 from gflownet.comparison.accounting import Accounting, Quantity
 from gflownet.comparison.result import Comparison
-from gflownet.comparison.statistics import mean_intervals
+from gflownet.metrics.mean_intervals import mean_intervals
 
 # Inches, and pixels per inch of the PNG.
 _PANEL_WIDTH, _PANEL_HEIGHT, _LEGEND_HEIGHT, _PIXELS = 6.0, 3.6, 0.45, 150

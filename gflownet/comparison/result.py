@@ -23,7 +23,8 @@ from gflownet.comparison.accounting import (
     values_after,
 )
 from gflownet.comparison.record import RunRecord
-from gflownet.comparison.statistics import Summary, mean_intervals, summary_of
+from gflownet.comparison.statistics import Summary, summary_of
+from gflownet.metrics.mean_intervals import mean_intervals
 
 _CHECKPOINTS = (10, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000)
 RANDOM = "random"

@@ -1,14 +1,23 @@
-"""python -m gflownet.report: rebuild report.html of runs."""
+"""python -m gflownet.report: rebuild the page of a run, or compare several runs."""
 
 from __future__ import annotations
 
+import argparse
 import sys
 from collections.abc import Sequence
 from pathlib import Path
 
 from gflownet.command_line import CommandLine, print_plain_messages, program, run_command
-from gflownet.errors import printable
-from gflownet.files import write_whole
+from gflownet.errors import UserError, printable
+
+_DESCRIPTION = """Rebuild report.html of a run, or write a page that compares several runs.
+
+Runs that differ only in their seed are one group, with 95 % intervals over its seeds."""
+_EXAMPLES = """examples:
+  gflownet report logs/run                      rebuild logs/run/report.html
+  gflownet report logs/a logs/b                 write comparison.html
+  gflownet report 'logs/*' --output all.html    compare all runs below logs
+  gflownet report logs --each                   rebuild the page of every run below logs"""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -18,19 +27,38 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def command_line() -> CommandLine:
     """Return the parser."""
-    parser = CommandLine(prog=program("report"), description="Rebuild report.html of runs.")
-    parser.add_argument("runs", nargs="+", type=Path, metavar="RUN", help="run folder")
+    parser = CommandLine(
+        prog=program("report"),
+        description=_DESCRIPTION,
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.add_argument(
+        "runs", nargs="+", type=Path, metavar="RUN", help="run folder, folder with runs, or pattern with *"
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="FILE",
+        help="page (default: report.html in the folder of one run, comparison.html for several)",
+    )
+    parser.add_argument("--json", type=Path, metavar="FILE", help="also write the figures as JSON")
+    parser.add_argument("--each", action="store_true", help="rebuild the page of each run instead of a comparison")
     return parser
 
 
 def report(arguments: Sequence[str]) -> None:
-    """Rebuild the report of each run."""
+    """Write the pages, and print their paths."""
     options = command_line().parse_args(arguments)
-    from gflownet.report.page import PAGE_NAME, page_of, read_run
+    if options.each and options.output:
+        raise UserError("--each: expected no --output, each page is report.html in the folder of its run")
+    if options.each and options.json:
+        raise UserError("--each: expected no --json, which holds the figures of a comparison")
+    # Imported here: --help and wrong arguments do not wait for the import of the database.
+    from gflownet.report.command import write_reports
 
-    for folder in options.runs:
-        write_whole(folder / PAGE_NAME, page_of(read_run(folder)))
-        print(printable(f"report: {folder / PAGE_NAME}"))
+    for path in write_reports(options.runs, output=options.output, json_path=options.json, is_each=options.each):
+        print(printable(f"report: {path}"))
 
 
 if __name__ == "__main__":

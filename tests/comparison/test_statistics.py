@@ -7,7 +7,8 @@ import math
 import numpy as np
 import pytest
 
-from gflownet.comparison.statistics import mean_intervals, summary_of
+from gflownet.comparison.statistics import summary_of
+from gflownet.metrics.mean_intervals import mean_intervals
 
 
 @pytest.mark.parametrize("num_seeds", [2, 3, 4, 5, 7, 8, 20])

@@ -1,0 +1,92 @@
+"""Writing of report pages and comparisons for `gflownet report`; only files of gflownet are replaced."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from gflownet.errors import UserError
+from gflownet.files import write_whole
+from gflownet.report.compared import COMPARISON_NAME, comparison_of, comparison_page, is_own_page, run_folders
+from gflownet.report.compared.comparison import COMPARISON_FORMAT
+from gflownet.report.page import PAGE_NAME, page_of, read_run
+from gflownet.run_marker import read_marker, write_marker
+from gflownet.run_status import RunState, read_status
+
+_HEAD_BYTES = 1_024
+
+
+def write_reports(
+    paths: Sequence[Path], *, output: Path | None = None, json_path: Path | None = None, is_each: bool = False
+) -> Iterator[Path]:
+    """Write the page of one run, of each run, or the comparison of several; yield each path written.
+
+    Args:
+        paths: run folders, folders with runs, or patterns.
+        output: page; None: the default name.
+        json_path: figures of the comparison.
+        is_each: write the page of each run.
+
+    Raises:
+        UserError: no run at a path, or a file that is not of gflownet or cannot be written.
+    """
+    folders = run_folders(paths)
+    if is_each or len(folders) == 1:
+        for folder in folders:
+            yield _write_page(folder, output)
+    else:
+        output = output or Path(COMPARISON_NAME)
+        _check_own(output)
+        page = comparison_page(comparison_of(folders), folder=output.parent)
+        write_whole(output, page)
+        yield output
+    if json_path is not None:
+        _check_own_json(json_path)
+        write_whole(json_path, comparison_of(folders).to_json())
+        yield json_path
+
+
+def _write_page(folder: Path, output: Path | None) -> Path:
+    path = folder / PAGE_NAME if output is None else output
+    if output is None:
+        _claim(folder)
+    else:
+        _check_own(path)
+    write_whole(path, page_of(read_run(folder)))
+    return path
+
+
+def _claim(folder: Path) -> None:
+    """Add the page to the files of the run, which a resumed run may replace.
+
+    Raises:
+        UserError: a file with its name is not a page of gflownet, or the run goes on without a page.
+    """
+    marker = read_marker(folder)
+    if marker is not None and PAGE_NAME in marker.files:
+        return
+    _check_own(folder / PAGE_NAME)
+    if marker is None:  # a run of an earlier version cannot be resumed
+        return
+    status = read_status(folder)
+    if status is not None and status.state is RunState.RUNNING:
+        raise UserError(f"{folder}: the run goes on and writes no page (report.every=null); choose --output FILE")
+    write_marker(folder, replace(marker, files=(*marker.files, PAGE_NAME)))
+
+
+def _check_own(path: Path) -> None:
+    """Raise UserError if a file, folder or link at a path is not a page of gflownet."""
+    if path.is_symlink() or (path.exists() and not (path.is_file() and is_own_page(path))):
+        raise UserError(f"{path}: expected no file or a page of gflownet, got another one; choose --output FILE")
+
+
+def _check_own_json(path: Path) -> None:
+    """Raise UserError if a file, folder or link at a path is not a comparison."""
+    if path.is_symlink() or (path.exists() and not (path.is_file() and _is_comparison(path))):
+        raise UserError(f"{path}: expected no file or an earlier comparison, got another one; choose --json FILE")
+
+
+def _is_comparison(path: Path) -> bool:
+    with path.open("rb") as file:
+        return COMPARISON_FORMAT.encode() in file.read(_HEAD_BYTES)

@@ -1,0 +1,85 @@
+"""Comparison of runs as data: groups, their figures, curves and differences."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from gflownet.report.compared.curves import CURVES, GroupCurve, group_curve
+from gflownet.report.compared.figures import FIGURES, Estimate, figures_of
+from gflownet.report.compared.groups import SEED, Difference, Group, differences, groups_of
+from gflownet.report.page.run_data import RunData, read_run
+
+COMPARISON_FORMAT = "gflownet comparison 1"
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Everything that the page shows."""
+
+    groups: Sequence[Group]
+    figures: Sequence[Mapping[str, Estimate]]  # of each group, by key
+    curves: Mapping[str, Sequence[GroupCurve | None]]  # by key of the chart, of each group
+    differences: Sequence[Difference]
+
+    @property
+    def runs(self) -> list[tuple[Group, RunData]]:
+        """All runs with their groups, in order."""
+        return [(group, run) for group in self.groups for run in group.runs]
+
+    def to_json(self) -> str:
+        """Return the figures, curves and differences as JSON; unknown values are null."""
+        content = {
+            "format": COMPARISON_FORMAT,
+            "groups": [self._group_entry(index) for index in range(len(self.groups))],
+            "differences": [asdict(difference) for difference in self.differences],
+        }
+        return json.dumps(_finite(content), indent=1, allow_nan=False) + "\n"
+
+    def _group_entry(self, index: int) -> dict[str, Any]:
+        group = self.groups[index]
+        curves = {
+            key: curve and asdict(curve) for key, all_curves in self.curves.items() if (curve := all_curves[index])
+        }
+        return {
+            "name": group.name,
+            "runs": [
+                {"folder": str(run.folder), "run": run.run_id, "seed": run.option(SEED), "state": state_of(run)}
+                for run in group.runs
+            ],
+            "figures": {kind.key: asdict(self.figures[index][kind.key]) for kind in FIGURES},
+            "curves": {key: asdict(curve) for key, curve in curves.items()},
+        }
+
+
+def comparison_of(folders: Sequence[Path]) -> Comparison:
+    """Return the comparison of the runs in folders.
+
+    Raises:
+        UserError: no run in a folder.
+    """
+    groups = groups_of([read_run(folder) for folder in folders])
+    return Comparison(
+        groups=groups,
+        figures=[figures_of(group) for group in groups],
+        curves={kind.key: [group_curve(group, kind) for group in groups] for kind in CURVES},
+        differences=differences(groups),
+    )
+
+
+def state_of(run: RunData) -> str:
+    """Return the state of a run in a word."""
+    return "unknown" if run.status is None else run.status.state.value
+
+
+def _finite(value: Any) -> Any:
+    """Replace numbers that JSON lacks by null."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, Mapping):
+        return {key: _finite(entry) for key, entry in value.items()}
+    return [_finite(entry) for entry in value] if isinstance(value, list | tuple) else value

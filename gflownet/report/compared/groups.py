@@ -1,0 +1,132 @@
+"""Runs that differ only in their seed as one group, and the options in which groups differ."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from gflownet.report.page.run_data import RunData
+
+SEED = "seed"
+# Options without influence on the results; a name covers the options below it.
+IGNORED = frozenset(
+    {
+        *("log_dir", "resume", "overwrite_existing_exp", "print_every", "checkpoint_every"),
+        *("wandb", "tensorboard", "report", "console"),
+    }
+)
+_MAX_OPTIONS = 3  # in the name of a group
+_MAX_VALUE = 40  # characters of a value in the name of a group
+_ABSENT = "-"
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs with the same options, ordered by seed."""
+
+    name: str
+    runs: tuple[RunData, ...]
+
+    @property
+    def seeds(self) -> list[Any]:
+        """Seeds of the runs."""
+        return [run.option(SEED) for run in self.runs]
+
+
+@dataclass(frozen=True)
+class Difference:
+    """An option, or the version of a package, that is not the same in all groups."""
+
+    key: str
+    values: tuple[str, ...]  # of each group
+
+
+def groups_of(runs: Sequence[RunData]) -> list[Group]:
+    """Return the groups in the order of their first runs."""
+    members: dict[str, list[RunData]] = {}
+    for run in runs:
+        members.setdefault(json.dumps(options_of(run), sort_keys=True, default=str), []).append(run)
+    ordered = [sorted(group, key=_seed_of) for group in members.values()]
+    differing = _differing([options_of(group[0]) for group in ordered])
+    names = [_name(group[0], differing) for group in ordered]
+    return [Group(name, tuple(group)) for name, group in zip(_unique(names), ordered, strict=True)]
+
+
+def differences(groups: Sequence[Group]) -> list[Difference]:
+    """Return what differs between the groups: options first, then versions."""
+    rows = []
+    for read in (options_of, _versions):
+        values = [_merged([read(run) for run in group.runs]) for group in groups]
+        rows += [Difference(key, tuple(column.get(key, _ABSENT) for column in values)) for key in _differing(values)]
+    return rows
+
+
+def options_of(run: RunData) -> dict[str, str]:
+    """Return the options that may change results, by full key, as text; without the seed."""
+    return {
+        key: text_of(value)
+        for key, value in _leaves(run.config)
+        if key != SEED and not {key, key.partition(".")[0]} & IGNORED
+    }
+
+
+def text_of(value: Any) -> str:
+    """Return a value as in YAML."""
+    return value if isinstance(value, str) else json.dumps(value, default=str)
+
+
+def repeated_seeds(group: Group) -> list[Any]:
+    """Return the seeds that more than one run of a group has."""
+    return sorted({seed for seed in group.seeds if group.seeds.count(seed) > 1}, key=str)
+
+
+def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _versions(run: RunData) -> dict[str, str]:
+    sessions = () if run.status is None else run.status.sessions
+    return {f"version of {name}": version for name, version in (sessions[-1].versions if sessions else {}).items()}
+
+
+def _merged(columns: Sequence[Mapping[str, str]]) -> dict[str, str]:
+    """Return the values of the runs of a group; several different ones are joined."""
+    keys = dict.fromkeys(key for column in columns for key in column)
+    return {key: ", ".join(dict.fromkeys(column[key] for column in columns if key in column)) for key in keys}
+
+
+def _differing(columns: Sequence[Mapping[str, str]]) -> list[str]:
+    keys = dict.fromkeys(key for column in columns for key in column)
+    return [key for key in keys if len({column.get(key) for column in columns}) > 1]
+
+
+def _name(run: RunData, differing: Sequence[str]) -> str:
+    options = options_of(run)
+    if not differing:
+        return str(run.option("task"))
+    named = [f"{key}={_short(options[key])}" for key in differing if key in options]
+    more = ["…"] if len(named) > _MAX_OPTIONS else []
+    return ", ".join([*named[:_MAX_OPTIONS], *more]) or str(run.option("task"))
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _MAX_VALUE else f"…{text[-_MAX_VALUE:]}"
+
+
+def _unique(names: Sequence[str]) -> list[str]:
+    """Number the names that several groups have."""
+    return [
+        f"{name} ({names[:index].count(name) + 1})" if names.count(name) > 1 else name
+        for index, name in enumerate(names)
+    ]
+
+
+def _seed_of(run: RunData) -> tuple[float, str]:
+    seed = run.option(SEED)
+    return (float(seed) if isinstance(seed, int | float) else 0.0), run.folder.name

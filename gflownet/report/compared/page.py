@@ -1,0 +1,138 @@
+"""Rendering of a comparison as one offline page."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+from gflownet.report.compared.comparison import Comparison, state_of
+from gflownet.report.compared.curves import CURVES
+from gflownet.report.compared.figures import FIGURES
+from gflownet.report.compared.groups import SEED, repeated_seeds
+from gflownet.report.compared.verdict import estimate_text, verdict_of
+from gflownet.report.page import PAGE_NAME, Chart, Line, Table, line_chart
+from gflownet.report.page.axes import duration_text, number_text
+
+COMPARISON_NAME = "comparison.html"
+# In the first bytes of every page of gflownet, see templates/base.html.j2 of gflownet.report.page.
+GENERATOR = b'<meta name="generator" content="gflownet">'
+_HEAD_BYTES = 4_096
+
+
+@dataclass(frozen=True)
+class RunRow:
+    """A run in the list of runs."""
+
+    name: str
+    href: str  # of its page, relative; empty without one
+    group: str
+    seed: str
+    state: str
+    figures: tuple[str, ...]
+
+
+def comparison_page(comparison: Comparison, *, folder: Path, written: datetime | None = None) -> str:
+    """Return the page: one HTML document without links to other files but the pages of the runs.
+
+    Args:
+        comparison: of the runs.
+        folder: of the page, for relative links.
+        written: time of writing; None: now.
+    """
+    written = datetime.now(UTC) if written is None else written
+    return (
+        _environment()
+        .get_template("comparison.html.j2")
+        .render(
+            comparison=comparison,
+            num_runs=len(comparison.runs),
+            num_groups=len(comparison.groups),
+            verdict=verdict_of(comparison),
+            figures=figure_table(comparison),
+            charts=charts_of(comparison),
+            differences=difference_table(comparison),
+            runs=run_rows(comparison, folder=folder),
+            run_header=[kind.title for kind in FIGURES],
+            warnings=list(_warnings(comparison)),
+            written=written.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
+        )
+    )
+
+
+def is_own_page(path: Path) -> bool:
+    """Return whether a file is a page that gflownet has written."""
+    with path.open("rb") as file:
+        return GENERATOR in file.read(_HEAD_BYTES)
+
+
+def figure_table(comparison: Comparison) -> Table:
+    """Return the final figures, a row per group."""
+    rows = []
+    for group, figures in zip(comparison.groups, comparison.figures, strict=True):
+        cells = [estimate_text(figures[kind.key], unit=kind.unit) for kind in FIGURES]
+        rows.append([group.name, str(len(group.runs)), *cells])
+    return Table(["group", "runs", *(kind.title for kind in FIGURES)], rows)
+
+
+def difference_table(comparison: Comparison) -> Table | None:
+    """Return the options that differ, a row per option; None without one."""
+    if not comparison.differences:
+        return None
+    rows = [[difference.key, *difference.values] for difference in comparison.differences]
+    return Table(["option", *(group.name for group in comparison.groups)], rows)
+
+
+def charts_of(comparison: Comparison) -> list[Chart]:
+    """Return the charts with curves."""
+    charts = []
+    for kind in CURVES:
+        lines = [
+            Line(group.name, curve.x, curve.mean, low=curve.low, high=curve.high, colour=index)
+            for index, (group, curve) in enumerate(zip(comparison.groups, comparison.curves[kind.key], strict=True))
+            if curve is not None
+        ]
+        charts.append(line_chart(kind.key, kind.title, lines, x_label=kind.x_label, y_label="score"))
+    return [chart for chart in charts if chart is not None]
+
+
+def run_rows(comparison: Comparison, *, folder: Path) -> list[RunRow]:
+    """Return the list of runs."""
+    rows = []
+    for group, run in comparison.runs:
+        page = run.folder / PAGE_NAME
+        values = [
+            duration_text(kind.read(run)) if kind.key == "seconds" else number_text(kind.read(run)) for kind in FIGURES
+        ]
+        href = Path(os.path.relpath(page.resolve(), folder.resolve())).as_posix() if page.is_file() else ""
+        rows.append(RunRow(str(run.folder), href, group.name, str(run.option(SEED)), state_of(run), tuple(values)))
+    return rows
+
+
+def _warnings(comparison: Comparison) -> Iterator[str]:
+    for group in comparison.groups:
+        for seed in repeated_seeds(group):
+            yield f"{group.name}: several runs have seed {seed}; intervals over seeds are too narrow."
+    for _, run in comparison.runs:
+        if (state := state_of(run)) not in ("completed", "unknown"):
+            yield f"{run.folder.name} is {state}: its figures are of the evaluations so far."
+        for problem in run.problems:
+            yield f"{run.folder.name}: {problem}"
+
+
+@cache
+def _environment() -> Environment:
+    loaders: list[Any] = [PackageLoader("gflownet.report.compared"), PackageLoader("gflownet.report.page")]
+    return Environment(
+        loader=ChoiceLoader(loaders),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
