@@ -32,18 +32,21 @@ def write_reports(
         UserError: no run at a path, or a file that is not of gflownet or cannot be written.
     """
     folders = run_folders(paths)
+    if json_path is not None:
+        _check_own_json(json_path)
     if is_each or len(folders) == 1:
         for folder in folders:
             yield _write_page(folder, output)
-    else:
+        if json_path is None:
+            return
+    comparison = comparison_of(folders)
+    if len(folders) > 1:
         output = output or Path(COMPARISON_NAME)
         _check_own(output)
-        page = comparison_page(comparison_of(folders), folder=output.parent)
-        write_whole(output, page)
+        write_whole(output, comparison_page(comparison, folder=output.parent))
         yield output
     if json_path is not None:
-        _check_own_json(json_path)
-        write_whole(json_path, comparison_of(folders).to_json())
+        write_whole(json_path, comparison.to_json())
         yield json_path
 
 

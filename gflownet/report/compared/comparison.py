@@ -42,9 +42,6 @@ class Comparison:
 
     def _group_entry(self, index: int) -> dict[str, Any]:
         group = self.groups[index]
-        curves = {
-            key: curve and asdict(curve) for key, all_curves in self.curves.items() if (curve := all_curves[index])
-        }
         return {
             "name": group.name,
             "runs": [
@@ -52,7 +49,9 @@ class Comparison:
                 for run in group.runs
             ],
             "figures": {kind.key: asdict(self.figures[index][kind.key]) for kind in FIGURES},
-            "curves": {key: asdict(curve) for key, curve in curves.items()},
+            "curves": {
+                key: asdict(curve) for key, curves in self.curves.items() if (curve := curves[index]) is not None
+            },
         }
 
 

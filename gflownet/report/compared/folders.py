@@ -17,13 +17,14 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     """Return the run folders in the order of the paths, those inside of one path by name, each once.
 
     Args:
-        paths: run folders, folders with runs at any depth, or patterns with `*`.
+        paths: run folders, folders with runs at any depth, or patterns with `*`. Of several paths, files are left out:
+            a shell expands `logs/*` to all entries.
 
     Raises:
         UserError: no run at a path.
     """
     folders: dict[Path, Path] = {}
-    for path in paths:
+    for path in [path for path in paths if not path.is_file()] or paths:
         runs = [run for match in _matches(path) for run in _runs_below(match)]
         if not runs:
             raise UserError(_without_run(path))

@@ -50,7 +50,8 @@ def groups_of(runs: Sequence[RunData]) -> list[Group]:
         members.setdefault(json.dumps(options_of(run), sort_keys=True, default=str), []).append(run)
     ordered = [sorted(group, key=_seed_of) for group in members.values()]
     differing = _differing([options_of(group[0]) for group in ordered])
-    names = [_name(group[0], differing) for group in ordered]
+    chosen = _telling([options_of(group[0]) for group in ordered], differing)
+    names = [_name(group[0], chosen) for group in ordered]
     return [Group(name, tuple(group)) for name, group in zip(_unique(names), ordered, strict=True)]
 
 
@@ -106,13 +107,25 @@ def _differing(columns: Sequence[Mapping[str, str]]) -> list[str]:
     return [key for key in keys if len({column.get(key) for column in columns}) > 1]
 
 
-def _name(run: RunData, differing: Sequence[str]) -> str:
+def _telling(columns: Sequence[Mapping[str, str]], differing: Sequence[str]) -> list[str]:
+    """Return at most `_MAX_OPTIONS` options that tell the groups apart, each the one that splits them most."""
+    chosen: list[str] = []
+
+    def num_classes(keys: Sequence[str]) -> int:
+        return len({tuple(column.get(key) for key in keys) for column in columns})
+
+    while len(chosen) < _MAX_OPTIONS and num_classes(chosen) < len(columns):
+        best = max(differing, key=lambda key: num_classes([*chosen, key]))
+        if num_classes([*chosen, best]) == num_classes(chosen):
+            break
+        chosen.append(best)
+    return sorted(chosen, key=differing.index)
+
+
+def _name(run: RunData, chosen: Sequence[str]) -> str:
     options = options_of(run)
-    if not differing:
-        return str(run.option("task"))
-    named = [f"{key}={_short(options[key])}" for key in differing if key in options]
-    more = ["…"] if len(named) > _MAX_OPTIONS else []
-    return ", ".join([*named[:_MAX_OPTIONS], *more]) or str(run.option("task"))
+    named = [f"{key}={_short(options[key])}" for key in chosen if key in options]
+    return ", ".join(named) or str(run.option("task"))
 
 
 def _short(text: str) -> str:

@@ -17,8 +17,10 @@ from gflownet.report.compared.curves import CURVES
 from gflownet.report.compared.figures import FIGURES
 from gflownet.report.compared.groups import SEED, repeated_seeds
 from gflownet.report.compared.verdict import estimate_text, verdict_of
-from gflownet.report.page import PAGE_NAME, Chart, Line, Table, line_chart
+from gflownet.report.page import PAGE_NAME
 from gflownet.report.page.axes import duration_text, number_text
+from gflownet.report.page.chart import Chart, Table
+from gflownet.report.page.line_chart import Line, line_chart
 
 COMPARISON_NAME = "comparison.html"
 # In the first bytes of every page of gflownet, see templates/base.html.j2 of gflownet.report.page.

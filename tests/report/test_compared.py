@@ -1,0 +1,272 @@
+"""Comparison of runs: groups, figures, curves, differences, and the command that writes the page."""
+
+from __future__ import annotations
+
+import json
+import math
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from gflownet.errors import UserError
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.report.__main__ import main
+from gflownet.report.compared.comparison import Comparison
+from gflownet.report.compared.curves import CURVES, group_curve
+from gflownet.report.compared.figures import estimate_of, figures_of
+from gflownet.report.compared.folders import run_folders
+from gflownet.report.compared.groups import differences, groups_of, repeated_seeds
+from gflownet.report.compared.verdict import verdict_of
+from gflownet.report.page import RunData
+from gflownet.run_marker import read_marker
+from tests import small_run
+
+finished = small_run.finished
+BEST, *_, MEAN_TIME = CURVES
+
+
+def a_run(
+    seed: int = 0,
+    *,
+    name: str = "run",
+    best: Sequence[float] = (),
+    scores: Sequence[float | None] = (),
+    top: Sequence[Mapping[str, Any]] = (),
+    **options: Any,
+) -> RunData:
+    """Return a run: best score of each step (an evaluation each), scores of its evaluations (None: failed)."""
+    rows = [
+        {"step": step, "num_distinct": step, "seconds": 2.0 * step, "score_best": value, "score_mean": value}
+        for step, value in enumerate(best, 1)
+    ]
+    records = [
+        EvaluationRecord(
+            hash="h",
+            key=str(index),
+            graph="{}",
+            score=score or 0.0,
+            status=EvaluationStatus.OK if score is not None else EvaluationStatus.FAILED,
+            seconds=1.0,
+            step=index,
+        )
+        for index, score in enumerate(scores)
+    ]
+    return RunData(
+        folder=Path(name),
+        run_id=name,
+        config={"seed": seed, "task": "digits", "log_dir": name, "wandb": {"name": name}, **options},
+        config_text="",
+        status=None,
+        metrics=rows,
+        evaluations=records,
+        top=top,
+        references=(),
+        front=(),
+        certificate=None,
+    )
+
+
+def test_runs_with_other_seeds_are_one_group() -> None:
+    runs = [a_run(10, name="a"), a_run(2, name="b"), a_run(0, name="c", model={"num_emb": 8}), a_run(1, name="d")]
+    first, second = groups_of(runs)
+    assert first.seeds == [1, 2, 10], "sorted as numbers"
+    assert second.seeds == [0]
+    assert first.name == "digits"
+    assert second.name == "model.num_emb=8"
+    (difference,) = differences([first, second])
+    assert (difference.key, difference.values) == ("model.num_emb", ("-", "8"))
+
+
+def test_names_are_the_options_that_tell_groups_apart() -> None:
+    """`width` splits three groups, `depth` only two: with both, all four are told apart."""
+    sizes = [(1, 1), (1, 2), (2, 3), (2, 1)]
+    runs = [a_run(depth=depth, width=width, other=depth) for depth, width in sizes]
+    names = [group.name for group in groups_of(runs)]
+    assert names == ["depth=1, width=1", "depth=1, width=2", "depth=2, width=3", "depth=2, width=1"]
+
+
+def test_single_group_is_named_after_its_task() -> None:
+    (group,) = groups_of([a_run(0), a_run(1), a_run(1)])
+    assert group.name == "digits"
+    assert repeated_seeds(group) == [1]
+    assert differences([group]) == []
+
+
+def test_estimate_is_a_t_interval_of_the_known_values() -> None:
+    values = [0.8, 0.9, math.nan, 0.85]
+    estimate = estimate_of(values)
+    known = [0.8, 0.9, 0.85]
+    low, high = stats.t.interval(0.95, 2, loc=np.mean(known), scale=stats.sem(known))
+    assert (estimate.mean, estimate.low, estimate.high) == pytest.approx((0.85, low, high))
+    assert estimate.num_known == 3
+    single = estimate_of([0.5])
+    assert single.mean == 0.5
+    assert math.isnan(single.low)
+    assert math.isnan(estimate_of([math.nan]).mean)
+
+
+def test_figures_of_a_group() -> None:
+    final = {"final": {"mean": 0.7, "test_scores": [0.6, 0.8]}, "test_score": 0.1}
+    (group,) = groups_of(
+        [a_run(0, scores=[0.1, None, 0.3, 0.2], top=[final]), a_run(1, scores=[0.5, 0.4], top=[{"test_score": 0.9}])]
+    )
+    figures = figures_of(group)
+    assert figures["best_score"].values == (0.3, 0.5)
+    assert figures["test_score"].values == pytest.approx((0.7, 0.9))
+    assert figures["evaluations"].mean == 3
+    assert figures["failed"].values == (25, 0)
+    assert figures["final_score"].num_known == 1
+
+
+def test_best_curve_is_a_step_function_over_common_places() -> None:
+    (group,) = groups_of([a_run(0, best=[0.1, 0.3, 0.3, 0.9]), a_run(1, best=[0.2, 0.2, 0.5])])
+    curve = group_curve(group, BEST)
+    assert curve is not None
+    assert (curve.x[0], curve.x[-1]) == (1, 3), "the shorter run ends at its third evaluation"
+    at_two = next(i for i, x in enumerate(curve.x) if x >= 2)
+    assert curve.mean[0] == pytest.approx(0.15)
+    assert curve.mean[at_two - 1] == pytest.approx(0.15), "no value of the future"
+    assert curve.mean[at_two] == pytest.approx(0.25)
+    assert curve.mean[-1] == pytest.approx(0.4)
+    low, high = stats.t.interval(0.95, 1, loc=0.4, scale=stats.sem([0.3, 0.5]))
+    assert (curve.low[-1], curve.high[-1]) == pytest.approx((low, high))
+
+
+def test_curve_of_one_run_is_its_own() -> None:
+    (group,) = groups_of([a_run(best=[0.1, 0.3])])
+    curve = group_curve(group, BEST)
+    assert curve is not None
+    assert (curve.x, curve.mean) == ([1, 2], [0.1, 0.3])
+    assert all(map(math.isnan, curve.low))
+    mean = group_curve(group, MEAN_TIME)
+    assert mean is not None
+    assert (mean.x, mean.mean) == ([2, 4], pytest.approx([0.1, 0.2])), "moving mean by seconds"
+    assert group_curve(groups_of([a_run()])[0], BEST) is None
+
+
+def comparison(*runs: RunData) -> Comparison:
+    groups = groups_of(runs)
+    return Comparison(
+        groups=groups,
+        figures=[figures_of(group) for group in groups],
+        curves={kind.key: [group_curve(group, kind) for group in groups] for kind in CURVES},
+        differences=differences(groups),
+    )
+
+
+@pytest.mark.parametrize(
+    ("scores", "end"),
+    [
+        (((0.1, 0.2), (0.5, 0.6)), "overlap: the order may be chance."),
+        (((0.10, 0.11), (0.50, 0.51)), "do not overlap."),
+        (((0.1,), (0.5, 0.6)), "Without two seeds of each, the order may be chance."),
+    ],
+)
+def test_verdict_names_the_better_group_and_the_doubt(scores: Sequence[Sequence[float]], end: str) -> None:
+    runs = [
+        a_run(seed, scores=[value], lr=rate) for rate, values in enumerate(scores) for seed, value in enumerate(values)
+    ]
+    verdict = verdict_of(comparison(*runs))
+    assert verdict.startswith("Highest best score in the search: 0.5")
+    assert "of lr=1; next is 0.1" in verdict
+    assert verdict.endswith(end)
+
+
+def test_no_verdict_about_one_group() -> None:
+    assert verdict_of(comparison(a_run(0, scores=[1.0]), a_run(1, scores=[1.0]))) == ""
+
+
+def test_json_has_null_for_unknown_values() -> None:
+    content = json.loads(comparison(a_run(scores=[0.5])).to_json())
+    figures = content["groups"][0]["figures"]
+    assert figures["best_score"] == {"values": [0.5], "mean": 0.5, "low": None, "high": None}
+    assert figures["test_score"]["mean"] is None
+
+
+@pytest.fixture
+def folders(finished: Path, tmp_path: Path) -> Path:
+    """Return a folder with two copies of a run, the second with another seed."""
+    for name, seed in (("seed_10", 10), ("seed_2", 2)):
+        shutil.copytree(finished, tmp_path / "runs" / name)
+        path = tmp_path / "runs" / name / "run.json"
+        marker = json.loads(path.read_text())
+        marker["config"]["seed"] = seed
+        path.write_text(json.dumps(marker))
+    return tmp_path / "runs"
+
+
+def test_run_folders_of_paths_patterns_and_parents(folders: Path, tmp_path: Path) -> None:
+    both = [folders / "seed_2", folders / "seed_10"]
+    assert run_folders([tmp_path]) == run_folders([folders]) == run_folders([folders / "seed_*"]) == both
+    assert run_folders([folders / "seed_10", folders]) == both[::-1], "each once"
+    (folders / "comparison.html").touch()
+    assert run_folders([folders / "comparison.html", *both]) == both, "a shell expands * to files too"
+
+
+@pytest.mark.parametrize(
+    ("path", "message"),
+    [
+        ("empty", "empty: expected a run folder or a folder with runs, got neither"),
+        ("nope", "no such folder: nope"),
+        ("nope*", "nope*: expected run folders, got a pattern that matches none"),
+    ],
+)
+def test_path_without_run_is_one_line(tmp_path: Path, monkeypatch, path: str, message: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(UserError) as error:
+        run_folders([Path(path)])
+    assert str(error.value) == message
+
+
+def test_command_compares(folders: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(folders)
+    assert main([".", "--json", "figures.json"]) == 0
+    assert capsys.readouterr().out == "report: comparison.html\nreport: figures.json\n"
+    page = (folders / "comparison.html").read_text()
+    assert "Comparison of 2 runs" in page
+    assert "The runs differ only in their seeds." in page
+    assert len(json.loads((folders / "figures.json").read_text())["groups"][0]["runs"]) == 2
+    assert main([".", "--json", "figures.json"]) == 0, "own files are replaced"
+    (folders / "comparison.html").write_text("mine")
+    (folders / "figures.json").write_text("{}")
+    for arguments in (["."], [".", "--output", "new.html", "--json", "figures.json"]):
+        assert main(arguments) == 2
+        assert ": expected no file or " in capsys.readouterr().err
+    assert (folders / "comparison.html").read_text() == "mine"
+    assert not (folders / "new.html").exists()
+
+
+def test_command_rebuilds_and_lists_the_page(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = folders / "seed_2"
+    marker = read_marker(folder)
+    assert marker is not None
+    assert "report.html" not in marker.files
+    assert main([str(folder)]) == 0
+    marker = read_marker(folder)
+    assert marker is not None
+    assert "report.html" in marker.files
+    assert main([str(folder), "--output", str(folders / "one.html")]) == 0
+    assert main([str(folders), "--each"]) == 0
+    assert (folders / "seed_10" / "report.html").exists()
+    capsys.readouterr()
+
+
+def test_command_keeps_a_foreign_page(folders: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = folders / "seed_2" / "report.html"
+    path.write_text("mine")
+    assert main([str(path.parent)]) == 2
+    assert f"{path}: expected no file or a page of gflownet" in capsys.readouterr().err
+    assert path.read_text() == "mine"
+
+
+def test_wrong_options_are_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["a", "--each", "--output", "b"]) == 2
+    assert main(["a", "--each", "--json", "b"]) == 2
+    assert capsys.readouterr().err.count("error: --each: expected no --") == 2
