@@ -19,6 +19,7 @@ from gflownet.report import follower
 from gflownet.report.follower import MAX_CPU_SHARE, Follower, follow
 from gflownet.run_status import STATUS_NAME, StatusLog
 from tests import small_run
+from tests.test_run_record import state_on
 from tests.test_trainer import wait_until
 
 finished = small_run.finished
@@ -71,7 +72,7 @@ def running(folder: Path) -> Iterator[Follower]:
 
 def test_follower_rewrites_changed_folder_and_stops(folder: Path, page: Path, running: Follower) -> None:
     wait_until(page.exists, seconds=30)
-    assert "running" in page.read_text()
+    assert state_on(page) == "running"
     process = process_of(running)
     assert process.nice() == follower._LOWEST_PRIORITY
     assert "torch" not in Path(f"/proc/{process.pid}/maps").read_text()
@@ -102,8 +103,7 @@ def test_killed_run_leaves_its_page(folder: Path, page: Path, end: str) -> None:
     run.stdin.close()
     run.stdout.close()
     wait_until(page.exists, seconds=30)
-    assert "killed" in page.read_text()
-    assert "running" not in page.read_text()
+    assert state_on(page) == "killed"
     wait_until(lambda: is_gone(pid), seconds=30)
     if child:
         os.kill(child, signal.SIGKILL)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from functools import cache
 from pathlib import Path
@@ -14,18 +15,22 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
 from gflownet.report.compared.comparison import Comparison, state_of
 from gflownet.report.compared.curves import CURVES
-from gflownet.report.compared.figures import FIGURES
+from gflownet.report.compared.figures import FIGURES, best_score, final_score
 from gflownet.report.compared.groups import SEED, repeated_seeds
 from gflownet.report.compared.verdict import estimate_text, verdict_of
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.page.axes import duration_text, number_text
+from gflownet.report.page.best import Ranked, best_section
 from gflownet.report.page.chart import Chart, Table
 from gflownet.report.page.line_chart import Line, line_chart
+from gflownet.report.page.run_data import RunData
 
 COMPARISON_NAME = "comparison.html"
 # In the first bytes of every page of gflownet, see templates/base.html.j2 of gflownet.report.page.
 GENERATOR = b'<meta name="generator" content="gflownet">'
 _HEAD_BYTES = 4_096
+# Maximum number of drawings.
+MAX_CARDS = 12
 
 
 @dataclass(frozen=True)
@@ -60,6 +65,7 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
             figures=figure_table(comparison),
             charts=charts_of(comparison),
             differences=difference_table(comparison),
+            architectures=top_architectures(comparison),
             runs=run_rows(comparison, folder=folder),
             run_header=[kind.title for kind in FIGURES],
             warnings=list(_warnings(comparison)),
@@ -102,6 +108,29 @@ def charts_of(comparison: Comparison) -> list[Chart]:
         ]
         charts.append(line_chart(kind.key, kind.title, lines, x_label=kind.x_label, y_label="score"))
     return [chart for chart in charts if chart is not None]
+
+
+def top_architectures(comparison: Comparison) -> list[Ranked]:
+    """Return the best architecture of each run; of more than MAX_CARDS runs, of the best run of each group."""
+    runs = comparison.runs
+    if len(runs) > MAX_CARDS:
+        runs = [(group, max(group.runs, key=_score_of)) for group in comparison.groups][:MAX_CARDS]
+    cards = []
+    for number, (group, run) in enumerate(runs):
+        section = best_section(run)
+        if section is not None:
+            title = f"{group.name}, seed {run.option(SEED)}"
+            best = section.ranked[0]
+            load_note = (
+                best.load_note if best.load else "The run has no final stage yet: the best of its search so far."
+            )
+            cards.append(replace(best, key=f"best-{number}", title=title, load_note=load_note))
+    return cards
+
+
+def _score_of(run: RunData) -> float:
+    scores = [score for score in (final_score(run), best_score(run)) if math.isfinite(score)]
+    return scores[0] if scores else -math.inf
 
 
 def run_rows(comparison: Comparison, *, folder: Path) -> list[RunRow]:
