@@ -24,6 +24,7 @@ COMMANDS = {
     "report": Command("gflownet.report.__main__", "rebuild the report of a run, or compare several runs"),
     "compare": Command("gflownet.compare", "run search methods with several seeds and compare them"),
     "store": Command("gflownet.store", "list, show, export, import and requeue evaluations"),
+    "sample": Command("gflownet.sample_command", "sample graphs from a finished run, with log-probabilities"),
     "generate": Command("gflownet.generate", "generate text from a saved language model"),
     "completion": Command("gflownet.completion", "print the completion script of a shell"),
 }

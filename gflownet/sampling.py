@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ from gflownet.data.sampler import sample_forward
 from gflownet.errors import UserError
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.mdp.policy import PolicyFunction
+from gflownet.mdp.trajectory import TrajectoryBatch
 from gflownet.run.checkpoint import RunLock
 from gflownet.run.folder import last_checkpoint
 from gflownet.trainer import GFNTrainer
@@ -52,21 +54,54 @@ def sample(
         ValueError: there is no run or checkpoint, the run is active, its search method has trained no policy, it has no
             action values, or a value is out of bounds or never used in training.
     """
+    restored = restore(run_folder, greediness=greediness, variant=variant, device=device)
+    graphs: list[Any] = []
+    for batch in restored.batches(num, seed=seed, beta=beta, preferences=preferences, focus=focus):
+        graphs += restored.graphs(batch)
+    return graphs
+
+
+@dataclass(frozen=True)
+class RestoredPolicy:
+    """The policy of a finished run."""
+
+    trainer: GFNTrainer
+    policy: PolicyFunction  # for sampling
+
+    def batches(
+        self,
+        num: int,
+        *,
+        seed: int,
+        beta: float | None = None,
+        preferences: Sequence[float] | None = None,
+        focus: Sequence[float] | None = None,
+    ) -> Iterator[TrajectoryBatch]:
+        """Yield batches of `num` trajectories in all, see `sample`."""
+        task, generator = self.trainer.task, torch.Generator().manual_seed(seed)
+        for start in range(0, num, _BATCH_SIZE):
+            conditioning = task.sample_conditioning(min(_BATCH_SIZE, num - start), generator=generator)
+            conditioning = task.override_conditioning(conditioning, beta=beta, preferences=preferences, focus=focus)
+            yield sample_forward(self.trainer.context, self.policy, conditioning=conditioning, generator=generator)
+
+    def graphs(self, batch: TrajectoryBatch) -> list[Any]:
+        """Return the terminal graphs; computation graphs carry the translation settings of the task."""
+        env, settings = self.trainer.context.env, self.trainer.task.translation_settings
+        graphs = [env.terminal(batch.terminal, i) for i in range(len(batch))]
+        return [graph.with_translation(settings) if isinstance(graph, ComputationGraph) else graph for graph in graphs]
+
+
+def restore(
+    run_folder: str | Path, *, greediness: float = 0.0, variant: str | None = None, device: str = "cpu"
+) -> RestoredPolicy:
+    """Return the policy in the last checkpoint of a run. Arguments and errors as in `sample`."""
     trainer = _restored(Path(run_folder), device=device)
     policy: PolicyFunction = trainer.learner.sampling
     if trainer.auxiliary.action_values is not None:
         policy = trainer.auxiliary.action_values.greedier(policy, variant=variant, p=greediness)
     elif greediness:
         raise UserError(f"greediness: expected 0 of a run without algo.qgfn.use=true, got {greediness}")
-    generator, context = torch.Generator().manual_seed(seed), trainer.context
-    graphs: list[Any] = []
-    while len(graphs) < num:
-        conditioning = trainer.task.sample_conditioning(min(_BATCH_SIZE, num - len(graphs)), generator=generator)
-        conditioning = trainer.task.override_conditioning(conditioning, beta=beta, preferences=preferences, focus=focus)
-        sampled = sample_forward(context, policy, conditioning=conditioning, generator=generator)
-        graphs += [context.env.terminal(sampled.terminal, i) for i in range(len(sampled))]
-    settings = trainer.task.translation_settings
-    return [graph.with_translation(settings) if isinstance(graph, ComputationGraph) else graph for graph in graphs]
+    return RestoredPolicy(trainer, policy)
 
 
 def _restored(folder: Path, *, device: str) -> GFNTrainer:

@@ -76,7 +76,8 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "comparison": None,
     },
     {"compare": None},
-    {"completion": None},
+    {"sample_records": None},
+    {"sample_command": None, "completion": None},
     {"__main__": None},
 )
 # Packages that every other package may import.

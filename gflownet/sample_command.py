@@ -1,0 +1,178 @@
+"""gflownet sample: graphs from the policy of a finished run, with scores and log-probabilities."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
+from gflownet.errors import UserError, printable
+from gflownet.files import cannot_write
+
+if TYPE_CHECKING:
+    from gflownet.sample_records import SampleRecord, TerminatingProbability
+    from gflownet.sampling import RestoredPolicy
+
+_COLUMNS = ("hash", "score", "log R(x)", "log p(x)", "log P_F", "log P_B", "beta")
+_KEYS = ("score", "log_reward", "log_prob", "log_forward", "log_backward", "beta")
+_HASH_LENGTH, _WIDTH = 11, 10  # as gflownet store shows a hash
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit status: 0, 2 for an error of the user, 128 + a signal."""
+    return run_command(lambda: sample(parse(sys.argv[1:] if argv is None else argv)))
+
+
+def command_line() -> CommandLine:
+    """Return the parser."""
+    parser = CommandLine(
+        prog=program("sample"),
+        description="Sample graphs from the policy in the last checkpoint of a run, without exploration. Printed are "
+        "score and log-reward of graphs that the run has evaluated, the log-probability log p(x) of the graph, and "
+        "log P_F and log P_B of the sampled trajectory.",
+    )
+    add = parser.add_argument
+    add("run", type=Path, metavar="RUN", help="run folder")
+    add("--num", type=positive_integer, default=10, metavar="N", help="number of graphs (default: 10)")
+    add("--json", action="store_true", help="print one JSON object per line, with the graph")
+    add("--output", type=Path, metavar="FILE", help="write one JSON object per line to a new file")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the samples (default: 0)")
+    add("--beta", type=float, metavar="B", help="inverse temperature (default: as in training)")
+    add("--preferences", type=_numbers, metavar="W,W", help="weights of the objectives (default: as in training)")
+    add("--focus", type=_numbers, metavar="D,D", help="direction in the space of objectives (default: as in training)")
+    add("--greediness", type=float, default=0.0, metavar="P", help="p in [0, 1] of QGFN (default: 0)")
+    add("--variant", choices=("p_greedy", "p_quantile", "p_of_max"), help="of QGFN (default: as in the run)")
+    add("--device", default="cpu", help="of the networks: cpu, cuda or cuda:N (default: cpu)")
+    group = parser.add_argument_group("log p(x), the probability of the graph over all its trajectories")
+    add = group.add_argument
+    add(
+        "--trajectories",
+        type=_not_negative,
+        default=10,
+        metavar="M",
+        help="estimate it from M backward trajectories of each graph; 0: leave it out (default: 10)",
+    )
+    add("--exact", action="store_true", help="compute it from all states of the space")
+    add("--max-states", type=positive_integer, default=100_000, metavar="N", help="limit of --exact (default: 100000)")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> argparse.Namespace:
+    """Return the values of the command line. Raises UserError for wrong ones."""
+    options = command_line().parse_args(arguments)
+    if not 0 <= options.greediness <= 1:
+        raise UserError(f"--greediness: expected a number in [0, 1], got {options.greediness}")
+    return options
+
+
+def sample(options: argparse.Namespace) -> None:
+    """Sample, and write the records batch by batch."""
+    # Imported here: --help and errors of the command line do not wait for torch.
+    from gflownet.sample_records import KnownScores, sample_records
+    from gflownet.sampling import restore
+
+    hashes, num_scored = set[str](), 0
+    with _writer(options) as write:
+        restored = restore(options.run, greediness=options.greediness, variant=options.variant, device=options.device)
+        probability = _probability(restored, options)
+        batches = restored.batches(
+            options.num, seed=options.seed, beta=options.beta, preferences=options.preferences, focus=options.focus
+        )
+        with KnownScores(restored, options.run) as scores:
+            for batch in batches:
+                for record in sample_records(restored, batch, scores=scores, probability=probability):
+                    write(record)
+                    hashes.add(record.hash)
+                    num_scored += record.log_reward is not None
+                sys.stdout.flush()
+    if not options.json:
+        where = f", written to {options.output}" if options.output else ""
+        print(printable(f"{options.num} graphs, {len(hashes)} distinct, {num_scored} evaluated by the run{where}"))
+
+
+def _probability(restored: RestoredPolicy, options: argparse.Namespace) -> TerminatingProbability | None:
+    from gflownet.sample_records import EstimatedProbability, ExactProbability
+
+    if options.exact:
+        return ExactProbability(restored, max_states=options.max_states)
+    if not options.trajectories:
+        return None
+    return EstimatedProbability(restored, num_trajectories=options.trajectories, seed=options.seed)
+
+
+@contextmanager
+def _writer(options: argparse.Namespace) -> Iterator[Callable[[SampleRecord], None]]:
+    """Yield a function that writes a record: to a new file, as JSON to stdout, or as a row of a table."""
+    if options.output is None:
+        yield _print_json if options.json else _table_rows()
+        return
+    try:
+        file = options.output.open("x", encoding="utf-8")
+    except FileExistsError:
+        raise UserError(f"{options.output}: expected a new file, got an existing one") from None
+    except OSError as error:
+        raise cannot_write(options.output, error) from error
+
+    def write(record: SampleRecord) -> None:
+        line = _line(record)
+        try:
+            file.write(f"{line}\n")
+        except OSError as error:
+            raise cannot_write(options.output, error) from error
+        if options.json:
+            print(line)
+
+    with file:
+        try:
+            yield write
+        finally:
+            if not file.tell():  # nothing was sampled
+                options.output.unlink()
+
+
+def _line(record: SampleRecord) -> str:
+    return json.dumps(record.to_dict(), allow_nan=False)
+
+
+def _print_json(record: SampleRecord) -> None:
+    print(_line(record))
+
+
+def _table_rows() -> Callable[[SampleRecord], None]:
+    """Return a function that prints the header once, then a row for each record."""
+    is_first = True
+
+    def write(record: SampleRecord) -> None:
+        nonlocal is_first
+        if is_first:
+            print(f"{_COLUMNS[0]:<{_HASH_LENGTH}}", *(f"{name:>{_WIDTH}}" for name in _COLUMNS[1:]))
+            is_first = False
+        fields = record.to_dict()
+        print(f"{record.hash[:_HASH_LENGTH]:<{_HASH_LENGTH}}", *(_cell(fields[key]) for key in _KEYS))
+
+    return write
+
+
+def _cell(value: Any) -> str:
+    return f"{'-' if value is None else format(value, '.4f'):>{_WIDTH}}"
+
+
+def _numbers(text: str) -> list[float]:
+    try:
+        return [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
+
+
+def _not_negative(text: str) -> int:
+    return 0 if text == "0" else positive_integer(text)
+
+
+if __name__ == "__main__":
+    print_plain_messages()
+    sys.exit(main())

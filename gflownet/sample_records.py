@@ -1,0 +1,212 @@
+"""Sampled graphs with their log-probabilities, and their scores where the run has evaluated them.
+
+Letters: B sampled trajectories, U distinct pairs of terminal state and conditioning, M backward trajectories into each.
+"""
+
+from __future__ import annotations
+
+import math
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from gflownet.data.sampler import sample_backward
+from gflownet.errors import UserError
+from gflownet.evaluation.conditioning import Conditioning
+from gflownet.evaluation.evaluator import Evaluation, evaluation_of
+from gflownet.evaluation.fingerprint import context_of
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store import EvaluationStore, Identity
+from gflownet.evaluation.store_database import STORE_NAME
+from gflownet.mdp.trajectory import TrajectoryBatch
+from gflownet.metrics.estimates import effective_sample_size, log_ratio, terminating_log_prob, with_learned_backward
+from gflownet.metrics.exact import enumerate_states, forward_scores, policy_log_prob, terminating_distribution
+from gflownet.sampling import RestoredPolicy
+
+_BACKWARD_STREAM = 1  # seed of the backward trajectories: seed + 2 ** 32, so that samples do not depend on them
+
+
+@dataclass(frozen=True)
+class LogProb:
+    """log p(x) of a terminal state under the policy, over all its trajectories."""
+
+    value: float
+    method: str  # exact or estimate
+    num_trajectories: int | None = None  # M of an estimate
+    effective_trajectories: float | None = None  # of them; near 1 the estimate is unreliable
+
+
+@dataclass(frozen=True)
+class SampleRecord:
+    """A sampled graph."""
+
+    graph: dict[str, Any]  # node-link form
+    hash: str  # canonical, as in the store
+    beta: float  # inverse temperature of its conditioning
+    conditioning: tuple[float, ...]  # encoding that the policy has read
+    log_forward: float  # log P_F of the sampled trajectory
+    log_backward: float  # log P_B of this trajectory, given its last state
+    log_prob: LogProb | None
+    evaluation: Evaluation | None  # None: the run has not evaluated the graph
+    log_reward: float | None  # log R(x) = beta log(max(score, floor)); None without an evaluation
+    objectives: tuple[str, ...] = ()
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the record as it is written as JSON; values that are not finite are null."""
+        evaluation, log_prob = self.evaluation, self.log_prob
+        is_scored = evaluation is not None and evaluation.status is EvaluationStatus.OK
+        fields: dict[str, Any] = {
+            "hash": self.hash,
+            "score": _finite(evaluation.score) if evaluation is not None and is_scored else None,
+            "status": None if evaluation is None else str(evaluation.status),
+            "log_reward": _finite(self.log_reward),
+            "log_prob": None if log_prob is None else _finite(log_prob.value),
+            "log_prob_method": None if log_prob is None else log_prob.method,
+            "log_prob_trajectories": None if log_prob is None else log_prob.num_trajectories,
+            "log_prob_effective": None if log_prob is None else _finite(log_prob.effective_trajectories),
+            "log_forward": _finite(self.log_forward),
+            "log_backward": _finite(self.log_backward),
+            "beta": self.beta,
+        }
+        if self.objectives:
+            fields["conditioning"] = list(self.conditioning)
+            if evaluation is not None and is_scored:
+                fields["utilities"] = dict(zip(self.objectives, evaluation.utilities, strict=True))
+        return {**fields, "graph": self.graph}
+
+
+class TerminatingProbability(ABC):
+    """log p(x) of the terminal states of trajectories."""
+
+    @abstractmethod
+    def log_probs(self, batch: TrajectoryBatch) -> list[LogProb]:
+        """Return log p(x | conditioning) of B terminal states."""
+
+
+class ExactProbability(TerminatingProbability):
+    """Exact log p(x): the probabilities of all actions of all states, pushed forward."""
+
+    def __init__(self, restored: RestoredPolicy, *, max_states: int) -> None:
+        """Enumerate the states. Raises UserError for more than `max_states`."""
+        self._restored = restored
+        try:
+            self._graph = enumerate_states(restored.trainer.env, max_states=max_states)
+        except ValueError as error:
+            raise UserError(f"--exact: {error}; without it, log p(x) is estimated") from None
+        self._log_probs: dict[tuple[float, ...], Tensor] = {}  # [S] by conditioning
+
+    def log_probs(self, batch: TrajectoryBatch) -> list[LogProb]:
+        """Return log p(x | conditioning) of B terminal states."""
+        states = self._graph.locate(self._restored.trainer.env.identify(batch.terminal)).tolist()
+        pairs = zip(states, batch.conditioning, strict=True)
+        return [LogProb(float(self._distribution(encoding)[state]), "exact") for state, encoding in pairs]
+
+    def _distribution(self, encoding: Tensor) -> Tensor:
+        """Return log p of all states under one conditioning, [S]."""
+        key = tuple(encoding.tolist())
+        if key not in self._log_probs:
+            score = forward_scores(self._restored.trainer.context, self._restored.policy, encoding)
+            probability = terminating_distribution(self._graph, policy_log_prob(self._graph, score))
+            self._log_probs[key] = probability.log()
+        return self._log_probs[key]
+
+
+class EstimatedProbability(TerminatingProbability):
+    """Estimate of log p(x) from M trajectories sampled backward from x (`metrics.estimates.terminating_log_prob`)."""
+
+    def __init__(self, restored: RestoredPolicy, *, num_trajectories: int, seed: int) -> None:
+        self._restored, self._num = restored, num_trajectories
+        self._generator = torch.Generator().manual_seed(seed + (_BACKWARD_STREAM << 32))
+
+    def log_probs(self, batch: TrajectoryBatch) -> list[LogProb]:
+        """Return log p(x | conditioning) of B terminal states, the same for equal ones."""
+        trainer, num = self._restored.trainer, self._num
+        codes = trainer.env.identify(batch.terminal).tolist()
+        keys = list(zip(codes, map(tuple, batch.conditioning.tolist()), strict=True))
+        position = {key: i for i, key in enumerate(dict.fromkeys(keys))}  # U
+        first = torch.tensor([keys.index(key) for key in position])
+        repeated = first.repeat_interleave(num)
+        rollouts = sample_backward(
+            trainer.context,
+            batch.terminal[repeated],
+            conditioning=Conditioning(batch.conditioning[repeated], batch.beta[repeated]),
+            generator=self._generator,
+            policy=trainer.learner.sampling if trainer.context.backward_types else None,
+        )
+        rollouts = with_own_backward(self._restored, rollouts)
+        ratios = log_ratio(trainer.context, self._restored.policy, rollouts).reshape(-1, num)
+        log_probs = terminating_log_prob(ratios, batch.log_symmetry[first]).tolist()
+        sizes = effective_sample_size(ratios).tolist()
+        return [LogProb(log_probs[i], "estimate", num, sizes[i]) for i in (position[key] for key in keys)]
+
+
+def with_own_backward(restored: RestoredPolicy, batch: TrajectoryBatch) -> TrajectoryBatch:
+    """Return the trajectories with log P_B of the run's policy, if it has a learned backward policy."""
+    context = restored.trainer.context
+    return with_learned_backward(context, restored.trainer.learner.sampling, batch) if context.backward_types else batch
+
+
+class KnownScores:
+    """The evaluations in the store of a run. A context manager."""
+
+    def __init__(self, restored: RestoredPolicy, folder: Path) -> None:
+        """Open the store, if there is one."""
+        self._task = restored.trainer.task
+        url = restored.trainer.config.evaluation.store_url
+        location = url or folder / STORE_NAME
+        self._store = None
+        if url or (folder / STORE_NAME).exists():
+            self._store = EvaluationStore(location, context=context_of(self._task))
+
+    def evaluations(self, graphs: Sequence[Any]) -> list[Evaluation | None]:
+        """Return the evaluation of each graph, None for a graph that the run has not evaluated."""
+        if self._store is None:
+            return [None] * len(graphs)
+        records = self._store.find_many([Identity.of(graph) for graph in graphs])
+        return [None if row is None else evaluation_of(row, task=self._task, cached=True) for row in records]
+
+    def __enter__(self) -> KnownScores:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._store is not None:
+            self._store.close()
+
+
+def sample_records(
+    restored: RestoredPolicy, batch: TrajectoryBatch, *, scores: KnownScores, probability: TerminatingProbability | None
+) -> Iterator[SampleRecord]:
+    """Yield the records of a batch of trajectories."""
+    graphs, task = restored.graphs(batch), restored.trainer.task
+    ratio = log_ratio(restored.trainer.context, restored.policy, owned := with_own_backward(restored, batch))
+    log_backward = torch.zeros(len(batch), dtype=torch.float64)
+    log_backward.index_add_(0, batch.trajectory, owned.log_backward.double())
+    log_forward = (ratio + log_backward).tolist()
+    log_probs = [None] * len(batch) if probability is None else probability.log_probs(batch)
+    for i, (graph, evaluation) in enumerate(zip(graphs, scores.evaluations(graphs), strict=True)):
+        conditioning = Conditioning(batch.conditioning[i : i + 1], batch.beta[i : i + 1])
+        log_reward = None
+        if evaluation is not None:
+            measured = torch.tensor([evaluation.utilities or evaluation.score], dtype=torch.float32)
+            log_reward = float(task.log_reward(measured, conditioning))
+        yield SampleRecord(
+            graph=graph.to_dict(),
+            hash=graph.canonical_hash(),
+            beta=float(batch.beta[i]),
+            conditioning=tuple(batch.conditioning[i].tolist()),
+            log_forward=log_forward[i],
+            log_backward=float(log_backward[i]),
+            log_prob=log_probs[i],
+            evaluation=evaluation,
+            log_reward=log_reward,
+            objectives=tuple(task.chosen_objectives),
+        )
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
