@@ -114,9 +114,9 @@ class MetricLogger:
                 log.write_leaders(self._step, leaders)
 
     def write_checkpoint(self, path: Path) -> None:
-        """Write a checkpoint to the logs that keep some."""
-        self._last_checkpoint = path
-        for log in self._logs:
+        """Write a checkpoint to the logs that keep some; the one at the end of the training may be there already."""
+        is_known, self._last_checkpoint = path == self._last_checkpoint, path
+        for log in () if is_known else self._logs:
             log.write_checkpoint(self._step, path)
 
     def show(self, values: Mapping[str, float]) -> None:

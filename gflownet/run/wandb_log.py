@@ -265,7 +265,7 @@ def _float(value: float | None) -> float | None:
 
 def _summary_of(results: RunResults) -> dict[str, Any]:
     """Return the figures of the best architecture and the state of the run."""
-    summary: dict[str, Any] = {"state": results.state, "total_seconds": results.seconds}
+    summary: dict[str, Any] = {"state": str(results.state), "total_seconds": results.seconds}
     if results.leaders:
         best = results.leaders[0]
         summary |= {

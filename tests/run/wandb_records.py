@@ -1,0 +1,90 @@
+"""Reader of the .wandb file of an offline run, the file that `wandb sync` uploads."""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from wandb.proto import wandb_internal_pb2
+
+# The classes are made when the module is imported, so that pyright does not see them.
+Record: Any = vars(wandb_internal_pb2)["Record"]
+_MAGIC, _BLOCK, _HEADER = b":W&B\xe1\xbe\x00", 32768, struct.Struct("<IHB")
+_FULL, _FIRST, _LAST = 1, 2, 4
+
+
+@dataclass
+class WandbRecords:
+    """Everything that one session logged."""
+
+    run_id: str = ""
+    project: str = ""
+    config: dict[str, Any] = field(default_factory=dict)
+    history: list[dict[str, Any]] = field(default_factory=list)
+    summary: dict[str, Any] = field(default_factory=dict)
+    step_metrics: dict[str, str] = field(default_factory=dict)  # of each defined metric, empty for an axis
+    artifacts: list[Any] = field(default_factory=list)
+    system: set[str] = field(default_factory=set)  # keys
+    exit_code: int | None = None
+
+
+def read_session(run_folder: Path, *, number: int = 0) -> tuple[WandbRecords, Path]:
+    """Return the records of a session of a run, and the folder with its media."""
+    paths = sorted(run_folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_ctime_ns)
+    return read_records(paths[number]), paths[number].parent / "files"
+
+
+def read_records(path: Path) -> WandbRecords:
+    """Return the records of a file."""
+    records = WandbRecords()
+    for data in _payloads(path.read_bytes()):
+        record = Record.FromString(data)
+        kind = record.WhichOneof("record_type")
+        if kind == "run":
+            records.run_id, records.project = record.run.run_id, record.run.project
+            records.config |= _values(record.run.config.update)
+        elif kind == "history":
+            records.history.append(_values(record.history.item))
+        elif kind == "summary":
+            records.summary |= _values(record.summary.update)
+        elif kind == "metric":
+            records.step_metrics[record.metric.name or record.metric.glob_name] = record.metric.step_metric
+        elif kind == "artifact":
+            records.artifacts.append(record.artifact)
+        elif kind == "stats":
+            records.system |= {item.key for item in record.stats.item}
+        elif kind == "exit":
+            records.exit_code = record.exit.exit_code
+    return records
+
+
+def _values(items: Iterable[Any]) -> dict[str, Any]:
+    values: dict[str, Any] = {}
+    for item in items:
+        *parents, last = item.nested_key or [item.key]
+        target = values
+        for parent in parents:
+            target = target.setdefault(parent, {})
+        target[last] = json.loads(item.value_json)
+    return values
+
+
+def _payloads(data: bytes) -> Iterator[bytes]:
+    """Yield the records of a file in the log format of LevelDB: blocks of chunks with checksum, length and kind."""
+    assert data.startswith(_MAGIC)
+    position, payload = len(_MAGIC), b""
+    while position < len(data):
+        left = _BLOCK - position % _BLOCK
+        if left < _HEADER.size:
+            position += left
+            continue
+        _, length, kind = _HEADER.unpack_from(data, position)
+        position += _HEADER.size
+        payload = (b"" if kind in (_FULL, _FIRST) else payload) + data[position : position + length]
+        position += length
+        if kind in (_FULL, _LAST):
+            yield payload
