@@ -56,6 +56,8 @@ RENAMED_VALUES = {("env.name", "cell_space"): "cells"}
 DEFAULT_CONFIG = "images"
 # The file of a run folder that holds the run's config.
 CONFIG_NAME = "config.yaml"
+# The file of configs/ that is a sweep of wandb.
+SWEEP_NAME = "sweep"
 _log = logging.getLogger(__name__)
 
 
@@ -233,7 +235,7 @@ def resolved(config: Config, option: Option) -> Any:
 def config_names() -> list[str]:
     """Return the names that --config accepts, those of installed packages included, sorted."""
     folders = [*_config_folders(), *installed_config_folders()]
-    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")})
+    return sorted({path.stem for folder in folders for path in folder.glob("*.yaml")} - {SWEEP_NAME})
 
 
 def config_of_task(overrides: Sequence[str]) -> str | None:
@@ -294,6 +296,10 @@ def find_config(source: str) -> Path:
         if not Path(source).is_file():
             raise UserError(f"--config: no such file: {source}")
         return Path(source)
+    if source == SWEEP_NAME:
+        raise UserError(
+            "--config: expected the config of a run, got a sweep; start it with wandb sweep configs/sweep.yaml"
+        )
     for folder in _config_folders():
         if (folder / f"{source}.yaml").is_file():
             return folder / f"{source}.yaml"

@@ -12,7 +12,7 @@ from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
 
 # Group of each key of metrics.jsonl; other keys are of losses and belong to `train`.
-_GROUPS = {
+GROUPS = {
     "score": (
         *("score_mean", "score_best", "validation_score_mean", "greedy_score_mean", "log_reward_mean"),
         *("hypervolume", "front_size"),
@@ -22,9 +22,12 @@ _GROUPS = {
         *("num_stopped", "extrapolation_rank_correlation", "evaluation_seconds"),
         *COUNTS,
     ),
-    "search": ("fallback", "method_seconds_per_evaluation", "method_share"),
+    "search": (
+        *("fallback", "method_seconds_per_evaluation", "method_share", "num_proposals", "num_moves"),
+        *("policy_updates", "baseline"),
+    ),
 }
-_GROUP_OF = {key: group for group, keys in _GROUPS.items() for key in keys}
+_GROUP_OF = {key: group for group, keys in GROUPS.items() for key in keys}
 _SEARCH_PREFIX = "surrogate_"
 # Axes of the charts: the first is the default.
 AXES = ("step", "evaluations", "seconds")
