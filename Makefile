@@ -1,13 +1,14 @@
 # make run   creates .venv, installs what is needed, runs the default search:  make run ARGS="seed=1 num_training_steps=50"
 # make test  the same for the tests:  make test ARGS="-x tests/graphs"; what they cover, half as slow again:  ARGS="--cov"
 # make test-all  the tests and those marked slow: exhaustive versions and full sizes;  only these:  make test ARGS="-m slow"
+# make docs  builds the documentation in docs/_build/html and checks its links; warnings are errors
 PYTHON ?= python3
 VENV := .venv
 # Older versions of pip read the first for what builds the package too, newer ones the second.
 PIP_INSTALL := PIP_CONSTRAINT=constraints.txt PIP_BUILD_CONSTRAINT=constraints.txt PIP_DISABLE_PIP_VERSION_CHECK=1 \
 	$(VENV)/bin/python -m pip install --quiet
 
-.PHONY: run test test-all install install-test clean
+.PHONY: run test test-all docs install install-test clean
 
 run: install
 	$(VENV)/bin/python -m gflownet.train $(ARGS)
@@ -20,6 +21,10 @@ test: install-test
 
 test-all: install-test
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal -m "" $(ARGS)
+
+docs: install-test
+	$(VENV)/bin/python -m sphinx -q -E -W --keep-going -b html docs docs/_build/html $(ARGS)
+	cd docs && ../$(VENV)/bin/python -m sphinx_site.check _build/html
 
 install: $(VENV)/installed
 install-test: $(VENV)/installed-test
@@ -38,4 +43,4 @@ $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
 clean:
-	rm -rf $(VENV) dist .coverage .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) dist docs/_build .coverage .pytest_cache .ruff_cache .hypothesis

@@ -86,8 +86,10 @@ class RestoredPolicy:
 
     def graphs(self, batch: TrajectoryBatch) -> list[Any]:
         """Return the terminal graphs; computation graphs carry the translation settings of the task."""
-        env, settings = self.trainer.context.env, self.trainer.task.translation_settings
-        graphs = [env.terminal(batch.terminal, i) for i in range(len(batch))]
+        graphs = [self.trainer.context.env.terminal(batch.terminal, i) for i in range(len(batch))]
+        if not any(isinstance(graph, ComputationGraph) for graph in graphs):
+            return graphs  # a task of other objects may have no translation settings
+        settings = self.trainer.task.translation_settings
         return [graph.with_translation(settings) if isinstance(graph, ComputationGraph) else graph for graph in graphs]
 
 

@@ -39,7 +39,7 @@ DOCS = (
     "add-an-operation.md",
     "search-convolutional-cells.md",
     "search-your-own-space.md",
-    "search.md",
+    "search-methods.md",
     "wandb.md",
 )
 # Their commands differ from those of other pages in few options: run by make test-all.

@@ -1,5 +1,6 @@
 """gflownet.sample: conditioning, moving average, errors."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -30,6 +31,11 @@ SEVERAL = (
     "cond.focus.use=true",
     "algo.sampling_tau=0.9",
 )
+
+
+def score_of_width(choices, seed):
+    """Return the score of a setting."""
+    return choices["width"] / 4
 
 
 @pytest.fixture(scope="module")
@@ -111,3 +117,16 @@ def test_sample_high_beta_gives_better_graphs(tmp_path):
         points = gflownet.sample(tmp_path / "run", 200, beta=beta)
         mean[beta] = sum(task.evaluate(point, seed=0).value for point in points) / 200
     assert mean[2.0] > 1.5 * mean[0.0]
+
+
+def test_sample_choices_scored_by_a_function(tmp_path):
+    """Such a task has no training data, so no translation settings."""
+    folder = tmp_path / "run"
+    config = {
+        "task": "choices",
+        "task_options": {"score": "tests.test_sampling:score_of_width"},
+        "env": {"name": "choices", "choices": {"places": {"width": [1, 2], "depth": [1, 2]}}},
+    }
+    (tmp_path / "widths.yaml").write_text(json.dumps(config))  # YAML contains JSON
+    assert main(["--config", str(tmp_path / "widths.yaml"), *TINY_RUN, f"log_dir={folder}"]) == 0
+    assert all(set(setting.as_dict()) == {"width", "depth"} for setting in gflownet.sample(folder, 4, seed=1))

@@ -1,0 +1,71 @@
+"""scripts/docs_outputs.py: outputs in pages, lines left out, comparison without numbers."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from scripts import docs_outputs
+
+PAGE = """# Page
+
+```python
+# four.py
+FOUR = 4
+```
+
+```bash
+python -c 'import four; print(four.FOUR); print("five")'
+```
+
+```text
+old
+```
+
+```text
+no output
+```
+"""
+
+
+def test_run_page_writes_outputs(tmp_path: Path) -> None:
+    page = docs_outputs.run_page(PAGE, tmp_path)
+    assert page == PAGE.replace("```text\nold\n", "```text\n4\nfive\n")
+
+
+@pytest.mark.parametrize(
+    ("like", "expected"),
+    [
+        ("", "1\n2\n3\n4\n5\n"),
+        ("a\n...\nb\nc\n", "1\n...\n4\n5\n"),
+        ("a\nb\nc\n...\nd\ne\nf\n", "1\n2\n3\n4\n5\n"),
+        ("a\n...\n", "1\n...\n"),
+    ],
+)
+def test_abridged(like: str, expected: str) -> None:
+    assert docs_outputs.abridged("1\n2\n3\n4\n5\n", like=like) == expected
+
+
+def test_without_numbers_compares_words_only() -> None:
+    old = "step 1/20 | loss 12.5 | time 0:00:01\n ──── \n"
+    assert docs_outputs.without_numbers(old) == docs_outputs.without_numbers(
+        "step 2/20 | loss -1,200 | time 0:10:01\n ─\n"
+    )
+    assert docs_outputs.without_numbers(old) != docs_outputs.without_numbers(old.replace("loss", "lost"))
+
+
+@pytest.mark.slow
+def test_notebooks_run_and_keep_their_outputs(checkout: Path) -> None:
+    command = [sys.executable, str(checkout / "scripts" / "docs_outputs.py"), "--notebooks", "--check"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+def test_tutorial_runs_and_keeps_its_outputs(checkout: Path) -> None:
+    command = [sys.executable, str(checkout / "scripts" / "docs_outputs.py"), "--pages", "--check"]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr

@@ -1,0 +1,241 @@
+"""The site: a page for every built-in class, options with their pages, navigation, links and notebooks."""
+
+from __future__ import annotations
+
+import json
+import re
+import shlex
+from pathlib import Path
+
+import nbformat
+import pytest
+from sphinx_site import check, docstrings, navigation, notebooks, options, outside_links, reference, sections
+
+from gflownet import train
+from gflownet.config import OPTIONS
+from gflownet.envs.config import ENVIRONMENTS
+from gflownet.evaluation.tasks import TASKS
+from gflownet.objectives.config import BACKWARD_NAMES, OBJECTIVES
+
+FOLDERS = {
+    "objectives": tuple(OBJECTIVES),
+    "backward-policies": BACKWARD_NAMES,
+    "tasks": tuple(TASKS),
+    "environments": tuple(ENVIRONMENTS),
+}
+PAGES = [f"{folder}/{name}" for folder, names in FOLDERS.items() for name in names]
+
+
+def pages_of(docs: Path) -> set[str]:
+    files = [*docs.rglob("*.md"), *docs.rglob("*.ipynb")]
+    return {file.relative_to(docs).with_suffix("").as_posix() for file in files if "_build" not in file.parts}
+
+
+@pytest.mark.parametrize("page", PAGES)
+def test_page_of_built_in_class(page: str, checkout: Path) -> None:
+    text = (checkout / "docs" / f"{page}.md").read_text(encoding="utf-8")
+    assert text.startswith(f"# {page.partition('/')[2]}")
+    facts = sections.generated_section(page)
+    assert "## Facts" in facts
+    assert "{" not in facts.replace("`{", "")
+    for command in re.findall(r"^python -m gflownet\.train (.*)$", text, re.MULTILINE):
+        assert train.main([*shlex.split(command), "--print-config"]) == 0
+
+
+def test_folders_hold_no_other_pages(checkout: Path) -> None:
+    for folder, names in FOLDERS.items():
+        assert {path.stem for path in (checkout / "docs" / folder).glob("*.md")} == {*names, "README"} - (
+            {"README"} if folder == "objectives" else set()
+        )
+
+
+def test_index_pages_link_every_class(checkout: Path) -> None:
+    docs = checkout / "docs"
+    for folder, names in FOLDERS.items():
+        index = docs / ("objectives.md" if folder == "objectives" else f"{folder}/README.md")
+        text = index.read_text(encoding="utf-8")
+        prefix = "objectives/" if folder == "objectives" else ""
+        assert [name for name in names if f"]({prefix}{name}.md)" not in text] == []
+
+
+def test_facts_of_objectives_come_from_the_classes() -> None:
+    facts = dict(sections.objective_facts("a2c"))
+    assert facts["samples in proportion to the reward where the loss is zero"] == "no"
+    assert facts["`algo.backward_policy`"] == "[`uniform`](../backward-policies/uniform.md)"
+    assert dict(sections.objective_facts("tb"))["`algo.regression`"] == "any"
+    assert "maxent.md" in dict(sections.objective_facts("tb"))["`algo.backward_policy`"]
+    assert "[`a2c`]" in dict(sections.backward_policy_facts("learned"))["refused by"]
+
+
+def test_every_option_has_an_existing_page(checkout: Path) -> None:
+    rows = options.documented_options()
+    assert {row.option.key for row in rows if not row.owner} == set(OPTIONS)
+    assert len({(row.page, row.anchor) for row in rows}) == len(rows)
+    existing = pages_of(checkout / "docs")
+    assert {row.page for row in rows} - existing == set()
+
+
+def test_option_without_page_raises(monkeypatch: pytest.MonkeyPatch) -> None:
+    options.documented_options.cache_clear()
+    monkeypatch.setattr(options, "PAGES", {key: page for key, page in options.PAGES.items() if key != "replay."})
+    with pytest.raises(LookupError, match=r"replay\.use"):
+        options.documented_options()
+    options.documented_options.cache_clear()
+
+
+def test_options_of_a_page_have_anchors_and_rows() -> None:
+    text = options.with_options("greedy-sampling", "# Title\n\n| `algo.qgfn.p` | 0.9 | how |\n")
+    assert "| [`algo.qgfn.p`]{#option-algo-qgfn-p} | 0.9 | how |" in text
+    assert "| [`algo.qgfn.use`]{#option-algo-qgfn-use} | `false` |" in text
+    assert text.count("algo.qgfn.p`") == 1
+    assert options.with_options("glossary", "# Glossary\n") == "# Glossary\n"
+
+
+def test_all_options_link_every_option() -> None:
+    text = options.all_options()
+    for row in options.documented_options():
+        assert f"#{row.anchor})" in text
+    assert "[`log_dir`](../run-folder.md#option-log-dir)" in text
+    assert r"norm\|value\|none" in text
+
+
+def test_documented_keys_exist(checkout: Path) -> None:
+    """Dotted keys in backticks that start with a group of options are options, or groups of them."""
+    known = {row.option.key for row in options.documented_options()}
+    known |= {key.rpartition(".")[0] for key in known} - {"", "env", "algo", "evaluation", "search", "task_options"}
+    groups = {key.partition(".")[0] for key in OPTIONS if "." in key} - {"report", "wandb", "workers", "search"}
+    pages = [
+        *(checkout / "docs" / f"{page}.md" for page in PAGES),
+        *(checkout / "docs" / name for name in ("run-folder.md", "policies.md", "howto.md", "glossary.md")),
+        *(checkout / "docs" / "concepts").glob("*.md"),
+        *(checkout / "docs" / "tutorial").glob("*.md"),
+    ]
+    for page in pages:
+        for key in re.findall(r"`([a-z_]+(?:\.[A-Za-z_]+)+)(?:=[^`]*)?`", page.read_text(encoding="utf-8")):
+            is_known = any(f"{key}.".startswith(f"{option}.") for option in known)  # or a key within a group
+            assert key.partition(".")[0] not in groups or is_known, f"{page.name}: {key}"
+
+
+def test_navigation_holds_every_page_once(checkout: Path) -> None:
+    pages = pages_of(checkout / "docs")
+    sections_ = navigation.sections_of(pages)
+    placed = [page for rows in sections_.values() for page in rows]
+    placed += [
+        child for parent in navigation.CHILDREN if parent in pages for child in navigation.children_of(parent, pages)
+    ]
+    assert sorted(placed) == sorted(pages - {"index"})
+
+
+def test_navigation_takes_new_pages() -> None:
+    assert navigation.sections_of({"index", "howto", "new-idea", "report"}) == {
+        "Start": ["report"],
+        "How to": ["howto", "new-idea"],
+    }
+    assert ":caption: Start" in navigation.navigation_of("index", {"index", "report"})
+    assert navigation.navigation_of("report", {"index", "report"}) == ""
+
+
+def test_links_out_of_docs_lead_to_pages(checkout: Path) -> None:
+    def replaced(docname: str, text: str) -> str:
+        return outside_links.with_outside_links(docname, text, checkout / "docs")
+
+    assert (
+        replaced("quickstart", "[a](../README.md#install-and-run) [b](../configs)") == "[a](index.md) [b](configs.md)"
+    )
+    assert replaced("tutorial/README", "[a](../../README.md)") == "[a](../index.md)"
+    assert replaced("tasks/digits", "[a](../evaluation.md#the-store) [b](#here)") == (
+        "[a](../evaluation.md#the-store) [b](#here)"
+    )
+    assert replaced("quickstart", "[a](../gflownet/plugins.py)") == "[a](../gflownet/plugins.py)"
+    assert "](docs/" not in replaced("contributing", "")
+    assert replaced("changelog", "").startswith("# Change")
+
+
+def test_docstrings_are_plain_text() -> None:
+    assert docstrings.escaped("log |Aut(x)| of `a*b` * 2") == r"log \|Aut(x)\| of ``a*b`` \* 2"
+    assert docstrings.escaped("field_ of x_i") == r"field\_ of x_i"
+
+
+def test_reference_describes_public_names_once() -> None:
+    texts = {module: reference.reference_section(module) for module in reference.MODULES}
+    assert ".. autofunction:: gflownet.sample\n" in texts["gflownet"]
+    assert ".. autoclass:: gflownet.mdp.Environment\n" in texts["gflownet.mdp"]
+    assert "gflownet.evaluation.GFNTask" not in texts["gflownet.evaluation"]  # described with gflownet
+    assert reference.reference_section("options") == ""
+
+
+def test_notebook_as_markdown() -> None:
+    cells = [
+        {"cell_type": "markdown", "source": ["# Title"]},
+        {
+            "cell_type": "code",
+            "source": ["print(1)"],
+            "outputs": [
+                {"output_type": "stream", "name": "stdout", "text": ["1\n"]},
+                {"output_type": "display_data", "data": {"image/svg+xml": ["<svg/>"], "text/plain": ["x"]}},
+            ],
+        },
+    ]
+    text = notebooks.markdown_of({"cells": cells})
+    assert text.startswith("# Title\n\n~~~~ipython3\nprint(1)\n~~~~\n\n~~~~text\n1\n~~~~\n\n~~~~{raw} html\n")
+    assert "<svg/>" in text
+
+
+def test_notebooks_have_small_outputs(checkout: Path) -> None:
+    paths = sorted((checkout / "docs" / "notebooks").glob("*.ipynb"))
+    assert len(paths) == 2
+    for path in paths:
+        assert path.stat().st_size < 50_000
+        notebook = nbformat.read(path, as_version=4)
+        nbformat.validate(notebook)
+        outputs = [output for cell in notebook.cells for output in cell.get("outputs", [])]
+        assert len(outputs) >= 4
+        assert not any(output["output_type"] == "error" for output in outputs)
+        assert "/tmp" not in json.dumps(outputs)
+
+
+def small_site(folder: Path, pages: dict[str, str]) -> Path:
+    for name, body in pages.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(f"<html><body>{body}</body></html>")
+    stem = check.SearchEnglish({}).stem
+    terms = {stem(word): place for place, word in enumerate(check.SEARCHED)}
+    index = {"docnames": list(check.SEARCHED.values()), "terms": terms, "titleterms": {}}
+    (folder / "searchindex.js").write_text(f"Search.setIndex({json.dumps(index)})")
+    return folder
+
+
+SITE = {
+    "index.html": '<a href="a.html#x">a</a><a href="reference/options.html">o</a><a href="https://example.org">e</a>',
+    "a.html": '<p id="x"></p><p id="option-seed"></p><img src="b.svg">',
+    "reference/options.html": '<a href="../a.html#option-seed">seed</a>',
+    "search.html": "",
+}
+ANCHORS = [("a", "option-seed")]
+
+
+def test_check_of_a_sound_site(tmp_path: Path) -> None:
+    assert list(check.problems_of(small_site(tmp_path, SITE), anchors=ANCHORS)) == []
+
+
+@pytest.mark.parametrize(
+    ("page", "body", "problem"),
+    [
+        ("b.html", "", "b.html: no page links to it"),
+        ("a.html", '<p id="x"></p><p id="option-seed"></p><a href="gone.html">g</a>', "a.html: dead link gone.html"),
+        ("a.html", '<p id="option-seed"></p>', "index.html: no anchor for a.html#x"),
+        ("a.html", '<p id="x"></p>', "a.html: no anchor option-seed"),
+        ("reference/options.html", "", "reference/options.html: no link to a.html#option-seed"),
+        ("search.html", '<script src="//cdn.org/x.js"></script>', "search.html: loads //cdn.org/x.js"),
+    ],
+)
+def test_check_finds_planted_problems(page: str, body: str, problem: str, tmp_path: Path) -> None:
+    site = small_site(tmp_path, {**SITE, page: body})
+    assert problem in list(check.problems_of(site, anchors=ANCHORS))
+
+
+def test_check_finds_missing_search_terms(tmp_path: Path) -> None:
+    site = small_site(tmp_path, SITE)
+    index = site / "searchindex.js"
+    index.write_text(index.read_text().replace("vargrad", "vargard"))
+    assert list(check.problems_of(site, anchors=ANCHORS)) == ["search: vargrad does not lead to objectives/vargrad"]
