@@ -99,15 +99,16 @@ PAGES: Mapping[str, str] = {
     "search.acquisition.": "search-surrogate",
     "search.proposals.": "search-proposals",
     "final.": "final-stage",
-    "wandb.": "run-folder",
+    "wandb.": "wandb",
+    "tensorboard.": "wandb",
     "report.": "run-folder",
+    "console": "run-folder",
 }
 # Preferred pages, where they exist.
 NEWER_PAGES: Mapping[str, str] = {
-    "wandb.": "wandb",
     "report.": "report",
     "print_every": "console",
-    "console.": "console",
+    "console": "console",
 }
 # Extension point -> page of the options of its built-in classes; {} is the name of the class.
 CLASS_PAGES: Mapping[str, str] = {
