@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 import sysconfig
+import tarfile
 import venv
 import zipfile
 from collections.abc import Mapping
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import pytest
 
+import gflownet
 from tests.tiny_run import TINY_RUN
 
 WHERE = """
@@ -59,10 +61,22 @@ def install(python: Path, *what: str | Path, cwd: Path) -> None:
 
 
 @pytest.fixture(scope="module")
-def wheel(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def dist(checkout: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder with the sdist and the wheel that was built from it."""
     folder = tmp_path_factory.mktemp("dist")
-    call(sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", folder, ".", cwd=checkout)
-    (built,) = folder.glob("*.whl")
+    call(sys.executable, "-m", "build", "--no-isolation", "--outdir", folder, ".", cwd=checkout)
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(dist: Path) -> Path:
+    (built,) = dist.glob("*.whl")
+    return built
+
+
+@pytest.fixture(scope="module")
+def sdist(dist: Path) -> Path:
+    (built,) = dist.glob("*.tar.gz")
     return built
 
 
@@ -73,6 +87,13 @@ def check_commands(python: Path, *, cwd: Path, package: Path, tasks: Path) -> No
     assert "num_training_steps: 20\n" in call(
         python, "-m", "gflownet.train", "--config", "digits_small", "--print-config", cwd=cwd
     )
+
+
+def check_version(python: Path, *, cwd: Path) -> None:
+    """Compare the version of the console script, of the package and of its metadata."""
+    assert call(python.parent / "gflownet", "--version", cwd=cwd) == f"gflownet {gflownet.__version__}\n"
+    installed = call(python, "-c", "from importlib.metadata import version; print(version('gflownet'))", cwd=cwd)
+    assert installed.strip() == gflownet.__version__
 
 
 def check_runs(python: Path, *, cwd: Path, log_dir: Path, package: Path, tasks: Path) -> None:
@@ -117,7 +138,43 @@ def test_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     empty = tmp_path / "empty"
     empty.mkdir()
     package = next((tmp_path / "env").glob("lib/python*/site-packages/gflownet"))
+    check_version(python, cwd=empty)
     check_runs(python, cwd=empty, log_dir=empty / "run", package=package, tasks=package / "tasks")
+    assert "report.html" in call(python.parent / "gflownet", "report", "run", cwd=empty), "the templates are installed"
+
+
+def test_sdist_installs(sdist: Path, tmp_path: Path) -> None:
+    python = make_python(tmp_path / "env")
+    install(python, sdist, cwd=tmp_path)
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    package = next((tmp_path / "env").glob("lib/python*/site-packages/gflownet"))
+    check_version(python, cwd=empty)
+    check_commands(python, cwd=empty, package=package, tasks=package / "tasks")
+
+
+@pytest.mark.slow
+def test_tests_run_from_sdist(sdist: Path, tmp_path: Path) -> None:
+    """The unpacked sdist is a checkout: a few tests of it pass, with what they read."""
+    with tarfile.open(sdist) as archive:
+        archive.extractall(tmp_path, filter="data")
+    (root,) = (path for path in tmp_path.iterdir() if path.is_dir())
+    tests = ("tests/test_release.py", "tests/test_old_runs.py", "tests/run/test_run_log.py")
+    call(sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *tests, cwd=root)
+
+
+def test_sdist_contents(sdist: Path, checkout: Path) -> None:
+    """All files of the checkout but those of git and of editors."""
+    listed = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=checkout, capture_output=True, text=True
+    )
+    if listed.returncode:
+        pytest.skip("no git checkout")
+    files = {name for name in listed.stdout.splitlines() if (checkout / name).is_file()}
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    assert files - names <= {".pre-commit-config.yaml", ".gitattributes", ".dockerignore"}
+    assert names - files == {"PKG-INFO"}
 
 
 def test_wheel_contents(wheel: Path, checkout: Path) -> None:
