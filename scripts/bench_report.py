@@ -7,8 +7,9 @@ task and added to the store of the run. It is written by `python -m gflownet.rep
 first. Goals are for CPU seconds: the commands have one thread, so that on an idle machine they take as long.
 
 The cost of rewriting is that of the process gflownet.report.follower, divided by the CPU seconds of the whole run. A
-default run is measured to its end, with --quick for DURATION_S seconds of the search: the share is then extrapolated to
-DEFAULT_RUN_S seconds, with a page every 60 seconds that costs as much as the last one measured.
+default run is measured to its end. With --quick it is measured for DURATION_S seconds of the search and extrapolated: all
+training steps cost as much as those measured, and pages are written at 5 seconds and then every 60 seconds of a run of
+DEFAULT_RUN_S seconds, at the cost of the last one measured. The final stage, which takes longer, is left out.
 """
 
 from __future__ import annotations
@@ -31,6 +32,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gflownet.commands import COMMANDS
+from gflownet.config import Config
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import NodeType
 from gflownet.report.follower import FIRST_PAGE_S
@@ -179,7 +181,8 @@ def rewriting_rows(folder: Path, *, is_short: bool) -> list[Row]:
         return [*rows, at_most("rewriting in a default run", 100 * watched.share, "%", GOAL_SHARE)]
     num_later = math.floor((DEFAULT_RUN_S - FIRST_PAGE_S) / EVERY_S)
     cost = watched.first + num_later * watched.last
-    share = cost / (watched.run.cpu / watched.run.wall * DEFAULT_RUN_S)
+    num_steps = len((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
+    share = cost / ((watched.run.cpu - watched.start) / num_steps * Config().num_training_steps)
     return [*rows, at_most("rewriting in a default run, extrapolated", 100 * share, "%", GOAL_SHARE)]
 
 
@@ -196,6 +199,7 @@ class WatchedRun:
     """Time of a run, and of the process that rewrites its page."""
 
     run: Cost
+    start: float  # CPU seconds of the run before its first step
     pages: Sequence[float]  # CPU seconds of the process when each page was written
     rewriting: float  # CPU seconds of the process
 
@@ -224,9 +228,11 @@ def watch_run(folder: Path, *, is_short: bool) -> WatchedRun:
     run = subprocess.Popen(
         [sys.executable, "-m", "gflownet.train", *options], cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL
     )
-    pages, version, follower, seconds = [], None, None, 0.0
+    pages, version, follower, seconds, started = [], None, None, 0.0, 0.0
     while run.poll() is None:
         time.sleep(0.1)
+        if not (folder / "metrics.jsonl").exists():
+            started = sum(psutil.Process(run.pid).cpu_times()[:2])
         follower = follower or _follower(run.pid)
         if follower is None:
             continue
@@ -239,7 +245,7 @@ def watch_run(folder: Path, *, is_short: bool) -> WatchedRun:
             version = now
             pages.append(seconds)
     assert run.returncode == 0, run.returncode
-    return WatchedRun(Cost(_children() - before, time.monotonic() - start), pages, seconds)
+    return WatchedRun(Cost(_children() - before, time.monotonic() - start), started, pages, seconds)
 
 
 def _follower(pid: int) -> psutil.Process | None:

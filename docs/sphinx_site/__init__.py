@@ -11,6 +11,7 @@ from typing import Any
 
 from sphinx.application import Sphinx
 
+from sphinx_site.accessible import complete_attributes
 from sphinx_site.docstrings import escape_docstring
 from sphinx_site.navigation import navigation_of
 from sphinx_site.notebooks import NotebookParser
@@ -34,5 +35,6 @@ def setup(app: Sphinx) -> dict[str, Any]:
     app.add_source_suffix(".ipynb", "notebook")
     app.add_source_parser(NotebookParser)
     app.connect("source-read", complete_page)
+    app.connect("build-finished", complete_attributes)
     app.connect("autodoc-process-docstring", escape_docstring, priority=100)  # before napoleon
     return {"parallel_read_safe": True, "parallel_write_safe": True}

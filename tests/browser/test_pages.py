@@ -16,7 +16,7 @@ TAB = 9
 WIDTHS = (390, 1280)
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "_build" / "html"
 # Pages of the site that are checked; GFLOWNET_PAGES names others, separated by colons.
-DOCS_PAGES = ("index.html", "search.html", "objectives.html")
+DOCS_PAGES = ("index.html", "quickstart.html", "objectives.html")
 _FOCUSED = """
 const element = document.activeElement;
 return element === document.body ? null : {
