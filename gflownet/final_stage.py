@@ -15,6 +15,7 @@ from gflownet.evaluation.final import (
     FinalStage,
     FinalTrainings,
     NoStore,
+    Progress,
     TopArchitecture,
     has_final_stage,
     with_test_scores,
@@ -31,6 +32,7 @@ def final_stage(
     *,
     stop: StopRequest,
     report_line: Callable[[str], None],
+    report_progress: Progress = lambda stage, done, total: None,
     on_result: Callable[[EvaluationRecord], None] = lambda record: None,
 ) -> FinalStage | None:
     """Train the best architectures of a run on new seeds; None if off, after a signal or without any success."""
@@ -53,6 +55,7 @@ def final_stage(
         from_dict=run.env.terminal_type.from_dict,
         step=run.step,
         report_line=report_line,
+        report_progress=report_progress,
     )
     generator = torch.Generator().manual_seed(stream_seed(config.seed, RANDOM_STREAM))
     num_random = min(config.final.num_random, run.progress.num_distinct)

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import logging
+import shlex
 import signal
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 
+from gflownet.command_line import program
 from gflownet.config import ReportConfig
+from gflownet.console import duration
 from gflownet.errors import UserError
 from gflownet.interrupts import StopRequest
 from gflownet.report.follower import Follower
@@ -22,15 +25,23 @@ _log = logging.getLogger(__name__)
 class RunRecord:
     """status.json and report.html of one session."""
 
-    def __init__(self, folder: RunFolder, config: ReportConfig, *, report_line: Callable[[str], None]) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        config: ReportConfig,
+        *,
+        report_line: Callable[[str], None],
+        report_detail: Callable[[str], None] = lambda text: None,
+    ) -> None:
         """Write status.json, and start the process that rewrites the page.
 
         Args:
             folder: of the run.
             config: options of the page.
             report_line: prints the path of the page.
+            report_detail: prints the phases of a verbose run.
         """
-        self._folder, self._report_line = folder, report_line
+        self._folder, self._report_line, self._report_detail = folder, report_line, report_detail
         self._status = StatusLog(folder.path, resumed=folder.resumed, write=folder.write)
         self._page = None if config.every is None else folder.path / PAGE_NAME
         self._follower: Follower | None = None
@@ -41,9 +52,13 @@ class RunRecord:
             self._version = _version(self._page)
             self._follower = Follower(folder.path, every=config.every)
 
-    def phase(self, phase: Phase) -> AbstractContextManager[None]:
+    @contextmanager
+    def phase(self, phase: Phase) -> Iterator[None]:
         """Add the time of the block to a phase."""
-        return self._status.phase(phase)
+        self._report_detail(f"{phase} begins")
+        with self._status.phase(phase):
+            yield
+        self._report_detail(f"{phase} took {duration(self._status.seconds[phase])}")
 
     def refresh(self) -> None:
         """Save the times so far now and then, and print the path of the page once it exists; cheap."""
@@ -55,6 +70,9 @@ class RunRecord:
     def end(self, state: RunState, message: str = "") -> None:
         """Write the final state and the final page; their errors never end the run."""
         self._status.end(state, " ".join(message.split()))
+        self._report_line(_time_line(self._status.seconds))
+        if state is not RunState.COMPLETED:
+            self._report_line(f"resume: {program('train')} log_dir={shlex.quote(str(self._folder.path))} resume=true")
         if self._page is None:
             return
         from gflownet.report.page import page_of, read_run  # the templates are not needed before
@@ -76,10 +94,15 @@ class RunRecord:
 
 @contextmanager
 def recorded(
-    folder: RunFolder, config: ReportConfig, *, stop: StopRequest, report_line: Callable[[str], None]
+    folder: RunFolder,
+    config: ReportConfig,
+    *,
+    stop: StopRequest,
+    report_line: Callable[[str], None],
+    report_detail: Callable[[str], None] = lambda text: None,
 ) -> Iterator[RunRecord]:
     """Record the run in the block; `stop` is the signal that ends it. See RunRecord for the other arguments."""
-    record = RunRecord(folder, config, report_line=report_line)
+    record = RunRecord(folder, config, report_line=report_line, report_detail=report_detail)
     try:
         try:
             yield record
@@ -95,6 +118,12 @@ def recorded(
             record.end(RunState.INTERRUPTED, signal.Signals(stop.signal).name)
     finally:
         record.close()
+
+
+def _time_line(seconds: Mapping[str, float]) -> str:
+    """Return the seconds of a session, whole and by phase."""
+    phases = [f"{phase} {duration(value)}" for phase, value in seconds.items() if value >= 0.5]
+    return f"time: {duration(sum(seconds.values()))}" + (f" ({', '.join(phases)})" if len(phases) > 1 else "")
 
 
 def _version(path: Path) -> int | None:

@@ -145,6 +145,11 @@ class StatusLog:
             with suppress(UserError):
                 self._save()
 
+    @property
+    def seconds(self) -> dict[str, float]:
+        """Seconds of each phase of this session, up to the last change of the phase."""
+        return dict(self._session.seconds)
+
     def end(self, state: RunState, message: str = "") -> None:
         """Write the final state; a file that cannot be written is no error."""
         self.state, self.message = state, message

@@ -44,6 +44,7 @@ def _build(command: Command) -> GFNTrainer | None:
     from gflownet.config import Config, command_config, to_yaml
     from gflownet.config_checks import validate
     from gflownet.objectives.config import OBJECTIVES
+    from gflownet.startup import StartUp
 
     config = command_config(command.config, command.overrides)
     validate(config)
@@ -52,9 +53,11 @@ def _build(command: Command) -> GFNTrainer | None:
             OBJECTIVES.load(config.algo.method).check_config(config)
         print(to_yaml(config), end="")
         return None
-    from gflownet.trainer import GFNTrainer
-
-    return GFNTrainer(config)
+    startup = StartUp(config.console)
+    with startup.step("import of the packages"):
+        from gflownet.trainer import GFNTrainer
+    with startup.step(f"task {config.task} with its data, environment {config.env.name}, policy"):
+        return GFNTrainer(config)
 
 
 def _chosen_schemas(command: Command) -> dict[str, type | None]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
 from functools import partial
 from pathlib import Path
@@ -21,13 +21,15 @@ from gflownet.evaluation.executors.base import Executor
 from gflownet.evaluation.final import FinalStage, check_final
 from gflownet.evaluation.fingerprint import context_of, report_earlier_versions
 from gflownet.evaluation.job import EvaluationStatus
-from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.final_stage import best_tested, final_stage
 from gflownet.interrupts import StopRequest, on_alarm, stop_signals
 from gflownet.learning.learner import fit
 from gflownet.mdp.policy import PolicyFunction
+from gflownet.progress_view import Limits
 from gflownet.report.closing import report_run
 from gflownet.report.leaders import current_leaders
+from gflownet.run.evaluation_line import evaluation_line
 from gflownet.run.executor_status import ExecutorStatus, simulated_time
 from gflownet.run.folder import CERTIFICATE_NAME, CERTIFICATE_STORE_NAME, RunFolder
 from gflownet.run.logging import MetricLogger
@@ -36,6 +38,7 @@ from gflownet.run.quarantine import Quarantine
 from gflownet.run_record import RunRecord, recorded
 from gflownet.run_status import Phase
 from gflownet.search_stage import closing_line, completed_scores, sampler_steps, search_steps
+from gflownet.startup import start_details
 from gflownet.workers.process import get_random_state, set_random_state, stream_seed
 from gflownet.workers.transport import make_transport
 
@@ -72,11 +75,15 @@ class GFNTrainer(Components):
             stop.react = executor.interrupt
             evaluator = self._search_evaluator(store, executor, stop)
             quarantine = Quarantine(folder)
-            evaluator.on_result = quarantine.add
             stack.callback(evaluator.close)
             # Closed after the final report.html, which wandb gets too.
             logger = stack.enter_context(self._open_logger(folder))
-            with recorded(folder, config.report, stop=stop, report_line=logger.print) as record:
+            evaluator.on_result = _both(quarantine.add, lambda row: logger.detail(evaluation_line(row)))
+            for line in start_details(self):
+                logger.detail(line)
+            with recorded(
+                folder, config.report, stop=stop, report_line=logger.print, report_detail=logger.detail
+            ) as record:
                 self._search_and_report(folder, store, executor, evaluator, logger, stop, quarantine, record)
         return stop.signal
 
@@ -104,7 +111,13 @@ class GFNTrainer(Components):
                     logger.print(simulated_time(evaluator))
                 with record.phase(Phase.FINAL):
                     final = final_stage(
-                        self, store, executor, stop=stop, report_line=logger.print, on_result=quarantine.add
+                        self,
+                        store,
+                        executor,
+                        stop=stop,
+                        report_line=logger.print,
+                        report_progress=logger.stage,
+                        on_result=evaluator.on_result,
                     )
                 with record.phase(Phase.CERTIFICATE):
                     certificate = self._certify(folder, evaluator, logger, stop)
@@ -234,6 +247,8 @@ class GFNTrainer(Components):
             config=to_mapping(config),
             run=self.run_id,
             resume_step=self.step if folder.resumed else None,
+            verbosity=config.console,
+            limits=Limits(config.budget.evaluations, config.budget.seconds),
         )
 
     def _train(
@@ -257,7 +272,7 @@ class GFNTrainer(Components):
         evaluator.watch = watch
         for metrics in self._steps(evaluator, logger, stop, record):
             for line in progress.new_failures:
-                logger.print(f"step {self.step}: {line}")
+                logger.warn(f"step {self.step}: {line}")
             if self.search is None and config.validate_every and self.step % config.validate_every == 0:
                 with suppress(EvaluationStoppedError):
                     metrics |= self._validate(evaluator)
@@ -395,6 +410,7 @@ class GFNTrainer(Components):
                 num_samples=config.certify_samples,
                 extra_states=extra_states,
                 report_stage=logger.print,
+                report_progress=logger.stage,
                 stopped=lambda: stop.signal is not None,
             )
         if certificate is not None:
@@ -447,3 +463,15 @@ class GFNTrainer(Components):
         if not top and self.progress.num_distinct and not store.count(EvaluationStatus.OK):
             raise UserError("every evaluation failed; check that task, environment and evaluation.* fit together")
         return write_errors
+
+
+def _both(
+    first: Callable[[EvaluationRecord], None], second: Callable[[EvaluationRecord], None]
+) -> Callable[[EvaluationRecord], None]:
+    """Return a function that calls two functions with a row."""
+
+    def call(row: EvaluationRecord) -> None:
+        first(row)
+        second(row)
+
+    return call

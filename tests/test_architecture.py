@@ -44,6 +44,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "run_status": set(),
         "certification": None,
     },
+    {"progress_view": {"console"}},
     {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
     {
         "search": {
@@ -63,10 +64,10 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {"report": None, "extensions": None},
     {
         "config_checks": None,
-        "run": {"config", "console", "evaluation", "metrics", "report", "run_marker", "run_status"},
+        "run": {"config", "console", "progress_view", "evaluation", "metrics", "report", "run_marker", "run_status"},
     },
     {"cli": None, "components": None},
-    {"final_stage": None, "search_stage": None, "run_record": None, "asking": None},
+    {"final_stage": None, "search_stage": None, "run_record": None, "asking": None, "startup": None},
     {"trainer": None},
     {
         "train": None,

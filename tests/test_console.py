@@ -13,18 +13,8 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from gflownet.console import (
-    FIGURES,
-    STATUS_FIGURES,
-    Clock,
-    LivePanel,
-    PlainLines,
-    ReportRow,
-    curve,
-    make_view,
-    print_front,
-    print_report,
-)
+from gflownet.console import ReportRow, print_front, print_report
+from gflownet.progress_view import FIGURES, STATUS_FIGURES, Clock, Limits, LivePanel, PlainLines, curve, make_view
 
 VALUES = {
     "loss": 0.51234,
@@ -119,6 +109,75 @@ def test_clock_time_left() -> None:
     now.moment += 75.5
     assert clock.time_left(101) == "2:04:34"
     assert clock.time_left(200) == "0:00:00"
+
+
+@pytest.mark.parametrize(
+    ("limits", "values", "left"),
+    [
+        (Limits(), {"num_distinct": 30, "seconds": 50.0}, "0:06:40"),  # 400 steps at 1 s
+        (Limits(num_evaluations=130), {"num_distinct": 30, "seconds": 50.0}, "0:05:33"),  # 100 more at 3.33 s
+        (Limits(seconds=350), {"num_distinct": 30, "seconds": 50.0}, "0:05:00"),
+        (Limits(num_evaluations=10, seconds=350), {"num_distinct": 30, "seconds": 50.0}, "0:00:00"),
+        (Limits(seconds=350), {}, "0:06:40"),
+    ],
+)
+def test_clock_time_left_by_budget(limits: Limits, values: dict[str, float], left: str) -> None:
+    now = FakeTime()
+    clock = Clock(500, limits=limits, now=now)
+    now.moment += 100
+    assert clock.time_left(100, values) == left
+    assert clock.elapsed() == "0:01:40"
+
+
+def test_clock_counts_evaluations_of_this_process() -> None:
+    now = FakeTime()
+    clock = Clock(1000, first_step=100, limits=Limits(num_evaluations=220), now=now)
+    clock.time_left(101, {"num_distinct": 100})
+    now.moment += 10
+    assert clock.time_left(102, {"num_distinct": 120}) == "0:00:50"
+
+
+def test_plain_lines_of_a_stage_have_a_minimum_interval() -> None:
+    output, now = io.StringIO(), FakeTime()
+    view = PlainLines(Console(file=output), Clock(20, now=now), print_every=5)
+    view.stage("final stage", 2, 12)  # 2 of an earlier process
+    for done in range(3, 13):
+        now.moment += 4
+        view.stage("final stage", done, 12)
+    assert output.getvalue().splitlines() == [
+        "final stage: 5 of 12 (42%) | time 0:00:12 | left 0:00:28",
+        "final stage: 8 of 12 (67%) | time 0:00:24 | left 0:00:16",
+        "final stage: 11 of 12 (92%) | time 0:00:36 | left 0:00:04",
+    ]
+    view.stage("certificate", 0, 3)
+    assert "certificate" not in output.getvalue()
+
+
+@pytest.mark.parametrize("width", [40, 80, 120])
+def test_live_panel_shows_a_stage(width: int) -> None:
+    view, output, now = panel(width)
+    view.write(1, VALUES)
+    view.stage("final stage", 0, 12)
+    now.moment += 10
+    view.stage("final stage", 5, 12)
+    view.close()
+    last = output.getvalue().rpartition("gflownet")[2]
+    assert "final stage 5/12" in last
+    assert "0:00:14 left" in last
+    assert ("0:00:10 elapsed" in last) == (width >= 64)
+    assert max(len(line) for line in last.splitlines()) <= width
+
+
+def test_quiet_view_shows_nothing() -> None:
+    for is_terminal in (False, True):
+        output = io.StringIO()
+        console = Console(file=output, force_terminal=is_terminal)
+        view = make_view(console, num_training_steps=20, print_every=1, is_quiet=True)
+        view.write(1, VALUES)
+        view.show(VALUES)
+        view.stage("final stage", 1, 2)
+        view.close()
+        assert output.getvalue() == ""
 
 
 def panel(width: int) -> tuple[LivePanel, io.StringIO, FakeTime]:

@@ -25,6 +25,7 @@ def certify(
     extra_states: GraphStates | None,
     report_stage: Callable[[str], None],
     stopped: Callable[[], bool],
+    report_progress: Progress = lambda stage, done, total: None,
 ) -> RunCertificate | None:
     """Return the certificate of a trained policy, None if a signal interrupted it.
 
@@ -35,6 +36,7 @@ def certify(
         extra_states: terminal states from training, added to the states of the estimates.
         report_stage: prints a line before each stage.
         stopped: whether a signal arrived.
+        report_progress: gets the name of a stage, its completed and its whole work.
     """
     conditionings = subject.conditionings()
     if not subject.objective.samples_reward:
@@ -49,11 +51,16 @@ def certify(
     else:
         report_stage(f"certificate: exact, from all {len(graph)} states, {len(graph.terminal)} of them terminal")
         method = Enumeration(subject, graph)
-    rewards = _completed(subject, method, report_stage) or _measured(subject, method, report_stage, stopped)
+    rewards = _completed(subject, method, report_stage) or _measured(
+        subject, method, report_stage, stopped, report_progress
+    )
     if rewards is None:
         report_stage("certificate: none, interrupted")
         return None
-    parts = [method.certified(index, conditioning, rewards.scores) for index, conditioning in enumerate(conditionings)]
+    parts = []
+    for index, conditioning in enumerate(conditionings):
+        report_progress("certificate, comparison", index, len(conditionings))
+        parts.append(method.certified(index, conditioning, rewards.scores))
     return RunCertificate(
         parts=tuple(parts),
         rules=method.rules,
@@ -65,6 +72,10 @@ def certify(
         num_failed=rewards.num_failed,
         num_predicted=rewards.num_predicted,
     )
+
+
+# Receives the name of a stage, its completed and its whole work.
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -97,13 +108,16 @@ def _measured(
     method: Enumeration | Sampling,
     report_stage: Callable[[str], None],
     stopped: Callable[[], bool],
+    report_progress: Progress,
 ) -> _Rewards | None:
     """Return measured scores, None if a signal arrived."""
     candidates = [subject.context.env.terminal(method.terminal, i) for i in range(len(method.terminal))]
     records = subject.store.find_many([Identity.of(candidate) for candidate in candidates])
     num_new = sum(record is None for record in records)
     report_stage(f"certificate: evaluating {num_new} of {len(candidates)} terminal states")
-    evaluations = subject.evaluated(candidates, stopped)
+    evaluations = subject.evaluated(
+        candidates, stopped, lambda num: report_progress("certificate, evaluations", num, len(candidates))
+    )
     if evaluations is None:
         return None
     scores = torch.tensor([evaluation.utilities or evaluation.score for evaluation in evaluations])

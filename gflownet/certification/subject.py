@@ -71,13 +71,16 @@ class Subject:
         """Return the log-rewards of scores [X], or of utilities [X, K], under a single conditioning, float64."""
         return self.task.log_reward(scores, repeated(conditioning, len(scores))).double()
 
-    def evaluated(self, candidates: Sequence[Candidate], stopped: Callable[[], bool]) -> list[Evaluation] | None:
-        """Return the evaluations, None if a signal arrived before the last one."""
+    def evaluated(
+        self, candidates: Sequence[Candidate], stopped: Callable[[], bool], report_done: Callable[[int], None]
+    ) -> list[Evaluation] | None:
+        """Return the evaluations, None if a signal arrived before the last one. `report_done` gets their number."""
         evaluations: list[Evaluation] = []
         try:
             for start in range(0, len(candidates), _CHUNK):
                 if stopped():
                     return None
+                report_done(len(evaluations))
                 evaluations += self.evaluator.evaluate(candidates[start : start + _CHUNK], step=self.step)
         except EvaluationStoppedError:
             return None

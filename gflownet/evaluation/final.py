@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -25,9 +24,10 @@ from gflownet.graphs.canonical import Candidate
 
 # Seed of the scores by which the best random architecture is chosen: neither of the search nor a new one.
 RANDOM_REPEAT = 1_000_000
-# Seconds between two lines of progress.
-_REPORT_EVERY_S = 10.0
 _WAIT_S = 0.2
+
+# Receives the name of a stage, its completed and its whole work; called often.
+Progress = Callable[[str, int, int], None]
 
 
 @dataclass(frozen=True)
@@ -136,6 +136,7 @@ class FinalTrainings:
     from_dict: Callable[[dict[str, Any]], Candidate]  # builds a terminal object from node-link data
     step: int  # of the search
     report_line: Callable[[str], None]
+    report_progress: Progress = lambda stage, done, total: None
     is_stopped: bool = False
 
     def __post_init__(self) -> None:
@@ -157,7 +158,7 @@ class FinalTrainings:
             f"final stage: {len(records)} architectures x {self.config.num_seeds} new seeds, "
             f"{len(random_requests)} random architectures"
         )
-        tickets = self._complete(self._dispatcher, [*requests, *random_requests])
+        tickets = self._complete(self._dispatcher, [*requests, *random_requests], stage="trainings")
         of_search, of_random = tickets[: len(requests)], tickets[len(requests) :]
         top = self._with_weights([_architecture(record, of_search) for record in records])
         return FinalStage(
@@ -185,23 +186,16 @@ class FinalTrainings:
             for repeat in range(1, 1 + self.config.num_seeds)
         ]
 
-    def _complete(self, dispatcher: Dispatcher, requests: Sequence[Request]) -> list[Ticket]:
+    def _complete(self, dispatcher: Dispatcher, requests: Sequence[Request], *, stage: str) -> list[Ticket]:
         """Return the tickets of requests, some without a row after a stop request, and report the progress."""
         if self.is_stopped or not requests:
             return []
         tickets = dispatcher.submit(requests, step=self.step)
-        num_known = sum(ticket.record is not None for ticket in tickets)
-        started = last_line = time.monotonic()
         try:
             while (num_done := sum(ticket.record is not None for ticket in tickets)) < len(tickets):
+                self.report_progress(f"final stage, {stage}", num_done, len(tickets))
                 dispatcher.advance(timeout=_WAIT_S)
-                now = time.monotonic()
-                if now - last_line >= _REPORT_EVERY_S and num_done > num_known:
-                    left = round((now - started) / (num_done - num_known) * (len(tickets) - num_done))
-                    self.report_line(
-                        f"final stage: {num_done} of {len(tickets)} evaluations | left {left // 60}:{left % 60:02}"
-                    )
-                    last_line = now
+            self.report_progress(f"final stage, {stage}", len(tickets), len(tickets))
         except EvaluationStoppedError:
             self.is_stopped = True
         except BaseException:
@@ -216,7 +210,9 @@ class FinalTrainings:
         if not records or self.is_stopped:
             return None
         best = max(records, key=lambda record: record.score)
-        return _architecture(best, self._complete(self._dispatcher, self._requests(best, saves_training=False)))
+        return _architecture(
+            best, self._complete(self._dispatcher, self._requests(best, saves_training=False), stage="best random one")
+        )
 
     def _with_weights(self, top: Sequence[TopArchitecture]) -> list[TopArchitecture]:
         """Repeat the first training where its row is from an earlier process, for the weights."""
@@ -224,7 +220,7 @@ class FinalTrainings:
         if self.fidelity is None or not missing:
             return list(top)
         requests = [self._requests(each.record)[0] for each in missing]
-        tickets = self._complete(self.build_dispatcher(NoStore()), requests)
+        tickets = self._complete(self.build_dispatcher(NoStore()), requests, stage="weights")
         repeated = {each.record.key: _architecture(each.record, tickets) for each in missing}
         return [self._with_weights_of(each, repeated.get(each.record.key)) for each in top]
 
@@ -244,6 +240,7 @@ class FinalTrainings:
         """Return the task's references; an error becomes a note."""
         if self.is_stopped:
             return ()
+        self.report_progress("final stage, references", 0, 1)
         seeds = [candidate_seed(self._dispatcher.seed, "reference", k) for k in range(1, 1 + self.config.num_seeds)]
         try:
             return tuple(self._task.references(seeds=seeds))

@@ -10,13 +10,14 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Literal, Self
 
 import yaml
 from rich.console import Console
 
-from gflownet.console import make_console, make_view, print_line
+from gflownet.console import make_console, print_line
 from gflownet.files import cannot_write, write_whole
+from gflownet.progress_view import Limits, make_view
 from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
 from gflownet.run.results import read_results
@@ -55,13 +56,17 @@ class MetricLogger:
         run: str = "",
         resume_step: int | None = None,
         console: Console | None = None,
+        verbosity: Literal["quiet", "normal", "verbose"] = "normal",
+        limits: Limits | None = None,
     ) -> None:
         """Open the logs in the run folder.
 
         `config` is the unresolved config for wandb, `run` the id of the run. `resume_step` is the step of the
-        checkpoint of a resumed run: later rows of metrics.jsonl are removed; None starts a new file.
+        checkpoint of a resumed run: later rows of metrics.jsonl are removed; None starts a new file. `verbosity` is the
+        option console; `limits` is the budget, for the time left.
         """
         self.console = console or make_console()
+        self._verbosity, self._is_closing = verbosity, False
         log_dir.mkdir(parents=True, exist_ok=True)
         self._folder = log_dir
         self._file = MetricsFile(log_dir / METRICS_NAME, run=run, resume_step=resume_step)
@@ -79,8 +84,10 @@ class MetricLogger:
         self._view = make_view(
             self.console,
             num_training_steps=num_training_steps,
-            print_every=print_every,
+            print_every=1 if verbosity == "verbose" else print_every,
             first_step=resume_step or 0,
+            limits=limits,
+            is_quiet=verbosity == "quiet",
         )
 
     @property
@@ -128,9 +135,23 @@ class MetricLogger:
         for log in self._logs:
             log.summarise(values)
 
+    def stage(self, name: str, done: int, total: int) -> None:
+        """Show the progress of a stage of the run; cheap."""
+        self._view.stage(name, done, total)
+
     def print(self, text: str) -> None:
-        """Print a line, above the live panel if there is one."""
+        """Print a line, above the live panel if there is one; a quiet run prints only what follows the panel."""
+        if self._is_closing or self._verbosity != "quiet":
+            print_line(self.console, text)
+
+    def warn(self, text: str) -> None:
+        """Print a line, also of a quiet run."""
         print_line(self.console, text)
+
+    def detail(self, text: str) -> None:
+        """Print a line of a verbose run."""
+        if self._verbosity == "verbose":
+            print_line(self.console, text)
 
     @contextmanager
     def live(self) -> Iterator[None]:
@@ -139,6 +160,7 @@ class MetricLogger:
             yield
         finally:
             self._view.close()
+            self._is_closing = True
 
     def close(self) -> None:
         """Close everything; the console first, so that the terminal is restored even if the others fail.
