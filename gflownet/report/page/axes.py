@@ -6,6 +6,8 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
 NUM_TICKS = 5
 # Positive values of a larger ratio get a logarithmic axis.
 LOG_RATIO = 300.0
@@ -52,16 +54,17 @@ def scale_of(values: Iterable[float], *, is_log: bool | None = None, start: floa
         is_log: logarithmic; None: if the values are positive and differ by more than `LOG_RATIO`.
         start: the lower end, where known.
     """
-    finite = [value for value in values if math.isfinite(value)]
-    if not finite:
+    array = np.asarray(list(values), dtype=float)
+    finite = array[np.isfinite(array)]
+    if not len(finite):
         return None
-    low, high = min(finite), max(finite)
+    low, high = float(finite.min()), float(finite.max())
     if is_log is None:
         is_log = low > 0 and high / low > LOG_RATIO
     if is_log:
-        positive = [value for value in finite if value > 0]
-        if positive:
-            low = min(positive)
+        positive = finite[finite > 0]
+        if len(positive):
+            low = float(positive.min())
             return Scale(low / 1.15, high * 1.15, is_log=True)
     if high - low <= 1e-12 * max(abs(low), abs(high)):
         half = abs(low) * 0.05 or 0.5

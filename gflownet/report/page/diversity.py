@@ -8,12 +8,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.report.page.axes import number_text
 from gflownet.report.page.bar_chart import Sample, histogram
 from gflownet.report.page.chart import Chart
 from gflownet.report.page.curves import STEP, smoothed_lines, steps_of, values_of
-from gflownet.report.page.features import features_of, size_of
 from gflownet.report.page.line_chart import Line, line_chart
 from gflownet.report.page.run_data import RunData
 
@@ -100,10 +98,12 @@ def _distances(run: RunData) -> Chart | None:
     window = max(MIN_WINDOW, math.ceil(len(records) / NUM_WINDOWS))
     if len(records) < 2 * window:
         return None
-    features = [_shape_and_features(run, position) for position in range(len(records))]
     ends = list(range(window, len(records) + 1, window))
-    recent = [mean_distance(_spread(features[end - window : end])) for end in ends]
-    best = [mean_distance([features[i] for i in _best_positions(records, end)]) for end in ends]
+    groups = [_spread(range(end - window, end)) for end in ends]
+    recent = [mean_distance([_shape_and_features(run, i) for i in group]) for group in groups]
+    scores = np.asarray([record.score for record in records])
+    tops = [np.argsort(-scores[:end], kind="stable")[:NUM_TOP].tolist() for end in ends]
+    best = [mean_distance([_shape_and_features(run, i) for i in top]) for top in tops]
     lines = [Line("evaluated lately", ends, recent), Line(f"best {NUM_TOP} so far", ends, best)]
     return line_chart(
         "distances",
@@ -118,16 +118,11 @@ def _distances(run: RunData) -> Chart | None:
 
 
 def _shape_and_features(run: RunData, position: int) -> set[object]:
-    graph = run.graphs[position]
-    num_nodes, num_edges = size_of(graph)
-    return {*features_of(graph), ("nodes", num_nodes), ("edges", num_edges)}
+    each = run.described[position]
+    return {*each.features, ("nodes", each.num_nodes), ("edges", each.num_edges)}
 
 
-def _best_positions(records: Sequence[EvaluationRecord], end: int) -> list[int]:
-    return sorted(range(end), key=lambda i: (-records[i].score, i))[:NUM_TOP]
-
-
-def _spread(group: Sequence[set[object]]) -> list[set[object]]:
+def _spread(group: Sequence[int]) -> list[int]:
     """Return at most `MAX_COMPARED` entries, evenly spread."""
     if len(group) <= MAX_COMPARED:
         return list(group)

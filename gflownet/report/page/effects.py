@@ -9,12 +9,14 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.special import stdtrit
 
-from gflownet.report.page.features import Feature, features_of, size_of
+from gflownet.report.page.features import Feature
 from gflownet.report.page.run_data import RunData
 
 LEVEL = 0.95
 # Architectures with and without a feature that an effect needs.
 MIN_GROUP = 5
+# Range of equal scores relative to the largest.
+_ROUNDING = 1e-12
 # Category of the features that compare sizes with their median.
 SIZE = "size"
 
@@ -39,16 +41,13 @@ class Effect:
         return self.mean_with - self.mean_without
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Group:
-    num: int = 0
-    total: float = 0.0
-    squares: float = 0.0
+    """Sums over the scores of architectures."""
 
-    def add(self, value: float) -> None:
-        self.num += 1
-        self.total += value
-        self.squares += value * value
+    num: int
+    total: float
+    squares: float
 
     @property
     def mean(self) -> float:
@@ -63,7 +62,7 @@ class _Group:
 def effects_of(run: RunData) -> list[Effect]:
     """Return the effects of all features and sizes of the architectures of a run, the clearest first."""
     scores = [record.score for record in run.successes]
-    features: list[set[tuple[str, str]]] = [set(features_of(graph)) for graph in run.graphs]
+    features: list[set[tuple[str, str]]] = [set(each.features) for each in run.described]
     num_parameters = [record.num_parameters for record in run.successes]
     for name, values in _sizes(run, num_parameters).items():
         median = float(np.median(np.asarray(values)))
@@ -78,12 +77,9 @@ def effects(features: Sequence[set[tuple[str, str]] | set[Feature]], scores: Seq
 
     The interval is Welch's: Student's t with the degrees of freedom of Welch and Satterthwaite (1947).
     """
-    centre = sum(scores) / len(scores) if scores else 0.0
-    everything, groups = _Group(), dict[tuple[str, str], _Group]()
-    for present, score in zip(features, scores, strict=True):
-        everything.add(score - centre)
-        for feature in present:
-            groups.setdefault((str(feature[0]), feature[1]), _Group()).add(score - centre)
+    if not scores or max(scores) - min(scores) <= _ROUNDING * max(map(abs, scores)):
+        return []
+    centre, everything, groups = _groups(features, scores)
     compared = {
         feature: group
         for feature, group in groups.items()
@@ -92,6 +88,24 @@ def effects(features: Sequence[set[tuple[str, str]] | set[Feature]], scores: Seq
     level = LEVEL ** (1 / max(1, len(compared)))  # Šidák 1967
     every = [_effect(feature, group, everything, centre=centre, level=level) for feature, group in compared.items()]
     return sorted(every, key=lambda effect: (-_clearness(effect), effect.category, effect.name))
+
+
+def _groups(
+    features: Sequence[set[tuple[str, str]] | set[Feature]], scores: Sequence[float]
+) -> tuple[float, _Group, dict[tuple[str, str], _Group]]:
+    """Return the mean score, and the sums of centred scores: of all architectures, and of those with each feature."""
+    number = dict[tuple[str, str], int]()
+    present = [number.setdefault(feature, len(number)) for one in features for feature in one]
+    columns = np.asarray(present, dtype=int)
+    rows = np.repeat(np.arange(len(features)), [len(one) for one in features])
+    values = np.asarray(scores, dtype=float)
+    centre = float(values.mean()) if len(values) else 0.0
+    values = values - centre
+    counts = np.bincount(columns, minlength=len(number)).tolist()
+    totals = np.bincount(columns, values[rows], minlength=len(number)).tolist()
+    squares = np.bincount(columns, values[rows] ** 2, minlength=len(number)).tolist()
+    groups = {(str(f[0]), f[1]): _Group(counts[i], totals[i], squares[i]) for f, i in number.items()}
+    return centre, _Group(len(values), float(values.sum()), float((values**2).sum())), groups
 
 
 def _effect(feature: tuple[str, str], group: _Group, everything: _Group, *, centre: float, level: float) -> Effect:
@@ -126,10 +140,9 @@ def _clearness(effect: Effect) -> float:
 
 def _sizes(run: RunData, num_parameters: Sequence[int | None]) -> Mapping[str, Sequence[float]]:
     """Return the sizes that differ between architectures, by name."""
-    sizes = [size_of(graph) for graph in run.graphs]
     named: dict[str, Sequence[float]] = {
-        "hidden nodes": [float(nodes) for nodes, _ in sizes],
-        "edges": [float(edges) for _, edges in sizes],
+        "hidden nodes": [float(each.num_nodes) for each in run.described],
+        "edges": [float(each.num_edges) for each in run.described],
     }
     if num_parameters and all(value is not None for value in num_parameters):
         named["parameters"] = [float(value or 0) for value in num_parameters]

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from enum import StrEnum
+from functools import cache
 from typing import Any
 
 from gflownet.graphs.vocabulary import short_name
@@ -14,6 +16,7 @@ from gflownet.report.page.drawings import text_of
 _NO_SETTINGS = frozenset({"name"})
 _MAX_TEXT = 60
 _DEFAULT_ACTIVATION = "linear"
+_short = cache(short_name)
 
 
 class Category(StrEnum):
@@ -30,6 +33,20 @@ class Category(StrEnum):
 Feature = tuple[Category, str]
 
 
+@dataclass(frozen=True)
+class Description:
+    """Features and size of an architecture."""
+
+    features: set[Feature]
+    num_nodes: int  # hidden nodes, of all nodes where there are no inputs and outputs
+    num_edges: int
+
+
+def described(graph: Mapping[str, Any]) -> Description:
+    """Return the description of node-link data."""
+    return Description(features_of(graph), *size_of(graph))
+
+
 def features_of(graph: Mapping[str, Any]) -> set[Feature]:
     """Return the features of an architecture; none of data in another form."""
     try:
@@ -43,7 +60,7 @@ def size_of(graph: Mapping[str, Any]) -> tuple[int, int]:
     nodes, edges = graph.get("nodes"), graph.get("edges")
     if not isinstance(nodes, list) or not isinstance(edges, list):
         return 0, 0
-    hidden = [node for node in nodes if not isinstance(node, Mapping) or node.get("node_type", "hidden") == "hidden"]
+    hidden = [node for node in nodes if not isinstance(node, dict) or node.get("node_type", "hidden") == "hidden"]
     return len(hidden), len(edges)
 
 
@@ -62,8 +79,8 @@ def _network_features(graph: Mapping[str, Any]) -> Iterator[Feature]:
     for node in graph["nodes"]:
         kind = node["node_type"]
         operation = _operation(node)
-        activation = short_name(str(node.get("activation_function", _DEFAULT_ACTIVATION)))
-        label[node["id"]] = kind if kind != "hidden" else operation.get("name", activation)
+        activation = _short(str(node.get("activation_function", _DEFAULT_ACTIVATION)))
+        label[node["id"]] = kind if kind != "hidden" else str(operation.get("name", activation))
         if kind != "hidden":
             continue
         if operation:
@@ -75,7 +92,7 @@ def _network_features(graph: Mapping[str, Any]) -> Iterator[Feature]:
             if node.get("output_size") is not None:
                 yield Category.AGGREGATION, f"width {node['output_size']}"
         if "aggregation" in node:
-            yield Category.AGGREGATION, f"aggregation {short_name(str(node['aggregation']))}"
+            yield Category.AGGREGATION, f"aggregation {_short(str(node['aggregation']))}"
     for edge in graph["edges"]:
         if edge.get("is_recurrent"):
             yield Category.CONNECTION, "a recurrent edge"
@@ -83,14 +100,14 @@ def _network_features(graph: Mapping[str, Any]) -> Iterator[Feature]:
             yield Category.CONNECTION, "a disabled edge"
             continue
         yield Category.CONNECTION, f"{label.get(edge['source'], '?')} → {label.get(edge['target'], '?')}"
-        if isinstance(edge.get("operation"), Mapping):
+        if isinstance(edge.get("operation"), dict):
             yield Category.OPERATION, str(edge["operation"].get("name"))
 
 
 def _operation(node: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the operation of a node, empty without one; files have it as a field or among the attributes."""
     operation = node.get("operation") or (node.get("attributes") or {}).get("operation")
-    return operation if isinstance(operation, Mapping) else {}
+    return operation if isinstance(operation, dict) else {}
 
 
 def _assignment_features(nodes: list[Mapping[str, Any]]) -> Iterator[Feature]:

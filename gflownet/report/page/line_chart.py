@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 
 import numpy as np
@@ -54,7 +54,7 @@ def line_chart(
         is_log: vertical axis; None: by the values.
         start: lower end of the vertical axis.
     """
-    lines = [line for line in lines if any(map(math.isfinite, line.y))]
+    everything, lines = lines, [_thinned(line) for line in lines if np.isfinite(np.asarray(line.y, float)).any()]
     ends = [
         value for line in lines for values in (line.y, line.low, line.high) if values is not None for value in values
     ]
@@ -76,7 +76,7 @@ def line_chart(
         description=description or " ".join(_words(line) for line in named),
         marks=frame.marks,
         legend=legend if len(legend) > 1 or len(lines) > 1 else (),
-        table=_table(named, x_label),
+        table=_table([line for line in everything if not line.is_faint], x_label),
         note=note,
     )
 
@@ -97,22 +97,30 @@ def thinned(values: Sequence[float], max_points: int = MAX_POINTS) -> list[int]:
         return list(range(len(values)))
     edges = np.linspace(0, len(values), max_points // 2 + 1).astype(int).tolist()
     array = np.asarray(values, dtype=float)
+    is_finite = np.isfinite(array)
+    lows, highs = np.where(is_finite, array, np.inf), np.where(is_finite, array, -np.inf)
     chosen = {0, len(values) - 1}
     for start, stop in pairwise(edges):
-        stretch = array[start:stop]
-        if np.isfinite(stretch).any():
-            chosen |= {start + int(np.nanargmin(stretch)), start + int(np.nanargmax(stretch))}
+        chosen |= {start + int(lows[start:stop].argmin()), start + int(highs[start:stop].argmax())}
     return sorted(chosen)
+
+
+def _thinned(line: Line) -> Line:
+    places = thinned(line.y)
+    x, y, low, high = (
+        None if values is None else [values[i] for i in places] for values in (line.x, line.y, line.low, line.high)
+    )
+    return replace(line, x=x, y=y, low=low, high=high)
 
 
 def _draw(frame: Frame, line: Line, style: str) -> None:
     if line.low is not None and line.high is not None:
-        places = [i for i in thinned(line.y) if math.isfinite(line.low[i]) and math.isfinite(line.high[i])]
+        places = [i for i, _ in enumerate(line.y) if math.isfinite(line.low[i]) and math.isfinite(line.high[i])]
         upper = [f"{frame.at_x(line.x[i]):g} {frame.at_y(line.high[i]):g}" for i in places]
         lower = [f"{frame.at_x(line.x[i]):g} {frame.at_y(line.low[i]):g}" for i in reversed(places)]
         if places:
             frame.add("path", class_=f"band {style}", d="M" + "L".join([*upper, *lower]) + "Z")
-    points = [(line.x[i], line.y[i]) for i in thinned(line.y)]
+    points = list(zip(line.x, line.y, strict=True))
     faint = " faint" if line.is_faint else ""
     frame.add("path", class_=f"line {style}{faint}", d=_path(frame, points), tooltip=line.name)
     finite = [point for point in points if math.isfinite(point[1])]
@@ -144,8 +152,9 @@ def _words(line: Line) -> str:
 
 def _table(lines: Sequence[Line], x_label: str) -> Table:
     """Return the values of the lines at a few places."""
-    by_place = [dict(zip(line.x, line.y, strict=True)) for line in lines]
-    places = sorted({x for values in by_place for x in values})
+    places = max((line.x for line in lines), key=len)
     chosen = sorted({places[round(i)] for i in np.linspace(0, len(places) - 1, NUM_TABLE_ROWS).tolist()})
+    shown = set(chosen)
+    by_place = [{x: y for x, y in zip(line.x, line.y, strict=True) if x in shown} for line in lines]
     rows = [[number_text(x), *(number_text(values.get(x)) for values in by_place)] for x in chosen]
     return Table([x_label, *(line.name for line in lines)], rows)

@@ -19,6 +19,7 @@ from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_overview import StoreOverview
 from gflownet.evaluation.store_rows import EvaluationRecord, record_of
+from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
 from gflownet.run_marker import RunMarker, read_marker
 from gflownet.run_status import STATUS_NAME, RunState, RunStatus, read_status
@@ -66,9 +67,9 @@ class RunData:
         return [record for record in self.searched if record.status is EvaluationStatus.OK]
 
     @cached_property
-    def graphs(self) -> list[Mapping[str, Any]]:
-        """Node-link data of `successes`."""
-        return [json.loads(record.graph) for record in self.successes]
+    def described(self) -> list[Description]:
+        """Features and sizes of `successes`."""
+        return [described(json.loads(record.graph)) for record in self.successes]
 
 
 def read_run(folder: Path) -> RunData:
