@@ -1,14 +1,4 @@
-from .bar_chart import Bar as Bar
-from .bar_chart import Sample as Sample
-from .bar_chart import bar_chart as bar_chart
-from .bar_chart import histogram as histogram
-from .chart import Chart as Chart
-from .chart import Table as Table
-from .interval_chart import Estimate as Estimate
-from .interval_chart import interval_chart as interval_chart
-from .line_chart import Line as Line
-from .line_chart import line_chart as line_chart
-from .page import PAGE_NAME as PAGE_NAME
+from .file_name import PAGE_NAME as PAGE_NAME
 from .page import page_of as page_of
 from .page import render as render
 from .run_data import RunData as RunData

@@ -73,7 +73,7 @@ def _is_within(record: EvaluationRecord, limits: Mapping[str, Any]) -> bool:
 
 
 def _source(top: Sequence[Mapping[str, Any]]) -> str:
-    num_seeds = max((len((entry.get("final") or {}).get("scores") or ()) for entry in top), default=0)
+    num_seeds = max((_num_scores(entry) for entry in top), default=0)
     if not num_seeds:
         return "Scores of the search, as they were when each architecture was found."
     if num_seeds == 1:
@@ -84,13 +84,18 @@ def _source(top: Sequence[Mapping[str, Any]]) -> str:
     )
 
 
+def _num_scores(entry: Mapping[str, Any]) -> int:
+    scores = _mapping(entry.get("final")).get("scores")
+    return len(scores) if isinstance(scores, list) else 0
+
+
 def _from_file(run: RunData, entry: Mapping[str, Any], rank: int) -> Ranked:
     rank_of_file = entry.get("rank") if isinstance(entry.get("rank"), int) else rank
     graph = _mapping(entry.get("graph"))
     network = _mapping(entry.get("network"))
     code, note = _load_lines(run, entry, rank=int(rank_of_file or 0))
     return Ranked(
-        key=f"rank-{rank_of_file}",
+        key=f"rank-{rank}",
         title=f"Rank {rank_of_file}",
         facts=list(_facts(entry)),
         drawing=drawing_of(graph),
@@ -151,19 +156,21 @@ def _load_lines(run: RunData, entry: Mapping[str, Any], *, rank: int) -> tuple[s
     """Return the Python lines that load an architecture, and a note."""
     path = str(run.folder / "top_architectures.json")
     graph = _mapping(entry.get("network")) or _mapping(entry.get("graph"))
-    nodes = graph.get("nodes") or [{}]
-    if isinstance(nodes[0], Mapping) and "node_type" in nodes[0]:
+    nodes = graph.get("nodes")
+    first = _mapping(nodes[0]) if isinstance(nodes, list) and nodes else {}
+    if "node_type" in first:
         has_weights = bool(_mapping(entry.get("weights")))
         end = "" if has_weights else ", weights=False"
         note = "With its trained weights." if has_weights else "A new, untrained model: no weights were saved."
         return f"import gflownet\nmodel = gflownet.load({path!r}, rank={rank}{end})", note
-    kind = _ASSIGNMENT if "name" in nodes[0] else _COLOURED
+    kind = _ASSIGNMENT if "name" in first else _COLOURED
     if _mapping(graph.get("graph")).get("program") is not None:
         kind = _PROGRAM
-    lines = f"import json\n{kind}\nentry = next(e for e in json.load(open({path!r})) if e['rank'] == {rank})\n"
+    lines = f"import json, pathlib\n{kind}\nentries = json.loads(pathlib.Path({path!r}).read_text())\n"
     weights = _mapping(entry.get("weights")).get("file")
     note = f"Trained weights: {run.folder / str(weights)} (safetensors)." if weights else ""
-    return f"{lines}graph = Graph.from_dict(entry['graph'])", note
+    chosen = f"next(entry['graph'] for entry in entries if entry['rank'] == {rank})"
+    return f"{lines}graph = Graph.from_dict({chosen})", note
 
 
 def _mapping(value: object) -> Mapping[str, Any]:

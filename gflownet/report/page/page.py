@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import cache
@@ -23,7 +24,7 @@ from gflownet.report.page.ranking import reference_section
 from gflownet.report.page.run_data import RunData
 from gflownet.report.page.timing import time_section
 
-PAGE_NAME = "report.html"
+_log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -34,6 +35,7 @@ class Section:
     title: str
     short: str  # in the list of sections
     content: Any  # for the template sections/KEY.html.j2
+    error: str = ""  # why there is no content
 
 
 def page_of(run: RunData, *, written: datetime | None = None) -> str:
@@ -59,27 +61,34 @@ def render(template: str, **content: Any) -> str:
 
 
 def sections_of(run: RunData) -> Sequence[Section]:
-    """Return the sections of the page that have content, in order."""
+    """Return the sections of the page that have content, in order; one with an error has the error as content."""
     certify = resume_command(run, "certify=true")
-    sections = [
-        Section("best", "Best architectures", "Best", best_section(run)),
-        Section("references", "Against references", "References", reference_section(run)),
-        Section("curves", "Progress", "Progress", curves_of(run)),
-        Section(
-            "certificate",
-            "Does it sample in proportion to the reward?",
-            "Certificate",
-            certificate_section(run, command=certify),
+    builders: tuple[tuple[str, str, str, Callable[[RunData], Any]], ...] = (
+        ("best", "Best architectures", "Best", best_section),
+        ("references", "Against references", "References", reference_section),
+        ("curves", "Progress", "Progress", curves_of),
+        (
+            *("certificate", "Does it sample in proportion to the reward?", "Certificate"),
+            lambda run: certificate_section(run, command=certify),
         ),
-        Section("effects", "What distinguishes good architectures", "What matters", effect_section(run)),
-        Section("front", "Pareto front", "Pareto front", front_section(run)),
-        Section("diversity", "Diversity and novelty", "Diversity", diversity_section(run)),
-        Section("distribution", "Scores: sampled and evaluated", "Scores", distribution_section(run)),
-        Section("time", "Where the time went", "Time", time_section(run)),
-        Section("failures", "Failed evaluations", "Failures", failure_section(run)),
-        Section("configuration", "Configuration and commands", "Configuration", configuration_section(run)),
-    ]
-    return [section for section in sections if section.content]
+        ("effects", "What distinguishes good architectures", "What matters", effect_section),
+        ("front", "Pareto front", "Pareto front", front_section),
+        ("diversity", "Diversity and novelty", "Diversity", diversity_section),
+        ("distribution", "Scores: sampled and evaluated", "Scores", distribution_section),
+        ("time", "Where the time went", "Time", time_section),
+        ("failures", "Failed evaluations", "Failures", failure_section),
+        ("configuration", "Configuration and commands", "Configuration", configuration_section),
+    )
+    sections = [_section(run, *row) for row in builders]
+    return [section for section in sections if section.content or section.error]
+
+
+def _section(run: RunData, key: str, title: str, short: str, build: Callable[[RunData], Any]) -> Section:
+    try:
+        return Section(key, title, short, build(run))
+    except Exception as error:  # data of another version or a damaged file: the other sections are written
+        _log.warning("section %s of the report: %s: %s", key, type(error).__name__, error)
+        return Section(key, title, short, None, error=f"{type(error).__name__}: {error}")
 
 
 @cache

@@ -25,7 +25,7 @@ class ReferenceSection:
 
 def reference_section(run: RunData) -> ReferenceSection | None:
     """Return the references of a run with the best ranks, None without references."""
-    ranks = [each for entry in run.top[:NUM_RANKS] if (each := _rank(entry)) is not None]
+    ranks = [each for place, entry in enumerate(run.top[:NUM_RANKS]) if (each := _rank(entry, place)) is not None]
     references = [each for entry in run.references if (each := _reference(entry)) is not None]
     if not references:
         return None
@@ -42,11 +42,11 @@ def reference_section(run: RunData) -> ReferenceSection | None:
     return ReferenceSection(chart, [_compared(ranks[0], reference) for reference in references] if ranks else ())
 
 
-def _rank(entry: Mapping[str, Any]) -> Estimate | None:
+def _rank(entry: Mapping[str, Any], place: int) -> Estimate | None:
     final = entry.get("final")
     if not isinstance(final, Mapping) or not isinstance(final.get("mean"), int | float):
         return None
-    name, href = f"Rank {entry.get('rank')}", f"#rank-{entry.get('rank')}"
+    name, href = f"Rank {entry.get('rank')}", f"#rank-{place}"
     return _estimate(name, final["mean"], final.get("interval"), entry, href=href, is_marked=True)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -13,7 +14,7 @@ import yaml
 from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
-from gflownet.config import CONFIG_NAME, OPTIONS, config_of, to_mapping
+from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.evaluation.store_database import STORE_NAME
@@ -23,6 +24,8 @@ from gflownet.report.page.features import Description, described
 from gflownet.report.page.secrets import masked, masked_options
 from gflownet.run_marker import RunMarker, read_marker
 from gflownet.run_status import STATUS_NAME, RunState, RunStatus, read_status
+
+_DUMPER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)  # libyaml's is ten times faster
 
 
 @dataclass(frozen=True)
@@ -83,7 +86,7 @@ def read_run(folder: Path) -> RunData:
     if marker is None and not (folder / CONFIG_NAME).is_file():
         raise UserError(f"{folder}: expected the log_dir of a run, got a folder without one")
     tree = _options(folder / CONFIG_NAME, problems) if marker is None else marker.config
-    tree, store_url = _completed(tree, problems)
+    tree = _completed(tree)
     run_id = "" if marker is None else marker.run
     is_after_end = (status := read_status(folder)) is not None and status.state is RunState.COMPLETED
     if status is None and (folder / STATUS_NAME).exists():
@@ -100,10 +103,10 @@ def read_run(folder: Path) -> RunData:
         folder=folder,
         run_id=run_id,
         config=masked_options(tree),
-        config_text=_yaml(masked_options(tree)),
+        config_text=yaml.dump(masked_options(tree), Dumper=_DUMPER, sort_keys=False, allow_unicode=True),
         status=status,
         metrics=_metric_rows(folder / "metrics.jsonl", problems),
-        evaluations=_evaluations(folder, store_url, run=run_id, problems=problems),
+        evaluations=_evaluations(folder, _store_url(tree, problems), run=run_id, problems=problems),
         top=listed("top_architectures.json", is_needed=is_after_end),
         references=listed("references.json", is_needed=False),
         front=listed("pareto_front.json", is_needed=False),
@@ -132,23 +135,30 @@ def _options(path: Path, problems: list[str]) -> dict[str, Any]:
     return tree
 
 
-def _completed(tree: Mapping[str, Any], problems: list[str]) -> tuple[Mapping[str, Any], str]:
-    """Return the options with defaults of those that are missing, unresolved, and the resolved URL of the store."""
+def _completed(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options with the defaults of missing ones; not checked, so that any version can be shown."""
+    complete = copy.deepcopy(dict(tree))
+    for key, option in OPTIONS.items():
+        *groups, name = key.split(".")
+        group: Any = complete
+        for each in groups:
+            group = group.setdefault(each, {}) if isinstance(group, dict) else None
+        if isinstance(group, dict):
+            group.setdefault(name, option.default)
+    return complete
+
+
+def _store_url(tree: Mapping[str, Any], problems: list[str]) -> str | None:
+    """Return evaluation.store_url with interpolations replaced, None if that is impossible."""
+    group = tree.get("evaluation")
+    text = str((group.get("store_url") if isinstance(group, Mapping) else "") or "")
+    if "${" not in text:
+        return text
     try:
-        config = config_of(tree)
-    except UserError as error:
-        problems.append(f"The config is of another version: {error}")
-        return tree, ""
-    try:
-        url = str(config.evaluation.store_url or "")
+        return str(cast(Any, OmegaConf.create(dict(tree))).evaluation.store_url)
     except OmegaConfBaseException as error:
         problems.append(f"evaluation.store_url: {str(error).splitlines()[0]}; evaluations are missing.")
-        url = ""
-    return to_mapping(config), url
-
-
-def _yaml(tree: Mapping[str, Any]) -> str:
-    return OmegaConf.to_yaml(cast(Any, OmegaConf.create(dict(tree))), resolve=False)
+        return None
 
 
 def _metric_rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
@@ -173,9 +183,11 @@ def _metric_rows(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     return sorted(rows, key=lambda row: row["step"])
 
 
-def _evaluations(folder: Path, url: str, *, run: str, problems: list[str]) -> list[EvaluationRecord]:
+def _evaluations(folder: Path, url: str | None, *, run: str, problems: list[str]) -> list[EvaluationRecord]:
     """Return the finished rows of the run; of a run without id, all rows."""
     path = folder / STORE_NAME
+    if url is None:
+        return []
     if not url and not path.exists():
         problems.append(f"{STORE_NAME} is missing: there are no evaluations.")
         return []

@@ -1,0 +1,159 @@
+"""Run folders without a run: marker, config, status, metrics, evaluations; and pages read back."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
+from functools import cache
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from gflownet.config import load_config, to_mapping, to_yaml
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.evaluation.store import EvaluationStore
+from gflownet.evaluation.store_rows import EvaluationRecord
+from gflownet.graphs.assignment import Assignment
+from gflownet.report.page import page_of, read_run
+from gflownet.run_marker import RunMarker, write_marker
+
+RUN = "0123456789abcdef" * 2
+WRITTEN = datetime(2026, 11, 23, 12, 0, tzinfo=UTC)
+STARTED = "2026-11-23T11:00:00+00:00"
+# Elements without an end tag.
+_VOID = frozenset({"meta", "link", "br", "path", "circle", "rect", "input", "hr", "img"})
+
+
+class Page(HTMLParser):
+    """The elements of a page: attributes, texts by section, and the nesting of tags."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.text, self.ids, self.links, self.tags = text, list[str](), list[str](), list[str]()
+        self.sections: dict[str, str] = {}
+        self.addresses = list[str]()  # of everything that a browser loads
+        self._open, self._section = list[str](), "header"
+        self.feed(text)
+        self.close()
+        assert not self._open, f"elements without an end: {self._open}"
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        attributes = {name: value or "" for name, value in attrs}
+        self.tags.append(tag)
+        if "id" in attributes:
+            self.ids.append(attributes["id"])
+        if tag == "section":
+            self._section = attributes["id"]
+        if tag == "a":
+            self.links.append(attributes["href"])
+        self.addresses += [attributes[name] for name in ("src", "srcset", "data", "poster") if name in attributes]
+        if tag == "link":
+            self.addresses.append(attributes["href"])
+        if tag not in _VOID:
+            self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        if tag in _VOID:
+            return
+        assert self._open[-1:] == [tag], f"expected the end of {self._open[-1:]}, got </{tag}>"
+        self._open.pop()
+
+    def handle_data(self, data: str) -> None:
+        if self._open[-1:] not in (["style"], ["script"]):
+            words = " ".join(data.split())
+            self.sections[self._section] = f"{self.sections.get(self._section, '')} {words}".strip()
+
+
+def page(folder: Path, **options: Any) -> Page:
+    """Return the page of a run folder, read back; every id is unique and every link leads to one."""
+    read = Page(page_of(read_run(folder), written=options.get("written", WRITTEN)))
+    assert "could not be written" not in read.text
+    assert len(set(read.ids)) == len(read.ids)
+    assert all(link.startswith("#") and link[1:] in read.ids for link in read.links)
+    assert all(address.startswith("data:") for address in read.addresses)
+    return read
+
+
+def assignment_of(**values: Any) -> dict[str, Any]:
+    """Return the node-link data of an assignment."""
+    return Assignment.of(values).to_dict()
+
+
+def record(number: int, score: float | None, graph: Mapping[str, Any], **fields: Any) -> EvaluationRecord:
+    """Return an evaluation; without a score a failed one."""
+    values: dict[str, Any] = {
+        "hash": f"h{number}",
+        "key": str(number),
+        "graph": json.dumps(graph),
+        "score": 0.0 if score is None else score,
+        "status": EvaluationStatus.FAILED if score is None else EvaluationStatus.OK,
+        "seconds": 1.5,
+        "step": number + 1,
+        "run": RUN,
+        "created": "2026-11-23T11:20:00.000+00:00",
+    }
+    return EvaluationRecord(**{**values, **fields})
+
+
+def metric_rows(num: int) -> list[dict[str, Any]]:
+    """Return the rows of a run of `num` steps."""
+    return [
+        {
+            **{"step": step, "loss": 100.0 / step, "log_Z": -5.0 + step / num, "log_reward_mean": -20.0 / step},
+            **{"score_mean": 0.5 + step / num / 4, "score_best": 0.7 + step / num / 5, "num_distinct": 4 * step},
+            **{"cached_share": step / num, "failed_share": 0.1, "busy_share": 0.4, "seconds": 2.0 * step, "run": RUN},
+        }
+        for step in range(1, num + 1)
+    ]
+
+
+def status_of(state: str, *, message: str = "", is_alive: bool = False, phase: str = "training") -> dict[str, Any]:
+    """Return the content of status.json with one session."""
+    process = psutil.Process()
+    session = {
+        "command": ["/somewhere/gflownet/train.py", "--config", "choices", "seed=3"],
+        "started": STARTED,
+        "host": platform.node(),
+        "pid": os.getpid() if is_alive else 2**22 + 1,
+        "process_created": process.create_time(),
+        "versions": {"gflownet": "0.1.0", "python": "3.11.7", "torch": "2.13.0"},
+        "phase": phase,
+        "seconds": {"start-up": 2.0, "training": 90.0, "final stage": 8.0},
+    }
+    return {"format": 1, "state": state, "message": message, "sessions": [session]}
+
+
+@cache
+def _config(name: str, options: tuple[str, ...]) -> tuple[str, dict[str, Any]]:
+    config = load_config(name, list(options))
+    return to_yaml(config), to_mapping(config)
+
+
+def write_run(
+    folder: Path,
+    records: Sequence[EvaluationRecord] = (),
+    *,
+    rows: Sequence[Mapping[str, Any]] = (),
+    status: Mapping[str, Any] | None = None,
+    config: str = "choices",
+    options: Sequence[str] = (),
+    files: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write a run folder and return it; `files` are further JSON files by name."""
+    folder.mkdir(parents=True, exist_ok=True)
+    text, tree = _config(config, tuple(options))
+    (folder / "config.yaml").write_text(text)
+    write_marker(folder, RunMarker(RUN, ("config.yaml",), tree))
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    if status is not None:
+        (folder / "status.json").write_text(json.dumps(status))
+    for name, content in (files or {}).items():
+        (folder / name).write_text(json.dumps(content))
+    with EvaluationStore(folder / "evaluations.sqlite", context="test") as store:
+        store.add(records)
+    return folder

@@ -1,0 +1,378 @@
+"""report.html of run folders: content, states, hostile words, missing files, size, determinism."""
+
+from __future__ import annotations
+
+import json
+import random
+from collections.abc import Callable, Mapping
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from gflownet.errors import UserError
+from gflownet.evaluation.status import EvaluationStatus
+from gflownet.graphs.assignment import Assignment
+from gflownet.report.page import page_of, read_run
+from tests.evaluation.candidates import classifier_graph
+from tests.report.page.folders import (
+    RUN,
+    WRITTEN,
+    Page,
+    assignment_of,
+    metric_rows,
+    page,
+    record,
+    status_of,
+    write_run,
+)
+
+PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"
+HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7 * 7 }}'
+
+
+def choices(num: int, *, num_failed: int = 0) -> list[Any]:
+    """Return evaluations of assignments; scores rise with x and are higher with kernel a."""
+    generator = random.Random(0)
+    records = []
+    for i in range(num):
+        kernel = "a" if i % 2 else "b"
+        score = 0.5 + 0.3 * i / num + (0.1 if kernel == "a" else 0.0) + generator.gauss(0, 0.01)
+        records.append(record(i, score, assignment_of(kernel=kernel, x=i)))
+    return records + [
+        record(num + i, None, assignment_of(kernel="b", x=num + i), error=f"ValueError: node {i} has no input")
+        for i in range(num_failed)
+    ]
+
+
+def top_of(num: int) -> list[dict[str, Any]]:
+    """Return the entries of top_architectures.json."""
+    return [
+        {
+            "rank": rank,
+            "run": RUN,
+            "validation_score": 0.95 - rank / 100,
+            "test_score": 0.9 - rank / 100,
+            "num_parameters": 1000 + rank,
+            "metrics": {"train_loss": 0.25},
+            "final": {
+                "mean": 0.9 - rank / 100,
+                "interval": [0.85 - rank / 100, 0.95 - rank / 100],
+                "scores": [0.9, 0.9],
+            },
+            "graph": classifier_graph((4 + rank, "relu")).to_dict(),
+        }
+        for rank in range(num)
+    ]
+
+
+def finished_run(folder: Path, **fields: Any) -> Path:
+    """Write a completed run with every file."""
+    files = {
+        "top_architectures.json": top_of(3),
+        "references.json": [
+            {"name": "best of 4 random", "mean": 0.7, "interval": [0.65, 0.75], "test_score": 0.6, "num_parameters": 9},
+            {"name": "scikit-learn", "mean": 0.91, "interval": [0.9, 0.92], "test_score": 0.9, "num_parameters": 7510},
+        ],
+    }
+    given: dict[str, Any] = {"rows": metric_rows(20), "status": status_of("completed"), "files": files}
+    return write_run(folder, choices(40, num_failed=5), **{**given, **fields})
+
+
+def test_page_of_finished_run_has_every_section(tmp_path):
+    read = page(finished_run(tmp_path))
+    assert list(read.sections)[1:] == [
+        *("best", "references", "curves", "certificate", "effects", "diversity", "distribution", "time", "failures"),
+        "configuration",
+    ]
+    assert {"header", "nav", "main", "footer", "h1"} <= set(read.tags)
+    assert read.tags.count("main") == read.tags.count("h1") == 1
+    header = read.sections["header"]
+    assert "Completed" in header
+    assert "choices in your own code (choices)" in header
+    assert "trajectory balance (tb)" in header
+    assert "45, 5 failed" in header
+    assert "20 of 100" in header
+    assert "1 min 40 s" in header  # 2 + 90 + 8 seconds
+    assert "written at 2026-11-23 12:00 UTC" in header
+
+
+def test_curves_show_what_metrics_have(tmp_path):
+    read = page(finished_run(tmp_path))
+    titles = (
+        "Score of sampled",
+        "Loss",
+        "Learned log Z",
+        "Different architectures",
+        "known before",
+        "Evaluator at work",
+    )
+    assert all(title in read.sections["curves"] for title in titles)
+    assert "mean of a batch: 0.5125 at 1, 0.75 at 20" in read.sections["curves"]
+    assert f"log Z: {MINUS}4.95 at 1, {MINUS}4 at 20" in read.sections["curves"]
+    bare = page(write_run(tmp_path / "bare", rows=[{"step": 1, "score_mean": 0.5}, {"step": 2, "score_mean": None}]))
+    assert "Score of sampled" in bare.sections["curves"]
+    assert "Loss" not in bare.sections["curves"]
+
+
+def test_best_architectures_have_scores_and_load_lines(tmp_path):
+    folder = finished_run(tmp_path)
+    best = page(folder).sections["best"]
+    assert f"0.9 {PLUS_MINUS} 0.05" in best
+    assert "1,002" in best
+    assert f"gflownet.load('{folder}/top_architectures.json', rank=2, weights=False)" in best
+    assert page(folder).tags.count("article") == 3
+    weights = [{**top_of(1)[0], "weights": {"file": "architectures/rank_0.safetensors", "sha256": "0"}}]
+    (folder / "top_architectures.json").write_text(json.dumps(weights))
+    assert f"gflownet.load('{folder}/top_architectures.json', rank=0)" in page(folder).sections["best"]
+
+
+def test_load_line_of_choices_runs(tmp_path):
+    entry = {"rank": 4, "validation_score": 0.5, "graph": assignment_of(kernel="rbf", c=1.5)}
+    folder = write_run(tmp_path, files={"top_architectures.json": [entry]})
+    text = page_of(read_run(folder), written=WRITTEN)
+    code = text.partition("Python lines that load Rank 4")[2].partition("<code>")[2].partition("</code>")[0]
+    space: dict[str, Any] = {}
+    exec(code.replace("&#39;", "'"), space)
+    assert space["graph"] == Assignment.of({"kernel": "rbf", "c": 1.5})
+
+
+def test_running_run_shows_best_evaluations_and_time_left(tmp_path):
+    status = status_of("running", is_alive=True)
+    folder = write_run(tmp_path, choices(40), rows=metric_rows(20), status=status)
+    read = page(folder)
+    header = read.sections["header"]
+    assert "Running: training, step 20 of 100" in header
+    assert "about 2 min 40 s" in header  # 80 steps of 2 s
+    assert "1 h" in header  # from the start to the time of writing
+    assert "Rank 0 so far" in read.sections["best"]
+    scores = [each.score for each in read_run(folder).successes]
+    assert f"{max(scores):.4g}" in read.sections["best"]
+    assert "progress" in read.tags
+
+
+def test_best_evaluations_respect_constraints(tmp_path):
+    records = [record(i, 0.5 + i / 10, assignment_of(x=i), metrics={"size": i}) for i in range(4)]
+    folder = write_run(tmp_path, records, options=["evaluation.constraints={size: 2}"])
+    best = page(folder).sections["best"]
+    assert "0.7" in best
+    assert "0.8" not in best
+
+
+@pytest.mark.parametrize(
+    ("state", "message", "words"),
+    [
+        ("interrupted", "SIGINT", "Interrupted by SIGINT at step 20 of 100"),
+        ("failed", "ValueError: no data", "Failed at step 20 of 100: ValueError: no data"),
+        ("running", "", "Killed at step 20 of 100: the process ended without a final state"),
+    ],
+)
+def test_state_in_words(tmp_path, state, message, words):
+    read = page(write_run(tmp_path, rows=metric_rows(20), status=status_of(state, message=message)))
+    assert words in read.sections["header"]
+    assert f"python -m gflownet.train log_dir={tmp_path} resume=true" in read.sections["configuration"]
+
+
+def test_run_of_an_earlier_version_has_a_page(tmp_path):
+    read = page(write_run(tmp_path, choices(3), rows=metric_rows(5)))
+    assert "State unknown, step 5 of 100" in read.sections["header"]
+    assert "10 s" in read.sections["header"]  # from the metrics
+
+
+def test_search_method_counts_evaluations(tmp_path):
+    rows = [{"step": i, "score_mean": 0.5, "seconds": 1.0 * i} for i in range(1, 11)]
+    options = ["search.method=random", "budget.evaluations=80"]
+    folder = write_run(tmp_path, choices(40), rows=rows, status=status_of("interrupted"), options=options)
+    read = page(folder)
+    assert "evaluation 40 of 80" in read.sections["header"]
+    assert "uniformly random actions (random)" in read.sections["header"]
+    rows += [{"step": i, "loss": 1.0} for i in range(11, 14)]
+    read = page(write_run(tmp_path / "later", choices(40), rows=rows, status=status_of("failed"), options=options))
+    assert "the search is done; step of the sampler 3 of 100" in read.sections["header"]
+
+
+def test_references_are_compared_with_the_best(tmp_path):
+    text = page(finished_run(tmp_path)).sections["references"]
+    assert "Rank 0 is 0.2 above best of 4 random; the intervals do not overlap" in text
+    assert "Rank 0 is 0.01 below scikit-learn; the intervals overlap" in text
+
+
+def test_effects_name_the_feature_that_matters(tmp_path):
+    text = page(finished_run(tmp_path)).sections["effects"]
+    assert "kernel = a: the 20 architectures with it score" in text
+    assert "associations, not causes" in text
+    records = choices(40)
+    scores = {kernel: [r.score for r in records if f'"{kernel}"' in r.graph] for kernel in "ab"}
+    difference = np.mean(scores["a"]) - np.mean(scores["b"])
+    assert f"{difference:.3g}" in text
+
+
+def test_failures_are_grouped_without_their_numbers(tmp_path):
+    timeout = record(90, None, assignment_of(x=1), status=EvaluationStatus.TIMEOUT, error="after 3.5 s")
+    crash = record(91, None, assignment_of(x=2), error="Traceback (most recent call last):\n  File x\nOSError: gone")
+    text = page(write_run(tmp_path, [*choices(10, num_failed=5), timeout, crash])).sections["failures"]
+    assert "7 of 17 evaluations failed" in text
+    assert "5 failed (71% of the failures): ValueError: node 0 has no input" in text
+    assert "1 exceeded the deadline" in text
+    assert "OSError: gone" in text
+    assert "None of 10 evaluations failed" in page(write_run(tmp_path / "b", choices(10))).sections["failures"]
+
+
+def test_front_is_linked_to_drawings(tmp_path):
+    graph = classifier_graph((4, "relu")).to_dict()
+    records = [record(i, 0.5, graph, metrics={"accuracy": i / 10, "parameters": 100.0 * i}) for i in range(10)]
+    front = [
+        {"rank": rank, "metrics": dict(records[i].metrics), "graph": graph, "num_parameters": 100}
+        for rank, i in enumerate((9, 5))
+    ]
+    options = ["evaluation.objectives=[accuracy,parameters]"]
+    folder = write_run(tmp_path, records, config="digits", options=options, files={"pareto_front.json": front})
+    read = page(folder)
+    assert {"#front-0", "#front-1"} <= set(read.links)
+    assert "2 architectures are on the Pareto front of accuracy and parameters" in read.sections["front"]
+    (folder / "pareto_front.json").unlink()
+    assert "computed at the end of the run" in page(folder).sections["front"]
+
+
+def test_configuration_lists_changes_versions_and_commands(tmp_path):
+    folder = write_run(tmp_path, status=status_of("completed"), options=["seed=3", "replay.warmup=8"])
+    text = page(folder).sections["configuration"]
+    assert "replay.warmup 8" in text
+    assert "torch 2.13.0" in text
+    assert "python -m gflownet.train --config choices seed=3" in text
+    assert f"python -m gflownet.train --config {folder}/config.yaml log_dir={folder}_again" in text
+    assert "certify_samples" not in text.partition("The whole config")[0]
+
+
+@pytest.mark.parametrize("place", ["task", "error", "value", "place", "message", "metric", "reference", "problem"])
+def test_hostile_words_stay_text(tmp_path, place):
+    options, records, status, files = [], choices(12), status_of("completed"), dict[str, Any]()
+    if place == "task":
+        options = [f"wandb.name='{HOSTILE}'"]
+    elif place == "error":
+        records.append(record(99, None, assignment_of(x=1), error=f"{HOSTILE}\n{HOSTILE}"))
+    elif place == "value":
+        records = [record(i, i / 12, assignment_of(kernel=HOSTILE if i % 2 else "b")) for i in range(12)]
+    elif place == "place":
+        records = [record(i, i / 12, assignment_of(**{HOSTILE: i % 2})) for i in range(12)]
+    elif place == "message":
+        status = status_of("failed", message=HOSTILE)
+    elif place == "metric":
+        files["top_architectures.json"] = [{**top_of(1)[0], "metrics": {HOSTILE: 1.0}, "rank": 0}]
+    elif place == "reference":
+        files["references.json"] = [{"name": HOSTILE, "mean": 0.5, "interval": [0.4, 0.6]}]
+    elif place == "problem":
+        files["pareto_front.json"] = {HOSTILE: 1}
+    folder = write_run(tmp_path, records, rows=metric_rows(3), status=status, files=files, options=options)
+    clean = page(write_run(tmp_path / "clean", choices(12), rows=metric_rows(3), status=status_of("completed")))
+    read = page(folder)
+    assert read.tags.count("script") == clean.tags.count("script") == 1
+    assert "img" not in read.tags
+    assert "<script>alert" not in read.text
+    if place not in ("problem",):
+        assert any("alert(" in text for text in read.sections.values())
+        assert any("{{ 7 * 7 }}" in text for text in read.sections.values()) or place == "task"
+
+
+def test_secrets_are_masked(tmp_path, monkeypatch):
+    monkeypatch.setenv("PGPASSWORD", "hunter2")
+    monkeypatch.delenv("ABSENT", raising=False)
+    status = status_of("failed", message="cannot connect to postgresql://me:hunter2@host/db")
+    status["sessions"][0]["command"].append("evaluation.store_url=postgresql://me:hunter2@host/db")
+    error = record(1, None, assignment_of(x=1), error="GET https://user:hunter2@host/x?token=hunter2 failed")
+    options = ["evaluation.store_url=postgresql://me:${oc.env:ABSENT}@host/db", "task_options.api_key=hunter2"]
+    folder = write_run(tmp_path, [error], status=status, options=options)
+    text = page(folder).text
+    assert "hunter2" not in text
+    assert "${oc.env:ABSENT}" in text
+    (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("postgresql", "sqlite"))
+
+
+Damage = Callable[[Path], object]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "words"),
+    [
+        ("run.json", b"{", "damaged file"),
+        ("status.json", b"[1", "status.json is damaged"),
+        ("metrics.jsonl", None, "metrics.jsonl is missing"),
+        ("metrics.jsonl", b'{"step": 1}\n{"ste\n{"step": 2}\n', "1 damaged line left out"),
+        ("evaluations.sqlite", None, "evaluations.sqlite is missing"),
+        ("evaluations.sqlite", b"no database", "evaluations cannot be read"),
+        ("top_architectures.json", None, "top_architectures.json is missing"),
+        ("top_architectures.json", b"[{", "top_architectures.json is damaged"),
+        ("references.json", b'{"a": 1}', "references.json is damaged"),
+        ("certificate.json", b"\xff", "certificate.json is damaged"),
+        ("pareto_front.json", b"[" * 100_000, "pareto_front.json is damaged"),
+    ],
+)
+def test_missing_and_damaged_files_are_named(tmp_path, name, content, words):
+    folder = finished_run(tmp_path)
+    if content is None:
+        (folder / name).unlink()
+    else:
+        (folder / name).write_bytes(content)
+    read = page(folder)
+    assert words in read.sections["header"]
+    assert "configuration" in read.sections
+
+
+def test_odd_entries_do_not_prevent_the_page(tmp_path):
+    odd: list[Mapping[str, Any]] = [
+        *({}, {"rank": "x", "graph": 3}, {"rank": 1, "final": 4, "metrics": [1], "graph": {"nodes": "no"}}),
+        {"rank": 2, "graph": {"nodes": [{"id": 0, "node_type": "hidden", "operation": {"name": 3}}], "edges": []}},
+    ]
+    files = {"top_architectures.json": odd, "references.json": odd, "pareto_front.json": odd, "certificate.json": {}}
+    options = ["evaluation.objectives=[accuracy,parameters]"]
+    folder = write_run(tmp_path, choices(12), config="digits", options=options, files=files)
+    assert "best" in page(folder).sections
+
+
+def test_half_a_line_of_a_killed_run_is_no_problem(tmp_path):
+    folder = write_run(tmp_path, rows=metric_rows(4), status=status_of("running"))
+    with (folder / "metrics.jsonl").open("a") as file:
+        file.write('{"step": 5, "lo')
+    assert not read_run(folder).problems
+    assert "step 4 of 100" in page(folder).sections["header"]
+
+
+def test_folder_without_a_run_raises(tmp_path):
+    with pytest.raises(UserError, match="expected the log_dir of a run"):
+        read_run(tmp_path)
+
+
+def test_evaluations_of_other_runs_are_left_out(tmp_path):
+    records = [*choices(3), record(50, 0.99, assignment_of(x=1), run="f" * 32)]
+    assert len(read_run(write_run(tmp_path, records)).evaluations) == 3
+
+
+def test_same_files_give_the_same_text(tmp_path):
+    folder = finished_run(tmp_path)
+    first, second = (page_of(read_run(folder), written=WRITTEN) for _ in range(2))
+    assert first == second
+    later = page_of(read_run(folder), written=WRITTEN + timedelta(minutes=1))
+    assert later.replace("12:01 UTC", "12:00 UTC") == first
+
+
+def test_long_runs_have_small_pages(tmp_path):
+    records = choices(800, num_failed=80)
+    text = page_of(read_run(write_run(tmp_path, records, rows=metric_rows(2_000))), written=WRITTEN)
+    short = page_of(read_run(write_run(tmp_path / "b", records[:200], rows=metric_rows(400))), written=WRITTEN)
+    assert len(text) < 250_000
+    assert len(text) < 1.5 * len(short)
+
+
+def test_page_of_no_data_is_complete(tmp_path):
+    read: Page = page(write_run(tmp_path))
+    assert list(read.sections)[1:] == ["certificate", "configuration"]
+
+
+def test_error_in_a_section_leaves_the_others(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("gflownet.report.page.page.effect_section", lambda run: 1 / 0)
+    read = Page(page_of(read_run(finished_run(tmp_path)), written=WRITTEN))
+    assert "could not be written: ZeroDivisionError" in read.sections["effects"]
+    assert "Rank 0" in read.sections["best"]
+    assert "section effects" in caplog.text
