@@ -85,6 +85,14 @@ def test_metrics_file_warns_about_damaged_line(tmp_path: Path, caplog: pytest.Lo
     ]
 
 
+def test_metrics_file_last_step_of_earlier_session(tmp_path: Path) -> None:
+    path = tmp_path / METRICS_NAME
+    write_steps(path, range(1, 8))
+    for resume_step, last_step in ((4, 7), (None, 0)):
+        with closing(MetricsFile(path, resume_step=resume_step)) as file:
+            assert file.last_step_before == last_step
+
+
 def test_metrics_file_rows_contain_run_id(tmp_path: Path) -> None:
     path = tmp_path / METRICS_NAME
     with closing(MetricsFile(path, run="a" * 32)) as file:

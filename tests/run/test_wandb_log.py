@@ -13,6 +13,7 @@ import pytest
 
 from gflownet.config import WandbConfig
 from gflownet.run.logging import METRICS_NAME
+from gflownet.run.run_log import RunResults
 from gflownet.run.wandb_log import WandbLog, has_wandb_key
 
 
@@ -27,6 +28,7 @@ class FakeWandb(ModuleType):
         self.summary: dict[str, float] = {}
         self.step_metrics: dict[str, str | None] = {}
         self.dir = "no folder"
+        self.id = ""
 
     def init(self, **options: Any) -> FakeWandb:
         self._call(f"init {options['mode']}", options)
@@ -160,7 +162,7 @@ with MetricLogger(folder, num_training_steps=2, print_every=1, wandb=WandbConfig
 @pytest.mark.usefixtures("no_wandb_key")
 def test_wandb_offline_run_writes_in_run_folder(tmp_path: Path, checkout: Path) -> None:
     command = [sys.executable, "-c", REAL_RUN, str(tmp_path)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=60)
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=120)
     first, *lines = done.stdout.splitlines()
     assert "no API key" in first
     assert [line.partition(" |")[0] for line in lines] == ["step 1/2", "step 2/2"]
@@ -169,3 +171,43 @@ def test_wandb_offline_run_writes_in_run_folder(tmp_path: Path, checkout: Path) 
     assert not (checkout / "wandb").exists()
     rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
     assert [row["loss"] for row in rows] == [1.0, 0.5]
+
+
+def test_wandb_skips_steps_that_a_killed_session_logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    log_two_steps(monkeypatch, tmp_path, "offline")
+    fake = FakeWandb({})
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    log = WandbLog(tmp_path, WandbConfig(mode="offline"), config={}, print_line=pytest.fail, logged_step=2)
+    for step in (1, 2, 3):
+        log.write(step, {"loss": 0.5})
+    assert [options["at"] for name, options in fake.calls if name == "log"] == [3]
+    other = FakeWandb({})
+    monkeypatch.setitem(sys.modules, "wandb", other)
+    (tmp_path / "new").mkdir()
+    log = WandbLog(tmp_path / "new", WandbConfig(mode="offline"), config={}, print_line=pytest.fail, logged_step=2)
+    log.write(1, {"loss": 0.5})
+    assert [options["at"] for name, options in other.calls if name == "log"] == [1], "no session has logged to wandb"
+
+
+def test_wandb_without_artifacts_logs_on(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    fake, lines = FakeWandb({}), []
+    fake.id = "abcd1234"
+    monkeypatch.setitem(sys.modules, "wandb", fake)
+    options = WandbConfig(mode="offline", checkpoint_every=2)
+    log = WandbLog(tmp_path, options, config={}, print_line=lines.append)
+    for step in (1, 2, 3):
+        log.write_checkpoint(step, tmp_path / "checkpoint.pt")  # FakeWandb has no Artifact
+        log.write(step, {"loss": 0.5})
+    log.close()
+    assert lines == ["wandb: no artifact checkpoint: module 'wandb' has no attribute 'Artifact'"]
+    assert fake.names == ["init offline", "log", "log", "log", "finish"]
+
+
+def test_failed_run_has_exit_code(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for state, exit_code in (("failed", 1), ("completed", 0), ("interrupted", 0)):
+        fake = FakeWandb({})
+        monkeypatch.setitem(sys.modules, "wandb", fake)
+        log = WandbLog(tmp_path, WandbConfig(mode="offline"), config={}, print_line=pytest.fail)
+        log.close(RunResults((), checkpoint=None, architectures=(), report=None, state=state, seconds=2.5))
+        assert fake.calls[-1] == ("finish", {"exit_code": exit_code})
+        assert fake.summary == {"state": state, "total_seconds": 2.5}
