@@ -73,6 +73,7 @@ def command_line() -> CommandLine:
     add("--out", type=Path, metavar="FOLDER", help="folder of all runs (default: logs/compare_CONFIG)")
     add("--json", type=Path, metavar="FILE", help="copy of comparison.json")
     add("--at", type=_numbers, default=(), metavar="N,N", help="evaluations at which the table shows the figures")
+    add("-q", "--quiet", action="store_true", help="only warnings, errors and the final tables")
     add("overrides", nargs="*", metavar="KEY=VALUE", help="options of all runs, as in gflownet train")
     return parser
 
@@ -82,14 +83,17 @@ def compare(options: argparse.Namespace, *, command: Sequence[str]) -> int:
     plan = plan_of(options)
     plan.check(copy=options.json)
     # Imported here: --help and errors of the command line wait for nothing.
+    from rich.console import Console
+
     from gflownet.comparison.report import print_comparison
     from gflownet.comparison.result_file import has_pictures, write_comparison
     from gflownet.comparison.session import run_plan
     from gflownet.console import make_console, print_line
 
     console = make_console()
+    progress_console = Console(quiet=True) if options.quiet else console
     with stop_signals(message=_STOP_MESSAGE) as stop:
-        comparison = run_plan(plan, num_processes=options.parallel, console=console, stop=stop)
+        comparison = run_plan(plan, num_processes=options.parallel, console=progress_console, stop=stop)
     if comparison is None:
         return EXIT_SIGNAL + (stop.signal or SIGINT)
     print_comparison(comparison, console)

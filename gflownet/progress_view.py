@@ -66,10 +66,10 @@ STATUS_FIGURES = (
 
 @dataclass(frozen=True)
 class Limits:
-    """End of a run by its budget, None without one."""
+    """Budget of a run, as in BudgetConfig; 0: no limit."""
 
-    num_evaluations: int | None = None
-    seconds: float | None = None
+    num_evaluations: int = 0
+    seconds: float = 0.0
 
 
 class Clock:
@@ -105,13 +105,13 @@ class Clock:
         done = step - self._first_step
         estimates = [elapsed / done * (self.num_steps - step)] if done > 0 else []
         used = values.get("num_distinct")
-        if self._limits.num_evaluations is not None and used is not None:
+        if self._limits.num_evaluations and used is not None:
             if self._first_evaluations is None:
                 self._first_evaluations = used if self._first_step else 0.0
             if used > self._first_evaluations:
                 seconds_each = elapsed / (used - self._first_evaluations)
                 estimates.append(max(0.0, seconds_each * (self._limits.num_evaluations - used)))
-        if self._limits.seconds is not None and "seconds" in values:
+        if self._limits.seconds and "seconds" in values:
             estimates.append(max(0.0, self._limits.seconds - values["seconds"]))
         return duration(min(estimates)) if estimates else "-"
 
@@ -235,7 +235,7 @@ class LivePanel(View):
         self._drawn_at = -math.inf
         self._left = "-"
         self._live = Live(console=console, auto_refresh=False, get_renderable=self._panel)
-        self._live.start()
+        self._live.start(refresh=True)
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
         """Redraw the panel, at most `MAX_REFRESHES_PER_SECOND` times per second."""

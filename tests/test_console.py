@@ -119,6 +119,7 @@ def test_clock_time_left() -> None:
         (Limits(seconds=350), {"num_distinct": 30, "seconds": 50.0}, "0:05:00"),
         (Limits(num_evaluations=10, seconds=350), {"num_distinct": 30, "seconds": 50.0}, "0:00:00"),
         (Limits(seconds=350), {}, "0:06:40"),
+        (Limits(0, 0.0), {"num_distinct": 30, "seconds": 50.0}, "0:06:40"),  # 0: no limit
     ],
 )
 def test_clock_time_left_by_budget(limits: Limits, values: dict[str, float], left: str) -> None:
