@@ -24,6 +24,7 @@ from tests.running_server import running_server
 DOCS = (
     "quickstart.md",
     "final-stage.md",
+    "report.md",
     "adding-a-task.md",
     "extending.md",
     "workers.md",

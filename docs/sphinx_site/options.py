@@ -101,7 +101,7 @@ PAGES: Mapping[str, str] = {
     "final.": "final-stage",
     "wandb.": "wandb",
     "tensorboard.": "wandb",
-    "report.": "run-folder",
+    "report.": "report",
     "console": "run-folder",
 }
 # Preferred pages, where they exist.

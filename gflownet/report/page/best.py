@@ -127,10 +127,15 @@ def score_words(value: object, interval: object) -> str:
     """Return a score with half the width of its interval: 0.9347 ± 0.0302."""
     match value, interval:
         case (int() | float(), [int() | float() as low, int() | float() as high]):
-            return f"{number_text(float(value))} {PLUS_MINUS} {number_text((high - low) / 2, 2)}"
+            return f"{_score(value)} {PLUS_MINUS} {_score((high - low) / 2)}"
         case (int() | float(), _):
-            return number_text(float(value))
+            return _score(value)
     return number_text(None)
+
+
+def _score(value: float) -> str:
+    """Return a score with four decimals, or four digits where it is far from 1."""
+    return f"{value:.4f}" if abs(value) < 10 and round(value, 2) else number_text(float(value))
 
 
 def _facts(entry: Mapping[str, Any]) -> Iterator[tuple[str, str]]:

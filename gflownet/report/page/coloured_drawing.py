@@ -25,7 +25,7 @@ NAMED = {
     "input": ("#e0f2fe", "#0284c7"),
     "output": ("#dcfce7", "#16a34a"),
 }
-_RADIUS, _GAP, _MARGIN = 24.0, 74.0, 34.0
+_RADIUS, _GAP, _MARGIN = 24.0, 74.0, 14.0
 _MAX_LABEL = 14
 _PLAIN_EDGE = "edge"
 

@@ -120,7 +120,7 @@ def test_curves_show_what_metrics_have(tmp_path):
 def test_best_architectures_have_scores_and_load_lines(tmp_path):
     folder = finished_run(tmp_path)
     best = page(folder).sections["best"]
-    assert f"0.9 {PLUS_MINUS} 0.05" in best
+    assert f"0.9000 {PLUS_MINUS} 0.0500" in best
     assert "1,002" in best
     assert f"gflownet.load('{folder}/top_architectures.json', rank=2, weights=False)" in best
     assert page(folder).tags.count("article") == 3
