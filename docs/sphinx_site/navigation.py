@@ -7,7 +7,16 @@ from fnmatch import fnmatch
 
 # Caption -> pages or patterns; a page that does not exist yet is left out.
 SECTIONS: dict[str, tuple[str, ...]] = {
-    "Start": ("quickstart", "tutorial/README", "report", "compare-runs", "commands", "console", "notebooks/README"),
+    "Start": (
+        "installation",
+        "quickstart",
+        "tutorial/README",
+        "report",
+        "compare-runs",
+        "commands",
+        "console",
+        "notebooks/README",
+    ),
     "Concepts": ("concepts/README", "glossary"),
     "How to": (
         "howto",
@@ -60,17 +69,23 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     ),
 }
 # Page -> pages below it.
-CHILDREN = {
-    "tutorial/README": "tutorial/*",
-    "concepts/README": "concepts/*",
-    "environments/README": "environments/*",
-    "tasks/README": "tasks/*",
-    "objectives": "objectives/*",
-    "backward-policies/README": "backward-policies/*",
-    "notebooks/README": "notebooks/*",
-    "reference/README": "reference/gflownet*",
-    "decisions/README": "decisions/*",
-    "coming-from/README": "coming-from/*",
+CHILDREN: dict[str, tuple[str, ...]] = {
+    "tutorial/README": ("tutorial/*",),
+    "concepts/README": (
+        "concepts/states-and-actions",
+        "concepts/proportional-sampling",
+        "concepts/symmetry",
+        "concepts/certificates",
+        "concepts/*",
+    ),
+    "environments/README": ("environments/*",),
+    "tasks/README": ("tasks/*",),
+    "objectives": ("objectives/*",),
+    "backward-policies/README": ("backward-policies/*",),
+    "notebooks/README": ("notebooks/*",),
+    "reference/README": ("reference/gflownet*",),
+    "decisions/README": ("decisions/*",),
+    "coming-from/README": ("coming-from/*",),
 }
 LEFTOVERS = "How to"
 
@@ -90,8 +105,9 @@ def sections_of(pages: Iterable[str]) -> dict[str, list[str]]:
 
 
 def children_of(parent: str, pages: Iterable[str]) -> list[str]:
-    """Return the pages below a page, sorted."""
-    return [page for page in sorted(pages) if fnmatch(page, CHILDREN[parent]) and page != parent]
+    """Return the pages below a page, in the order of its patterns."""
+    rows = [page for pattern in CHILDREN[parent] for page in sorted(pages) if fnmatch(page, pattern)]
+    return list(dict.fromkeys(page for page in rows if page != parent))
 
 
 def navigation_of(page: str, pages: Iterable[str]) -> str:

@@ -199,7 +199,7 @@ def all_options() -> str:
         rows = list(items)
         title = f"`{owner}`" if owner else f"`{group}`" if group else "The run"
         lines += ["", "", f"## {title}", "", rows[0].option.group_help, ""]
-        lines += ["| option | type | default | meaning |", "|---|---|---|---|"]
+        lines += ["| option | type, default | meaning |", "|---|---|---|"]
         lines += [_linked_row(item) for item in rows]
     return "\n".join([*lines, ""])
 
@@ -207,7 +207,7 @@ def all_options() -> str:
 def _linked_row(item: DocumentedOption) -> str:
     option = item.option
     target = relpath(f"{item.page}.md", dirname(ALL_OPTIONS))
-    cells = (f"[`{option.key}`]({target}#{item.anchor})", f"`{_escaped(option.type_name)}`", _default(option))
+    cells = (f"[`{option.key}`]({target}#{item.anchor})", f"{_escaped(option.type_name)}: {_default(option)}")
     return f"| {' | '.join(cells)} | {_escaped(option.help)} |"
 
 

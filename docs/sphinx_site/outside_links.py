@@ -9,7 +9,12 @@ from posixpath import dirname, join, normpath, relpath
 # Page -> file of the repository whose text it shows on the site.
 INCLUDED = {"contributing": "CONTRIBUTING.md", "changelog": "CHANGELOG.md"}
 # File of the repository -> page of the site.
-PAGES = {"README.md": "index.md", "configs": "configs.md", **{file: f"{page}.md" for page, file in INCLUDED.items()}}
+PAGES = {
+    "README.md": "index.md",
+    "README.md#install-and-run": "installation.md",
+    "configs": "configs.md",
+    **{file: f"{page}.md" for page, file in INCLUDED.items()},
+}
 _LINK = re.compile(r"(?<=\]\()([^)\s#]*)(#[^)\s]*)?(?=\))")
 
 
@@ -32,14 +37,14 @@ def _replaced(path: str, text: str, *, folder: str, docname: str) -> str:
         if file.startswith("docs/"):
             page = file.removeprefix("docs/")
         else:
-            page, anchor = page_of(file), ""
+            page, anchor = page_of(file, anchor), ""
         return relpath(page, dirname(docname) or ".") + anchor
 
     return _LINK.sub(target, text)
 
 
-def page_of(file: str) -> str:
+def page_of(file: str, anchor: str = "") -> str:
     """Return the page of the site, relative to docs/, for a file of the repository outside docs/."""
     if file.startswith("configs/"):
         return PAGES["configs"]
-    return PAGES.get(file, f"../{file}")
+    return PAGES.get(file + anchor) or PAGES.get(file, f"../{file}")

@@ -140,7 +140,8 @@ def test_links_out_of_docs_lead_to_pages(checkout: Path) -> None:
         return outside_links.with_outside_links(docname, text, checkout / "docs")
 
     assert (
-        replaced("quickstart", "[a](../README.md#install-and-run) [b](../configs)") == "[a](index.md) [b](configs.md)"
+        replaced("quickstart", "[a](../README.md#install-and-run) [b](../configs)")
+        == "[a](installation.md) [b](configs.md)"
     )
     assert replaced("tutorial/README", "[a](../../README.md)") == "[a](../index.md)"
     assert replaced("tasks/digits", "[a](../evaluation.md#the-store) [b](#here)") == (
