@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 from pathlib import Path
@@ -124,6 +125,23 @@ def test_navigation_holds_every_page_once(checkout: Path) -> None:
         child for parent in navigation.CHILDREN if parent in pages for child in navigation.children_of(parent, pages)
     ]
     assert sorted(placed) == sorted(pages - {"index"})
+
+
+def test_pages_reachable_from_first_page(checkout: Path) -> None:
+    """By links of the Markdown files, as on GitHub; the site has the sidebar in addition."""
+    docs = checkout / "docs"
+    reached, waiting = {"index.md"}, ["index.md"]
+    while waiting:
+        page = docs / waiting.pop()
+        if page.suffix != ".md":
+            continue
+        for link in re.findall(r"\]\(([^)#\s]+)", page.read_text(encoding="utf-8")):
+            target = os.path.relpath(page.parent / link, docs)
+            if (docs / target).is_file() and target not in reached:
+                reached.add(target)
+                waiting.append(target)
+    files = {f"{page}.md" if (docs / f"{page}.md").exists() else f"{page}.ipynb" for page in pages_of(docs)}
+    assert files - reached == set()
 
 
 def test_navigation_takes_new_pages() -> None:
