@@ -26,5 +26,6 @@ COMMANDS = {
     "store": Command("gflownet.store", "list, show, export, import and requeue evaluations"),
     "sample": Command("gflownet.sample_command", "sample graphs from a finished run, with log-probabilities"),
     "generate": Command("gflownet.generate", "generate text from a saved language model"),
+    "new": Command("gflownet.scaffold.__main__", "write a package with a class of your own"),
     "completion": Command("gflownet.completion", "print the completion script of a shell"),
 }

@@ -10,13 +10,14 @@ from torch import Tensor
 from gflownet.envs.computation_graph import ComputationGraphEnv
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.errors import UserError
-from gflownet.mdp.action import PAIR_TYPES, ActionBatch, ActionMasks, GraphActionType
+from gflownet.mdp.action import PAIR_TYPES, ActionBatch, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.states import Attribute, GraphStates
 from gflownet.policy.config import POLICIES, ModelConfig
-from gflownet.policy.in_parts import PolicyInParts
+from gflownet.testing import PolicyContract
+from gflownet.testing.policies import NUM_COND, conditioning_for, log_probs, visited
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
 
 # Graphs with unnamed nodes; slot environments (a fixed set of named places).
@@ -45,7 +46,6 @@ of_one_case_each = pytest.mark.parametrize(
 )
 # The networks that are equivariant to renumbering of nodes.
 of_graph_networks = pytest.mark.parametrize("make_policy", ["dense_transformer", "graph_transformer"], indirect=True)
-NUM_COND = 3
 MakePolicy = Callable[..., tuple[GraphBuildingEnvContext, Policy]]
 
 
@@ -64,40 +64,6 @@ def make_policy(request) -> MakePolicy:
         return context, policy
 
     return make
-
-
-def visited(env: Environment, *, num: int, seed: int) -> GraphStates:
-    """Return all states of random walks that stop only when nothing else is legal, in one batch."""
-    generator = torch.Generator().manual_seed(seed)
-    states, batches = env.initial_states(num), []
-    while len(states):
-        batches.append(states)
-        masks = env.forward_masks(states).masks
-        moves = ActionMasks({kind: mask for kind, mask in masks.items() if kind != GraphActionType.Stop})
-        goes_on = moves.num_actions() > 0
-        states = states[goes_on]
-        moves = ActionMasks({kind: mask[goes_on] for kind, mask in moves.masks.items()})
-        states = env.step(states, moves.sample_uniform(generator))
-    return GraphStates.cat(batches)
-
-
-def conditioning_for(num: int) -> Tensor:
-    return torch.rand(num, NUM_COND, generator=torch.Generator().manual_seed(9))
-
-
-def log_probs(
-    context: GraphBuildingEnvContext, policy: Policy, states: GraphStates, conditioning: Tensor
-) -> list[dict[tuple[int, int, int], float]]:
-    """Return the log-probability of every legal action (kind, row, column) of each state."""
-    with torch.no_grad():
-        categorical, _ = policy(context.to_batch(states), conditioning)
-    graphs, values = categorical.log_probs()
-    owner, actions = context.env.forward_masks(states).positions()
-    assert torch.equal(graphs, owner)
-    values_of: list[dict[tuple[int, int, int], float]] = [{} for _ in range(len(states))]
-    for i, graph in enumerate(owner.tolist()):
-        values_of[graph][int(actions.kind[i]), int(actions.row[i]), int(actions.column[i])] = float(values[i])
-    return values_of
 
 
 def relabelled(env: Environment, states: GraphStates, seed: int) -> tuple[GraphStates, Tensor]:
@@ -133,6 +99,35 @@ def renamed_action(env: Environment, action: tuple[int, int, int], new: list[int
     return kind, row if kind == GraphActionType.Stop else new[row], column
 
 
+# These need one environment for each network.
+OF_ONE = ("check_every_conditioning_feature_is_used", "check_conditioning_affects_its_own_state_only")
+CHECKS = [
+    (policy, name, check)
+    for policy, name in PAIRS
+    for check in PolicyContract.names()
+    if check not in OF_ONE or name == READABLE[policy][0]
+    # Without edges, the parameters for edges have no gradient.
+    if check != "check_gradient_reaches_every_parameter" or policy != "graph_transformer" or name not in PLACES
+]
+
+
+def contract_of(policy: str, name: str, *, every: int = 5) -> PolicyContract:
+    # In sequences and cells, Stop is the only action whenever it is legal.
+    idle = ("heads.stop.",) if name in ("bit_sequence", "cells") else ()
+    return PolicyContract(policy, CASES[name](), idle=idle, every=every)
+
+
+@pytest.mark.parametrize(("policy", "name", "check"), CHECKS)
+def test_policy(policy, name, check):
+    contract_of(policy, name).run(check)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("policy", "name"), PAIRS)
+def test_every_state_of_policy_is_independent_of_the_batch(policy, name):
+    contract_of(policy, name, every=1).check_output_is_independent_of_the_batch()
+
+
 @of_graph_networks
 @pytest.mark.parametrize("name", UNNAMED)
 def test_policy_is_equivariant_to_node_renumbering(make_policy, name):
@@ -147,80 +142,6 @@ def test_policy_is_equivariant_to_node_renumbering(make_policy, name):
     for graph, expected in enumerate(before):
         moved = {renamed_action(env, a, new[graph].tolist()): value for a, value in expected.items()}
         assert after[graph] == pytest.approx(moved, abs=1e-5)
-
-
-@of_readable_cases
-@pytest.mark.parametrize("every", [5, pytest.param(1, marks=pytest.mark.slow)])
-def test_policy_output_does_not_depend_on_other_states_in_batch(make_policy, name, every):
-    env = CASES[name]()
-    context, policy = make_policy(env)
-    states = visited(env, num=4, seed=3)
-    conditioning = conditioning_for(len(states))
-    batched = log_probs(context, policy, states, conditioning)
-    with torch.no_grad():
-        _, outputs = policy(context.to_batch(states), conditioning)
-    for i in range(0, len(states), every):
-        (separate,) = log_probs(context, policy, states[i : i + 1], conditioning[i : i + 1])
-        assert separate == pytest.approx(batched[i], abs=1e-5)
-        assert sum(map(torch.exp, map(torch.tensor, separate.values()))) == pytest.approx(1.0, abs=1e-5)
-        with torch.no_grad():
-            _, output = policy(context.to_batch(states[i : i + 1]), conditioning[i : i + 1])
-        assert float(output) == pytest.approx(float(outputs[i]), abs=1e-5)
-
-
-@of_one_case_each
-def test_policy_depends_on_every_conditioning_feature(make_policy, name):
-    env = CASES[name]()
-    context, policy = make_policy(env)
-    states = visited(env, num=3, seed=4)
-    has_choice = context.env.forward_masks(states).num_actions() > 1
-    states = states[has_choice]
-    plain = conditioning_for(len(states))
-    before = log_probs(context, policy, states, plain)
-    for feature in range(NUM_COND):
-        changed = plain.clone()
-        changed[:, feature] += 1.0
-        after = log_probs(context, policy, states, changed)
-        for values, changed_values in zip(before, after, strict=True):
-            assert max(abs(values[a] - changed_values[a]) for a in values) > 1e-5
-
-
-@of_one_case_each
-def test_conditioning_of_one_state_does_not_affect_other_states(make_policy, name):
-    env = CASES[name]()
-    context, policy = make_policy(env)
-    states = visited(env, num=3, seed=5)
-    plain = conditioning_for(len(states))
-    changed = plain.clone()
-    changed[0] += 1.0
-    before, after = (log_probs(context, policy, states, c) for c in (plain, changed))
-    assert before[0] != pytest.approx(after[0], abs=1e-5)
-    assert all(b == pytest.approx(a, abs=1e-6) for a, b in zip(after[1:], before[1:], strict=True))
-
-
-@pytest.mark.parametrize(
-    ("make_policy", "name"),
-    # Without edges, the parameters for edges have no gradient.
-    [pair for pair in PAIRS if pair[0] != "graph_transformer" or pair[1] not in PLACES],
-    indirect=["make_policy"],
-)
-def test_policy_gradient_reaches_every_parameter(make_policy, name):
-    """Exceptions: the key bias of attention, which shifts all scores of a node equally, and the logit of Stop in
-    sequences and cells, where Stop is the only action whenever it is legal.
-    """
-    idle = ("lin_key.bias",) if name not in ("bit_sequence", "cells") else ("lin_key.bias", "heads.stop.")
-    env = CASES[name]()
-    context, policy = make_policy(env)
-    states = visited(env, num=12, seed=6)
-    categorical, outputs = policy(context.to_batch(states), conditioning_for(len(states)))
-    _, values = categorical.log_probs()
-    weights = torch.rand(len(values), generator=torch.Generator().manual_seed(7))
-    ((values * weights).sum() + outputs.sum()).backward()
-    for parameter_name, parameter in policy.named_parameters():
-        assert parameter.grad is not None, parameter_name
-        assert bool(parameter.grad.isfinite().all())
-        if not any(part in parameter_name for part in idle):
-            assert float(parameter.grad.abs().max()) > 1e-6, parameter_name
 
 
 @of_graph_networks
@@ -280,50 +201,6 @@ def test_policy_rejects_unsupported_environment(make_policy, name):
     expected = r"model\.name=\w+: expected an environment with a fixed number of nodes( and no edges)?, got \w+Env$"
     with pytest.raises(UserError, match=expected):
         make_policy(CASES[name]())
-
-
-@of_readable_cases
-def test_policy_both_matches_forward_and_covers_backward_actions(make_policy, name):
-    """`both` has the forward distribution of `forward` and one over exactly the legal backward actions."""
-    env = CASES[name]()
-    context, policy = make_policy(env, backward=True)
-    states = visited(env, num=6, seed=8)
-    batch, conditioning = context.to_batch(states), conditioning_for(len(states))
-    with torch.no_grad():
-        forward, backward, outputs = policy.both(batch, conditioning)
-        only_forward, same_outputs = policy(batch, conditioning)
-    assert all(map(torch.equal, forward.log_probs(), only_forward.log_probs()))
-    assert torch.equal(outputs, same_outputs)
-    owner, actions = env.backward_masks(states).positions()
-    graphs, values = backward.log_probs()
-    assert torch.equal(graphs, owner)
-    totals = torch.zeros(len(states)).index_add(0, graphs, values.exp())
-    assert torch.allclose(totals, (env.backward_masks(states).num_actions() > 0).float(), atol=1e-5)
-    has_choice = env.backward_masks(states).num_actions()[owner] > 1  # a sequence has one backward action
-    assert bool(has_choice.any()) == (name != "bit_sequence")
-    assert not bool(has_choice.any()) or values[has_choice].unique().numel() > 1
-    first = torch.searchsorted(owner.sort().values, owner.unique())
-    order = owner.argsort(stable=True)[first]
-    indices = context.to_indices(batch, actions[order], graphs=owner[order], backward=True)
-    assert torch.allclose(backward.repeated(owner[order]).log_prob(indices), values[order])
-
-
-@of_readable_cases
-def test_policy_in_parts_matches_whole_policy(make_policy, name):
-    env = CASES[name]()
-    context, policy = make_policy(env, backward=True)
-    states = visited(env, num=6, seed=9)
-    batch, conditioning = context.to_batch(states), conditioning_for(len(states))
-    in_parts = PolicyInParts(policy, context, num_parts=4)
-    *distributions, outputs = policy.both(batch, conditioning)
-    *from_parts, same_outputs = in_parts.both(batch, conditioning)
-    assert torch.allclose(outputs, same_outputs, atol=1e-5)
-    for whole, parted in zip(distributions, from_parts, strict=True):
-        (graphs, values), (same_graphs, same_values) = whole.log_probs(), parted.log_probs()
-        assert torch.equal(graphs, same_graphs)
-        assert torch.allclose(values, same_values, atol=1e-5)
-    forward_values = in_parts(batch, conditioning)[0].log_probs()[1]
-    assert torch.allclose(forward_values, policy(batch, conditioning)[0].log_probs()[1], atol=1e-5)
 
 
 @of_one_case_each

@@ -1,0 +1,1 @@
+from .package import write_package as write_package

@@ -1,0 +1,14 @@
+from .contract import Contract as Contract
+from .contract import ContractError as ContractError
+from .environments import EnvironmentContract as EnvironmentContract
+from .environments import check_environment as check_environment
+from .objectives import ObjectiveContract as ObjectiveContract
+from .objectives import check_objective as check_objective
+from .operations import OperationContract as OperationContract
+from .operations import check_operation as check_operation
+from .policies import PolicyContract as PolicyContract
+from .policies import check_policy as check_policy
+from .search_methods import SearchMethodContract as SearchMethodContract
+from .search_methods import check_search_method as check_search_method
+from .tasks import TaskContract as TaskContract
+from .tasks import check_task as check_task

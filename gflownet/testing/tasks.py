@@ -1,0 +1,137 @@
+"""Contract of tasks with the trainer and the evaluator."""
+
+from __future__ import annotations
+
+import math
+from functools import cached_property
+from typing import Any
+
+import torch
+
+from gflownet.config import command_config, with_task_options
+from gflownet.envs.config import ENVIRONMENTS
+from gflownet.evaluation.randomness import candidate_seed
+from gflownet.evaluation.task import GFNTask, Score
+from gflownet.evaluation.tasks import TASKS
+from gflownet.graphs.tensor_shape import Shape
+from gflownet.mdp.action import GraphActionType
+from gflownet.mdp.environment import Environment
+from gflownet.testing.contract import Contract, expect
+
+
+def check_task(name: str, *options: str) -> None:
+    """Check a task on a random graph of its search space.
+
+    Args:
+        name: entry point, module:Class or built-in name.
+        options: `a.b=c` of the run, for example for a small space; `--config` is that of the task.
+
+    Raises:
+        ContractError: the first rule that the task breaks, in one line.
+    """
+    config = command_config(None, [f"task={name}", *options])
+    task_class = TASKS.load(name)
+    TaskContract(task_class(with_task_options(config, task_class.Config))).run_all()
+
+
+def random_object(env: Environment, *, seed: int) -> Any:
+    """Return a terminal object of a random walk."""
+    generator, states = torch.Generator().manual_seed(seed), env.initial_states(1)
+    while True:
+        action = env.forward_masks(states).sample_uniform(generator)
+        if int(action.kind[0]) == GraphActionType.Stop:
+            return env.terminal(states, 0)
+        states = env.step(states, action)
+
+
+class TaskContract(Contract):
+    """Checks of one task on a random object of the environment in its config."""
+
+    def __init__(self, task: GFNTask, *, seed: int = 1) -> None:
+        self.task, self.seed = task, seed
+        self.subject = type(task).__name__
+
+    @cached_property
+    def graph(self) -> Any:
+        """A terminal object of a random walk."""
+        config: Any = self.task.config
+        sizes = {"input_sizes": self.task.input_sizes, "output_sizes": self.task.output_sizes}
+        context = ENVIRONMENTS.load(config.env.name).from_config(
+            config.env, **sizes, num_cond_dim=self.task.num_cond_dim
+        )
+        return random_object(context.env, seed=self.seed)
+
+    def check_sizes_are_widths_or_shapes(self) -> None:
+        """Empty where the environment needs none."""
+        needs_sizes = self.task.config.env.name == "computation_graph"
+        for name in ("input_sizes", "output_sizes"):
+            sizes = getattr(self.task, name)
+            expect(isinstance(sizes, tuple), f"expected {name} to be a tuple, got {type(sizes).__name__}")
+            expect(bool(sizes) or not needs_sizes, f"expected {name} with one width or more, got ()")
+            valid = all(isinstance(size, Shape) or (type(size) is int and size > 0) for size in sizes)
+            expect(valid, f"expected {name} to be widths >= 1 or shapes, got {sizes}")
+
+    def check_score_is_finite_and_positive(self) -> None:
+        score = self.task.evaluate(self.graph, seed=1)
+        expect(isinstance(score, Score), f"expected evaluate to return a Score, got {type(score).__name__}")
+        expect(math.isfinite(score.value) and score.value > 0, f"expected a finite score > 0, got {score.value}")
+        size = score.num_parameters
+        expect(size is None or size >= 0, f"expected num_parameters >= 0 or None, got {size}")
+        for name, value in score.metrics.items():
+            expect(isinstance(value, float), f"expected a float as metric {name}, got {value!r}")
+
+    def check_seed_alone_decides_the_score(self) -> None:
+        task, graph = self.task, self.graph
+        seed = candidate_seed(0, graph.canonical_hash())
+        torch.manual_seed(1)
+        first, *_ = task.evaluate_many([graph], seeds=[seed])
+        torch.manual_seed(2)
+        other, again = task.evaluate_many([graph, type(graph).from_dict(graph.to_dict())], seeds=[seed + 1, seed])
+        expect(
+            first == again, f"expected equal scores of equal graphs and seeds, got {_shown(first)} and {_shown(again)}"
+        )
+        (fresh,) = type(task)(task.config).evaluate_many([graph], seeds=[seed])
+        expect(
+            first == fresh, f"expected the score of a new instance to be equal, got {_shown(first)} and {_shown(fresh)}"
+        )
+        expect(isinstance(other, Score), f"expected a Score with another seed, got {other!r}")
+
+    def check_evaluation_changes_neither_graph_nor_generator(self) -> None:
+        before, state = self.graph.to_dict(), torch.get_rng_state()
+        list(self.task.evaluate_many([self.graph], seeds=[3]))
+        expect(self.graph.to_dict() == before, "expected evaluate to leave the graph as it is, got a changed one")
+        same = torch.equal(torch.get_rng_state(), state)
+        expect(same, "expected evaluate_many to leave torch's global generator as it is, got another state")
+
+    def check_test_score_is_a_number_or_absent(self) -> None:
+        value = self.task.test(self.graph, seed=1)
+        valid = value is None or (isinstance(value, float) and math.isfinite(value))
+        expect(valid, f"expected test to return a finite float or None, got {value!r}")
+        expect(value == self.task.test(self.graph, seed=1), "expected equal test scores with equal seeds")
+
+    def check_log_reward_grows_with_the_score(self) -> None:
+        task = self.task
+        conditioning = task.sample_conditioning(2, generator=torch.Generator().manual_seed(0))
+        shape, expected = tuple(conditioning.encoding.shape), (2, task.num_cond_dim)
+        expect(shape == expected, f"expected conditioning {list(expected)}, got {list(shape)}")
+        worse, better = task.log_reward(torch.tensor([0.3, 0.6]), conditioning).tolist()
+        expect(worse < better <= 0, f"expected log-rewards of 0.3 < 0.6 to grow up to 0, got {worse} and {better}")
+        floored = task.log_reward(torch.tensor([0.0, -1.0]), conditioning)
+        expect(torch.isfinite(floored).all(), f"expected finite log-rewards of scores <= 0, got {floored.tolist()}")
+
+    def check_cheap_score_is_independent_of_the_seed(self) -> None:
+        """The final stage leaves out cheap tasks, because new seeds give the same score."""
+        if self.task.is_cheap:
+            first, second = (self.task.evaluate(self.graph, seed=seed) for seed in (1, 2))
+            expect(first == second, "expected a task with is_cheap to ignore the seed, got different scores")
+
+    def check_references_have_one_score_per_seed(self) -> None:
+        for reference in self.task.references(seeds=[5]):
+            num = len(reference.validation), len(reference.test)
+            expect(num == (1, 1), f"{reference.name}: expected one validation and test score per seed, got {num}")
+            value = reference.validation[0]
+            expect(0 < value <= self.task.max_score, f"{reference.name}: expected a score > 0, got {value}")
+
+
+def _shown(result: Any) -> str:
+    return str(result.value) if isinstance(result, Score) else repr(result)
