@@ -21,7 +21,7 @@ def command_line() -> CommandLine:
     """Return the parser."""
     parser = CommandLine(
         prog=program("new"),
-        description="Write a package with a class of your own: the class, its entry point, a config, a test and a README. "
+        description="Write a package with a class of your own: the class, entry point, config, test and README. "
         "Nothing is overwritten.",
     )
     kinds = ", ".join(f"{name} ({kind.summary})" for name, kind in KINDS.items())

@@ -8,11 +8,12 @@ from typing import Any
 
 import torch
 
-from gflownet.config import command_config, with_task_options
+from gflownet.config import command_config
+from gflownet.config_checks import validate
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.task import GFNTask, Score
-from gflownet.evaluation.tasks import TASKS
+from gflownet.extensions import load_extensions
 from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
@@ -30,8 +31,9 @@ def check_task(name: str, *options: str) -> None:
         ContractError: the first rule that the task breaks, in one line.
     """
     config = command_config(None, [f"task={name}", *options])
-    task_class = TASKS.load(name)
-    TaskContract(task_class(with_task_options(config, task_class.Config))).run_all()
+    validate(config)
+    config, extensions = load_extensions(config)
+    TaskContract(extensions.task(config)).run_all()
 
 
 def random_object(env: Environment, *, seed: int) -> Any:

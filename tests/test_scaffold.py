@@ -1,0 +1,119 @@
+"""gflownet new: packages of every kind, which install, pass their own tests and run."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tomllib
+from pathlib import Path
+
+import pytest
+import yaml
+
+from gflownet.config import OPTIONS, load_config
+from gflownet.errors import UserError
+from gflownet.scaffold import write_package
+from gflownet.scaffold.__main__ import main
+from gflownet.scaffold.package import KINDS
+from tests.installed_package import install
+
+SHORT = ("num_training_steps=2", "final.top=0", "wandb.mode=disabled", "report.every=null", "certify=false")
+of_every_kind = pytest.mark.parametrize("kind", KINDS)
+# One kind in the fast tests: each installs a package and starts two processes.
+of_one_kind_fast = pytest.mark.parametrize(
+    "kind", ["task", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "task")]
+)
+
+
+@of_every_kind
+def test_package_has_valid_files(kind, tmp_path, checkout):
+    written = write_package(kind, "two_words", parent=tmp_path)
+    folder = tmp_path / "two_words"
+    assert sorted(path for path in folder.rglob("*") if path.is_file()) == sorted(written)
+    assert not any("$" in path.read_text() for path in written)
+    project = tomllib.loads((folder / "pyproject.toml").read_text())
+    homes = project["project"]["entry-points"][KINDS[kind].point.group]
+    module, _, class_name = homes["two_words"].partition(":")
+    assert f"class {class_name}(" in (folder / f"{module.replace('.', '/')}.py").read_text()
+    tree = yaml.safe_load((folder / "two_words" / "configs" / "two_words.yaml").read_text())
+    load_config(str(folder / "two_words" / "configs" / "two_words.yaml"))
+    assert "two_words" in str(tree)
+    assert set(tree) <= {key.partition(".")[0] for key in OPTIONS}
+    ruff = [sys.executable, "-m", "ruff", "check", "--config", str(checkout / "pyproject.toml"), str(folder)]
+    assert subprocess.run(ruff, capture_output=True, text=True, check=False).stdout == "All checks passed!\n"
+    layout = [sys.executable, "-m", "ruff", "format", "--check", "--config", str(checkout / "pyproject.toml")]
+    assert subprocess.run([*layout, str(folder)], capture_output=True, check=False).returncode == 0
+
+
+@of_one_kind_fast
+def test_package_passes_its_tests_and_runs(kind, tmp_path, checkout):
+    write_package(kind, "generated", parent=tmp_path)
+    site = install(tmp_path / "generated", tmp_path / "site")
+    environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{site}", "OMP_NUM_THREADS": "1"}
+
+    def run(*words: str, folder: Path) -> str:
+        done = subprocess.run(
+            [sys.executable, *words], cwd=folder, env=environment, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        return done.stdout
+
+    assert " passed" in run("-m", "pytest", "-q", "-p", "no:cacheprovider", folder=tmp_path / "generated")
+    choice = ["task=generated"] if kind in ("task", "environment") else ["--config", "generated"]
+    run("-m", "gflownet", "train", *choice, *SHORT, folder=tmp_path)
+    stored = yaml.safe_load((tmp_path / "logs" / "generated" / "config.yaml").read_text())
+    assert "generated" in str({key: value for key, value in stored.items() if key != "log_dir"})
+
+
+def test_command_prints_the_next_commands(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["objective", "new_balance"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert "wrote new_balance/pyproject.toml" in lines
+    assert lines[-4:] == [
+        "next:",
+        "  python -m pip install -e new_balance",
+        "  python -m pytest new_balance",
+        "  gflownet train --config new_balance",
+    ]
+    assert main(["task", "other", "--folder", "my folder"]) == 0
+    assert "  python -m pip install -e 'my folder/other'" in capsys.readouterr().out
+
+
+MISTAKES = {
+    "digits": "task: expected a new name, got 'digits', which gflownet or an installed package has",
+    "exact": "task: expected a new name, got 'exact', which gflownet or an installed package has",
+    "json": "task: expected a new name, got 'json', which is an installed module",
+    "taken": "task: expected the name of a new folder, got 'taken', which exists",
+    **{
+        name: "task: expected a name of lower-case letters, digits and underscores, which names a Python module, "
+        f"got {name!r}"
+        for name in ("3d", "My-Task", "class", "../up", "a.b", "tests", "")
+    },
+}
+
+
+@pytest.mark.parametrize("name", MISTAKES)
+def test_mistake_is_one_line_and_writes_nothing(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "taken").mkdir()
+    assert main(["task", name]) == 2
+    assert capsys.readouterr().err == f"error: {MISTAKES[name]}\n"
+    assert list(tmp_path.rglob("*")) == [tmp_path / "taken"]
+
+
+def test_existing_files_are_not_overwritten(tmp_path):
+    write_package("task", "edges", parent=tmp_path)
+    path = tmp_path / "edges" / "edges" / "task.py"
+    path.write_text("mine")
+    with pytest.raises(UserError, match="which exists"):
+        write_package("operation", "edges", parent=tmp_path)
+    assert path.read_text() == "mine"
+
+
+def test_page_lists_the_kinds_and_messages(checkout):
+    page = (checkout / "docs" / "new.md").read_text()
+    assert all(f"| `{kind}` |" in page for kind in KINDS)
+    for name in ("digits", "json", "My-Task"):
+        assert f"error: {MISTAKES[name]}" in page
