@@ -18,7 +18,7 @@ from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.states import GraphStates
 from gflownet.metrics.exact import StateGraph, enumerate_states
-from gflownet.testing.contract import Contract, expect, expect_error
+from gflownet.testing.contract import Contract, ContractError, expect, expect_error
 
 MAX_STATES = 6_000
 
@@ -85,7 +85,11 @@ class EnvironmentContract(Contract):
     def check_reverse_action_undoes_step(self) -> None:
         env = self.env
         for states, actions in random_walk(env, num=20, seed=1):
-            restored = env.step(env.step(states, actions), env.reverse(states, actions))
+            after, reverse = env.step(states, actions), env.reverse(states, actions)
+            try:
+                restored = env.step(after, reverse)
+            except IllegalAction as error:
+                raise ContractError(f"expected the reverse of a legal action to be legal, got {error}") from error
             for index in (~restored.equals(states)).nonzero().flatten().tolist():
                 action = env.decode(states, index, actions)
                 expect(False, f"expected the reverse of {action} to restore the state, got another one")

@@ -64,11 +64,12 @@ class SearchMethodContract(Contract):
         expect(search.ask(1) or search.end, "expected proposals after failures, or an end with its reason")
 
     def check_small_space_is_exhausted(self) -> None:
-        search = self.start("env.choices.places={a: [0, 1], b: [0, 1]}")
-        for _ in range(4):
+        search = self.start("env.choices.places={c: [0], d: [0]}")
+        for _ in range(8):
             for graph in search.ask(2):
                 search.tell(graph, _score(graph))
-        expect(1 <= len(search) <= 4, f"expected at most the 4 settings of a space, got {len(search)}")
+        num = len(search)
+        expect(1 <= num <= 9, f"expected at most the 9 settings of a space, got {num}")
 
 
 def _asked(search: Search, num_rounds: int) -> list[str]:
