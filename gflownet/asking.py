@@ -75,7 +75,7 @@ class Result:
 
 
 @dataclass
-class _Asked:
+class _Entry:
     """A proposal, in the order of the proposals, and its evaluation once it is known."""
 
     state: GraphStates  # one state
@@ -142,7 +142,7 @@ class Search:
         assert components.search is not None
         self.config, self.task, self.env = components.config, components.task, components.env
         self._loop = components.search
-        self._asked: list[_Asked] = []  # not in the history yet
+        self._entries: list[_Entry] = []  # not in the history yet
         self._results: dict[str, tuple[Candidate, Evaluation]] = {}  # canonical key -> graph and evaluation
 
     @property
@@ -168,7 +168,7 @@ class Search:
             if states is None:
                 return []
             new = self._enter(states)
-            if new or not any(each.evaluation for each in self._asked):  # only graphs that are asked for already
+            if new or not any(each.evaluation for each in self._entries):  # only graphs that are asked for already
                 return new
             self._loop.end_at_repeats()
 
@@ -202,10 +202,10 @@ class Search:
         if (score is None) == (error is None):
             raise UserError(f"tell: expected a score or error=..., got {'none' if score is None else 'both'}")
         outcome = self._outcome(score, error, Score(0.0, num_parameters, dict(metrics or {})), seconds)
-        waiting = [each for each in self._asked if each.key == key and each.evaluation is None]
+        waiting = [each for each in self._entries if each.key == key and each.evaluation is None]
         evaluation = self._evaluation(graph, outcome, is_new=bool(waiting))
-        for asked in waiting or self._prior(graph, key):
-            asked.evaluation = evaluation
+        for entry in waiting or self._prior(graph, key):
+            entry.evaluation = evaluation
             evaluation = replace(evaluation, cached=True)  # for the same graph asked for twice
         self._results[key] = graph, evaluation
 
@@ -221,7 +221,7 @@ class Search:
 
     def waiting(self) -> list[Any]:
         """Return the graphs without a result, in the order in which they were asked for."""
-        unfinished = [each for each in self._asked if each.evaluation is None]
+        unfinished = [each for each in self._entries if each.evaluation is None]
         return [self.env.terminal(each.state, 0) for each in {each.key: each for each in unfinished}.values()]
 
     def network(self, graph: Any) -> ComputationGraph | None:
@@ -235,7 +235,7 @@ class Search:
             "config": to_mapping(self.config),
             "loop": self._loop.state_dict(),
             "end": self._loop.end,
-            "asked": [{"state": _tensors(each.state), "result": _plain(each.evaluation)} for each in self._asked],
+            "asked": [{"state": _tensors(each.state), "result": _plain(each.evaluation)} for each in self._entries],
             "results": [{"graph": graph.to_dict(), "result": _plain(row)} for graph, row in self._results.values()],
         }
         buffer = io.BytesIO()
@@ -272,33 +272,33 @@ class Search:
 
     def _learn(self) -> None:
         """Pass the results since the last call to the method, in the order of the proposals."""
-        finished = [(each.state, [each.evaluation]) for each in self._asked if each.evaluation is not None]
+        finished = [(each.state, [each.evaluation]) for each in self._entries if each.evaluation is not None]
         if not finished:
             return
-        self._asked = [each for each in self._asked if each.evaluation is None]
+        self._entries = [each for each in self._entries if each.evaluation is None]
         self._loop.round += 1
         self._loop.learn(self._loop.round, finished)
 
     def _enter(self, states: GraphStates) -> list[Any]:
         """Remember proposals, and return the graphs that have neither a result nor are asked for already."""
         new = []
-        known = {each.key for each in self._asked}
+        known = {each.key for each in self._entries}
         for index in range(len(states)):
-            asked = self._append(states[index : index + 1], None)
-            if asked.key in self._results:
-                asked.evaluation = replace(self._results[asked.key][1], cached=True)
-            elif asked.key not in known:
-                new.append(self.env.terminal(asked.state, 0))
-            known.add(asked.key)
+            entry = self._append(states[index : index + 1], None)
+            if entry.key in self._results:
+                entry.evaluation = replace(self._results[entry.key][1], cached=True)
+            elif entry.key not in known:
+                new.append(self.env.terminal(entry.state, 0))
+            known.add(entry.key)
         return new
 
-    def _append(self, state: GraphStates, evaluation: Evaluation | None) -> _Asked:
+    def _append(self, state: GraphStates, evaluation: Evaluation | None) -> _Entry:
         key = self.env.terminal(state, 0).canonical_key()
-        asked = _Asked(state, int(self.env.identify(state)), key, evaluation)
-        self._asked.append(asked)
-        return asked
+        entry = _Entry(state, int(self.env.identify(state)), key, evaluation)
+        self._entries.append(entry)
+        return entry
 
-    def _prior(self, graph: Any, key: str) -> list[_Asked]:
+    def _prior(self, graph: Any, key: str) -> list[_Entry]:
         """Return the entry of a graph that was not asked for. Raises UserError for one of another space."""
         try:
             states = self.env.states_of([graph])

@@ -32,11 +32,11 @@ class InstalledClass:
 
 def installed_classes(group: str) -> dict[str, list[InstalledClass]]:
     """Return the entry points of a group by name, usually one per name; sorted by name and package."""
-    found: dict[str, list[InstalledClass]] = {}
+    classes: dict[str, list[InstalledClass]] = {}
     for row_group, name, value, package in _rows(tuple(sys.path)):
         if row_group == group:
-            found.setdefault(name, []).append(InstalledClass(value, package))
-    return found
+            classes.setdefault(name, []).append(InstalledClass(value, package))
+    return classes
 
 
 def installed_config_folders() -> list[Path]:

@@ -76,7 +76,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "store": {"config", "evaluation"},
         "comparison": None,
     },
-    {"testing": None},
+    {"testing": None, "scaffold": None},
     {"compare": None},
     {"sample_records": None},
     {"sample_command": None, "completion": None},

@@ -42,7 +42,7 @@ def tell_all(search: Search, graphs: list[Any]) -> None:
             search.tell(graph, score_of(graph), num_parameters=1)
 
 
-def asked(search: Search, num_rounds: int, num: int = 2) -> list[str]:
+def proposed(search: Search, num_rounds: int, num: int = 2) -> list[str]:
     """Return the hashes of several rounds."""
     hashes = []
     for _ in range(num_rounds):
@@ -72,7 +72,7 @@ def test_ask_and_tell_equals_a_run(method, tmp_path):
 
 
 def test_seed_decides_the_proposals(method):
-    first, again, other = (asked(start(method, seed=seed), 3) for seed in (1, 1, 2))
+    first, again, other = (proposed(start(method, seed=seed), 3) for seed in (1, 1, 2))
     assert first == again
     assert first != other
 
@@ -84,7 +84,7 @@ def test_ask_uses_no_global_generator_and_leaves_it():
         torch.manual_seed(number)
         np.random.seed(number)
         before = torch.get_rng_state(), torch.get_num_threads()
-        hashes.append(asked(search, 4))
+        hashes.append(proposed(search, 4))
         assert torch.equal(torch.get_rng_state(), before[0])
         assert torch.get_num_threads() == before[1]
     assert hashes[0] == hashes[1]
@@ -100,7 +100,7 @@ def test_ask_uses_no_global_generator_and_leaves_it():
 def test_saved_search_continues_exactly(method, tmp_path):
     whole, saved = start(method), start(method)
     for search in (whole, saved):
-        asked(search, 4)
+        proposed(search, 4)
         graphs = search.ask(3)
         tell_all(search, graphs[:1])
     saved.save(tmp_path / "search.pt")
@@ -110,7 +110,7 @@ def test_saved_search_continues_exactly(method, tmp_path):
     assert [graph.to_dict() for graph in restored.waiting()] == [graph.to_dict() for graph in whole.waiting()]
     for search in (whole, restored):
         tell_all(search, search.waiting())
-    assert asked(restored, 3) == asked(whole, 3)
+    assert proposed(restored, 3) == proposed(whole, 3)
 
 
 def test_ask_again_before_telling(method):
@@ -166,7 +166,7 @@ def test_told_earlier_results_are_used(method):
     earlier = source.ask(8)
     for graph in earlier:
         search.tell(graph.to_dict(), score_of(graph))
-    hashes = set(asked(search, 3))
+    hashes = set(proposed(search, 3))
     assert not hashes & {graph.canonical_hash() for graph in earlier}
     assert len(search) == 8 + len(hashes)
     assert search.best()[0].score == max(score_of(result.graph) for result in search.results() if not result.error)
@@ -260,6 +260,6 @@ def test_graph_of_another_space_is_refused():
 
 def test_search_of_a_file_written_by_another_process(tmp_path: Path):
     search = start("evolution")
-    asked(search, 3)
+    proposed(search, 3)
     search.save(tmp_path / "folder" / "search.pt")
-    assert asked(Search.load(tmp_path / "folder" / "search.pt"), 2) == asked(search, 2)
+    assert proposed(Search.load(tmp_path / "folder" / "search.pt"), 2) == proposed(search, 2)

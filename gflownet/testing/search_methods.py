@@ -38,18 +38,18 @@ class SearchMethodContract(Contract):
         return Search(env="choices", method=self.name, options=[_PLACES, *_SMALL, *self.options, *options])
 
     def check_seed_alone_decides_the_proposals(self) -> None:
-        first, second = (_asked(self.start(), 4) for _ in range(2))
+        first, second = (_proposed(self.start(), 4) for _ in range(2))
         expect(first == second, "expected equal proposals with equal seeds, got different ones")
         expect(len(set(first)) == len(first), "expected a graph to be proposed as a new one at most once")
 
     def check_saved_search_continues_exactly(self) -> None:
         whole, saved = self.start(), self.start()
         for search in (whole, saved):
-            _asked(search, 3)
+            _proposed(search, 3)
         with tempfile.TemporaryDirectory() as folder:
             saved.save(Path(folder) / "search.pt")
             restored = Search.load(Path(folder) / "search.pt")
-        same = _asked(restored, 3) == _asked(whole, 3)
+        same = _proposed(restored, 3) == _proposed(whole, 3)
         expect(same, "expected a restored search to continue exactly; compare state_dict and load_state_dict")
 
     def check_results_may_arrive_late_and_failed(self) -> None:
@@ -72,7 +72,7 @@ class SearchMethodContract(Contract):
         expect(1 <= num <= 9, f"expected at most the 9 settings of a space, got {num}")
 
 
-def _asked(search: Search, num_rounds: int) -> list[str]:
+def _proposed(search: Search, num_rounds: int) -> list[str]:
     """Return the hashes of rounds of two proposals."""
     hashes = []
     for _ in range(num_rounds):
