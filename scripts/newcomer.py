@@ -171,6 +171,12 @@ def steps(*, quick: bool) -> list[Step]:
             shows=["best architectures"],
             files=["logs/second/report.html"],
         ),
+    ]
+
+
+def mistakes() -> list[Step]:
+    """Return commands that end in one line."""
+    return [
         Step(
             "Make a mistake",
             "A wrong key or value ends the command in one line, before anything is written.",
@@ -185,6 +191,12 @@ def steps(*, quick: bool) -> list[Step]:
             status=2,
             shows=["did you mean digits?"],
         ),
+    ]
+
+
+def stop_and_resume(short: str) -> list[Step]:
+    """Return Ctrl-C and the rest of the run."""
+    return [
         Step(
             "Stop and resume",
             "Ctrl-C finishes the step and writes checkpoint and report.",
@@ -200,7 +212,12 @@ def steps(*, quick: bool) -> list[Step]:
             "gflownet train log_dir=logs/third resume=true",
             shows=["best architectures"],
         ),
-        *own_task(short),
+    ]
+
+
+def results() -> list[Step]:
+    """Return the uses of finished runs."""
+    return [
         Step(
             "Sample",
             "A trained policy samples further architectures, here with log-probability and score where it is known.",
