@@ -155,7 +155,9 @@ class Search:
         return len(self._results)
 
     def ask(self, num: int = 1) -> list[Any]:
-        """Return up to `num` new graphs to evaluate; fewer, or none, where the method has no more.
+        """Return up to `num` new graphs to evaluate; none where the method has no more, see `end`.
+
+        A proposal with a known score takes that score and is not returned, as in a run.
 
         Raises:
             UserError: `num` is not a positive integer.

@@ -140,9 +140,12 @@ def block_of(step: Step, status: int, output: str) -> str:
 
 def steps(*, quick: bool) -> list[Step]:
     """Return the path after the installation."""
-    short = (
-        "num_training_steps=6 evaluation.num_epochs=1 final.top=2 final.num_seeds=1 final.num_random=4" if quick else ""
-    )
+    short = _SHORT if quick else ""
+    return [*first_runs(short), *mistakes(), *stop_and_resume(short), *own_task(short), *results()]
+
+
+def first_runs(short: str) -> list[Step]:
+    """Return the steps up to the second run."""
     first = f"gflownet train --config digits_small log_dir=logs/first {short}".rstrip()
     return [
         Step(
