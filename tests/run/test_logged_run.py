@@ -10,7 +10,7 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from gflownet.run.run_log import AXES, group_of
-from tests.run.wandb_records import WandbRecords, read_session
+from tests.run.wandb_records import WandbRecords, listing, read_session
 from tests.small_run import run
 
 OPTIONS = (
@@ -62,6 +62,18 @@ def test_wandb_history_contains_all_metrics_in_groups(folder: Path, session: Wan
             assert logged[key if key in AXES else f"{group_of(key)}/{key}"] == value
         assert logged["evaluations"] == row["num_distinct"]
     assert {key.partition("/")[0] for key in session.history[0] if "/" in key} == {"score", "train", "evaluation"}
+
+
+def test_wandb_listing_names_every_item(session: WandbRecords) -> None:
+    lines = "\n".join(listing(session))
+    for item in (
+        *("axes: step, evaluations, seconds", "steps: [5, 6]", "metric score/score_best", "metric train/log_Z"),
+        *("histogram samples/scores", "histogram samples/log_rewards", "table-file top/architectures"),
+        *("html-file top/drawing_0", "html-file report/page", "artifact run_table", "artifact report report-"),
+        *("artifact model checkpoint-", "artifact model architectures-", "summary best/score", "summary state"),
+        *("summary certificate/has_converged", "system memory_percent", "config: log_dir, seed, task"),
+    ):
+        assert item in lines
 
 
 def test_wandb_histograms(folder: Path) -> None:

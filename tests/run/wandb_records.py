@@ -1,9 +1,13 @@
-"""Reader of the .wandb file of an offline run, the file that `wandb sync` uploads."""
+"""Reader of the .wandb file of an offline run, the file that `wandb sync` uploads.
+
+`python -m tests.run.wandb_records RUN` lists the items of each session.
+"""
 
 from __future__ import annotations
 
 import json
 import struct
+import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -88,3 +92,25 @@ def _payloads(data: bytes) -> Iterator[bytes]:
         position += length
         if kind in (_FULL, _LAST):
             yield payload
+
+
+def listing(records: WandbRecords) -> list[str]:
+    """Return a line for each item that a session logged, as `wandb sync` would upload it."""
+    last = records.history[-1] if records.history else {}
+    media = {key: value["_type"] for key, value in last.items() if isinstance(value, dict) and "_type" in value}
+    return [
+        f"run {records.run_id} in {records.project}, exit code {records.exit_code}",
+        f"axes: {', '.join(name for name, step in records.step_metrics.items() if not step)}",
+        f"steps: {[row['_step'] for row in records.history]}",
+        *(f"metric {key}" for key in sorted(last) if key not in media and not key.startswith("_")),
+        *(f"{kind} {key}" for key, kind in sorted(media.items())),
+        *(f"artifact {each.type} {each.name} {list(each.aliases)}" for each in records.artifacts),
+        *(f"summary {key}" for key in sorted(records.summary) if not key.startswith("_") and key not in last),
+        *(f"system {key}" for key in sorted(records.system)),
+        f"config: {', '.join(key for key in records.config if not key.startswith('_'))}",
+    ]
+
+
+if __name__ == "__main__":
+    for path in sorted(Path(sys.argv[1]).glob("wandb/offline-run-*/*.wandb")):
+        print("\n".join(listing(read_records(path))))
