@@ -56,6 +56,11 @@ class Chart:
     height: float = HEIGHT
     note: str = ""  # below the chart
 
+    @property
+    def has_links(self) -> bool:
+        """Whether a mark is a link: the chart is then a group of elements, not one image."""
+        return any(mark.href for mark in self.marks)
+
 
 @dataclass
 class Frame:

@@ -39,12 +39,22 @@ def effect_section(run: RunData) -> EffectSection | None:
     charts = [_chart(number, category, effects) for number, category in enumerate(CATEGORIES)]
     return EffectSection(
         charts=[chart for chart in charts if chart is not None],
-        sentences=[_sentence(effect) for effect in effects if effect.is_certain][:_NUM_SENTENCES],
+        sentences=[_sentence(effect) for effect in _different(effects)[:_NUM_SENTENCES]],
         num_compared=len(effects),
         num_architectures=len(run.successes),
         num_by_chance=number_text(max(1, round(len(effects) * 0.05))),
         min_group=MIN_GROUP,
     )
+
+
+def _different(effects: Sequence[Effect]) -> list[Effect]:
+    """Return the certain effects without complements, such as kernel = b after kernel = a, and without repeats."""
+    chosen = dict[tuple[float, ...], Effect]()
+    for effect in effects:
+        if effect.is_certain:
+            groups = sorted((effect.num_with, effect.num_without))
+            chosen.setdefault((*groups, round(abs(effect.difference), 9)), effect)
+    return list(chosen.values())
 
 
 def _chart(number: int, category: str, effects: Sequence[Effect]) -> Chart | None:

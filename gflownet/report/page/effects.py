@@ -134,7 +134,7 @@ def _clearness(effect: Effect) -> float:
     """Return the difference in units of its margin."""
     margin = (effect.high - effect.low) / 2
     if margin > 0:
-        return abs(effect.difference) / margin
+        return round(abs(effect.difference) / margin, 9)  # the complement of a feature is as clear
     return math.inf if effect.difference else 0.0
 
 

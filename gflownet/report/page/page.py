@@ -22,6 +22,7 @@ from gflownet.report.page.front_section import front_section
 from gflownet.report.page.overview import minute_text, overview_of
 from gflownet.report.page.ranking import reference_section
 from gflownet.report.page.run_data import RunData
+from gflownet.report.page.summary import summary_of
 from gflownet.report.page.timing import time_section
 
 _log = logging.getLogger(__name__)
@@ -46,11 +47,13 @@ def page_of(run: RunData, *, written: datetime | None = None) -> str:
         written: time of writing; None: now. The page of the same run at the same time is the same text.
     """
     written = datetime.now(UTC) if written is None else written
+    sections = sections_of(run)
     return render(
         "report.html.j2",
         run=run,
         overview=overview_of(run, written=written),
-        sections=sections_of(run),
+        sentences=summary_of({section.key: section.content for section in sections if not section.error}),
+        sections=sections,
         written=minute_text(written),
     )
 

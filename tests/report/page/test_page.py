@@ -99,6 +99,14 @@ def test_page_of_finished_run_has_every_section(tmp_path):
     assert "written at 2026-11-23 12:00 UTC" in header
 
 
+def test_summary_has_the_main_sentence_of_each_section(tmp_path):
+    header = page(finished_run(tmp_path)).sections["header"]
+    assert f"rank 0: 0.9000 {PLUS_MINUS} 0.0500 (score, new seeds)." in header
+    assert "Rank 0 is 0.2 above best of 4 random" in header
+    assert "5 of 45 evaluations, most often: ValueError: node 0 has no input" in header
+    assert "kernel = a: the 20 architectures with it score" in header
+
+
 def test_curves_show_what_metrics_have(tmp_path):
     read = page(finished_run(tmp_path))
     titles = (
@@ -231,6 +239,7 @@ def test_front_is_linked_to_drawings(tmp_path):
     folder = write_run(tmp_path, records, config="digits", options=options, files={"pareto_front.json": front})
     read = page(folder)
     assert {"#front-0", "#front-1"} <= set(read.links)
+    assert 'role="group" aria-labelledby="front-parameters-chart-title' in read.text  # an image has no links
     assert "2 architectures are on the Pareto front of accuracy and parameters" in read.sections["front"]
     (folder / "pareto_front.json").unlink()
     assert "computed at the end of the run" in page(folder).sections["front"]
