@@ -68,6 +68,8 @@ def output_of(language: str, code: str, folder: Path) -> str:
         text=True,
         check=False,
     )
+    if language == "python" and done.returncode:
+        raise RuntimeError(f"an example failed:\n{code}\n{done.stdout}")
     return done.stdout
 
 

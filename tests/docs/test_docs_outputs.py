@@ -36,6 +36,11 @@ def test_run_page_writes_outputs(tmp_path: Path) -> None:
     assert page == PAGE.replace("```text\nold\n", "```text\n4\nfive\n")
 
 
+def test_run_page_refuses_failing_python(tmp_path: Path) -> None:
+    with pytest.raises(RuntimeError, match="ZeroDivisionError"):
+        docs_outputs.run_page("```python\n1 / 0\n```\n", tmp_path)
+
+
 @pytest.mark.parametrize(
     ("like", "expected"),
     [
