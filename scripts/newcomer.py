@@ -105,7 +105,9 @@ class Walk:
             if step.interrupts and _STOP_AFTER.match(line) and "Ctrl-C" not in "".join(parts):
                 parts.append("^C  (Ctrl-C)\n")
                 os.killpg(process.pid, signal.SIGINT)
+        process.stdout.close()
         status = process.wait(timeout=_TIMEOUT_S)
+        status = 128 - status if status < 0 else status  # as a shell reports a signal
         return Result(status, "".join(parts), time.monotonic() - start)
 
 
