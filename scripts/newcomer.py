@@ -38,7 +38,7 @@ From an empty folder to a trained network, with every command and its real outpu
 """
 _TAIL = """## Further
 
-- [Quickstart](quickstart.md) and [all options of a run](final-stage.md): what the files of a run contain.
+- [Quickstart](quickstart.md) and [final stage](final-stage.md): the files of a run and its closing table.
 - [Write a package of your own](new.md), [test your class](testing-your-class.md), [extend gflownet](extending.md).
 - [Ask and tell](ask-and-tell.md): search in your own loop.
 """
@@ -281,7 +281,7 @@ def own_task(short: str) -> list[Step]:
         ),
         Step(
             "",
-            "",
+            "The config in the package is used for its task.",
             f"gflownet train task=edges {short}".rstrip(),
             shows=["best architectures"],
             files=["logs/edges/report.html"],
@@ -342,7 +342,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             head = [
                 "## Install",
                 "",
-                "In a checkout of the repository, or with its wheel:",
+                "With a checkout of the repository in `~/gflownet`:",
                 "",
                 "```",
                 shown,
