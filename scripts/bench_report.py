@@ -7,9 +7,9 @@ task and added to the store of the run. It is written by `python -m gflownet.rep
 first. Goals are for CPU seconds: the commands have one thread, so that on an idle machine they take as long.
 
 The cost of rewriting is that of the process gflownet.report.follower, divided by the CPU seconds of the whole run. A
-default run is measured to its end. With --quick it is measured for DURATION_S seconds of the search and extrapolated: all
-training steps cost as much as those measured, and pages are written at 5 seconds and then every 60 seconds of a run of
-DEFAULT_RUN_S seconds, at the cost of the last one measured. The final stage, which takes longer, is left out.
+default run is measured to its end, with --quick only its first SHORT_STEPS steps, from which the rest is extrapolated:
+all training steps cost as much as those measured, and pages are written at 5 seconds and then every 60 seconds of a run
+of DEFAULT_RUN_S seconds, at the cost of the last one measured. The final stage is left out.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import psutil
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from gflownet.commands import COMMANDS
-from gflownet.config import Config
+from gflownet.config import command_config
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import NodeType
 from gflownet.report.follower import FIRST_PAGE_S
@@ -46,8 +46,8 @@ GOAL_SHARE = 1.0  # per cent
 EVERY_S = 60.0  # report.every
 # Seconds of a default run on 2 cores, README.md.
 DEFAULT_RUN_S = 217.0
-# Shortened default run: length of the search, and time between its pages.
-DURATION_S, SHORT_EVERY_S = 25.0, 8.0
+# Shortened default run: its steps, and time between its pages.
+SHORT_STEPS, SHORT_EVERY_S = 2, 5.0
 _BATCH = 500
 _TASK = "scripts.bench_report:SizeAndActivations"
 
@@ -97,7 +97,6 @@ def page_rows(folder: Path, *, rounds: int) -> list[Row]:
 
 def write_large_run(folder: Path, num: int) -> None:
     """Write a run folder: a short run, to whose store further evaluations are added."""
-    from gflownet.config import command_config
     from gflownet.evaluation.fingerprint import context_of
     from gflownet.evaluation.store import EvaluationStore
     from gflownet.run.logging import METRICS_NAME, MetricsFile
@@ -181,8 +180,7 @@ def rewriting_rows(folder: Path, *, is_short: bool) -> list[Row]:
         return [*rows, at_most("rewriting in a default run", 100 * watched.share, "%", GOAL_SHARE)]
     num_later = math.floor((DEFAULT_RUN_S - FIRST_PAGE_S) / EVERY_S)
     cost = watched.first + num_later * watched.last
-    num_steps = len((folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines())
-    share = cost / ((watched.run.cpu - watched.start) / num_steps * Config().num_training_steps)
+    share = cost / ((watched.run.cpu - watched.start) / SHORT_STEPS * command_config(None, []).num_training_steps)
     return [*rows, at_most("rewriting in a default run, extrapolated", 100 * share, "%", GOAL_SHARE)]
 
 
@@ -223,7 +221,7 @@ def watch_run(folder: Path, *, is_short: bool) -> WatchedRun:
     """Run the default config and look at the process that rewrites the page."""
     options = [f"log_dir={folder}", "wandb.mode=disabled", "print_every=1000000000"]
     if is_short:
-        options += [f"budget.seconds={DURATION_S:g}", f"report.every={SHORT_EVERY_S:g}", "final.top=0"]
+        options += [f"num_training_steps={SHORT_STEPS}", f"report.every={SHORT_EVERY_S:g}", "final.top=0"]
     before, start = _children(), time.monotonic()
     run = subprocess.Popen(
         [sys.executable, "-m", "gflownet.train", *options], cwd=ROOT, env=_environment(), stdout=subprocess.DEVNULL
