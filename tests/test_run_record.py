@@ -93,8 +93,8 @@ def test_killed_run_has_a_page_and_resumes(tmp_path: Path) -> None:
     options = ["task=tests.toy_tasks:DiesOnce", WITH_PAGE, f"log_dir={folder}"]
     command = [sys.executable, "-m", "gflownet.train", *SMALL, *options]
     assert subprocess.run(command, check=False, capture_output=True).returncode == -9
-    wait_until((folder / PAGE).exists, seconds=60)
-    wait_until(lambda: not followers(folder), seconds=60)
+    wait_until((folder / PAGE).exists, seconds=120)
+    wait_until(lambda: not followers(folder), seconds=120)
     assert state_on(folder / PAGE) == "killed"
     assert state_of(folder)[0] == "killed"
     assert run(folder, *options, "resume=true") == 0

@@ -71,7 +71,7 @@ def running(folder: Path) -> Iterator[Follower]:
 
 
 def test_follower_rewrites_changed_folder_and_stops(folder: Path, page: Path, running: Follower) -> None:
-    wait_until(page.exists, seconds=30)
+    wait_until(page.exists, seconds=120)
     assert state_on(page) == "running"
     process = process_of(running)
     assert process.nice() == follower._LOWEST_PRIORITY
@@ -79,7 +79,7 @@ def test_follower_rewrites_changed_folder_and_stops(folder: Path, page: Path, ru
     before = page.stat().st_mtime_ns
     with (folder / "metrics.jsonl").open("a") as file:
         file.write(json.dumps({"step": 9, "loss": 1.0}) + "\n")
-    wait_until(lambda: page.stat().st_mtime_ns != before, seconds=30)
+    wait_until(lambda: page.stat().st_mtime_ns != before, seconds=120)
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         process.send_signal(number)
     assert process.is_running()
@@ -102,9 +102,9 @@ def test_killed_run_leaves_its_page(folder: Path, page: Path, end: str) -> None:
     run.wait()
     run.stdin.close()
     run.stdout.close()
-    wait_until(page.exists, seconds=30)
+    wait_until(page.exists, seconds=120)
     assert state_on(page) == "killed"
-    wait_until(lambda: is_gone(pid), seconds=30)
+    wait_until(lambda: is_gone(pid), seconds=120)
     if child:
         os.kill(child, signal.SIGKILL)
 
