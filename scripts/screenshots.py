@@ -1,18 +1,20 @@
 """Make the pictures of README and docs: report, console, comparison and the first page of the site.
 
-    python scripts/screenshots.py [--run FOLDER] [--compare FOLDER ...] [--only NAME ...]
+    python scripts/screenshots.py [--run FOLDER] [--compare FOLDER ...] [--console FILE] [--only NAME ...]
 
-Without folders it makes three runs of the config digits_small. Pictures are written to docs/images: report-wide.png,
-report-wide-dark.png, report-phone.png, report-phone-dark.png, comparison.png, console.svg, and docs-site.png where
-`make docs` has built the site. Needs chromium and chromedriver.
+Without folders it makes three runs of the config digits_small; FILE is what a run has printed. Pictures are written to
+docs/images: report-wide.png, report-wide-dark.png, report-phone.png, report-phone-dark.png, comparison.png, console.svg,
+and docs-site.png where `make docs` has built the site. Needs chromium and chromedriver.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -46,18 +48,23 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, metavar="FOLDER", help="run of the report")
     parser.add_argument("--compare", type=Path, nargs="+", metavar="FOLDER", help="runs of the comparison")
+    parser.add_argument("--console", type=Path, metavar="FILE", help="output of the run of the report")
+    parser.add_argument("--site", type=Path, default=SITE, metavar="FILE", help="first page of the built site")
     parser.add_argument("--only", nargs="+", choices=_NAMES, default=_NAMES, metavar="NAME", help=", ".join(_NAMES))
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name, running_browser() as browser:
         folder = Path(name)
         if "console" in options.only:
-            console_picture(IMAGES / "console.svg", folder / "console")
+            output = (
+                options.console.read_text(encoding="utf-8") if options.console else console_output(folder / "console")
+            )
+            console_picture(IMAGES / "console.svg", output, run=options.run if options.console else folder / "console")
         if "report" in options.only:
             report_pictures(browser, options.run or small_runs(folder)[0], folder)
         if "comparison" in options.only:
             comparison_picture(browser, options.compare or small_runs(folder), folder)
-        if "site" in options.only and SITE.exists():
-            picture(browser, SITE, IMAGES / "docs-site.png", height=900)
+        if "site" in options.only and options.site.exists():
+            picture(browser, options.site, IMAGES / "docs-site.png", height=900)
     return 0
 
 
@@ -82,7 +89,9 @@ def train(options: Sequence[str]) -> str:
 def report_pictures(browser: Browser, run: Path, folder: Path) -> None:
     """Write the pictures of the report: two widths, light and dark."""
     page = folder / "report.html"
-    assert write_report([str(run), "--output", str(page)]) == 0
+    shutil.copytree(run, folder / "logs" / run.name, dirs_exist_ok=True)
+    with contextlib.chdir(folder):  # the page shows the folder as it is named on the command line
+        assert write_report([f"logs/{run.name}", "--output", str(page)]) == 0
     for width, size in ((WIDE, "wide"), (PHONE, "phone")):
         for is_dark, theme in ((False, ""), (True, "-dark")):
             path = IMAGES / f"report-{size}{theme}.png"
@@ -107,11 +116,15 @@ def picture(browser: Browser, page: Path, path: Path, *, width: int = WIDE, heig
     check(path)
 
 
-def console_picture(path: Path, folder: Path) -> None:
-    """Write the output of a real run as SVG, without fonts from the web."""
-    output = train([*_CONSOLE_RUN, f"log_dir={folder}"]).replace(str(folder), "logs/digits_small")
+def console_output(folder: Path) -> str:
+    """Return what a run prints."""
+    return train([*_CONSOLE_RUN, f"log_dir={folder}"])
+
+
+def console_picture(path: Path, output: str, *, run: Path) -> None:
+    """Write the output of a run as SVG, without fonts from the web; its folder is shown as logs/run."""
     console = Console(record=True, width=_COLUMNS, file=io.StringIO(), force_terminal=True)
-    console.print(Text.from_ansi(f"$ gflownet train {' '.join(_CONSOLE_RUN)}\n{output.rstrip()}"))
+    console.print(Text.from_ansi(output.replace(str(run), "logs/run").rstrip()), soft_wrap=False)
     form = re.sub(r"@font-face \{\{.*?\}\}\s*", "", CONSOLE_SVG_FORMAT, flags=re.DOTALL)
     path.write_text(console.export_svg(title="gflownet train", code_format=form), encoding="utf-8")
     check(path)
