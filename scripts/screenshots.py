@@ -3,8 +3,8 @@
     python scripts/screenshots.py [--run FOLDER] [--compare FOLDER ...] [--console FILE] [--only NAME ...]
 
 Without folders it makes three runs of the config digits_small; FILE is what a run has printed. Pictures are written to
-docs/images: report-wide.png, report-wide-dark.png, report-phone.png, report-phone-dark.png, comparison.png, console.svg,
-and docs-site.png where `make docs` has built the site. Needs chromium and chromedriver.
+docs/images: report-wide.png, report-wide-dark.png, report-phone.png, report-phone-dark.png, comparison.png, console.svg
+and, where `make docs` has built the site, docs-site.png. Needs chromium and chromedriver.
 """
 
 from __future__ import annotations
