@@ -47,7 +47,9 @@ def installed_config_folders() -> list[Path]:
 @cache
 def _rows(path: tuple[str, ...]) -> tuple[tuple[str, str, str, str], ...]:
     """Return group, name, value and package of every entry point; `path` is the search path, the key of the cache."""
-    from importlib.metadata import entry_points  # 0.05 s: only where a name is neither built in nor module:Class
+    if not any(map(_may_have_rows, path)):
+        return ()
+    from importlib.metadata import entry_points  # 0.1 s with its scan
 
     points = entry_points()  # one scan for all groups
     rows = {
@@ -55,6 +57,14 @@ def _rows(path: tuple[str, ...]) -> tuple[tuple[str, str, str, str], ...]:
         for each in (row for group in GROUPS for row in points.select(group=group))
     }
     return tuple(sorted(rows))
+
+
+def _may_have_rows(place: str) -> bool:
+    """Return whether metadata in a folder of the search path has one of the groups; True for an archive."""
+    folder = Path(place)
+    if not folder.is_dir():
+        return folder.is_file()
+    return any(b"[gflownet." in file.read_bytes() for file in folder.glob("*-info/entry_points.txt"))
 
 
 @cache
