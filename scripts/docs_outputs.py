@@ -17,7 +17,9 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 import nbclient
 import nbformat
@@ -105,6 +107,21 @@ def without_numbers(text: str) -> list[str]:
     return [" ".join(line.split()) for line in lines]
 
 
+def merged(outputs: Iterable[Any]) -> list[Any]:
+    """Return outputs with the pieces of a stream, which arrive at random, as one; without colours and folders."""
+    rows: list[Any] = []
+    for output in outputs:
+        if "text" not in output:
+            rows.append(output)
+            continue
+        output["text"] = _PATH.sub("RUN", _ANSI.sub("", output["text"])).replace("\r\n", "\n")
+        if rows and rows[-1].get("name") == output["name"]:
+            rows[-1]["text"] += output["text"]
+        else:
+            rows.append(output)
+    return rows
+
+
 def run_notebook(text: str) -> str:
     """Return a notebook with the outputs of its cells, run in order in an empty folder."""
     notebook = nbformat.reads(text, as_version=4)
@@ -112,9 +129,9 @@ def run_notebook(text: str) -> str:
         nbclient.NotebookClient(
             notebook, timeout=_MAX_SECONDS, record_timing=False, resources={"metadata": {"path": folder}}
         ).execute(env={**os.environ, **variables(Path(folder))})
-    for output in (output for cell in notebook.cells for output in cell.get("outputs", [])):
-        if "text" in output:
-            output["text"] = _PATH.sub("RUN", _ANSI.sub("", output["text"])).replace("\r\n", "\n")
+    for cell in notebook.cells:
+        if "outputs" in cell:
+            cell.outputs = merged(cell.outputs)
     notebook.metadata = {key: notebook.metadata[key] for key in ("kernelspec", "language_info")}
     notebook.metadata["language_info"] = {"name": "python"}
     return nbformat.writes(notebook) + "\n"
