@@ -84,6 +84,10 @@ class _Entry:
     evaluation: Evaluation | None = None
 
 
+# Where neither the call nor the config names one.
+DEFAULT_METHOD = "surrogate_gflownet"
+
+
 class Search:
     """A search method without evaluations: `ask` for graphs, `tell` their scores.
 
@@ -96,8 +100,8 @@ class Search:
         config: str | None = None,
         *,
         env: str | None = None,
-        method: str = "surrogate_gflownet",
-        seed: int = 0,
+        method: str | None = None,
+        seed: int | None = None,
         objectives: Sequence[str] = (),
         input_sizes: Sequence[Any] = (),
         output_sizes: Sequence[Any] = (),
@@ -108,8 +112,8 @@ class Search:
         Args:
             config: name or path of a config, whose task gives the sizes of the data; it is not asked for scores.
             env: environment (`env.name`) of a search without a task.
-            method: a search method, see docs/search.md.
-            seed: of all random numbers of the search.
+            method: a search method, see docs/search-methods.md; default: that of the config, else surrogate_gflownet.
+            seed: of all random numbers of the search; default: that of the config, else 0.
             objectives: names of several values of a graph, for a search of their Pareto front.
             input_sizes: without a task: width or shape of each input of the networks, for environments of networks.
             output_sizes: without a task: width of each output.
@@ -120,14 +124,21 @@ class Search:
         """
         if (config is None) == (env is None):
             raise UserError(f"Search: expected a config or env=..., got {'none' if config is None else 'both'}")
-        overrides = [f"search.method={method}", f"seed={seed}"]
+        overrides = []
         if env is not None:
             overrides += [f"env.name={env}", f"task={__name__}:{ScoredElsewhere.__name__}"]
             overrides += [f"task_options.input_sizes={_texts(input_sizes)}"] if input_sizes else []
             overrides += [f"task_options.output_sizes={_texts(output_sizes)}"] if output_sizes else []
+        overrides += [] if method is None else [f"search.method={method}"]
+        overrides += [] if seed is None else [f"seed={seed}"]
         if objectives:
             overrides.append(f"evaluation.objectives=[{','.join(objectives)}]")
-        self._start(load_config(config, [*overrides, *options]))
+        overrides += options
+        loaded = load_config(config, overrides)
+        names_method = method is not None or any(option.startswith("search.method=") for option in options)
+        if loaded.search.method == GFLOWNET and not names_method:
+            loaded = load_config(config, [*overrides, f"search.method={DEFAULT_METHOD}"])
+        self._start(loaded)
 
     def _start(self, config: Config) -> None:
         if config.search.method == GFLOWNET:

@@ -44,7 +44,12 @@ def command_line() -> CommandLine:
     add("--seed", type=int, default=0, metavar="N", help="seed of the samples (default: 0)")
     add("--beta", type=float, metavar="B", help="inverse temperature (default: as in training)")
     add("--preferences", type=_numbers, metavar="W,W", help="weights of the objectives (default: as in training)")
-    add("--focus", type=_numbers, metavar="D,D", help="direction in the space of objectives (default: as in training)")
+    add(
+        "--focus",
+        type=_numbers,
+        metavar="D,D",
+        help="direction in the space of objectives, --focus=-1,1 for negative ones (default: as in training)",
+    )
     add("--greediness", type=float, default=0.0, metavar="P", help="p in [0, 1] of QGFN (default: 0)")
     add("--variant", choices=("p_greedy", "p_quantile", "p_of_max"), help="of QGFN (default: as in the run)")
     add("--device", default="cpu", help="of the networks: cpu, cuda or cuda:N (default: cpu)")

@@ -212,6 +212,14 @@ def test_config_gives_sizes_and_space():
     assert to_pytorch_model(graph)(torch.rand(2, 64)).shape == (2, 10)
 
 
+def test_config_gives_method_and_seed(tmp_path):
+    config = tmp_path / "own.yaml"
+    config.write_text("task: digits\nseed: 7\nsearch: {method: evolution}\n")
+    search, other = Search(str(config)).config, Search(str(config), method="random", seed=1).config
+    assert (search.search.method, search.seed) == ("evolution", 7)
+    assert (other.search.method, other.seed) == ("random", 1)
+
+
 MISTAKES = {
     "nan": (lambda search, graph: search.tell(graph, math.nan), r"tell: expected a finite score, got nan"),
     "negative": (lambda search, graph: search.tell(graph, -1.0), r"tell: expected a score in \[0, 1e\+06\], got -1.0"),

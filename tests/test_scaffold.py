@@ -88,9 +88,9 @@ MISTAKES = {
     "json": "task: expected a new name, got 'json', which is an installed module",
     "taken": "task: expected the name of a new folder, got 'taken', which exists",
     **{
-        name: "task: expected a name of lower-case letters, digits and underscores, which names a Python module, "
-        f"got {name!r}"
-        for name in ("3d", "My-Task", "class", "../up", "a.b", "tests", "")
+        name: "task: expected a name of lower-case letters, digits and underscores between them, which names a Python "
+        f"module and is text in YAML, got {name!r}"
+        for name in ("3d", "My-Task", "class", "../up", "a.b", "tests", "", "edges_", "yes")
     },
 }
 

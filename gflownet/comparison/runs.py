@@ -15,7 +15,13 @@ from gflownet.config_checks import validate
 from gflownet.errors import UserError
 
 # No output for readers, and no work after the search except what the user chooses.
-_QUIET = ("wandb.mode=disabled", "print_every=1000000000", "final.top=0", "search.train_sampler=false")
+_QUIET = (
+    "wandb.mode=disabled",
+    "print_every=1000000000",
+    "final.top=0",
+    "search.train_sampler=false",
+    "report.every=null",
+)
 # Printed output of a run in its folder, and the start of its first line.
 OUTPUT_NAME, OUTPUT_HEADER = "output.log", "# python -m gflownet.compare: "
 # Differences of these options do not change the curve of a run.

@@ -116,7 +116,11 @@ class MetricLogger:
         """
         if self._logs and hashes and list(hashes) != self._leader_hashes:
             self._leader_hashes = list(hashes)
-            leaders = rows_of()
+            try:
+                leaders = rows_of()
+            except Exception as error:  # of the task's own code
+                self.print(f"the best architectures are not shown in the logs: {first_line(error)}")
+                return
             for log in self._logs:
                 log.write_leaders(self._step, leaders)
 

@@ -19,7 +19,9 @@ from gflownet.plugins import ExtensionPoint
 from gflownet.policy.config import POLICIES
 
 _TEMPLATES = Path(__file__).with_name("templates")
-_NAME = re.compile(r"[a-z][a-z0-9_]*")
+_NAME = re.compile(r"[a-z]([a-z0-9_]*[a-z0-9])?")
+# Words that YAML reads as truth values or as nothing.
+_YAML_WORDS = {"y", "n", "yes", "no", "on", "off", "true", "false", "null"}
 _RESERVED = {"tests", "test", "configs", "src"}
 
 
@@ -47,9 +49,9 @@ def write_package(kind: str, name: str, *, parent: Path) -> list[Path]:
     Raises:
         UserError: a name that is no lower-case identifier, or is taken; a folder that exists or cannot be written.
     """
-    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name in _RESERVED:
-        expected = "expected a name of lower-case letters, digits and underscores"
-        raise UserError(f"{kind}: {expected}, which names a Python module, got {name!r}")
+    if not _NAME.fullmatch(name) or keyword.iskeyword(name) or name in _RESERVED | _YAML_WORDS:
+        expected = "expected a name of lower-case letters, digits and underscores between them"
+        raise UserError(f"{kind}: {expected}, which names a Python module and is text in YAML, got {name!r}")
     folder = parent / name
     if folder.exists() or folder.is_symlink():
         raise UserError(f"{kind}: expected the name of a new folder, got {str(folder)!r}, which exists")

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from gflownet.config import WandbConfig
+from gflownet.config import TensorBoardConfig, WandbConfig
 from gflownet.run.executor_status import COUNTS
 from gflownet.run.logging import METRICS_NAME, TIME_KEYS, MetricLogger, MetricsFile
 
@@ -120,3 +120,18 @@ def test_metric_logger_writes_all_logs(tmp_path: Path) -> None:
 def test_time_keys() -> None:
     search = {"method_seconds_per_evaluation", "method_share", "evaluation_seconds"}
     assert {"evaluations_per_second", "seconds", "run", "in_flight", "busy_share", *search, *COUNTS} == TIME_KEYS
+
+
+def test_error_of_a_drawing_is_one_line_and_the_log_goes_on(tmp_path: Path) -> None:
+    def rows_of_a_broken_task() -> list[Any]:
+        raise ValueError("no network\nof this graph")
+
+    output = io.StringIO()
+    console = Console(file=output, width=120)
+    options = {"num_training_steps": 2, "print_every": 1, "wandb": WandbConfig(mode="disabled"), "config": {}}
+    with MetricLogger(tmp_path, **options, tensorboard=TensorBoardConfig(use=True), console=console) as logger:
+        logger.write(1, {"loss": 1.0})
+        logger.write_leaders(["hash"], rows_of_a_broken_task)
+        logger.write(2, {"loss": 0.5})
+    assert "the best architectures are not shown in the logs: no network\n" in output.getvalue()
+    assert [row["loss"] for row in rows_of(tmp_path / METRICS_NAME)] == [1.0, 0.5]
