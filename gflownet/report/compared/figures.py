@@ -43,8 +43,8 @@ class Estimate:
 
 
 def best_score(run: RunData) -> float:
-    """Return the best score of the search."""
-    return max((record.score for record in run.successes), default=math.nan)
+    """Return the best score of the search within evaluation.constraints."""
+    return math.nan if run.best_score is None else run.best_score
 
 
 def test_score(run: RunData) -> float:

@@ -62,14 +62,7 @@ def best_section(run: RunData) -> BestSection | None:
 
 def best_records(run: RunData) -> list[EvaluationRecord]:
     """Return the successful evaluations within evaluation.constraints, best first, the older first of equal ones."""
-    limits = run.option("evaluation.constraints")
-    limits = limits if isinstance(limits, Mapping) else {}
-    within = [record for record in run.successes if _is_within(record, limits)]
-    return sorted(within, key=lambda record: -record.score)
-
-
-def _is_within(record: EvaluationRecord, limits: Mapping[str, Any]) -> bool:
-    return all(record.metrics.get(name, math.inf) <= limit for name, limit in limits.items() if _is_number(limit))
+    return sorted(run.feasible, key=lambda record: -record.score)
 
 
 def _source(top: Sequence[Mapping[str, Any]]) -> str:

@@ -41,14 +41,14 @@ def diversity_section(run: RunData) -> DiversitySection | None:
 
 def distribution_section(run: RunData) -> DiversitySection | None:
     """Return the scores of early and late architectures against all, None with too few."""
-    records = run.successes
+    records = run.feasible
     if len(records) < 2 * MIN_SAMPLE:
         return None
     num = max(MIN_SAMPLE, round(QUARTER * len(records)))
     scores = [record.score for record in records]
     chart = histogram(
         "scores",
-        "Scores of evaluated architectures",
+        f"Scores of evaluated architectures{run.limit_words}",
         [Sample("all", scores), Sample("first quarter", scores[:num]), Sample("last quarter", scores[-num:])],
         x_label="score",
     )
@@ -94,7 +94,7 @@ def _novelty(run: RunData) -> Chart | None:
 
 def _distances(run: RunData) -> Chart | None:
     """Return the mean distance of pairs among the architectures of a window, and among the best so far."""
-    records = run.successes
+    records = run.feasible
     window = max(MIN_WINDOW, math.ceil(len(records) / NUM_WINDOWS))
     if len(records) < 2 * window:
         return None
@@ -130,14 +130,14 @@ def _spread(group: Sequence[int]) -> list[int]:
 
 
 def _sentences(run: RunData) -> list[str]:
-    if not run.successes:
+    if not run.feasible:
         return []
-    top = sorted(run.successes, key=lambda record: -record.score)[:NUM_TOP]
+    top = sorted(run.feasible, key=lambda record: -record.score)[:NUM_TOP]
     best, last = top[0].score, top[-1].score
     distinct = len({(record.hash, record.key) for record in run.searched})
     return [
-        f"{distinct:,} different architectures were evaluated; the best {len(top)} score between {number_text(last)} "
-        f"and {number_text(best)}."
+        f"{distinct:,} different architectures were evaluated; the best {len(top)}{run.limit_words} score between "
+        f"{number_text(last)} and {number_text(best)}."
     ]
 
 
@@ -147,7 +147,7 @@ def _reward_chart(run: RunData) -> Chart | None:
     if len(rows) < 2:
         return None
     x = steps_of(rows)
-    scores = np.asarray([record.score for record in run.successes])
+    scores = np.asarray([record.score for record in run.feasible])
     low, median, high = np.quantile(scores, [0.25, 0.5, 0.75]).tolist()
     lines = [
         *smoothed_lines(x, values_of(rows, "score_mean"), name="mean of a batch"),
@@ -155,7 +155,7 @@ def _reward_chart(run: RunData) -> Chart | None:
     ]
     return line_chart(
         "sampled-scores",
-        "Sampled architectures against all evaluated",
+        f"Sampled architectures against all evaluated{run.limit_words}",
         lines,
         x_label=STEP,
         y_label="score",

@@ -27,6 +27,7 @@ class EffectSection:
     sentences: Sequence[str]  # the clearest effects in words
     num_compared: int
     num_architectures: int
+    limits: str  # of the architectures, empty without evaluation.constraints
     num_by_chance: str  # expected number of intervals that exclude 0 by chance
     min_group: int
 
@@ -41,7 +42,8 @@ def effect_section(run: RunData) -> EffectSection | None:
         charts=[chart for chart in charts if chart is not None],
         sentences=[_sentence(effect) for effect in _different(effects)[:_NUM_SENTENCES]],
         num_compared=len(effects),
-        num_architectures=len(run.successes),
+        num_architectures=len(run.feasible),
+        limits=run.limit_words,
         num_by_chance=number_text(max(1, round(len(effects) * 0.05))),
         min_group=MIN_GROUP,
     )
@@ -69,7 +71,7 @@ def _chart(number: int, category: str, effects: Sequence[Effect]) -> Chart | Non
         x_label="mean score with, minus mean score without",
         header=HEADER,
         zero=0.0,
-        legend=("excludes 0 among all comparisons", "does not"),
+        legend=("clear among all comparisons", "not clear"),
         note=note,
     )
     if chart is None or not left_out:

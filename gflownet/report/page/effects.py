@@ -10,6 +10,7 @@ import numpy as np
 from scipy.special import stdtrit
 
 from gflownet.report.page.features import Feature
+from gflownet.report.page.permutation_test import clear_features
 from gflownet.report.page.run_data import RunData
 
 LEVEL = 0.95
@@ -17,6 +18,8 @@ LEVEL = 0.95
 MIN_GROUP = 5
 # Range of equal scores relative to the largest.
 _ROUNDING = 1e-12
+# Of the permutations: the page of the same files is the same text.
+_SEED = 0
 # Category of the features that compare sizes with their median.
 SIZE = "size"
 
@@ -33,7 +36,7 @@ class Effect:
     mean_without: float
     low: float  # of the 95 % interval of the difference
     high: float
-    is_certain: bool  # the interval at Šidák's level for all effects of the page excludes 0, too
+    is_certain: bool  # the interval excludes 0, and a permutation test of all effects finds a difference, too
 
     @property
     def difference(self) -> float:
@@ -60,10 +63,10 @@ class _Group:
 
 
 def effects_of(run: RunData) -> list[Effect]:
-    """Return the effects of all features and sizes of the architectures of a run, the clearest first."""
-    scores = [record.score for record in run.successes]
+    """Return the effects of all features and sizes of the feasible architectures of a run, the clearest first."""
+    scores = [record.score for record in run.feasible]
     features: list[set[tuple[str, str]]] = [set(each.features) for each in run.described]
-    num_parameters = [record.num_parameters for record in run.successes]
+    num_parameters = [record.num_parameters for record in run.feasible]
     for name, values in _sizes(run, num_parameters).items():
         median = float(np.median(np.asarray(values)))
         for position, value in enumerate(values):
@@ -75,7 +78,8 @@ def effects_of(run: RunData) -> list[Effect]:
 def effects(features: Sequence[set[tuple[str, str]] | set[Feature]], scores: Sequence[float]) -> list[Effect]:
     """Return the effect of each feature with enough architectures on both sides.
 
-    The interval is Welch's: Student's t with the degrees of freedom of Welch and Satterthwaite (1947).
+    The interval is Welch's: Student's t with the degrees of freedom of Welch and Satterthwaite (1947). It is too narrow
+    for small groups with skewed scores, so a permutation test of all features finds the certain effects.
     """
     if not scores or max(scores) - min(scores) <= _ROUNDING * max(map(abs, scores)):
         return []
@@ -85,9 +89,28 @@ def effects(features: Sequence[set[tuple[str, str]] | set[Feature]], scores: Seq
         for feature, group in groups.items()
         if group.num >= MIN_GROUP and everything.num - group.num >= MIN_GROUP
     }
-    level = LEVEL ** (1 / max(1, len(compared)))  # Šidák 1967
-    every = [_effect(feature, group, everything, centre=centre, level=level) for feature, group in compared.items()]
+    is_clear = _clear(list(compared), features, scores)
+    every = [
+        _effect(feature, group, everything, centre=centre, is_clear=is_clear[feature])
+        for feature, group in compared.items()
+    ]
     return sorted(every, key=lambda effect: (-_clearness(effect), effect.category, effect.name))
+
+
+def _clear(
+    compared: Sequence[tuple[str, str]],
+    features: Sequence[set[tuple[str, str]] | set[Feature]],
+    scores: Sequence[float],
+) -> dict[tuple[str, str], bool]:
+    """Return whether each feature has a clear difference among all compared ones."""
+    order = sorted(compared)
+    number = {feature: column for column, feature in enumerate(order)}
+    is_present = np.zeros((len(scores), len(order)), dtype=bool)
+    for row, one in enumerate(features):
+        is_present[row, [number[each] for each in one if each in number]] = True
+    generator = np.random.default_rng(_SEED)
+    is_clear = clear_features(is_present, np.asarray(scores, dtype=float), level=LEVEL, generator=generator)
+    return dict(zip(order, is_clear.tolist(), strict=True))
 
 
 def _groups(
@@ -108,7 +131,7 @@ def _groups(
     return centre, _Group(len(values), float(values.sum()), float((values**2).sum())), groups
 
 
-def _effect(feature: tuple[str, str], group: _Group, everything: _Group, *, centre: float, level: float) -> Effect:
+def _effect(feature: tuple[str, str], group: _Group, everything: _Group, *, centre: float, is_clear: bool) -> Effect:
     others = _Group(everything.num - group.num, everything.total - group.total, everything.squares - group.squares)
     difference = group.mean - others.mean
     errors = group.variance / group.num, others.variance / others.num
@@ -116,7 +139,7 @@ def _effect(feature: tuple[str, str], group: _Group, everything: _Group, *, cent
     freedom = 1.0
     if error > 0:
         freedom = sum(errors) ** 2 / sum(e * e / (g.num - 1) for e, g in zip(errors, (group, others), strict=True))
-    margin, wide = (float(stdtrit(freedom, (1 + share) / 2)) * error for share in (LEVEL, level))
+    margin = float(stdtrit(freedom, (1 + LEVEL) / 2)) * error
     return Effect(
         category=feature[0],
         name=feature[1],
@@ -126,7 +149,7 @@ def _effect(feature: tuple[str, str], group: _Group, everything: _Group, *, cent
         mean_without=centre + others.mean,
         low=difference - margin,
         high=difference + margin,
-        is_certain=abs(difference) > wide,
+        is_certain=is_clear and abs(difference) > margin,
     )
 
 

@@ -30,8 +30,9 @@ class FrontSection:
 
 def front_section(run: RunData) -> FrontSection | None:
     """Return the front of a run with several objectives; before its end only the points; None with one objective."""
-    names = [str(name) for name in run.option("evaluation.objectives") or ()]
-    if len(names) < 2 or not run.successes:
+    objectives = run.option("evaluation.objectives")
+    names = [str(name) for name in objectives] if isinstance(objectives, list | tuple) else []
+    if len(names) < 2 or not run.feasible:
         return None
     drawn = run.front[:MAX_DRAWN]
     charts = [_chart(run, names[0], other, drawn) for other in names[1:]]
@@ -44,7 +45,7 @@ def front_section(run: RunData) -> FrontSection | None:
 
 
 def _chart(run: RunData, first: str, other: str, front: Sequence[Mapping[str, Any]]) -> Chart | None:
-    points = [(record.metrics.get(other, math.nan), record.metrics.get(first, math.nan)) for record in run.successes]
+    points = [(record.metrics.get(other, math.nan), record.metrics.get(first, math.nan)) for record in run.feasible]
     highlights = [
         Highlight(x, y, f"front {rank}: {first} {number_text(y)}, {other} {number_text(x)}", f"#front-{rank}")
         for rank, entry in enumerate(front)
@@ -57,7 +58,7 @@ def _chart(run: RunData, first: str, other: str, front: Sequence[Mapping[str, An
         highlights,
         x_label=other,
         y_label=first,
-        names=("evaluated", "on the front"),
+        names=(f"evaluated{run.limit_words}", "on the front"),
         is_joined=True,
         note="A point of the front is a link to its drawing." if highlights else "",
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -54,6 +55,10 @@ class RunData:
             value = value[name]
         return value
 
+    def number(self, key: str) -> float | None:
+        """Return a numeric option, None where its value is unknown, such as ${oc.env:STEPS}."""
+        return number_of(self.option(key))
+
     @property
     def is_running(self) -> bool:
         """Whether a process works on the run."""
@@ -70,9 +75,46 @@ class RunData:
         return [record for record in self.searched if record.status is EvaluationStatus.OK]
 
     @cached_property
+    def limits(self) -> dict[str, float]:
+        """Known limits of evaluation.constraints, by metric."""
+        limits = self.option("evaluation.constraints")
+        numbers = {name: number_of(limit) for name, limit in limits.items()} if isinstance(limits, Mapping) else {}
+        return {name: limit for name, limit in numbers.items() if limit is not None}
+
+    @property
+    def limit_words(self) -> str:
+        """Words after "architectures" that name the limits of `feasible`, empty without limits."""
+        return " within evaluation.constraints" if self.limits else ""
+
+    @cached_property
+    def feasible(self) -> list[EvaluationRecord]:
+        """Those of `successes` within evaluation.constraints; the others have the floor score in the search."""
+        return [
+            record
+            for record in self.successes
+            if all(record.metrics.get(name, math.inf) <= limit for name, limit in self.limits.items())
+        ]
+
+    @property
+    def best_score(self) -> float | None:
+        """Best score of the search, None without a feasible evaluation."""
+        return max((record.score for record in self.feasible), default=None)
+
+    @cached_property
     def described(self) -> list[Description]:
-        """Features and sizes of `successes`."""
-        return [described(json.loads(record.graph)) for record in self.successes]
+        """Features and sizes of `feasible`."""
+        return [described(json.loads(record.graph)) for record in self.feasible]
+
+
+def number_of(value: object) -> float | None:
+    """Return a finite number, also one written as text such as 1e-5; None for anything else."""
+    if isinstance(value, bool) or not isinstance(value, int | float | str):
+        return None
+    try:
+        number = float(value)
+    except (ValueError, OverflowError):
+        return None
+    return number if math.isfinite(number) else None
 
 
 def read_run(folder: Path) -> RunData:
@@ -98,6 +140,7 @@ def read_run(folder: Path) -> RunData:
             problems.append(f"{name} is damaged.")
         return [entry for entry in content if isinstance(entry, dict)] if isinstance(content, list) else []
 
+    problems += _unknown_limits(tree)
     certificate = _json(folder / "certificate.json", problems)
     return RunData(
         folder=folder,
@@ -146,6 +189,19 @@ def _completed(tree: Mapping[str, Any]) -> dict[str, Any]:
         if isinstance(group, dict):
             group.setdefault(name, option.default)
     return complete
+
+
+def _unknown_limits(tree: Mapping[str, Any]) -> list[str]:
+    """Return a line for each limit of evaluation.constraints without a known value, such as ${oc.env:LIMIT}."""
+    group = tree.get("evaluation")
+    limits = group.get("constraints") if isinstance(group, Mapping) else None
+    if isinstance(limits, str):
+        return [f"evaluation.constraints is {limits}, whose value is unknown: architectures above are not left out."]
+    return [
+        f"evaluation.constraints.{name} is {limit}, whose value is unknown: architectures above are not left out."
+        for name, limit in (limits.items() if isinstance(limits, Mapping) else ())
+        if number_of(limit) is None
+    ]
 
 
 def _store_url(tree: Mapping[str, Any], problems: list[str]) -> str | None:

@@ -13,6 +13,7 @@ from gflownet.graphs.canonical import ColouredGraph
 from gflownet.report.page import read_run
 from gflownet.report.page.effects import MIN_GROUP, effects, effects_of
 from gflownet.report.page.features import features_of, size_of
+from gflownet.report.page.permutation_test import MAX_SCORES, clear_features
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import assignment_of, record, write_run
 
@@ -42,10 +43,56 @@ def test_effects_equal_welch_test():
         assert effect.mean_with == pytest.approx(np.mean(inside))
         assert effect.difference == pytest.approx(np.mean(inside) - np.mean(outside))
         assert (effect.low, effect.high) == pytest.approx((interval.low, interval.high))
-        wide = test.confidence_interval(0.95 ** (1 / 3))
-        assert effect.is_certain == (wide.low > 0 or wide.high < 0)
     assert found[0].name == "good"
     assert found[0].is_certain
+
+
+def skewed_groups(seed: int, *, num: int = 200) -> tuple[list[set[tuple[str, str]]], list[float]]:
+    """Return 20 rare features without effect; a tenth of the scores are far below the others."""
+    generator = np.random.default_rng(seed)
+    is_low = generator.random(num) < 0.1
+    scores = generator.normal(np.where(is_low, 0.1, 0.9), 0.02)
+    has = generator.random((num, 20)) < 0.04
+    return [{("kind", str(each)) for each in np.flatnonzero(row)} for row in has], scores.tolist()
+
+
+def test_skewed_scores_without_effects_have_certain_ones_on_few_pages():
+    """Welch's intervals at Šidák's level are wrong on nearly every such page."""
+    pages = [effects(*skewed_groups(seed)) for seed in range(60)]
+    assert all(len(page) > 5 for page in pages)
+    assert sum(any(effect.is_certain for effect in page) for page in pages) <= 0.15 * 60
+
+
+def test_strong_effect_is_certain_among_skewed_scores():
+    features, scores = skewed_groups(0)
+    features = [{*present, ("kind", "good")} if i % 3 == 0 else present for i, present in enumerate(features)]
+    scores = [score + 0.5 * (i % 3 == 0) for i, score in enumerate(scores)]
+    assert [effect.name for effect in effects(features, scores) if effect.is_certain] == ["good"]
+
+
+@pytest.mark.parametrize("seed", [4, 6])
+def test_clear_features_equal_a_slow_permutation_test(seed):
+    generator = np.random.default_rng(seed)
+    scores = generator.exponential(size=60)
+    is_present = generator.random((60, 8)) < 0.3
+    scores[is_present[:, 0]] += 1.5
+    clear = clear_features(is_present, scores, level=0.95, generator=np.random.default_rng(0))
+
+    def largest(values: np.ndarray) -> float:
+        return max(abs(np.corrcoef(values, one)[0, 1]) for one in is_present.T)
+
+    null = [largest(generator.permutation(scores)) for _ in range(60)]
+    observed = [abs(np.corrcoef(scores, one)[0, 1]) for one in is_present.T]
+    slow = [np.mean([value >= one for value in null]) for one in observed]
+    assert [share < 0.05 for share in slow] == clear.tolist() == [True] + [False] * 7
+    assert all(abs(share - 0.05) > 0.02 for share in slow), "no feature is at the limit, where chance decides"
+
+
+def test_clear_features_of_many_scores_are_those_of_a_sample():
+    generator = np.random.default_rng(0)
+    is_present = generator.random((MAX_SCORES + 1000, 3)) < 0.5
+    scores = generator.normal(size=len(is_present)) + 0.5 * is_present[:, 1]
+    assert clear_features(is_present, scores, level=0.95, generator=generator).tolist() == [False, True, False]
 
 
 def test_intervals_of_idle_features_cover_zero_in_most_runs():
