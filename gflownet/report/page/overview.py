@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from gflownet.envs.config import ENVIRONMENTS
 from gflownet.evaluation.status import EvaluationStatus
@@ -12,13 +13,14 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.plugins import ExtensionPoint
 from gflownet.report.page.axes import duration_text, number_text
-from gflownet.report.page.run_data import RunData
+from gflownet.report.page.run_data import RunData, number_of
 from gflownet.report.page.secrets import masked
 from gflownet.run_status import Phase, RunState
 from gflownet.search.config import GFLOWNET, SEARCH_METHODS
 
 # Steps whose pace gives the time left.
 _RECENT_STEPS = 50
+_SAMPLER_UNIT = "the search is done; step of the sampler"
 
 
 @dataclass(frozen=True)
@@ -26,7 +28,7 @@ class Progress:
     """How much is done of a number of units, such as steps."""
 
     done: int
-    total: int  # 0: unlimited
+    total: int  # 0: unlimited, or unknown
     unit: str
 
     @property
@@ -69,13 +71,13 @@ def has_search_method(run: RunData) -> bool:
 def progress_of(run: RunData) -> Progress:
     """Return how far the run is: evaluations of a search method, then steps of its sampler; steps of other runs."""
     last = int(run.metrics[-1]["step"]) if run.metrics else 0
-    num_steps = int(run.option("num_training_steps") or 0)
+    num_steps = _total(run, "num_training_steps")
     if not has_search_method(run):
         return Progress(last, num_steps, "step")
-    num_sampler = sum("loss" in row and "score_mean" not in row for row in run.metrics)
+    num_sampler = sum(map(_is_of_sampler, run.metrics))
     if num_sampler:
-        return Progress(num_sampler, num_steps, "the search is done; step of the sampler")
-    return Progress(len(run.searched), int(run.option("budget.evaluations") or 0), "evaluation")
+        return Progress(num_sampler, num_steps, _SAMPLER_UNIT)
+    return Progress(len(run.searched), _total(run, "budget.evaluations"), "evaluation")
 
 
 def seconds_used(run: RunData, *, written: datetime) -> float | None:
@@ -94,19 +96,53 @@ def seconds_used(run: RunData, *, written: datetime) -> float | None:
 
 
 def seconds_left(run: RunData, progress: Progress) -> float | None:
-    """Return an estimate for the phase of a running run, from the pace of its last steps; None if unknown."""
-    if not run.is_running or run.status is None or not progress.total:
+    """Return an estimate for the phase of a running run, None if unknown.
+
+    It is the smallest of the estimates by steps and by the budget, from the pace of the last steps.
+    """
+    if not run.is_running or run.status is None:
         return None
     if run.status.sessions[-1].phase not in (Phase.START, Phase.TRAINING, Phase.SEARCH, Phase.SAMPLER):
         return None
-    recent = [row for row in run.metrics if isinstance(row.get("seconds"), int | float)][-_RECENT_STEPS:]
-    if len(recent) < 2 or recent[-1]["seconds"] <= recent[0]["seconds"]:
-        return None
-    num_steps = recent[-1]["step"] - recent[0]["step"]
+    return min(_estimates(run, progress), default=None)
+
+
+def _estimates(run: RunData, progress: Progress) -> Iterator[float]:
+    """Yield the seconds until the last step, and until the budget is spent."""
+    rows = [row for row in run.metrics if _is_of_sampler(row)] if progress.unit == _SAMPLER_UNIT else run.metrics
+    times = [(used, row) for row in rows if (used := number_of(row.get("seconds"))) is not None][-_RECENT_STEPS:]
+    if not times:
+        return
+    (start, first), (end, last) = times[0], times[-1]
+    seconds, num_steps = end - start, last["step"] - first["step"]
     if progress.unit == "evaluation":
         num_steps = progress.done * num_steps / max(1, len(run.metrics))
-    pace = (recent[-1]["seconds"] - recent[0]["seconds"]) / max(1, num_steps)
-    return pace * max(0, progress.total - progress.done)
+    if progress.total and seconds > 0 and num_steps > 0:
+        yield seconds / num_steps * max(0, progress.total - progress.done)
+    if progress.unit == _SAMPLER_UNIT:  # the budget is that of the search
+        return
+    num_budget = _total(run, "budget.evaluations")
+    num_new = (number_of(last.get("num_distinct")) or 0) - (number_of(first.get("num_distinct")) or 0)
+    if num_budget and progress.unit == "step" and seconds > 0 and num_new > 0:
+        yield seconds / num_new * max(0, num_budget - _num_distinct(run))
+    if limit := run.number("budget.seconds"):
+        yield max(0.0, limit - end)
+
+
+def _is_of_sampler(row: Mapping[str, Any]) -> bool:
+    """Return whether a row is a step of the sampler that a search method trains at its end."""
+    return "loss" in row and "score_mean" not in row
+
+
+def _total(run: RunData, key: str) -> int:
+    """Return a limit, 0 for none or an unknown one."""
+    return int(run.number(key) or 0)
+
+
+def _num_distinct(run: RunData) -> int:
+    """Return the evaluations that count to the budget."""
+    counts = [number_of(row.get("num_distinct")) for row in run.metrics[-1:]]
+    return int(counts[0] or 0) if counts else 0
 
 
 def summary_of(point: ExtensionPoint, name: str) -> str:
@@ -146,13 +182,15 @@ def _state_words(run: RunData, progress: Progress) -> str:
 
 def _facts(run: RunData, progress: Progress, *, written: datetime) -> Iterator[tuple[str, str]]:
     num_failed = sum(record.status is not EvaluationStatus.OK for record in run.searched)
-    if run.successes:
-        yield "best score in the search", number_text(max(record.score for record in run.successes))
+    if run.best_score is not None:
+        yield "best score in the search", number_text(run.best_score)
     yield "evaluations", f"{len(run.searched):,}" + (f", {num_failed:,} failed" if num_failed else "")
     num_distinct = len({(record.hash, record.key) for record in run.searched})
     yield "different architectures", f"{num_distinct:,}"
     if not has_search_method(run):
-        yield "training steps", f"{progress.done:,} of {progress.total:,}"
+        yield "training steps", f"{progress.done:,} of {progress.total:,}" if progress.total else f"{progress.done:,}"
+        if num_budget := _total(run, "budget.evaluations"):
+            yield "evaluations of the budget", f"{_num_distinct(run):,} of {num_budget:,}"
     elif progress.total:
         name = "evaluations of the budget" if progress.unit == "evaluation" else "steps of the sampler"
         yield name, f"{progress.done:,} of {progress.total:,}"

@@ -19,10 +19,10 @@ from gflownet.report.page.diversity import distribution_section, diversity_secti
 from gflownet.report.page.effect_charts import effect_section
 from gflownet.report.page.failures import failure_section
 from gflownet.report.page.front_section import front_section
-from gflownet.report.page.overview import minute_text, overview_of
+from gflownet.report.page.overview import Overview, Progress, minute_text, overview_of
 from gflownet.report.page.ranking import reference_section
 from gflownet.report.page.run_data import RunData
-from gflownet.report.page.summary import summary_of
+from gflownet.report.page.summary import Sentence, summary_of
 from gflownet.report.page.timing import time_section
 
 _log = logging.getLogger(__name__)
@@ -51,8 +51,8 @@ def page_of(run: RunData, *, written: datetime | None = None) -> str:
     return render(
         "report.html.j2",
         run=run,
-        overview=overview_of(run, written=written),
-        sentences=summary_of({section.key: section.content for section in sections if not section.error}),
+        overview=_overview(run, written=written),
+        sentences=_sentences(sections),
         sections=sections,
         written=minute_text(written),
     )
@@ -86,12 +86,43 @@ def sections_of(run: RunData) -> Sequence[Section]:
     return [section for section in sections if section.content or section.error]
 
 
+def _overview(run: RunData, *, written: datetime) -> Overview:
+    """Return the overview; one with an error has the error as facts."""
+    try:
+        return overview_of(run, written=written)
+    except Exception as error:  # as for a section
+        words = _logged("overview", error)
+        return Overview(
+            title="Search",
+            searched="",
+            state="unknown",
+            state_words="State unknown",
+            progress=Progress(0, 0, "step"),
+            facts=[("overview", f"could not be written: {words}")],
+        )
+
+
+def _sentences(sections: Sequence[Section]) -> Sequence[Sentence]:
+    """Return the main sentences, none if they cannot be formed."""
+    try:
+        return summary_of({section.key: section.content for section in sections if not section.error})
+    except Exception as error:  # as for a section
+        _logged("summary", error)
+        return ()
+
+
 def _section(run: RunData, key: str, title: str, short: str, build: Callable[[RunData], Any]) -> Section:
     try:
         return Section(key, title, short, build(run))
     except Exception as error:  # data of another version or a damaged file: the other sections are written
-        _log.warning("section %s of the report: %s: %s", key, type(error).__name__, error)
-        return Section(key, title, short, None, error=f"{type(error).__name__}: {error}")
+        return Section(key, title, short, None, error=_logged(key, error))
+
+
+def _logged(key: str, error: Exception) -> str:
+    """Log the error of a section and return it in words."""
+    words = f"{type(error).__name__}: {error}"
+    _log.warning("section %s of the report: %s", key, words)
+    return words
 
 
 @cache

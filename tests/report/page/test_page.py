@@ -12,10 +12,15 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gflownet.console import duration
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus
 from gflownet.graphs.assignment import Assignment
+from gflownet.progress_view import Clock, Limits
+from gflownet.report.compared.figures import best_score
 from gflownet.report.page import page_of, read_run
+from gflownet.report.page.overview import progress_of, seconds_left
+from gflownet.run_marker import RunMarker, write_marker
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import (
     RUN,
@@ -167,6 +172,65 @@ def test_best_evaluations_respect_constraints(tmp_path):
     best = page(folder).sections["best"]
     assert "0.7" in best
     assert "0.8" not in best
+    run = read_run(folder)
+    assert (len(run.successes), len(run.feasible), run.best_score) == (4, 3, pytest.approx(0.7))
+    assert best_score(run) == run.best_score
+    assert "best score in the search 0.7" in page(folder).sections["header"]
+
+
+def test_effects_and_histograms_leave_out_architectures_above_a_limit(tmp_path):
+    records = [
+        record(i, 0.9 if i % 2 else 0.5 + i / 1000, assignment_of(kernel="ab"[i // 2 % 2]), metrics={"size": i % 2})
+        for i in range(60)
+    ]
+    read = page(write_run(tmp_path, records, options=["evaluation.constraints={size: 0}"]))
+    assert "From 30 evaluated architectures within evaluation.constraints" in read.sections["effects"]
+    assert "evaluated architectures within evaluation.constraints" in read.sections["distribution"]
+    assert "0.9" not in read.sections["distribution"]
+
+
+def test_options_from_the_environment_leave_a_page(tmp_path):
+    names = ["num_training_steps", "budget.evaluations", "budget.seconds", "seed", "evaluation.constraints"]
+    status = status_of("running", is_alive=True)
+    for method in ("gflownet", "random"):
+        folder = write_run(tmp_path / method, choices(40), rows=metric_rows(20), status=status)
+        tree: dict[str, Any] = {"search": {"method": method}, "budget": {}, "evaluation": {}}
+        for name in names:
+            group, _, key = name.rpartition(".")
+            (tree[group] if group else tree)[key] = "${oc.env:GFLOWNET_VALUE}"
+        write_marker(folder, RunMarker(RUN, ("config.yaml",), tree))
+        read = page(folder)
+        assert "time left not known yet" in read.sections["header"]
+        assert "evaluation.constraints is ${oc.env:GFLOWNET_VALUE}, whose value is unknown" in read.sections["header"]
+        assert "effects" in read.sections
+
+
+def test_error_in_the_overview_leaves_the_sections(tmp_path, monkeypatch, caplog):
+    monkeypatch.setattr("gflownet.report.page.page.overview_of", lambda run, written: 1 / 0)
+    read = Page(page_of(read_run(finished_run(tmp_path)), written=WRITTEN))
+    assert "could not be written: ZeroDivisionError" in read.sections["header"]
+    assert "Rank 0" in read.sections["best"]
+    assert "section overview" in caplog.text
+
+
+@pytest.mark.parametrize(
+    ("options", "seconds"),
+    [
+        ([], 160),  # 80 steps of 2 s
+        (["budget.evaluations=100"], 10),  # 20 of 80 are left, 2 in a second
+        (["budget.evaluations=1000"], 160),
+        (["budget.seconds=75"], 35),  # 40 s are used
+        (["budget.seconds=75", "budget.evaluations=100"], 10),
+        (["budget.seconds=30"], 0),
+    ],
+)
+def test_time_left_is_that_of_the_first_limit(tmp_path, options, seconds):
+    folder = write_run(tmp_path, rows=metric_rows(20), status=status_of("running", is_alive=True), options=options)
+    run = read_run(folder)
+    assert seconds_left(run, progress_of(run)) == pytest.approx(seconds)
+    limits = Limits(run.option("budget.evaluations"), run.option("budget.seconds"))
+    clock = Clock(100, limits=limits, now=iter([0.0, 40.0]).__next__)
+    assert clock.time_left(20, metric_rows(20)[-1]) == duration(seconds), "as on the console"
 
 
 @pytest.mark.parametrize(
