@@ -21,7 +21,7 @@ from gflownet.report.compared.comparison import Comparison
 from gflownet.report.compared.curves import CURVES, group_curve
 from gflownet.report.compared.figures import estimate_of, figures_of
 from gflownet.report.compared.folders import run_folders
-from gflownet.report.compared.groups import differences, groups_of, repeated_seeds
+from gflownet.report.compared.groups import differences, groups_of, num_unknown_seeds, repeated_seeds
 from gflownet.report.compared.verdict import verdict_of
 from gflownet.report.page import RunData
 from gflownet.run_marker import read_marker
@@ -32,7 +32,7 @@ BEST, *_, MEAN_TIME = CURVES
 
 
 def a_run(
-    seed: int = 0,
+    seed: int | str = 0,
     *,
     name: str = "run",
     best: Sequence[float] = (),
@@ -89,6 +89,27 @@ def test_names_are_the_options_that_tell_groups_apart() -> None:
     runs = [a_run(depth=depth, width=width, other=depth) for depth, width in sizes]
     names = [group.name for group in groups_of(runs)]
     assert names == ["depth=1, width=1", "depth=1, width=2", "depth=2, width=3", "depth=2, width=1"]
+
+
+def test_runs_with_values_from_the_environment_are_separate_groups() -> None:
+    rate = {"learning_rate": "${oc.env:LR}"}
+    runs = [a_run(0, name="a", opt=rate), a_run(1, name="b", opt=rate)]
+    groups = groups_of(runs)
+    assert [group.seeds for group in groups] == [[0], [1]]
+    (difference,) = differences(groups)
+    assert (difference.key, set(difference.values)) == ("opt.learning_rate", {"unknown, ${oc.env:LR}"})
+    assert groups[0].name == "opt.learning_rate=unknown, ${oc.env:LR} (1)"
+    assert len(groups_of([a_run(0, other="${task}"), a_run(1, other="${task}")])) == 1, "a value of the config"
+    url = {"store_url": "postgresql://user:${oc.env:PASSWORD}@host/name"}
+    assert len(groups_of([a_run(0, evaluation=url), a_run(1, evaluation=url)])) == 1, "a place, not a setting"
+
+
+def test_seeds_from_the_environment_are_not_repeated() -> None:
+    (group,) = groups_of([a_run("${oc.env:SEED}", name=name) for name in "ab"])
+    assert repeated_seeds(group) == []
+    assert num_unknown_seeds(group) == 2
+    (group,) = groups_of([a_run(3, name=name) for name in "ab"])
+    assert repeated_seeds(group) == [3]
 
 
 def test_single_group_is_named_after_its_task() -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +21,11 @@ IGNORED = frozenset(
 _MAX_OPTIONS = 3  # in the name of a group
 _MAX_VALUE = 40  # characters of a value in the name of a group
 _ABSENT = "-"
+# ${oc.env:LR}: the value is that of another process. ${task} has the value of an option in the same config.
+_FOREIGN = re.compile(r"\$\{[^}]*:")
+# Places, whose passwords come from the environment; they do not change results.
+_PLACES = frozenset({"evaluation.store_url"})
+_UNKNOWN = "unknown, "
 
 
 @dataclass(frozen=True)
@@ -44,10 +50,11 @@ class Difference:
 
 
 def groups_of(runs: Sequence[RunData]) -> list[Group]:
-    """Return the groups in the order of their first runs."""
+    """Return the groups in the order of their first runs; a run with an unknown option is a separate group."""
     members: dict[str, list[RunData]] = {}
-    for run in runs:
-        members.setdefault(json.dumps(options_of(run), sort_keys=True, default=str), []).append(run)
+    for number, run in enumerate(runs):
+        place = number if unknown_options(run) else None
+        members.setdefault(json.dumps([place, options_of(run)], sort_keys=True), []).append(run)
     ordered = [sorted(group, key=_seed_of) for group in members.values()]
     differing = _differing([options_of(group[0]) for group in ordered])
     chosen = _telling([options_of(group[0]) for group in ordered], differing)
@@ -65,12 +72,25 @@ def differences(groups: Sequence[Group]) -> list[Difference]:
 
 
 def options_of(run: RunData) -> dict[str, str]:
-    """Return the options that may change results, by full key, as text; without the seed."""
+    """Return the options that may change results, by full key, as text; without the seed.
+
+    An option such as ${oc.env:LR} is unknown: the config has the name of the variable, not its value.
+    """
     return {
-        key: text_of(value)
+        key: f"{_UNKNOWN}{value}" if _is_unknown(value) and key not in _PLACES else text_of(value)
         for key, value in _leaves(run.config)
         if key != SEED and not {key, key.partition(".")[0]} & IGNORED
     }
+
+
+def unknown_options(run: RunData) -> list[str]:
+    """Return the options of a run with unknown values."""
+    return [key for key, text in options_of(run).items() if text.startswith(_UNKNOWN)]
+
+
+def num_unknown_seeds(group: Group) -> int:
+    """Return the number of runs of a group with an unknown seed."""
+    return sum(map(_is_unknown, group.seeds))
 
 
 def text_of(value: Any) -> str:
@@ -79,8 +99,16 @@ def text_of(value: Any) -> str:
 
 
 def repeated_seeds(group: Group) -> list[Any]:
-    """Return the seeds that more than one run of a group has."""
-    return sorted({seed for seed in group.seeds if group.seeds.count(seed) > 1}, key=str)
+    """Return the known seeds that more than one run of a group has."""
+    known = [seed for seed in group.seeds if not _is_unknown(seed)]
+    return sorted({seed for seed in known if known.count(seed) > 1}, key=str)
+
+
+def _is_unknown(value: Any) -> bool:
+    """Return whether a value, or one in a list, comes from outside of the config."""
+    if isinstance(value, list | tuple):
+        return any(map(_is_unknown, value))
+    return isinstance(value, str) and _FOREIGN.search(value) is not None
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
@@ -104,19 +132,25 @@ def _merged(columns: Sequence[Mapping[str, str]]) -> dict[str, str]:
 
 def _differing(columns: Sequence[Mapping[str, str]]) -> list[str]:
     keys = dict.fromkeys(key for column in columns for key in column)
-    return [key for key in keys if len({column.get(key) for column in columns}) > 1]
+    return [key for key in keys if _num_classes(columns, [key]) > 1]
+
+
+def _num_classes(columns: Sequence[Mapping[str, str]], keys: Sequence[str]) -> int:
+    """Return the number of classes of columns with equal values; an unknown value equals no other."""
+    return len(
+        {
+            tuple((text := column.get(key), number if text and text.startswith(_UNKNOWN) else None) for key in keys)
+            for number, column in enumerate(columns)
+        }
+    )
 
 
 def _telling(columns: Sequence[Mapping[str, str]], differing: Sequence[str]) -> list[str]:
     """Return at most `_MAX_OPTIONS` options that tell the groups apart, each the one that splits them most."""
     chosen: list[str] = []
-
-    def num_classes(keys: Sequence[str]) -> int:
-        return len({tuple(column.get(key) for key in keys) for column in columns})
-
-    while len(chosen) < _MAX_OPTIONS and num_classes(chosen) < len(columns):
-        best = max(differing, key=lambda key: num_classes([*chosen, key]))
-        if num_classes([*chosen, best]) == num_classes(chosen):
+    while len(chosen) < _MAX_OPTIONS and _num_classes(columns, chosen) < len(columns):
+        best = max(differing, key=lambda key: _num_classes(columns, [*chosen, key]))
+        if _num_classes(columns, [*chosen, best]) == _num_classes(columns, chosen):
             break
         chosen.append(best)
     return sorted(chosen, key=differing.index)
@@ -141,5 +175,4 @@ def _unique(names: Sequence[str]) -> list[str]:
 
 
 def _seed_of(run: RunData) -> tuple[float, str]:
-    seed = run.option(SEED)
-    return (float(seed) if isinstance(seed, int | float) else 0.0), run.folder.name
+    return run.number(SEED) or 0.0, run.folder.name

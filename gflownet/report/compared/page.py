@@ -16,7 +16,7 @@ from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 from gflownet.report.compared.comparison import Comparison, state_of
 from gflownet.report.compared.curves import CURVES
 from gflownet.report.compared.figures import FIGURES, best_score, final_score
-from gflownet.report.compared.groups import SEED, repeated_seeds
+from gflownet.report.compared.groups import SEED, num_unknown_seeds, repeated_seeds, unknown_options
 from gflownet.report.compared.verdict import estimate_text, verdict_of
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.page.axes import duration_text, number_text
@@ -150,7 +150,11 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
     for group in comparison.groups:
         for seed in repeated_seeds(group):
             yield f"{group.name}: several runs have seed {seed}; intervals over seeds are too narrow."
+        if (num := num_unknown_seeds(group)) > 1:
+            yield f"{group.name}: the seeds of {num} runs are unknown; if equal, intervals over seeds are too narrow."
     for _, run in comparison.runs:
+        if names := unknown_options(run):
+            yield f"{run.folder.name}: a separate group, as the config lacks the value of {', '.join(names)}."
         if (state := state_of(run)) not in ("completed", "unknown"):
             yield f"{run.folder.name} is {state}: its figures are of the evaluations so far."
         for problem in run.problems:
