@@ -27,7 +27,7 @@ from gflownet.evaluation.execution import outcome_of
 from gflownet.evaluation.job import EvaluationStatus, Outcome
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.evaluation.ticket import Request, Ticket, record_of
-from gflownet.files import write_whole
+from gflownet.files import save_whole
 from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.tensor_shape import Shape
@@ -253,7 +253,7 @@ class Search:
         }
         buffer = io.BytesIO()
         torch.save(state, buffer)
-        write_whole(Path(path), buffer.getvalue())
+        save_whole(Path(path), buffer.getvalue())
 
     @classmethod
     def load(cls, path: str | Path) -> Search:

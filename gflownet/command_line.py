@@ -23,6 +23,7 @@ EXIT_USER_ERROR = 2
 EXIT_SIGNAL = 128
 MAX_WIDTH = 100
 _FULL_DISK = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_REFUSED = (errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS)
 _REQUIRED = "the following arguments are required: "
 _UNKNOWN = "unrecognized arguments: "
 _MISTYPED = re.compile(r"invalid (int|float) value: ")
@@ -122,12 +123,15 @@ def program(command: str) -> str:
 def run_command(command: Callable[[], int | None]) -> int:
     """Run a command; return its exit status.
 
-    0, 2 for an error of the user (one line on stderr), 128 + N after signal N, as in shells.
+    0, 2 for an error of the user (one line on stderr; also a path that the system refuses), 128 + N after signal N, as
+    in shells.
     """
     try:
         status = command()
         sys.stdout.flush()
-    except SystemExit as exit:  # of argparse after --help and --version
+    except SystemExit as exit:  # of argparse after --help and --version, of rich after a closed pipe
+        if isinstance(exit.__context__, BrokenPipeError):
+            return EXIT_SIGNAL + SIGPIPE
         return exit.code if isinstance(exit.code, int) else 0
     except UserError as error:
         return _failed(error)
@@ -138,6 +142,8 @@ def run_command(command: Callable[[], int | None]) -> int:
             raise
         return EXIT_SIGNAL + SIGPIPE
     except OSError as error:
+        if error.errno in _REFUSED and error.filename:
+            return _failed(UserError(f"{error.filename}: cannot be opened or changed ({error.strerror})"))
         if error.errno not in _FULL_DISK:
             raise
         return _failed(UserError(f"{error.filename or 'stdout'}: cannot be written ({error.strerror})"))

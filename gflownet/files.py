@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import gzip
 import os
+import secrets
 import zlib
+from collections.abc import Iterator
 from pathlib import Path
 
 from gflownet.errors import UserError
@@ -14,16 +17,52 @@ TEMPORARY_SUFFIX = ".tmp"
 
 
 def write_whole(path: Path, content: bytes | str) -> None:
-    """Replace a file atomically and durably, and create missing folders; a link at `path` is replaced, not followed.
+    """Replace a file of a run atomically and durably, and create missing folders; a link at `path` is not followed.
+
+    The folder belongs to the run: a file with the temporary name, left by a killed process, is replaced. One process
+    at a time may write a path, see `locked_folder`.
 
     Raises:
         UserError: the file cannot be written, for example on a full disk; the old file is unchanged.
     """
-    data = content.encode() if isinstance(content, str) else content
-    temporary = temporary_of(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.unlink(missing_ok=True)
+        temporary_of(path).unlink(missing_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    _replace(path, content, temporary=temporary_of(path))
+
+
+def save_whole(path: Path, content: bytes | str) -> None:
+    """Replace a file in a folder of the user like `write_whole`; the temporary name is new, so other files stay."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise cannot_write(path, error) from error
+    _replace(path, content, temporary=path.with_name(f".{secrets.token_hex(8)}{TEMPORARY_SUFFIX}"))
+
+
+@contextlib.contextmanager
+def locked_folder(folder: Path) -> Iterator[None]:
+    """Let one process at a time run the block; without effect where folders have no locks, as on some networks."""
+    try:
+        descriptor = os.open(folder, os.O_RDONLY)
+    except OSError:  # the block will report it
+        yield
+        return
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # also of a forked process that has a copy
+        os.close(descriptor)
+
+
+def _replace(path: Path, content: bytes | str, *, temporary: Path) -> None:
+    data = content.encode() if isinstance(content, str) else content
+    try:
         with temporary.open("xb") as file:
             file.write(data)
             file.flush()

@@ -14,6 +14,7 @@ from gflownet.files import write_whole
 
 MARKER_NAME = "run.json"
 MARKER_FORMAT = 1
+LOCK_NAME = ".lock"  # locked by the process of the run
 _RUN_ID = re.compile(r"[0-9a-f]{32}")
 
 

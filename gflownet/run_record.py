@@ -13,7 +13,8 @@ from gflownet.command_line import program
 from gflownet.config import ReportConfig
 from gflownet.console import duration
 from gflownet.errors import UserError
-from gflownet.interrupts import StopRequest
+from gflownet.files import locked_folder, write_whole
+from gflownet.interrupts import StopRequest, discard_output_without_reader
 from gflownet.report.follower import Follower
 from gflownet.report.page import PAGE_NAME
 from gflownet.run.folder import RunFolder
@@ -80,7 +81,8 @@ class RunRecord:
         try:
             page = page_of(read_run(self._folder.path))
             self.close()  # as late as possible: a kill before would leave an old page
-            self._folder.write(self._page, page)
+            with locked_folder(self._folder.path):
+                write_whole(self._page, page)
         except Exception as error:
             _log.warning("%s was not written: %s", self._page, " ".join(str(error).split()))
         else:
@@ -110,6 +112,9 @@ def recorded(
             record.end(RunState.INTERRUPTED, signal.SIGINT.name)
             raise
         except BaseException as error:
+            if _is_closed_output(error):  # as in `gflownet train ... | head`
+                record.end(RunState.INTERRUPTED, signal.SIGPIPE.name)
+                raise
             record.end(RunState.FAILED, str(error) if isinstance(error, UserError) else _line(error))
             raise
         if stop.signal is None:
@@ -118,6 +123,13 @@ def recorded(
             record.end(RunState.INTERRUPTED, signal.Signals(stop.signal).name)
     finally:
         record.close()
+
+
+def _is_closed_output(error: BaseException) -> bool:
+    """Return whether the reader of stdout has closed it; further output is discarded."""
+    if isinstance(error, SystemExit):  # of rich, which discards the output
+        return isinstance(error.__context__, BrokenPipeError)
+    return isinstance(error, BrokenPipeError) and discard_output_without_reader()
 
 
 def _time_line(seconds: Mapping[str, float]) -> str:

@@ -5,6 +5,7 @@ A session is one process: the start of a run, or a resume.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import platform
@@ -21,11 +22,14 @@ from pathlib import Path
 import psutil
 
 from gflownet.errors import UserError
+from gflownet.run_marker import LOCK_NAME
 
 STATUS_NAME = "status.json"
 STATUS_FORMAT = 1
 # Interval of `StatusLog.refresh` in seconds: a killed run loses this much of its times.
 REFRESH_EVERY_S = 15.0
+# Age of status.json in seconds up to which a run on another host counts as running without a look at its lock.
+_RECENT_S = 4 * REFRESH_EVERY_S
 # Distributions whose versions are recorded.
 RECORDED_VERSIONS = ("torch", "torch_geometric", "numpy", "scikit-learn")
 
@@ -66,10 +70,13 @@ class Session:
     seconds: dict[str, float] = field(default_factory=dict)  # of each phase, the running one up to the last write
 
     @property
+    def is_here(self) -> bool:
+        """Return whether its process started on this host."""
+        return self.host == platform.node()
+
+    @property
     def is_alive(self) -> bool:
-        """Return whether its process runs; True on another host, where that is unknown."""
-        if self.host != platform.node():
-            return True
+        """Return whether its process runs on this host."""
         try:
             process = psutil.Process(self.pid)
             is_same = abs(process.create_time() - self.process_created) < 1.0
@@ -104,9 +111,41 @@ def read_status(folder: Path) -> RunStatus | None:
         state, message = RunState(content["state"]), str(content["message"])
     except (OSError, ValueError, KeyError, TypeError, RecursionError):
         return None
-    if state is RunState.RUNNING and not (sessions and sessions[-1].is_alive):
+    if state is RunState.RUNNING and not (sessions and _is_alive(folder, sessions[-1])):
         state = RunState.KILLED
     return RunStatus(state, sessions, message)
+
+
+def _is_alive(folder: Path, session: Session) -> bool:
+    """Return whether the process of a session runs.
+
+    The process of another host, or of an earlier container, runs if status.json is recent or the run folder is locked.
+    """
+    if session.is_here:
+        return session.is_alive
+    try:
+        age = time.time() - (folder / STATUS_NAME).stat().st_mtime
+    except OSError:
+        return True
+    return age < _RECENT_S or _is_locked(folder / LOCK_NAME)
+
+
+def _is_locked(path: Path) -> bool:
+    """Return whether a process holds a lock, tested for a moment; True if that cannot be tested."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    except OSError:
+        return True
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        return True
+    else:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 class StatusLog:

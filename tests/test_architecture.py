@@ -41,10 +41,9 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     {
         "console": set(),
         "run_marker": set(),
-        "run_status": set(),
         "certification": None,
     },
-    {"progress_view": {"console"}},
+    {"progress_view": {"console"}, "run_status": {"run_marker"}},
     {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
     {
         "search": {

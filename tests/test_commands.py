@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -110,6 +113,51 @@ def test_exit_status(outcome: int | BaseException | None, status: int, capsys: p
 
     assert run_command(command) == status
     assert capsys.readouterr().err == ("error: a b\n" if status == 2 else "")
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, errno.EPERM, errno.ENOTDIR, errno.EROFS])
+def test_refused_path_is_one_line(number: int, capsys: pytest.CaptureFixture[str]) -> None:
+    def command() -> None:
+        raise OSError(number, os.strerror(number), "run/.lock")
+
+    assert run_command(command) == 2
+    assert capsys.readouterr().err == f"error: run/.lock: cannot be opened or changed ({os.strerror(number)})\n"
+
+
+def test_refused_system_call_without_a_path_keeps_its_traceback() -> None:
+    def command() -> None:
+        raise PermissionError(errno.EPERM, "kill")
+
+    with pytest.raises(PermissionError):
+        run_command(command)
+
+
+def test_folder_that_cannot_be_read_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    usual = os.stat
+
+    def refuse(path: Any, *arguments: Any, **options: Any) -> os.stat_result:
+        if str(path).startswith(str(tmp_path)):
+            raise PermissionError(errno.EACCES, "Permission denied", str(path))
+        return usual(path, *arguments, **options)
+
+    monkeypatch.setattr(os, "stat", refuse)
+    for arguments in (["report", str(tmp_path)], ["report", str(tmp_path / "run"), "--output", str(tmp_path / "page")]):
+        assert main(arguments) == 2
+        error = capsys.readouterr().err
+        assert error.startswith(f"error: {tmp_path}")
+        assert error.count("\n") == 1
+
+
+def test_closed_output_of_rich_is_the_signal_of_a_closed_pipe() -> None:
+    def command() -> None:
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:
+            raise SystemExit(1)  # noqa: B904 - as rich does
+
+    assert run_command(command) == 128 + signal.SIGPIPE
 
 
 def test_output_to_a_full_disk_is_one_line() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import subprocess
 import sys
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from rich.console import Console
 
 from gflownet.run_marker import read_marker
 from gflownet.run_status import read_status
@@ -99,6 +101,28 @@ def test_killed_run_has_a_page_and_resumes(tmp_path: Path) -> None:
     assert state_of(folder)[0] == "killed"
     assert run(folder, *options, "resume=true") == 0
     assert state_on(folder / PAGE) == "completed"
+
+
+@pytest.mark.parametrize("is_rich", [True, False])
+def test_closed_output_is_no_failure(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_rich: bool) -> None:
+    """As in `gflownet train ... | head`: rich raises SystemExit, print a BrokenPipeError."""
+
+    def write(*_: object, **__: object) -> None:
+        try:
+            raise BrokenPipeError
+        except BrokenPipeError:
+            if is_rich:
+                Console().on_broken_pipe()
+            raise
+
+    reading, writing = os.pipe()
+    os.close(reading)
+    with os.fdopen(writing, "w") as closed:
+        monkeypatch.setattr(sys, "stdout", closed)
+        monkeypatch.setattr("gflownet.trainer.final_stage", write)
+        assert run(tmp_path, WITH_PAGE, "num_training_steps=1", "console=quiet") == 128 + 13
+    assert state_of(tmp_path) == ("interrupted", "SIGPIPE")
+    assert state_on(tmp_path / PAGE) == "interrupted"
 
 
 def test_page_that_cannot_be_written_is_a_warning(

@@ -17,7 +17,7 @@ from gflownet.comparison.drawing import draw
 from gflownet.comparison.plan import JSON_NAME, PNG_NAME, SVG_NAME, header
 from gflownet.comparison.record import finite
 from gflownet.comparison.result import Comparison
-from gflownet.files import write_whole
+from gflownet.files import save_whole
 
 _FORMAT = 1
 _PACKAGES = ("gflownet", "numpy", "torch")
@@ -36,7 +36,7 @@ def write_comparison(
         contents[copy] = text
     for path, content in contents.items():
         path.parent.mkdir(parents=True, exist_ok=True)
-        write_whole(path, content)
+        save_whole(path, content)
     return [*contents]
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from gflownet.errors import UserError
-from gflownet.files import write_whole
+from gflownet.files import locked_folder, save_whole, write_whole
 from gflownet.report.compared import COMPARISON_NAME, comparison_of, comparison_page, is_own_page, run_folders
 from gflownet.report.compared.comparison import COMPARISON_FORMAT
 from gflownet.report.page import PAGE_NAME, page_of, read_run
@@ -43,21 +43,23 @@ def write_reports(
     if len(folders) > 1:
         output = output or Path(COMPARISON_NAME)
         _check_own(output)
-        write_whole(output, comparison_page(comparison, folder=output.parent))
+        save_whole(output, comparison_page(comparison, folder=output.parent))
         yield output
     if json_path is not None:
-        write_whole(json_path, comparison.to_json())
+        save_whole(json_path, comparison.to_json())
         yield json_path
 
 
 def _write_page(folder: Path, output: Path | None) -> Path:
-    path = folder / PAGE_NAME if output is None else output
-    if output is None:
+    if output is not None:
+        _check_own(output)
+        save_whole(output, page_of(read_run(folder)))
+        return output
+    page = page_of(read_run(folder))
+    with locked_folder(folder):  # the process that follows the run writes the same page
         _claim(folder)
-    else:
-        _check_own(path)
-    write_whole(path, page_of(read_run(folder)))
-    return path
+        write_whole(folder / PAGE_NAME, page)
+    return folder / PAGE_NAME
 
 
 def _claim(folder: Path) -> None:

@@ -119,7 +119,7 @@ def _write_page(folder: Path, run_process: int) -> None:
 
     An error leaves the earlier page; the run meets the same error at its end and reports it.
     """
-    from gflownet.files import write_whole
+    from gflownet.files import locked_folder, write_whole
     from gflownet.report.page import PAGE_NAME, page_of, read_run
     from gflownet.run_status import read_status
 
@@ -127,7 +127,8 @@ def _write_page(folder: Path, run_process: int) -> None:
         page = page_of(read_run(folder))
         status = read_status(folder)
         if status is not None and status.sessions[-1].pid == run_process:
-            write_whole(folder / PAGE_NAME, page)
+            with locked_folder(folder):
+                write_whole(folder / PAGE_NAME, page)
 
 
 def _cpu_seconds(call: Callable[[], None]) -> float:

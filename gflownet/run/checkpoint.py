@@ -17,14 +17,16 @@ from filelock import FileLock, Timeout
 
 from gflownet.errors import UserError
 from gflownet.files import TEMPORARY_SUFFIX, write_whole
+from gflownet.run_marker import LOCK_NAME
 
 FORMAT_VERSION = 3  # of the trainer's state; tests/checkpoints/ holds one file of each version
 NUM_CHECKPOINTS = 2
-LOCK_NAME = ".lock"
 
 # First line of a file, followed by torch's payload. The sha256 covers run id and payload.
 _HEADER = re.compile(rb"gflownet checkpoint, format (\d+), (?:run ([0-9a-f]{32}), )?sha256 ([0-9a-f]{64})\n")
 _MAX_HEADER_BYTES = 256
+# Maximum wait in seconds for the lock: `gflownet.run_status` tests it for a moment.
+_LOCK_WAIT_S = 0.5
 _FILE_NAME = re.compile(r"step_(\d{1,18})\.pt")
 _REFUSED_NAME = re.compile(r"GLOBAL ([\w.]+)")
 _log = logging.getLogger(__name__)
@@ -168,7 +170,7 @@ class RunLock:
         folder.mkdir(parents=True, exist_ok=True)
         self._lock = FileLock(folder / LOCK_NAME)
         try:
-            self._lock.acquire(blocking=False)
+            self._lock.acquire(timeout=_LOCK_WAIT_S, poll_interval=_LOCK_WAIT_S / 10)
         except Timeout:
             raise UserError(
                 f"log_dir: expected a folder without an active run, got {folder}, which is in use"

@@ -20,11 +20,11 @@ from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
 from gflownet.report.references import REFERENCES_NAME
-from gflownet.run.checkpoint import LOCK_NAME, Checkpoint, CheckpointFolder, RunLock
+from gflownet.run.checkpoint import Checkpoint, CheckpointFolder, RunLock
 from gflownet.run.logging import METRICS_NAME
 from gflownet.run.tensorboard_log import TENSORBOARD_NAME
 from gflownet.run.wandb_log import WANDB_ID_NAME, WANDB_NAME
-from gflownet.run_marker import MARKER_NAME, RunMarker, read_marker, write_marker
+from gflownet.run_marker import LOCK_NAME, MARKER_NAME, RunMarker, read_marker, write_marker
 from gflownet.run_status import STATUS_NAME
 
 CHECKPOINTS_NAME = "checkpoints"

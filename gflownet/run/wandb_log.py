@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from gflownet.files import write_whole
 from gflownet.report.leaders import Leader
+from gflownet.report.page.secrets import masked_options
 from gflownet.run.run_log import AXES, RunLog, RunResults, StepSamples, axes_of, first_line, grouped
 
 if TYPE_CHECKING:
@@ -195,7 +196,7 @@ class WandbLog(RunLog):
                 id=_run_id(folder),
                 resume="allow",
                 dir=folder,
-                config=dict(config),
+                config=masked_options(config),
                 mode="online" if mode == "online" else "offline",
                 settings=wandb.Settings(
                     silent=True,

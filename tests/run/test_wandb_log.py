@@ -65,7 +65,8 @@ def log_two_steps(
 ) -> tuple[FakeWandb, list[str]]:
     fake, lines = FakeWandb({name.replace("_", " "): text for name, text in failing.items()}), []
     monkeypatch.setitem(sys.modules, "wandb", fake)
-    log = WandbLog(folder, WandbConfig(mode=mode), config={"seed": "${oc.env:S}"}, print_line=lines.append)
+    config = {"seed": "${oc.env:S}", "api_key": "hunter2"}
+    log = WandbLog(folder, WandbConfig(mode=mode), config=config, print_line=lines.append)
     log.write(1, {"loss": 0.5})
     log.write(2, {"loss": 0.25, "num_distinct": 7, "score_best": 0.5, "seconds": 3.5})
     log.close()
@@ -87,7 +88,7 @@ def test_wandb_with_key_is_online(monkeypatch: pytest.MonkeyPatch, tmp_path: Pat
     options = fake.calls[0][1]
     assert (fake.names[0], lines) == ("init online", [])
     assert options["dir"] == tmp_path
-    assert options["config"] == {"seed": "${oc.env:S}"}
+    assert options["config"] == {"seed": "${oc.env:S}", "api_key": "***"}
     assert 0 < options["settings"].init_timeout < 60
     assert 0 < options["settings"].finish_timeout < 60
     values = {"train/loss": 0.25, "evaluation/num_distinct": 7, "score/score_best": 0.5}

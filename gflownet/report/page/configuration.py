@@ -12,7 +12,7 @@ from typing import Any
 from gflownet.config import CONFIG_NAME, OPTIONS
 from gflownet.report.page.chart import Table
 from gflownet.report.page.run_data import RunData
-from gflownet.report.page.secrets import masked
+from gflownet.report.page.secrets import masked_command
 from gflownet.run_status import RunState
 
 TRAIN = "python -m gflownet.train"
@@ -41,7 +41,7 @@ def configuration_section(run: RunData) -> ConfigurationSection:
         text=run.config_text,
         facts=list(_facts(run)),
         started_as=started_as(sessions[0].command) if sessions else "",
-        reproduce=_words(*_train(), "--config", f"{folder}/{CONFIG_NAME}", f"log_dir={folder}_again"),
+        reproduce=reproduce_command(run),
         resume=resume_command(run) if is_resumable(run) else "",
         rebuild=_words("python", "-m", "gflownet.report", folder),
     )
@@ -54,6 +54,12 @@ def changed_options(config: Mapping[str, Any]) -> Iterator[list[str]]:
         default = None if option is None else option.default
         if option is None or _as_text(value) != _as_text(default):
             yield [key, _as_text(value), "" if option is None else _as_text(default)]
+
+
+def reproduce_command(run: RunData) -> str:
+    """Return the command that starts the run anew in another folder, also for a resumed run."""
+    started = [f"{key}=false" for key in ("resume", "overwrite_existing_exp") if run.option(key)]
+    return _words(*_train(), "--config", f"{run.folder}/{CONFIG_NAME}", f"log_dir={run.folder}_again", *started)
 
 
 def resume_command(run: RunData, *options: str) -> str:
@@ -76,7 +82,7 @@ def started_as(command: Sequence[str]) -> str:
         module = path.parts[len(path.parts) - 1 - path.parts[::-1].index("gflownet") :]
         name = ".".join(module).removesuffix(".py").removesuffix(".__main__")
         start = ["python", "-m", name]
-    return masked(_words(*start, *command[1:]))
+    return masked_command([*start, *command[1:]])
 
 
 def _leaves(tree: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, Any]]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shlex
 from collections.abc import Callable, Mapping
 from datetime import timedelta
 from pathlib import Path
@@ -12,6 +13,8 @@ from typing import Any
 import numpy as np
 import pytest
 
+from gflownet.cli import parse
+from gflownet.config import command_config
 from gflownet.console import duration
 from gflownet.errors import UserError
 from gflownet.evaluation.status import EvaluationStatus
@@ -19,7 +22,9 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.progress_view import Clock, Limits
 from gflownet.report.compared.figures import best_score
 from gflownet.report.page import page_of, read_run
+from gflownet.report.page.configuration import reproduce_command
 from gflownet.report.page.overview import progress_of, seconds_left
+from gflownet.report.page.secrets import masked_command, masked_options
 from gflownet.run_marker import RunMarker, write_marker
 from tests.evaluation.candidates import classifier_graph
 from tests.report.page.folders import (
@@ -355,12 +360,49 @@ def test_secrets_are_masked(tmp_path, monkeypatch):
     status = status_of("failed", message="cannot connect to postgresql://me:hunter2@host/db")
     status["sessions"][0]["command"].append("evaluation.store_url=postgresql://me:hunter2@host/db")
     error = record(1, None, assignment_of(x=1), error="GET https://user:hunter2@host/x?token=hunter2 failed")
+    status["sessions"][0]["command"] += ["--task_options.token", "my secret"]
     options = ["evaluation.store_url=postgresql://me:${oc.env:ABSENT}@host/db", "task_options.api_key=hunter2"]
+    options += ["task_options.password=7418529", "task_options.url=postgresql://me:p@ssword1@host/db"]
+    options += ["task_options.credentials={user: hunter3}"]
     folder = write_run(tmp_path, [error], status=status, options=options)
     text = page(folder).text
-    assert "hunter2" not in text
+    secrets = ("hunter2", "p@ss", "ssword1", "my secret", "7418529", "hunter3")
+    assert [secret for secret in secrets if secret in text] == []
     assert "${oc.env:ABSENT}" in text
     (folder / "config.yaml").write_text((folder / "config.yaml").read_text().replace("postgresql", "sqlite"))
+
+
+@pytest.mark.parametrize(
+    ("words", "shown"),
+    [
+        (["--task_options.api_key", "hunter2"], "--task_options.api_key ***"),
+        (["--task_options.api_key=hunter2"], "'--task_options.api_key=***'"),
+        (["--verbose", "task_options.password=my hunter2"], "--verbose 'task_options.password=***'"),
+        (["task_options={aws_secret_access_key: hunter2}"], '\'task_options={"aws_secret_access_key": "***"}\''),
+        (["url=postgresql://me:hun@hunter2@host/db"], "'url=postgresql://me:***@host/db'"),
+        (["url=https://hunter2@host/x"], "'url=https://***@host/x'"),
+        (["--config", "choices", "seed=3", "model.num_emb=64"], "--config choices seed=3 model.num_emb=64"),
+        (["url=postgresql://me@host/db", "key=${oc.env:KEY}"], "url=postgresql://me@host/db 'key=${oc.env:KEY}'"),
+    ],
+)
+def test_secrets_of_a_command_are_masked(words, shown):
+    assert masked_command(["train", *words]) == f"train {shown}"
+
+
+def test_secrets_of_options_are_masked_by_any_key_of_their_path():
+    options = {"password": 12, "secret_key": "a", "credentials": {"user": "me", "all": [1]}, "token": "${oc.env:T}"}
+    expected = {"password": "***", "secret_key": "***", "credentials": {"user": "***", "all": ["***"]}}
+    same = {"seed": 3, "tokenizer": "words", "url": "sqlite:///x", "password": None}
+    assert masked_options(options) == expected | {"token": "${oc.env:T}"}
+    assert masked_options({"a": same}) == {"a": same}
+
+
+def test_resumed_run_is_reproduced_from_its_start(tmp_path):
+    folder = write_run(tmp_path, options=["resume=auto", "overwrite_existing_exp=true"])
+    words = shlex.split(reproduce_command(read_run(folder)))
+    command = parse(words[3:])
+    config = command_config(command.config, command.overrides)
+    assert (config.resume, config.overwrite_existing_exp, config.log_dir) == (False, False, f"{folder}_again")
 
 
 Damage = Callable[[Path], object]
