@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import gc
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -57,8 +58,12 @@ def report(arguments: Sequence[str]) -> None:
     # Imported here: --help and wrong arguments do not wait for the import of the database.
     from gflownet.report.command import write_reports
 
-    for path in write_reports(options.runs, output=options.output, json_path=options.json, is_each=options.each):
-        print(printable(f"report: {path}"))
+    gc.disable()  # a fifth of the time of a large page: its rows live as long as the command
+    try:
+        for path in write_reports(options.runs, output=options.output, json_path=options.json, is_each=options.each):
+            print(printable(f"report: {path}"))
+    finally:
+        gc.enable()
 
 
 if __name__ == "__main__":

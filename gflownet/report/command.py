@@ -8,9 +8,9 @@ from pathlib import Path
 
 from gflownet.errors import UserError
 from gflownet.files import locked_folder, save_whole, write_whole
-from gflownet.report.compared import COMPARISON_NAME, comparison_of, comparison_page, is_own_page, run_folders
-from gflownet.report.compared.comparison import COMPARISON_FORMAT
+from gflownet.report.compared.folders import run_folders
 from gflownet.report.page import PAGE_NAME, page_of, read_run
+from gflownet.report.page.file_name import is_own_page
 from gflownet.run_marker import read_marker, write_marker
 from gflownet.run_status import RunState, read_status
 
@@ -39,6 +39,9 @@ def write_reports(
             yield _write_page(folder, output)
         if json_path is None:
             return
+    # Imported here: scipy takes half a second, which the page of one run does not need.
+    from gflownet.report.compared import COMPARISON_NAME, comparison_of, comparison_page
+
     comparison = comparison_of(folders)
     if len(folders) > 1:
         output = output or Path(COMPARISON_NAME)
@@ -93,5 +96,7 @@ def _check_own_json(path: Path) -> None:
 
 
 def _is_comparison(path: Path) -> bool:
+    from gflownet.report.compared.comparison import COMPARISON_FORMAT
+
     with path.open("rb") as file:
         return COMPARISON_FORMAT.encode() in file.read(_HEAD_BYTES)

@@ -3,4 +3,3 @@ from .comparison import comparison_of as comparison_of
 from .folders import run_folders as run_folders
 from .page import COMPARISON_NAME as COMPARISON_NAME
 from .page import comparison_page as comparison_page
-from .page import is_own_page as is_own_page

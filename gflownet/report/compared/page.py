@@ -26,9 +26,6 @@ from gflownet.report.page.line_chart import Line, line_chart
 from gflownet.report.page.run_data import RunData
 
 COMPARISON_NAME = "comparison.html"
-# In the first bytes of every page of gflownet, see templates/base.html.j2 of gflownet.report.page.
-GENERATOR = b'<meta name="generator" content="gflownet">'
-_HEAD_BYTES = 4_096
 # Maximum number of drawings.
 MAX_CARDS = 12
 
@@ -72,12 +69,6 @@ def comparison_page(comparison: Comparison, *, folder: Path, written: datetime |
             written=written.astimezone(UTC).strftime("%Y-%m-%d %H:%M UTC"),
         )
     )
-
-
-def is_own_page(path: Path) -> bool:
-    """Return whether a file is a page that gflownet has written."""
-    with path.open("rb") as file:
-        return GENERATOR in file.read(_HEAD_BYTES)
 
 
 def figure_table(comparison: Comparison) -> Table:
