@@ -9,9 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, cast
-
-import lazy_loader
+from typing import Any, Literal, cast
 
 import gflownet
 from gflownet.data.config import LocalSearchConfig, OfflineConfig, ReplayConfig, WorkersConfig
@@ -31,13 +29,6 @@ from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_
 from gflownet.policy.config import ModelConfig
 from gflownet.run_marker import MARKER_NAME, read_marker
 from gflownet.search.config import SearchConfig
-
-if TYPE_CHECKING:
-    import omegaconf
-    import yaml
-else:  # imported on first use: --help needs neither
-    omegaconf = lazy_loader.load("omegaconf")
-    yaml = lazy_loader.load("yaml")
 
 # torch refuses seeds beyond 64 bits.
 MAX_SEED = 2**63 - 1
@@ -166,7 +157,7 @@ def load_config(source: str | None = None, overrides: Sequence[str] = ()) -> Con
 @cache
 def _defaults() -> Any:
     """Return the config without a file or overrides; building it takes four times as long as copying it."""
-    return omegaconf.OmegaConf.structured(Config)
+    return _omegaconf().structured(Config)
 
 
 def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
@@ -181,13 +172,13 @@ def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
     """
     result = copy.deepcopy(config)
     for group, schema in schemas.items():
-        values = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.select(cast(Any, result), group), resolve=False)
+        values = _omegaconf().to_container(_omegaconf().select(cast(Any, result), group), resolve=False)
         if schema is None:
             if values:
                 raise UserError(f"{group}: expected nothing, the class has no options, got {_shown(values)}")
             continue
         options = {item.key: item for item in find_options(schema, prefix=f"{group}.")}
-        omegaconf.OmegaConf.update(cast(Any, result), group, omegaconf.OmegaConf.structured(schema), merge=False)
+        _omegaconf().update(cast(Any, result), group, _omegaconf().structured(schema), merge=False)
         _merge(result, _nested(group, values), options=options)
         for item in options.values():
             item.check(resolved(result, item))
@@ -207,12 +198,12 @@ def _nested(key: str, value: Any) -> dict[str, Any]:
 
 def to_yaml(config: Config) -> str:
     """Return the config as YAML; interpolations such as `${oc.env:SECRET}` are not replaced."""
-    return omegaconf.OmegaConf.to_yaml(cast(Any, config), resolve=False)
+    return _omegaconf().to_yaml(cast(Any, config), resolve=False)
 
 
 def to_mapping(config: Config) -> dict[str, Any]:
     """Return the config as nested dicts, unresolved like `to_yaml`."""
-    return cast(dict[str, Any], omegaconf.OmegaConf.to_container(cast(Any, config), resolve=False))
+    return cast(dict[str, Any], _omegaconf().to_container(cast(Any, config), resolve=False))
 
 
 def resolved(config: Config, option: Option) -> Any:
@@ -222,13 +213,13 @@ def resolved(config: Config, option: Option) -> Any:
         UserError: an interpolation without a value or with a wrong type; the message shows its text, not the value.
     """
     try:
-        return omegaconf.OmegaConf.select(cast(Any, config), option.key, throw_on_missing=True)
-    except omegaconf.errors.OmegaConfBaseException as error:
-        text: Any = omegaconf.OmegaConf.to_container(cast(Any, config), resolve=False)
+        return _omegaconf().select(cast(Any, config), option.key, throw_on_missing=True)
+    except _errors().OmegaConfBaseException as error:
+        text: Any = _omegaconf().to_container(cast(Any, config), resolve=False)
         for part in option.key.split("."):
             text = text[part]
         # A wrong type is reported with the resolved value, which may be a secret of ${oc.env:...}.
-        reason = "" if isinstance(error, omegaconf.errors.InterpolationValidationError) else f" ({_first_line(error)})"
+        reason = "" if isinstance(error, _errors().InterpolationValidationError) else f" ({_first_line(error)})"
         raise UserError(f"{option.key}: expected {option.expected}, got {_shown(text)}{reason}") from None
 
 
@@ -261,7 +252,7 @@ def command_config(source: str | None, overrides: Sequence[str]) -> Config:
 
 def config_of(tree: Mapping[str, Any], *, where: str = "") -> Config:
     """Return the config of nested options, defaults for the others. Raises UserError for unknown ones."""
-    config = omegaconf.OmegaConf.structured(Config)
+    config = _omegaconf().structured(Config)
     _merge(config, tree, where=where)
     return cast(Config, config)
 
@@ -322,8 +313,8 @@ def _config_folders() -> Iterator[Path]:
 def _read_yaml(path: Path) -> dict[str, Any]:
     try:
         # OmegaConf loads with PyYAML's safe loader and limits the expansion of aliases.
-        tree = omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.load(path), resolve=False)
-    except (yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
+        tree = _omegaconf().to_container(_omegaconf().load(path), resolve=False)
+    except (_yaml().YAMLError, _errors().OmegaConfBaseException, OSError, ValueError, RecursionError) as error:
         raise UserError(f"{path}: expected plain YAML, got an error: {_one_line(error)}") from None
     if not isinstance(tree, dict):
         raise UserError(f"{path}: expected a mapping of options, got {_shown(tree)}")
@@ -337,9 +328,9 @@ def _parse_override(override: str) -> dict[str, Any]:
     try:
         return cast(
             dict[str, Any],
-            omegaconf.OmegaConf.to_container(omegaconf.OmegaConf.from_dotlist([override]), resolve=False),
+            _omegaconf().to_container(_omegaconf().from_dotlist([override]), resolve=False),
         )
-    except (yaml.YAMLError, omegaconf.errors.OmegaConfBaseException, ValueError, RecursionError) as error:
+    except (_yaml().YAMLError, _errors().OmegaConfBaseException, ValueError, RecursionError) as error:
         raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None
 
 
@@ -362,8 +353,8 @@ def _merge(
         if not option.may_hold(value):
             raise mistyped
         try:
-            omegaconf.OmegaConf.update(cast(Any, config), key, value, merge=isinstance(value, dict))
-        except (omegaconf.errors.OmegaConfBaseException, ValueError, TypeError):
+            _omegaconf().update(cast(Any, config), key, value, merge=isinstance(value, dict))
+        except (_errors().OmegaConfBaseException, ValueError, TypeError):
             raise mistyped from None
 
 
@@ -403,3 +394,23 @@ def _first_line(error: Exception) -> str:
 
 def _one_line(error: Exception) -> str:
     return " ".join(str(error).split())
+
+
+# Imported on first use: --help needs neither. A lazy module in the place of omegaconf would be imported twice, with two
+# classes of each error, by `import omegaconf.errors` elsewhere.
+def _omegaconf():
+    from omegaconf import OmegaConf
+
+    return OmegaConf
+
+
+def _errors():
+    from omegaconf import errors
+
+    return errors
+
+
+def _yaml():
+    import yaml
+
+    return yaml

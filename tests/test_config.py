@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -391,3 +394,15 @@ def test_renamed_environment_is_accepted_with_a_warning(caplog, tmp_path):
 def test_renamed_option_is_accepted_with_a_warning(caplog):
     assert load_config(None, ["evaluation.backend=inline"]).evaluation.executor == "inline"
     assert "evaluation.backend: this option is now evaluation.executor" in caplog.text
+
+
+def test_errors_are_caught_after_an_import_of_their_module(checkout: Path) -> None:
+    """A lazy module in place of omegaconf had two classes of each error."""
+    code = (
+        "import gflownet.config, omegaconf.errors\n"
+        "try: gflownet.config.load_config(None, ['log_dir=${a'])\n"
+        "except gflownet.errors.UserError as error: print(error)"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(checkout)}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout.startswith("log_dir: expected a YAML value")

@@ -1,4 +1,4 @@
-"""Imports of a run until its first training step."""
+"""Imports of a run before its final stage and its report, which need scipy."""
 
 import copy
 import subprocess
@@ -17,7 +17,7 @@ from gflownet.train import main
 
 assert main(["--help"]) == 0
 print("by --help:", [name for name in ("torch", "numpy", *{SLOW_PACKAGES}) if name in sys.modules])
-options = ["num_training_steps=1", "wandb.mode=disabled", "evaluation.num_epochs=1", "final.top=0"]
+options = ["num_training_steps=1", "wandb.mode=disabled", "evaluation.num_epochs=1", "final.top=0", "report.every=null"]
 assert main(["log_dir=run", *options]) == 0
 print("by a run:", [name for name in {SLOW_PACKAGES} if name in sys.modules])
 """
