@@ -11,7 +11,7 @@ import copy
 import math
 import types
 import typing
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, Field, dataclass, field, fields, is_dataclass
 from typing import Any, Literal, get_args, get_origin
 
@@ -179,3 +179,12 @@ def _plural(hint: Any) -> str:
 def _literal(value: object) -> str:
     """Return the value as YAML spells it."""
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested options with their full keys, a.b for {"a": {"b": value}}."""
+    for name, value in tree.items():
+        if isinstance(value, Mapping):
+            yield from leaves(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from gflownet.comparison.record import RunRecord, read_record, write_record
 from gflownet.config import CONFIG_NAME, load_config, to_mapping
 from gflownet.config_checks import validate
 from gflownet.errors import UserError
+from gflownet.options import leaves
 
 # No output for readers, and no work after the search except what the user chooses.
 _QUIET = (
@@ -76,8 +77,8 @@ class Job:
 
     def _check_options(self, started: Mapping[str, Any]) -> None:
         """Raise UserError for the first option that differs from those of the run in the folder."""
-        wanted = dict(_leaves(to_mapping(load_config(self.config, self.options()))))
-        stored = dict(_leaves(started))
+        wanted = dict(leaves(to_mapping(load_config(self.config, self.options()))))
+        stored = dict(leaves(started))
         for key in sorted(wanted.keys() | stored.keys()):
             if key not in _PLACES and wanted.get(key) != stored.get(key):
                 raise UserError(
@@ -116,11 +117,3 @@ def _is_output(path: Path) -> bool:
     except OSError:
         return False
     return start in (b"", OUTPUT_HEADER.encode())
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

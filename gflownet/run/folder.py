@@ -16,6 +16,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.store_database import STORE_NAME
 from gflownet.evaluation.store_recovery import DAMAGED_SUFFIX, damage_of, recover
 from gflownet.files import cannot_write, temporary_of, write_whole
+from gflownet.options import leaves
 from gflownet.report.architectures import PICTURES_NAME, TOP_NAME
 from gflownet.report.page import PAGE_NAME
 from gflownet.report.pareto import FRONT_NAME, FRONT_PICTURE_NAME
@@ -142,8 +143,8 @@ class RunFolder:
 
     def check_unchanged(self, config: Config) -> None:
         """Raise UserError for the first changed option that a resumed run may not change."""
-        started = dict(_leaves(to_mapping(config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: "))))
-        for key, value in _leaves(to_mapping(config)):
+        started = dict(leaves(to_mapping(config_of(self._marker.config, where=f"{self.path / MARKER_NAME}: "))))
+        for key, value in leaves(to_mapping(config)):
             if not {key, key.partition(".")[0]} & _MAY_CHANGE and started.get(key) != value:
                 raise UserError(
                     f"{key}: expected {started.get(key)!r}, as the run in {self.path} was started, got {value!r}; "
@@ -337,11 +338,3 @@ def _made_by_tensorboard(folder: Path) -> Iterator[Path]:
 
 # Folders whose file names another library chooses, and the files that are its.
 _LOG_FOLDERS = {_WANDB_FOLDER: _made_by_wandb, _TENSORBOARD_FOLDER: _made_by_tensorboard}
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from gflownet.options import leaves
 from gflownet.report.page.run_data import RunData
 
 SEED = "seed"
@@ -78,7 +79,7 @@ def options_of(run: RunData) -> dict[str, str]:
     """
     return {
         key: f"{_UNKNOWN}{value}" if _is_unknown(value) and key not in _PLACES else text_of(value)
-        for key, value in _leaves(run.config)
+        for key, value in leaves(run.config)
         if key != SEED and not {key, key.partition(".")[0]} & IGNORED
     }
 
@@ -109,14 +110,6 @@ def _is_unknown(value: Any) -> bool:
     if isinstance(value, list | tuple):
         return any(map(_is_unknown, value))
     return isinstance(value, str) and _FOREIGN.search(value) is not None
-
-
-def _leaves(tree: Mapping[str, Any], prefix: str = "") -> Iterator[tuple[str, Any]]:
-    for name, value in tree.items():
-        if isinstance(value, Mapping):
-            yield from _leaves(value, f"{prefix}{name}.")
-        else:
-            yield f"{prefix}{name}", value
 
 
 def _versions(run: RunData) -> dict[str, str]:

@@ -13,7 +13,7 @@ from markupsafe import Markup
 from gflownet.graphs import drawing as graph_drawing
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.layered_drawing import Box, Link, shortened, to_svg
-from gflownet.report.page.coloured_drawing import coloured_svg
+from gflownet.report.page.coloured_drawing import PALETTE, coloured_svg
 
 MAX_LABEL = 24
 # Larger JSON data is cut where nothing better can be shown.
@@ -22,15 +22,7 @@ _EDGE = re.compile(r"(\d+)<-(\d+)")
 _LAYER = re.compile(r"layer(\d+)")
 _LAYER_PLACE = re.compile(r"(.+)\[(\d+)\]")  # cell[2]: a choice of the second layer
 _NODE, _INPUT, _OUTPUT = ("#f8fafc", "#64748b"), ("#e0f2fe", "#0284c7"), ("#dcfce7", "#16a34a")
-_OPERATIONS = (
-    ("#dbeafe", "#2563eb"),
-    ("#ffedd5", "#ea580c"),
-    ("#dcfce7", "#16a34a"),
-    ("#fce7f3", "#db2777"),
-    ("#f3e8ff", "#9333ea"),
-    ("#fef9c3", "#ca8a04"),
-    ("#ccfbf1", "#0d9488"),
-)
+_OPERATIONS = PALETTE[:-1]  # grey is the colour of nodes
 _WIDTH = re.compile(r'<svg [^>]*?width="(\d+)"')
 _SMALLEST = 0.66  # scale
 _EMPTY = frozenset({"none", "zero", "zeroize"})
