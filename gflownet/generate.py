@@ -116,12 +116,12 @@ def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
 def _engine(folder: Path, max_slots: int) -> Engine:
     """Return an engine without limits on the queue, for a caller that submits at most `max_slots` requests at once."""
     # Imported here, so that --help and option errors do not import torch.
-    from gflownet.rhn.checkpoint import load_byte_decoder
+    from gflownet.rhn.checkpoint import load_text_model
     from gflownet.rhn.serving.engine import Engine, EngineConfig
     from gflownet.rhn.serving.scheduler import SchedulerConfig
 
     config = EngineConfig(SchedulerConfig(max_slots=max_slots, token_budget=sys.maxsize))
-    return Engine(load_byte_decoder(folder), config)
+    return Engine(load_text_model(folder).model, config)
 
 
 def converse(options: argparse.Namespace) -> int:

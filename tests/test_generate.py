@@ -19,7 +19,7 @@ import pytest
 
 from gflownet.generate import main
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
+from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.prompt_file import AnswerFile
@@ -80,7 +80,9 @@ def test_answers_to_a_prompt_file_equal_offline_generation(folder: Path, tmp_pat
             temperature=0.9, seed=11, max_tokens=20, stop=("e",), repetition_penalty=1.5, top_p=0.8, min_p=0.01
         ),
     ]
-    expected = generate_batch(load_byte_decoder(folder), [encode(one["prompt"]) for one in asked], params, max_slots=3)
+    expected = generate_batch(
+        load_text_model(folder).model, [encode(one["prompt"]) for one in asked], params, max_slots=3
+    )
     assert [answer["text"] for answer in answers] == [decode(one.tokens) for one in expected]
     assert [answer["finish_reason"] for answer in answers] == [one.finish_reason for one in expected]
     assert [answer["num_tokens"] for answer in answers] == [len(one.tokens) for one in expected]
@@ -189,7 +191,7 @@ def test_prompts_from_a_pipe_are_answered_line_by_line(
     params = [SamplingParams(max_tokens=12, seed=seed) for seed in (5, 6)]
     prompts = [encode("def f("), encode("class A")]
     expected = [
-        generate_batch(load_byte_decoder(folder), [p], [q], max_slots=1)[0]
+        generate_batch(load_text_model(folder).model, [p], [q], max_slots=1)[0]
         for p, q in zip(prompts, params, strict=True)
     ]
     assert capsys.readouterr() == ("".join(decode(one.tokens) + "\n" for one in expected), "")

@@ -20,7 +20,7 @@ import pytest
 import torch
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
+from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import CONFIGS
 from gflownet.rhn.network import RHN
 from gflownet.rhn.serving.generation import generate_batch
@@ -70,7 +70,7 @@ def save_random_model(folder: Path) -> None:
 def generate_offline(folder: Path) -> list[tuple[str, str]]:
     """Return text and finish reason of every answer, generated without a server."""
     prompts, params = zip(*map(request_of, range(NUM_CLIENTS)), strict=True)
-    results = generate_batch(load_byte_decoder(folder), list(map(encode, prompts)), params, max_slots=MAX_SLOTS)
+    results = generate_batch(load_text_model(folder).model, list(map(encode, prompts)), params, max_slots=MAX_SLOTS)
     return [(decode(result.tokens), str(result.finish_reason)) for result in results]
 
 

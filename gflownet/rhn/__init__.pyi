@@ -1,8 +1,8 @@
 from .bytes_text import StreamDecoder as StreamDecoder
 from .bytes_text import decode as decode
 from .bytes_text import encode as encode
-from .checkpoint import load_byte_decoder as load_byte_decoder
 from .checkpoint import load_language_model as load_language_model
+from .checkpoint import load_text_model as load_text_model
 from .checkpoint import save_language_model as save_language_model
 from .config import CONFIGS as CONFIGS
 from .config import RHNConfig as RHNConfig

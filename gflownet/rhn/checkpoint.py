@@ -1,11 +1,13 @@
 """Save language models to a folder and load them.
 
-`model.json` holds the kind, a key of `KINDS`, and the config; `model.safetensors` holds every weight once. Loading a
-folder executes nothing in it.
+`model.json` holds the kind, a key of `KINDS`, and the config; `model.safetensors` holds every weight once;
+`tokenizer.json`, in a folder of a model whose tokens are not bytes, its tokenizer. Loading a folder executes nothing in
+it.
 """
 
 from __future__ import annotations
 
+import importlib
 import json
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -19,11 +21,9 @@ from torch import Tensor, nn
 
 from gflownet.errors import UserError
 from gflownet.files import sync_folder, write_whole
-from gflownet.rhn.bytes_text import NUM_TOKENS
-from gflownet.rhn.config import RHNConfig, StackConfig
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.network import RHN, RecurrentNetwork
-from gflownet.rhn.stack_model import RecurrentStack
+from gflownet.rhn.network import RecurrentNetwork
+from gflownet.rhn.text_codec import BYTES, TextCodec, load_text_codec
 
 DESCRIPTION_NAME = "model.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -31,13 +31,53 @@ PREPARED_NAME = "model.safetensors.new"  # new weights before they replace the o
 
 
 class Kind(NamedTuple):
-    """A kind of language model."""
+    """A kind of language model, as module:Class, imported when a model is saved or loaded."""
 
-    model: type[RecurrentNetwork]
-    config: type[RHNConfig | StackConfig]  # constructed from the values of `dataclasses.asdict`
+    model: str  # a RecurrentNetwork, constructed from its config
+    config: str  # a dataclass, constructed from the values of `dataclasses.asdict`
 
 
-KINDS = {"rhn": Kind(RHN, RHNConfig), "recurrent_stack": Kind(RecurrentStack, StackConfig)}
+KINDS = {
+    "rhn": Kind("gflownet.rhn.network:RHN", "gflownet.rhn.config:RHNConfig"),
+    "recurrent_stack": Kind("gflownet.rhn.stack_model:RecurrentStack", "gflownet.rhn.config:StackConfig"),
+}
+
+
+def describe(model: nn.Module) -> dict[str, Any]:
+    """Return the content of model.json: the kind of a model and its config, as JSON values.
+
+    Raises:
+        ValueError: a model of another class than those of `KINDS`.
+    """
+    name = f"{type(model).__module__}:{type(model).__qualname__}"
+    for kind, homes in KINDS.items():
+        if name == homes.model:
+            return {"kind": kind, "config": asdict(cast(RecurrentNetwork, model).config)}
+    expected = " or ".join(kind.model.partition(":")[2] for kind in KINDS.values())
+    raise ValueError(f"model: expected {expected}, got {type(model).__name__}")
+
+
+def model_of(description: Any, where: str) -> RecurrentNetwork:
+    """Return an untrained model of the content of a model.json, from torch's global random state.
+
+    Args:
+        description: see `describe`.
+        where: start of an error message.
+
+    Raises:
+        UserError: another content.
+    """
+    if not (isinstance(description, dict) and set(description) == {"kind", "config"}):
+        raise UserError(f"{where}: expected an object with kind and config, got {description!s:.80}")
+    kind, values = description["kind"], description["config"]
+    if not (isinstance(kind, str) and kind in KINDS):
+        raise UserError(f"{where}: kind: expected one of {', '.join(KINDS)}, got {kind!r}")
+    if not isinstance(values, dict):
+        raise UserError(f"{where}: config: expected an object, got {values!s:.80}")
+    try:
+        return _imported(KINDS[kind].model)(_imported(KINDS[kind].config)(**values))
+    except (TypeError, ValueError) as error:
+        raise UserError(f"{where}: config: {error}") from None
 
 
 def save_language_model(folder: Path, model: nn.Module) -> None:
@@ -50,9 +90,7 @@ def save_language_model(folder: Path, model: nn.Module) -> None:
         ValueError: a model of another class.
         UserError: a file cannot be written, for example on a full disk.
     """
-    description = json.dumps(
-        {"kind": _kind_of(model), "config": asdict(cast(RecurrentNetwork, model).config)}, indent=1
-    )
+    description = json.dumps(describe(model), indent=1)
     described, prepared = folder / DESCRIPTION_NAME, folder / PREPARED_NAME
     write_whole(prepared, save({name: tensor.detach().cpu().contiguous() for name, tensor in _weights(model).items()}))
     is_same = described.is_file() and described.read_bytes() == description.encode()
@@ -76,12 +114,12 @@ def load_language_model(folder: Path) -> RecurrentNetwork:
     if missing:
         expected = f"expected a folder with {DESCRIPTION_NAME} and {WEIGHTS_NAME}"
         raise UserError(f"{folder}: {expected}, got {_content_of(folder, missing)}")
-    kind, config = _read_description(path)
     try:
-        with torch.device("meta"):
-            model = kind.model(kind.config(**config))
-    except (TypeError, ValueError) as error:
-        raise UserError(f"{path}: config: {error}") from None
+        description = json.loads(path.read_bytes())
+    except ValueError as error:
+        raise UserError(f"{path}: expected JSON, got invalid text: {error}") from None
+    with torch.device("meta"):
+        model = model_of(description, str(path))
     weights = _read_weights(folder / WEIGHTS_NAME)
     _check_shapes(folder / WEIGHTS_NAME, weights, _weights(model))
     model.load_state_dict(weights, assign=True, strict=False)
@@ -89,24 +127,29 @@ def load_language_model(folder: Path) -> RecurrentNetwork:
     return model.eval()
 
 
-def load_byte_decoder(folder: Path) -> LanguageModel:
-    """Return the model saved in a folder as a `LanguageModel` of bytes.
+def _imported(home: str) -> Any:
+    module, _, name = home.partition(":")
+    return getattr(importlib.import_module(module), name)
+
+
+class TextModel(NamedTuple):
+    """A language model for generation, and its tokens."""
+
+    model: LanguageModel
+    codec: TextCodec
+
+
+def load_text_model(folder: Path) -> TextModel:
+    """Return the model saved in a folder with its tokenizer.
 
     Raises:
-        UserError: as `load_language_model`, or a model whose vocabulary is not the 256 bytes.
+        UserError: as `load_language_model` and `load_text_codec`, or a vocabulary of another size than the tokenizer's.
     """
-    model = load_language_model(folder).decoder()
-    if model.vocabulary_size != NUM_TOKENS:
-        raise UserError(f"{folder}: expected a model of {NUM_TOKENS} bytes, got one of {model.vocabulary_size} tokens")
-    return model
-
-
-def _kind_of(model: nn.Module) -> str:
-    for name, kind in KINDS.items():
-        if type(model) is kind.model:
-            return name
-    expected = " or ".join(kind.model.__name__ for kind in KINDS.values())
-    raise ValueError(f"model: expected {expected}, got {type(model).__name__}")
+    model, codec = load_language_model(folder).decoder(), load_text_codec(folder)
+    if model.vocabulary_size != codec.vocabulary_size:
+        expected = f"{codec.vocabulary_size} {'bytes' if codec is BYTES else 'tokens'}"
+        raise UserError(f"{folder}: expected a model of {expected}, got one of {model.vocabulary_size} tokens")
+    return TextModel(model, codec)
 
 
 def _weights(model: nn.Module) -> dict[str, Tensor]:
@@ -121,22 +164,6 @@ def _content_of(folder: Path, missing: list[str]) -> str:
     if folder.is_dir():
         return f"one without {' and '.join(missing)}"
     return "a file" if folder.exists() else "a name that does not exist"
-
-
-def _read_description(path: Path) -> tuple[Kind, Mapping[str, Any]]:
-    """Return the kind and the values of the config."""
-    try:
-        description = json.loads(path.read_bytes())
-    except ValueError as error:
-        raise UserError(f"{path}: expected JSON, got invalid text: {error}") from None
-    if not (isinstance(description, dict) and set(description) == {"kind", "config"}):
-        raise UserError(f"{path}: expected an object with kind and config, got {description!s:.80}")
-    kind, config = description["kind"], description["config"]
-    if not (isinstance(kind, str) and kind in KINDS):
-        raise UserError(f"{path}: kind: expected one of {', '.join(KINDS)}, got {kind!r}")
-    if not isinstance(config, dict):
-        raise UserError(f"{path}: config: expected an object, got {config!s:.80}")
-    return KINDS[kind], config
 
 
 def _read_weights(path: Path) -> dict[str, Tensor]:

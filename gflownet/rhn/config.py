@@ -122,6 +122,18 @@ class StackConfig:
         return self.width * (2 if any(layer.cell == "lstm" for layer in self.layers) else 1)
 
 
+def stack_words(config: StackConfig) -> str:
+    """Return a stack in words, first layer first, for example "gru 128 > rhn 128 rank 4"."""
+    return " > ".join(_layer_words(layer, config.width) for layer in config.layers)
+
+
+def _layer_words(layer: StackLayer, width: int) -> str:
+    if layer.cell != "rhn":
+        return layer.cell if layer.cell == REPEAT else f"{layer.cell} {width}"
+    words = f"rhn {width} rank {layer.rank}"
+    return words if layer.projections == PROJECTIONS else f"{words} {'+'.join(layer.projections) or 'unadapted'}"
+
+
 def _check_sizes(config: RHNConfig | StackConfig, *names: str) -> None:
     for name in names:
         if getattr(config, name) < 1:

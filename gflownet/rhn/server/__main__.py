@@ -93,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def serve(options: argparse.Namespace) -> int:
     """Load the model, listen, and serve until a signal."""
     # Imported here, so that --help and option errors do not import torch or the web framework.
-    from gflownet.rhn.checkpoint import load_byte_decoder
+    from gflownet.rhn.checkpoint import load_text_model
     from gflownet.rhn.serving.engine import Engine, EngineConfig
     from gflownet.rhn.serving.scheduler import SchedulerConfig
 
@@ -109,7 +109,7 @@ def serve(options: argparse.Namespace) -> int:
         origins = Origins(frozenset({options.host, *options.allow_host}), frozenset(options.allow_origin))
     except ValueError as error:
         raise UserError(f"--host, --allow-host, --allow-origin: {error}") from None
-    model = load_byte_decoder(options.folder)
+    model = load_text_model(options.folder).model
     # States have a constant size, so the limit of a request is its time, waiting included.
     scheduler = SchedulerConfig(options.max_slots, options.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
     engine = Engine(model, EngineConfig(scheduler))

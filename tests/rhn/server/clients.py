@@ -10,7 +10,7 @@ import openai
 import torch
 
 from gflownet.rhn.bytes_text import encode
-from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
+from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.serving.generation import Generation, generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
@@ -59,6 +59,6 @@ def wait_until(server: Listening, **expected: float) -> dict[str, float]:
 
 def offline(folder: Path, prompt: str, max_slots: int, **params: Any) -> Generation:
     """Return the answer that the model gives without a server."""
-    return generate_batch(load_byte_decoder(folder), [encode(prompt)], [SamplingParams(**params)], max_slots=max_slots)[
-        0
-    ]
+    return generate_batch(
+        load_text_model(folder).model, [encode(prompt)], [SamplingParams(**params)], max_slots=max_slots
+    )[0]

@@ -16,7 +16,7 @@ from pathlib import Path
 
 import uvicorn
 
-from gflownet.rhn.checkpoint import load_byte_decoder
+from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.server.__main__ import main
 from gflownet.rhn.server.app import Limits, create_app
 from gflownet.rhn.server.service import Service
@@ -64,7 +64,7 @@ class _Lines(io.StringIO):
 def serving(folder: Path, *, max_slots: int, limits: Limits) -> Iterator[LocalServer]:
     """Serve a model in another thread; without the command, whose signals are for the main thread."""
     url: queue.Queue[str] = queue.Queue()
-    engine = Engine(load_byte_decoder(folder), EngineConfig(SchedulerConfig(max_slots)))
+    engine = Engine(load_text_model(folder).model, EngineConfig(SchedulerConfig(max_slots)))
     service = Service(engine, folder.name, on_failure=lambda: None)
     with closing(socket.create_server(("127.0.0.1", 0))) as listening:
         port = listening.getsockname()[1]

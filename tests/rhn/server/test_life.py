@@ -20,7 +20,7 @@ except ModuleNotFoundError as error:
     pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.checkpoint import load_byte_decoder, save_language_model
+from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
 from tests.rhn.random_networks import random_network
@@ -176,7 +176,7 @@ def test_concurrent_answers_equal_offline_generation(folder: Path) -> None:
         said.extend(asyncio.run(ask_all(f"{server.url}/v1")))
 
     assert converse(folder, talk, max_slots=5) == 0
-    expected = generate_batch(load_byte_decoder(folder), list(map(encode, prompts)), params, max_slots=5)
+    expected = generate_batch(load_text_model(folder).model, list(map(encode, prompts)), params, max_slots=5)
     assert said == [decode(answer.tokens) for answer in expected]
 
 

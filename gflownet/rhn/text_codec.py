@@ -1,0 +1,145 @@
+"""Convert between text and the tokens of a model: one token per byte, or a tokenizer file (no torch)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Protocol
+
+from gflownet.errors import UserError
+from gflownet.rhn import bytes_text
+
+# The tokenizer of a model's folder; a folder without this file holds a model of bytes.
+TOKENIZER_NAME = "tokenizer.json"
+_FIRST_NOT_ASCII = 0x80
+
+
+class TextStream(Protocol):
+    """Decodes a stream of tokens, whole characters only; the joined pieces equal `TextCodec.decode` of all tokens."""
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """Return the characters that these tokens complete."""
+        ...
+
+    def rest(self) -> str:
+        """Return the text of an incomplete last character, and start again."""
+        ...
+
+
+class TextCodec(Protocol):
+    """Text as tokens of a vocabulary."""
+
+    vocabulary_size: int  # tokens are 0 .. vocabulary_size - 1
+
+    def encode(self, text: str) -> list[int]:
+        """Return the tokens of a text. Raises ValueError for half of a surrogate pair, which UTF-8 cannot encode."""
+        ...
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """Return the text of tokens; invalid UTF-8 becomes the replacement character."""
+        ...
+
+    def stream(self) -> TextStream:
+        """Return a decoder of one answer."""
+        ...
+
+    def token_name(self, token: int) -> str:
+        """Return one token as text, as OpenAI's log-probabilities show it."""
+        ...
+
+
+class ByteCodec:
+    """One token per byte of UTF-8."""
+
+    vocabulary_size = bytes_text.NUM_TOKENS
+
+    def encode(self, text: str) -> list[int]:
+        """See TextCodec."""
+        return bytes_text.encode(text)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """See TextCodec."""
+        return bytes_text.decode(tokens)
+
+    def stream(self) -> TextStream:
+        """See TextCodec."""
+        return bytes_text.StreamDecoder()
+
+    def token_name(self, token: int) -> str:
+        """Return an ASCII character, or another byte in OpenAI's notation."""
+        return chr(token) if token < _FIRST_NOT_ASCII else f"bytes:\\x{token:02x}"
+
+
+class TokenizerCodec:
+    """A tokenizer of the package tokenizers, for example the tokenizer.json of a model on Hugging Face.
+
+    No special tokens are added to a text, so that every token of a prompt is the user's.
+    """
+
+    def __init__(self, path: Path) -> None:
+        """Read a tokenizer file.
+
+        Raises:
+            UserError: the package is missing, or the file is no tokenizer.
+        """
+        try:
+            from tokenizers import Tokenizer
+        except ModuleNotFoundError:
+            raise UserError(f"{path}: missing package tokenizers: pip install 'gflownet[language]'") from None
+        try:
+            self._tokenizer = Tokenizer.from_str(path.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"{path}: cannot be read ({error.strerror})") from None
+        except Exception as error:  # the package raises Exception itself
+            raise UserError(f"{path}: expected a tokenizer of the package tokenizers ({error})") from None
+        # Identifiers may have gaps: the model's vocabulary ends after the largest.
+        self.vocabulary_size = 1 + max(self._tokenizer.get_vocab(with_added_tokens=True).values())
+
+    def encode(self, text: str) -> list[int]:
+        """See TextCodec."""
+        bytes_text.encode(text)  # refuses half of a surrogate pair
+        return self._tokenizer.encode(text, add_special_tokens=False).ids
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """See TextCodec."""
+        return self._tokenizer.decode(list(tokens), skip_special_tokens=False)
+
+    def stream(self) -> TextStream:
+        """See TextCodec."""
+        return _TokenizerStream(self)
+
+    def token_name(self, token: int) -> str:
+        """Return the text of the token alone."""
+        return self.decode([token])
+
+
+class _TokenizerStream:
+    """Text of a growing list of tokens: a piece ends where the text has no incomplete character."""
+
+    def __init__(self, codec: TokenizerCodec) -> None:
+        self._codec, self._tokens, self._num_shown = codec, [], 0
+
+    def text(self, tokens: Iterable[int]) -> str:
+        """See TextStream."""
+        self._tokens += tokens
+        text = self._codec.decode(self._tokens)
+        return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else self._shown(text)
+
+    def rest(self) -> str:
+        """See TextStream."""
+        piece = self._shown(self._codec.decode(self._tokens))
+        self._tokens, self._num_shown = [], 0
+        return piece
+
+    def _shown(self, text: str) -> str:
+        piece, self._num_shown = text[self._num_shown :], len(text)
+        return piece
+
+
+BYTES = ByteCodec()
+
+
+def load_text_codec(folder: Path) -> TextCodec:
+    """Return the codec of a model's folder: its tokenizer.json, bytes without one. Raises as `TokenizerCodec`."""
+    path = folder / TOKENIZER_NAME
+    return TokenizerCodec(path) if path.is_file() else BYTES
