@@ -203,7 +203,7 @@ def _answers(
     engine: Engine, prompts: Sequence[tuple[Prompt, SamplingParams]], max_running: int, stop: StopRequest
 ) -> Iterator[dict[str, Any]]:
     """Yield the answer to each prompt when it is finished, until a signal."""
-    from gflownet.rhn.serving.requests import Request, TokenEvent
+    from gflownet.rhn.serving.requests import FinishEvent, Request, TokenEvent
 
     waiting = iter(prompts)
     running: dict[int, tuple[Prompt, list[Sampled]]] = {}
@@ -215,7 +215,7 @@ def _answers(
         for event in engine.step():
             if isinstance(event, TokenEvent):
                 running[event.request_id][1].append(event.sampled)
-            else:
+            elif isinstance(event, FinishEvent):
                 prompt, sampled = running.pop(event.request_id)
                 yield _record(prompt, sampled, event)
 

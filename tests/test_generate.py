@@ -322,7 +322,7 @@ def test_user_error_is_one_line_and_status_2(
         ('{"prompt": "a", "top_p": 2}', "line 1: top_p: expected a number > 0 and <= 1, got 2"),
         (
             '{"prompt": "a", "max_tokens": "9"}',
-            "line 1: max_tokens: expected a whole number from 1 to",
+            "line 1: max_tokens: expected a whole number from 0 to",
         ),
         ('{"prompt": "a", "stop": 3}', "line 1: "),
         ('{"prompt": "a", "stop": [3]}', "line 1: stop: expected "),

@@ -86,6 +86,7 @@ class Answer:
             if isinstance(event, TokenEvent):
                 choice.add(event.sampled)
                 changed[event.request_id] = choice
+            if not isinstance(event, FinishEvent):
                 continue
             changed.pop(event.request_id, None)
             del self._open[event.request_id]

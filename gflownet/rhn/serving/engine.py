@@ -7,6 +7,7 @@ the tokens of that row, up to rounding; each row has its own random generator.
 from __future__ import annotations
 
 import logging
+import math
 import threading
 import time
 from bisect import insort
@@ -17,13 +18,17 @@ from operator import attrgetter
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.cache import CacheManager, PrefixCache
-from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, FinishEvent, Request, Tally
+from gflownet.rhn.serving.logprobs import with_log_probabilities
+from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, Fork, Request, Tally, TokenEvent
 from gflownet.rhn.serving.sampler import Draw, Sampler
-from gflownet.rhn.serving.sampling import FinishReason, SamplingError
+from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingError
 from gflownet.rhn.serving.scheduler import Phase, Scheduler, SchedulerConfig
+from gflownet.rhn.serving.stopping import new_answer
+from gflownet.rhn.text_codec import BYTES, TextCodec
 
 _log = logging.getLogger(__name__)
 
@@ -39,6 +44,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     prefix_bytes: int = 64 * 2**20  # size of the cached states of prompt prefixes; 0: no cache
     prefix_interval: int = 64  # tokens of a prompt between cached states; the state at its end is cached too
+    codec: TextCodec = BYTES  # finds stop strings in answers
 
     def __post_init__(self) -> None:
         if self.prefix_bytes < 0:
@@ -47,42 +53,35 @@ class EngineConfig:
             raise ValueError(f"prefix_interval: expected at least 1 token, got {self.prefix_interval}")
 
 
-def process_batch_step(
-    active_requests: Sequence[ActiveRequest], cache_manager: CacheManager, *, model: LanguageModel, sampler: Sampler
-) -> list[Draw]:
-    """Read the next token of each request, and sample the token after it for requests whose prompt is read.
+def read_tokens(requests: Sequence[ActiveRequest], cache: CacheManager, model: LanguageModel) -> Tensor:
+    """Read the next token of each request and return the logits [R, V] of the token after it.
 
     Args:
-        active_requests: at least one, each with a slot in the cache; `num_read` is advanced by one.
-        cache_manager: holds their states, which are replaced.
+        requests: at least one, each with a slot in the cache; `num_read` is advanced by one.
+        cache: holds their states, which are replaced.
         model: the language model.
-        sampler: holds the requests in the same slots as the cache.
-
-    Returns:
-        the token of each request; None if its prompt continues, an error if no token can be sampled.
     """
     device = model.device
-    tokens = [request.tokens[request.num_read] for request in active_requests]
-    starts = [request.num_read == 0 and request.starts for request in active_requests]
-    request_ids = [request.request_id for request in active_requests]
+    tokens = [request.tokens[request.num_read] for request in requests]
+    starts = [request.starts for request in requests]
+    request_ids = [request.request_id for request in requests]
     # Through numpy: torch reads a list at a fifth of the speed.
     logits, new_state = model.step(
         torch.from_numpy(np.array(tokens)).to(device),
-        cache_manager.get_caches(request_ids),
+        cache.get_caches(request_ids),
         torch.from_numpy(np.array(starts)).to(device) if any(starts) else None,
     )
-    cache_manager.update_caches(request_ids, new_state)
-    for request in active_requests:
+    cache.update_caches(request_ids, new_state)
+    for request in requests:
         request.num_read += 1
-    slots = [request.slot for request in active_requests]
-    samples = [request.num_read == len(request.tokens) for request in active_requests]
-    return sampler.sample(slots, logits, samples)
+    return logits
 
 
 class Engine:
     """Answer requests, many at a time.
 
-    `submit`, `cancel` and `metrics` are thread-safe; `step` must not run in two threads at once.
+    `submit`, `submit_many`, `cancel`, `pause`, `resume`, `has_work` and `metrics` are thread-safe; `step` must not run
+    in two threads at once.
     """
 
     def __init__(
@@ -108,7 +107,7 @@ class Engine:
         self._requests: dict[int, ActiveRequest] = {}  # waiting and running
         self._cancelled: list[ActiveRequest] = []  # their finish event comes with the next step
         self._ids = count()
-        # Used by `step` only. Sorted by slot, so that the states in use are contiguous.
+        # Changed by `step` only. Sorted by slot, so that the states in use are contiguous.
         self._running: list[ActiveRequest] = []
 
     def submit(self, request: Request) -> int:
@@ -119,13 +118,34 @@ class Engine:
                 `Scheduler.submit`.
             QueueFullError: too many requests or tokens are queued.
         """
-        request.check(self._model)
+        return self.submit_many(request, [request.params.seed])[0]
+
+    def submit_many(self, request: Request, seeds: Sequence[int | None]) -> list[int]:
+        """Queue one request for each seed, all or none, and return their ids; the prompt is read once.
+
+        Raises:
+            ValueError: as `submit`, or no seed.
+            QueueFullError: as `submit`.
+        """
+        if not seeds:
+            raise ValueError("seeds: expected at least one, got none")
+        request.check(self._model, self._config.codec)
+        requests = [replace(request, params=replace(request.params, seed=seed)) for seed in seeds]
+        num_tokens = len(request.prompt) + request.params.max_tokens
         with self._lock:
-            request_id = next(self._ids)
-            num_tokens = len(request.prompt) + request.params.max_tokens
-            self._scheduler.submit(request_id, num_tokens, priority=request.priority)
-            self._requests[request_id] = ActiveRequest(request_id, request, self._clock())
-        return request_id
+            self._scheduler.check(num_tokens, count=len(requests), priority=request.priority)
+            reader, *followers = [
+                ActiveRequest(next(self._ids), one, new_answer(one.params, self._config.codec), self._clock())
+                for one in requests
+            ]
+            shares = reader.num_prompt > 1  # the last token is read for each answer
+            self._scheduler.submit(reader.request_id, num_tokens, priority=request.priority)
+            for one in followers:
+                self._scheduler.submit(one.request_id, num_tokens, priority=request.priority, held=shares)
+            if shares:
+                reader.followers = followers
+            self._requests |= {one.request_id: one for one in (reader, *followers)}
+        return [one.request_id for one in (reader, *followers)]
 
     def cancel(self, request_id: int) -> bool:
         """End a waiting or running request; its slot is free after one step. Return False if it had ended."""
@@ -134,16 +154,34 @@ class Engine:
             if request is None or request.cancelled:
                 return False
             request.cancelled = True
-            if self._scheduler.phase_of(request_id) is Phase.WAITING:
+            if self._scheduler.phase_of(request_id) is not Phase.RUNNING:
                 self._scheduler.finish(request_id)
             self._cancelled.append(request)
             return True
 
+    def pause(self, request_id: int) -> bool:
+        """Let a request take no step until `resume`; it keeps its slot. Return False if it had ended."""
+        return self._set_paused(request_id, paused=True)
+
+    def resume(self, request_id: int) -> bool:
+        """Let a paused request go on. Return False if it had ended."""
+        return self._set_paused(request_id, paused=False)
+
+    def _set_paused(self, request_id: int, *, paused: bool) -> bool:
+        with self._lock:
+            request = self._requests.get(request_id)
+            if request is None or request.cancelled:
+                return False
+            request.paused = paused
+            return True
+
     @property
     def has_work(self) -> bool:
-        """Whether requests wait or run."""
+        """Whether a step would do anything: not if every request is paused, or waits for the slot of a paused one."""
         with self._lock:
-            return bool(self._requests)
+            if self._cancelled or self._scheduler.has_work:
+                return True
+            return any(not request.paused for request in self._running)
 
     def metrics(self) -> EngineMetrics:
         """Return sums since the start, and the present load."""
@@ -164,18 +202,25 @@ class Engine:
         with self._lock:
             self._end_cancelled(start, events)
             self._admit(start, events)
-        if not self._running:
+            active = [request for request in self._running if not request.paused]
+        if not active:
             return events
-        sampled = process_batch_step(self._running, self._cache, model=self._model, sampler=self._sampler)
+        logits = read_tokens(active, self._cache, self._model)
+        slots = [request.slot for request in active]
+        draws = self._sampler.sample(slots, logits, [request.samples for request in active])
+        prompts = prompt_log_probabilities(active, logits)
         now = self._clock()
         with self._lock:
             tally = self._tally
             tally.num_steps += 1
-            tally.num_rows += len(self._running)
+            tally.num_rows += len(active)
             tally.step_seconds += now - start
-            num_events = len(events)
-            ended = self._take(sampled, now, events)
-            tally.num_tokens += len(events) - num_events
+            ended = []
+            for request, sampled in zip(active, draws, strict=True):
+                outcome = self._take(request, sampled, prompts.get(request.request_id, ()), now, events)
+                if outcome is not None:
+                    ended.append((request, *outcome))
+            tally.num_tokens += sum(isinstance(event, TokenEvent) for event in events)
             for request, reason, error in ended:
                 self._end(request, reason, now, events, error)
         return events
@@ -196,20 +241,12 @@ class Engine:
             self._end(self._requests[request_id], FinishReason.ERROR, now, events, error)
         for request_id in schedule.admitted:
             request = self._requests[request_id]
-            state = request.request.state
-            if state is None and self._config.prefix_bytes:
-                hit = self._prefixes.longest(request.tokens)
-                self._tally.prefix_hits += hit is not None
-                self._tally.prefix_misses += hit is None
-                if hit is not None:
-                    state, request.num_read, request.num_cached = hit.state, hit.num_tokens, hit.num_tokens
-                    self._tally.prefix_tokens += hit.num_tokens
-            self._plan_prefix(request)
-            request.slot = self._cache.allocate(request_id, state)
+            request.slot = self._cache.allocate(request_id, self._first_state(request, events))
             request.admitted = now
             self._tally.num_admitted += 1
             self._tally.waited_seconds += now - request.submitted
             insort(self._running, request, key=attrgetter("slot"))
+            self._fork(request)
             try:
                 self._sampler.place(request.slot, request.request.params, request.tokens)
             except Exception as error:
@@ -217,21 +254,61 @@ class Engine:
                 message = f"sampling failed: {type(error).__name__}: {error}"
                 self._end(request, FinishReason.ERROR, now, events, message)
 
+    def _first_state(self, request: ActiveRequest, events: list[Event]) -> Tensor | None:
+        """Return the state after the tokens of the prompt that were read before; None if there is none."""
+        wants_prompt = request.request.params.prompt_logprobs is not None
+        if request.fork is not None:
+            fork, request.fork = request.fork, None
+            request.num_read = request.num_cached = request.num_prompt - 1
+            if wants_prompt:
+                request.show_prompt(fork.sampled, events)
+            return fork.state
+        if wants_prompt:
+            request.show_prompt([Sampled(request.tokens[0])], events)
+        state = request.request.state
+        if self._keeps(request) and not wants_prompt:
+            hit = self._prefixes.longest(request.tokens)
+            self._tally.prefix_hits += hit is not None
+            self._tally.prefix_misses += hit is None
+            if hit is not None:
+                state, request.num_read, request.num_cached = hit.state, hit.num_tokens, hit.num_tokens
+                self._tally.prefix_tokens += hit.num_tokens
+        self._plan_prefix(request)
+        return state
+
     def _take(
-        self, draws: Sequence[Draw], now: float, events: list[Event]
-    ) -> list[tuple[ActiveRequest, FinishReason, str]]:
-        """Add the token of each running request; return the requests that end, with reason and error."""
-        ended = []
-        for request, sampled in zip(self._running, draws, strict=True):
-            if request.num_read == request.next_kept:
-                self._keep_prefix(request)
-            if isinstance(sampled, SamplingError):
-                ended.append((request, FinishReason.ERROR, str(sampled)))
-            elif sampled is not None and not request.cancelled:
-                reason = request.take(sampled, now, events)
-                if reason is not None:
-                    ended.append((request, reason, ""))
-        return ended
+        self, request: ActiveRequest, sampled: Draw, prompt: Sequence[Sampled], now: float, events: list[Event]
+    ) -> tuple[FinishReason, str] | None:
+        """Add the tokens of a step; return reason and error if the request ends."""
+        if request.cancelled:
+            return None
+        if prompt:
+            if not all(math.isfinite(token.log_probability or 0) for token in prompt):
+                return FinishReason.ERROR, "the model's logits are not finite"
+            request.show_prompt(prompt, events)
+        if request.num_read == request.next_kept:
+            self._keep_prefix(request)
+        self._fork(request)
+        if isinstance(sampled, SamplingError):
+            return FinishReason.ERROR, str(sampled)
+        if sampled is None:
+            return (FinishReason.LENGTH, "") if request.is_read else None
+        reason = request.take(sampled, now, events)
+        return None if reason is None else (reason, "")
+
+    def _fork(self, request: ActiveRequest) -> None:
+        """Let requests with the same prompt continue from the state before its last token."""
+        if not request.followers or request.num_read != request.num_prompt - 1:
+            return
+        fork = Fork(self._cache.export_state(request.request_id), tuple(request.prompt_sampled))
+        followers, request.followers, request.prompt_sampled = self._held(request), (), []
+        for follower in followers:
+            follower.fork = fork
+            self._scheduler.release(follower.request_id)
+
+    def _held(self, request: ActiveRequest) -> list[ActiveRequest]:
+        """Return the requests that wait for this one to read their prompt."""
+        return [one for one in request.followers if one.request_id in self._requests and not one.cancelled]
 
     def _keep_prefix(self, request: ActiveRequest) -> None:
         """Cache the state for prompts with the same beginning."""
@@ -259,31 +336,29 @@ class Engine:
             self._running.remove(request)
         self._scheduler.finish(request_id)
         del self._requests[request_id]
-        self._tally.finished[reason] += 1
-        first = None
-        if request.first_token is not None:
-            first = request.first_token - request.submitted
-            self._tally.num_first_tokens += 1
-            self._tally.first_token_seconds += first
-            self._tally.num_later_tokens += len(request.output.tokens) - 1
-            self._tally.later_token_seconds += now - request.first_token
-        admitted = now if request.admitted is None else request.admitted
-        events.append(
-            FinishEvent(
-                request_id,
-                reason,
-                num_prompt_tokens=request.num_prompt,
-                num_tokens=request.output.num_shown,
-                num_cached_tokens=request.num_cached,
-                waited=admitted - request.submitted,
-                first_token_after=first,
-                took=now - request.submitted,
-                error=error,
-                state=state.clone() if state is not None and options.keep_state else None,
-                unread=tuple(request.tokens[request.num_read :]),
-            )
-        )
+        if held := self._held(request):  # the first one reads the prompt instead
+            held[0].followers = held[1:]
+            self._scheduler.release(held[0].request_id)
+        own_state = state.clone() if state is not None and options.keep_state else None
+        end = request.finish(reason, now, error=error, state=own_state)
+        self._tally.finish(end, len(request.output.tokens))
+        events.append(end)
 
     def _keeps(self, request: ActiveRequest) -> bool:
         """Return whether the prefixes of a request are cached: not if it started from a state of the user."""
         return self._config.prefix_bytes > 0 and request.request.state is None
+
+
+def prompt_log_probabilities(requests: Sequence[ActiveRequest], logits: Tensor) -> dict[int, list[Sampled]]:
+    """Return the next token of each prompt whose log-probabilities are requested, by request id; logits [R, V]."""
+    rows = [
+        row
+        for row, request in enumerate(requests)
+        if request.request.params.prompt_logprobs is not None and request.num_read < request.num_prompt
+    ]
+    if not rows:
+        return {}
+    chosen = [requests[row] for row in rows]
+    tokens = [request.tokens[request.num_read] for request in chosen]
+    sampled = with_log_probabilities(tokens, logits[rows], [one.request.params.prompt_logprobs for one in chosen])
+    return {request.request_id: [token] for request, token in zip(chosen, sampled, strict=True)}

@@ -10,10 +10,12 @@ from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.engine import Engine, EngineConfig
-from gflownet.rhn.serving.requests import Request, TokenEvent
+from gflownet.rhn.serving.requests import FinishEvent, Request, TokenEvent
 from gflownet.rhn.serving.sampler import Sampler
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingError, SamplingParams
 from gflownet.rhn.serving.scheduler import SchedulerConfig
+from gflownet.rhn.serving.stopping import new_answer
+from gflownet.rhn.text_codec import BYTES
 
 DEFAULT_PARAMS = SamplingParams()
 
@@ -68,7 +70,7 @@ class Stream:
         model, device = self.model, self.model.device
         sampler = Sampler(1, model.vocabulary_size, device)
         sampler.place(0, self.params, self.prompt)
-        output = self.params.new_answer()
+        output = new_answer(self.params, BYTES)
         logits, self.state = model.prefill(torch.tensor([list(self.prompt)], device=device), self.state)
         while self.finish_reason is None:
             (sampled,) = sampler.sample([0], logits, [True])
@@ -132,8 +134,8 @@ def generate_batch(
         for event in engine.step():
             if isinstance(event, TokenEvent):
                 sampled[event.request_id].append(event.sampled)
-            elif event.finish_reason is FinishReason.ERROR:
-                raise ValueError(f"prompt {ids.index(event.request_id)}: {event.error}")
-            else:
+            elif isinstance(event, FinishEvent):
+                if event.finish_reason is FinishReason.ERROR:
+                    raise ValueError(f"prompt {ids.index(event.request_id)}: {event.error}")
                 reasons[event.request_id] = event.finish_reason
     return [Generation(tuple(sampled[request_id]), reasons[request_id]) for request_id in ids]

@@ -10,7 +10,9 @@ from typing import NamedTuple
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.serving.sampling import Answer, FinishReason, Sampled, SamplingParams
+from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
+from gflownet.rhn.serving.stopping import Answer
+from gflownet.rhn.text_codec import BYTES, TextCodec
 
 
 @dataclass(frozen=True)
@@ -23,17 +25,24 @@ class Request:
     state: Tensor | None = None  # [layers, width] of the tokens before the prompt
     keep_state: bool = False  # whether the finish event holds the state to continue from
 
-    def check(self, model: LanguageModel) -> None:
-        """Raise ValueError for a request that the model cannot answer."""
+    def check(self, model: LanguageModel, codec: TextCodec = BYTES) -> None:
+        """Raise ValueError for a request that the model cannot answer; `codec` decodes its tokens."""
         if not self.prompt:
             raise ValueError("prompt: expected at least one token, got none")
         size = model.vocabulary_size
         if min(self.prompt) < 0 or max(self.prompt) >= size:
             wrong = next(token for token in self.prompt if not 0 <= token < size)
             raise ValueError(f"prompt: expected tokens of 0 .. {size - 1}, got {wrong}")
-        self.params.check_vocabulary(size)
+        self.params.check_vocabulary(size, codec)
         if self.state is not None and tuple(self.state.shape) != model.state_shape:
             raise ValueError(f"state: expected {model.state_shape} as (layers, width), got {tuple(self.state.shape)}")
+
+
+class PromptEvent(NamedTuple):
+    """Next tokens of a prompt with their log-probabilities, if requested; the first token has none."""
+
+    request_id: int
+    sampled: tuple[Sampled, ...]
 
 
 class TokenEvent(NamedTuple):
@@ -58,9 +67,18 @@ class FinishEvent:
     error: str = ""  # the message if finish_reason is ERROR
     state: Tensor | None = None  # [layers, width] to continue from, if requested
     unread: tuple[int, ...] = ()  # first tokens of a prompt that continues from the state
+    cut: int = 0  # last characters of the last token that a stop string excludes from the answer; 0 for bytes
 
 
-Event = TokenEvent | FinishEvent
+Event = PromptEvent | TokenEvent | FinishEvent
+
+
+@dataclass(frozen=True)
+class Fork:
+    """Prompt without its last token, read by another request."""
+
+    state: Tensor  # [layers, width], read-only
+    sampled: tuple[Sampled, ...]  # all tokens of the prompt, if log-probabilities are requested
 
 
 @dataclass(eq=False)
@@ -69,10 +87,10 @@ class ActiveRequest:
 
     request_id: int
     request: Request
+    output: Answer
     submitted: float  # seconds of the engine's clock
     tokens: list[int] = field(init=False)  # prompt and answer
     num_prompt: int = field(init=False)  # tokens of the prompt
-    output: Answer = field(init=False)
     num_read: int = 0  # tokens that the model has read
     num_cached: int = 0
     next_kept: int = -1  # number of tokens after which the state is cached for other prompts; -1: not
@@ -80,16 +98,35 @@ class ActiveRequest:
     admitted: float | None = None
     first_token: float | None = None  # time at which it was sampled
     cancelled: bool = False
+    paused: bool = False
+    followers: Sequence[ActiveRequest] = ()  # held until this request has read their prompt
+    prompt_sampled: list[Sampled] = field(default_factory=list)  # for them
+    fork: Fork | None = None  # where it starts
 
     def __post_init__(self) -> None:
         self.tokens = list(self.request.prompt)
         self.num_prompt = len(self.tokens)
-        self.output = self.request.params.new_answer()
 
     @property
     def starts(self) -> bool:
         """Whether the next token to read is the first of its sequence."""
         return self.num_read == 0 and self.request.state is None
+
+    @property
+    def is_read(self) -> bool:
+        """Whether the model has read the prompt and all tokens of the answer."""
+        return self.num_read == len(self.tokens)
+
+    @property
+    def samples(self) -> bool:
+        """Whether the next token is sampled after the last one that was read."""
+        return self.is_read and self.request.params.max_tokens > 0
+
+    def show_prompt(self, sampled: Sequence[Sampled], events: list[Event]) -> None:
+        """Add the event of the next tokens of the prompt."""
+        events.append(PromptEvent(self.request_id, tuple(sampled)))
+        if self.followers:
+            self.prompt_sampled += sampled
 
     def take(self, sampled: Sampled, now: float, events: list[Event]) -> FinishReason | None:
         """Add the next token, and events for tokens that may be shown; return the reason if the answer ends."""
@@ -101,6 +138,23 @@ class ActiveRequest:
         visible = self.output.sampled[num_shown : self.output.num_shown]
         events += [TokenEvent(self.request_id, token) for token in visible]
         return reason
+
+    def finish(self, reason: FinishReason, now: float, *, error: str, state: Tensor | None) -> FinishEvent:
+        """Return the last event."""
+        return FinishEvent(
+            self.request_id,
+            reason,
+            num_prompt_tokens=self.num_prompt,
+            num_tokens=self.output.num_shown,
+            num_cached_tokens=self.num_cached,
+            waited=(now if self.admitted is None else self.admitted) - self.submitted,
+            first_token_after=None if self.first_token is None else self.first_token - self.submitted,
+            took=now - self.submitted,
+            error=error,
+            state=state,
+            unread=tuple(self.tokens[self.num_read :]),
+            cut=self.output.cut,
+        )
 
 
 @dataclass
@@ -121,6 +175,15 @@ class Tally:
     prefix_hits: int = 0  # requests that started from a cached state
     prefix_misses: int = 0
     prefix_tokens: int = 0  # tokens of prompts that were not read again
+
+    def finish(self, end: FinishEvent, num_sampled: int) -> None:
+        """Add a finished request; `num_sampled` counts tokens that were held back as well."""
+        self.finished[end.finish_reason] += 1
+        if end.first_token_after is not None:
+            self.num_first_tokens += 1
+            self.first_token_seconds += end.first_token_after
+            self.num_later_tokens += num_sampled - 1
+            self.later_token_seconds += end.took - end.first_token_after
 
 
 @dataclass(frozen=True)

@@ -28,6 +28,7 @@ from gflownet.rhn.serving.logits_processors import (
     TopKLogitsWarper,
     TopPLogitsWarper,
 )
+from gflownet.rhn.serving.logprobs import with_log_probabilities
 from gflownet.rhn.serving.sampling import Sampled, SamplingError, SamplingParams
 
 _log = logging.getLogger(__name__)
@@ -39,6 +40,7 @@ _PER_TOKEN = _HISTORY | _BIAS
 _PROCESSED = _PER_TOKEN | _DRAW
 # Its product with a sum of probabilities is below the sum, so that a sampled token has a probability above 0.
 _BELOW_ONE = 1 - 2.0**-52
+MAX_BATCHES = 256  # combinations of slots whose constants are kept
 _NO_HISTORY = History(torch.zeros(()), torch.zeros(()), torch.zeros(()))
 
 
@@ -168,6 +170,8 @@ class Sampler:
 
     def _batch(self, slots: tuple[int, ...]) -> _Batch:
         if slots not in self._batches:
+            if len(self._batches) >= MAX_BATCHES:
+                self._batches.clear()
             self._batches[slots] = self._new_batch(slots)
         return self._batches[slots]
 
@@ -205,9 +209,10 @@ class Sampler:
 
     def _sampled(self, batch: _Batch, tokens: list[int], logits: Tensor, samples: Sequence[bool]) -> list[Draw]:
         if batch.uses & _LOGPROBS:
-            return _with_logprobs(tokens, logits, batch.seats, samples)
-        plain = self._plain
-        return [plain[token] if has_draw else None for token, has_draw in zip(tokens, samples, strict=True)]
+            sampled = with_log_probabilities(tokens, logits, [seat.params.logprobs for seat in batch.seats])
+        else:
+            sampled = [self._plain[token] for token in tokens]
+        return [token if has_draw else None for token, has_draw in zip(sampled, samples, strict=True)]
 
     def _new_batch(self, slots: tuple[int, ...]) -> _Batch:
         seats = tuple(self._seats[slot] for slot in slots)
@@ -261,20 +266,3 @@ def _errors(totals: Tensor, samples: Sequence[bool], message: str) -> dict[int, 
         return {}
     pairs = enumerate(zip(values, samples, strict=True))
     return {row: SamplingError(message) for row, (value, has_draw) in pairs if has_draw and not math.isfinite(value)}
-
-
-def _with_logprobs(tokens: list[int], logits: Tensor, seats: Sequence[_Seat], samples: Sequence[bool]) -> list[Draw]:
-    """Return the sampled tokens with the requested log-probabilities."""
-    log_probabilities = logits.double().log_softmax(-1)
-    draws: list[Draw] = []
-    for row, (token, seat) in enumerate(zip(tokens, seats, strict=True)):
-        count = seat.params.logprobs
-        if not samples[row]:
-            draws.append(None)
-        elif count is None:
-            draws.append(Sampled(token))
-        else:
-            values, indices = log_probabilities[row].topk(min(count, log_probabilities.shape[1]))
-            likeliest = tuple(zip(indices.tolist(), values.tolist(), strict=True))
-            draws.append(Sampled(token, log_probabilities[row, token].item(), likeliest))
-    return draws

@@ -1,11 +1,13 @@
-"""Sampling parameters with their bounds, sampled tokens, and the conditions that end an answer."""
+"""Sampling parameters with their bounds, and sampled tokens."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import NamedTuple
+
+from gflownet.rhn.text_codec import BYTES, ByteCodec, TextCodec
 
 MAX_LOGPROBS = 20  # alternatives reported with a token; limits of this and the next two lines are OpenAI's
 MAX_BIAS = 100.0
@@ -38,89 +40,6 @@ class Sampled(NamedTuple):
 
 
 @dataclass(frozen=True)
-class EosTokenCriteria:
-    """End the answer at one of some tokens, which is not part of the answer."""
-
-    token_ids: frozenset[int]
-
-    def __call__(self, tokens: Sequence[int]) -> int | None:
-        """Return the number of last tokens that are not part of the answer if it ends here, 1; None if it goes on."""
-        return 1 if tokens[-1] in self.token_ids else None
-
-
-@dataclass(frozen=True)
-class StopStringCriteria:
-    """End the answer after one of some token sequences, which is not part of the answer; the earliest start counts."""
-
-    sequences: tuple[tuple[int, ...], ...]  # none empty
-
-    def __call__(self, tokens: Sequence[int]) -> int | None:
-        """Return the length of the sequence if the answer ends here, otherwise None."""
-        return max((len(s) for s in self.sequences if tuple(tokens[-len(s) :]) == s), default=None)
-
-    def num_open(self, tokens: Sequence[int]) -> int:
-        """Return the maximum number of last tokens that may be the beginning of a stop sequence."""
-        longest = max(map(len, self.sequences), default=0) - 1
-        for count in range(min(longest, len(tokens)), 0, -1):
-            tail = tuple(tokens[-count:])
-            if any(len(s) > count and s[:count] == tail for s in self.sequences):
-                return count
-        return 0
-
-
-@dataclass(frozen=True)
-class MaxLengthCriteria:
-    """End the answer after `max_tokens` tokens, all of them part of it."""
-
-    max_tokens: int
-
-    def __call__(self, tokens: Sequence[int]) -> int | None:
-        """Return 0 if the answer ends here, otherwise None."""
-        return 0 if len(tokens) >= self.max_tokens else None
-
-
-@dataclass
-class Answer:
-    """The tokens of one answer; `num_shown` excludes tokens that may be the beginning of a stop string."""
-
-    eos: EosTokenCriteria
-    stop_strings: StopStringCriteria
-    max_length: MaxLengthCriteria
-    min_tokens: int
-    sampled: list[Sampled] = field(default_factory=list)
-    tokens: list[int] = field(default_factory=list)
-    num_shown: int = 0
-
-    def __post_init__(self) -> None:
-        self._may_stop = bool(self.eos.token_ids or self.stop_strings.sequences)
-
-    def add(self, sampled: Sampled) -> FinishReason | None:
-        """Add the next token, update `num_shown`, and return the reason if the answer ends."""
-        self.sampled.append(sampled)
-        self.tokens.append(sampled.token)
-        held = 0
-        if self._may_stop:
-            dropped = self._dropped()
-            if dropped is not None:
-                # Tokens that were shown while min_tokens suppressed a stop string stay shown.
-                self.num_shown = max(self.num_shown, len(self.tokens) - dropped)
-                return FinishReason.STOP
-            held = self.stop_strings.num_open(self.tokens)
-        if self.max_length(self.tokens) is not None:
-            self.num_shown = len(self.tokens)
-            return FinishReason.LENGTH
-        self.num_shown = len(self.tokens) - held
-        return None
-
-    def _dropped(self) -> int | None:
-        """Return the number of last tokens that are not part of the answer if it ends here, otherwise None."""
-        if len(self.tokens) <= self.min_tokens:
-            return None
-        dropped = self.eos(self.tokens)
-        return self.stop_strings(self.tokens) if dropped is None else dropped
-
-
-@dataclass(frozen=True)
 class SamplingParams:
     """Sampling parameters of a request; the defaults sample from the model's distribution.
 
@@ -137,11 +56,12 @@ class SamplingParams:
     frequency_penalty: float = 0.0  # of tokens of the answer, per occurrence
     logit_bias: Mapping[int, float] = field(default_factory=dict)  # by token
     seed: int | None = None  # None: another one each time
-    max_tokens: int = 256
+    max_tokens: int = 256  # 0: the prompt is read only
     min_tokens: int = 0  # nothing stops the answer before
     stop_token_ids: tuple[int, ...] = ()
-    stop: tuple[str, ...] = ()  # in UTF-8, one token per byte
+    stop: tuple[str, ...] = ()  # the answer ends before the first of these texts
     logprobs: int | None = None  # None: none; n: log-probabilities of the token and of the n likeliest
+    prompt_logprobs: int | None = None  # the same for every token of the prompt
 
     def __post_init__(self) -> None:
         if isinstance(self.stop, str) or not all(isinstance(text, str) and text for text in self.stop):
@@ -153,23 +73,15 @@ class SamplingParams:
         if self.min_tokens > self.max_tokens:
             raise ValueError(f"min_tokens: expected at most max_tokens = {self.max_tokens}, got {self.min_tokens}")
 
-    def check_vocabulary(self, vocabulary_size: int) -> None:
-        """Raise ValueError for a token outside a vocabulary, or stop strings in a vocabulary other than bytes."""
+    def check_vocabulary(self, vocabulary_size: int, codec: TextCodec = BYTES) -> None:
+        """Raise ValueError for a token outside a vocabulary, or stop strings that the codec cannot find in answers."""
         for name, tokens in (("logit_bias", self.logit_bias), ("stop_token_ids", self.stop_token_ids)):
             for token in tokens:
                 if not 0 <= token < vocabulary_size:
                     raise ValueError(f"{name}: expected tokens of 0 .. {vocabulary_size - 1}, got {token}")
-        if self.stop and vocabulary_size != 256:
-            raise ValueError(f"stop: strings need a vocabulary of 256 bytes, this one has {vocabulary_size} tokens")
-
-    def new_answer(self) -> Answer:
-        """Return an empty answer with these stopping criteria."""
-        return Answer(
-            EosTokenCriteria(frozenset(self.stop_token_ids)),
-            StopStringCriteria(tuple(tuple(text.encode()) for text in self.stop)),
-            MaxLengthCriteria(self.max_tokens),
-            self.min_tokens,
-        )
+        if self.stop and isinstance(codec, ByteCodec) and vocabulary_size != codec.vocabulary_size:
+            size = codec.vocabulary_size
+            raise ValueError(f"stop: strings need a vocabulary of {size} bytes, this one has {vocabulary_size} tokens")
 
 
 def _is_int(value: object, low: int, high: int = MAX_INT) -> bool:
@@ -192,6 +104,10 @@ def _is_bias(value: Mapping[int, float]) -> bool:
     return all(_is_int(token, 0) and _is_number(bias, -MAX_BIAS, MAX_BIAS) for token, bias in value.items())
 
 
+def _is_num_likeliest(value: object) -> bool:
+    return value is None or _is_int(value, 0, MAX_LOGPROBS)
+
+
 # name, expected values, check of a value
 _BOUNDS: tuple[tuple[str, str, Callable[..., bool]], ...] = (
     ("temperature", "a number from 0 to 1e6", lambda value: _is_number(value, 0, MAX_TEMPERATURE)),
@@ -203,8 +119,9 @@ _BOUNDS: tuple[tuple[str, str, Callable[..., bool]], ...] = (
     ("frequency_penalty", "a number from -2 to 2", _is_penalty),
     ("logit_bias", "numbers from -100 to 100 by token", _is_bias),
     ("seed", "a whole number of 64 bits or None", lambda value: value is None or _is_int(value, *SEEDS)),
-    ("max_tokens", f"a whole number from 1 to {MAX_INT}", lambda value: _is_int(value, 1)),
+    ("max_tokens", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("min_tokens", f"a whole number from 0 to {MAX_INT}", lambda value: _is_int(value, 0)),
     ("stop_token_ids", "a tuple of tokens", lambda value: all(_is_int(token, 0) for token in value)),
-    ("logprobs", "a whole number from 0 to 20 or None", lambda v: v is None or _is_int(v, 0, MAX_LOGPROBS)),
+    ("logprobs", f"a whole number from 0 to {MAX_LOGPROBS} or None", _is_num_likeliest),
+    ("prompt_logprobs", f"a whole number from 0 to {MAX_LOGPROBS} or None", _is_num_likeliest),
 )

@@ -11,8 +11,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import Enum, auto
+from itertools import takewhile
 
 MAX_PRIORITY = 100
+MAX_STALE = 64  # finished requests in the queue, in addition to as many as wait
 
 
 class QueueFullError(Exception):
@@ -22,6 +24,7 @@ class QueueFullError(Exception):
 class Phase(Enum):
     """Phase of a request that is not finished."""
 
+    HELD = auto()  # not in the queue until `Scheduler.release`
     WAITING = auto()
     RUNNING = auto()
 
@@ -54,8 +57,8 @@ class SchedulerConfig:
 @dataclass
 class _Ticket:
     num_tokens: int
-    arrived: float  # seconds of the scheduler's clock
-    phase: Phase = Phase.WAITING
+    due: float  # place in the queue
+    arrived: float  # seconds of the scheduler's clock, at the beginning of the queue
 
 
 @dataclass(frozen=True)
@@ -73,91 +76,118 @@ class Scheduler:
         """Start without requests; `clock` returns seconds."""
         self._config = config
         self._clock = clock
-        self._tickets: dict[int, _Ticket] = {}
+        # The waiting ones in order of arrival.
+        self._tickets: dict[Phase, dict[int, _Ticket]] = {phase: {} for phase in Phase}
         self._queue: list[tuple[float, int]] = []  # a heap of (due time, request); may hold finished requests
-        self._num_waiting = 0
         self._num_tokens = 0
 
     @property
     def num_waiting(self) -> int:
-        """Requests in the queue."""
-        return self._num_waiting
+        """Requests without a slot."""
+        return len(self._tickets[Phase.WAITING]) + len(self._tickets[Phase.HELD])
 
     @property
     def num_running(self) -> int:
         """Requests that hold a slot."""
-        return len(self._tickets) - self._num_waiting
+        return len(self._tickets[Phase.RUNNING])
+
+    @property
+    def has_work(self) -> bool:
+        """Whether `schedule` would return a request."""
+        waiting = self._tickets[Phase.WAITING]
+        if not waiting:
+            return False
+        oldest = next(iter(waiting.values()))
+        return self.num_running < self._config.max_slots or self._is_expired(oldest, self._clock())
 
     def phase_of(self, request_id: int) -> Phase | None:
         """Return the phase of a request; None if it is finished or was never submitted."""
-        ticket = self._tickets.get(request_id)
-        return None if ticket is None else ticket.phase
+        return next((phase for phase, tickets in self._tickets.items() if request_id in tickets), None)
 
-    def submit(self, request_id: int, num_tokens: int, *, priority: int = 0) -> None:
+    def check(self, num_tokens: int, *, count: int = 1, priority: int = 0) -> None:
+        """Raise as `submit` unless `count` requests of `num_tokens` tokens each can be queued now."""
+        config, total = self._config, count * num_tokens
+        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
+            raise ValueError(f"priority: expected -{MAX_PRIORITY} .. {MAX_PRIORITY}, got {priority}")
+        if total > config.token_budget:
+            message = f"expected at most {config.token_budget} tokens of prompt and answer, got {total}"
+            raise ValueError(f"max_tokens: {message}")
+        # A request that will get a free slot at the next step does not count as queued.
+        if self.num_waiting + count > config.max_queue + config.max_slots - self.num_running:
+            raise QueueFullError(f"{self.num_waiting} requests wait, the maximum is {config.max_queue}")
+        if self._num_tokens + total > config.token_budget:
+            raise QueueFullError(
+                f"{self._num_tokens} tokens are requested; {total} more exceed the budget of {config.token_budget}"
+            )
+
+    def submit(self, request_id: int, num_tokens: int, *, priority: int = 0, held: bool = False) -> None:
         """Queue a request.
 
         Args:
             request_id: new, larger than all before it.
             num_tokens: of its prompt and its maximum answer.
             priority: -100 .. 100, lower is more urgent.
+            held: whether it stays outside the queue until `release`.
 
         Raises:
             ValueError: a priority out of bounds, or more tokens than the budget.
             QueueFullError: too many requests wait, or they have too many tokens together.
         """
-        config = self._config
-        if not -MAX_PRIORITY <= priority <= MAX_PRIORITY:
-            raise ValueError(f"priority: expected -{MAX_PRIORITY} .. {MAX_PRIORITY}, got {priority}")
-        if num_tokens > config.token_budget:
-            message = f"expected at most {config.token_budget} tokens of prompt and answer, got {num_tokens}"
-            raise ValueError(f"max_tokens: {message}")
-        # A request that will get a free slot at the next step does not count as queued.
-        if self._num_waiting >= config.max_queue + config.max_slots - self.num_running:
-            raise QueueFullError(f"{self._num_waiting} requests wait, the maximum is {config.max_queue}")
-        if self._num_tokens + num_tokens > config.token_budget:
-            raise QueueFullError(
-                f"{self._num_tokens} tokens are requested; {num_tokens} more exceed the budget of {config.token_budget}"
-            )
-        assert request_id not in self._tickets, request_id
+        self.check(num_tokens, priority=priority)
+        assert self.phase_of(request_id) is None, request_id
         now = self._clock()
-        self._tickets[request_id] = _Ticket(num_tokens, now)
-        heapq.heappush(self._queue, (now + priority * config.patience, request_id))
-        self._num_waiting += 1
+        ticket = _Ticket(num_tokens, now + priority * self._config.patience, now)
         self._num_tokens += num_tokens
+        if held:
+            self._tickets[Phase.HELD][request_id] = ticket
+        else:
+            self._enqueue(request_id, ticket)
+
+    def release(self, request_id: int) -> None:
+        """Put a held request into the queue, in the place of its arrival; KeyError if it is not held."""
+        ticket = self._tickets[Phase.HELD].pop(request_id)
+        ticket.arrived = self._clock()
+        self._enqueue(request_id, ticket)
+
+    def _enqueue(self, request_id: int, ticket: _Ticket) -> None:
+        self._tickets[Phase.WAITING][request_id] = ticket
+        heapq.heappush(self._queue, (ticket.due, request_id))
 
     def finish(self, request_id: int) -> Phase | None:
         """Remove a request and return its phase; None if it was finished."""
-        ticket = self._tickets.pop(request_id, None)
-        if ticket is None:
-            return None
-        self._num_waiting -= ticket.phase is Phase.WAITING
-        self._num_tokens -= ticket.num_tokens
-        return ticket.phase
+        phase = self.phase_of(request_id)
+        if phase is not None:
+            self._num_tokens -= self._tickets[phase].pop(request_id).num_tokens
+        waiting = self._tickets[Phase.WAITING]
+        if len(self._queue) > MAX_STALE + 2 * len(waiting):  # else cancelled requests fill it while all slots are taken
+            self._queue = [(ticket.due, waiting_id) for waiting_id, ticket in waiting.items()]
+            heapq.heapify(self._queue)
+        return phase
 
     def schedule(self) -> Schedule:
         """Remove requests that waited too long, and give free slots to the others, the most urgent first."""
-        now = self._clock()
-        expired = self._expired(now)
+        expired = self._expired()
         for request_id in expired:
             self.finish(request_id)
         admitted = []
-        while self._queue and self.num_running < self._config.max_slots:
+        waiting, running = self._tickets[Phase.WAITING], self._tickets[Phase.RUNNING]
+        while self._queue and len(running) < self._config.max_slots:
             _, request_id = heapq.heappop(self._queue)
-            ticket = self._tickets.get(request_id)
+            ticket = waiting.pop(request_id, None)
             if ticket is not None:
-                ticket.phase = Phase.RUNNING
-                self._num_waiting -= 1
+                running[request_id] = ticket
                 admitted.append(request_id)
         return Schedule(admitted, expired)
 
-    def _expired(self, now: float) -> list[int]:
-        """Return the requests that waited too long; tickets are in order of arrival."""
-        expired = []
-        if self._num_waiting == 0:
-            return expired
-        for request_id, ticket in self._tickets.items():
-            if now - ticket.arrived <= self._config.max_waiting:
-                break
-            if ticket.phase is Phase.WAITING:
-                expired.append(request_id)
-        return expired
+    def _expired(self) -> list[int]:
+        """Return the requests that waited too long."""
+        now = self._clock()
+        return [
+            request_id
+            for request_id, _ in takewhile(
+                lambda item: self._is_expired(item[1], now), self._tickets[Phase.WAITING].items()
+            )
+        ]
+
+    def _is_expired(self, ticket: _Ticket, now: float) -> bool:
+        return now - ticket.arrived > self._config.max_waiting

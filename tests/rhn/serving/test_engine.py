@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 import random
 import threading
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from typing import ClassVar
@@ -21,7 +20,7 @@ from gflownet.rhn.network import RHN
 from gflownet.rhn.serving import sampler as sampler_module
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.logits_processors import History, RepetitionPenaltyLogitsProcessor
-from gflownet.rhn.serving.requests import Event, FinishEvent, Request, TokenEvent
+from gflownet.rhn.serving.requests import FinishEvent, Request
 from gflownet.rhn.serving.sampler import Sampler
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
@@ -29,46 +28,7 @@ from gflownet.rhn.stack_model import RecurrentStack
 from tests.rhn.random_networks import random_network
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
 from tests.rhn.serving.clock import Clock
-
-CONFIG = RHNConfig(vocabulary_size=9, hidden_size=8, intermediate_size=12, depth=3, rank=2, bottleneck=3)
-
-
-def engine_of(*, prefix_bytes: int = 0, clock: Clock | None = None, **limits: float) -> Engine:
-    decoder = RHNDecoder(random_network(CONFIG, 0))
-    config = EngineConfig(SchedulerConfig(**limits), prefix_bytes, prefix_interval=4)  # type: ignore[arg-type]
-    return Engine(decoder, config, clock=clock or Clock())
-
-
-def tokens_of(events: Sequence[Event]) -> dict[int, list[int]]:
-    found = defaultdict(list)
-    for event in events:
-        if isinstance(event, TokenEvent):
-            found[event.request_id].append(event.sampled.token)
-    return dict(found)
-
-
-def sampled_of(events: Sequence[Event]) -> list[Sampled]:
-    return [event.sampled for event in events if isinstance(event, TokenEvent)]
-
-
-def assert_close(sampled: Sequence[Sampled], expected: Sequence[Sampled]) -> None:
-    """Compare tokens, and in float64 their log-probabilities up to rounding."""
-    for one, other in zip(sampled, expected, strict=True):
-        assert one.token == other.token
-        assert one.log_probability == pytest.approx(other.log_probability, abs=1e-9)
-        assert [token for token, _ in one.likeliest] == [token for token, _ in other.likeliest]
-        assert [p for _, p in one.likeliest] == pytest.approx([p for _, p in other.likeliest], abs=1e-9)
-
-
-def ends_of(events: Sequence[Event]) -> dict[int, FinishEvent]:
-    return {event.request_id: event for event in events if isinstance(event, FinishEvent)}
-
-
-def drain(engine: Engine) -> list[Event]:
-    events = []
-    while engine.has_work:
-        events += engine.step()
-    return events
+from tests.rhn.serving.engines import CONFIG, assert_close, drain, ends_of, engine_of, sampled_of, tokens_of
 
 
 def test_answers_are_independent_of_other_requests() -> None:

@@ -2,23 +2,30 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from collections.abc import Iterable
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from gflownet.rhn.serving.sampling import (
+from gflownet.rhn.bytes_text import StreamDecoder
+from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
+from gflownet.rhn.serving.stopping import (
     Answer,
+    ByteStops,
     EosTokenCriteria,
-    FinishReason,
-    MaxLengthCriteria,
-    Sampled,
-    StopStringCriteria,
+    NoStopStrings,
+    TextStops,
+    new_answer,
 )
+from gflownet.rhn.text_codec import BYTES, ByteCodec, TextStream, TokenizerCodec
 
 
 def answer_of(
     *, stops: tuple[tuple[int, ...], ...] = (), ends: tuple[int, ...] = (), most: int, least: int = 0
 ) -> Answer:
-    return Answer(EosTokenCriteria(frozenset(ends)), StopStringCriteria(stops), MaxLengthCriteria(most), least)
+    return Answer(EosTokenCriteria(frozenset(ends)), ByteStops(stops), most, least)
 
 
 def run(answer: Answer, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
@@ -81,3 +88,127 @@ def test_shown_tokens_end_before_the_first_stop_string(
     held = tokens[len(shown) :]
     assert shown == tokens[: len(shown)]
     assert not held or any(tuple(held) == stop[: len(held)] for stop in stops)
+
+
+PIECES = [b"a", b"b", b"ab", b"ba", b"aab", b"", b"\xc3", b"\xa9", b"\xc3\xa9b", b"c"]  # \xc3\xa9 is one character
+
+
+class Pieces(ByteCodec):
+    """Some bytes per token."""
+
+    vocabulary_size = len(PIECES)
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        return super().decode(b"".join(PIECES[token] for token in tokens))
+
+    def stream(self) -> TextStream:
+        return PieceStream()
+
+
+class PieceStream:
+    def __init__(self) -> None:
+        self._bytes = StreamDecoder()
+
+    def text(self, tokens: Iterable[int]) -> str:
+        return self._bytes.text(b"".join(PIECES[token] for token in tokens))
+
+    def rest(self) -> str:
+        return self._bytes.rest()
+
+
+def texts_after(tokens: list[int]) -> list[str]:
+    """Return the whole characters after each token."""
+    stream, texts = Pieces().stream(), [""]
+    for token in tokens:
+        texts.append(texts[-1] + stream.text([token]))
+    return texts
+
+
+def text_answer(stops: list[str], most: int, least: int) -> Answer:
+    stop_strings = TextStops(stops, Pieces().stream()) if stops else NoStopStrings()
+    return Answer(EosTokenCriteria(frozenset()), stop_strings, most, least)
+
+
+@settings(max_examples=300)
+@given(
+    st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=12),
+    st.lists(st.sampled_from(["a", "ab", "ba", "abab", "é", "éb", "bé", "bb", "aabc"]), max_size=3),
+    st.integers(1, 12),
+    st.integers(0, 4),
+)
+def test_shown_text_ends_before_the_first_stop_string_of_any_codec(
+    tokens: list[int], stops: list[str], most: int, least: int
+) -> None:
+    """Compare with a search for every stop string in the text after every token."""
+    least = min(least, most)
+    answer, texts, shown = text_answer(stops, most, least), texts_after(tokens), 0
+    for number, token in enumerate(tokens, 1):
+        reason = answer.add(Sampled(token))
+        assert shown <= answer.num_shown <= number
+        text, before = texts[number], texts[number - 1]
+        starts = [
+            start
+            for stop in stops
+            for start in range(len(text) - len(stop) + 1)
+            if text.startswith(stop, start) and start + len(stop) > len(before)
+        ]
+        if starts and number > least:
+            assert reason is FinishReason.STOP
+            shown_text = texts[answer.num_shown]
+            wanted = text[: min(starts)]
+            # Text that was shown while min_tokens suppressed a stop string stays.
+            assert shown_text[: len(shown_text) - answer.cut] == max(wanted, texts[shown], key=len)
+            assert answer.cut == 0 or answer.cut < len(shown_text) - len(texts[answer.num_shown - 1])
+            return
+        if number == most:
+            assert (reason, answer.num_shown, answer.cut) == (FinishReason.LENGTH, number, 0)
+            return
+        assert reason is None
+        shown = answer.num_shown
+        # The shown tokens hold no incomplete character and no beginning of a stop string.
+        if stops:
+            assert shown == 0 or len(texts[shown]) > len(texts[shown - 1])
+            held = text[len(texts[shown]) :]
+            assert not any(held == "" and text.endswith(stop[:n]) for stop in stops for n in range(1, len(stop)))
+
+
+def test_stop_string_inside_a_token_cuts_its_text() -> None:
+    answer = text_answer(["b"], 9, 0)
+    for token, reason in ((9, None), (4, FinishReason.STOP)):  # c, aab
+        assert answer.add(Sampled(token)) is reason
+    assert (answer.num_shown, answer.cut) == (2, 1)
+
+
+def test_stop_string_over_tokens_is_held_back_from_its_token() -> None:
+    answer = text_answer(["abc"], 9, 0)
+    shown = []
+    for token in (1, 4, 9):  # b, aab, c: the stop string begins inside the second token
+        answer.add(Sampled(token))
+        shown.append(answer.num_shown)
+    assert (shown, answer.cut) == ([1, 1, 2], 2)
+
+
+def test_bytes_are_compared_as_tokens() -> None:
+    params = SamplingParams(stop=("é",), stop_token_ids=(3,), max_tokens=5, min_tokens=2)
+    answer = new_answer(params, BYTES)
+    assert answer.stop_strings == ByteStops((tuple("é".encode()),))
+    assert (answer.eos, answer.max_tokens, answer.min_tokens) == (EosTokenCriteria(frozenset({3})), 5, 2)
+
+
+def test_stop_string_of_a_tokenizer(tmp_path: Path) -> None:
+    """With min_tokens and stop tokens."""
+    tokenizers = pytest.importorskip("tokenizers")
+    tokenizer = tokenizers.ByteLevelBPETokenizer()
+    tokenizer.train_from_iterator(["one stop and two stops, three stopped"] * 9, vocab_size=300, min_frequency=1)
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec = TokenizerCodec(tmp_path / "tokenizer.json")
+    tokens = codec.encode("one stops two stopped")
+    assert len(tokens) < 8
+    for stop, min_tokens, text in (("opp", 0, "one stops two st"), ("op", 0, "one st"), ("op", 3, "one stops two st")):
+        answer = new_answer(SamplingParams(stop=(stop,), min_tokens=min_tokens, max_tokens=99), codec)
+        reason = next(reason for token in tokens if (reason := answer.add(Sampled(token))) is not None)
+        shown = codec.decode(answer.tokens[: answer.num_shown])
+        assert (reason, shown[: len(shown) - answer.cut]) == (FinishReason.STOP, text)
+    answer = new_answer(SamplingParams(stop_token_ids=(tokens[2],), stop=("three",), max_tokens=99), codec)
+    assert [answer.add(Sampled(token)) for token in tokens[:3]] == [None, None, FinishReason.STOP]
+    assert (answer.num_shown, answer.cut) == (2, 0)

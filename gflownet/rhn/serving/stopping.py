@@ -1,0 +1,165 @@
+"""Conditions that end an answer, and the tokens of an answer that may be shown before its end."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple, Protocol
+
+from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
+from gflownet.rhn.text_codec import ByteCodec, TextCodec, TextStream
+
+
+@dataclass(frozen=True)
+class EosTokenCriteria:
+    """End the answer at one of some tokens, which is not part of the answer."""
+
+    token_ids: frozenset[int]
+
+    def __call__(self, tokens: Sequence[int]) -> bool:
+        """Return whether the answer ends before its last token."""
+        return tokens[-1] in self.token_ids
+
+
+class AnswerEnd(NamedTuple):
+    """End of an answer before a stop string."""
+
+    num_tokens: int  # that hold the text of the answer
+    cut: int = 0  # last characters of these tokens that are not part of the answer
+
+
+class StopStringCriteria(Protocol):
+    """End the answer before one of some texts; the earliest start counts."""
+
+    def end(self, tokens: Sequence[int]) -> AnswerEnd | None:
+        """Return the end of the answer if a stop string ends in the last token. Called once for every token."""
+        ...
+
+    def num_shown(self, tokens: Sequence[int]) -> int:
+        """Return the number of first tokens that no stop string can contain."""
+        ...
+
+
+class NoStopStrings:
+    """No stop string."""
+
+    def end(self, tokens: Sequence[int]) -> None:
+        """See StopStringCriteria."""
+
+    def num_shown(self, tokens: Sequence[int]) -> int:
+        """See StopStringCriteria."""
+        return len(tokens)
+
+
+@dataclass(frozen=True)
+class ByteStops:
+    """Stop strings as sequences of tokens, one token per byte."""
+
+    sequences: tuple[tuple[int, ...], ...]  # none empty
+
+    def end(self, tokens: Sequence[int]) -> AnswerEnd | None:
+        """See StopStringCriteria."""
+        lengths = [len(s) for s in self.sequences if tuple(tokens[-len(s) :]) == s]
+        return AnswerEnd(len(tokens) - max(lengths)) if lengths else None
+
+    def num_shown(self, tokens: Sequence[int]) -> int:
+        """See StopStringCriteria."""
+        longest = max(map(len, self.sequences), default=0) - 1
+        for count in range(min(longest, len(tokens)), 0, -1):
+            tail = tuple(tokens[-count:])
+            if any(len(s) > count and s[:count] == tail for s in self.sequences):
+                return len(tokens) - count
+        return len(tokens)
+
+
+class TextStops:
+    """Stop strings in the decoded text of one answer: they may begin and end inside a token."""
+
+    def __init__(self, texts: Sequence[str], stream: TextStream) -> None:
+        """`texts` are not empty; `stream` decodes the answer."""
+        self._texts, self._stream = texts, stream
+        self._longest = max(map(len, texts))
+        self._ends: list[int] = []  # characters of the text after each token
+        self._tail = ""  # last characters of the text, fewer than the longest stop string has
+
+    def end(self, tokens: Sequence[int]) -> AnswerEnd | None:
+        """See StopStringCriteria."""
+        before = self._ends[-1] if self._ends else 0
+        piece = self._stream.text(tokens[-1:])
+        first, text = before - len(self._tail), self._tail + piece
+        self._ends.append(before + len(piece))
+        self._tail = text[max(0, len(text) - self._longest + 1) :]
+        # A stop string that ended in an earlier token did not end the answer: it had too few tokens.
+        found = [text.find(stop, max(0, before - first - len(stop) + 1)) for stop in self._texts]
+        starts = [first + start for start in found if start >= 0]
+        if not starts:
+            return None
+        num_tokens = self._num_covering(min(starts))
+        return AnswerEnd(num_tokens, self._ends[num_tokens - 1] - min(starts) if num_tokens else 0)
+
+    def num_shown(self, tokens: Sequence[int]) -> int:
+        """See StopStringCriteria; tokens without text since the last one with text may begin a character."""
+        limit = self._ends[-1] - self._num_open()
+        num_tokens = self._num_covering(limit)
+        if num_tokens and self._ends[num_tokens - 1] > limit:
+            num_tokens = self._num_covering(self._ends[num_tokens - 2]) if num_tokens > 1 else 0
+        return num_tokens
+
+    def _num_open(self) -> int:
+        """Return the maximum number of last characters that may be the beginning of a stop string."""
+        for start in range(len(self._tail)):
+            tail = self._tail[start:]
+            if any(len(stop) > len(tail) and stop.startswith(tail) for stop in self._texts):
+                return len(tail)
+        return 0
+
+    def _num_covering(self, num_characters: int) -> int:
+        """Return the number of first tokens that hold the first characters of the text."""
+        return bisect_left(self._ends, num_characters) + 1 if num_characters else 0
+
+
+@dataclass
+class Answer:
+    """The tokens of one answer; `num_shown` excludes tokens that may be the beginning of a stop string."""
+
+    eos: EosTokenCriteria
+    stop_strings: StopStringCriteria
+    max_tokens: int
+    min_tokens: int = 0
+    sampled: list[Sampled] = field(default_factory=list)
+    tokens: list[int] = field(default_factory=list)
+    num_shown: int = 0
+    cut: int = 0  # characters of the last shown token that are not part of the answer
+
+    def add(self, sampled: Sampled) -> FinishReason | None:
+        """Add the next token, update `num_shown`, and return the reason if the answer ends."""
+        self.sampled.append(sampled)
+        self.tokens.append(sampled.token)
+        end = self.stop_strings.end(self.tokens)
+        if len(self.tokens) > self.min_tokens:
+            if self.eos(self.tokens):
+                end = AnswerEnd(len(self.tokens) - 1)
+            if end is not None:
+                self._end(end)
+                return FinishReason.STOP
+        if len(self.tokens) >= self.max_tokens:
+            self.num_shown = len(self.tokens)
+            return FinishReason.LENGTH
+        self.num_shown = max(self.num_shown, self.stop_strings.num_shown(self.tokens))
+        return None
+
+    def _end(self, end: AnswerEnd) -> None:
+        # Tokens that were shown while min_tokens suppressed a stop string stay shown.
+        if end.num_tokens >= self.num_shown:
+            self.num_shown, self.cut = end
+
+
+def new_answer(params: SamplingParams, codec: TextCodec) -> Answer:
+    """Return an empty answer with the stopping criteria of a request; `codec` decodes its tokens."""
+    stops: StopStringCriteria = NoStopStrings()
+    if params.stop and isinstance(codec, ByteCodec):
+        stops = ByteStops(tuple(tuple(text.encode()) for text in params.stop))
+    elif params.stop:
+        stops = TextStops(params.stop, codec.stream())
+    return Answer(EosTokenCriteria(frozenset(params.stop_token_ids)), stops, params.max_tokens, params.min_tokens)

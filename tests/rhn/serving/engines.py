@@ -1,0 +1,75 @@
+"""A small engine for tests, and the content of its events by request."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Sequence
+
+import pytest
+
+from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.decoding import LanguageModel, RHNDecoder
+from gflownet.rhn.serving.engine import Engine, EngineConfig
+from gflownet.rhn.serving.requests import Event, FinishEvent, PromptEvent, TokenEvent
+from gflownet.rhn.serving.sampling import Sampled
+from gflownet.rhn.serving.scheduler import SchedulerConfig
+from tests.rhn.random_networks import random_network
+from tests.rhn.serving.clock import Clock
+
+CONFIG = RHNConfig(vocabulary_size=9, hidden_size=8, intermediate_size=12, depth=3, rank=2, bottleneck=3)
+
+
+def engine_of(
+    *, model: LanguageModel | None = None, prefix_bytes: int = 0, clock: Clock | None = None, **limits: float
+) -> Engine:
+    """Return an engine of a model of 9 tokens in float64 that caches every 4 tokens of a prompt."""
+    model = model or RHNDecoder(random_network(CONFIG, 0))
+    config = EngineConfig(SchedulerConfig(**limits), prefix_bytes, prefix_interval=4)  # type: ignore[arg-type]
+    return Engine(model, config, clock=clock or Clock())
+
+
+def drain(engine: Engine) -> list[Event]:
+    """Step until there is no work."""
+    events = []
+    while engine.has_work:
+        events += engine.step()
+    return events
+
+
+def tokens_of(events: Sequence[Event]) -> dict[int, list[int]]:
+    """Return the tokens of each answer."""
+    tokens = defaultdict(list)
+    for event in events:
+        if isinstance(event, TokenEvent):
+            tokens[event.request_id].append(event.sampled.token)
+    return dict(tokens)
+
+
+def prompts_of(events: Sequence[Event]) -> dict[int, list[Sampled]]:
+    """Return the tokens of each prompt."""
+    prompts = defaultdict(list)
+    for event in events:
+        if isinstance(event, PromptEvent):
+            prompts[event.request_id] += event.sampled
+    return dict(prompts)
+
+
+def sampled_of(events: Sequence[Event], request_id: int | None = None) -> list[Sampled]:
+    """Return the tokens of the answers, of one request or of all."""
+    return [
+        event.sampled for event in events if isinstance(event, TokenEvent) and request_id in (None, event.request_id)
+    ]
+
+
+def ends_of(events: Sequence[Event]) -> dict[int, FinishEvent]:
+    """Return the last event of each request."""
+    return {event.request_id: event for event in events if isinstance(event, FinishEvent)}
+
+
+def assert_close(sampled: Sequence[Sampled], expected: Sequence[Sampled]) -> None:
+    """Compare tokens, and in float64 their log-probabilities up to rounding."""
+    for one, other in zip(sampled, expected, strict=True):
+        assert one.token == other.token
+        assert one.log_probability == pytest.approx(other.log_probability, abs=1e-9)
+        assert [token for token, _ in one.likeliest] == [token for token, _ in other.likeliest]
+        assert [p for _, p in one.likeliest] == pytest.approx([p for _, p in other.likeliest], abs=1e-9)
