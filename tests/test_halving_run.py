@@ -14,6 +14,7 @@ from tests.tiny_run import TINY_RUN, metric_rows
 
 HALVING = (
     *TINY_RUN,
+    "task=digits",
     "num_training_steps=4",
     "algo.num_from_policy=6",
     "env.max_hidden_nodes=3",

@@ -199,12 +199,12 @@ def _is_in(value: Value, values: Sequence[Value]) -> bool:
     )
 
 
-def _count(places: frozenset[Place], known: Mapping[str, Value | None]) -> int:
-    """Return the number of settings of `places`; conditions on places of `known` (None: absent) are decided.
+def _count(places: frozenset[Place], values_of: Mapping[str, Value | None]) -> int:
+    """Return the number of settings of `places`; conditions on places of `values_of` (None: absent) are decided.
 
     Independent groups of places multiply. Within a group a place without open conditions is set to each of its values.
     """
-    places, known = _simplified(places, known)
+    places, values_of = _simplified(places, values_of)
     total = 1
     for group in _independent(places):
         place = min((p for p in group if not p.only_if), key=lambda p: p.name)
@@ -221,21 +221,21 @@ def _count(places: frozenset[Place], known: Mapping[str, Value | None]) -> int:
 
 
 def _simplified(
-    places: frozenset[Place], known: Mapping[str, Value | None]
+    places: frozenset[Place], values_of: Mapping[str, Value | None]
 ) -> tuple[frozenset[Place], Mapping[str, Value | None]]:
     """Return the places that may still exist, without decided conditions."""
     while True:
         absent, open_places = set(), set()
         for place in places:
-            decided = [(known[name], values) for name, values in place.only_if if name in known]
+            decided = [(values_of[name], values) for name, values in place.only_if if name in values_of]
             if all(value is not None and _is_in(value, values) for value, values in decided):
-                conditions = tuple(item for item in place.only_if if item[0] not in known)
+                conditions = tuple(item for item in place.only_if if item[0] not in values_of)
                 open_places.add(Place(place.name, place.values, conditions))
             else:
                 absent.add(place.name)
-        places, known = frozenset(open_places), dict.fromkeys(absent)
+        places, values_of = frozenset(open_places), dict.fromkeys(absent)
         if not absent:
-            return places, known
+            return places, values_of
 
 
 def _independent(places: frozenset[Place]) -> list[frozenset[Place]]:

@@ -30,17 +30,17 @@ def graph_cost(graph: GraphElements) -> OperationCost:
     return total_cost(graph, infer_shapes(graph), own_projection(graph))
 
 
-def total_cost(graph: GraphElements, known: Mapping[int, NodeShapes], projection: str) -> OperationCost:
+def total_cost(graph: GraphElements, node_shapes: Mapping[int, NodeShapes], projection: str) -> OperationCost:
     """Return the cost of the nodes with a path to an output."""
-    live = live_nodes(known)
-    costs = (node_cost(graph, node, projection) for node_id, node in known.items() if node_id in live)
+    live = live_nodes(node_shapes)
+    costs = (node_cost(graph, node, projection) for node_id, node in node_shapes.items() if node_id in live)
     return sum(costs, OperationCost())
 
 
-def live_nodes(known: Mapping[int, NodeShapes]) -> set[int]:
+def live_nodes(node_shapes: Mapping[int, NodeShapes]) -> set[int]:
     """Return the OUTPUT nodes and all nodes with a path to one."""
-    outputs = [node_id for node_id, each in known.items() if each.node.node_type is NodeType.OUTPUT]
-    return reachable(outputs, lambda node_id: [edge.source for edge in known[node_id].edges])
+    outputs = [node_id for node_id, each in node_shapes.items() if each.node.node_type is NodeType.OUTPUT]
+    return reachable(outputs, lambda node_id: [edge.source for edge in node_shapes[node_id].edges])
 
 
 def node_cost(graph: GraphElements, node: NodeShapes, projection: str = "auto") -> OperationCost:
@@ -76,10 +76,10 @@ def _subgraph_cost(graph: GraphElements, node: NodeShapes, projection: str) -> O
     inner = graph.subgraph(node.node.attributes["subgraph"])
     shares = node.node.attributes.get("share", False)
     total, cost = OperationCost(), OperationCost()
-    known: dict[int, NodeShapes] = {}
+    node_shapes: dict[int, NodeShapes] = {}
     for repetition, shapes in enumerate(repetitions(inner, inputs, node.node.attributes.get("repeat", 1))):
-        if shapes is not known:
-            known, cost = shapes, total_cost(inner, shapes, projection)
+        if shapes is not node_shapes:
+            node_shapes, cost = shapes, total_cost(inner, shapes, projection)
         is_new = repetition == 0 or not shares
         total += OperationCost(cost.num_parameters if is_new else 0, cost.multiply_adds)
     return total

@@ -53,9 +53,9 @@ _DISABLED = LinkStyle("#9ca3af", "1.5 4.5", "dotted")
 
 def to_svg(graph: GraphElements) -> str:
     """Return an SVG document, top to bottom, with parameters and multiply-adds in the title and a legend."""
-    known = _drawn_shapes(graph)
-    layout = FigureLayout(figure_of(graph, known))
-    caption, used = _caption(graph, known), _categories(graph)
+    node_shapes = _drawn_shapes(graph)
+    layout = FigureLayout(figure_of(graph, node_shapes))
+    caption, used = _caption(graph, node_shapes), _categories(graph)
     legend_width = max(layout.width, 260.0)
     legend, legend_height = _legend(used, legend_width)
     width, height = legend_width + 2 * MARGIN, layout.height + legend_height + 34 + 2 * MARGIN
@@ -85,17 +85,17 @@ def _drawn_shapes(graph: GraphElements) -> Mapping[int, NodeShapes]:
     return {} if has_missing_modules(graph) else known_shapes(graph)
 
 
-def figure_of(graph: GraphElements, known: Mapping[int, NodeShapes], *, is_inner: bool = False) -> Figure:
+def figure_of(graph: GraphElements, node_shapes: Mapping[int, NodeShapes], *, is_inner: bool = False) -> Figure:
     """Return the figure of a graph; nodes without inferred shapes are drawn without them."""
-    builder = _Builder(graph, known, is_inner=is_inner)
+    builder = _Builder(graph, node_shapes, is_inner=is_inner)
     return builder.figure()
 
 
 class _Builder:
     """Items and links of one graph, in topological order."""
 
-    def __init__(self, graph: GraphElements, known: Mapping[int, NodeShapes], *, is_inner: bool) -> None:
-        self._graph, self._known, self._is_inner = graph, known, is_inner
+    def __init__(self, graph: GraphElements, node_shapes: Mapping[int, NodeShapes], *, is_inner: bool) -> None:
+        self._graph, self._known, self._is_inner = graph, node_shapes, is_inner
         self._items: dict[int, Item] = {}
         self._links: list[FigureLink] = []
         self._ends: dict[int, tuple[int, int | None]] = {}  # node -> item whose bottom is its output, port inside
@@ -268,11 +268,11 @@ class _Builder:
             inner = self._graph.subgraph(node.attributes["subgraph"])
         except ValueError:
             return None
-        known: Mapping[int, NodeShapes] = {}
+        node_shapes: Mapping[int, NodeShapes] = {}
         if node.node_id in self._known:
             shapes = {port: plan.shape for port, plan in self._known[node.node_id].inputs.items()}
-            known = infer_shapes(inner, [shapes[port] for port in inner_ports(inner)])
-        builder = _Builder(inner, known, is_inner=True)
+            node_shapes = infer_shapes(inner, [shapes[port] for port in inner_ports(inner)])
+        builder = _Builder(inner, node_shapes, is_inner=True)
         return builder, builder.figure()
 
 
@@ -284,12 +284,12 @@ def _with_note(item: Item, note: str) -> Item:
     return Item(item.row, item.form, item.cells, note, item.inner)
 
 
-def _caption(graph: GraphElements, known: Mapping[int, NodeShapes]) -> str:
+def _caption(graph: GraphElements, node_shapes: Mapping[int, NodeShapes]) -> str:
     if has_missing_modules(graph):
         return "without shapes: classes that are not imported"
     try:
-        is_valid = known.keys() == graph.nodes.keys()
-        return cost_text(total_cost(graph, known, own_projection(graph))) if is_valid else "invalid"
+        is_valid = node_shapes.keys() == graph.nodes.keys()
+        return cost_text(total_cost(graph, node_shapes, own_projection(graph))) if is_valid else "invalid"
     except ValueError:  # a user's class that cannot be counted
         return "invalid"
 

@@ -33,16 +33,16 @@ def operation_graph_problems(graph: GraphElements, unreachable: Iterable[GraphPr
         message = f"graph: expected at most {MAX_EXPANDED_NODES:,} nodes with all repetitions, got {size:,}"
         return [*problems, GraphProblem("too_many_nodes", message)]
     shapes = _Shapes(statics)
-    known = shapes.infer(graph, ())
+    node_shapes = shapes.infer(graph, ())
     problems += shapes.problems
-    problems += [each for each in unreachable if each.node_id in known]
-    return problems or [*_cost_problems(graph, known)]
+    problems += [each for each in unreachable if each.node_id in node_shapes]
+    return problems or [*_cost_problems(graph, node_shapes)]
 
 
-def _cost_problems(graph: GraphElements, known: Mapping[int, NodeShapes]) -> Iterator[GraphProblem]:
+def _cost_problems(graph: GraphElements, node_shapes: Mapping[int, NodeShapes]) -> Iterator[GraphProblem]:
     """Yield a problem for too many parameters, or for a user's class whose costs cannot be counted."""
     try:
-        cost = total_cost(graph, known, own_projection(graph))
+        cost = total_cost(graph, node_shapes, own_projection(graph))
     except NodeShapeError as error:
         yield GraphProblem("shape_mismatch", str(error), error.node_id)
         return
@@ -181,24 +181,26 @@ class _Shapes:
         """Return the shapes of all nodes that depend on no problem; problems are appended."""
         removed, failed = set(self._broken[id(graph)]), []
         is_fed = not inputs or all(graph.nodes[node_id].node_type is not NodeType.INPUT for node_id in removed)
-        known: dict[int, NodeShapes] | None = None if is_fed else {}
-        while known is None:
+        node_shapes: dict[int, NodeShapes] | None = None if is_fed else {}
+        while node_shapes is None:
             part = _without(graph, removed)
             try:
-                known = infer_shapes(part, inputs)
+                node_shapes = infer_shapes(part, inputs)
             except NodeShapeError as error:
                 failed.append(error)
                 removed.add(error.node_id)
         for error in sorted(failed, key=lambda error: error.node_id):
-            self._explain(graph, error, known, name)
-        large = {node_id for node_id, shapes in known.items() if shapes.output.num_elements > MAX_ELEMENTS}
+            self._explain(graph, error, node_shapes, name)
+        large = {node_id for node_id, shapes in node_shapes.items() if shapes.output.num_elements > MAX_ELEMENTS}
         for node_id in sorted(large - _downstream(graph, large)):
-            got = known[node_id].output
+            got = node_shapes[node_id].output
             message = f"node {node_id}: expected at most {MAX_ELEMENTS:,} elements of its output, got {got}"
             self._report(GraphProblem("tensor_too_large", message, node_id), name)
-        return {} if large else known
+        return {} if large else node_shapes
 
-    def _explain(self, graph: GraphElements, error: NodeShapeError, known: Mapping[int, NodeShapes], name: str) -> None:
+    def _explain(
+        self, graph: GraphElements, error: NodeShapeError, node_shapes: Mapping[int, NodeShapes], name: str
+    ) -> None:
         """Append the problems inside of a subgraph that does not fit its inputs, else the problem of the node."""
         node, num_before = graph.nodes[error.node_id], self._num_reports
         code, message = "shape_mismatch", error.reason
@@ -207,7 +209,7 @@ class _Shapes:
             inner = graph.subgraph(inner_name)
             edges = [edge for edge in followed_edges(graph, ignore_recurrent=True) if edge.target == node.node_id]
             try:
-                plans = merge_plans(node, edges, known)
+                plans = merge_plans(node, edges, node_shapes)
             except ValueError:
                 plans = {}
             if plans:

@@ -90,7 +90,7 @@ def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int
         incoming.setdefault(edge.target, []).append(edge)
     input_ids = sorted(node_id for node_id, node in graph.nodes.items() if node.node_type is NodeType.INPUT)
     outside = dict(zip(input_ids, inputs, strict=True)) if inputs else {}
-    known: dict[int, NodeShapes] = {}
+    node_shapes: dict[int, NodeShapes] = {}
     order = sorted_prefix(graph.nodes, edges)
     if len(order) < len(graph.nodes):
         raise NodeShapeError(min(graph.nodes.keys() - order), "expected no cycle, got one that this node depends on")
@@ -98,14 +98,14 @@ def infer_shapes(graph: GraphElements, inputs: Sequence[Shape] = ()) -> dict[int
         node = graph.nodes[node_id]
         try:
             if node.node_type is NodeType.INPUT:
-                known[node_id] = NodeShapes(node, None, {}, outside.get(node_id) or input_shape(node))
+                node_shapes[node_id] = NodeShapes(node, None, {}, outside.get(node_id) or input_shape(node))
             else:
                 _check_activation(node)
-                known[node_id] = _inferred(graph, node, incoming.get(node_id, []), known)
-                _check_tokens(node, known[node_id].output)
+                node_shapes[node_id] = _inferred(graph, node, incoming.get(node_id, []), node_shapes)
+                _check_tokens(node, node_shapes[node_id].output)
         except ValueError as error:
             raise NodeShapeError(node_id, str(error)) from None
-    return known
+    return node_shapes
 
 
 def input_shape(node: Node) -> Shape:
@@ -123,22 +123,22 @@ def input_shape(node: Node) -> Shape:
     return Shape.of(entries, layout)
 
 
-def merge_plans(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> dict[str, MergePlan]:
+def merge_plans(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> dict[str, MergePlan]:
     """Return the aligned and merged inputs of a node by port. Raises ShapeError for shapes that do not fit."""
     ports: dict[str, list[Edge]] = {}
     for edge in sorted(edges, key=lambda edge: (edge.order, edge.edge_id)):
         ports.setdefault(edge.attributes.get("port", INPUT_PORT), []).append(edge)
     return {
-        port: _source_weight(entries, known) if port == WEIGHT_PORT else _merged(node, entries, known)
+        port: _source_weight(entries, node_shapes) if port == WEIGHT_PORT else _merged(node, entries, node_shapes)
         for port, entries in ports.items()
     }
 
 
-def _source_weight(edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> MergePlan:
+def _source_weight(edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> MergePlan:
     """Return the input of the port `weight`: the weight of the source's module, not the source's output."""
     if len(edges) != 1:
         raise ShapeError(f"expected one edge into the port {WEIGHT_PORT}, got {len(edges)}")
-    source = known[edges[0].source]
+    source = node_shapes[edges[0].source]
     if source.operation is None:
         raise ShapeError(f"expected an operation with a weight at the port {WEIGHT_PORT}, got node {edges[0].source}")
     inputs = {port: plan.shape for port, plan in source.inputs.items()}
@@ -159,11 +159,11 @@ def _check_tokens(node: Node, output: Shape) -> None:
         raise ShapeError(f"expected activation linear of {output}, got {node.activation_function}")
 
 
-def _merged(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> MergePlan:
+def _merged(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> MergePlan:
     merge, align = node.aggregation, node.attributes.get("align", "auto")
     if merge not in MERGES:
         raise ShapeError(f"expected an aggregation out of {', '.join(MERGES)}, got {shown(merge)}")
-    shapes = [known[edge.source].output for edge in edges]
+    shapes = [node_shapes[edge.source].output for edge in edges]
     target = join(shapes)
     if target.layout is Layout.TOKENS and (len(edges) > 1 or node.attributes.get("edge_weight") is True):
         raise ShapeError(f"expected one input of tokens without edge_weight, got {', '.join(map(str, shapes))}")
@@ -181,10 +181,12 @@ def _merged(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) 
     return MergePlan(tuple(edges), adapters, merge, align, result)
 
 
-def _inferred(graph: GraphElements, node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> NodeShapes:
+def _inferred(
+    graph: GraphElements, node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]
+) -> NodeShapes:
     if "subgraph" not in node.attributes and "operation" not in node.attributes:
-        return _ordinary(node, edges, known)
-    plans = merge_plans(node, edges, known)
+        return _ordinary(node, edges, node_shapes)
+    plans = merge_plans(node, edges, node_shapes)
     if "subgraph" in node.attributes:
         return NodeShapes(node, None, plans, _subgraph_output(graph, node, plans))
     applied = read_operation(node.attributes["operation"])
@@ -200,13 +202,13 @@ def _inferred(graph: GraphElements, node: Node, edges: Sequence[Edge], known: Ma
         raise ShapeError(f"{applied.name}: {error}") from None
 
 
-def _ordinary(node: Node, edges: Sequence[Edge], known: Mapping[int, NodeShapes]) -> NodeShapes:
+def _ordinary(node: Node, edges: Sequence[Edge], node_shapes: Mapping[int, NodeShapes]) -> NodeShapes:
     """Return the shapes of a node without operation: positions are aligned, features are projected per edge."""
     if not edges or node.output_size is None:
         got = "no edge" if not edges else "no output_size"
         raise ShapeError(f"expected in-edges and an output_size of a node without operation, got {got}")
     edges = sorted(edges, key=lambda edge: (edge.order, edge.edge_id))
-    shapes = [known[edge.source].output for edge in edges]
+    shapes = [node_shapes[edge.source].output for edge in edges]
     target = join(shapes)
     if target.layout not in (Layout.VECTOR, Layout.SEQUENCE):
         raise ShapeError(f"expected an operation or a subgraph for a {target.layout}, got none")
@@ -230,7 +232,7 @@ def _subgraph_output(graph: GraphElements, node: Node, plans: Mapping[str, Merge
         raise ShapeError(f"expected edges into the ports {', '.join(ports)}, got {', '.join(plans) or 'none'}")
     shapes = {port: plan.shape for port, plan in plans.items()}
     repeat = node.attributes.get("repeat", 1)
-    outputs = [output_shape(known) for known in repetitions(inner, shapes, repeat)]
+    outputs = [output_shape(node_shapes) for node_shapes in repetitions(inner, shapes, repeat)]
     entry = shapes.get(INPUT_PORT, outputs[0])
     if repeat > 1 and node.attributes.get("share", False) and any(output != entry for output in outputs):
         raise ShapeError(f"expected the output {entry} of a shared subgraph, got {outputs[0]}")
@@ -242,19 +244,19 @@ def repetitions(
 ) -> Iterator[dict[int, NodeShapes]]:
     """Yield the shapes in a subgraph for each repetition; the output of one is the port `input` of the next."""
     ports = inner_ports(inner)
-    known = infer_shapes(inner, [inputs[port] for port in ports])
-    yield known
+    node_shapes = infer_shapes(inner, [inputs[port] for port in ports])
+    yield node_shapes
     for _ in range(num_repetitions - 1):
-        output = output_shape(known)
+        output = output_shape(node_shapes)
         if inputs.get(INPUT_PORT, output) != output:
             inputs = {**inputs, INPUT_PORT: output}
-            known = infer_shapes(inner, [inputs[port] for port in ports])
-        yield known
+            node_shapes = infer_shapes(inner, [inputs[port] for port in ports])
+        yield node_shapes
 
 
-def output_shape(known: Mapping[int, NodeShapes]) -> Shape:
+def output_shape(node_shapes: Mapping[int, NodeShapes]) -> Shape:
     """Return the shape of the one OUTPUT node of a subgraph. Raises ShapeError for another number of them."""
-    outputs = [each.output for each in known.values() if each.node.node_type is NodeType.OUTPUT]
+    outputs = [each.output for each in node_shapes.values() if each.node.node_type is NodeType.OUTPUT]
     if len(outputs) != 1:
         raise ShapeError(f"expected one output node in a subgraph, got {len(outputs)}")
     return outputs[0]

@@ -37,21 +37,21 @@ class LatestFirst(InlineExecutor):
 @contextmanager
 def asynchronous(folder, **options: Any) -> Iterator[tuple[AsynchronousRollouts, Parts, LatestFirst]]:
     chosen = {"max_in_flight": 12, "updates_per_reward": None} | options
-    with parts(folder) as made:
-        executor = LatestFirst(made.source.task)
-        made.evaluator.executor = executor
-        yield AsynchronousRollouts(made.source, **chosen), made, executor
+    with parts(folder) as built:
+        executor = LatestFirst(built.source.task)
+        built.evaluator.executor = executor
+        yield AsynchronousRollouts(built.source, **chosen), built, executor
 
 
-def rollouts(stream: AsynchronousRollouts, made: Parts, *, first_step: int = 1, num_steps: int = NUM_STEPS):
+def rollouts(stream: AsynchronousRollouts, built: Parts, *, first_step: int = 1, num_steps: int = NUM_STEPS):
     return stream.rollouts(
-        policy=made.policy, evaluator=made.evaluator, replay=made.replay, first_step=first_step, num_steps=num_steps
+        policy=built.policy, evaluator=built.evaluator, replay=built.replay, first_step=first_step, num_steps=num_steps
     )
 
 
 def test_asynchronous_rollouts_learn_every_sample_once(tmp_path):
-    with asynchronous(tmp_path) as (stream, made, executor):
-        steps = list(islice(rollouts(stream, made), NUM_STEPS))
+    with asynchronous(tmp_path) as (stream, built, executor):
+        steps = list(islice(rollouts(stream, built), NUM_STEPS))
         for rollout in steps:
             fresh = rollout.trajectories.terminal[: rollout.num_fresh]
             sizes = fresh.num_nodes.float()
@@ -63,34 +63,34 @@ def test_asynchronous_rollouts_learn_every_sample_once(tmp_path):
         assert 6 < executor.largest <= 12
         # Paid once: each row of the store belongs to exactly one evaluation that is not cached.
         new = [e for rollout in steps for e in rollout.evaluations if not e.cached]
-        assert len(new) == made.evaluator.num_evaluated == made.store.count() == len(made.replay)
+        assert len(new) == built.evaluator.num_evaluated == built.store.count() == len(built.replay)
 
 
 def test_asynchronous_rollouts_bound_the_updates_per_reward(tmp_path):
-    with asynchronous(tmp_path, updates_per_reward=0.5) as (stream, made, _):
-        steps = list(islice(rollouts(stream, made), NUM_STEPS))
+    with asynchronous(tmp_path, updates_per_reward=0.5) as (stream, built, _):
+        steps = list(islice(rollouts(stream, built), NUM_STEPS))
         assert min(rollout.num_fresh for rollout in steps) >= 2
         assert max(rollout.metrics["sample_age"] for rollout in steps) > 0
 
 
 def test_asynchronous_rollouts_end_without_surplus_candidates(tmp_path):
-    with asynchronous(tmp_path) as (stream, made, _):
-        steps = list(islice(rollouts(stream, made, num_steps=3), 3))
-        assert made.evaluator.num_in_flight == 0
+    with asynchronous(tmp_path) as (stream, built, _):
+        steps = list(islice(rollouts(stream, built, num_steps=3), 3))
+        assert built.evaluator.num_in_flight == 0
         assert 18 <= sum(rollout.num_fresh for rollout in steps) < 18 + 12
 
 
 def test_asynchronous_resume_submits_unfinished_states_again(tmp_path):
-    with asynchronous(tmp_path / "a") as (stream, made, _):
-        first = next(rollouts(stream, made))
+    with asynchronous(tmp_path / "a") as (stream, built, _):
+        first = next(rollouts(stream, built))
         state = stream.state_dict()
         assert len(state["steps"]) > 0
-        made.evaluator.cancel()
-        again = AsynchronousRollouts(made.source, max_in_flight=12, updates_per_reward=None)
+        built.evaluator.cancel()
+        again = AsynchronousRollouts(built.source, max_in_flight=12, updates_per_reward=None)
         again.load_state_dict(state)
-        env = made.source.context.env
+        env = built.source.context.env
         waiting = {env.terminal(each.state, 0).canonical_key() for each in [*stream._pending, *stream._finished]}
-        second = next(rollouts(again, made, first_step=2))
+        second = next(rollouts(again, built, first_step=2))
         learned = second.trajectories.terminal[: second.num_fresh]
         assert waiting & {env.terminal(learned, i).canonical_key() for i in range(len(learned))}
         assert again._num_batches > 1, "the random stream of samples goes on"
@@ -99,14 +99,14 @@ def test_asynchronous_resume_submits_unfinished_states_again(tmp_path):
 
 def test_asynchronous_rollouts_stop_while_candidates_run(tmp_path):
     stop = []
-    with asynchronous(tmp_path) as (stream, made, _):
-        made.evaluator._stopped = lambda: bool(stop)
-        generator = rollouts(stream, made)
+    with asynchronous(tmp_path) as (stream, built, _):
+        built.evaluator._stopped = lambda: bool(stop)
+        generator = rollouts(stream, built)
         next(generator)
         stop.append(True)
         with pytest.raises(EvaluationStoppedError):
             next(generator)
-        assert made.evaluator.num_in_flight == 0
+        assert built.evaluator.num_in_flight == 0
 
 
 @pytest.mark.parametrize(
@@ -132,18 +132,18 @@ class NeverDone(LatestFirst):
 
 
 def test_asynchronous_samples_of_running_graphs_are_bounded(tmp_path):
-    with asynchronous(tmp_path) as (stream, made, _):
-        made.evaluator.executor = NeverDone(made.source.task)
+    with asynchronous(tmp_path) as (stream, built, _):
+        built.evaluator.executor = NeverDone(built.source.task)
         for step in range(1, 20):
-            stream._sample(step, made.policy, None, made.evaluator, num_steps=NUM_STEPS + step)
+            stream._sample(step, built.policy, None, built.evaluator, num_steps=NUM_STEPS + step)
         assert 6 < len(stream._pending) <= 12
 
 
 def test_asynchronous_row_of_a_lost_process_is_new_once(tmp_path):
-    with asynchronous(tmp_path) as (stream, made, _):
-        next(rollouts(stream, made))
-        again = AsynchronousRollouts(made.source, max_in_flight=12, updates_per_reward=None)  # without a checkpoint
-        steps = list(islice(rollouts(again, made), 3))
+    with asynchronous(tmp_path) as (stream, built, _):
+        next(rollouts(stream, built))
+        again = AsynchronousRollouts(built.source, max_in_flight=12, updates_per_reward=None)  # without a checkpoint
+        steps = list(islice(rollouts(again, built), 3))
         new = [evaluation for rollout in steps for evaluation in rollout.evaluations if not evaluation.cached]
         assert len(new) == len({evaluation.hash for evaluation in new})
         first = steps[0].evaluations

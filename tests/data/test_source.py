@@ -54,18 +54,18 @@ class Raises(CountsNodes):
 
 
 def test_rollout_scores_stores_and_replays(tmp_path):
-    with parts(tmp_path) as made:
-        first, second, third = islice(made.here(), 3)
+    with parts(tmp_path) as built:
+        first, second, third = islice(built.here(), 3)
         assert first.num_fresh == len(first.trajectories) == len(first.evaluations) == 6
         for rollout in (first, second, third):
             expected = rollout.trajectories.beta[:6] * (torch.tensor(num_nodes(rollout)) / 10).log()
             assert torch.allclose(rollout.trajectories.log_reward[:6], expected)
         assert len(third.trajectories) == 9
-        known = {made.source.context.env.coloured_graph(r.trajectories.terminal, i) for r in (first, second, third)
+        known = {built.source.context.env.coloured_graph(r.trajectories.terminal, i) for r in (first, second, third)
                  for i in range(6)}  # fmt: skip
-        assert len(made.replay) == len(known)
+        assert len(built.replay) == len(known)
         replayed = third.trajectories.terminal[6:]
-        assert all(made.source.context.env.coloured_graph(replayed, i) in known for i in range(3))
+        assert all(built.source.context.env.coloured_graph(replayed, i) in known for i in range(3))
         assert bool(third.trajectories.log_reward.isfinite().all())
 
 
@@ -73,9 +73,9 @@ def test_rollout_searches_canonical_form_once_per_terminal_graph(tmp_path, monke
     searches: list[int] = []
     search = canonical.canonical_labelling
     monkeypatch.setattr(canonical, "canonical_labelling", lambda graph: searches.append(1) or search(graph))
-    with parts(tmp_path) as made:
-        rollout = next(iter(made.here()))
-        assert len(made.replay) > 0
+    with parts(tmp_path) as built:
+        rollout = next(iter(built.here()))
+        assert len(built.replay) > 0
     assert 0 < len(searches) <= rollout.num_fresh
 
 
@@ -90,11 +90,11 @@ def test_rollout_is_stateless(tmp_path):
 
 
 def test_sample_on_policy_separate_stream(tmp_path):
-    with parts(tmp_path, epsilon=1.0) as made:
-        write_stop(made.policy, bias=1e4)
-        sampled = made.source.sample_on_policy(5, policy=made.policy)
+    with parts(tmp_path, epsilon=1.0) as built:
+        write_stop(built.policy, bias=1e4)
+        sampled = built.source.sample_on_policy(5, policy=built.policy)
         assert sampled.terminal.num_nodes.tolist() == [1] * 6
-        assert max(num_nodes(next(made.here(first_step=5)))) > 1
+        assert max(num_nodes(next(built.here(first_step=5)))) > 1
 
 
 WAYS = [
@@ -121,10 +121,10 @@ def test_worker_rollouts_one_worker_bit_equal(tmp_path, transport, dense, backen
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_worker_rollouts_policy_on_cuda(tmp_path, backend):
-    with parts(tmp_path) as made:
-        made.policy.cuda()
+    with parts(tmp_path) as built:
+        built.policy.cuda()
         config = WorkersConfig(backend=backend)
-        with closing(made.of_workers("buffer", num_workers=2, config=config, device=torch.device("cuda"))) as stream:
+        with closing(built.of_workers("buffer", num_workers=2, config=config, device=torch.device("cuda"))) as stream:
             for rollout in islice(stream, 4):
                 assert rollout.trajectories.log_reward.device.type == "cpu"
                 assert bool(rollout.trajectories.log_reward.isfinite().all())
@@ -143,13 +143,13 @@ def test_worker_rollouts_two_workers_alternate(tmp_path, backend):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_worker_rollouts_use_published_weights(tmp_path, backend):
     config = WorkersConfig(backend=backend)
-    with parts(tmp_path, epsilon=0.0) as made, closing(made.of_workers("buffer", config=config)) as stream:
+    with parts(tmp_path, epsilon=0.0) as built, closing(built.of_workers("buffer", config=config)) as stream:
         first = next(stream)
         assert max(num_nodes(first)) > 1
-        write_stop(made.policy, bias=1e4)  # while the second one, which began with the first weights, is prepared
+        write_stop(built.policy, bias=1e4)  # while the second one, which began with the first weights, is prepared
         assert max(num_nodes(next(stream))) > 1
         assert num_nodes(next(stream)) == [1] * 6
-        write_stop(made.policy, bias=-1e4)
+        write_stop(built.policy, bias=-1e4)
         assert num_nodes(next(stream)) == [1] * 6
         assert num_nodes(next(stream)) == [4] * 6
 
@@ -164,7 +164,7 @@ def test_worker_rollouts_publish_before_first_refresh(tmp_path, monkeypatch):
         return start(work, server, **options)
 
     monkeypatch.setattr(rollout_module, "_pool", asked_at_once)
-    with parts(tmp_path) as made, closing(made.of_workers("pickle")) as stream:
+    with parts(tmp_path) as built, closing(built.of_workers("pickle")) as stream:
         assert len(num_nodes(next(stream))) == 6
 
 
@@ -184,8 +184,8 @@ def test_worker_rollouts_dataloader_killed_worker_raises(tmp_path):
     sign = tmp_path / "sign"
     sign.touch()
     with (
-        parts(tmp_path / "there", task=DiesOnce, sign=sign) as made,
-        closing(made.of_workers("buffer", config=WorkersConfig(backend="dataloader"))) as stream,
+        parts(tmp_path / "there", task=DiesOnce, sign=sign) as built,
+        closing(built.of_workers("buffer", config=WorkersConfig(backend="dataloader"))) as stream,
         pytest.raises(UserError, match=r"^num_workers=1: worker 0 .* was killed by SIGKILL .*dataloader restarts"),
     ):
         next(stream)
@@ -194,8 +194,8 @@ def test_worker_rollouts_dataloader_killed_worker_raises(tmp_path):
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_worker_rollouts_user_exception_with_traceback(tmp_path, backend):
     with (
-        parts(tmp_path, task=Raises) as made,
-        closing(made.of_workers("pickle", config=WorkersConfig(backend=backend))) as stream,
+        parts(tmp_path, task=Raises) as built,
+        closing(built.of_workers("pickle", config=WorkersConfig(backend=backend))) as stream,
         pytest.raises(WorkerError, match="no reward today") as caught,
     ):
         next(stream)
@@ -206,18 +206,18 @@ def test_worker_rollouts_user_exception_with_traceback(tmp_path, backend):
 
 def test_merged_policy_calls_equal_separate_calls(tmp_path):
     for dense in (True, False):
-        with parts(tmp_path, dense=dense) as made:
-            context, env = made.source.context, made.source.context.env
-            rollouts = list(islice(made.here(), 3))
+        with parts(tmp_path, dense=dense) as built:
+            context, env = built.source.context, built.source.context.env
+            rollouts = list(islice(built.here(), 3))
             calls, taken, generator = [], [], torch.Generator().manual_seed(0)
             for states in (env.initial_states(2), *(r.trajectories.states for r in rollouts)):
                 taken.append(env.forward_masks(states).sample_uniform(generator))
-                calls.append((context.to_batch(states), torch.rand(len(states), made.source.task.num_cond_dim)))
+                calls.append((context.to_batch(states), torch.rand(len(states), built.source.task.num_cond_dim)))
             merger = MergedPolicyCalls(context.layout)
             with torch.no_grad():
-                answers = merger.split(made.policy(*merger.merge(calls)), calls)
+                answers = merger.split(built.policy(*merger.merge(calls)), calls)
                 for call, (categorical, numbers) in zip(calls, answers, strict=True):
-                    alone, own = made.policy(*call)
+                    alone, own = built.policy(*call)
                     assert torch.allclose(numbers, own, atol=1e-5)
                     for ours, theirs in zip(categorical.log_probs(), alone.log_probs(), strict=True):
                         assert torch.allclose(ours, theirs, atol=1e-5)
@@ -227,9 +227,9 @@ def test_merged_policy_calls_equal_separate_calls(tmp_path):
 
 def test_merged_policy_calls_with_different_sizes(tmp_path):
     """Batches of a dense layout are as wide as their largest graph."""
-    with parts(tmp_path) as made:
-        context = made.source.context
-        large = next(made.here()).trajectories.states
+    with parts(tmp_path) as built:
+        context = built.source.context
+        large = next(built.here()).trajectories.states
         small = context.env.initial_states(3)
         merged: Any = context.layout.merge([context.to_batch(small), context.to_batch(large)])
         whole: Any = context.to_batch(GraphStates.cat([small, large]))

@@ -36,15 +36,15 @@ def text(one: Trajectory) -> str:
 
 @pytest.mark.parametrize("searches", [False, True])
 def test_source_replays_original_trajectories(tmp_path, searches):
-    with parts(tmp_path, replay=REMEMBERS, options=SEARCHES if searches else {}) as made:
-        env, first = made.source.context.env, {}
-        for rollout in islice(made.here(), 4):
+    with parts(tmp_path, replay=REMEMBERS, options=SEARCHES if searches else {}) as built:
+        env, first = built.source.context.env, {}
+        for rollout in islice(built.here(), 4):
             batch = rollout.trajectories
             num_found = rollout.num_fresh + (12 if searches else 0)
             for i in range(num_found):
                 first.setdefault(keys(env, batch[i].terminal)[0], batch[i])
             again = of_origin(rollout, Origin.REMEMBERED)
-            assert len(again) == (12 if len(made.replay) >= 6 else 0)
+            assert len(again) == (12 if len(built.replay) >= 6 else 0)
             for one in again:
                 found = first[keys(env, one.terminal)[0]]
                 assert text(one) == text(found)
@@ -54,9 +54,9 @@ def test_source_replays_original_trajectories(tmp_path, searches):
 
 
 def test_source_resamples_backward_trajectories(tmp_path):
-    with parts(tmp_path, replay=ReplayConfig(warmup=6, num_from_replay=12)) as made:
-        env, ways = made.source.context.env, {}
-        for rollout in islice(made.here(), 6):
+    with parts(tmp_path, replay=ReplayConfig(warmup=6, num_from_replay=12)) as built:
+        env, ways = built.source.context.env, {}
+        for rollout in islice(built.here(), 6):
             for one in of_origin(rollout, Origin.RESAMPLED):
                 ways.setdefault(keys(env, one.terminal)[0], set()).add(text(one))
         assert max(len(found) for found in ways.values()) > 3
@@ -65,9 +65,9 @@ def test_source_resamples_backward_trajectories(tmp_path):
 def test_source_extra_updates_use_separate_streams(tmp_path):
     """Every further update uses separate seeds for states and trajectories."""
     options = ReplayConfig(warmup=6, num_from_replay=12, num_updates=4)
-    with parts(tmp_path, replay=options) as made:
-        list(islice(made.here(), 3))
-        seen, seeds = made.replay.sample(12, seed=0), []
+    with parts(tmp_path, replay=options) as built:
+        list(islice(built.here(), 3))
+        seen, seeds = built.replay.sample(12, seed=0), []
 
         class SameStates:
             """A replay buffer that returns the same states for every seed."""
@@ -79,19 +79,19 @@ def test_source_extra_updates_use_separate_streams(tmp_path):
                 seeds.append(seed)
                 return seen
 
-        sources: dict[str, Any] = {"evaluator": made.evaluator, "replay": SameStates()}
-        rollouts = [made.source.rollout(step, policy=made.policy, **sources) for step in (4, 5)]
+        sources: dict[str, Any] = {"evaluator": built.evaluator, "replay": SameStates()}
+        rollouts = [built.source.rollout(step, policy=built.policy, **sources) for step in (4, 5)]
         assert len(seeds) == len(set(seeds)) == 2 * (1 + 4)
         ways = [str([part.tolist() for part in batch.actions.parts]) for r in rollouts for batch in r.replays]
         assert len(ways) == len(set(ways)) == 2 * 4
-        ends = {str(keys(made.source.context.env, batch.terminal)) for r in rollouts for batch in r.replays}
+        ends = {str(keys(built.source.context.env, batch.terminal)) for r in rollouts for batch in r.replays}
         assert len(ends) == 1
 
 
 def test_source_local_search_proposals_are_scored_and_stored(tmp_path):
-    with parts(tmp_path, options=SEARCHES) as made:
-        env, known, num_scored = made.source.context.env, set(), 0
-        for rollout in islice(made.here(), 4):
+    with parts(tmp_path, options=SEARCHES) as built:
+        env, known, num_scored = built.source.context.env, set(), 0
+        for rollout in islice(built.here(), 4):
             batch = rollout.trajectories
             assert len(rollout.evaluations) == rollout.num_fresh == 6
             assert len(rollout.other_evaluations) == 12
@@ -102,29 +102,29 @@ def test_source_local_search_proposals_are_scored_and_stored(tmp_path):
             known |= set(keys(env, batch.terminal))
             assert len(batch) == 6 + 12 + (3 if len(known) >= 8 else 0)
             assert 0 <= rollout.metrics["local_search_accepted"] <= 1
-            assert rollout.metrics["replay_size"] == len(made.replay) == len(known)
-        assert num_scored == made.store.count() == len(known)
+            assert rollout.metrics["replay_size"] == len(built.replay) == len(known)
+        assert num_scored == built.store.count() == len(known)
 
 
 def test_source_local_search_from_replay(tmp_path):
     search = LocalSearchConfig(num=9, num_iterations=1, start="replay", share_back=0.01)
-    with parts(tmp_path, options={"local_search": search}) as made:
-        sizes = [len(rollout.trajectories) for rollout in islice(made.here(), 5)]
+    with parts(tmp_path, options={"local_search": search}) as built:
+        sizes = [len(rollout.trajectories) for rollout in islice(built.here(), 5)]
         assert sizes[0] == 6, "the buffer is not warm"
         assert sizes[-1] == 6 + 9 + 3
 
 
 def test_source_intermediate_state_rewards(tmp_path):
-    with parts(tmp_path, options={"scores_states": True}) as made:
-        env = made.source.context.env
-        for rollout in islice(made.here(), 3):
+    with parts(tmp_path, options={"scores_states": True}) as built:
+        env = built.source.context.env
+        for rollout in islice(built.here(), 3):
             batch = rollout.trajectories
             may_stop = env.forward_masks(batch.states).masks[GraphActionType.Stop].flatten(1).any(1)
             expected = batch.beta[batch.trajectory] * (batch.states.num_nodes / 10).log()
             assert bool((~may_stop).any())
             assert torch.allclose(batch.state_log_reward, torch.where(may_stop, expected, 0.0))
         met = set(keys(env, batch.states[may_stop]))
-        assert made.store.count() >= len(met)
+        assert built.store.count() >= len(met)
 
 
 @pytest.mark.parametrize(("transport", "dense"), [("buffer", True), ("queue", True), ("pickle", False)])
@@ -156,22 +156,22 @@ def test_worker_rollouts_replay_original_trajectories(tmp_path):
 
 
 def test_replay_state_dict_keeps_action_sequences(tmp_path):
-    with parts(tmp_path, replay=REMEMBERS) as made, parts(tmp_path / "again", replay=REMEMBERS) as again:
-        rollouts = list(islice(made.here(), 3))
-        torch.save(made.replay.state_dict(), tmp_path / "buffer")
+    with parts(tmp_path, replay=REMEMBERS) as built, parts(tmp_path / "again", replay=REMEMBERS) as again:
+        rollouts = list(islice(built.here(), 3))
+        torch.save(built.replay.state_dict(), tmp_path / "buffer")
         again.replay.load_state_dict(torch.load(tmp_path / "buffer", weights_only=True))
-        ours, theirs = again.replay.sample(20, seed=1), made.replay.sample(20, seed=1)
+        ours, theirs = again.replay.sample(20, seed=1), built.replay.sample(20, seed=1)
         assert ours is not None
         assert theirs is not None
         assert [e.score for e in rollouts[0].evaluations]
-        assert walked(again, ours) == walked(made, theirs)
+        assert walked(again, ours) == walked(built, theirs)
 
 
-def walked(made: Parts, seen: SeenStates) -> list[str]:
+def walked(built: Parts, seen: SeenStates) -> list[str]:
     assert seen.sequences is not None
-    conditioning = made.source.task.sample_conditioning(len(seen), generator=torch.Generator().manual_seed(0))
-    batch = seen.sequences.walk(made.source.context.env, conditioning=conditioning, origin=Origin.REMEMBERED)
-    assert keys(made.source.context.env, batch.terminal) == keys(made.source.context.env, seen.terminal)
+    conditioning = built.source.task.sample_conditioning(len(seen), generator=torch.Generator().manual_seed(0))
+    batch = seen.sequences.walk(built.source.context.env, conditioning=conditioning, origin=Origin.REMEMBERED)
+    assert keys(built.source.context.env, batch.terminal) == keys(built.source.context.env, seen.terminal)
     return [text(batch[i]) for i in range(len(batch))]
 
 
@@ -193,9 +193,9 @@ def test_source_offline_graphs_uniform(tmp_path, two_way):
     entries = [{"graph": PATH.to_dict(), "score": 0.5}, {"graph": EDGE.to_dict(), "score": 0.25, "more": "ignored"}]
     config = OfflineConfig(path=written(tmp_path, *entries), num=100)
     offline = load_offline(config, undirected(), CountsNodes(Config()))
-    with parts(tmp_path, two_way=two_way, offline=offline, options={"offline": config}) as made:
-        first, second = islice(made.here(), 2)
-        env, batch = made.source.context.env, first.trajectories
+    with parts(tmp_path, two_way=two_way, offline=offline, options={"offline": config}) as built:
+        first, second = islice(built.here(), 2)
+        env, batch = built.source.context.env, first.trajectories
         given = batch.split(1)[0].terminal[torch.arange(6, 106)]
         found = keys(env, given)
         assert set(found) == {PATH.canonical_key(), EDGE.canonical_key()}
@@ -203,7 +203,7 @@ def test_source_offline_graphs_uniform(tmp_path, two_way):
         scores = torch.tensor([0.5 if key == PATH.canonical_key() else 0.25 for key in found])
         assert torch.allclose(batch.log_reward[6:], batch.beta[6:] * scores.log())
         assert batch.origin[6:].tolist() == [int(Origin.RESAMPLED)] * 100
-        assert len(made.replay) <= 12, "what is given is not what was found"
+        assert len(built.replay) <= 12, "what is given is not what was found"
         assert len(second.trajectories) == 6 + 3 + 100
         assert [text(batch[i]) for i in range(6, 20)] != [text(second.trajectories[i]) for i in range(9, 23)]
 

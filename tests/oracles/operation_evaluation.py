@@ -67,12 +67,14 @@ def _merged(graph: ComputationGraph, node: Node, edges: list[Edge], state: State
     layouts = [layout for _, layout in values]
     layout = Layout.VECTOR if Layout.VECTOR in layouts else layouts[0]
     axis, merge = CHANNEL_AXIS[layout], node.attributes.get("aggregation", "sum")
-    positions = [tuple(n for i, n in enumerate(x.shape) if i not in (0, CHANNEL_AXIS[own])) for x, own in values]
+    positions = [
+        tuple(n for i, n in enumerate(x.shape) if i not in (0, CHANNEL_AXIS[own_layout])) for x, own_layout in values
+    ]
     smallest = tuple(map(min, *positions)) if len(positions) > 1 else positions[0]
-    channels = max(tensor.shape[CHANNEL_AXIS[own]] for tensor, own in values)
+    channels = max(tensor.shape[CHANNEL_AXIS[own_layout]] for tensor, own_layout in values)
     tensors = []
-    for edge, (tensor, own) in zip(edges, values, strict=True):
-        tensor = _pooled(tensor, own, layout, smallest)
+    for edge, (tensor, own_layout) in zip(edges, values, strict=True):
+        tensor = _pooled(tensor, own_layout, layout, smallest)
         name = str(edge.edge_id) if graph.config["multigraph"] else f"{edge.source}_{edge.target}"
         if tensor.shape[axis] != channels and merge != "concat":
             if node.attributes.get("align", "auto") == "auto":
@@ -92,9 +94,9 @@ def _merged(graph: ComputationGraph, node: Node, edges: list[Edge], state: State
     return functions[merge](0), layout
 
 
-def _pooled(tensor: Tensor, own: Layout, layout: Layout, positions: tuple[int, ...]) -> Tensor:
+def _pooled(tensor: Tensor, own_layout: Layout, layout: Layout, positions: tuple[int, ...]) -> Tensor:
     """Average the positions: all of them, or in windows from floor(i L / n) to ceil((i + 1) L / n)."""
-    axes = [axis for axis in range(1, tensor.dim()) if axis != CHANNEL_AXIS[own]]
+    axes = [axis for axis in range(1, tensor.dim()) if axis != CHANNEL_AXIS[own_layout]]
     if layout is Layout.VECTOR:
         return tensor.mean(dim=axes) if axes else tensor
     for axis, count in zip(axes, positions, strict=True):
@@ -155,12 +157,12 @@ def _inner_values(inner: ComputationGraph, state: State, ports: Mapping[str, Val
 def _ordinary(graph: ComputationGraph, node: Node, edges: list[Edge], state: State, values: dict[int, Value]) -> Value:
     """act(post(aggregate of w P x) + b) over the features of vectors, or of every position of sequences."""
     sources = [values[edge.source] for edge in edges]
-    layout = Layout.VECTOR if any(own is Layout.VECTOR for _, own in sources) else sources[0][1]
+    layout = Layout.VECTOR if any(own_layout is Layout.VECTOR for _, own_layout in sources) else sources[0][1]
     length = () if layout is Layout.VECTOR else (min(tensor.shape[1] for tensor, _ in sources),)
     messages, gates = [], []
-    for edge, (tensor, own) in zip(edges, sources, strict=True):
+    for edge, (tensor, own_layout) in zip(edges, sources, strict=True):
         name = str(edge.edge_id) if graph.config["multigraph"] else f"{edge.source}_{edge.target}"
-        tensor = _pooled(tensor, own, layout, length)
+        tensor = _pooled(tensor, own_layout, layout, length)
         if f"proj_{name}.weight" in state:
             tensor = tensor @ state[f"proj_{name}.weight"].T
         messages.append(tensor * state[f"weight_{name}"])

@@ -29,17 +29,17 @@ Pair = tuple[Channel, Channel]
 
 @pytest.fixture
 def pair(transport) -> Iterator[Pair]:
-    near, far = transport.pair()
-    yield near, far
-    near.close()
-    far.close()
+    left, right = transport.pair()
+    yield left, right
+    left.close()
+    right.close()
 
 
 @pytest.mark.parametrize("name", cases())
 def test_channel_round_trip(pair, name):
-    near, far = pair
+    left, right = pair
     message = cases()[name]
-    for sender, receiver in ((near, far), (far, near)):
+    for sender, receiver in ((left, right), (right, left)):
         sender.send(message)
         assert_same(receiver.receive(), message)
         sender.send(message)
@@ -47,47 +47,47 @@ def test_channel_round_trip(pair, name):
 
 
 def test_channel_receive_copies(pair):
-    near, far = pair
+    left, right = pair
     tensor = torch.zeros(3)
-    far.send(tensor)
-    received = near.receive()
+    right.send(tensor)
+    received = left.receive()
     tensor.fill_(1)
-    far.send(tensor)
-    near.receive()
+    right.send(tensor)
+    left.receive()
     assert received.tolist() == [0.0] * 3
     received.fill_(2)
     assert tensor.tolist() == [1.0] * 3
 
 
 def test_channel_tensor_memory(pair):
-    near, far = pair
+    left, right = pair
     tensor = torch.ones(3)
-    near.send(tensor)
-    received = far.receive()
+    left.send(tensor)
+    received = right.receive()
     assert not tensor.is_shared()
     assert not received.is_shared()  # each would hold a file descriptor as long as it lives
 
 
 def test_channel_tensor_bytes_in_pipe(transport, pair):
-    near, far = pair
-    near.send(torch.zeros(10_000))
-    frame = far.connection.recv_bytes()
+    left, right = pair
+    left.send(torch.zeros(10_000))
+    frame = right.connection.recv_bytes()
     assert len(frame) > 40_000 if isinstance(transport, PickleTransport) else len(frame) < 1_000
 
 
 def test_channel_slice_without_storage(pair):
-    near, far = pair
-    near.send(torch.zeros(1_000_000)[:3])
-    received = far.receive()
+    left, right = pair
+    left.send(torch.zeros(1_000_000)[:3])
+    received = right.receive()
     assert received.untyped_storage().nbytes() == 12
 
 
 def test_channel_inference_tensors(pair):
-    near, far = pair
+    left, right = pair
     with torch.inference_mode():
         tensor = torch.ones(3)
-        near.send(tensor)
-    received = far.receive()
+        left.send(tensor)
+    received = right.receive()
     assert not received.is_inference()
     weight = torch.ones(3, requires_grad=True)
     (received * weight).sum().backward()
@@ -104,12 +104,12 @@ def test_channel_inference_tensors(pair):
     ],
 )
 def test_channel_unsendable_message_raises(pair, part, reason):
-    near, far = pair
+    left, right = pair
     with pytest.raises(MessageError, match=rf"^\[0\].values: .*{reason}"):
-        near.send([Inner(part, "a")])
-    assert not far.connection.poll()
-    near.send("next")
-    assert far.receive() == "next"
+        left.send([Inner(part, "a")])
+    assert not right.connection.poll()
+    left.send("next")
+    assert right.receive() == "next"
 
 
 class Unreadable:
@@ -120,31 +120,31 @@ class Unreadable:
 
 
 def test_channel_unreadable_message_raises(pair):
-    near, far = pair
-    near.send((Unreadable(), torch.ones(2)))
-    near.send("next")
+    left, right = pair
+    left.send((Unreadable(), torch.ones(2)))
+    left.send("next")
     with pytest.raises(MessageError, match="expected a readable message, got ValueError"):
-        far.receive()
-    assert far.receive() == "next"
+        right.receive()
+    assert right.receive() == "next"
 
 
 @pytest.mark.parametrize("read", ["receive", "view"])
 def test_channel_closed_peer_raises(pair, read):
-    near, far = pair
-    far.close()
+    left, right = pair
+    right.close()
     with pytest.raises((EOFError, OSError)):
-        getattr(near, read)()
+        getattr(left, read)()
     with pytest.raises(OSError, match=r".+"):
-        near.send(1)
+        left.send(1)
 
 
 def test_channel_close_releases_resources(transport):
     def use() -> None:
-        near, far = transport.pair()
-        near.send((torch.ones(3), built_batch()))
-        far.receive()
-        near.close()
-        far.close()
+        left, right = transport.pair()
+        left.send((torch.ones(3), built_batch()))
+        right.receive()
+        left.close()
+        right.close()
 
     use()
     transport.close()
@@ -169,14 +169,14 @@ def told(transport: Transport, messages: list[Any]) -> list[str]:
     """Return the warnings while messages go from a worker's end and back."""
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        near, far = transport.pair()
+        left, right = transport.pair()
         for message in messages:
-            far.send(message)
-            assert_same(near.receive(), message)
-            near.send(message)
-            assert_same(far.receive(), message)
-    near.close()
-    far.close()
+            right.send(message)
+            assert_same(left.receive(), message)
+            left.send(message)
+            assert_same(right.receive(), message)
+    left.close()
+    right.close()
     transport.close()
     return [str(warning.message) for warning in caught]
 
@@ -222,15 +222,15 @@ def test_queue_transport_few_open_files(monkeypatch):
 def test_channel_device(make):
     """With the meta device: received tensors have shapes and types only."""
     transport, meta = make(), torch.device("meta")
-    near, far = transport.pair(meta)
-    for read in (near.receive, near.view):
-        far.send((built_batch(), torch.ones(2, 3), "text"))
+    left, right = transport.pair(meta)
+    for read in (left.receive, left.view):
+        right.send((built_batch(), torch.ones(2, 3), "text"))
         batch, tensor, text = read()
         assert (batch.x.device, tensor.device, tensor.shape, text) == (meta, meta, (2, 3), "text")
-    near.send(torch.ones(2))
-    assert far.receive().tolist() == [1.0, 1.0]
-    near.close()
-    far.close()
+    left.send(torch.ones(2))
+    assert right.receive().tolist() == [1.0, 1.0]
+    left.close()
+    right.close()
     transport.close()
 
 
@@ -238,15 +238,15 @@ def test_channel_device(make):
 @pytest.mark.parametrize("make", TRANSPORTS.values())
 def test_channel_cuda_round_trip(make):
     transport, cuda = make(), torch.device("cuda")
-    near, far = transport.pair(cuda)
-    for read in (near.receive, near.view):
-        far.send((built_batch(), torch.arange(6.0).view(2, 3)))
+    left, right = transport.pair(cuda)
+    for read in (left.receive, left.view):
+        right.send((built_batch(), torch.arange(6.0).view(2, 3)))
         batch, tensor = read()
         assert batch.x.device.type == tensor.device.type == "cuda"
-        near.send((batch, tensor * 2))
-        back, doubled = far.receive()
+        left.send((batch, tensor * 2))
+        back, doubled = right.receive()
         assert_same(back, built_batch())
         assert doubled.tolist() == [[0, 2, 4], [6, 8, 10]]
-    near.close()
-    far.close()
+    left.close()
+    right.close()
     transport.close()
