@@ -53,7 +53,15 @@ def test_invalid_arguments_exit_2_with_one_line_without_torch(arguments: list[st
 
 
 # Their tasks run with another config, too.
-SLOW_CONFIGS = {"images_large", "mnist1d_large", "table_large", "images_small", "mnist1d", "nas_bench_201_full"}
+SLOW_CONFIGS = {
+    "images_large",
+    "mnist1d_large",
+    "table_large",
+    "images_small",
+    "mnist1d",
+    "nas_bench_201_full",
+    "nas_bench_201_train",
+}
 
 
 @pytest.mark.parametrize(

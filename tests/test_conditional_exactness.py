@@ -144,6 +144,7 @@ def test_conditional_analytic_flows_balance(overrides):
     assert float(objective.loss(policy, wrong).value) > 0.1
 
 
+@pytest.mark.slow
 def test_conditional_policy_samples_every_target():
     space = space_of(3)
     torch.manual_seed(0)

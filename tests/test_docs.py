@@ -49,7 +49,16 @@ DOCS = (
     "coming-from/optuna.md",
 )
 # Their commands differ from those of other pages in few options: run by make test-all.
-SLOW_DOCS = {"objectives.md", "conditioning.md", "exploration.md", "greedy-sampling.md", "wandb.md"}
+SLOW_DOCS = {
+    "objectives.md",
+    "conditioning.md",
+    "exploration.md",
+    "exploration-teacher.md",
+    "greedy-sampling.md",
+    "metrics.md",
+    "exactness.md",
+    "wandb.md",
+}
 _BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")

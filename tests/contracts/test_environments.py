@@ -15,7 +15,14 @@ def contract_of(name: str, **options: int) -> EnvironmentContract:
     return EnvironmentContract(env, max_states=MAX_STATES, has_code=isinstance(env, CatalogueEnv), **options)
 
 
-@pytest.fixture(scope="module", params=ENVIRONMENTS)
+# Every check runs on smaller environments of the same class; these have thousands of states.
+LARGE = {"tensor_graph_joined", "tensor_graph_new_indices", "undirected_attributes"}
+
+
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=pytest.mark.slow) if name in LARGE else name for name in ENVIRONMENTS],
+)
 def contract(request) -> EnvironmentContract:
     return contract_of(request.param)
 

@@ -89,7 +89,9 @@ def random_walks(
         graphs = [oracle.apply(g, a) for g, a in zip(graphs, actions, strict=True)]
 
 
-@pytest.mark.parametrize("name", CASES)
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "computation_graph_3_hidden")) for n in CASES]
+)
 def test_environment_masks_steps_and_reachability_match_networkx(name):
     env = CASES[name]()
     oracle = oracle_of(env)

@@ -86,6 +86,7 @@ def evaluations(folder: Path) -> Counter[str]:
     return Counter((folder / "evaluations").read_text().splitlines())
 
 
+@pytest.mark.slow
 def test_killed_run_leaves_no_process_and_resumes(folder, checkout):
     process = start(folder, checkout, "script.py", *OPTIONS, "num_training_steps=1000")
     wait_until(lambda: num_steps(folder) >= 3, process)

@@ -241,7 +241,7 @@ def test_iteration_and_counts_by_run(store: EvaluationStore, monkeypatch: pytest
 
 
 def test_threads_share_a_store(store: EvaluationStore) -> None:
-    claim(store, *map(str, range(40)))
+    claim(store, *map(str, range(15)))
     stopped = threading.Event()
 
     def renew() -> None:
@@ -251,26 +251,26 @@ def test_threads_share_a_store(store: EvaluationStore) -> None:
     thread = threading.Thread(target=renew)
     thread.start()
     try:
-        for i in range(40):
+        for i in range(15):
             store.add([record(str(i))])
     finally:
         stopped.set()
         thread.join()
-    assert store.count() == 40
+    assert store.count() == 15
 
 
 def test_several_processes_claim_every_graph_once(database: str) -> None:
     EvaluationStore(database).close()
-    commands = [[sys.executable, "-c", CLAIMANT, database, f"owner {i}", "400"] for i in range(3)]
+    commands = [[sys.executable, "-c", CLAIMANT, database, f"owner {i}", "100"] for i in range(3)]
     processes = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for command in commands
     ]
     results = [process.communicate(timeout=60) for process in processes]
     assert [errors for _, errors in results] == [""] * 3
     granted = Counter(key for output, _ in results for key in output.split())
-    assert (len(granted), set(granted.values())) == (400, {1})
+    assert (len(granted), set(granted.values())) == (100, {1})
     with EvaluationStore(database) as store:
-        assert (store.count(), store.count(EvaluationStatus.RUNNING)) == (400, 0)
+        assert (store.count(), store.count(EvaluationStatus.RUNNING)) == (100, 0)
 
 
 def test_lease_of_a_killed_process_ends(database: str) -> None:

@@ -23,7 +23,7 @@ def rows_of(store: EvaluationStore, num: int) -> list:
 
 
 def test_two_runs_pay_each_graph_once(database: str, log: Path) -> None:
-    options = {"num_graphs": 64, "seconds": 0.01}
+    options = {"num_graphs": 32, "seconds": 0.01}
     runs = [
         start_run(database, log, "first", **options),
         start_run(database, log, "second", is_reversed=True, **options),
@@ -32,10 +32,10 @@ def test_two_runs_pay_each_graph_once(database: str, log: Path) -> None:
         run.join(DEADLINE_S)
     assert [run.exitcode for run in runs] == [0, 0]
     evaluations = logged(log)
-    assert sorted(Counter(key for _, key in evaluations).values()) == [1] * 64
+    assert sorted(Counter(key for _, key in evaluations).values()) == [1] * 32
     assert {run for run, _ in evaluations} == {"first", "second"}
     with EvaluationStore(database) as store:
-        assert (store.count(EvaluationStatus.OK), store.count(EvaluationStatus.RUNNING)) == (64, 0)
+        assert (store.count(EvaluationStatus.OK), store.count(EvaluationStatus.RUNNING)) == (32, 0)
 
 
 def test_killed_run_loses_and_doubles_nothing(database: str, log: Path) -> None:
