@@ -130,7 +130,7 @@ def help_text(schemas: Mapping[str, type | None] | None = None) -> str:
     ]
     for (group, title), members in groupby(options, key=lambda option: (option.group, option.group_help)):
         heading = textwrap.fill(f"{group}: {title}" if group else title, width, subsequent_indent="  ")
-        blocks.append("\n".join([heading, *(_option_lines(option, width) for option in members)]))
+        blocks.append("\n".join([heading, *(option_lines(option, width) for option in members)]))
     return "\n\n".join(blocks)
 
 
@@ -146,7 +146,8 @@ def _installed_lines(width: int) -> list[str]:
     return ["\n".join(["installed packages:", *lines])] if lines else []
 
 
-def _option_lines(option: Option, width: int) -> str:
+def option_lines(option: Option, width: int) -> str:
+    """Return key, type, default and help of an option, for --help."""
     default = _default_text(option.default)
     first = f"  {option.key:<{_KEY_WIDTH}}{option.type_name} = {default}"
     about = textwrap.fill(option.help, width, initial_indent=" " * 6, subsequent_indent=" " * 6)

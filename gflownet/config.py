@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import difflib
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -148,7 +148,7 @@ def load_config(source: str | None = None, overrides: Sequence[str] = ()) -> Con
     config = copy.deepcopy(_defaults())
     if source is not None:
         path = find_config(source)
-        _merge(config, _read_yaml(path), where=f"{path}: ")
+        _merge(config, read_yaml(path), where=f"{path}: ")
     for override in overrides:
         _merge(config, _parse_override(override))
     return cast(Config, config)
@@ -183,6 +183,32 @@ def with_options(config: Config, schemas: Mapping[str, type | None]) -> Config:
         for item in options.values():
             item.check(resolved(result, item))
     return result
+
+
+def merged(
+    schema: type,
+    options: Mapping[str, Option],
+    *,
+    trees: Iterable[tuple[str, Mapping[str, Any]]],
+    overrides: Sequence[str],
+) -> Any:
+    """Return a config dataclass as an OmegaConf container, with values of trees and overrides; later ones win.
+
+    Args:
+        schema: the dataclass.
+        options: its options by key.
+        trees: starts of error messages, and nested options.
+        overrides: KEY=VALUE.
+
+    Raises:
+        UserError: an unknown key or a wrong type.
+    """
+    config = _omegaconf().structured(schema)
+    for where, tree in trees:
+        _merge(config, tree, where=where, options=options)
+    for override in overrides:
+        _merge(config, _parse_override(override, options), options=options)
+    return config
 
 
 def with_task_options(config: Config, options: type | None) -> Config:
@@ -269,7 +295,7 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     if marker is None:
         return load_config(str(path), overrides) if path.is_file() else None
     try:
-        tree = _read_yaml(path)
+        tree = read_yaml(path)
         if not tree:
             raise UserError(f"{path}: expected the options of the run, got an empty file")
         config = config_of(tree, where=f"{path}: ")
@@ -310,7 +336,8 @@ def _config_folders() -> Iterator[Path]:
             yield Path(folder) / "configs"
 
 
-def _read_yaml(path: Path) -> dict[str, Any]:
+def read_yaml(path: Path) -> dict[str, Any]:
+    """Return the mapping in a YAML file. Raises UserError for another content."""
     try:
         # OmegaConf loads with PyYAML's safe loader and limits the expansion of aliases.
         tree = _omegaconf().to_container(_omegaconf().load(path), resolve=False)
@@ -321,10 +348,10 @@ def _read_yaml(path: Path) -> dict[str, Any]:
     return cast(dict[str, Any], tree)
 
 
-def _parse_override(override: str) -> dict[str, Any]:
+def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> dict[str, Any]:
     key, equals, _ = override.partition("=")
     if not (key and equals):
-        raise UserError(f"{override}: expected KEY=VALUE, for example {nearest_key(key.lstrip('-'))}=VALUE")
+        raise UserError(f"{override}: expected KEY=VALUE, for example {nearest_key(key.lstrip('-'), options)}=VALUE")
     try:
         return cast(
             dict[str, Any],

@@ -13,17 +13,17 @@ from typing import TYPE_CHECKING, Any
 from gflownet.command_line import EXIT_SIGNAL, CommandLine, print_plain_messages, program, run_command
 from gflownet.errors import UserError, error_line
 from gflownet.interrupts import StopRequest, stop_signals
-from gflownet.rhn.bytes_text import StreamDecoder, decode, encode
 from gflownet.rhn.serving.prompt_file import AnswerFile, Prompt, read_prompts
 
 if TYPE_CHECKING:
     from gflownet.rhn.serving.engine import Engine
     from gflownet.rhn.serving.requests import FinishEvent
     from gflownet.rhn.serving.sampling import Sampled, SamplingParams
+    from gflownet.rhn.text_codec import TextCodec
 
 # Sampling options of the command line and of a file of prompts: type, default, help.
 OPTIONS: dict[str, tuple[Callable[[str], Any], Any, str]] = {
-    "max_tokens": (int, 256, "maximum number of tokens (bytes) of an answer"),
+    "max_tokens": (int, 256, "maximum number of tokens of an answer; without a tokenizer, bytes"),
     "temperature": (float, 1.0, "0: always the likeliest token"),
     "top_k": (int, 0, "sample from the K likeliest tokens only; 0: all"),
     "top_p": (float, 1.0, "sample from the likeliest tokens with this total probability only"),
@@ -113,22 +113,23 @@ def _params(options: Mapping[str, Any], where: str = "") -> SamplingParams:
         raise UserError(f"{where}{error}") from None
 
 
-def _engine(folder: Path, max_slots: int) -> Engine:
-    """Return an engine without limits on the queue, for a caller that submits at most `max_slots` requests at once."""
+def _engine(folder: Path, max_slots: int) -> tuple[Engine, TextCodec]:
+    """Return the tokens of a model, and an engine for a caller that submits at most `max_slots` requests at once."""
     # Imported here, so that --help and option errors do not import torch.
     from gflownet.rhn.checkpoint import load_text_model
     from gflownet.rhn.serving.engine import Engine, EngineConfig
     from gflownet.rhn.serving.scheduler import SchedulerConfig
 
-    config = EngineConfig(SchedulerConfig(max_slots=max_slots, token_budget=sys.maxsize))
-    return Engine(load_text_model(folder).model, config)
+    model, codec = load_text_model(folder)
+    config = EngineConfig(SchedulerConfig(max_slots=max_slots, token_budget=sys.maxsize))  # no limit on the queue
+    return Engine(model, config), codec
 
 
 def converse(options: argparse.Namespace) -> int:
     """Answer typed prompts until the end of the input."""
     sampling = _sampling_options(options)
     _params(sampling)  # before the model is loaded
-    engine = _engine(options.folder, 1)
+    engine, codec = _engine(options.folder, 1)
     is_terminal = sys.stdin.isatty()
     if is_terminal:
         import readline  # noqa: F401  # input() edits lines with it
@@ -147,26 +148,26 @@ def converse(options: argparse.Namespace) -> int:
             continue
         if text:
             number += 1
-            _answer(engine, text, _params({**sampling, "seed": sampling["seed"] + number}))
+            _answer(engine, codec, text, _params({**sampling, "seed": sampling["seed"] + number}))
 
 
-def _answer(engine: Engine, text: str, params: SamplingParams) -> None:
+def _answer(engine: Engine, codec: TextCodec, text: str, params: SamplingParams) -> None:
     """Stream the answer to one prompt to the terminal, until Ctrl-C."""
     from gflownet.rhn.serving.requests import Request, TokenEvent
 
     try:
-        request_id = engine.submit(Request(encode(text), params))
+        request_id = engine.submit(Request(codec.encode(text), params))
     except ValueError as error:
         print(error_line(error), file=sys.stderr)
         return
-    decoder = StreamDecoder()
+    stream = codec.stream()
     with stop_signals(SIGINT, message="") as stop:
         while engine.has_work:
             tokens = [event.sampled.token for event in engine.step() if isinstance(event, TokenEvent)]
-            _write(decoder.text(tokens))
+            _write(stream.text(tokens))
             if stop.signal is not None:
                 engine.cancel(request_id)
-    _write(decoder.rest() + "\n")
+    _write(stream.rest() + "\n")
 
 
 def _write(text: str) -> None:
@@ -187,20 +188,23 @@ def answer_file(options: argparse.Namespace) -> int:
     params = {prompt.line: _params(prompt.options, f"{options.prompts}: line {prompt.line}: ") for prompt in prompts}
     with AnswerFile(options.out) as answers:
         unanswered = answers.unanswered(prompts)
-        engine = _engine(options.folder, options.max_slots)
+        engine, codec = _engine(options.folder, options.max_slots)
         progress = Progress(console=Console(stderr=True))
         with progress, stop_signals(SIGINT, SIGTERM, message="\nstopped; run the same command to continue\n") as stop:
             task = progress.add_task("prompts", total=len(prompts), completed=len(prompts) - len(unanswered))
-            for record in _answers(
-                engine, [(prompt, params[prompt.line]) for prompt in unanswered], options.max_slots, stop
-            ):
+            requests = [(prompt, params[prompt.line]) for prompt in unanswered]
+            for record in _answers(engine, codec, requests, options.max_slots, stop):
                 answers.write(record)
                 progress.advance(task)
     return 0 if stop.signal is None else EXIT_SIGNAL + stop.signal
 
 
 def _answers(
-    engine: Engine, prompts: Sequence[tuple[Prompt, SamplingParams]], max_running: int, stop: StopRequest
+    engine: Engine,
+    codec: TextCodec,
+    prompts: Sequence[tuple[Prompt, SamplingParams]],
+    max_running: int,
+    stop: StopRequest,
 ) -> Iterator[dict[str, Any]]:
     """Yield the answer to each prompt when it is finished, until a signal."""
     from gflownet.rhn.serving.requests import FinishEvent, Request, TokenEvent
@@ -209,7 +213,7 @@ def _answers(
     running: dict[int, tuple[Prompt, list[Sampled]]] = {}
     while stop.signal is None:
         for prompt, params in islice(waiting, max_running - len(running)):
-            running[engine.submit(Request(encode(prompt.text), params))] = prompt, []
+            running[engine.submit(Request(codec.encode(prompt.text), params))] = prompt, []
         if not running:
             return
         for event in engine.step():
@@ -217,12 +221,12 @@ def _answers(
                 running[event.request_id][1].append(event.sampled)
             elif isinstance(event, FinishEvent):
                 prompt, sampled = running.pop(event.request_id)
-                yield _record(prompt, sampled, event)
+                yield _record(codec, prompt, sampled, event)
 
 
-def _record(prompt: Prompt, sampled: Sequence[Sampled], end: FinishEvent) -> dict[str, Any]:
+def _record(codec: TextCodec, prompt: Prompt, sampled: Sequence[Sampled], end: FinishEvent) -> dict[str, Any]:
     """Return the record of an answer."""
-    text = decode(token for token, *_ in sampled)
+    text = codec.decode(token for token, *_ in sampled)
     record = {**prompt.record(), "text": text, "finish_reason": end.finish_reason, "num_tokens": end.num_tokens}
     if end.error:
         record["error"] = end.error

@@ -72,6 +72,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "train": None,
         "sampling": None,
         "generate": {"rhn"},
+        "language": None,
         "store": {"config", "evaluation"},
         "comparison": None,
     },

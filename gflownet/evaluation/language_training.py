@@ -1,6 +1,7 @@
-"""Train small language models on bytes for a number of steps or CPU seconds, and measure bits per byte.
+"""Train language models on tokens for a number of steps or CPU seconds, and measure bits per byte.
 
-R is the number of rows of a batch, T of bytes in a row.
+R is the number of rows of a batch, T of tokens in a row, V of the vocabulary. The tokens of a text are its bytes, or
+those of a tokenizer.
 """
 
 from __future__ import annotations
@@ -8,44 +9,69 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from gflownet.optimisers import Adam
+from gflownet.evaluation.language_batches import BATCHES, rows_at
+from gflownet.optimisers import Adam, AdamW, eager
 
 UNIFORM_BITS = 8.0  # per byte, of the uniform distribution; also the result of a diverged model
-_DIVERGED_LOSS = 1_000.0  # nats per byte; a training that still learns stays far below
-_WARM_UP = 0.1  # share of the training in which the learning rate rises
-_LAST_RATE = 0.1  # of the largest learning rate
-_MAX_GRADIENT_NORM = 1.0
+_DIVERGED_LOSS = 1_000.0  # nats per token; a training that still learns stays far below
+_FALLING_SHARE = 0.2  # of a training, at the end of the schedule trapezoid
 _ROWS = 64  # of one forward pass in `bits_per_byte`
+# Muon orthogonalises matrices that are at least this wide and high; embeddings get AdamW (Jordan et al. 2024).
+_MIN_MUON_WIDTH = 16
+_EMBEDDING = "embedding"  # in the names of embedding tables
+
+Schedule = Literal["cosine", "linear", "trapezoid", "constant"]
+OptimiserName = Literal["adam", "adamw", "muon"]
+Precision = Literal["float32", "bfloat16"]
+BatchOrder = Literal["random", "contiguous"]
 
 
 class LanguageDivergedError(RuntimeError):
-    """The training loss is not finite or too large to recover from."""
+    """The training loss or its gradient is not finite, or the loss is too large to recover from."""
 
 
 @dataclass(frozen=True)
 class LanguageTraining:
-    """Options of a training with Adam, a warm-up and cosine schedule, and sequences from random places."""
+    """Options of a training."""
 
     num_steps: int = 300
-    seconds: float | None = None  # CPU time; if set, it ends the training instead of num_steps
+    seconds: float | None = None  # CPU time; if set, it ends `training_steps` instead of num_steps
     rows: int = 16
     sequence_length: int = 64
     learning_rate: float = 0.005  # maximum
+    schedule: Schedule = "cosine"
+    warm_up: float = 0.1  # share of the training in which the learning rate rises
+    last_rate: float = 0.1  # share of the maximum learning rate at the end
+    optimiser: OptimiserName = "adam"
+    weight_decay: float = 0.0  # decoupled, of adamw and muon
+    max_gradient_norm: float = 1.0
+    accumulation: int = 1  # batches of one step
+    precision: Precision = "float32"  # of matrix products
+    batches: BatchOrder = "random"  # contiguous: the state passes from batch to batch
 
     def rate(self, done: float) -> float:
-        """Return the learning rate after a fraction of the training (Loshchilov and Hutter 2017, equation 5)."""
-        falling = (min(done, 1.0) - _WARM_UP) / (1 - _WARM_UP)
-        low = self.learning_rate * _LAST_RATE
-        cosine = low + (self.learning_rate - low) * (1 + math.cos(math.pi * falling)) / 2
-        return self.learning_rate * (done + 0.01) / (_WARM_UP + 0.01) if done < _WARM_UP else cosine
+        """Return the learning rate after a fraction of the training.
+
+        cosine: Loshchilov and Hutter 2017, equation 5. trapezoid: constant, then linear (Hägele et al. 2024).
+        """
+        if done < self.warm_up:
+            return self.learning_rate * (done + 0.01) / (self.warm_up + 0.01)
+        falling = (min(done, 1.0) - self.warm_up) / (1 - self.warm_up)
+        low = self.learning_rate * self.last_rate
+        if self.schedule == "cosine":
+            return low + (self.learning_rate - low) * (1 + math.cos(math.pi * falling)) / 2
+        if self.schedule == "trapezoid":
+            falling = max(0.0, 1 - (1 - falling) / _FALLING_SHARE)
+        return self.learning_rate if self.schedule == "constant" else low + (self.learning_rate - low) * (1 - falling)
 
 
 @dataclass(frozen=True)
@@ -53,15 +79,100 @@ class Progress:
     """State after one step."""
 
     step: int  # from 1
-    loss: float  # nats per byte of its batch, before the step
+    loss: float  # nats per token of its batch, before the step
     seconds: float  # CPU seconds of all steps so far, without the time of the caller
+
+
+@dataclass(frozen=True)
+class Step:
+    """Figures of one step."""
+
+    loss: float  # nats per token, before the step
+    gradient_norm: float  # before clipping
+    rate: float  # learning rate
+
+
+class LanguageSteps:
+    """The steps of one training: optimiser, places in the text and number of steps."""
+
+    def __init__(
+        self, model: nn.Module, text: Tensor, *, options: LanguageTraining, generator: torch.Generator
+    ) -> None:
+        """Begin a training in place.
+
+        Args:
+            model: maps tokens [R, T], and with contiguous batches a state, to logits [R, T, V] and a state.
+            text: [N] tokens, more than a sequence.
+            options: of the training; `num_steps` and `seconds` are those of the caller.
+            generator: of the random places.
+        """
+        self.model, self.options, self.generator = model, options, generator
+        self.step = 0  # done
+        self.optimisers = _optimisers(model, options)
+        self.batches = BATCHES[options.batches](text, rows=options.rows, length=options.sequence_length)
+        self._device = next(model.parameters()).device
+
+    def take(self, done: float) -> Step:
+        """Take one step after a fraction of the training.
+
+        Raises:
+            LanguageDivergedError: the loss is not finite or too large, or the gradient not finite; the weights are
+                those before the step.
+        """
+        options, rate = self.options, self.options.rate(done)
+        for group in (group for optimiser in self.optimisers for group in optimiser.param_groups):
+            group["lr"] = rate
+        for optimiser in self.optimisers:
+            optimiser.zero_grad()
+        loss = sum(self._differentiate() for _ in range(options.accumulation)) / options.accumulation
+        norm = float(nn.utils.clip_grad_norm_(self.model.parameters(), options.max_gradient_norm))
+        self.step += 1
+        if not loss <= _DIVERGED_LOSS:
+            raise LanguageDivergedError(f"step {self.step}: expected a loss <= {_DIVERGED_LOSS:g}, got {loss:g}")
+        if not math.isfinite(norm):
+            raise LanguageDivergedError(f"step {self.step}: expected a finite gradient, got one of norm {norm:g}")
+        for optimiser in self.optimisers:
+            optimiser.step()
+        return Step(loss, norm, rate)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the state without the weights, as tensors and plain containers."""
+        return {
+            "step": self.step,
+            "optimisers": [optimiser.state_dict() for optimiser in self.optimisers],
+            "generator": self.generator.get_state(),
+            "batches": self.batches.state_dict(),
+        }
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Restore the result of `state_dict`: the next step is the same, bit for bit."""
+        self.step = state["step"]
+        for optimiser, content in zip(self.optimisers, state["optimisers"], strict=True):
+            optimiser.load_state_dict(copy.deepcopy(content))
+        self.generator.set_state(state["generator"])
+        self.batches.load_state_dict(state["batches"], self._device)
+
+    def _differentiate(self) -> float:
+        """Add the gradient of the next batch and return its loss."""
+        rows = self.batches.next_rows(self.generator).to(self._device)
+        state = self.batches.state
+        with self._precision():
+            logits, last = self.model(*((rows[:, :-1],) if state is None else (rows[:, :-1], state)))
+        loss = F.cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+        (loss / self.options.accumulation).backward()
+        self.batches.pass_state(last)
+        return float(loss.detach())
+
+    def _precision(self) -> AbstractContextManager[Any]:
+        is_mixed = self.options.precision == "bfloat16"
+        return torch.autocast(self._device.type, torch.bfloat16) if is_mixed else nullcontext()
 
 
 @dataclass(eq=False)
 class LanguageModelTraining:
     """A language model and the state of its training, to train on from."""
 
-    model: nn.Module  # maps tokens [R, T] to a tuple that starts with logits [R, T, 256]
+    model: nn.Module  # maps tokens [R, T] to a tuple that starts with logits [R, T, V]
     generator: torch.Generator  # of the random places
     step: int = 0  # done
     optimiser: dict[str, Any] | None = None  # state dict of Adam; None before the first step
@@ -75,24 +186,23 @@ def training_steps(
     """Train a model in place, step by step.
 
     Args:
-        model: maps tokens [R, T] to a tuple that starts with logits [R, T, 256].
-        text: [N] uint8, longer than a sequence.
+        model: maps tokens [R, T] to a tuple that starts with logits [R, T, V].
+        text: [N] tokens, more than a sequence.
         options: of the training.
         generator: of the random places.
 
     Raises:
         LanguageDivergedError: the loss is not finite or too large.
     """
-    optimiser = Adam(model.parameters(), lr=options.learning_rate, fused=True)
+    steps = LanguageSteps(model, text, options=options, generator=generator)
     model.train()
-    step, seconds, done = 0, 0.0, 0.0
+    seconds, done = 0.0, 0.0
     while done < 1:
         start = time.process_time()
-        loss = _step(model, text, optimiser, options=options, done=done, generator=generator)
-        step, seconds = step + 1, seconds + time.process_time() - start
-        _check_loss(loss, step=step)
-        yield Progress(step, loss, seconds)
-        done = step / options.num_steps if options.seconds is None else seconds / options.seconds
+        loss = steps.take(done).loss
+        seconds += time.process_time() - start
+        yield Progress(steps.step, loss, seconds)
+        done = steps.step / options.num_steps if options.seconds is None else seconds / options.seconds
 
 
 def continue_language_model(
@@ -104,30 +214,30 @@ def continue_language_model(
     measure_every: int,
     measure: Callable[[nn.Module], float],
 ) -> None:
-    """Train a model in place up to a step of the training of `options`; stop where it diverges.
+    """Train a model in place with Adam up to a step of the training of `options`; stop where it diverges.
 
     Args:
         training: the model and its state.
-        text: [N] uint8, longer than a sequence.
-        options: of the whole training; its `seconds` are not used.
+        text: [N] tokens, more than a sequence.
+        options: of the whole training, with random batches; its `seconds` are not used.
         num_steps: number of steps after which to stop.
         measure_every: steps between two points of the curve.
         measure: returns the bits per byte of a model for the curve.
     """
-    model = training.model
-    optimiser = Adam(model.parameters(), lr=options.learning_rate, fused=True)
+    steps = LanguageSteps(training.model, text, options=options, generator=training.generator)
+    (optimiser,), steps.step = steps.optimisers, training.step
     if training.optimiser is not None:
         optimiser.load_state_dict(copy.deepcopy(training.optimiser))
-    model.train()
-    while training.step < num_steps and not training.has_diverged:
-        done = training.step / options.num_steps
-        loss = _step(model, text, optimiser, options=options, done=done, generator=training.generator)
-        training.step += 1
-        training.has_diverged = not loss <= _DIVERGED_LOSS
-        if training.step % measure_every == 0 and not training.has_diverged:
-            training.curve.append((training.step, measure(model)))
-            model.train()
-    training.optimiser = optimiser.state_dict()
+    training.model.train()
+    while steps.step < num_steps and not training.has_diverged:
+        try:
+            steps.take(steps.step / options.num_steps)
+        except LanguageDivergedError:
+            training.has_diverged = True
+        if steps.step % measure_every == 0 and not training.has_diverged:
+            training.curve.append((steps.step, measure(training.model)))
+            training.model.train()
+    training.step, training.optimiser = steps.step, optimiser.state_dict()
 
 
 def train_language_model(
@@ -144,7 +254,7 @@ def bits_per_byte(model: nn.Module, text: Tensor, *, sequence_length: int, num_b
 
     Args:
         model: as for `training_steps`.
-        text: [N] uint8.
+        text: [N] bytes.
         sequence_length: number of predicted bytes of a sequence.
         num_bytes: total number of predicted bytes, rounded up to whole sequences, at most the length of the text.
     """
@@ -153,48 +263,33 @@ def bits_per_byte(model: nn.Module, text: Tensor, *, sequence_length: int, num_b
     starts = torch.linspace(0, len(text) - sequence_length - 1, num, dtype=torch.float64).long()
     total = 0.0
     for part in starts.split(_ROWS):
-        rows = _rows(text, part, sequence_length)
+        rows = rows_at(text, part, sequence_length)
         total += float(_cross_entropy(model, rows, reduction="sum").double())
     return total / (num * sequence_length * math.log(2))
 
 
-def _check_loss(loss: float, *, step: int) -> None:
-    if not loss <= _DIVERGED_LOSS:
-        raise LanguageDivergedError(f"step {step}: expected a loss <= {_DIVERGED_LOSS:g}, got {loss:g}")
-
-
-def _step(
-    model: nn.Module,
-    text: Tensor,
-    optimiser: torch.optim.Optimizer,
-    *,
-    options: LanguageTraining,
-    done: float,
-    generator: torch.Generator,
-) -> float:
-    """Take one step after a fraction of the training and return the loss before it."""
-    for group in optimiser.param_groups:
-        group["lr"] = options.rate(done)
-    rows = _random_rows(text, options, generator)
-    optimiser.zero_grad()
-    loss = _cross_entropy(model, rows, reduction="mean")
-    loss.backward()
-    nn.utils.clip_grad_norm_(model.parameters(), _MAX_GRADIENT_NORM)
-    optimiser.step()
-    return float(loss.detach())
+def _optimisers(model: nn.Module, options: LanguageTraining) -> list[torch.optim.Optimizer]:
+    """Return the optimisers that together update every parameter once."""
+    rate, decay = options.learning_rate, options.weight_decay
+    if options.optimiser == "adam":
+        return [Adam(model.parameters(), lr=rate, fused=True)]
+    matrices, others = [], []
+    for name, parameter in model.named_parameters():
+        is_wide = parameter.ndim == 2 and min(parameter.shape) >= _MIN_MUON_WIDTH and _EMBEDDING not in name
+        (matrices if is_wide and options.optimiser == "muon" else others).append(parameter)
+    decaying = [parameter for parameter in others if parameter.ndim >= 2]
+    groups = [
+        {"params": decaying, "weight_decay": decay},
+        {"params": [parameter for parameter in others if parameter.ndim < 2], "weight_decay": 0.0},  # norms and biases
+    ]
+    optimisers = [AdamW([group for group in groups if group["params"]], lr=rate, fused=True)]
+    if matrices:
+        muon = eager(torch.optim.Muon)(matrices, lr=rate, weight_decay=decay, adjust_lr_fn="match_rms_adamw")
+        optimisers.append(muon)
+    return optimisers
 
 
 def _cross_entropy(model: nn.Module, rows: Tensor, *, reduction: str) -> Tensor:
     """Return the cross-entropy of rows [R, T + 1], without the first byte."""
     logits = model(rows[:, :-1])[0]
     return F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction=reduction)
-
-
-def _random_rows(text: Tensor, options: LanguageTraining, generator: torch.Generator) -> Tensor:
-    starts = torch.randint(len(text) - options.sequence_length, (options.rows,), generator=generator)
-    return _rows(text, starts, options.sequence_length)
-
-
-def _rows(text: Tensor, starts: Tensor, length: int) -> Tensor:
-    """Return [R, length + 1] int64."""
-    return text[starts[:, None] + torch.arange(length + 1)].long()

@@ -39,13 +39,16 @@ _DAMAGED_STORE_NAME = f"{STORE_NAME}{DAMAGED_SUFFIX}"
 _DATABASES = (STORE_NAME, CERTIFICATE_STORE_NAME, _DAMAGED_STORE_NAME)
 _STORES = tuple(f"{name}{end}" for name in _DATABASES for end in _SQLITE_ENDS)
 _REPORT = (TOP_NAME, REFERENCES_NAME, FRONT_NAME, FRONT_PICTURE_NAME, CERTIFICATE_NAME, PAGE_NAME)
+# Of gflownet.language: samples, and the model with its tokenizer and the weights before they replace older ones.
+_MODEL_FILES = ("model.json", "model.safetensors", "model.safetensors.new", "tokenizer.json")
+LANGUAGE_FILES = ("samples.jsonl", *(f"model/{name}" for name in _MODEL_FILES))
 _FILES = (CONFIG_NAME, METRICS_NAME, STATUS_NAME, QUARANTINE_NAME, *_REPORT, *_STORES)
 _ARCHITECTURE_FILE = re.compile(rf"{PICTURES_NAME}/rank_\d+\.(svg|safetensors)")
 _WANDB_RUN = re.compile(r"(offline-)?run-\d{8}_\d{6}-\w+")
 _WANDB_FOLDER = f"{WANDB_NAME}/"
 _EVENT_FILE = re.compile(r"events\.out\.tfevents\.\d+\..+")
 _TENSORBOARD_FOLDER = f"{TENSORBOARD_NAME}/"
-_FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME, TENSORBOARD_NAME)
+_FOLDERS = (CHECKPOINTS_NAME, PICTURES_NAME, WANDB_NAME, TENSORBOARD_NAME, "model")
 _log = logging.getLogger(__name__)
 
 # Options that a resumed run may change: they do not change its results.
@@ -156,13 +159,23 @@ class RunFolder:
         names = [CONFIG_NAME, METRICS_NAME]
         if not config.evaluation.store_url:
             names += [name for name in _STORES if name.startswith(STORE_NAME)]
-        if config.wandb.mode != "disabled":
-            names.append(_WANDB_FOLDER)
         if config.tensorboard.use:
             names.append(_TENSORBOARD_FOLDER)
+        self.write_options(config, *names)
+
+    def write_options(self, config: Any, *names: str) -> None:
+        """Write a config with the group `wandb`, and list files that the run writes."""
+        if config.wandb.mode != "disabled":
+            names = (*names, _WANDB_FOLDER)
+        self._check_free(names)  # before the marker of a new run
         self._write_marker(RunMarker(self.run_id, self._marker.files, to_mapping(config)))
         self.claim(*names)
         write_whole(self.path / CONFIG_NAME, to_yaml(config))
+
+    @property
+    def started_options(self) -> Mapping[str, Any]:
+        """Return the options of the run when it was started or resumed last, nested."""
+        return self._marker.config
 
     def repair_store(self) -> None:
         """Warn if the store of a resumed run is missing or damaged, and recover its readable rows."""
@@ -186,12 +199,17 @@ class RunFolder:
         Raises:
             UserError: another file has one of these names; the list is unchanged.
         """
+        new = self._check_free(names)
+        self._write_marker(RunMarker(self.run_id, (*self._marker.files, *new), self._marker.config))
+
+    def _check_free(self, names: Collection[str]) -> list[str]:
+        """Return the names that the run has not listed. Raises UserError if another file has one of them."""
         new = [name for name in names if name not in self._marker.files]
         for name in new:
             assert _may_be_listed(name), f"overwriting would not delete this file: {name}"
             if name not in _LOG_FOLDERS and _is_taken(self.path / name):
                 raise _foreign_file(self.path / name)
-        self._write_marker(RunMarker(self.run_id, (*self._marker.files, *new), self._marker.config))
+        return new
 
     def claim_certificate(self) -> None:
         """Add the certificate's files to the list of this run. Raises UserError like `claim`."""
@@ -287,7 +305,7 @@ def policy_weights(path: Path, *, option: str) -> Mapping[str, Any]:
 
 
 def _may_be_listed(name: str) -> bool:
-    return name in (*_FILES, *_LOG_FOLDERS) or _ARCHITECTURE_FILE.fullmatch(name) is not None
+    return name in (*_FILES, *LANGUAGE_FILES, *_LOG_FOLDERS) or _ARCHITECTURE_FILE.fullmatch(name) is not None
 
 
 def _is_taken(path: Path) -> bool:

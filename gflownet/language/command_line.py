@@ -1,0 +1,97 @@
+"""Parsing of the command line of gflownet language, and the text of its --help (no torch)."""
+
+from __future__ import annotations
+
+import re
+import textwrap
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+
+from gflownet.cli import option_lines
+from gflownet.command_line import CommandLine, help_width, program
+from gflownet.errors import UserError
+from gflownet.language.config import FLAG_KEYS, OPTIONS, config_names
+
+_OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Command:
+    """The parsed command line."""
+
+    config: str | None = None
+    overrides: tuple[str, ...] = ()
+    files: tuple[str, ...] = ()
+    from_run: str | None = None
+    print_config: bool = False
+    version: bool = False
+    help: bool = False
+
+
+def command_line() -> CommandLine:
+    """Return the parser of the flags; the other arguments are FILE and KEY=VALUE."""
+    parser = CommandLine(
+        prog=program("language"),
+        description="Train a language model on your own text: UTF-8 files, or folders of them. The model in "
+        "LOG_DIR/model answers prompts with gflownet generate and gflownet.rhn.server. Ctrl-C stops at the next step; "
+        "resume=true continues.",
+        add_help=False,
+    )
+    add = parser.add_argument
+    add("-h", "--help", action="store_true", help="show this help and exit")
+    add("--version", action="store_true", help="show the version of gflownet and exit")
+    add("--config", metavar="NAME", help="config to start from: a name, or the path of a YAML file")
+    add("--from", metavar="RUN", dest="from_run", help="train a model that a search has found, see rank=")
+    add("--print-config", action="store_true", help="print the merged options and exit")
+    add("-q", "--quiet", action="store_true", help="only warnings, errors and the closing lines: console=quiet")
+    add("-v", "--verbose", action="store_true", help="a line for every step: console=verbose")
+    add("words", nargs="*", metavar="FILE|KEY=VALUE", help="text files, folders, and the options listed below")
+    return parser
+
+
+def parse(arguments: Sequence[str]) -> Command:
+    """Parse the arguments in any order; a word with = is an option unless a file has this name.
+
+    Raises:
+        UserError: an unknown option of the command line, or one without its value.
+    """
+    parser = command_line()
+    flags = parser.option_names()
+    plain = [
+        word.removeprefix("--") if _OVERRIDE.fullmatch(word) and word.partition("=")[0] not in flags else word
+        for word in arguments
+    ]
+    values = parser.parse_intermixed_args(plain)
+    if values.config == "":
+        raise UserError("--config: expected the name or the path of a config, got nothing")
+    if values.quiet and values.verbose:
+        raise UserError("expected at most one of --quiet and --verbose, got both")
+    files = [word for word in values.words if Path(word).exists() or not _OVERRIDE.fullmatch(word)]
+    overrides = [word for word in values.words if word not in files]
+    overrides += ["console=quiet"] * values.quiet + ["console=verbose"] * values.verbose
+    return Command(
+        values.config,
+        tuple(overrides),
+        files=tuple(files),
+        from_run=values.from_run,
+        print_config=values.print_config,
+        version=values.version,
+        help=values.help,
+    )
+
+
+def help_text() -> str:
+    """Return the usage and all options with type, default and help."""
+    width = help_width()
+    names = ", ".join(config_names())
+    blocks = [
+        command_line().format_help().rstrip(),
+        textwrap.fill(f"configs: {names}, or the path of a YAML file", width, subsequent_indent=" " * 9),
+    ]
+    shown = [option for option in OPTIONS.values() if option.key not in FLAG_KEYS]
+    for (group, title), members in groupby(shown, key=lambda option: (option.group, option.group_help)):
+        heading = textwrap.fill(f"{group}: {title}" if group else title, width, subsequent_indent="  ")
+        blocks.append("\n".join([heading, *(option_lines(option, width) for option in members)]))
+    return "\n\n".join(blocks)

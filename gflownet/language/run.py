@@ -1,0 +1,349 @@
+"""One training of a language model: run folder, steps, evaluations, samples, checkpoints and the closing lines."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+
+from gflownet.config import CONFIG_NAME, to_mapping
+from gflownet.console import make_console, print_line
+from gflownet.errors import UserError
+from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
+from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps, LanguageTraining
+from gflownet.interrupts import StopRequest, stop_signals
+from gflownet.language.closing import closing_lines, resume_line
+from gflownet.language.config import MAY_CHANGE, LanguageConfig
+from gflownet.language.model_choice import choose_model, model_words
+from gflownet.language.precision import choose_device, choose_precision
+from gflownet.language.samples import SAMPLES_NAME, SampleFile, sample_text
+from gflownet.language.text import Text, Tokens, encode, read_text
+from gflownet.language.tokenizing import name_of, reproduces, write_tokenizer
+from gflownet.language.view import Shown, View, make_view
+from gflownet.rhn.checkpoint import DESCRIPTION_NAME, load_language_model, model_of, save_language_model
+from gflownet.rhn.text_codec import load_text_codec
+from gflownet.run.folder import LANGUAGE_FILES, RunFolder
+from gflownet.run.logging import METRICS_NAME, MetricsFile
+from gflownet.run.wandb_log import WandbLog
+from gflownet.run_marker import read_marker
+from gflownet.run_status import Phase, RunState, StatusLog
+
+MODEL_NAME = "model"
+STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"
+_CHECKED_CHARACTERS = 20_000  # of the validation part, on which a tokenizer has to reproduce the text
+# Seed of sample n: seed + n times this, distinct from the seeds of the weights and batches.
+_SAMPLE_SEED_STEP = 1_000_003
+
+
+def train_on_text(config: LanguageConfig) -> int | None:
+    """Train a model on a text; return the number of the signal that stopped it, None without one.
+
+    Raises:
+        UserError: no usable text or model, a folder in use or with another run, or a training that diverges.
+    """
+    if config.num_threads is not None:
+        torch.set_num_threads(config.num_threads)
+    console, path = make_console(), Path(config.log_dir)
+    device = choose_device(config.device)
+    text = read_text(config.text, megabytes=config.megabytes, run_folder=path)
+    if config.console != "quiet":
+        print_line(console, text.line())
+    if read_marker(path) is None:  # before the folder is made
+        choose_model(config, vocabulary_size=1)
+    with ExitStack() as stack:
+        folder = stack.enter_context(RunFolder(path, resume=config.resume, overwrite=config.overwrite_existing_exp))
+        if folder.resumed:
+            _check_unchanged(config, folder.started_options)
+        view = make_view(console, config)
+        run = LanguageRun(config, folder, text, device, view)
+        stack.callback(view.close)
+        for line in run.opening_lines():
+            view.print(line)
+        stop = stack.enter_context(stop_signals(message=STOP_MESSAGE))
+        run.train_and_test(stop)
+    lines = closing_lines(run.figures(), path, config) if stop.signal is None else [resume_line(path, run.steps.step)]
+    for line in lines:
+        print_line(console, line)
+    return stop.signal
+
+
+class LanguageRun:
+    """A training in a locked run folder."""
+
+    def __init__(self, config: LanguageConfig, folder: RunFolder, text: Text, device: torch.device, view: View) -> None:
+        """Build tokens, model and optimiser, and restore them from the last checkpoint of a resumed run.
+
+        Raises:
+            UserError: too little text for the sequence length, another text than that of the run, or a damaged file.
+        """
+        self.config, self._folder, self._view = config, folder, view
+        self._model_folder = folder.path / MODEL_NAME
+        checkpoint = folder.last_checkpoint() if folder.resumed else None
+        folder.write_options(config, CONFIG_NAME, METRICS_NAME, *LANGUAGE_FILES)
+        is_new = checkpoint is None
+        if is_new:
+            write_tokenizer(config, text.train, self._model_folder)
+        self.codec = load_text_codec(self._model_folder)
+        self.parts = {name: encode(pieces, self.codec) for name, pieces in text.parts().items()}
+        _check_lengths(self.parts, config)
+        self._is_lossless = reproduces(self.codec, text.validation[0][:_CHECKED_CHARACTERS])
+        self._digest = text.digest()
+        self.description = self._describe(is_new=is_new)
+        torch.manual_seed(config.seed)
+        self.model = model_of(self.description, str(self._model_folder / DESCRIPTION_NAME)).to(device)
+        self.precision = choose_precision(config, self.model, device)
+        self.steps = LanguageSteps(
+            self.model,
+            self.parts["train"].tokens,
+            options=_training(config, self.precision),
+            generator=torch.Generator().manual_seed(config.seed),
+        )
+        self.best, self.best_step, self._seconds_before = math.inf, 0, 0.0
+        self.test = self._validation = math.nan  # bits per byte, validation of the last evaluation
+        if checkpoint is None:
+            save_language_model(self._model_folder, self.model)
+            folder.checkpoints.save(0, self._state())
+        else:
+            self._restore(checkpoint.state, checkpoint.path)
+        self._start, self._done_before = time.monotonic(), self._done()
+        self._first_step = self.steps.step
+
+    def opening_lines(self) -> Iterator[str]:
+        """Yield the lines before the first step."""
+        config, num = self.config, sum(parameter.numel() for parameter in self.model.parameters())
+        yield f"model: {model_words(self.description)}, {num:,} parameters, {name_of(self.codec)}"
+        if not self._is_lossless:
+            yield "tokenizer: it does not reproduce the text; bits per byte count the bytes of the text"
+        length = f"{config.steps:,} steps" if config.seconds is None else f"{config.seconds:g} seconds"
+        device = next(self.model.parameters()).device
+        yield (
+            f"training: {length} of {config.rows * config.accumulation} sequences of {config.sequence_length}, "
+            f"{config.optimiser} {config.learning_rate:g} {config.schedule}, {device} {self.precision}, "
+            f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+        )
+        if self.steps.step:
+            yield f"continuing after step {self.steps.step:,}"
+
+    def train_and_test(self, stop: StopRequest) -> None:
+        """Train until the end or a signal, then test the kept model; the state of the run is in status.json.
+
+        Raises:
+            UserError: the training diverges, or a file cannot be written.
+        """
+        status = StatusLog(self._folder.path, resumed=self._folder.resumed, write=self._folder.write)
+        try:
+            with status.phase(Phase.TRAINING):
+                self._train(stop, status)
+            if stop.signal is None:
+                with status.phase(Phase.FINAL):
+                    model = load_language_model(self._model_folder)
+                    self.test = self._bits(model, "test", self.config.test_tokens)
+            status.end(RunState.COMPLETED if stop.signal is None else RunState.INTERRUPTED)
+        except BaseException as error:
+            status.end(RunState.FAILED, str(error))
+            raise
+
+    def figures(self) -> dict[str, float]:
+        """Return the results: bits per byte of the kept weights, size and speed."""
+        num_tokens = (self.steps.step - self._first_step) * self._tokens_per_step
+        seconds = max(self._end - self._start, 1e-9)
+        return {
+            "steps": self.steps.step,
+            "seconds": self._seconds(),
+            "test": self.test,
+            "validation": self.best,
+            "kept_step": self.best_step,
+            "num_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "tokens_per_second": num_tokens / seconds,
+        }
+
+    def _train(self, stop: StopRequest, status: StatusLog) -> None:
+        config, resume_step = self.config, self.steps.step if self._folder.resumed else None
+        folder = self._folder
+        metrics = MetricsFile(folder.path / METRICS_NAME, run=folder.run_id, resume_step=resume_step)
+        samples = SampleFile(folder.path / SAMPLES_NAME, resume_step=resume_step)
+        wandb = WandbLog(
+            folder.path,
+            config.wandb,
+            config=to_mapping(cast(Any, config)),
+            print_line=self._view.print,
+            logged_step=metrics.last_step_before,
+        )
+        try:
+            self.model.train()
+            while self._done() < 1 and stop.signal is None:
+                values = self._step()
+                metrics.write(self.steps.step, values)
+                wandb.write(self.steps.step, values)
+                self._show(values)
+                self._sample(samples)
+                status.refresh()
+                if self.steps.step % config.checkpoint_every == 0:
+                    folder.checkpoints.save(self.steps.step, self._state())
+            folder.checkpoints.save(self.steps.step, self._state())
+            if stop.signal is not None and not self.best_step:
+                save_language_model(self._model_folder, self.model)
+        finally:
+            self._end = time.monotonic()
+            metrics.close()
+            wandb.close()
+            self._view.close()
+
+    def _step(self) -> dict[str, float]:
+        """Take one step, with an evaluation where one is due, and return its metrics."""
+        config = self.config
+        try:
+            step = self.steps.take(self._done())
+        except LanguageDivergedError as error:
+            kept = f"the checkpoint {self._folder.checkpoints.own()[0].name} is kept"
+            hint = f"resume=true with a learning_rate below {config.learning_rate:g} may help"
+            raise UserError(f"{error}; {kept}; {hint}") from None
+        values = {
+            "loss": step.loss,
+            "learning_rate": step.rate,
+            "gradient_norm": step.gradient_norm,
+            "tokens": self.steps.step * self._tokens_per_step,
+        }
+        if self.steps.step % config.evaluate_every == 0 or self._done() >= 1:
+            values["validation_bits_per_byte"] = self._evaluate()
+        return {**values, "seconds": self._seconds()}
+
+    def _evaluate(self) -> float:
+        """Return the bits per byte of the validation part, and keep the weights that are to be kept."""
+        bits = self._bits(self.model, "validation", self.config.validation_tokens)
+        if bits < self.best or (self.config.keep == "last" and math.isfinite(bits)):
+            self.best, self.best_step = bits, self.steps.step
+            save_language_model(self._model_folder, self.model)
+        return bits
+
+    def _bits(self, model: torch.nn.Module, part: str, num_tokens: int) -> float:
+        tokens = self.parts[part]
+        loss = streamed_loss(model, tokens.tokens, num_tokens=num_tokens)
+        return bits_per_byte_of(loss, num_tokens=len(tokens.tokens), num_bytes=tokens.num_bytes)
+
+    def _sample(self, samples: SampleFile) -> None:
+        options, step = self.config.sample, self.steps.step
+        if not options.every or step % options.every:
+            return
+        text = sample_text(self.model, self.codec, options, seed=self.config.seed + step * _SAMPLE_SEED_STEP)
+        samples.write(step, options.prompt, text)
+        self._view.sample(step, options.prompt, text)
+
+    def _show(self, values: Mapping[str, float]) -> None:
+        train, seconds = self.parts["train"], time.monotonic() - self._start
+        num_tokens = (self.steps.step - self._first_step) * self._tokens_per_step
+        is_evaluated = "validation_bits_per_byte" in values
+        if is_evaluated:
+            self._validation = values["validation_bits_per_byte"]
+        shown = Shown(
+            step=self.steps.step,
+            num_steps=self.config.steps if self.config.seconds is None else None,
+            done=self._done(),
+            seconds=seconds,
+            done_before=self._done_before,
+            bits=bits_per_byte_of(values["loss"], num_tokens=len(train.tokens), num_bytes=train.num_bytes),
+            rate=values["learning_rate"],
+            tokens_per_second=num_tokens / max(seconds, 1e-9),
+            validation=self._validation,
+            best=self.best,
+        )
+        self._view.write(shown, is_evaluated=is_evaluated)
+
+    @property
+    def _tokens_per_step(self) -> int:
+        return self.config.rows * self.config.accumulation * self.config.sequence_length
+
+    def _seconds(self) -> float:
+        """Return the seconds of training, those of earlier processes included."""
+        return self._seconds_before + time.monotonic() - self._start
+
+    def _done(self) -> float:
+        """Return the share of the training that is done."""
+        if self.config.seconds is None:
+            return self.steps.step / self.config.steps
+        return self._seconds() / self.config.seconds
+
+    def _describe(self, *, is_new: bool) -> dict[str, Any]:
+        """Return the description of the model; of a resumed run, the one in its folder."""
+        if is_new:
+            return choose_model(self.config, vocabulary_size=self.codec.vocabulary_size)
+        path = self._model_folder / DESCRIPTION_NAME
+        try:
+            return json.loads(path.read_bytes())
+        except (OSError, ValueError) as error:
+            raise UserError(f"{path}: expected the model of the run, got a missing or damaged file ({error})") from None
+
+    def _state(self) -> dict[str, Any]:
+        """Return the state for a checkpoint: a resumed run continues exactly."""
+        return {
+            "model": self.model.state_dict(),
+            "steps": self.steps.state_dict(),
+            "best": self.best,
+            "best_step": self.best_step,
+            "seconds": self._seconds() if hasattr(self, "_start") else 0.0,
+            "text": self._digest,
+        }
+
+    def _restore(self, state: Mapping[str, Any], path: Path) -> None:
+        """Restore the result of `_state`. Raises UserError for another text or another kind of state."""
+        try:
+            if state["text"] != self._digest:
+                raise UserError(
+                    "text: expected the text that the run was started with, got another; choose another log_dir"
+                )
+            self.model.load_state_dict(state["model"])
+            self.steps.load_state_dict(state["steps"])
+            self.best, self.best_step, self._seconds_before = state["best"], state["best_step"], state["seconds"]
+        except UserError:
+            raise
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            raise UserError(
+                f"{path}: expected a checkpoint of this model, got another ({type(error).__name__})"
+            ) from error
+
+
+def _training(config: LanguageConfig, precision: Any) -> LanguageTraining:
+    return LanguageTraining(
+        rows=config.rows,
+        sequence_length=config.sequence_length,
+        learning_rate=config.learning_rate,
+        schedule=config.schedule,
+        warm_up=config.warm_up,
+        last_rate=config.last_rate,
+        optimiser=config.optimiser,
+        weight_decay=config.weight_decay,
+        max_gradient_norm=config.max_gradient_norm,
+        accumulation=config.accumulation,
+        precision=precision,
+        batches=config.batches,
+    )
+
+
+def _check_lengths(parts: Mapping[str, Tokens], config: LanguageConfig) -> None:
+    """Raise UserError for a part that is too short."""
+    for name, part in parts.items():
+        needed = config.sequence_length + 1 if name == "train" else 2
+        if name == "train" and config.batches == "contiguous":
+            needed = config.rows * config.sequence_length + 1
+        if len(part.tokens) < needed:
+            raise UserError(
+                f"text: expected at least {needed:,} tokens for {name}, got {len(part.tokens):,}; give more text, or a "
+                "smaller sequence_length"
+            )
+
+
+def _check_unchanged(config: LanguageConfig, started: Mapping[str, Any]) -> None:
+    """Raise UserError for the first changed option that a resumed run may not change."""
+    options = to_mapping(cast(Any, config))
+    for key in options:
+        if key not in MAY_CHANGE and started.get(key) != options[key]:
+            raise UserError(
+                f"{key}: expected {started.get(key)!r}, as the run in {config.log_dir} was started, got "
+                f"{options[key]!r}; a run with it needs another log_dir"
+            )
