@@ -27,6 +27,7 @@ COMMANDS = {
     "sample": Command("gflownet.sample_command", "sample graphs from a finished run, with log-probabilities"),
     "generate": Command("gflownet.generate", "generate text from a saved language model"),
     "language": Command("gflownet.language.__main__", "train a language model on your own text"),
+    "serve": Command("gflownet.rhn.server.__main__", "serve a saved language model with OpenAI's API"),
     "new": Command("gflownet.scaffold.__main__", "write a package with a class of your own"),
     "completion": Command("gflownet.completion", "print the completion script of a shell"),
 }

@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import math
+import os
 import socket
 import sys
 from collections.abc import Sequence
@@ -12,8 +13,8 @@ from pathlib import Path
 from signal import SIGINT, SIGTERM
 from typing import TYPE_CHECKING, Any
 
-from gflownet.command_line import EXIT_USER_ERROR, CommandLine
-from gflownet.errors import UserError, error_line
+from gflownet.command_line import CommandLine, program, run_command
+from gflownet.errors import UserError
 
 if TYPE_CHECKING:
     import uvicorn
@@ -21,73 +22,100 @@ if TYPE_CHECKING:
     from gflownet.rhn.server.service import Service
 
 EXIT_FAILED = 1
-BACKLOG = 1024  # connections waiting to be accepted
-KEEP_ALIVE_SECONDS = 30  # for an idle connection
-SEND_SECONDS = 5  # to send responses in progress at shutdown
+API_KEY_VARIABLE = "GFLOWNET_API_KEY"
 
-# name: type, default, help; numbers are at least 1, port and grace at least 0
+# name: type, default, help; numbers are at least 1, those in LOWEST at least as there
 OPTIONS: dict[str, tuple[type, Any, str]] = {
     "host": (
         str,
         "127.0.0.1",
-        "address to listen on; 0.0.0.0: all addresses, with --allow-host; there is no authentication",
+        "address to listen on; 0.0.0.0: all addresses, with --allow-host and --api-key",
     ),
     "port": (int, 8000, "0: a free port"),
     "max_slots": (int, 32, "maximum number of prompts answered at once"),
     "max_queue": (int, 256, "maximum number of waiting prompts; beyond: status 429"),
-    "max_prompt": (int, 16384, "maximum tokens (bytes) of a prompt; beyond: status 400"),
+    "max_prompt": (int, 16384, "maximum tokens of a prompt; beyond: status 400"),
+    "max_tokens_limit": (int, 16384, "maximum tokens of an answer; beyond: status 400"),
     "max_body": (int, 1 << 20, "maximum bytes of a request; beyond: status 413"),
+    "max_connections": (int, 2048, "maximum number of connections; beyond: idle ones are closed, then status 503"),
     "timeout": (float, 600.0, "seconds for a request; beyond: status 504"),
+    "header_timeout": (float, 10.0, "seconds for a request's header; beyond: status 408, connection closed"),
+    "body_timeout": (float, 30.0, "seconds for a request's body; beyond: status 408"),
+    "read_timeout": (float, 10.0, "seconds for a client that reads nothing of its answer; beyond: connection closed"),
     "grace": (float, 30.0, "seconds for running requests after SIGTERM"),
+}
+LOWEST = {"port": 0, "grace": 0, "header_timeout": 0.1, "body_timeout": 0.1, "read_timeout": 0.1}
+# name: placeholder, help; each may be repeated
+LISTS = {
+    "api_key": (
+        "KEY",
+        "key that requests must have (Authorization: Bearer KEY; others get status 401, except for /health). "
+        f"Other users of the machine see it in the list of processes: set {API_KEY_VARIABLE} instead",
+    ),
+    "allow_host": (
+        "NAME",
+        "additional host name of the server (default: the address in --host and the loopback names; others get "
+        "status 403)",
+    ),
+    "allow_origin": (
+        "ORIGIN",
+        "origin of web pages that may send requests, e.g. https://example.com (default: only the server's own; others "
+        "get status 403)",
+    ),
+    "chat_stop": ("TEXT", "end an answer of a chat before this text (default with the default template: a new 'user:'"),
 }
 
 
+def command_line() -> CommandLine:
+    """Return the parser."""
+    parser = CommandLine(
+        prog=program("serve"),
+        description="Serve a saved language model by HTTP with OpenAI's API: POST /v1/completions, "
+        "POST /v1/chat/completions, GET /v1/models; /health, and /metrics for Prometheus. SIGTERM lets running "
+        "requests finish.",
+    )
+    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder with model.json and model.safetensors")
+    for name, (kind, default, text) in OPTIONS.items():
+        parser.add_argument(_flag(name), type=kind, default=default, metavar="X", help=f"{text} (default: {default})")
+    parser.add_argument(
+        "--chat-template",
+        type=Path,
+        metavar="FILE",
+        help="Jinja2 template of chats, as in Hugging Face (default: chat_template.jinja in FOLDER; without it, lines "
+        "'user: TEXT')",
+    )
+    for name, (placeholder, text) in LISTS.items():
+        parser.add_argument(
+            _flag(name), action="append", default=[], metavar=placeholder, help=f"{text}; may be repeated"
+        )
+    return parser
+
+
 def parse(arguments: Sequence[str]) -> argparse.Namespace:
-    """Return the values of the command line.
+    """Return the values of the command line, with the API key of the environment.
 
     Raises:
         UserError: an unknown option, a missing value, or a value out of bounds.
     """
-    parser = CommandLine(
-        prog="python -m gflownet.rhn.server",
-        description="Serve a saved language model by HTTP: POST /v1/completions and GET /v1/models in OpenAI's format, "
-        "/health, and /metrics for Prometheus. SIGTERM lets running requests finish.",
-    )
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="folder with model.json and model.safetensors")
-    for name, (kind, default, text) in OPTIONS.items():
-        flag = f"--{name.replace('_', '-')}"
-        parser.add_argument(flag, type=kind, default=default, metavar="X", help=f"{text} (default: {default})")
-    parser.add_argument(
-        "--allow-host",
-        action="append",
-        default=[],
-        metavar="NAME",
-        help="additional host name of the server; may be repeated "
-        "(default: the address in --host and the loopback names; others get status 403)",
-    )
-    parser.add_argument(
-        "--allow-origin",
-        action="append",
-        default=[],
-        metavar="ORIGIN",
-        help="origin of web pages that may send requests, e.g. https://example.com; may be repeated "
-        "(default: only the server's own; others get status 403)",
-    )
-    options = parser.parse_args(arguments)
+    options = command_line().parse_args(arguments)
     for name, (kind, _, _) in OPTIONS.items():
-        value, lowest = getattr(options, name), 0 if name in ("port", "grace") else 1
+        value, lowest = getattr(options, name), LOWEST.get(name, 1)
         if kind is not str and not value >= lowest:
-            raise UserError(f"--{name.replace('_', '-')}: expected at least {lowest}, got {value}")
+            raise UserError(f"{_flag(name)}: expected at least {lowest}, got {value}")
+    if not all(options.chat_stop):
+        raise UserError("--chat-stop: expected a text, got nothing")
+    key = os.environ.get(API_KEY_VARIABLE)
+    options.api_key += [key] if key else []
     return options
+
+
+def _flag(name: str) -> str:
+    return f"--{name.replace('_', '-')}"
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Serve until a signal; return the exit status: 0, 1 if the model failed, 2 for an error of the user."""
-    try:
-        return serve(parse(sys.argv[1:] if argv is None else argv))
-    except UserError as error:
-        print(error_line(error), file=sys.stderr)
-        return EXIT_USER_ERROR
+    return run_command(lambda: serve(parse(sys.argv[1:] if argv is None else argv)))
 
 
 def serve(options: argparse.Namespace) -> int:
@@ -98,44 +126,56 @@ def serve(options: argparse.Namespace) -> int:
     from gflownet.rhn.serving.scheduler import SchedulerConfig
 
     try:
-        import uvicorn
-
-        from gflownet.rhn.server.app import Limits, create_app
-        from gflownet.rhn.server.origins import Origins
+        from gflownet.rhn.server.app import create_app
+        from gflownet.rhn.server.chat_template import load_chat_template
+        from gflownet.rhn.server.connections import ConnectionLimits, Connections
+        from gflownet.rhn.server.limits import Limits
+        from gflownet.rhn.server.listening import allow_open_files, listen, uvicorn_server
         from gflownet.rhn.server.service import Service
     except ModuleNotFoundError as error:
         raise UserError(f"missing package {error.name}: pip install 'gflownet[serve]'") from None
-    try:
-        origins = Origins(frozenset({options.host, *options.allow_host}), frozenset(options.allow_origin))
-    except ValueError as error:
-        raise UserError(f"--host, --allow-host, --allow-origin: {error}") from None
-    model = load_text_model(options.folder).model
+    access = _access(options)
+    template = load_chat_template(options.chat_template, options.chat_stop, options.folder)
+    model, codec = load_text_model(options.folder)
     # States have a constant size, so the limit of a request is its time, waiting included.
     scheduler = SchedulerConfig(options.max_slots, options.max_queue, max_waiting=math.inf, token_budget=sys.maxsize)
-    engine = Engine(model, EngineConfig(scheduler))
-    listening = _listen(options.host, options.port)
-    service = Service(engine, options.folder.resolve().name, on_failure=lambda: _end(server))
-    limits = Limits(options.max_body, options.max_prompt, options.max_queue, options.timeout, origins)
-    app = create_app(service, limits, on_start=lambda: _begin(service, server, listening, options.grace))
-    server = uvicorn.Server(
-        uvicorn.Config(
-            app,
-            log_level="warning",
-            access_log=False,
-            timeout_keep_alive=KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=SEND_SECONDS,
-        )
+    engine = Engine(model, EngineConfig(scheduler, codec=codec))
+    allow_open_files(options.max_connections)
+    listening = listen(options.host, options.port)
+    connections = Connections(
+        ConnectionLimits(options.max_connections, options.header_timeout, options.body_timeout, options.read_timeout)
     )
+    name = options.folder.resolve().name
+    service = Service(engine, name, on_failure=lambda: _end(server), codec=codec, connections=connections)
+    limits = Limits(
+        options.max_body,
+        options.max_prompt,
+        options.max_queue,
+        options.timeout,
+        options.max_tokens_limit,
+        options.body_timeout,
+    )
+    begin = lambda: _begin(service, server, listening, options.grace)  # noqa: E731
+    app = create_app(service, limits, on_start=begin, access=access, template=template)
+    server = uvicorn_server(app, connections)
     server.run([listening])
     return EXIT_FAILED if service.failed else 0
 
 
-def _listen(host: str, port: int) -> socket.socket:
+def _access(options: argparse.Namespace) -> Any:
+    """Return the allowed requests."""
+    from gflownet.rhn.server.api_keys import ApiKeys
+    from gflownet.rhn.server.app import Access
+    from gflownet.rhn.server.origins import Origins
+
     try:
-        family = socket.AF_INET6 if ":" in host else socket.AF_INET
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
-    except (OSError, OverflowError) as error:
-        raise UserError(f"--host, --port: cannot listen on {host}:{port} ({error})") from None
+        origins = Origins(frozenset({options.host, *options.allow_host}), frozenset(options.allow_origin))
+    except ValueError as error:
+        raise UserError(f"--host, --allow-host, --allow-origin: {error}") from None
+    try:
+        return Access(origins, ApiKeys(tuple(options.api_key)))
+    except ValueError as error:
+        raise UserError(f"--api-key, {API_KEY_VARIABLE}: {error}") from None
 
 
 def _begin(service: Service, server: uvicorn.Server, listening: socket.socket, grace: float) -> None:

@@ -15,7 +15,7 @@ from starlette.datastructures import Headers
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
 
-from gflownet.rhn.server.messages import RequestError
+from gflownet.rhn.server.errors import RequestError
 
 LOOPBACK = frozenset({"localhost", "127.0.0.1", "::1"})
 

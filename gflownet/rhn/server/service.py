@@ -1,4 +1,4 @@
-"""Connect the event loop of a server with the thread that runs its engine; metrics for Prometheus."""
+"""Connect the event loop of a server with the thread that runs its engine."""
 
 from __future__ import annotations
 
@@ -6,98 +6,24 @@ import asyncio
 import logging
 import threading
 import time
-from collections import Counter
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from http import HTTPStatus
 
-from prometheus_client import CollectorRegistry, generate_latest
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric, SummaryMetricFamily
-from prometheus_client.registry import Collector
-
-from gflownet.rhn.bytes_text import decode
-from gflownet.rhn.server.messages import Choice, Piece, RequestError, from_value_error
+from gflownet.rhn.server.answers import Answer
+from gflownet.rhn.server.choices import Choice
+from gflownet.rhn.server.connections import Connections
+from gflownet.rhn.server.errors import RequestError, from_value_error
+from gflownet.rhn.server.metrics import Metrics, ResponseTally
+from gflownet.rhn.server.request_fields import SamplingFields, Submission
 from gflownet.rhn.serving.engine import Engine
-from gflownet.rhn.serving.requests import Event, FinishEvent, Request, TokenEvent
-from gflownet.rhn.serving.sampling import FinishReason, SamplingParams
+from gflownet.rhn.serving.requests import Event, FinishEvent, Request
 from gflownet.rhn.serving.scheduler import QueueFullError
+from gflownet.rhn.text_codec import BYTES, TextCodec
 
 _log = logging.getLogger(__name__)
-
-
-class Answer:
-    """A stream of pieces, one choice per prompt. Used by the thread of the event loop only."""
-
-    def __init__(self, choices: dict[int, Choice], num_prompt_tokens: int, cancel: Callable[[int], None]) -> None:
-        """`choices` by request id of the engine."""
-        self.num_prompt_tokens = num_prompt_tokens
-        self._choices, self._open, self._cancel = choices, dict(choices), cancel
-        self._events: list[Event] = []
-        self._failure: RequestError | None = None
-        self._changed = asyncio.Event()
-
-    @property
-    def num_tokens(self) -> int:
-        """Number of sampled tokens of all choices."""
-        return sum(choice.num_tokens for choice in self._choices.values())
-
-    def add(self, event: Event) -> None:
-        """Add an event of the engine."""
-        self._events.append(event)
-        self._changed.set()
-
-    def fail(self, error: RequestError) -> None:
-        """End the answer with an error."""
-        self._failure = error
-        self._changed.set()
-        self.close()
-
-    def close(self) -> None:
-        """Cancel the unfinished choices."""
-        for request_id in self._open:
-            self._cancel(request_id)
-
-    async def pieces(self, deadline: float) -> AsyncIterator[list[Piece]]:
-        """Yield new pieces until every choice is finished.
-
-        Raises:
-            RequestError: the clock of the event loop passes `deadline`, or the engine fails.
-        """
-        while self._open:
-            try:
-                async with asyncio.timeout_at(deadline):
-                    await self._changed.wait()
-            except TimeoutError:
-                self.fail(RequestError(HTTPStatus.GATEWAY_TIMEOUT, "the answer took longer than the server allows"))
-            self._changed.clear()
-            events, self._events = self._events, []
-            pieces = self._read(events)
-            if self._failure is not None:
-                raise self._failure
-            if pieces:
-                yield pieces
-
-    def _read(self, events: Sequence[Event]) -> list[Piece]:
-        """Return the pieces of some events, one per choice."""
-        pieces: list[Piece | None] = []
-        changed: dict[int, Choice] = {}
-        for event in events:
-            choice = self._choices[event.request_id]
-            if isinstance(event, TokenEvent):
-                choice.add(event.sampled)
-                changed[event.request_id] = choice
-            if not isinstance(event, FinishEvent):
-                continue
-            changed.pop(event.request_id, None)
-            del self._open[event.request_id]
-            pieces.append(self._last_piece(choice, event))
-        pieces += [choice.piece() for choice in changed.values()]
-        return [piece for piece in pieces if piece is not None]
-
-    def _last_piece(self, choice: Choice, event: FinishEvent) -> Piece | None:
-        if event.finish_reason is FinishReason.ERROR:
-            self._failure = self._failure or RequestError(HTTPStatus.INTERNAL_SERVER_ERROR, event.error)
-        return choice.piece(event.finish_reason)
+_VALUE_NAMES = frozenset({*SamplingFields.model_fields, "prompt", "max_tokens"})
 
 
 class Service:
@@ -106,17 +32,24 @@ class Service:
     Every method except the constructor is called by the thread of the event loop.
     """
 
-    def __init__(self, engine: Engine, name: str, *, on_failure: Callable[[], None]) -> None:
+    def __init__(
+        self,
+        engine: Engine,
+        name: str,
+        *,
+        on_failure: Callable[[], None],
+        codec: TextCodec = BYTES,
+        connections: Connections | None = None,
+    ) -> None:
         """Serve an engine under a model name; `on_failure` is called if the engine raises."""
-        self._engine, self._name, self._on_failure = engine, name, on_failure
+        self._engine, self._name, self._on_failure, self.codec = engine, name, on_failure, codec
         self.card = {"id": name, "object": "model", "created": int(time.time()), "owned_by": "gflownet"}
         self._answers: dict[int, Answer] = {}  # unfinished answers by request id of the engine
         self._closed: RequestError | None = None  # the response to new requests after the end of service
         self.failed = False
         self._idle = asyncio.Event()
-        self._responses: Counter[int] = Counter()
-        self._registry = CollectorRegistry()
-        self._registry.register(ServingCollector(engine, self._responses))
+        self.responses = ResponseTally()
+        self.metrics = Metrics(engine, self.responses, connections or Connections())
         self._wake, self._stopping = threading.Event(), False
         self._thread = threading.Thread(target=self._step, name="engine", daemon=True)
 
@@ -179,10 +112,10 @@ class Service:
     def check_model(self, name: str) -> None:
         """Raise RequestError for the name of another model."""
         if name != self._name:
-            message = f"model: expected {self._name!r}, got {name!r}"
+            message = f"model: expected {self._name!r}, got {name!r:.80}"
             raise RequestError(HTTPStatus.NOT_FOUND, message, param="model", code="model_not_found")
 
-    def submit(self, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, echo: bool) -> Answer:
+    def submit(self, submission: Submission) -> Answer:
         """Queue prompts, all or none.
 
         Raises:
@@ -192,14 +125,13 @@ class Service:
         choices: dict[int, Choice] = {}
         refused: RequestError | None = None
         try:
-            for index, (prompt, of_choice) in enumerate(zip(prompts, params, strict=True)):
-                choice = Choice(index, decode(prompt) if echo else "")
-                choices[self._engine.submit(Request(prompt, of_choice))] = choice
+            for index in range(len(submission.prompts)):
+                choices |= self._submit_prompt(submission, index)
         except QueueFullError as error:
             refused = RequestError(HTTPStatus.TOO_MANY_REQUESTS, f"{error}; try again later", retry=True)
         except ValueError as error:
-            refused = from_value_error(error)
-        reply = Answer(choices, sum(map(len, prompts)), self._cancel)
+            refused = from_value_error(error, _VALUE_NAMES)
+        reply = Answer(choices, sum(map(len, submission.prompts)), self)
         if choices:
             self._answers |= dict.fromkeys(choices, reply)
             self._idle.clear()
@@ -209,58 +141,35 @@ class Service:
             raise refused
         return reply
 
-    def _cancel(self, request_id: int) -> None:
-        self._engine.cancel(request_id)
+    def _submit_prompt(self, submission: Submission, index: int) -> dict[int, Choice]:
+        """Queue the answers to one prompt; return their choices by request id."""
+        prompt, params = submission.prompts[index], submission.params
+        seeds = submission.seeds(index)
+        request_ids = self._engine.submit_many(Request(prompt, replace(params, seed=seeds[0])), seeds)
+        with_prompt = params.prompt_logprobs is not None  # the engine sends the prompt's tokens
+        prefix = self.codec.decode(prompt) if submission.echo and not with_prompt else ""
+        first, num_prompt = index * len(seeds), len(prompt) if with_prompt else 0
+        return {
+            request_id: Choice(first + number, prefix, codec=self.codec, num_prompt=num_prompt)
+            for number, request_id in enumerate(request_ids)
+        }
+
+    def cancel(self, request_ids: Iterable[int]) -> None:
+        """End requests."""
+        for request_id in request_ids:
+            self._engine.cancel(request_id)
         self._wake.set()
 
-    def count_response(self, status: int) -> None:
-        """Count a response for the metrics."""
-        self._responses[status] += 1
+    def pause(self, request_ids: Iterable[int]) -> None:
+        """Stop requests, which keep their slots."""
+        self.responses.num_pauses += 1
+        self.responses.num_paused += 1
+        for request_id in request_ids:
+            self._engine.pause(request_id)
 
-    def metrics(self) -> bytes:
-        """Return the present metrics in Prometheus' text format."""
-        return generate_latest(self._registry)
-
-
-class ServingCollector(Collector):
-    """Metrics of the engine, with Prometheus' names and units, read at every scrape."""
-
-    def __init__(self, engine: Engine, responses: Mapping[int, int]) -> None:
-        """`responses`: a live mapping from status to number of responses."""
-        self._engine, self._responses = engine, responses
-
-    def collect(self) -> Iterator[Metric]:
-        """Yield every metric."""
-        now = self._engine.metrics()
-        sums = now.sums
-        finished = CounterMetricFamily("gflownet_requests_finished", "Finished prompts by reason", labels=["reason"])
-        for reason in FinishReason:
-            finished.add_metric([reason], sums.finished[reason])
-        responses = CounterMetricFamily("gflownet_http_responses", "Responses by status", labels=["status"])
-        for status, count in sorted(self._responses.items()):
-            responses.add_metric([str(status)], count)
-        yield from (finished, responses)
-        for name, text, value in (
-            ("requests_waiting", "Prompts in the queue", now.num_waiting),
-            ("requests_running", "Prompts that hold a slot", now.num_running),
-            ("prefix_states", "Cached states", now.prefix_entries),
-            ("prefix_bytes", "Size of the cached states", now.prefix_bytes),
-        ):
-            yield GaugeMetricFamily(f"gflownet_{name}", text, value=value)
-        for name, text, value in (
-            ("steps", "Steps of the engine", sums.num_steps),
-            ("step_rows", "Tokens read, of prompts and answers", sums.num_rows),
-            ("step_seconds", "Time in steps", sums.step_seconds),
-            ("tokens", "Tokens of answers", sums.num_tokens),
-            ("prefix_hits", "Prompts that started from a cached state", sums.prefix_hits),
-            ("prefix_misses", "Prompts that did not", sums.prefix_misses),
-            ("prefix_tokens", "Tokens of prompts skipped by cached states", sums.prefix_tokens),
-            ("prefix_evictions", "Evicted cached states", now.prefix_evicted),
-        ):
-            yield CounterMetricFamily(f"gflownet_{name}", text, value=value)
-        for name, text, number, seconds in (
-            ("queue", "From arrival to a slot", sums.num_admitted, sums.waited_seconds),
-            ("first_token", "From arrival to the first token", sums.num_first_tokens, sums.first_token_seconds),
-            ("next_token", "Between tokens of one answer", sums.num_later_tokens, sums.later_token_seconds),
-        ):
-            yield SummaryMetricFamily(f"gflownet_{name}_seconds", text, count_value=number, sum_value=seconds)
+    def resume(self, request_ids: Iterable[int]) -> None:
+        """Continue paused requests."""
+        self.responses.num_paused -= 1
+        for request_id in request_ids:
+            self._engine.resume(request_id)
+        self._wake.set()

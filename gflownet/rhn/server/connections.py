@@ -1,0 +1,227 @@
+"""Connections of the server: a limit on their number, and time limits for clients that do not send or do not read.
+
+uvicorn's protocol waits without limit for a header, for the rest of a body after its response, and for a client to read
+its response. Here one timer checks all connections several times per second.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from asyncio import Transport
+from collections import Counter
+from dataclasses import dataclass, field
+from enum import Enum, auto
+from http import HTTPStatus
+from typing import Any
+
+import h11
+from uvicorn.protocols.http.h11_impl import H11Protocol
+
+from gflownet.rhn.server.errors import RequestError
+
+WRITE_BUFFER = 32 * 1024  # bytes of a response in this process, before its answer is paused
+SEND_BUFFER = 64 * 1024  # bytes of a response in the system (Linux doubles it); inherited from the listening socket
+MAX_HEADER = 16 * 1024  # bytes
+LINGER_SECONDS = 2.0  # to read the rest of a refused request; a connection closed before loses its response
+IDLE_SECONDS = 1.0  # after which a connection without request may be closed for a new one
+MAX_REFUSED = 64  # connections over the limit that get status 503; beyond, they are closed without
+CHECKS_PER_LIMIT = 8  # of the shortest time limit
+
+
+class Ending(Enum):
+    """Reason to close a connection."""
+
+    HEADER_TIMEOUT = "header_timeout"
+    BODY_TIMEOUT = "body_timeout"
+    NOT_READING = "not_reading"  # the client does not read its response
+    REPLACED = "replaced"  # an idle connection, closed for a new one
+    REFUSED = "refused"  # over the limit
+
+
+class _Phase(Enum):
+    """Request of a connection."""
+
+    HEADER = auto()  # not complete
+    BODY = auto()  # not complete
+    REST = auto()  # of the body, after the response
+    KEEP_ALIVE = auto()  # between requests; uvicorn closes the connection after a time
+    OTHER = auto()  # complete; the response is not
+
+
+@dataclass(frozen=True)
+class ConnectionLimits:
+    """Limits of connections; seconds."""
+
+    max_connections: int = 2048
+    header_seconds: float = 10.0  # from the connection, or the first byte of a further request
+    body_seconds: float = 30.0
+    read_seconds: float = 10.0  # without a byte read by the client, while its response waits
+
+
+@dataclass
+class Connections:
+    """The open connections. Used by the thread of the event loop only."""
+
+    limits: ConnectionLimits = field(default_factory=ConnectionLimits)
+    open: set[GuardedProtocol] = field(default_factory=set)
+    refused: set[GuardedProtocol] = field(default_factory=set)  # open until they have their response
+    endings: Counter[Ending] = field(default_factory=Counter)
+    _is_checking: bool = False
+
+    def protocol(self, **options: Any) -> GuardedProtocol:
+        """Return the protocol of a new connection, from uvicorn's arguments."""
+        return GuardedProtocol(connections=self, **options)
+
+    def add(self, connection: GuardedProtocol) -> bool:
+        """Add a connection, if need be in place of the one that is idle for the longest time; return False if full."""
+        now = connection.loop.time()
+        if not self._is_checking:
+            self._is_checking = True
+            self._check_later(connection)
+        if len(self.open) >= self.limits.max_connections:
+            idle = [other for other in self.open if other.idle_seconds(now) >= IDLE_SECONDS]
+            if not idle:
+                self.refused.add(connection)
+                self.endings[Ending.REFUSED] += 1
+                return False
+            max(idle, key=lambda other: other.idle_seconds(now)).end(Ending.REPLACED)
+        self.open.add(connection)
+        return True
+
+    def discard(self, connection: GuardedProtocol) -> None:
+        """Remove a closed connection."""
+        self.open.discard(connection)
+        self.refused.discard(connection)
+
+    def _check_later(self, connection: GuardedProtocol) -> None:
+        limits = self.limits
+        shortest = min(limits.header_seconds, limits.body_seconds, limits.read_seconds, LINGER_SECONDS)
+        connection.loop.call_later(shortest / CHECKS_PER_LIMIT, self._check, connection)
+
+    def _check(self, last: GuardedProtocol) -> None:
+        """Close connections over their time limits; without connections, stop until the next one."""
+        now = last.loop.time()
+        connections = [*self.open, *self.refused]
+        for connection in connections:
+            connection.check(now)
+        self._is_checking = bool(connections)
+        if connections:
+            self._check_later(connections[0])
+
+
+class GuardedProtocol(H11Protocol):
+    """HTTP connection with limits; errors of HTTP itself get responses in OpenAI's format."""
+
+    def __init__(self, *, connections: Connections, **options: Any) -> None:
+        """`options`: see uvicorn's protocol."""
+        super().__init__(**options)
+        self._connections, self._limits = connections, connections.limits
+        self._phase, self._since = _Phase.HEADER, self.loop.time()  # of the request, and its start
+        self._num_unread, self._progress = 0, 0.0  # bytes to write, and when they last became fewer
+        self._is_refused = False
+
+    def connection_made(self, transport: Transport) -> None:  # type: ignore[override]
+        """Count the connection; over the limit, wait for a request to refuse it."""
+        self._is_refused = not self._connections.add(self)
+        if not self._is_refused:
+            super().connection_made(transport)
+            transport.set_write_buffer_limits(high=WRITE_BUFFER)
+            return
+        self.transport = transport
+        if len(self._connections.refused) > MAX_REFUSED:
+            transport.abort()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        """Count the connection as closed."""
+        self._connections.discard(self)
+        super().connection_lost(exc)
+
+    def data_received(self, data: bytes) -> None:
+        """Read a part of a request."""
+        if self._is_refused:
+            message = f"the server has {self._limits.max_connections} connections"
+            return self._refuse(RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, retry=True))
+        if self.transport.is_closing():
+            return
+        super().data_received(data)
+        self._enter_phase()
+
+    def on_response_complete(self) -> None:
+        """Wait for the next request."""
+        super().on_response_complete()
+        self._enter_phase()
+
+    def send_400_response(self, msg: str) -> None:
+        """Refuse bytes that are no HTTP request."""
+        error = sys.exc_info()[1]  # the method is called while uvicorn handles it
+        status = getattr(error, "error_status_hint", HTTPStatus.BAD_REQUEST)
+        status = status if status < HTTPStatus.INTERNAL_SERVER_ERROR else HTTPStatus.BAD_REQUEST
+        self._refuse(RequestError(status, f"invalid HTTP request: {error}"))
+
+    def idle_seconds(self, now: float) -> float:
+        """Return the time since the connection waits for a request; -1 if it has one."""
+        return now - self._since if self._phase in (_Phase.HEADER, _Phase.KEEP_ALIVE) else -1.0
+
+    def check(self, now: float) -> None:
+        """Close the connection if it is over a time limit."""
+        waited = now - self._since
+        if self._is_refused:
+            if waited >= IDLE_SECONDS:
+                self.transport.abort()
+        elif self._is_stalled(now):
+            self.end(Ending.NOT_READING)
+        elif self._phase is _Phase.HEADER and waited >= self._limits.header_seconds:
+            self.end(Ending.HEADER_TIMEOUT)
+        # The application responds after the time for a body; the connection is closed if that does not end it.
+        elif waited >= self._limits.body_seconds + LINGER_SECONDS and self._phase is _Phase.BODY:
+            self.end(Ending.BODY_TIMEOUT)
+        elif waited >= LINGER_SECONDS and self._phase is _Phase.REST:
+            self.end(Ending.BODY_TIMEOUT)
+
+    def end(self, reason: Ending) -> None:
+        """Close the connection; a client that has sent a part of a header gets status 408."""
+        self._connections.endings[reason] += 1
+        if reason is Ending.HEADER_TIMEOUT and self.conn.trailing_data[0] and not self.transport.is_closing():
+            message = f"header: expected it within {self._limits.header_seconds:g} seconds"
+            self._refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, message))
+        else:
+            self.transport.abort()
+        self._connections.discard(self)
+
+    def _is_stalled(self, now: float) -> bool:
+        """Return whether the client has not read for the time limit, while nothing is added to its response."""
+        num_unread = self.transport.get_write_buffer_size()
+        is_whole = self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
+        if not num_unread or num_unread < self._num_unread or not (self.flow.write_paused or is_whole):
+            self._progress = now
+        self._num_unread = num_unread
+        return now - self._progress >= self._limits.read_seconds
+
+    def _enter_phase(self) -> None:
+        phase = self._present_phase()
+        if phase is not self._phase:
+            self._phase, self._since = phase, self.loop.time()
+
+    def _present_phase(self) -> _Phase:
+        if self.conn.their_state is h11.IDLE:
+            return _Phase.HEADER if self.timeout_keep_alive_task is None else _Phase.KEEP_ALIVE
+        if self.conn.their_state is h11.SEND_BODY:
+            return _Phase.REST if self.conn.our_state is h11.DONE else _Phase.BODY
+        return _Phase.OTHER
+
+    def _refuse(self, error: RequestError) -> None:
+        """Send an error, unless a response has started, and close the connection."""
+        if self.cycle is not None and self.cycle.response_started and not self.cycle.response_complete:
+            return self.transport.abort()
+        body = json.dumps(error.body()).encode()
+        headers = {
+            "Content-Type": "application/json",
+            "Content-Length": str(len(body)),
+            "Connection": "close",
+            **error.headers,
+        }
+        lines = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
+        head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}\r\n"
+        self.transport.write(head.encode() + body)
+        self.transport.close()
