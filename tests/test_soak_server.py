@@ -149,14 +149,14 @@ def test_server_soak(tmp_path):
     folder = tmp_path / "model"
     save_random_model(folder)
     expected = generate_offline(folder)
-    with running_server(folder, max_slots=MAX_SLOTS) as server:
+    with running_server(folder, max_slots=MAX_SLOTS, max_tokens_limit=ENDLESS) as server:
         start = time.monotonic()
         replies = asyncio.run(stream_all(server, NUM_CLIENTS, num_disconnecting=NUM_DISCONNECTING))
         seconds = time.monotonic() - start
         assert num_occupied(server) == 0
         metrics = server.metrics()
         cut_off = asyncio.run(stream_and_kill(server, NUM_CUT_OFF))
-        with running_server(folder, port=server.port, max_slots=MAX_SLOTS) as restarted:
+        with running_server(folder, port=server.port, max_slots=MAX_SLOTS, max_tokens_limit=ENDLESS) as restarted:
             after = asyncio.run(stream_all(restarted, NUM_CUT_OFF))
             assert restarted.stop() == 0
     assert texts_of(replies) == expected

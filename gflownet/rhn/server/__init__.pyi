@@ -1,6 +1,8 @@
-from .app import Limits as Limits
+from .app import Access as Access
 from .app import create_app as create_app
-from .messages import CompletionRequest as CompletionRequest
-from .messages import RequestError as RequestError
+from .chat_request import ChatRequest as ChatRequest
+from .completion_request import CompletionRequest as CompletionRequest
+from .errors import RequestError as RequestError
+from .limits import Limits as Limits
 from .origins import Origins as Origins
 from .service import Service as Service

@@ -62,7 +62,10 @@ LISTS = {
         "origin of web pages that may send requests, e.g. https://example.com (default: only the server's own; others "
         "get status 403)",
     ),
-    "chat_stop": ("TEXT", "end an answer of a chat before this text (default with the default template: a new 'user:'"),
+    "chat_stop": (
+        "TEXT",
+        "end an answer of a chat before this text (without a template: before 'user:')",
+    ),
 }
 
 
@@ -126,6 +129,8 @@ def serve(options: argparse.Namespace) -> int:
     from gflownet.rhn.serving.scheduler import SchedulerConfig
 
     try:
+        import uvicorn  # noqa: F401
+
         from gflownet.rhn.server.app import create_app
         from gflownet.rhn.server.chat_template import load_chat_template
         from gflownet.rhn.server.connections import ConnectionLimits, Connections

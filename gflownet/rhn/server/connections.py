@@ -7,6 +7,7 @@ its response. Here one timer checks all connections several times per second.
 from __future__ import annotations
 
 import json
+import math
 import sys
 from asyncio import Transport
 from collections import Counter
@@ -171,13 +172,16 @@ class GuardedProtocol(H11Protocol):
                 self.transport.abort()
         elif self._is_stalled(now):
             self.end(Ending.NOT_READING)
-        elif self._phase is _Phase.HEADER and waited >= self._limits.header_seconds:
-            self.end(Ending.HEADER_TIMEOUT)
-        # The application responds after the time for a body; the connection is closed if that does not end it.
-        elif waited >= self._limits.body_seconds + LINGER_SECONDS and self._phase is _Phase.BODY:
-            self.end(Ending.BODY_TIMEOUT)
-        elif waited >= LINGER_SECONDS and self._phase is _Phase.REST:
-            self.end(Ending.BODY_TIMEOUT)
+        elif waited >= self._phase_seconds():
+            self.end(Ending.HEADER_TIMEOUT if self._phase is _Phase.HEADER else Ending.BODY_TIMEOUT)
+
+    def _phase_seconds(self) -> float:
+        """Return the time limit of the present phase of the request."""
+        if self._phase is _Phase.HEADER:
+            return self._limits.header_seconds
+        if self._phase is _Phase.BODY:  # the application responds before
+            return self._limits.body_seconds + LINGER_SECONDS
+        return LINGER_SECONDS if self._phase is _Phase.REST else math.inf
 
     def end(self, reason: Ending) -> None:
         """Close the connection; a client that has sent a part of a header gets status 408."""

@@ -6,7 +6,6 @@ import io
 import os
 import queue
 import signal
-import socket
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -14,15 +13,16 @@ from contextlib import closing, contextmanager, redirect_stdout
 from dataclasses import dataclass
 from pathlib import Path
 
-import uvicorn
-
 from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.server.__main__ import main
-from gflownet.rhn.server.app import Limits, create_app
+from gflownet.rhn.server.app import Access, create_app
+from gflownet.rhn.server.connections import ConnectionLimits, Connections
+from gflownet.rhn.server.limits import Limits
+from gflownet.rhn.server.listening import listen, uvicorn_server
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.scheduler import SchedulerConfig
-from tests.rhn.server.clients import PATIENCE
+from tests.rhn.server.clients import NEVER_ENDS, PATIENCE
 from tests.running_server import metrics_of, serving_at
 
 
@@ -61,15 +61,24 @@ class _Lines(io.StringIO):
 
 
 @contextmanager
-def serving(folder: Path, *, max_slots: int, limits: Limits) -> Iterator[LocalServer]:
+def serving(
+    folder: Path,
+    *,
+    max_slots: int,
+    limits: Limits,
+    connection_limits: ConnectionLimits | None = None,
+    access: Access | None = None,
+) -> Iterator[LocalServer]:
     """Serve a model in another thread; without the command, whose signals are for the main thread."""
     url: queue.Queue[str] = queue.Queue()
-    engine = Engine(load_text_model(folder).model, EngineConfig(SchedulerConfig(max_slots)))
-    service = Service(engine, folder.name, on_failure=lambda: None)
-    with closing(socket.create_server(("127.0.0.1", 0))) as listening:
+    model, codec = load_text_model(folder)
+    engine = Engine(model, EngineConfig(SchedulerConfig(max_slots), codec=codec))
+    connections = Connections(connection_limits or ConnectionLimits())
+    service = Service(engine, folder.name, on_failure=lambda: None, codec=codec, connections=connections)
+    with closing(listen("127.0.0.1", 0)) as listening:
         port = listening.getsockname()[1]
-        app = create_app(service, limits, on_start=lambda: url.put(f"http://127.0.0.1:{port}"))
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning", access_log=False))
+        app = create_app(service, limits, on_start=lambda: url.put(f"http://127.0.0.1:{port}"), access=access)
+        server = uvicorn_server(app, connections)
         thread = threading.Thread(target=server.run, args=([listening],))
         thread.start()
         try:
@@ -88,6 +97,7 @@ def converse(folder: Path, talk: Callable[[LocalServer], None], **options: objec
         talk: called in another thread once the server listens; the server is stopped when it returns.
         options: of the command line, by name.
     """
+    options = {"max_tokens_limit": NEVER_ENDS, **options}
     flags = [word for name, value in options.items() for word in (f"--{name.replace('_', '-')}", str(value))]
     output = _Lines()
 

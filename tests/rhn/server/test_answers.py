@@ -12,8 +12,10 @@ except ModuleNotFoundError:
     pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.server.messages import Choice, Envelope, Piece, joined, token_name
+from gflownet.rhn.server.choices import Choice, Piece, joined
+from gflownet.rhn.server.formats import CompletionFormat
 from gflownet.rhn.serving.sampling import Sampled
+from gflownet.rhn.text_codec import BYTES
 
 
 def sampled(token: int) -> Sampled:
@@ -56,7 +58,7 @@ def test_message_has_openais_format() -> None:
         choice.add(sampled(byte))
     piece = choice.piece("stop")
     assert piece is not None
-    message = Envelope("m", has_logprobs=True).message([piece], usage=None)
+    message = CompletionFormat("m", BYTES, has_logprobs=True).event([piece], usage=None)
     assert message["choices"] == [
         {
             "index": 0,
@@ -64,7 +66,7 @@ def test_message_has_openais_format() -> None:
             "logprobs": {
                 "tokens": ["a", "bytes:\\xc3", "bytes:\\xa9"],
                 "token_logprobs": [-97.0, -195.0, -169.0],
-                "top_logprobs": [{token_name(t): -float(t), "\x00": -300.0} for t in (97, 195, 169)],
+                "top_logprobs": [{BYTES.token_name(t): -float(t), "\x00": -300.0} for t in (97, 195, 169)],
                 "text_offset": [0, 1, 1],
             },
             "finish_reason": "stop",
@@ -72,4 +74,4 @@ def test_message_has_openais_format() -> None:
     ]
     assert message["id"].startswith("cmpl-")
     assert (message["object"], message["model"], message["usage"]) == ("text_completion", "m", None)
-    assert Envelope("m", has_logprobs=False).message([piece])["choices"][0]["logprobs"] is None
+    assert CompletionFormat("m", BYTES, has_logprobs=False).event([piece])["choices"][0]["logprobs"] is None

@@ -17,7 +17,7 @@ except ModuleNotFoundError as error:
 
 from gflownet.rhn.checkpoint import save_language_model
 from gflownet.rhn.config import RHNConfig
-from gflownet.rhn.server.__main__ import main
+from gflownet.rhn.server.__main__ import main, parse
 from tests.rhn.random_networks import random_network
 from tests.rhn.server.clients import save_tiny
 
@@ -42,6 +42,9 @@ def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
         (["m", "--grace", "-1"], "error: --grace: expected at least 0, got -1.0"),
         (["m", "--allow-host", "http://a"], "error: --host, --allow-host, --allow-origin: expected a host name or"),
         (["m", "--allow-origin", "a"], "error: --host, --allow-host, --allow-origin: expected an origin like https"),
+        (["m", "--read-timeout", "0"], "error: --read-timeout: expected at least 0.1, got 0.0"),
+        (["m", "--api-key", "a b"], "error: --api-key, GFLOWNET_API_KEY: expected a key of printable ASCII"),
+        (["m", "--chat-stop", ""], "error: --chat-stop: expected a text, got nothing"),
         (["none"], "error: none: expected a folder with model.json and model.safetensors, got a name that does not"),
     ],
 )
@@ -74,10 +77,27 @@ def test_missing_extra_is_named_in_the_error(
 
 
 def test_help_lists_every_option(capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as caught:
-        main(["--help"])
-    assert caught.value.code == 0
+    assert main(["--help"]) == 0
     said = capsys.readouterr().out
-    assert all(
-        f"--{name}" in said for name in ("host", "port", "max-slots", "timeout", "grace", "allow-host", "allow-origin")
-    )
+    names = ("host", "port", "max-slots", "timeout", "grace", "allow-host", "allow-origin", "api-key", "chat-template")
+    assert all(f"--{name}" in said for name in names)
+
+
+def test_api_key_of_the_environment_is_added(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("GFLOWNET_API_KEY", "second")
+    assert parse(["m", "--api-key", "first"]).api_key == ["first", "second"]
+    monkeypatch.setenv("GFLOWNET_API_KEY", "")
+    assert parse(["m"]).api_key == []
+
+
+def test_invalid_chat_template_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, template = save_tiny(tmp_path / "tiny"), tmp_path / "template.jinja"
+    template.write_text("{% for message in %}")
+    said = refusal([folder, "--chat-template", template], capsys)
+    assert said.startswith(f"error: --chat-template: {template}: expected a Jinja2 template, got an error: ")
+    assert "cannot be read (No such file" in refusal([folder, "--chat-template", tmp_path / "none"], capsys)
+
+
+def test_too_many_connections_for_the_system_are_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    said = refusal([save_tiny(tmp_path / "tiny"), "--max-connections", 10**9], capsys)
+    assert said.startswith("error: --max-connections: expected at most ")

@@ -18,10 +18,12 @@ except ModuleNotFoundError as error:
     pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.server.app import Limits
+from gflownet.rhn.server.limits import Limits
+from gflownet.rhn.text_codec import BYTES
 from tests.rhn.server.clients import PATIENCE, client_of, offline, save_tiny, wait_until
 from tests.rhn.server.in_process import LocalServer, serving
 
+token_name = BYTES.token_name
 MAX_SLOTS, MAX_PROMPT, MAX_BODY = 8, 64, 4096
 
 
@@ -98,7 +100,8 @@ def test_logprobs_equal_offline_generation(client: openai.OpenAI, folder: Path) 
     assert said.token_logprobs == pytest.approx([one.log_probability for one in expected], abs=1e-9)
     assert said.top_logprobs is not None
     for top, one in zip(said.top_logprobs, expected, strict=True):
-        assert list(top.values()) == pytest.approx([value for _, value in one.likeliest], abs=1e-9)
+        likeliest = {token_name(token): value for token, value in one.likeliest}
+        assert top == pytest.approx({**likeliest, token_name(one.token): one.log_probability}, abs=1e-9)
 
 
 def test_prompt_list_gets_one_choice_and_one_seed_each(client: openai.OpenAI, folder: Path) -> None:
@@ -147,8 +150,16 @@ def test_models_route_lists_the_model(client: openai.OpenAI, server: LocalServer
         ({"prompt": [256]}, "prompt"),
         ({"prompt": "a" * (MAX_PROMPT + 1)}, "prompt"),
         ({"prompt": ["a"] * 300}, "prompt"),
-        ({"max_tokens": 0}, "max_tokens"),
-        ({"n": 2}, "n"),
+        ({"max_tokens": -1}, "max_tokens"),
+        ({"max_tokens": 20_000}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"best_of": 2, "n": 3}, "best_of"),
+        ({"best_of": 2, "stream": True}, "best_of"),
+        ({"suffix": "x"}, "suffix"),
+        ({"logprobs": 6}, "logprobs"),
+        ({"n": 100, "prompt": ["a"] * 3}, "prompt"),
+        ({"extra_body": {"min_tokens": 17}}, "min_tokens"),
+        ({"extra_body": {"stop_token_ids": [256]}}, "stop_token_ids"),
         ({"temperature": -1}, "temperature"),
         ({"logit_bias": {"256": 1}}, "logit_bias"),
         ({"extra_body": {"top_k": -1}}, "top_k"),
@@ -187,7 +198,7 @@ def test_too_large_body_gives_413_before_it_is_read(has_length: bool, server: Lo
 def test_unknown_paths_and_methods_give_openais_error_format(server: LocalServer) -> None:
     for said, status in (
         (httpx.get(f"{server.url}/v1/completions"), 405),
-        (httpx.post(f"{server.url}/v1/chat/completions", json={}), 404),
+        (httpx.post(f"{server.url}/v1/embeddings", json={}), 404),
         (httpx.get(f"{server.url}/v1/models/gpt"), 404),
     ):
         assert said.status_code == status

@@ -18,9 +18,11 @@ except ModuleNotFoundError as error:
 
 from torch import Tensor
 
-from gflownet.rhn.server.app import Limits, create_app
-from gflownet.rhn.server.messages import CompletionRequest
+from gflownet.rhn.server.app import Access, create_app
+from gflownet.rhn.server.completion_request import CompletionRequest
+from gflownet.rhn.server.limits import Limits
 from gflownet.rhn.server.origins import Origins
+from gflownet.rhn.server.request_fields import Submission
 from gflownet.rhn.server.service import Service
 from gflownet.rhn.serving import sampler as sampler_module
 from gflownet.rhn.serving.engine import Engine, EngineConfig
@@ -84,8 +86,8 @@ def talk(
         scheduler = SchedulerConfig(max_slots=8, max_queue=64, token_budget=4 * NEVER_ENDS)
         engine = Engine(random_network(CONFIG, 0).decoder(), EngineConfig(scheduler))
         service = Service(engine, "m", on_failure=lambda: None)
-        limits = Limits(1 << 16, 2048, 4, PATIENCE, origins or Origins())
-        app = create_app(service, limits, on_start=lambda: None)
+        limits = Limits(1 << 16, 2048, 4, PATIENCE)
+        app = create_app(service, limits, on_start=lambda: None, access=Access(origins or Origins()))
         transport = httpx.ASGITransport(app)  # an exception in the application is raised here
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url=URL) as client:
             await conversation(client, service)
@@ -111,7 +113,7 @@ def check_answer(response: httpx.Response, body: object) -> None:
 
 def fuzz(num_random: int, seed: int) -> None:
     async def conversation(client: httpx.AsyncClient, service: Service) -> None:
-        innocent = service.submit([[97, 98]], [SamplingParams(max_tokens=NEVER_ENDS, **GREEDY)], echo=False)
+        innocent = service.submit(Submission([[97, 98]], SamplingParams(max_tokens=NEVER_ENDS, **GREEDY)))
         statuses = set()
         for body in hostile_bodies(num_random, seed):
             response = await client.post(PATH, content=body)
@@ -183,7 +185,7 @@ def test_other_host_or_origin_gives_403_on_every_path() -> None:
             check_answer(response, headers)
             for path in ("/metrics", "/health", "/v1/models"):
                 assert (await client.get(path, headers=headers)).status_code == status
-        assert b'gflownet_http_responses_total{status="403"} 12.0' in service.metrics()
+        assert b'gflownet_http_responses_total{status="403"} 12.0' in service.metrics.text()[0]
         # A browser sends this before a page of a named origin may post JSON.
         asked = {"Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "content-type"}
         for origin, status in (("https://app.example", 200), ("https://evil.example", 403)):

@@ -9,7 +9,7 @@ try:
 except ModuleNotFoundError:
     pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
 
-from gflownet.rhn.server.messages import RequestError
+from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.origins import Origins
 
 ORIGINS = Origins(frozenset({"Models.example", "192.0.2.7", "2001:db8::1"}), frozenset({"https://App.example:8443"}))

@@ -17,9 +17,10 @@ except ModuleNotFoundError:
 from starlette.types import Message, Receive, Scope, Send
 
 from gflownet.rhn.decoding import LanguageModel
-from gflownet.rhn.server.app import Session
-from gflownet.rhn.server.messages import RequestError
+from gflownet.rhn.server.errors import RequestError
+from gflownet.rhn.server.request_fields import Submission
 from gflownet.rhn.server.service import Service
+from gflownet.rhn.server.session import Session
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.serving.scheduler import SchedulerConfig
@@ -77,7 +78,7 @@ def test_closed_answer_frees_its_slot_within_one_step() -> None:
     model = Watched(random_network(CONFIG, 0).decoder())
 
     async def talk(service: Service) -> None:
-        answers = [service.submit([[1]], [ENDLESS], echo=False) for _ in range(3)]
+        answers = [service.submit(Submission([[1]], ENDLESS)) for _ in range(3)]
         while 3 not in model.rows:
             await asyncio.sleep(0)
         answers[1].close()
@@ -96,7 +97,7 @@ def test_engine_failure_ends_every_answer_and_the_service() -> None:
     model = Watched(random_network(CONFIG, 0).decoder(), num_steps=5)
 
     async def talk(service: Service) -> None:
-        answers = [service.submit([[1]], [ENDLESS], echo=False) for _ in range(4)]  # the last one waits
+        answers = [service.submit(Submission([[1]], ENDLESS)) for _ in range(4)]  # the last one waits
         for answer in answers:
             with pytest.raises(RequestError, match="the model failed; the server ends") as caught:
                 async for _ in answer.pieces(deadline()):
@@ -113,7 +114,7 @@ def test_client_that_does_not_read_loses_its_slot() -> None:
 
     async def talk(service: Service) -> None:
         async def never_sends(scope: Scope, receive: Receive, send: Send) -> None:
-            scope["state"]["answers"].append(service.submit([[1]], [ENDLESS], echo=False))
+            scope["state"]["answers"].append(service.submit(Submission([[1]], ENDLESS)))
             await asyncio.Event().wait()
 
         async def receive() -> Message:
@@ -125,7 +126,7 @@ def test_client_that_does_not_read_loses_its_slot() -> None:
         await Session(never_sends, service=service, seconds=0.05)({"type": "http"}, receive, send)
         await service.drain(PATIENCE)
         assert (engine.metrics().num_running, engine.metrics().num_waiting) == (0, 0)
-        assert b'gflownet_http_responses_total{status="499"} 1.0' in service.metrics()
+        assert b'gflownet_http_responses_total{status="499"} 1.0' in service.metrics.text()[0]
 
     serve(engine, talk)
 
@@ -135,7 +136,7 @@ def test_prompt_list_over_the_queue_limit_leaves_no_request() -> None:
 
     async def talk(service: Service) -> None:
         with pytest.raises(RequestError) as caught:
-            service.submit([[1]] * 6, [ENDLESS] * 6, echo=False)
+            service.submit(Submission([[1]] * 6, ENDLESS))
         assert (caught.value.status, caught.value.headers) == (HTTPStatus.TOO_MANY_REQUESTS, {"Retry-After": "1"})
         await service.drain(PATIENCE)
         assert (engine.metrics().num_running, engine.metrics().num_waiting) == (0, 0)
@@ -147,7 +148,7 @@ def test_pieces_are_complete_when_the_event_loop_is_busy() -> None:
     """Events that arrive in between are one piece."""
 
     async def talk(service: Service) -> None:
-        answer = service.submit([[1]], [SamplingParams(max_tokens=50, seed=0)], echo=False)
+        answer = service.submit(Submission([[1]], SamplingParams(max_tokens=50, seed=0)))
         await service.drain(PATIENCE)
         pieces = [piece async for some in answer.pieces(deadline()) for piece in some]
         assert [(piece.finish_reason, len(piece.tokens)) for piece in pieces] == [("length", 50)]
