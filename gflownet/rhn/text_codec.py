@@ -114,26 +114,33 @@ class TokenizerCodec:
 
 
 class _TokenizerStream:
-    """Text of a growing list of tokens: a piece ends where the text has no incomplete character."""
+    """Text of a growing list of tokens: a piece ends where the text has no incomplete character.
+
+    A token's text may depend on the token before, so each piece is decoded together with the tokens of the last one.
+    """
 
     def __init__(self, codec: TokenizerCodec) -> None:
-        self._codec, self._tokens, self._num_shown = codec, [], 0
+        self._codec = codec
+        self._last: list[int] = []  # tokens of the last piece
+        self._next: list[int] = []  # tokens after it
 
     def text(self, tokens: Iterable[int]) -> str:
         """See TextStream."""
-        self._tokens += tokens
-        text = self._codec.decode(self._tokens)
-        return "" if text.endswith("\N{REPLACEMENT CHARACTER}") else self._shown(text)
+        self._next += tokens
+        piece = self._piece()
+        if not piece or piece.endswith("\N{REPLACEMENT CHARACTER}"):
+            return ""
+        self._last, self._next = self._next, []
+        return piece
 
     def rest(self) -> str:
         """See TextStream."""
-        piece = self._shown(self._codec.decode(self._tokens))
-        self._tokens, self._num_shown = [], 0
+        piece = self._piece()
+        self._last, self._next = [], []
         return piece
 
-    def _shown(self, text: str) -> str:
-        piece, self._num_shown = text[self._num_shown :], len(text)
-        return piece
+    def _piece(self) -> str:
+        return self._codec.decode([*self._last, *self._next])[len(self._codec.decode(self._last)) :]
 
 
 BYTES = ByteCodec()
