@@ -105,9 +105,10 @@ class Continuous:
         self._num_prefilled = 0
         if self._before is not None:
             self.fill(self.slots - self.engine.metrics().num_running)
-        before = self.engine._tally.num_rows  # `metrics` would add its own time
+        tally = self.engine._tally  # `metrics` would add its own time
+        before = tally.num_rows + tally.num_chunk_tokens
         self.engine.step()
-        return self.engine._tally.num_rows - before + self._num_prefilled
+        return tally.num_rows + tally.num_chunk_tokens - before + self._num_prefilled
 
 
 class Static(Continuous):

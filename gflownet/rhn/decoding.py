@@ -49,6 +49,10 @@ class LanguageModel(Protocol):
         """
         ...
 
+    def read(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Read as `prefill`, but return the logits [R, T, V] of the token after each."""
+        ...
+
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Read one more token of each sequence.
 
@@ -133,27 +137,38 @@ class RHNDecoder:
         self._min_rows = 2 if size > CORE_BYTES else 1
 
     def _logits(self, x: Tensor) -> Tensor:
-        """Return [R, V] from the last layer's states [R, H]."""
+        """Return [..., V] from the last layer's states [..., H]."""
         return normalised(x, self._root) @ self._unembedding
 
-    @torch.no_grad()
     def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return logits and states as `LanguageModel.prefill`, RHN layers along the wavefront.
 
         Raises:
             ValueError: no token.
         """
+        logits, new_state = self._read(tokens, state, num_logits=1)
+        return logits[:, 0], new_state
+
+    def read(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return logits and states as `LanguageModel.read`; raises as `prefill`."""
+        return self._read(tokens, state, num_logits=tokens.shape[-1])
+
+    def _read(self, tokens: Tensor, state: Tensor | None, *, num_logits: int) -> tuple[Tensor, Tensor]:
+        """Return the logits [R, num_logits, V] of the tokens after the last ones, and the last states."""
         check_tokens(tokens)
-        x = F.embedding(tokens.mT, self._embedding)
-        new_state = x.new_zeros(self.state_shape[0], x.shape[1], self.state_shape[1])
-        for run in self._runs:
-            before = None if state is None else state[run.layers]
-            if isinstance(run, _FoldedRun):
-                x, last = run.prefill(x, None if before is None else before[..., : x.shape[-1]])
-            else:
-                x, last = _run_recurrent_layer(run, x, before)
-            new_state[run.layers, :, : last.shape[-1]] = last
-        return self._logits(x[-1]), new_state
+        new_state = self._embedding.new_zeros(self.state_shape[0], len(tokens), self.state_shape[1])
+        logits = self._embedding.new_empty(len(tokens), num_logits, self.vocabulary_size)
+        with torch.inference_mode():  # as in `step`
+            x = F.embedding(tokens.mT, self._embedding)
+            for run in self._runs:
+                before = None if state is None else state[run.layers]
+                if isinstance(run, _FoldedRun):
+                    x, last = run.prefill(x, None if before is None else before[..., : x.shape[-1]])
+                else:
+                    x, last = _run_recurrent_layer(run, x, before)
+                new_state[run.layers, :, : last.shape[-1]] = last
+            logits.copy_(self._logits(x[-num_logits:]).transpose(0, 1))
+        return logits, new_state
 
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return logits and states as `LanguageModel.step`."""

@@ -48,6 +48,9 @@ def test_prefill_and_steps_equal_oracle(seed: int) -> None:
     logits, states = model.prefill(case.tokens, case.state)
     assert_near(logits, wanted[:, -1])
     assert_near(states, wanted_states)
+    logits, states = model.read(case.tokens, case.state)
+    assert_near(logits, wanted)
+    assert_near(states, wanted_states)
     for copies in (1, 65):  # 65 copies are more than one tile
         total = len(case.tokens) * copies
         states = torch.full((model.state_shape[0], total, model.state_shape[1]), 3.0, dtype=torch.float64)
@@ -67,7 +70,7 @@ def test_prefill_and_steps_equal_oracle(seed: int) -> None:
 def test_step_outputs_can_be_changed_and_differentiated() -> None:
     model = RHNDecoder(random_case(0).network)
     tokens, states = torch.zeros(3, dtype=torch.long), torch.zeros(model.state_shape[0], 3, model.state_shape[1])
-    for made in model.step(tokens, states.double(), None):
+    for made in (*model.step(tokens, states.double(), None), *model.prefill(tokens[:, None], None)):
         assert not made.is_inference()
         made.add_(1)
         (made * torch.ones_like(made, requires_grad=True)).sum().backward()

@@ -124,7 +124,7 @@ class PrefixCache:
         """
         if max_bytes < 0:
             raise ValueError(f"max_bytes: expected at least 0, got {max_bytes}")
-        self._max_bytes = max_bytes
+        self.max_bytes = max_bytes
         self.num_bytes = 0
         self.num_evicted = 0
         # by length and digest: 128 bits identify a prefix without its tokens
@@ -144,7 +144,7 @@ class PrefixCache:
         self._states[key] = state
         self._lengths[key[0]] += 1
         self.num_bytes += state.nbytes
-        while self.num_bytes > self._max_bytes:
+        while self.num_bytes > self.max_bytes:
             (length, _), dropped = self._states.popitem(last=False)
             self._lengths[length] -= 1
             self.num_bytes -= dropped.nbytes

@@ -1,7 +1,7 @@
-"""Continuous batching: each step reads one token of every running request, of its prompt or of its answer.
+"""Continuous batching: each step reads one token of every running request, and a chunk of long prompts in between.
 
-Prompts need no separate prefill, so a long prompt does not delay other answers. The logits of a row are a function of
-the tokens of that row, up to rounding; each row has its own random generator.
+Chunks take a bounded share of the time, so that a long prompt does not stop other answers. The logits of a row are a
+function of the tokens of that row, up to rounding; each row has its own random generator.
 """
 
 from __future__ import annotations
@@ -16,14 +16,15 @@ from dataclasses import dataclass, field, replace
 from itertools import count
 from operator import attrgetter
 
-import numpy as np
-import torch
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.cache import CacheManager, PrefixCache
-from gflownet.rhn.serving.logprobs import with_log_probabilities
-from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, Fork, Request, Tally, TokenEvent
+from gflownet.rhn.serving.forks import release_followers, replace_reader
+from gflownet.rhn.serving.prefill import Chunk, Prefill, PrefillConfig
+from gflownet.rhn.serving.prefixes import PromptPrefixes
+from gflownet.rhn.serving.reading import PromptScores, read_chunk, read_tokens, scores_after_tokens
+from gflownet.rhn.serving.requests import ActiveRequest, EngineMetrics, Event, Request, Tally, TokenEvent
 from gflownet.rhn.serving.sampler import Draw, Sampler
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingError
 from gflownet.rhn.serving.scheduler import Phase, Scheduler, SchedulerConfig
@@ -35,7 +36,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class EngineConfig:
-    """Admission of requests, and the cache of prompt prefixes.
+    """Admission of requests, reading of prompts, and the cache of their prefixes.
 
     Raises:
         ValueError: a value out of its bounds.
@@ -44,6 +45,7 @@ class EngineConfig:
     scheduler: SchedulerConfig = field(default_factory=SchedulerConfig)
     prefix_bytes: int = 64 * 2**20  # size of the cached states of prompt prefixes; 0: no cache
     prefix_interval: int = 64  # tokens of a prompt between cached states; the state at its end is cached too
+    prefill: PrefillConfig = field(default_factory=PrefillConfig)
     codec: TextCodec = BYTES  # finds stop strings in answers
 
     def __post_init__(self) -> None:
@@ -51,30 +53,6 @@ class EngineConfig:
             raise ValueError(f"prefix_bytes: expected at least 0, got {self.prefix_bytes}")
         if self.prefix_interval < 1:
             raise ValueError(f"prefix_interval: expected at least 1 token, got {self.prefix_interval}")
-
-
-def read_tokens(requests: Sequence[ActiveRequest], cache: CacheManager, model: LanguageModel) -> Tensor:
-    """Read the next token of each request and return the logits [R, V] of the token after it.
-
-    Args:
-        requests: at least one, each with a slot in the cache; `num_read` is advanced by one.
-        cache: holds their states, which are replaced.
-        model: the language model.
-    """
-    device = model.device
-    tokens = [request.tokens[request.num_read] for request in requests]
-    starts = [request.starts for request in requests]
-    request_ids = [request.request_id for request in requests]
-    # Through numpy: torch reads a list at a fifth of the speed.
-    logits, new_state = model.step(
-        torch.from_numpy(np.array(tokens)).to(device),
-        cache.get_caches(request_ids),
-        torch.from_numpy(np.array(starts)).to(device) if any(starts) else None,
-    )
-    cache.update_caches(request_ids, new_state)
-    for request in requests:
-        request.num_read += 1
-    return logits
 
 
 class Engine:
@@ -98,11 +76,13 @@ class Engine:
         self._clock = clock
         self._cache = CacheManager(self._model, max_slots)
         self._sampler = Sampler(max_slots, model.vocabulary_size, model.device)
-        self._prefixes = PrefixCache(self._config.prefix_bytes)
+        self._tally = Tally()  # guarded by the lock below, as are its prefixes
+        prefixes = PrefixCache(self._config.prefix_bytes)
+        self._prefixes = PromptPrefixes(prefixes, interval=self._config.prefix_interval, tally=self._tally)
+        self._prefill = Prefill(self._config.prefill, interval=self._config.prefix_interval)
 
         self._lock = threading.Lock()
         # Guarded by the lock.
-        self._tally = Tally()
         self._scheduler = Scheduler(self._config.scheduler, clock=clock)
         self._requests: dict[int, ActiveRequest] = {}  # waiting and running
         self._cancelled: list[ActiveRequest] = []  # their finish event comes with the next step
@@ -190,40 +170,71 @@ class Engine:
                 replace(self._tally, finished=self._tally.finished.copy()),
                 self._scheduler.num_waiting,
                 self._scheduler.num_running,
-                len(self._prefixes),
-                self._prefixes.num_bytes,
-                self._prefixes.num_evicted,
+                len(self._prefixes.cache),
+                self._prefixes.cache.num_bytes,
+                self._prefixes.cache.num_evicted,
             )
 
     def step(self) -> list[Event]:
-        """Read one token of every running request; return the events, in order per request."""
+        """Read a chunk of long prompts if it is due, and one token of every other running request.
+
+        Returns:
+            the events, in order per request.
+        """
         events: list[Event] = []
         start = self._clock()
         with self._lock:
             self._end_cancelled(start, events)
             self._admit(start, events)
-            active = [request for request in self._running if not request.paused]
-        if not active:
-            return events
-        logits = read_tokens(active, self._cache, self._model)
-        slots = [request.slot for request in active]
-        draws = self._sampler.sample(slots, logits, [request.samples for request in active])
-        prompts = prompt_log_probabilities(active, logits)
+            rows, chunk = self._prefill.plan([request for request in self._running if not request.paused])
+        chunk_seconds = 0.0 if chunk is None else self._read_chunk(chunk, events)
+        step_seconds = self._read_rows(rows, events) if rows else 0.0
+        self._prefill.ran(chunk_seconds=chunk_seconds, step_seconds=step_seconds, had_rows=bool(rows))
+        return events
+
+    def _read_chunk(self, chunk: Chunk, events: list[Event]) -> float:
+        """Read a chunk, add its events, and return its seconds."""
+        start = self._clock()
+        scores = read_chunk(chunk, self._cache, self._model)
         now = self._clock()
         with self._lock:
-            tally = self._tally
-            tally.num_steps += 1
-            tally.num_rows += len(active)
-            tally.step_seconds += now - start
-            ended = []
-            for request, sampled in zip(active, draws, strict=True):
-                outcome = self._take(request, sampled, prompts.get(request.request_id, ()), now, events)
-                if outcome is not None:
-                    ended.append((request, *outcome))
-            tally.num_tokens += sum(isinstance(event, TokenEvent) for event in events)
-            for request, reason, error in ended:
-                self._end(request, reason, now, events, error)
-        return events
+            self._tally.num_chunk_tokens += len(chunk.requests) * chunk.num_tokens
+            self._tally.chunk_seconds += now - start
+            self._take_all(chunk.requests, [None] * len(chunk.requests), scores, now, events)
+        return now - start
+
+    def _read_rows(self, rows: Sequence[ActiveRequest], events: list[Event]) -> float:
+        """Read one token of each request, sample the tokens after them, add the events, and return the seconds."""
+        start = self._clock()
+        logits = read_tokens(rows, self._cache, self._model)
+        slots = [request.slot for request in rows]
+        draws = self._sampler.sample(slots, logits, [request.samples for request in rows])
+        scores = scores_after_tokens(rows, logits)
+        now = self._clock()
+        with self._lock:
+            self._tally.num_steps += 1
+            self._tally.num_rows += len(rows)
+            self._tally.step_seconds += now - start
+            self._take_all(rows, draws, scores, now, events)
+        return now - start
+
+    def _take_all(
+        self,
+        requests: Sequence[ActiveRequest],
+        draws: Sequence[Draw],
+        scores: PromptScores,
+        now: float,
+        events: list[Event],
+    ) -> None:
+        """Add the tokens of a step or a chunk, and end requests."""
+        ended, num_events = [], len(events)
+        for request, sampled in zip(requests, draws, strict=True):
+            end = self._take(request, sampled, scores.get(request.request_id, ()), now, events)
+            if end is not None:
+                ended.append((request, *end))
+        self._tally.num_tokens += sum(isinstance(event, TokenEvent) for event in events[num_events:])
+        for request, reason, error in ended:
+            self._end(request, reason, now, events, error)
 
     def _end_cancelled(self, now: float, events: list[Event]) -> None:
         cancelled, self._cancelled = self._cancelled, []
@@ -246,7 +257,7 @@ class Engine:
             self._tally.num_admitted += 1
             self._tally.waited_seconds += now - request.submitted
             insort(self._running, request, key=attrgetter("slot"))
-            self._fork(request)
+            release_followers(request, self._cache, self._scheduler)
             try:
                 self._sampler.place(request.slot, request.request.params, request.tokens)
             except Exception as error:
@@ -256,70 +267,36 @@ class Engine:
 
     def _first_state(self, request: ActiveRequest, events: list[Event]) -> Tensor | None:
         """Return the state after the tokens of the prompt that were read before; None if there is none."""
-        wants_prompt = request.request.params.prompt_logprobs is not None
         if request.fork is not None:
             fork, request.fork = request.fork, None
             request.num_read = request.num_cached = request.num_prompt - 1
-            if wants_prompt:
+            if request.scores_prompt:
                 request.show_prompt(fork.sampled, events)
             return fork.state
-        if wants_prompt:
+        if request.scores_prompt:
             request.show_prompt([Sampled(request.tokens[0])], events)
-        state = request.request.state
-        if self._keeps(request) and not wants_prompt:
-            hit = self._prefixes.longest(request.tokens)
-            self._tally.prefix_hits += hit is not None
-            self._tally.prefix_misses += hit is None
-            if hit is not None:
-                state, request.num_read, request.num_cached = hit.state, hit.num_tokens, hit.num_tokens
-                self._tally.prefix_tokens += hit.num_tokens
-        self._plan_prefix(request)
-        return state
+        prefix = self._prefixes.first_state(request)
+        return request.request.state if prefix is None else prefix
 
     def _take(
-        self, request: ActiveRequest, sampled: Draw, prompt: Sequence[Sampled], now: float, events: list[Event]
+        self, request: ActiveRequest, sampled: Draw, scored: Sequence[Sampled], now: float, events: list[Event]
     ) -> tuple[FinishReason, str] | None:
-        """Add the tokens of a step; return reason and error if the request ends."""
+        """Add the next tokens of prompt and answer; return reason and error if the request ends."""
         if request.cancelled:
             return None
-        if prompt:
-            if not all(math.isfinite(token.log_probability or 0) for token in prompt):
+        if scored:
+            if not all(math.isfinite(token.log_probability or 0) for token in scored):
                 return FinishReason.ERROR, "the model's logits are not finite"
-            request.show_prompt(prompt, events)
+            request.show_prompt(scored, events)
         if request.num_read == request.next_kept:
-            self._keep_prefix(request)
-        self._fork(request)
+            self._prefixes.add(request, self._cache.export_state(request.request_id))
+        release_followers(request, self._cache, self._scheduler)
         if isinstance(sampled, SamplingError):
             return FinishReason.ERROR, str(sampled)
         if sampled is None:
             return (FinishReason.LENGTH, "") if request.is_read else None
         reason = request.take(sampled, now, events)
         return None if reason is None else (reason, "")
-
-    def _fork(self, request: ActiveRequest) -> None:
-        """Let requests with the same prompt continue from the state before its last token."""
-        if not request.followers or request.num_read != request.num_prompt - 1:
-            return
-        fork = Fork(self._cache.export_state(request.request_id), tuple(request.prompt_sampled))
-        followers, request.followers, request.prompt_sampled = self._held(request), (), []
-        for follower in followers:
-            follower.fork = fork
-            self._scheduler.release(follower.request_id)
-
-    def _held(self, request: ActiveRequest) -> list[ActiveRequest]:
-        """Return the requests that wait for this one to read their prompt."""
-        return [one for one in request.followers if one.request_id in self._requests and not one.cancelled]
-
-    def _keep_prefix(self, request: ActiveRequest) -> None:
-        """Cache the state for prompts with the same beginning."""
-        self._prefixes.put(request.tokens[: request.num_read], self._cache.export_state(request.request_id))
-        self._plan_prefix(request)
-
-    def _plan_prefix(self, request: ActiveRequest) -> None:
-        """Set the next point to cache the state: every `prefix_interval` tokens and at the end of the prompt."""
-        if self._keeps(request):
-            interval = self._config.prefix_interval
-            request.next_kept = min((request.num_read // interval + 1) * interval, request.num_prompt)
 
     def _end(
         self, request: ActiveRequest, reason: FinishReason, now: float, events: list[Event], error: str = ""
@@ -328,37 +305,17 @@ class Engine:
         request_id, options = request.request_id, request.request
         state = None
         if request.slot >= 0:
-            if reason in (FinishReason.STOP, FinishReason.LENGTH) and (options.keep_state or self._keeps(request)):
+            keeps = self._prefixes.keeps(request)
+            if reason in (FinishReason.STOP, FinishReason.LENGTH) and (options.keep_state or keeps):
                 state = self._cache.export_state(request_id)
-                if self._keeps(request):
-                    self._prefixes.put(request.tokens[: request.num_read], state)
+                if keeps:
+                    self._prefixes.add(request, state)
             self._cache.free(request_id)
             self._running.remove(request)
         self._scheduler.finish(request_id)
         del self._requests[request_id]
-        if held := self._held(request):  # the first one reads the prompt instead
-            held[0].followers = held[1:]
-            self._scheduler.release(held[0].request_id)
+        replace_reader(request, self._scheduler)
         own_state = state.clone() if state is not None and options.keep_state else None
         end = request.finish(reason, now, error=error, state=own_state)
         self._tally.finish(end, len(request.output.tokens))
         events.append(end)
-
-    def _keeps(self, request: ActiveRequest) -> bool:
-        """Return whether the prefixes of a request are cached: not if it started from a state of the user."""
-        return self._config.prefix_bytes > 0 and request.request.state is None
-
-
-def prompt_log_probabilities(requests: Sequence[ActiveRequest], logits: Tensor) -> dict[int, list[Sampled]]:
-    """Return the next token of each prompt whose log-probabilities are requested, by request id; logits [R, V]."""
-    rows = [
-        row
-        for row, request in enumerate(requests)
-        if request.request.params.prompt_logprobs is not None and request.num_read < request.num_prompt
-    ]
-    if not rows:
-        return {}
-    chosen = [requests[row] for row in rows]
-    tokens = [request.tokens[request.num_read] for request in chosen]
-    sampled = with_log_probabilities(tokens, logits[rows], [one.request.params.prompt_logprobs for one in chosen])
-    return {request.request_id: [token] for request, token in zip(chosen, sampled, strict=True)}

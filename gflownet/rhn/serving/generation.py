@@ -3,19 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
-import torch
 from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.serving.engine import Engine, EngineConfig
 from gflownet.rhn.serving.requests import FinishEvent, Request, TokenEvent
-from gflownet.rhn.serving.sampler import Sampler
-from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingError, SamplingParams
+from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
 from gflownet.rhn.serving.scheduler import SchedulerConfig
-from gflownet.rhn.serving.stopping import new_answer
-from gflownet.rhn.text_codec import BYTES
+from gflownet.rhn.text_codec import BYTES, TextCodec
 
 DEFAULT_PARAMS = SamplingParams()
 
@@ -26,6 +23,7 @@ class Generation:
 
     sampled: tuple[Sampled, ...]  # its tokens, with log-probabilities if requested
     finish_reason: FinishReason
+    cut: int = 0  # last characters of the last token that a stop string excludes; 0 for bytes
 
     @property
     def tokens(self) -> list[int]:
@@ -33,29 +31,44 @@ class Generation:
         return [sampled.token for sampled in self.sampled]
 
 
-@dataclass
 class Stream:
     """An answer as an iterator over its tokens; each iteration runs the model.
 
-    `finish_reason` is None until the end. To continue, start from `state` [layers, 1, width], which is the state after
-    the tokens that the model has read, with `unread`, the tokens sampled after them.
+    `finish_reason` is None until the end. To continue after it, start from `state` [layers, 1, width], which is the
+    state after the tokens that the model has read, with `unread`, the tokens sampled after them.
     """
 
-    model: LanguageModel
-    prompt: Sequence[int]
-    params: SamplingParams = DEFAULT_PARAMS
-    state: Tensor | None = None  # of the tokens before the prompt
-    finish_reason: FinishReason | None = field(default=None, init=False)
-    unread: tuple[int, ...] = field(default=(), init=False)
-
-    def __post_init__(self) -> None:
+    def __init__(
+        self,
+        model: LanguageModel,
+        prompt: Sequence[int],
+        params: SamplingParams = DEFAULT_PARAMS,
+        state: Tensor | None = None,
+        *,
+        codec: TextCodec = BYTES,
+    ) -> None:
         """Check the request.
+
+        Args:
+            model: the language model.
+            prompt: tokens, at least one.
+            params: of the answer.
+            state: [layers, 1, width] of the tokens before the prompt; None at the beginning.
+            codec: finds stop strings.
 
         Raises:
             ValueError: an empty prompt, a token outside the vocabulary, or a state of another shape.
         """
-        before = None if self.state is None else self.state[:, 0]
-        Request(self.prompt, self.params, state=before).check(self.model)
+        self.state = state
+        self.finish_reason: FinishReason | None = None
+        self.unread: tuple[int, ...] = ()
+        self.cut = 0  # as of `Generation`
+        scheduler = SchedulerConfig(
+            max_slots=1, max_waiting=float("inf"), token_budget=max(1, len(prompt) + params.max_tokens)
+        )
+        self._engine = Engine(model, EngineConfig(scheduler, prefix_bytes=0, codec=codec))
+        before = None if state is None else state[:, 0]
+        self._engine.submit(Request(prompt, params, state=before, keep_state=True))
         self._tokens = self._run()
 
     def __iter__(self) -> Iterator[Sampled]:
@@ -67,46 +80,54 @@ class Stream:
         return self._tokens
 
     def _run(self) -> Iterator[Sampled]:
-        model, device = self.model, self.model.device
-        sampler = Sampler(1, model.vocabulary_size, device)
-        sampler.place(0, self.params, self.prompt)
-        output = new_answer(self.params, BYTES)
-        logits, self.state = model.prefill(torch.tensor([list(self.prompt)], device=device), self.state)
         while self.finish_reason is None:
-            (sampled,) = sampler.sample([0], logits, [True])
-            if isinstance(sampled, SamplingError):
-                raise ValueError(str(sampled))
-            assert sampled is not None
-            self.unread = (sampled.token,)
-            num_shown = output.num_shown
-            self.finish_reason = output.add(sampled)
-            yield from output.sampled[num_shown : output.num_shown]
-            if self.finish_reason is None:
-                logits, self.state = model.step(torch.tensor([sampled.token], device=device), self.state, None)
+            for event in self._engine.step():
+                if isinstance(event, TokenEvent):
+                    yield event.sampled
+                elif isinstance(event, FinishEvent):
+                    self._finish(event)
+
+    def _finish(self, end: FinishEvent) -> None:
+        if end.finish_reason is FinishReason.ERROR:
+            raise ValueError(end.error)
+        assert end.state is not None
+        self.finish_reason, self.unread, self.cut = end.finish_reason, end.unread, end.cut
+        self.state = end.state.unsqueeze(1)
 
 
 def generate(
-    model: LanguageModel, prompt: Sequence[int], params: SamplingParams = DEFAULT_PARAMS, *, state: Tensor | None = None
+    model: LanguageModel,
+    prompt: Sequence[int],
+    params: SamplingParams = DEFAULT_PARAMS,
+    *,
+    state: Tensor | None = None,
+    codec: TextCodec = BYTES,
 ) -> Generation:
-    """Return the answer to a prompt: one prefill, then one step of one row per token.
+    """Return the answer to a prompt.
 
     Args:
         model: the language model.
         prompt: tokens, at least one.
         params: of the output.
         state: [layers, 1, width] of the tokens before the prompt; None at the beginning.
+        codec: finds stop strings.
 
     Raises:
         ValueError: as in `Stream`.
     """
-    stream = Stream(model, prompt, params, state)
+    stream = Stream(model, prompt, params, state, codec=codec)
     sampled = tuple(stream)
     assert stream.finish_reason is not None
-    return Generation(sampled, stream.finish_reason)
+    return Generation(sampled, stream.finish_reason, stream.cut)
 
 
 def generate_batch(
-    model: LanguageModel, prompts: Sequence[Sequence[int]], params: Sequence[SamplingParams], *, max_slots: int = 32
+    model: LanguageModel,
+    prompts: Sequence[Sequence[int]],
+    params: Sequence[SamplingParams],
+    *,
+    max_slots: int = 32,
+    codec: TextCodec = BYTES,
 ) -> list[Generation]:
     """Return the answers to prompts of any lengths, computed by an `Engine` with `max_slots` slots.
 
@@ -119,6 +140,7 @@ def generate_batch(
         prompts: tokens, at least one each.
         params: of each output.
         max_slots: rows of a step.
+        codec: finds stop strings.
 
     Raises:
         ValueError: unequal numbers of prompts and parameters, an invalid request (`Engine.submit`), or a failed output.
@@ -126,10 +148,10 @@ def generate_batch(
     requests = [Request(prompt, of_answer) for prompt, of_answer in zip(prompts, params, strict=True)]
     num_tokens = sum(len(request.prompt) + request.params.max_tokens for request in requests)
     scheduler = SchedulerConfig(max_slots, len(requests), max_waiting=float("inf"), token_budget=max(1, num_tokens))
-    engine = Engine(model, EngineConfig(scheduler))
+    engine = Engine(model, EngineConfig(scheduler, codec=codec))
     ids = [engine.submit(request) for request in requests]
     sampled: dict[int, list[Sampled]] = {request_id: [] for request_id in ids}
-    reasons: dict[int, FinishReason] = {}
+    ends: dict[int, FinishEvent] = {}
     while engine.has_work:
         for event in engine.step():
             if isinstance(event, TokenEvent):
@@ -137,5 +159,5 @@ def generate_batch(
             elif isinstance(event, FinishEvent):
                 if event.finish_reason is FinishReason.ERROR:
                     raise ValueError(f"prompt {ids.index(event.request_id)}: {event.error}")
-                reasons[event.request_id] = event.finish_reason
-    return [Generation(tuple(sampled[request_id]), reasons[request_id]) for request_id in ids]
+                ends[event.request_id] = event
+    return [Generation(tuple(sampled[one]), ends[one].finish_reason, ends[one].cut) for one in ids]

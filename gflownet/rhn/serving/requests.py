@@ -99,6 +99,7 @@ class ActiveRequest:
     first_token: float | None = None  # time at which it was sampled
     cancelled: bool = False
     paused: bool = False
+    turn: int = 0  # order of the latest chunks of the prompts
     followers: Sequence[ActiveRequest] = ()  # held until this request has read their prompt
     prompt_sampled: list[Sampled] = field(default_factory=list)  # for them
     fork: Fork | None = None  # where it starts
@@ -111,6 +112,16 @@ class ActiveRequest:
     def starts(self) -> bool:
         """Whether the next token to read is the first of its sequence."""
         return self.num_read == 0 and self.request.state is None
+
+    @property
+    def num_unread(self) -> int:
+        """Tokens of the prompt that the model has not read; negative after the first token of the answer."""
+        return self.num_prompt - self.num_read
+
+    @property
+    def scores_prompt(self) -> bool:
+        """Whether the log-probabilities of the prompt are requested."""
+        return self.request.params.prompt_logprobs is not None
 
     @property
     def is_read(self) -> bool:
@@ -163,9 +174,11 @@ class Tally:
 
     finished: Counter[FinishReason] = field(default_factory=Counter)  # requests
     num_steps: int = 0  # with at least one row
-    num_rows: int = 0  # tokens read, of prompts and answers
+    num_rows: int = 0  # tokens read one per step, of prompts and answers
+    num_chunk_tokens: int = 0  # tokens of prompts read in chunks
     num_tokens: int = 0  # of answers, without held back ones
-    step_seconds: float = 0.0
+    step_seconds: float = 0.0  # without chunks
+    chunk_seconds: float = 0.0
     num_admitted: int = 0
     waited_seconds: float = 0.0  # in the queue, of admitted requests
     num_first_tokens: int = 0  # of finished answers, as are the next three
@@ -204,8 +217,9 @@ class EngineMetrics:
 
     @property
     def tokens_per_second(self) -> float:
-        """Tokens of answers / time in steps."""
-        return self.sums.num_tokens / self.sums.step_seconds if self.sums.step_seconds else 0.0
+        """Tokens of answers / time in steps and chunks."""
+        seconds = self.sums.step_seconds + self.sums.chunk_seconds
+        return self.sums.num_tokens / seconds if seconds else 0.0
 
     @property
     def first_token_seconds(self) -> float:

@@ -43,6 +43,9 @@ class Watched:
     def prefill(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
         return self._model.prefill(tokens, state)
 
+    def read(self, tokens: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        return self._model.read(tokens, state)
+
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         self.rows.append(len(tokens))
         if len(self.rows) > self._num_steps:

@@ -66,10 +66,10 @@ def ends_of(events: Sequence[Event]) -> dict[int, FinishEvent]:
     return {event.request_id: event for event in events if isinstance(event, FinishEvent)}
 
 
-def assert_close(sampled: Sequence[Sampled], expected: Sequence[Sampled]) -> None:
+def assert_close(sampled: Sequence[Sampled], expected: Sequence[Sampled], *, tolerance: float = 1e-9) -> None:
     """Compare tokens, and in float64 their log-probabilities up to rounding."""
     for one, other in zip(sampled, expected, strict=True):
         assert one.token == other.token
-        assert one.log_probability == pytest.approx(other.log_probability, abs=1e-9)
+        assert one.log_probability == pytest.approx(other.log_probability, abs=tolerance)
         assert [token for token, _ in one.likeliest] == [token for token, _ in other.likeliest]
-        assert [p for _, p in one.likeliest] == pytest.approx([p for _, p in other.likeliest], abs=1e-9)
+        assert [p for _, p in one.likeliest] == pytest.approx([p for _, p in other.likeliest], abs=tolerance)
