@@ -72,14 +72,20 @@ def cpu_seconds(call: Callable[[], object], num_calls: int = 1) -> float:
 
 
 def parse_arguments(
-    description: str | None, *, numbers: Mapping[str, str] | None = None, **flags: str
+    description: str | None,
+    *,
+    numbers: Mapping[str, str] | None = None,
+    paths: Mapping[str, str] | None = None,
+    **flags: str,
 ) -> argparse.Namespace:
-    """Parse `--quick`, `--json` and the script's own flags and whole numbers, given by name with their help."""
+    """Parse `--quick`, `--json` and the script's own flags, whole numbers and paths, given by name with their help."""
     parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     for name, text in flags.items():
         parser.add_argument(f"--{name}", action="store_true", help=text)
     for name, text in (numbers or {}).items():
         parser.add_argument(f"--{name}", type=int, metavar="N", help=text)
+    for name, text in (paths or {}).items():
+        parser.add_argument(f"--{name}", type=Path, metavar="FILE", help=text)
     parser.add_argument("--quick", action="store_true", help="a smaller run of less than 60 CPU seconds")
     parser.add_argument("--json", type=Path, metavar="FILE", help="also write the rows to FILE")
     return parser.parse_args()

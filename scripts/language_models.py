@@ -1,0 +1,205 @@
+"""Language models of equal numbers of parameters: RHNs, recurrent stacks, narrow GRUs, transformers.
+
+R is the number of rows, T of tokens, W the width, D the width of an attention head.
+"""
+
+from __future__ import annotations
+
+import json
+from bisect import bisect_left
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from gflownet.errors import UserError
+from gflownet.rhn.checkpoint import model_of
+from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
+from gflownet.rhn.layers import FFN, RMSNorm, Run, embedding_table
+from gflownet.rhn.network import RHN
+from gflownet.rhn.stack_model import RecurrentStack, fit_parameters
+
+HEADS = 4
+_ROTARY_BASE = 10_000.0  # Su et al. 2021, section 3.2.2
+_EPSILON = 1e-6
+_MAX_WIDTH = 1024
+
+Make = Callable[[], nn.Module]
+
+
+@dataclass(frozen=True)
+class Form:
+    """A model of fixed sizes."""
+
+    name: str
+    make: Make  # maps tokens [R, T] to a tuple that starts with logits [R, T, V]
+    num_parameters: int
+    state_floats: int  # of one sequence; of a transformer those of one token, times the length of the context
+
+
+def form(name: str, make: Make, state_floats: int) -> Form:
+    """Return a form with its number of parameters."""
+    return Form(name, make, parameters_of(make), state_floats)
+
+
+def parameters_of(make: Make) -> int:
+    """Return the number of parameters of a model without initialising it."""
+    with torch.device("meta"):
+        return sum(parameter.numel() for parameter in make().parameters())
+
+
+def nearest(make: Callable[[int], nn.Module], widths: range, num_parameters: int) -> int:
+    """Return the width whose number of parameters is nearest."""
+    place = bisect_left(widths, num_parameters, key=lambda width: parameters_of(partial(make, width)))
+    candidates = widths[max(0, place - 1) : place + 1]
+    return min(candidates, key=lambda width: abs(parameters_of(partial(make, width)) - num_parameters))
+
+
+def rhn(num_parameters: int, config: RHNConfig, *, ratio: float = 2.0) -> Form:
+    """Return an RHN with the depth, rank, bottleneck and norm of a config; `ratio` is intermediate / hidden."""
+
+    def sized(width: int) -> RHNConfig:
+        return replace(config, hidden_size=width, intermediate_size=round(ratio * width))
+
+    width = nearest(lambda width: RHN(sized(width)), range(4, _MAX_WIDTH), num_parameters)
+    norm = "" if config.norm == "dora" else " no norm"
+    name = f"rhn {config.depth} x {width} rank {config.rank} bottleneck {config.bottleneck}{norm}"
+    return form(name, partial(RHN, sized(width)), config.depth * width)
+
+
+def stack(num_parameters: int, layers: tuple[StackLayer, ...], *, vocabulary_size: int = 256) -> Form:
+    """Return a stack of recurrent layers."""
+    config = fit_parameters(StackConfig(layers, vocabulary_size=vocabulary_size), num_parameters)
+    cells = " > ".join(layer.cell if layer.cell != "rhn" else f"rhn rank {layer.rank}" for layer in layers)
+    widths = (config.width * (2 if layer.cell == "lstm" else 1) for layer in layers)
+    return form(f"{cells}, width {config.width}", partial(RecurrentStack, config), sum(widths))
+
+
+def from_search(path: Path) -> Form:
+    """Return the best recurrent stack of a search: the first entry of its top_architectures.json.
+
+    Raises:
+        UserError: the entry describes no language model.
+    """
+    entry = json.loads(path.read_text(encoding="utf-8"))[0]
+    if "language_model" not in entry:
+        raise UserError(f"{path}: rank 0 is not a language model: expected the field language_model")
+    make = partial(model_of, entry["language_model"], str(path))
+    with torch.device("meta"):
+        runs = list(make().runs())
+    floats = sum(_state_floats(run) for run in runs)
+    return form(entry["words"], make, floats)
+
+
+def _state_floats(run: Run) -> int:
+    if run.other is not None:
+        return run.other.state_width
+    return sum(block.norm.weight.shape[0] for block in run.blocks)
+
+
+class NarrowGRU(nn.Module):
+    """x + projection of a GRU that is narrower than x."""
+
+    def __init__(self, width: int, state: int) -> None:
+        super().__init__()
+        self.norm = RMSNorm(width, _EPSILON)
+        self.cell = nn.GRU(width, state, batch_first=True)
+        self.out = nn.Linear(state, width, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Return the outputs [R, T, W]."""
+        return x + self.out(self.cell(self.norm(x))[0])
+
+
+class NarrowStateNetwork(nn.Module):
+    """GRU layers of few units with a feed-forward network after each, all on a normalised residual stream."""
+
+    def __init__(self, width: int, *, depth: int, state: int, vocabulary_size: int = 256) -> None:
+        super().__init__()
+        sizes = RHNConfig(hidden_size=width, intermediate_size=2 * width, depth=depth)
+        self.embedding = embedding_table(vocabulary_size, width)
+        self.cells = nn.ModuleList(NarrowGRU(width, state) for _ in range(depth))
+        self.norms = nn.ModuleList(RMSNorm(width, _EPSILON) for _ in range(depth))
+        self.networks = nn.ModuleList(FFN(sizes) for _ in range(depth))
+        self.norm = RMSNorm(width, _EPSILON)
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor]:
+        """Return the logits [R, T, V]."""
+        x = F.embedding(tokens, self.embedding)
+        for cell, norm, network in zip(self.cells, self.norms, self.networks, strict=True):
+            x = cell(x)
+            x = x + network(norm(x))
+        return (F.linear(self.norm(x), self.embedding),)
+
+
+def narrow_state(num_parameters: int, *, state: int, depth: int = 1, vocabulary_size: int = 256) -> Form:
+    """Return GRU layers of `state` units; the remaining parameters widen the residual stream and the networks."""
+    make = partial(NarrowStateNetwork, depth=depth, state=state, vocabulary_size=vocabulary_size)
+    width = nearest(make, range(4, _MAX_WIDTH), num_parameters)
+    return form(f"gru {depth} x {state} and feed-forward, width {width}", partial(make, width), depth * state)
+
+
+class AttentionBlock(nn.Module):
+    """Causal self-attention with rotary positions and a SwiGLU network, each on a normalised residual stream."""
+
+    def __init__(self, width: int, depth: int, intermediate: int) -> None:
+        super().__init__()
+        self.norms = nn.ModuleList(RMSNorm(width, _EPSILON) for _ in range(2))
+        self.qkv = nn.Linear(width, 3 * width, bias=False)
+        self.mix = nn.Linear(width, width, bias=False)
+        self.entry = nn.Linear(width, 2 * intermediate, bias=False)
+        self.exit = nn.Linear(intermediate, width, bias=False)
+        for inner in (self.qkv, self.entry):
+            nn.init.normal_(inner.weight, std=width**-0.5)
+        for last in (self.mix, self.exit):
+            nn.init.normal_(last.weight, std=(last.in_features * 2 * depth) ** -0.5)
+
+    def forward(self, x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+        """Return x [R, T, W] after both; `rotation` is the cosine and sine [T, D / 2] of the positions."""
+        heads = self.qkv(self.norms[0](x)).unflatten(-1, (3, HEADS, -1)).permute(2, 0, 3, 1, 4)
+        queries, keys, values = heads.unbind(0)
+        queries, keys = rotated(queries, rotation), rotated(keys, rotation)
+        mixed = F.scaled_dot_product_attention(queries, keys, values, is_causal=True)
+        x = x + self.mix(mixed.transpose(1, 2).flatten(2))
+        gate, up = self.entry(self.norms[1](x)).chunk(2, -1)
+        return x + self.exit(F.silu(gate) * up)
+
+
+def rotated(x: Tensor, rotation: tuple[Tensor, Tensor]) -> Tensor:
+    """Rotate the halves of heads [R, heads, T, D] by their positions (Su et al. 2021, equation 34)."""
+    cosine, sine = rotation
+    first, second = x.chunk(2, -1)
+    return torch.cat([first * cosine - second * sine, first * sine + second * cosine], -1)
+
+
+class Transformer(nn.Module):
+    """A decoder with rotary positions and an unembedding that shares the weights of the embedding."""
+
+    def __init__(self, width: int, *, depth: int, intermediate: int, vocabulary_size: int = 256) -> None:
+        super().__init__()
+        self.embedding = embedding_table(vocabulary_size, width)
+        self.blocks = nn.ModuleList(AttentionBlock(width, depth, intermediate) for _ in range(depth))
+        self.norm = RMSNorm(width, _EPSILON)
+        self._half = width // HEADS // 2
+
+    def forward(self, tokens: Tensor) -> tuple[Tensor]:
+        """Return the logits [R, T, V]."""
+        rates = _ROTARY_BASE ** -(torch.arange(self._half, device=tokens.device) / self._half)
+        angles = torch.arange(tokens.shape[1], device=tokens.device)[:, None] * rates
+        rotation, x = (angles.cos(), angles.sin()), F.embedding(tokens, self.embedding)
+        for block in self.blocks:
+            x = block(x, rotation)
+        return (F.linear(self.norm(x), self.embedding),)
+
+
+def transformer(num_parameters: int, *, depth: int, vocabulary_size: int = 256) -> Form:
+    """Return a transformer whose feed-forward networks are about twice as wide as the residual stream."""
+    make = partial(Transformer, depth=depth, vocabulary_size=vocabulary_size)
+    widths = range(2 * HEADS, _MAX_WIDTH, 2 * HEADS)
+    width = nearest(lambda width: make(width, intermediate=2 * width), widths, num_parameters)
+    size = nearest(lambda size: make(width, intermediate=size), range(1, 4 * _MAX_WIDTH), num_parameters)
+    return form(f"transformer {depth} x {width}", partial(make, width, intermediate=size), 2 * depth * width)
