@@ -5,9 +5,9 @@
 float32, one thread, CPU time of the blocks alone (no embedding, no unembedding). All sides of a case take turns in
 alternating order; ratios are medians of the rounds' ratios. Sides (scripts/rhn_sides.py):
 
-- wavefront: `Wavefront()`; its backward pass recomputes every diagonal from the states;
+- wavefront: `along_wavefront`; its backward pass recomputes every diagonal from the states;
 - naive: `layer_by_layer`, layer after layer, token after token, under torch.autograd;
-- layer by layer: the buffered steps of `Wavefront(layers=1)`, the order with the least training memory;
+- one layer at a time: `in_groups(layers=1)`, the order with the least training memory;
 - checkpointed (memory only): naive, with every layer recomputed in the backward pass (torch.utils.checkpoint);
 - materialised: W + B A is built for every token, under torch.autograd.
 
@@ -36,21 +36,21 @@ from scripts.rhn_sides import CASES, STACKS, Case
 
 # Goals by case and side: time of the side / time of the wavefront; None: no goal.
 FORWARD: dict[str, dict[str, float | None]] = {
-    "S": {"naive": 2.0, "layer by layer": None},
-    "M": {"naive": None, "layer by layer": None},
-    "L": {"naive": 0.95, "layer by layer": None, "one group": None},
-    "D12": {"naive": 5.0, "layer by layer": None},
-    "D24": {"naive": 9.0, "layer by layer": None},
+    "S": {"naive": 2.0, "one layer at a time": None},
+    "M": {"naive": None, "one layer at a time": None},
+    "L": {"naive": 0.95, "one layer at a time": None},
+    "D12": {"naive": 5.0, "one layer at a time": None},
+    "D24": {"naive": 9.0, "one layer at a time": None},
 }
 BOTH: dict[str, dict[str, float | None]] = {
-    "S": {"naive": None, "layer by layer": None},
-    "M": {"naive": 2.2, "layer by layer": None, "materialised": 5.0},
-    "L": {"naive": 2.2, "layer by layer": None, "materialised": 4.0},
-    "D12": {"naive": 7.0, "layer by layer": None, "materialised": 8.0},
-    "D24": {"naive": None, "layer by layer": None},
+    "S": {"naive": None, "one layer at a time": None},
+    "M": {"naive": 2.2, "one layer at a time": None, "materialised": 5.0},
+    "L": {"naive": 2.2, "one layer at a time": None, "materialised": 4.0},
+    "D12": {"naive": 7.0, "one layer at a time": None, "materialised": 8.0},
+    "D24": {"naive": None, "one layer at a time": None},
 }
 PEAK_SHARES = {("M", "forward"): 0.20, ("M", "forward+backward"): 0.15}
-# Case, tokens, goal: memory of the naive side / memory of `Wavefront(layers=1)`.
+# Case, tokens, goal: memory of the naive side / memory of one layer at a time.
 MEMORY: tuple[tuple[str, int, float | None], ...] = (
     ("S", 64, None),
     ("M", 128, 20.0),
@@ -99,7 +99,7 @@ def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
     where = f"{name}, {tokens} tokens, peak memory"
     script = Path(__file__).with_name("rhn_sides.py")
     peaks = {}
-    for stack in ("layer by layer", "wavefront", "naive", "checkpointed"):
+    for stack in ("one layer at a time", "wavefront", "naive", "checkpointed"):
         completed = subprocess.run(
             [sys.executable, script, name, stack, str(tokens)], check=True, capture_output=True, text=True
         )
@@ -109,8 +109,8 @@ def memory_rows(name: str, tokens: int, factor: float | None) -> list[Row]:
     rows.append(figure(f"{where}: of which gradients of the parameters", gradients, "MB"))
     return [
         *rows,
-        _ratio(f"{where}: naive / least", [peaks["naive"]], [peaks["layer by layer"]], factor),
-        _ratio(f"{where}: checkpointed / least", [peaks["checkpointed"]], [peaks["layer by layer"]], None),
+        _ratio(f"{where}: naive / least", [peaks["naive"]], [peaks["one layer at a time"]], factor),
+        _ratio(f"{where}: checkpointed / least", [peaks["checkpointed"]], [peaks["one layer at a time"]], None),
     ]
 
 

@@ -127,13 +127,13 @@ class NarrowStateNetwork(nn.Module):
         self.networks = nn.ModuleList(FFN(sizes) for _ in range(depth))
         self.norm = RMSNorm(width, _EPSILON)
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor]:
-        """Return the logits [R, T, V]."""
+    def forward(self, tokens: Tensor) -> tuple[Tensor, None]:
+        """Return the logits [R, T, V]; there is no state to continue from."""
         x = F.embedding(tokens, self.embedding)
         for cell, norm, network in zip(self.cells, self.norms, self.networks, strict=True):
             x = cell(x)
             x = x + network(norm(x))
-        return (F.linear(self.norm(x), self.embedding),)
+        return F.linear(self.norm(x), self.embedding), None
 
 
 def narrow_state(num_parameters: int, *, state: int, depth: int = 1, vocabulary_size: int = 256) -> Form:
@@ -186,14 +186,14 @@ class Transformer(nn.Module):
         self.norm = RMSNorm(width, _EPSILON)
         self._half = width // HEADS // 2
 
-    def forward(self, tokens: Tensor) -> tuple[Tensor]:
-        """Return the logits [R, T, V]."""
+    def forward(self, tokens: Tensor) -> tuple[Tensor, None]:
+        """Return the logits [R, T, V]; there is no state to continue from."""
         rates = _ROTARY_BASE ** -(torch.arange(self._half, device=tokens.device) / self._half)
         angles = torch.arange(tokens.shape[1], device=tokens.device)[:, None] * rates
         rotation, x = (angles.cos(), angles.sin()), F.embedding(tokens, self.embedding)
         for block in self.blocks:
             x = block(x, rotation)
-        return (F.linear(self.norm(x), self.embedding),)
+        return F.linear(self.norm(x), self.embedding), None
 
 
 def transformer(num_parameters: int, *, depth: int, vocabulary_size: int = 256) -> Form:

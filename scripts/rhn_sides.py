@@ -14,6 +14,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
@@ -27,7 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.layers import Adapter, RHNBlock
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
-from gflownet.rhn.wavefront import Wavefront
+from gflownet.rhn.wavefront import along_wavefront, in_groups
 
 
 @dataclass(frozen=True)
@@ -125,9 +126,8 @@ def _materialised_projection(x: Tensor, weight: Tensor, adapter: Adapter) -> Ten
 
 
 STACKS: dict[str, Stack] = {
-    "wavefront": Wavefront(),
-    "one group": Wavefront(layers=1000),
-    "layer by layer": Wavefront(layers=1),
+    "wavefront": along_wavefront,
+    "one layer at a time": partial(in_groups, layers=1),
     "naive": layer_by_layer,
     "checkpointed": checkpointed,
     "materialised": materialised,

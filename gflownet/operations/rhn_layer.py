@@ -7,9 +7,7 @@ from torch import Tensor, nn
 
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.layers import RHNBlock
-from gflownet.rhn.wavefront import Wavefront
-
-_RUN_BLOCK = Wavefront(layers=1)
+from gflownet.rhn.wavefront import along_wavefront
 
 
 class RHNLayer(nn.Module):
@@ -24,4 +22,4 @@ class RHNLayer(nn.Module):
         # Programs and tensors without data take the definition, token by token.
         if x.is_meta or torch.compiler.is_compiling():
             return self.block(x)[0]
-        return _RUN_BLOCK([self.block], x, None)[0]
+        return along_wavefront([self.block], x, None)[0]

@@ -18,4 +18,4 @@ from .network import layer_by_layer as layer_by_layer
 from .stack_model import RecurrentStack as RecurrentStack
 from .stack_model import fit_parameters as fit_parameters
 from .stack_model import num_parameters as num_parameters
-from .wavefront import Wavefront as Wavefront
+from .wavefront import along_wavefront as along_wavefront

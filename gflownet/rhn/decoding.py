@@ -17,8 +17,9 @@ from torch.nn import functional as F
 from gflownet.rhn.decoding_steps import few_rows, many_rows, run_layer, step_weights
 from gflownet.rhn.fold import fold, normalised, sizes_of
 from gflownet.rhn.layers import RecurrentLayer, RMSNorm, Run, check_tokens
-from gflownet.rhn.wavefront import CORE_BYTES, layers_per_group, run_diagonals
+from gflownet.rhn.wavefront import layers_per_group, run_diagonals
 
+CORE_BYTES = 1600 * 2**10  # of the second-level cache of a core
 TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
 # Maximum size of the adapters of all layers computed in one call; a larger result does not fit the cache.
 ADAPTER_BYTES = 8 * 2**20

@@ -15,13 +15,11 @@ from torch.nn import functional as F
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.layers import RHNBlock, RMSNorm, Run, check_state, check_tokens, embedding_table
-from gflownet.rhn.wavefront import Wavefront
+from gflownet.rhn.wavefront import along_wavefront
 
 # Runs blocks over embedded tokens [R, T, H] from the states [depth, R, H] of the token before, None at the beginning of
 # the sequences; returns the outputs [R, T, H] of the last block, and the last token's states [depth, R, H].
 Stack = Callable[[Sequence[RHNBlock], Tensor, Tensor | None], tuple[Tensor, Tensor]]
-
-WAVEFRONT = Wavefront()
 
 
 def layer_by_layer(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
@@ -56,7 +54,7 @@ class RecurrentNetwork(nn.Module):
         return RHNDecoder(self)
 
     def forward(
-        self, tokens: Tensor, state: Tensor | None = None, *, stack: Stack = WAVEFRONT
+        self, tokens: Tensor, state: Tensor | None = None, *, stack: Stack = along_wavefront
     ) -> tuple[Tensor, Tensor]:
         """Return the logits of the token after each, and the state to continue from.
 
@@ -123,7 +121,7 @@ def backward_in_chunks(
     *,
     chunk: int,
     state: Tensor | None = None,
-    stack: Stack = WAVEFRONT,
+    stack: Stack = along_wavefront,
 ) -> tuple[Tensor, Tensor]:
     """Add the gradient of the mean cross-entropy to the parameters' `grad`, with the memory of one chunk.
 

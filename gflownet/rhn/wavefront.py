@@ -20,9 +20,8 @@ from gflownet.rhn.diagonal_gradient import StepGradient, WeightGradients
 from gflownet.rhn.fold import BlockSizes, Fold, fold, folded_bytes, sizes_of
 from gflownet.rhn.layers import RHNBlock
 
-# Maximum size of the folded weights of one group. Every diagonal reads all of them, so they should stay in cache: in
-# the second-level cache of a core if at least MIN_LAYERS fit, otherwise in the shared third-level cache.
-CORE_BYTES, MIN_LAYERS = 1600 * 2**10, 3
+# Maximum size of the folded weights of one group. Every diagonal reads all of them, so they should stay in the shared
+# third-level cache. It also bounds the memory of a training pass.
 GROUP_BYTES = 24 * 2**20
 
 
@@ -189,31 +188,37 @@ class _Group(torch.autograd.Function):
 
 def layers_per_group(blocks: Sequence[RHNBlock]) -> int:
     """Return the number of layers per group whose folded weights stay in cache, with groups of even sizes."""
-    num_bytes = folded_bytes(blocks[0])
-    layers = CORE_BYTES // num_bytes
-    max_layers = layers if layers >= MIN_LAYERS else max(1, GROUP_BYTES // num_bytes)
+    max_layers = max(1, GROUP_BYTES // folded_bytes(blocks[0]))
     return math.ceil(len(blocks) / math.ceil(len(blocks) / max_layers))
 
 
-@dataclass(frozen=True)
-class Wavefront:
-    """Run layers along the wavefront; a `Stack` with the same results and gradients as `layer_by_layer`."""
+def along_wavefront(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Run layers along the wavefront; a `Stack` with the same results and gradients as `layer_by_layer`.
 
-    layers: int | None = None  # per group; None: as many as fit the cache
+    Args:
+        blocks: of equal sizes.
+        x: [R, T, H].
+        state: [depth, R, H] of the token before the first; None at the beginning of the sequences.
 
-    def __call__(self, blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs [R, T, H] of the last block for x [R, T, H], and the last token's states [depth, R, H]."""
-        layers, dtype = self.layers or layers_per_group(blocks), x.dtype
-        x = x.transpose(0, 1).to(torch.promote_types(dtype, torch.float32))
-        last_states = []
-        for first in range(0, len(blocks), layers):
-            group = blocks[first : first + layers]
-            before = None if state is None else state[first : first + layers].to(x.dtype)
-            if torch.is_grad_enabled():
-                parameters = dict.fromkeys(parameter for block in group for parameter in block.parameters())
-                x, last = _Group.apply(group, x, before, *parameters)
-            else:
-                result = run_diagonals(fold(group), sizes_of(group[0]), x, before)
-                x, last = result.outputs, result.last
-            last_states.append(last)
-        return x.transpose(0, 1).to(dtype), torch.cat(last_states).to(dtype)
+    Returns:
+        the outputs [R, T, H] of the last block, and the states [depth, R, H] of the last token.
+    """
+    return in_groups(blocks, x, state, layers=layers_per_group(blocks))
+
+
+def in_groups(blocks: Sequence[RHNBlock], x: Tensor, state: Tensor | None, *, layers: int) -> tuple[Tensor, Tensor]:
+    """Run groups of a number of layers one after the other, each along the wavefront; else as `along_wavefront`."""
+    dtype = x.dtype
+    x = x.transpose(0, 1).to(torch.promote_types(dtype, torch.float32))
+    last_states = []
+    for first in range(0, len(blocks), layers):
+        group = blocks[first : first + layers]
+        before = None if state is None else state[first : first + layers].to(x.dtype)
+        if torch.is_grad_enabled():
+            parameters = dict.fromkeys(parameter for block in group for parameter in block.parameters())
+            x, last = _Group.apply(group, x, before, *parameters)
+        else:
+            result = run_diagonals(fold(group), sizes_of(group[0]), x, before)
+            x, last = result.outputs, result.last
+        last_states.append(last)
+    return x.transpose(0, 1).to(dtype), torch.cat(last_states).to(dtype)

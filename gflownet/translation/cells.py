@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from gflownet.rhn.layers import RHNBlock
-from gflownet.rhn.wavefront import Wavefront
-
-_RUN_BLOCK = Wavefront(layers=1)
+from gflownet.rhn.wavefront import along_wavefront
 
 
 def gru_sequence(layer: nn.GRUCell, x: Tensor, hidden: Tensor) -> Tensor:
@@ -38,5 +36,5 @@ def rhn_sequence(block: RHNBlock, x: Tensor, hidden: Tensor, token: Tensor) -> T
     first = block.step(moments[0], hidden, token)
     if len(moments) == 1:
         return first
-    later, _ = _RUN_BLOCK([block], moments[1:].transpose(0, 1), first.unsqueeze(0))
+    later, _ = along_wavefront([block], moments[1:].transpose(0, 1), first.unsqueeze(0))
     return torch.cat([first, later.transpose(0, 1).flatten(0, 1)])

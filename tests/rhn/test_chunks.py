@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gflownet.rhn.network import backward_in_chunks
-from gflownet.rhn.wavefront import Wavefront
+from gflownet.rhn.network import Stack, backward_in_chunks
+from gflownet.rhn.wavefront import along_wavefront, in_groups
 from tests.oracles import rhn as oracle
 from tests.rhn.random_networks import Case, random_case
 
@@ -31,8 +33,8 @@ def _expected(case: Case, targets: Tensor, chunk: int) -> tuple[Tensor, Tensor, 
 
 
 @pytest.mark.parametrize("seed", range(8))
-@pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=2)], ids=str)
-def test_backward_in_chunks_equals_oracle(seed: int, stack: Wavefront) -> None:
+@pytest.mark.parametrize("stack", [along_wavefront, partial(in_groups, layers=2)], ids=["one group", "groups of 2"])
+def test_backward_in_chunks_equals_oracle(seed: int, stack: Stack) -> None:
     case = random_case(100 + seed)
     chunk = 1 + seed % 4
     targets = case.tokens.flip(1)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import partial
 
 import pytest
 import torch
@@ -10,15 +11,15 @@ import torch
 from gflownet.rhn.config import CONFIGS, Norm, RHNConfig
 from gflownet.rhn.fold import fold, folded_bytes
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
-from gflownet.rhn.wavefront import Wavefront, diagonals, layers_per_group
+from gflownet.rhn.wavefront import along_wavefront, diagonals, in_groups, layers_per_group
 from tests.rhn.random_networks import answer_of, assert_equal, oracle_answer, random_case, random_network
 
-STACKS = {
-    "layer by layer": layer_by_layer,
-    "wavefront": Wavefront(),
-    "wavefront, groups of 2": Wavefront(layers=2),
-    "wavefront, groups of 1": Wavefront(layers=1),
+WAVEFRONTS: dict[str, Stack] = {
+    "one group": along_wavefront,
+    "groups of 2": partial(in_groups, layers=2),
+    "groups of 1": partial(in_groups, layers=1),
 }
+each_wavefront = pytest.mark.parametrize("stack", WAVEFRONTS.values(), ids=WAVEFRONTS.keys())
 CONFIG = RHNConfig(vocabulary_size=5, hidden_size=6, intermediate_size=8, depth=3, rank=2, bottleneck=3)
 
 
@@ -26,11 +27,11 @@ CONFIG = RHNConfig(vocabulary_size=5, hidden_size=6, intermediate_size=8, depth=
 def test_stacks_equal_oracle(seed: int) -> None:
     case = random_case(seed)
     expected = oracle_answer(case)
-    for stack in STACKS.values():
+    for stack in (layer_by_layer, *WAVEFRONTS.values()):
         assert_equal(answer_of(case, stack), expected)
 
 
-@pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=1)], ids=str)
+@each_wavefront
 def test_retained_graph_gives_equal_gradients(stack: Stack) -> None:
     network = random_network(CONFIG, 0)
     loss = network(torch.arange(5)[None], stack=stack)[0].square().sum()
@@ -39,7 +40,7 @@ def test_retained_graph_gives_equal_gradients(stack: Stack) -> None:
     torch.testing.assert_close(torch.autograd.grad(loss, parameters), first, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=1)], ids=str)
+@each_wavefront
 def test_frozen_parameters_get_no_gradient(stack: Stack) -> None:
     network = random_network(CONFIG, 0)
     network.layers[1].requires_grad_(False)
@@ -55,7 +56,7 @@ def test_frozen_parameters_get_no_gradient(stack: Stack) -> None:
 @pytest.mark.parametrize("held", ["bhn", "ffn", "bhn.squeeze", "bhn.gate.a", "norm"])
 def test_frozen_modules_do_not_change_other_gradients(held: str) -> None:
     gradients = []
-    for stack in (Wavefront(), layer_by_layer):
+    for stack in (along_wavefront, layer_by_layer):
         network = random_network(CONFIG, 0)
         for block in network.layers:
             for name, parameter in block.named_parameters():
@@ -66,7 +67,7 @@ def test_frozen_modules_do_not_change_other_gradients(held: str) -> None:
     torch.testing.assert_close(gradients[0], gradients[1], rtol=1e-8, atol=1e-8)
 
 
-@pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=2), Wavefront(layers=1)], ids=str)
+@each_wavefront
 def test_repeated_block_gets_the_sum_of_gradients(stack: Stack) -> None:
     blocks = random_network(CONFIG, 0).layers
     x = torch.randn(2, 4, 6, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
@@ -83,7 +84,7 @@ def test_folded_bytes_equals_the_size_of_the_fold(norm: Norm) -> None:
     assert folded_bytes(block) == sum(tensor.nbytes for tensor in fold([block]).tensors)
 
 
-@pytest.mark.parametrize("stack", [Wavefront(), Wavefront(layers=2)], ids=str)
+@each_wavefront
 def test_returned_tensors_are_no_inference_tensors(stack: Stack) -> None:
     network = random_network(CONFIG, 0)
     with torch.no_grad():
@@ -96,7 +97,7 @@ def test_returned_tensors_are_no_inference_tensors(stack: Stack) -> None:
 
 def test_parameter_change_before_backward_raises() -> None:
     network = random_network(CONFIG, 0)
-    loss = network(torch.arange(5)[None], stack=Wavefront())[0].sum()
+    loss = network(torch.arange(5)[None], stack=along_wavefront)[0].sum()
     with torch.no_grad():
         network.layers[0].bhn.squeeze.weight.add_(1)
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
@@ -120,7 +121,7 @@ def test_bfloat16_network_keeps_norms_of_nearly_cancelled_rows() -> None:
     exact = RHN(network.config).double()
     exact.load_state_dict(network.state_dict())
     tokens = torch.arange(16)[None]
-    for stack in (Wavefront(), Wavefront(layers=1)):
+    for stack in (along_wavefront, partial(in_groups, layers=1)):
         got, wanted = network(tokens, stack=stack)[0], exact(tokens, stack=layer_by_layer)[0]
         assert got.dtype == torch.bfloat16
         assert (got.double() - wanted).norm() < 0.02 * wanted.norm()
@@ -140,7 +141,7 @@ def test_layers_per_group_fit_the_cache() -> None:
     with torch.device("meta"):
         networks = {name: RHN(CONFIGS[name]) for name in ("small", "large", "100m")}
         deep = RHN(RHNConfig(hidden_size=32, intermediate_size=64, depth=24, rank=4))
-    assert layers_per_group(deep.layers) == 8
+    assert layers_per_group(deep.layers) == 24
     assert layers_per_group(networks["small"].layers) == 4
     assert 1 < layers_per_group(networks["large"].layers) < 12
     assert layers_per_group(networks["100m"].layers) == 1

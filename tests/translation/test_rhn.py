@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.rhn.layers import RHNBlock
-from gflownet.rhn.wavefront import Wavefront
+from gflownet.rhn.wavefront import along_wavefront
 from gflownet.translation import (
     export_program,
     is_direct,
@@ -119,7 +119,7 @@ def test_chain_of_rhn_nodes_equals_rhn_blocks() -> None:
         blocks.append(RHNBlock(rhn_config(5)).double())
         blocks[-1].load_state_dict(model.get_submodule(f"rhn_{node}").state_dict())
     x = inputs(model)
-    expected, last = Wavefront()(blocks, x, None)
+    expected, last = along_wavefront(blocks, x, None)
     torch.testing.assert_close(model.forward_sequence(x), expected, rtol=0, atol=1e-10)
     kept = dict(zip(model.plan.slots, model.state_manager.tensors or (), strict=True))
     for slot, tensor in kept.items():
