@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
 from collections.abc import Iterator, Mapping
@@ -17,17 +16,15 @@ from gflownet.console import make_console, print_line
 from gflownet.errors import UserError
 from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
 from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps, LanguageTraining
+from gflownet.files import write_whole
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.language.closing import closing_lines, resume_line
 from gflownet.language.config import MAY_CHANGE, LanguageConfig
-from gflownet.language.model_choice import choose_model, model_words
-from gflownet.language.precision import choose_device, choose_precision
 from gflownet.language.samples import SAMPLES_NAME, SampleFile, sample_text
-from gflownet.language.text import Text, Tokens, encode, read_text
-from gflownet.language.tokenizing import name_of, reproduces, write_tokenizer
+from gflownet.language.setup import Setup, set_up
 from gflownet.language.view import Shown, View, make_view
-from gflownet.rhn.checkpoint import DESCRIPTION_NAME, load_language_model, model_of, save_language_model
-from gflownet.rhn.text_codec import load_text_codec
+from gflownet.rhn.checkpoint import load_language_model, save_language_model
+from gflownet.rhn.text_codec import TOKENIZER_NAME
 from gflownet.run.folder import LANGUAGE_FILES, RunFolder
 from gflownet.run.logging import METRICS_NAME, MetricsFile
 from gflownet.run.wandb_log import WandbLog
@@ -36,7 +33,6 @@ from gflownet.run_status import Phase, RunState, StatusLog
 
 MODEL_NAME = "model"
 STOP_MESSAGE = "\nstopping after this step; repeat to stop immediately\n"
-_CHECKED_CHARACTERS = 20_000  # of the validation part, on which a tokenizer has to reproduce the text
 # Seed of sample n: seed + n times this, distinct from the seeds of the weights and batches.
 _SAMPLE_SEED_STEP = 1_000_003
 
@@ -50,19 +46,17 @@ def train_on_text(config: LanguageConfig) -> int | None:
     if config.num_threads is not None:
         torch.set_num_threads(config.num_threads)
     console, path = make_console(), Path(config.log_dir)
-    device = choose_device(config.device)
-    text = read_text(config.text, megabytes=config.megabytes, run_folder=path)
-    if config.console != "quiet":
-        print_line(console, text.line())
-    if read_marker(path) is None:  # before the folder is made
-        choose_model(config, vocabulary_size=1)
+    # The first checkpoint of a run is written before its metrics.
+    is_continued = bool(config.resume) and read_marker(path) is not None and (path / METRICS_NAME).exists()
+    setup = set_up(config, path / MODEL_NAME if is_continued else None)
     with ExitStack() as stack:
         folder = stack.enter_context(RunFolder(path, resume=config.resume, overwrite=config.overwrite_existing_exp))
         if folder.resumed:
             _check_unchanged(config, folder.started_options)
         view = make_view(console, config)
-        run = LanguageRun(config, folder, text, device, view)
         stack.callback(view.close)
+        run = LanguageRun(config, folder, setup, view)
+        run.restore() if is_continued else run.write_first_files()
         for line in run.opening_lines():
             view.print(line)
         stop = stack.enter_context(stop_signals(message=STOP_MESSAGE))
@@ -76,55 +70,64 @@ def train_on_text(config: LanguageConfig) -> int | None:
 class LanguageRun:
     """A training in a locked run folder."""
 
-    def __init__(self, config: LanguageConfig, folder: RunFolder, text: Text, device: torch.device, view: View) -> None:
-        """Build tokens, model and optimiser, and restore them from the last checkpoint of a resumed run.
-
-        Raises:
-            UserError: too little text for the sequence length, another text than that of the run, or a damaged file.
-        """
-        self.config, self._folder, self._view = config, folder, view
+    def __init__(self, config: LanguageConfig, folder: RunFolder, setup: Setup, view: View) -> None:
+        """Begin a training; `restore` or `write_first_files` comes next."""
+        self.config, self.setup = config, setup
+        self._folder, self._view = folder, view
         self._model_folder = folder.path / MODEL_NAME
-        checkpoint = folder.last_checkpoint() if folder.resumed else None
-        folder.write_options(config, CONFIG_NAME, METRICS_NAME, *LANGUAGE_FILES)
-        is_new = checkpoint is None
-        if is_new:
-            write_tokenizer(config, text.train, self._model_folder)
-        self.codec = load_text_codec(self._model_folder)
-        self.parts = {name: encode(pieces, self.codec) for name, pieces in text.parts().items()}
-        _check_lengths(self.parts, config)
-        self._is_lossless = reproduces(self.codec, text.validation[0][:_CHECKED_CHARACTERS])
-        self._digest = text.digest()
-        self.description = self._describe(is_new=is_new)
-        torch.manual_seed(config.seed)
-        self.model = model_of(self.description, str(self._model_folder / DESCRIPTION_NAME)).to(device)
-        self.precision = choose_precision(config, self.model, device)
         self.steps = LanguageSteps(
-            self.model,
-            self.parts["train"].tokens,
-            options=_training(config, self.precision),
+            setup.model,
+            setup.parts["train"].tokens,
+            options=_training(config, setup.precision),
             generator=torch.Generator().manual_seed(config.seed),
         )
-        self.best, self.best_step, self._seconds_before = math.inf, 0, 0.0
+        self.best, self.best_step = math.inf, 0  # evaluation of the weights in the model's folder
         self.test = self._validation = math.nan  # bits per byte, validation of the last evaluation
-        if checkpoint is None:
-            save_language_model(self._model_folder, self.model)
-            folder.checkpoints.save(0, self._state())
-        else:
-            self._restore(checkpoint.state, checkpoint.path)
-        self._start, self._done_before = time.monotonic(), self._done()
-        self._first_step = self.steps.step
+        self._seconds_before, self._start, self._end = 0.0, time.monotonic(), 0.0
+        self._first_step, self._done_before = 0, 0.0
+
+    def write_first_files(self) -> None:
+        """Write config, tokenizer, untrained model and first checkpoint. Raises UserError for files of others."""
+        self._folder.write_options(self.config, CONFIG_NAME, METRICS_NAME, *LANGUAGE_FILES)
+        if self.setup.tokenizer is not None:
+            write_whole(self._model_folder / TOKENIZER_NAME, self.setup.tokenizer)
+        save_language_model(self._model_folder, self.setup.model)
+        self._folder.checkpoints.save(0, self._state())
+
+    def restore(self) -> None:
+        """Continue after the last checkpoint.
+
+        Raises:
+            UserError: no intact checkpoint, one of another model, or another text than that of the run.
+        """
+        checkpoint = self._folder.last_checkpoint()
+        assert checkpoint is not None, "metrics.jsonl exists"
+        state = checkpoint.state
+        try:
+            is_same_text = state["text"] == self.setup.digest
+            self.setup.model.load_state_dict(state["model"])
+            self.steps.load_state_dict(state["steps"])
+            self.best, self.best_step, self._seconds_before = state["best"], state["best_step"], state["seconds"]
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            got = f"another ({type(error).__name__})"
+            raise UserError(f"{checkpoint.path}: expected a checkpoint of this model, got {got}") from error
+        if not is_same_text:
+            raise UserError("text: expected the text of the run in log_dir, got another; choose another log_dir for it")
+        self._folder.write_options(self.config, CONFIG_NAME)
+        self._first_step, self._done_before = self.steps.step, self._done()
 
     def opening_lines(self) -> Iterator[str]:
         """Yield the lines before the first step."""
-        config, num = self.config, sum(parameter.numel() for parameter in self.model.parameters())
-        yield f"model: {model_words(self.description)}, {num:,} parameters, {name_of(self.codec)}"
-        if not self._is_lossless:
+        config, setup = self.config, self.setup
+        yield setup.text_line
+        yield setup.model_line
+        if not setup.is_lossless:
             yield "tokenizer: it does not reproduce the text; bits per byte count the bytes of the text"
         length = f"{config.steps:,} steps" if config.seconds is None else f"{config.seconds:g} seconds"
-        device = next(self.model.parameters()).device
+        device = next(setup.model.parameters()).device
         yield (
             f"training: {length} of {config.rows * config.accumulation} sequences of {config.sequence_length}, "
-            f"{config.optimiser} {config.learning_rate:g} {config.schedule}, {device} {self.precision}, "
+            f"{config.optimiser} {config.learning_rate:g} {config.schedule}, {device} {setup.precision}, "
             f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
         )
         if self.steps.step:
@@ -159,7 +162,7 @@ class LanguageRun:
             "test": self.test,
             "validation": self.best,
             "kept_step": self.best_step,
-            "num_parameters": sum(parameter.numel() for parameter in self.model.parameters()),
+            "num_parameters": self.setup.num_parameters,
             "tokens_per_second": num_tokens / seconds,
         }
 
@@ -176,7 +179,7 @@ class LanguageRun:
             logged_step=metrics.last_step_before,
         )
         try:
-            self.model.train()
+            self.setup.model.train()
             while self._done() < 1 and stop.signal is None:
                 values = self._step()
                 metrics.write(self.steps.step, values)
@@ -188,7 +191,7 @@ class LanguageRun:
                     folder.checkpoints.save(self.steps.step, self._state())
             folder.checkpoints.save(self.steps.step, self._state())
             if stop.signal is not None and not self.best_step:
-                save_language_model(self._model_folder, self.model)
+                save_language_model(self._model_folder, self.setup.model)
         finally:
             self._end = time.monotonic()
             metrics.close()
@@ -216,14 +219,14 @@ class LanguageRun:
 
     def _evaluate(self) -> float:
         """Return the bits per byte of the validation part, and keep the weights that are to be kept."""
-        bits = self._bits(self.model, "validation", self.config.validation_tokens)
+        bits = self._bits(self.setup.model, "validation", self.config.validation_tokens)
         if bits < self.best or (self.config.keep == "last" and math.isfinite(bits)):
             self.best, self.best_step = bits, self.steps.step
-            save_language_model(self._model_folder, self.model)
+            save_language_model(self._model_folder, self.setup.model)
         return bits
 
     def _bits(self, model: torch.nn.Module, part: str, num_tokens: int) -> float:
-        tokens = self.parts[part]
+        tokens = self.setup.parts[part]
         loss = streamed_loss(model, tokens.tokens, num_tokens=num_tokens)
         return bits_per_byte_of(loss, num_tokens=len(tokens.tokens), num_bytes=tokens.num_bytes)
 
@@ -231,12 +234,14 @@ class LanguageRun:
         options, step = self.config.sample, self.steps.step
         if not options.every or step % options.every:
             return
-        text = sample_text(self.model, self.codec, options, seed=self.config.seed + step * _SAMPLE_SEED_STEP)
+        text = sample_text(
+            self.setup.model, self.setup.codec, options, seed=self.config.seed + step * _SAMPLE_SEED_STEP
+        )
         samples.write(step, options.prompt, text)
         self._view.sample(step, options.prompt, text)
 
     def _show(self, values: Mapping[str, float]) -> None:
-        train, seconds = self.parts["train"], time.monotonic() - self._start
+        train, seconds = self.setup.parts["train"], time.monotonic() - self._start
         num_tokens = (self.steps.step - self._first_step) * self._tokens_per_step
         is_evaluated = "validation_bits_per_byte" in values
         if is_evaluated:
@@ -269,43 +274,16 @@ class LanguageRun:
             return self.steps.step / self.config.steps
         return self._seconds() / self.config.seconds
 
-    def _describe(self, *, is_new: bool) -> dict[str, Any]:
-        """Return the description of the model; of a resumed run, the one in its folder."""
-        if is_new:
-            return choose_model(self.config, vocabulary_size=self.codec.vocabulary_size)
-        path = self._model_folder / DESCRIPTION_NAME
-        try:
-            return json.loads(path.read_bytes())
-        except (OSError, ValueError) as error:
-            raise UserError(f"{path}: expected the model of the run, got a missing or damaged file ({error})") from None
-
     def _state(self) -> dict[str, Any]:
         """Return the state for a checkpoint: a resumed run continues exactly."""
         return {
-            "model": self.model.state_dict(),
+            "model": self.setup.model.state_dict(),
             "steps": self.steps.state_dict(),
             "best": self.best,
             "best_step": self.best_step,
-            "seconds": self._seconds() if hasattr(self, "_start") else 0.0,
-            "text": self._digest,
+            "seconds": self._seconds(),
+            "text": self.setup.digest,
         }
-
-    def _restore(self, state: Mapping[str, Any], path: Path) -> None:
-        """Restore the result of `_state`. Raises UserError for another text or another kind of state."""
-        try:
-            if state["text"] != self._digest:
-                raise UserError(
-                    "text: expected the text that the run was started with, got another; choose another log_dir"
-                )
-            self.model.load_state_dict(state["model"])
-            self.steps.load_state_dict(state["steps"])
-            self.best, self.best_step, self._seconds_before = state["best"], state["best_step"], state["seconds"]
-        except UserError:
-            raise
-        except (KeyError, TypeError, ValueError, RuntimeError) as error:
-            raise UserError(
-                f"{path}: expected a checkpoint of this model, got another ({type(error).__name__})"
-            ) from error
 
 
 def _training(config: LanguageConfig, precision: Any) -> LanguageTraining:
@@ -323,19 +301,6 @@ def _training(config: LanguageConfig, precision: Any) -> LanguageTraining:
         precision=precision,
         batches=config.batches,
     )
-
-
-def _check_lengths(parts: Mapping[str, Tokens], config: LanguageConfig) -> None:
-    """Raise UserError for a part that is too short."""
-    for name, part in parts.items():
-        needed = config.sequence_length + 1 if name == "train" else 2
-        if name == "train" and config.batches == "contiguous":
-            needed = config.rows * config.sequence_length + 1
-        if len(part.tokens) < needed:
-            raise UserError(
-                f"text: expected at least {needed:,} tokens for {name}, got {len(part.tokens):,}; give more text, or a "
-                "smaller sequence_length"
-            )
 
 
 def _check_unchanged(config: LanguageConfig, started: Mapping[str, Any]) -> None:

@@ -4,20 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from pathlib import Path
+from tempfile import NamedTemporaryFile
 
 from gflownet.errors import UserError
-from gflownet.files import write_whole
 from gflownet.language.config import LanguageConfig
-from gflownet.rhn.text_codec import BYTES, TOKENIZER_NAME, TextCodec, TokenizerCodec
+from gflownet.rhn.text_codec import BYTES, TextCodec, TokenizerCodec
 
 
-def write_tokenizer(config: LanguageConfig, pieces: Iterable[str], folder: Path) -> None:
-    """Write the tokenizer of a new run to the folder of its model; bytes have none.
+def choose_codec(config: LanguageConfig, pieces: Iterable[str]) -> tuple[TextCodec, bytes | None]:
+    """Return the tokens of a new run, and the content of its tokenizer.json; bytes have none.
 
     Args:
         config: of the run.
         pieces: training part of the text.
-        folder: of the model.
 
     Raises:
         UserError: the package is missing, or the file is no tokenizer.
@@ -27,10 +26,14 @@ def write_tokenizer(config: LanguageConfig, pieces: Iterable[str], folder: Path)
             content = Path(config.tokenizer).read_bytes()
         except OSError as error:
             raise UserError(f"tokenizer: {config.tokenizer}: cannot be read ({error.strerror})") from None
-        TokenizerCodec(Path(config.tokenizer))  # refuses other files before one is written
-        write_whole(folder / TOKENIZER_NAME, content)
-    elif config.train_tokenizer is not None:
-        write_whole(folder / TOKENIZER_NAME, _trained(pieces, config.train_tokenizer))
+        return TokenizerCodec(Path(config.tokenizer)), content
+    if config.train_tokenizer is None:
+        return BYTES, None
+    content = _trained(pieces, config.train_tokenizer).encode()
+    with NamedTemporaryFile(suffix=".json") as file:
+        file.write(content)
+        file.flush()
+        return TokenizerCodec(Path(file.name)), content
 
 
 def name_of(codec: TextCodec) -> str:

@@ -1,0 +1,117 @@
+"""Resumed runs end bit for bit as uninterrupted ones: after Ctrl-C, kill -9 and an error, and train longer."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gflownet.evaluation.language_training import LanguageSteps, Step
+from tests.language.tiny import OPTIONS, assert_equal_runs, differences, last_state, metric_rows, train, write_files
+
+PATIENCE = 120.0  # seconds
+
+
+@pytest.fixture(scope="module")
+def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("uninterrupted")
+    assert train(folder) == 0
+    return folder / "run"
+
+
+def during_step(number: int, react: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Call a function before a step."""
+    take = LanguageSteps.take
+
+    def taken(self: LanguageSteps, done: float) -> Step:
+        if self.step + 1 == number:
+            react()
+        return take(self, done)
+
+    monkeypatch.setattr(LanguageSteps, "take", taken)
+
+
+@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
+def test_signal_stops_after_the_step_and_resume_is_exact(
+    kind: signal.Signals,
+    uninterrupted: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        during_step(11, lambda: os.kill(os.getpid(), kind), patch)
+        assert train(tmp_path) == 128 + kind
+    run = tmp_path / "run"
+    assert f"stopped after step 11; to continue: gflownet language log_dir={run} resume=true" in capsys.readouterr().out
+    assert len(metric_rows(run)) == 11
+    assert (run / "model" / "model.safetensors").exists()
+    assert train(tmp_path, "resume=true") == 0
+    assert "continuing after step 11" in capsys.readouterr().out
+    assert_equal_runs(run, uninterrupted)
+
+
+def test_resume_after_error_is_exact(uninterrupted: Path, tmp_path: Path) -> None:
+    def fail() -> None:
+        raise RuntimeError("power cut")
+
+    with pytest.MonkeyPatch.context() as patch:
+        during_step(13, fail, patch)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(tmp_path)
+    assert len(metric_rows(tmp_path / "run")) == 12  # the last checkpoint is of step 7
+    assert train(tmp_path, "resume=auto") == 0
+    assert_equal_runs(tmp_path / "run", uninterrupted)
+
+
+def test_resume_after_kill_is_exact(tmp_path: Path, checkout: Path) -> None:
+    """Kill the process at a random point between checkpoints, with contiguous batches and several optimisers."""
+    options = ("steps=60", "batches=contiguous", "optimiser=muon", "accumulation=2", "sample.every=0", "num_threads=1")
+    run = tmp_path / "run"
+    arguments = [*write_files(tmp_path), f"model={tmp_path / 'gru.yaml'}", *OPTIONS, *options, f"log_dir={run}"]
+    command = [sys.executable, "-m", "gflownet.language", *arguments]
+    with subprocess.Popen(command, cwd=checkout, stdout=subprocess.DEVNULL) as process:
+        deadline = time.monotonic() + PATIENCE
+        while not (run / "metrics.jsonl").exists() or (run / "metrics.jsonl").read_bytes().count(b"\n") < 12:
+            assert process.poll() is None
+            assert time.monotonic() < deadline
+            time.sleep(0.01)
+        process.kill()
+    assert (run / "metrics.jsonl").read_bytes().count(b"\n") < 60
+    assert train(tmp_path, *options, "resume=true", model="gru.yaml") == 0
+    (tmp_path / "other").mkdir()
+    assert train(tmp_path / "other", *options, model="../gru.yaml") == 0
+    assert_equal_runs(run, tmp_path / "other" / "run")
+
+
+def test_difference_of_one_bit_is_seen(uninterrupted: Path) -> None:
+    """Negative control of the comparison."""
+    one, other = last_state(uninterrupted), last_state(uninterrupted)
+    state: dict[int, Any] = other["steps"]["optimisers"][0]["state"]
+    state[0]["exp_avg"].view(-1)[0] += 1e-7
+    assert differences(one, other) == [".steps.optimisers[0].state.0.exp_avg"]
+
+
+def test_resume_trains_longer_without_naming_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    from gflownet.language.__main__ import main
+
+    assert train(tmp_path) == 0
+    assert f"language log_dir={tmp_path / 'run'} resume=true steps=40" in capsys.readouterr().out
+    before = last_state(tmp_path / "run")
+    assert main([f"log_dir={tmp_path / 'run'}", "resume=true", "steps=26"]) == 0
+    assert len(metric_rows(tmp_path / "run")) == 26
+    after = last_state(tmp_path / "run")
+    assert (before["steps"]["step"], after["steps"]["step"]) == (20, 26)
+
+
+def test_seconds_end_a_training(tmp_path: Path) -> None:
+    assert train(tmp_path, "seconds=1.5", "steps=1", model="gru.yaml") == 0
+    rows = metric_rows(tmp_path / "run")
+    assert len(rows) > 1
+    assert "validation_bits_per_byte" in rows[-1]

@@ -1,0 +1,97 @@
+"""The text of a training: files, folders, what is skipped, and the three parts."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+
+import pytest
+
+from gflownet.language.text import Text, encode, read_text
+from gflownet.rhn.text_codec import BYTES
+
+
+def read(*paths: Path, megabytes: float = 1.0, run_folder: Path = Path("/nowhere")) -> Text:
+    return read_text([str(path) for path in paths], megabytes=megabytes, run_folder=run_folder)
+
+
+def lines(name: str, number: int) -> str:
+    return "".join(f"{name} {line} gr\u00f6\u00dfer\n" for line in range(number))
+
+
+def test_single_file_is_cut_at_lines_into_three_parts(tmp_path: Path) -> None:
+    path = tmp_path / "book.txt"
+    path.write_text(lines("book", 5000), encoding="utf-8")
+    text = read(path)
+    pieces = [*text.train, *text.validation, *text.test]
+    assert sorted("".join(pieces).splitlines()) == sorted(path.read_text(encoding="utf-8").splitlines())
+    assert all(piece.endswith("\n") for piece in pieces)
+    assert len(pieces) > 50
+    size = path.stat().st_size
+    for part, share in ((text.train, 0.8), (text.validation, 0.1), (text.test, 0.1)):
+        assert len("".join(part).encode()) == pytest.approx(share * size, rel=0.2)
+    assert read(path).digest() == text.digest()
+
+
+def test_long_line_is_cut_between_characters(tmp_path: Path) -> None:
+    path = tmp_path / "line.txt"
+    path.write_text("\u00e9\u20ac\U0001f600" * 5000, encoding="utf-8")
+    text = read(path)
+    pieces = [*text.train, *text.validation, *text.test]
+    assert "\N{REPLACEMENT CHARACTER}" not in "".join(pieces)
+    assert sum(map(len, pieces)) == 15_001  # with the newline at the end
+
+
+def test_folder_is_searched_for_text(tmp_path: Path) -> None:
+    for number in range(150):
+        folder = tmp_path / f"sub{number % 7}"
+        folder.mkdir(exist_ok=True)
+        (folder / f"{number}.txt").write_text(lines(f"f{number}", 20), encoding="utf-8")
+    (tmp_path / ".hidden").mkdir()
+    (tmp_path / ".hidden" / "secret.txt").write_text(lines("secret", 9))
+    (tmp_path / "sub0" / ".dot").write_text(lines("secret", 9))
+    (tmp_path / "empty").touch()
+    (tmp_path / "latin.txt").write_bytes(b"gr\xf6\xdfer\n" * 100)
+    (tmp_path / "table.db").write_bytes(b"abc\0def\n")
+    os.mkfifo(tmp_path / "pipe")  # reading it would wait for ever
+    (tmp_path / "gone.txt").symlink_to(tmp_path / "nothing")
+    other_run, this_run = tmp_path / "logs" / "other", tmp_path / "logs" / "this"
+    for run in (other_run, this_run):
+        run.mkdir(parents=True)
+        (run / "samples.jsonl").write_text(lines("secret", 9))
+    (other_run / "run.json").write_text("{}")
+    text = read(tmp_path, run_folder=this_run)
+    assert (text.num_files, text.num_skipped) == (150, 3)
+    assert "skipped 3 that are empty or not UTF-8" in text.line()
+    pieces = [*text.train, *text.validation, *text.test]
+    assert not any("secret" in piece for piece in pieces)
+    assert all(len({line.split()[0] for line in piece.splitlines()}) == 1 for piece in pieces)  # whole files
+    # files given one by one, or twice, are the same text
+    assert read(tmp_path, tmp_path / "sub0", run_folder=this_run).num_files == 150
+
+
+def test_held_out_files_stay_held_out_in_a_smaller_text(tmp_path: Path) -> None:
+    for number in range(400):
+        (tmp_path / f"{number}.txt").write_text(lines(f"f{number}", 40), encoding="utf-8")
+    whole, half = read(tmp_path), read(tmp_path, megabytes=0.12)
+    assert half.num_omitted > 100
+    assert set(half.test) <= set(whole.test)
+    assert not set(half.validation) & set(whole.train)
+    assert len("".join([*half.train, *half.validation, *half.test]).encode()) == pytest.approx(120_000, abs=50)
+
+
+def test_pipe_is_read(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = threading.Thread(target=lambda: pipe.write_text(lines("piped", 500), encoding="utf-8"))
+    writer.start()
+    assert read(pipe).num_files == 1
+    writer.join()
+
+
+def test_bytes_of_pieces() -> None:
+    tokens = encode(("a\u00e9", "b\n"), BYTES)
+    assert tokens.tokens.tolist() == [97, 0xC3, 0xA9, 98, 10]
+    assert tokens.num_bytes == 5
+    assert len(encode((), BYTES).tokens) == 0
