@@ -6,18 +6,21 @@ import argparse
 import re
 import sys
 import textwrap
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, get_args, get_origin
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 from gflownet.command_line import CommandLine, print_plain_messages, program, run_command
 from gflownet.commands import COMMANDS
+
+if TYPE_CHECKING:
+    from gflownet.options import Option
 
 # The scripts call the command with the words of the command line up to the cursor; it prints one candidate per line,
 # with a tab and a description, and as first line "files" where file names complete the word, too.
 _QUERY = "--words"
 _FILES, _NO_FILES = "files", "words"
-_PATH_METAVARS = {"RUN", "FILE", "FOLDER", "LOCATION", "PATH", "OUTPUT"}
+_PATH_METAVARS = {"RUN", "FILE", "FOLDER", "LOCATION", "PATH", "OUTPUT", "FILE|KEY=VALUE"}
 _MAX_DESCRIPTION = 70
 
 _BASH = r"""# bash completion of gflownet: source <(gflownet completion bash)
@@ -137,19 +140,19 @@ def candidates_of(words: Sequence[str]) -> tuple[list[Candidate], bool]:
     while (subcommands := parser.subcommands()) and any(word in subcommands for word in before[1:]):
         name = next(word for word in before[1:] if word in subcommands)
         before, parser = before[before.index(name, 1) :], subcommands[name]
-    return _of_parser(parser, before[1:], current, has_keys=name in ("train", "compare"))
+    return _of_parser(parser, before[1:], current, command=name)
 
 
 def _of_parser(
-    parser: CommandLine, before: Sequence[str], current: str, *, has_keys: bool
+    parser: CommandLine, before: Sequence[str], current: str, *, command: str
 ) -> tuple[list[Candidate], bool]:
-    """Return the completions of an argument; `has_keys`: KEY=VALUE of a config is an argument, too."""
+    """Return the completions of an argument; in some commands KEY=VALUE of a config is an argument, too."""
     actions = {name: action for action in parser._actions for name in action.option_strings}
     flag, equals, _ = current.partition("=")
     option = actions.get(flag) if equals else actions.get(before[-1]) if before else None
     if option is not None and option.nargs != 0:
         prefix = f"{flag}=" if equals else ""
-        candidates = [Candidate(prefix + value) for value in _values(option)]
+        candidates = [Candidate(prefix + value) for value in _values(option, command)]
         return _starting_with(current, candidates), option.metavar in _PATH_METAVARS or option.dest == "config"
     if current.startswith("-"):
         candidates = [Candidate(name, action.help or "") for name, action in actions.items() if len(name) > 2]
@@ -157,33 +160,56 @@ def _of_parser(
     candidates = [Candidate(name, sub.description or "") for name, sub in parser.subcommands().items()]
     positional = [action for action in parser._actions if not action.option_strings]
     candidates += [Candidate(str(value)) for action in positional for value in action.choices or ()]
-    if has_keys:
-        return _starting_with(current, [*candidates, *_keys(before, current)]), "=" in current
-    return _starting_with(current, _unique(candidates)), any(action.metavar in _PATH_METAVARS for action in positional)
+    is_path = any(action.metavar in _PATH_METAVARS for action in positional)
+    if command in _OPTIONS_OF:
+        keys = _keys(_OPTIONS_OF[command](before, current), current)
+        return _starting_with(current, [*candidates, *keys]), is_path or "=" in current
+    return _starting_with(current, _unique(candidates)), is_path
 
 
 def _unique(candidates: Sequence[Candidate]) -> list[Candidate]:
     return list({candidate.text: candidate for candidate in reversed(candidates)}.values())[::-1]
 
 
-def _values(action: argparse.Action) -> list[str]:
+def _values(action: argparse.Action, command: str) -> list[str]:
     """Return the values of an option with choices or the name of a config."""
     if action.dest == "config":
-        from gflownet.config import config_names
+        from gflownet import config
+        from gflownet.language import config as language
 
-        return config_names()
+        return language.config_names() if command == "language" else config.config_names()
     return [str(choice) for choice in action.choices or ()]
 
 
-def _keys(before: Sequence[str], current: str) -> Iterator[Candidate]:
-    """Yield KEY= for the options of a config, those of the chosen classes included, or KEY=VALUE after the =."""
+def _options_of_run(before: Sequence[str], current: str) -> dict[str, Option]:
+    """Return the options of a run, those of the chosen classes included."""
     from gflownet.config import OPTIONS
     from gflownet.options import find_options
 
-    key, equals, _ = current.partition("=")
     options = dict(OPTIONS)
-    for group, schema in _schemas(before, key).items():
+    for group, schema in _schemas(before, current.partition("=")[0]).items():
         options |= {} if schema is None else {item.key: item for item in find_options(schema, f"{group}.")}
+    return options
+
+
+def _options_of_language(before: Sequence[str], current: str) -> dict[str, Option]:
+    """Return the options of gflownet language, without those that FILE and --from set."""
+    from gflownet.language.config import FLAG_KEYS, OPTIONS
+
+    return {key: item for key, item in OPTIONS.items() if key not in FLAG_KEYS}
+
+
+# Command -> (words before, current word) -> its options.
+_OPTIONS_OF: dict[str, Callable[[Sequence[str], str], dict[str, Option]]] = {
+    "train": _options_of_run,
+    "compare": _options_of_run,
+    "language": _options_of_language,
+}
+
+
+def _keys(options: Mapping[str, Option], current: str) -> Iterator[Candidate]:
+    """Yield KEY= for options, or KEY=VALUE after the =."""
+    key, equals, _ = current.partition("=")
     if not equals:
         yield from (Candidate(f"{name}=", item.help) for name, item in options.items())
     elif key in options:

@@ -50,6 +50,14 @@ def test_candidates_of_train() -> None:
     assert texts("train", "seed=") == []
 
 
+def test_candidates_of_language() -> None:
+    assert "steps=" in texts("language", "st")
+    assert "text=" not in texts("language", "")
+    assert texts("language", "book.txt", "schedule=tr") == ["schedule=trapezoid"]
+    assert texts("language", "--config", "qu") == ["quick"]
+    assert candidates_of(["language", "boo"])[1]
+
+
 def test_candidates_of_options_of_the_chosen_task() -> None:
     assert "task_options.num_parameters=" in texts("train", "task=language", "task_options.n")
     assert texts("train", "task=nonsense", "task_options.n") == []

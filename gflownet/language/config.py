@@ -36,6 +36,7 @@ class LanguageConfig:
 
     text: list[str] = option([], "FILE...: UTF-8 text files and folders, which are searched for text files")
     megabytes: float = option(200.0, "maximum size of the text; larger folders give a sample of their files", POSITIVE)
+    include: str = option("*", "pattern of the names of files in folders, for example *.py")
     tokenizer: str | None = option(None, "tokenizer.json of the package tokenizers; null: tokens are bytes")
     train_tokenizer: int | None = option(
         None, "train a byte-level BPE tokenizer with this many tokens on the training part", Interval(257)

@@ -59,7 +59,8 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
         UserError: no usable text, tokenizer or model, or too little text for the sequence length.
     """
     device = choose_device(config.device)
-    text = read_text(config.text, megabytes=config.megabytes, run_folder=Path(config.log_dir))
+    folder = Path(config.log_dir)
+    text = read_text(config.text, include=config.include, megabytes=config.megabytes, run_folder=folder)
     if stored_model is None:
         codec, tokenizer = choose_codec(config, text.train)
         description = choose_model(config, vocabulary_size=codec.vocabulary_size)

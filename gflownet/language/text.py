@@ -7,6 +7,7 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -24,6 +25,8 @@ _MIN_PIECE_BYTES = 1_000
 _MEGABYTE = 10**6
 _PARTS = ("train", "validation", "test")
 _NEWLINE = b"\n"
+# Folders inside a folder of the user that hold files of others.
+_SKIPPED = {"__pycache__", "site-packages", "dist-packages", "node_modules"}
 
 
 @dataclass(frozen=True)
@@ -66,22 +69,23 @@ class Tokens:
     num_bytes: int
 
 
-def read_text(paths: Sequence[str], *, megabytes: float, run_folder: Path) -> Text:
+def read_text(paths: Sequence[str], *, megabytes: float, run_folder: Path, include: str = "*") -> Text:
     """Return the text of files and folders, split by a hash of the names.
 
-    Folders are read recursively, without hidden files and without the folders of runs. The pieces are the files; fewer
-    than 100 files are cut into about 100 pieces. In the order of the hashes, the first tenth of the bytes is the test
-    part, the second the validation part: both stay held out when files are added or the maximum size changes.
+    Folders are read recursively, without hidden files, installed packages and the folders of runs. The pieces are the
+    files; fewer than 100 files are cut into about 100 pieces. In the order of the hashes, the first tenth of the bytes
+    is the test part, the second the validation part.
 
     Args:
         paths: of the files and folders.
         megabytes: maximum size; files beyond it are omitted, in the order of the hashes.
         run_folder: of this run.
+        include: pattern of the names of files in folders.
 
     Raises:
         UserError: a missing path, no text, or too little for three parts.
     """
-    files = {file.resolve(): name for path in paths for file, name in _files(Path(path), run_folder.resolve())}
+    files = {file.resolve(): name for path in paths for file, name in _files(Path(path), run_folder.resolve(), include)}
     contents: list[tuple[str, str, bytes]] = []
     num_skipped, size = 0, 0
     in_order = sorted((_hash(name), name, file) for file, name in files.items())
@@ -112,7 +116,7 @@ def encode(pieces: Sequence[str], codec: TextCodec) -> Tokens:
     return Tokens(torch.cat(tokens) if tokens else torch.zeros(0, dtype=torch.int32), _num_bytes(pieces))
 
 
-def _files(path: Path, run_folder: Path) -> Iterator[tuple[Path, str]]:
+def _files(path: Path, run_folder: Path, include: str) -> Iterator[tuple[Path, str]]:
     """Yield the files of an argument, with the names whose hashes order them."""
     try:
         mode = path.stat().st_mode
@@ -120,6 +124,8 @@ def _files(path: Path, run_folder: Path) -> Iterator[tuple[Path, str]]:
         raise UserError(f"text: {path}: cannot be read ({error.strerror})") from None
     if stat.S_ISDIR(mode):
         for file in _walk(path, run_folder):
+            if not fnmatch(file.name, include):
+                continue
             yield file, file.relative_to(path).as_posix()
     elif stat.S_ISREG(mode) or stat.S_ISFIFO(mode):  # a shell's <(command) is a pipe
         yield path, path.name
@@ -134,7 +140,7 @@ def _walk(folder: Path, run_folder: Path) -> Iterator[Path]:
         if MARKER_NAME in names or here.resolve() == run_folder:
             folders.clear()
             continue
-        folders[:] = sorted(name for name in folders if not name.startswith(".") and name != "__pycache__")
+        folders[:] = sorted(name for name in folders if not name.startswith(".") and name not in _SKIPPED)
         yield from (here / name for name in names if not name.startswith(".") and (here / name).is_file())
 
 

@@ -12,8 +12,8 @@ from gflownet.language.text import Text, encode, read_text
 from gflownet.rhn.text_codec import BYTES
 
 
-def read(*paths: Path, megabytes: float = 1.0, run_folder: Path = Path("/nowhere")) -> Text:
-    return read_text([str(path) for path in paths], megabytes=megabytes, run_folder=run_folder)
+def read(*paths: Path, megabytes: float = 1.0, run_folder: Path = Path("/nowhere"), include: str = "*") -> Text:
+    return read_text([str(path) for path in paths], megabytes=megabytes, run_folder=run_folder, include=include)
 
 
 def lines(name: str, number: int) -> str:
@@ -48,8 +48,9 @@ def test_folder_is_searched_for_text(tmp_path: Path) -> None:
         folder = tmp_path / f"sub{number % 7}"
         folder.mkdir(exist_ok=True)
         (folder / f"{number}.txt").write_text(lines(f"f{number}", 20), encoding="utf-8")
-    (tmp_path / ".hidden").mkdir()
-    (tmp_path / ".hidden" / "secret.txt").write_text(lines("secret", 9))
+    for name in (".hidden", "site-packages"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "other.txt").write_text(lines("secret", 9))
     (tmp_path / "sub0" / ".dot").write_text(lines("secret", 9))
     (tmp_path / "empty").touch()
     (tmp_path / "latin.txt").write_bytes(b"gr\xf6\xdfer\n" * 100)
@@ -67,6 +68,7 @@ def test_folder_is_searched_for_text(tmp_path: Path) -> None:
     pieces = [*text.train, *text.validation, *text.test]
     assert not any("secret" in piece for piece in pieces)
     assert all(len({line.split()[0] for line in piece.splitlines()}) == 1 for piece in pieces)  # whole files
+    assert read(tmp_path, run_folder=this_run, include="1?.txt").num_files == 10
     # files given one by one, or twice, are the same text
     assert read(tmp_path, tmp_path / "sub0", run_folder=this_run).num_files == 150
 
