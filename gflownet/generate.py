@@ -213,7 +213,11 @@ def _answers(
     running: dict[int, tuple[Prompt, list[Sampled]]] = {}
     while stop.signal is None:
         for prompt, params in islice(waiting, max_running - len(running)):
-            running[engine.submit(Request(codec.encode(prompt.text), params))] = prompt, []
+            try:
+                request_id = engine.submit(Request(codec.encode(prompt.text), params))
+            except ValueError as error:  # a tokenizer may have no token for a prompt
+                raise UserError(f"--prompts: line {prompt.line}: {error}") from None
+            running[request_id] = prompt, []
         if not running:
             return
         for event in engine.step():

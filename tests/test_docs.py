@@ -18,6 +18,7 @@ import numpy as np
 import pytest
 
 from gflownet import generate, train
+from gflownet.language.__main__ import main as train_language
 from gflownet.rhn.server.__main__ import parse as parse_server
 from tests.running_server import running_server
 
@@ -77,7 +78,12 @@ _SHORT = (
 _ALWAYS = ("wandb.mode=disabled", "report.every=null")
 
 
-MAINS = {"gflownet.train": train.main, "gflownet.generate": generate.main}
+MAINS = {"gflownet.train": train.main, "gflownet.generate": generate.main, "gflownet.language": train_language}
+# Options of a short training of a language model; they replace those of the page.
+_SHORT_LANGUAGE = (
+    *("seconds=null", "megabytes=0.05", "rows=2", "sequence_length=8", "evaluate_every=3", "validation_tokens=64"),
+    *("test_tokens=64", "sample.every=2", "sample.tokens=4", "wandb.mode=disabled", "--quiet"),
+)
 
 # (words after `python`, text on standard input) of a command: run it.
 Python = Callable[[list[str], str], None]
@@ -267,6 +273,51 @@ def run_serving(folder: Path, checkout: Path, python: Python) -> None:
     with running_server(folder / asked.folder) as server:
         assert run_blocks(after.replace(f"http://127.0.0.1:{asked.port}", server.url), folder, python) == 2
         assert server.metrics()["gflownet_http_responses_total 200"] >= 4
+
+
+def test_docs_language_examples_run(tmp_path, checkout, in_process):
+    run_language(tmp_path, checkout, in_process)
+    assert (tmp_path / "logs" / "stack" / "metrics.jsonl").read_text().count("\n") == 4
+
+
+@pytest.mark.slow
+def test_docs_language_examples_run_as_processes(tmp_path, checkout, in_subprocesses):
+    page = run_language(tmp_path, checkout, in_subprocesses)
+    section = page.partition("## Serve\n")[2].partition("\n## ")[0]
+    command = re.search(r"python -m gflownet\.rhn\.server (\S+) --port (\d+)", section)
+    assert command is not None
+    with running_server(tmp_path / command[1]) as server:
+        after = section.partition(command[0])[2].replace(f"http://127.0.0.1:{command[2]}", server.url)
+        assert run_blocks(after.partition("```")[2], tmp_path, in_subprocesses) == 2
+        assert server.metrics()["gflownet_http_responses_total 200"] >= 2
+
+
+def run_language(folder: Path, checkout: Path, python: Python) -> str:
+    """Run docs/language-models.md without its server, with few steps, and return it."""
+    page = (checkout / "docs" / "language-models.md").read_text()
+    before, _, after = page.partition("## Serve\n")
+    num_steps = 2
+    for language, block in blocks(before + after.partition("\n## ")[2]):
+        file = _FILE.match(block)
+        if file:
+            (folder / file[1]).write_text(block)
+        elif language == "python":
+            python(["-c", block], "")
+        else:
+            for line in block.splitlines():
+                if line.startswith("python -m gflownet.language"):
+                    num_steps += "resume" in line  # which trains longer
+                    line = shlex.join([*expanded(line), *_SHORT_LANGUAGE, f"steps={num_steps + 1}"])
+                if "pip install" not in line:
+                    run_line(line, folder, python)
+    assert (folder / "logs" / "python" / "model" / "model.json").exists()
+    return page
+
+
+def expanded(line: str) -> list[str]:
+    """Return the words of a line of a shell, with the output of $(...)."""
+    shell = subprocess.run(["bash", "-c", f"printf '%s\\0' {line}"], capture_output=True, text=True, check=True)
+    return shell.stdout.removesuffix("\0").split("\0")
 
 
 def run_blocks(text: str, folder: Path, python: Python) -> int:

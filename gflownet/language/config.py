@@ -24,7 +24,7 @@ _FOLDER = "configs/language"  # of the configs that --config names
 class SampleConfig:
     """Text written by the model during the training, in samples.jsonl."""
 
-    every: int = option(200, "steps between two samples; 0: none", NOT_NEGATIVE)
+    every: int = option(500, "steps between two samples; 0: none", NOT_NEGATIVE)
     prompt: str = option("\n", "beginning of every sample")
     tokens: int = option(160, "tokens of a sample", AT_LEAST_ONE)
     temperature: float = option(0.7, "0: always the likeliest token", NOT_NEGATIVE)
@@ -36,7 +36,7 @@ class LanguageConfig:
 
     text: list[str] = option([], "FILE...: UTF-8 text files and folders, which are searched for text files")
     megabytes: float = option(200.0, "maximum size of the text; larger folders give a sample of their files", POSITIVE)
-    include: str = option("*", "pattern of the names of files in folders, for example *.py")
+    include: str = option("", "ends of the names of files in folders, for example .md,.rst; empty: all files")
     tokenizer: str | None = option(None, "tokenizer.json of the package tokenizers; null: tokens are bytes")
     train_tokenizer: int | None = option(
         None, "train a byte-level BPE tokenizer with this many tokens on the training part", Interval(257)
@@ -46,18 +46,20 @@ class LanguageConfig:
     rank: int = option(0, "rank of the model in the run of --from, 0: the best", NOT_NEGATIVE)
     log_dir: str = option("logs/language_model", "run folder; its folder model/ is the model to generate from")
     seed: int = option(0, "seed of the weights, the batches and the samples", Interval(0, MAX_SEED))
-    steps: int = option(2000, "steps of the training", AT_LEAST_ONE)
+    steps: int = option(5000, "steps of the training", AT_LEAST_ONE)
     seconds: float | None = option(
         None, "length of the training in seconds, in place of steps; evaluations included, not repeatable", POSITIVE
     )
     rows: int = option(16, "sequences of a batch", AT_LEAST_ONE)
-    sequence_length: int = option(128, "tokens of a sequence", AT_LEAST_ONE)
+    sequence_length: int = option(64, "tokens of a sequence", AT_LEAST_ONE)
     batches: Literal["random", "contiguous"] = option(
         "random", "contiguous: sequences follow each other in the text and the state passes between them"
     )
     accumulation: int = option(1, "batches of a step, whose gradients are added", AT_LEAST_ONE)
     optimiser: Literal["adam", "adamw", "muon"] = option("adamw", "muon: orthogonalised steps of matrices, else adamw")
-    learning_rate: float = option(0.004, "maximum learning rate", POSITIVE)
+    learning_rate: float | None = option(
+        None, "maximum learning rate; null: 0.008, and less for models wider than 256", POSITIVE
+    )
     schedule: Literal["cosine", "linear", "trapezoid", "constant"] = option(
         "cosine", "learning rate after the warm-up; trapezoid: constant, then linear in the last fifth"
     )
@@ -69,12 +71,12 @@ class LanguageConfig:
         "auto", "of matrix products; auto: bfloat16 on CUDA for stacks of GRU and LSTM layers, else float32"
     )
     device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
-    num_threads: int | None = option(None, "threads of torch; null: its default", AT_LEAST_ONE)
-    evaluate_every: int = option(200, "steps between two evaluations on the validation part", AT_LEAST_ONE)
+    num_threads: int = option(1, "threads of torch; more help wide models on an idle machine", AT_LEAST_ONE)
+    evaluate_every: int = option(500, "steps between two evaluations on the validation part", AT_LEAST_ONE)
     validation_tokens: int = option(65_536, "maximum number of tokens of an evaluation", AT_LEAST_ONE)
     test_tokens: int = option(262_144, "maximum number of tokens of the test at the end", AT_LEAST_ONE)
     keep: Literal["best", "last"] = option("best", "weights in model/: of the best evaluation, or of the last one")
-    checkpoint_every: int = option(200, "steps between two checkpoints", AT_LEAST_ONE)
+    checkpoint_every: int = option(500, "steps between two checkpoints", AT_LEAST_ONE)
     resume: Literal[False, True, "auto"] = option(
         False, "true: continue the run in log_dir; auto: continue it, or start a new one where there is none"
     )

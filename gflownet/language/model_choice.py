@@ -16,13 +16,15 @@ from gflownet.report.architectures import TOP_NAME
 from gflownet.rhn.checkpoint import KINDS
 from gflownet.rhn.config import StackConfig, StackLayer, stack_words
 
-# Of GRU layers: at equal CPU seconds they are ahead of LSTM and RHN layers (docs/language-models.md).
+# Of LSTM layers: at equal CPU seconds they are ahead of GRU and RHN layers (docs/language-models.md).
 MODELS = {
-    "S": StackConfig((StackLayer("gru"),), width=256),
-    "M": StackConfig((StackLayer("gru"), StackLayer("gru")), width=384),
-    "L": StackConfig((StackLayer("gru"), StackLayer("gru"), StackLayer("gru")), width=640),
+    "S": StackConfig((StackLayer("lstm"),), width=256),
+    "M": StackConfig((StackLayer("lstm"), StackLayer("lstm")), width=512),
+    "L": StackConfig((StackLayer("lstm"), StackLayer("lstm"), StackLayer("lstm")), width=1024),
 }
 _VOCABULARY = "vocabulary_size"
+# Of S, between the best two of four; wider models get less, in inverse proportion (Yang et al. 2022, table 3).
+_RATE, _RATE_WIDTH = 0.008, 256
 
 
 def choose_model(config: LanguageConfig, *, vocabulary_size: int) -> dict[str, Any]:
@@ -38,6 +40,13 @@ def choose_model(config: LanguageConfig, *, vocabulary_size: int) -> dict[str, A
     else:
         description = _described(config.model)
     return {"kind": description["kind"], "config": {**description["config"], _VOCABULARY: vocabulary_size}}
+
+
+def default_rate(description: Mapping[str, Any]) -> float:
+    """Return the default learning rate of a model."""
+    sizes = description["config"]
+    width = sizes.get("width", sizes.get("hidden_size", _RATE_WIDTH))
+    return _RATE * min(1.0, _RATE_WIDTH / width)
 
 
 def model_words(description: Mapping[str, Any]) -> str:

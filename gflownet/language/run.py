@@ -43,8 +43,7 @@ def train_on_text(config: LanguageConfig) -> int | None:
     Raises:
         UserError: no usable text or model, a folder in use or with another run, or a training that diverges.
     """
-    if config.num_threads is not None:
-        torch.set_num_threads(config.num_threads)
+    torch.set_num_threads(config.num_threads)
     console, path = make_console(), Path(config.log_dir)
     # The first checkpoint of a run is written before its metrics.
     is_continued = bool(config.resume) and read_marker(path) is not None and (path / METRICS_NAME).exists()
@@ -78,7 +77,7 @@ class LanguageRun:
         self.steps = LanguageSteps(
             setup.model,
             setup.parts["train"].tokens,
-            options=_training(config, setup.precision),
+            options=_training(config, setup),
             generator=torch.Generator().manual_seed(config.seed),
         )
         self.best, self.best_step = math.inf, 0  # evaluation of the weights in the model's folder
@@ -127,8 +126,8 @@ class LanguageRun:
         device = next(setup.model.parameters()).device
         yield (
             f"training: {length} of {config.rows * config.accumulation} sequences of {config.sequence_length}, "
-            f"{config.optimiser} {config.learning_rate:g} {config.schedule}, {device} {setup.precision}, "
-            f"{torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
+            f"{config.optimiser} {setup.learning_rate:g} {config.schedule}, {device} {setup.precision}, "
+            f"{config.num_threads} thread{'s' if config.num_threads > 1 else ''}"
         )
         if self.steps.step:
             yield f"continuing after step {self.steps.step:,}"
@@ -205,7 +204,7 @@ class LanguageRun:
             step = self.steps.take(self._done())
         except LanguageDivergedError as error:
             kept = f"the checkpoint {self._folder.checkpoints.own()[0].name} is kept"
-            hint = f"resume=true with a learning_rate below {config.learning_rate:g} may help"
+            hint = f"resume=true with a learning_rate below {self.setup.learning_rate:g} may help"
             raise UserError(f"{error}; {kept}; {hint}") from None
         values = {
             "loss": step.loss,
@@ -286,11 +285,11 @@ class LanguageRun:
         }
 
 
-def _training(config: LanguageConfig, precision: Any) -> LanguageTraining:
+def _training(config: LanguageConfig, setup: Setup) -> LanguageTraining:
     return LanguageTraining(
         rows=config.rows,
         sequence_length=config.sequence_length,
-        learning_rate=config.learning_rate,
+        learning_rate=setup.learning_rate,
         schedule=config.schedule,
         warm_up=config.warm_up,
         last_rate=config.last_rate,
@@ -298,7 +297,7 @@ def _training(config: LanguageConfig, precision: Any) -> LanguageTraining:
         weight_decay=config.weight_decay,
         max_gradient_norm=config.max_gradient_norm,
         accumulation=config.accumulation,
-        precision=precision,
+        precision=setup.precision,
         batches=config.batches,
     )
 

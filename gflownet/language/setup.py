@@ -12,7 +12,7 @@ import torch
 
 from gflownet.errors import UserError
 from gflownet.language.config import LanguageConfig
-from gflownet.language.model_choice import choose_model, model_words
+from gflownet.language.model_choice import choose_model, default_rate, model_words
 from gflownet.language.precision import choose_device, choose_precision
 from gflownet.language.text import Tokens, encode, read_text
 from gflownet.language.tokenizing import choose_codec, name_of, reproduces
@@ -36,6 +36,7 @@ class Setup:
     description: dict[str, Any]  # of the model
     model: RecurrentNetwork
     precision: Literal["float32", "bfloat16"]
+    learning_rate: float
 
     @property
     def num_parameters(self) -> int:
@@ -81,6 +82,7 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
         description=description,
         model=model,
         precision=choose_precision(config, model, device),
+        learning_rate=config.learning_rate or default_rate(description),
     )
 
 

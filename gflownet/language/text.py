@@ -7,7 +7,6 @@ import os
 import stat
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from fnmatch import fnmatch
 from pathlib import Path
 
 import torch
@@ -69,7 +68,7 @@ class Tokens:
     num_bytes: int
 
 
-def read_text(paths: Sequence[str], *, megabytes: float, run_folder: Path, include: str = "*") -> Text:
+def read_text(paths: Sequence[str], *, megabytes: float, run_folder: Path, include: str = "") -> Text:
     """Return the text of files and folders, split by a hash of the names.
 
     Folders are read recursively, without hidden files, installed packages and the folders of runs. The pieces are the
@@ -80,7 +79,7 @@ def read_text(paths: Sequence[str], *, megabytes: float, run_folder: Path, inclu
         paths: of the files and folders.
         megabytes: maximum size; files beyond it are omitted, in the order of the hashes.
         run_folder: of this run.
-        include: pattern of the names of files in folders.
+        include: ends of the names of files in folders, with commas between them; empty for all files.
 
     Raises:
         UserError: a missing path, no text, or too little for three parts.
@@ -124,9 +123,8 @@ def _files(path: Path, run_folder: Path, include: str) -> Iterator[tuple[Path, s
         raise UserError(f"text: {path}: cannot be read ({error.strerror})") from None
     if stat.S_ISDIR(mode):
         for file in _walk(path, run_folder):
-            if not fnmatch(file.name, include):
-                continue
-            yield file, file.relative_to(path).as_posix()
+            if file.name.endswith(tuple(include.split(","))):
+                yield file, file.relative_to(path).as_posix()
     elif stat.S_ISREG(mode) or stat.S_ISFIFO(mode):  # a shell's <(command) is a pipe
         yield path, path.name
     else:

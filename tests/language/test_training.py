@@ -51,7 +51,7 @@ def test_run_writes_metrics_samples_status_and_model(finished: Path) -> None:
     assert [row["step"] for row in rows] == list(range(1, 21))
     assert [row["step"] for row in rows if "validation_bits_per_byte" in row] == [6, 12, 18, 20]
     assert rows[-1]["tokens"] == 20 * 2 * 8
-    assert max(row["learning_rate"] for row in rows) == pytest.approx(0.004)
+    assert max(row["learning_rate"] for row in rows) == pytest.approx(0.008)
     samples = [json.loads(line) for line in (run / "samples.jsonl").read_text().splitlines()]
     assert [sample["step"] for sample in samples] == [5, 10, 15, 20]
     assert len({sample["text"] for sample in samples}) > 1
@@ -211,7 +211,7 @@ def test_gradient_that_is_not_finite_leaves_the_weights() -> None:
         (["text.txt", "tokenizer=text.txt"], "text.txt: expected a tokenizer of the package tokenizers (*"),
         (["text.txt", "tokenizer=no.json"], "tokenizer: no.json: cannot be read (No such file or directory)"),
         (["text.txt", "sequence_length=100000"], "text: expected at least 100,001 tokens for train, got *"),
-        (["text.txt", "batches=contiguous", "rows=5000"], "text: expected at least 640,001 tokens for train, got *"),
+        (["text.txt", "batches=contiguous", "rows=5000"], "text: expected at least 320,001 tokens for train, got *"),
         (["text.txt", "model=model.yaml", "precision=bfloat16"], "precision: expected float32 for a model with RHN *"),
         (["text.txt", "--config", "quikc"], "--config: expected one of quick, tokens or a path, got 'quikc'; *"),
         (["text.txt", 'sample.prompt=""'], "sample.prompt: expected at least one character, got ''"),
