@@ -5,15 +5,13 @@
 One thread, CPU time, float32. The sides of a row take turns in one process in alternating order; figures are medians of
 the rounds' ratios. S has hidden 64, intermediate 128, depth 4, rank 4; M 128, 256, 8, 8; D12 64, 128, 12, 4. Decoding
 is one token of one sequence: "the document's order" builds each layer's adapters when the token reaches it, as matrices
-W + B A ("materialised") or by the expanded formula; compiled steps need a C++ compiler. Serving counts prompt and
+W + B A ("materialised") or by the expanded formula. Serving counts prompt and
 answer tokens per second with a full queue (prompts of 8 to 32 tokens, answers of 16 to 64, greedy); "ideal" is the
 model's step alone with every row in use. Submitting a request is not timed: a server does it in another thread.
 """
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 import time
 from collections.abc import Callable
@@ -28,7 +26,7 @@ import torch
 from gflownet.rhn.decoding import RHNDecoder
 from gflownet.rhn.network import RHN, Stack, layer_by_layer
 from gflownet.rhn.serving.sampling import SamplingParams
-from scripts.bench import Row, at_least, cpu_seconds, figure, finish, interleaved, median_ratio, parse_arguments, skip
+from scripts.bench import Row, at_least, cpu_seconds, figure, finish, interleaved, median_ratio, parse_arguments
 from scripts.rhn_sides import CASES, materialised
 from scripts.serving_sides import (
     Continuous,
@@ -44,7 +42,7 @@ from scripts.serving_sides import (
 
 SIZES = ("S", "M", "D12")  # of scripts/rhn_sides.py
 SLOTS = (8, 32, 128)
-LEAST_GAIN = {"eager": 1.2, "compiled": 3.0}
+LEAST_GAIN = 1.2
 GREEDY = SamplingParams(temperature=0)
 SAMPLED = SamplingParams(temperature=0.8, top_k=50, top_p=0.95)
 
@@ -72,23 +70,18 @@ def decoding_rows(name: str, network: RHN, *, rounds: int) -> list[Row]:
     """Return the speed of decoders on one token of one sequence over the speed in the document's order."""
     config = network.config
     token, state = torch.tensor([65]), torch.randn(config.depth, 1, config.hidden_size)
-    decoders = {"eager": RHNDecoder(network)}
-    if any(shutil.which(compiler) for compiler in (os.environ.get("CXX", "c++"), "g++", "clang++")):
-        decoders["compiled"] = RHNDecoder(network, compiled=True)
-    else:
-        skip(f"{name}: compiled decoding", "no C++ compiler (set CXX, or install g++)")
+    decoder = RHNDecoder(network)
 
     def in_order(stack: Stack) -> Callable[[], object]:
         return torch.inference_mode()(lambda: network(token.unsqueeze(1), state, stack=stack))
 
     calls = {"materialised": in_order(materialised), "formula": in_order(layer_by_layer)}
-    calls |= {side: partial(decoder.step, token, state, None) for side, decoder in decoders.items()}
+    calls["decoder"] = partial(decoder.step, token, state, None)
     seconds = interleaved({side: partial(cpu_seconds, call, 10) for side, call in calls.items()}, rounds=rounds)
-    rows = [figure(f"{name}: decoding, eager", 1e3 * median(seconds["eager"]), "ms per token")]
-    for side in decoders:
-        for order in ("formula", "materialised"):
-            text = f"{name}: decoding, {side}, times the document's order ({order})"
-            rows.append(at_least(text, median_ratio(seconds[order], seconds[side]), "x", LEAST_GAIN[side]))
+    rows = [figure(f"{name}: decoding", 1e3 * median(seconds["decoder"]), "ms per token")]
+    for order in ("formula", "materialised"):
+        text = f"{name}: decoding, times the document's order ({order})"
+        rows.append(at_least(text, median_ratio(seconds[order], seconds["decoder"]), "x", LEAST_GAIN))
     return rows
 
 

@@ -14,12 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from gflownet.rhn.decoding_steps import few_rows, many_rows, run_layer, step_weights
+from gflownet.rhn.decoding_steps import few_rows, many_rows, step_weights
 from gflownet.rhn.fold import fold, normalised, sizes_of
 from gflownet.rhn.layers import RecurrentLayer, RMSNorm, Run, check_tokens
 from gflownet.rhn.wavefront import layers_per_group, run_diagonals
 
-CORE_BYTES = 1600 * 2**10  # of the second-level cache of a core
 TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
 # Maximum size of the adapters of all layers computed in one call; a larger result does not fit the cache.
 ADAPTER_BYTES = 8 * 2**20
@@ -106,18 +105,9 @@ class _FoldedRun:
 class RHNDecoder:
     """A `LanguageModel` with the weights of a network, folded once; call `refresh` after a change of the weights."""
 
-    def __init__(self, network: Network, *, compiled: bool = False) -> None:
-        """Fold the weights.
-
-        Args:
-            network: an `RHN` or a `RecurrentStack`.
-            compiled: whether steps of RHN layers go through torch.compile, which takes seconds for each new number of
-                rows: batches are padded to a power of two.
-        """
+    def __init__(self, network: Network) -> None:
+        """Fold the weights of an `RHN` or a `RecurrentStack`."""
         self._network = network
-        self._compiled = compiled
-        self._few_rows = torch.compile(few_rows, dynamic=False) if compiled else few_rows
-        self._run_layer = torch.compile(run_layer, dynamic=False) if compiled else run_layer
         self.refresh()
 
     @torch.no_grad()
@@ -133,9 +123,6 @@ class RHNDecoder:
         gain = norm.weight.detach().to(dtype) * math.sqrt(hidden)
         self._unembedding = (unembedding.detach().to(dtype) * gain).mT.contiguous()
         self._root = gain.new_full((), math.sqrt(hidden * norm.epsilon))
-        # torch.compile turns the product of one row into a sum, which is slow if the weights do not fit the cache.
-        size = sum(run.weights.heads.nbytes for run in self._runs if isinstance(run, _FoldedRun))
-        self._min_rows = 2 if size > CORE_BYTES else 1
 
     def _logits(self, x: Tensor) -> Tensor:
         """Return [..., V] from the last layer's states [..., H]."""
@@ -173,11 +160,6 @@ class RHNDecoder:
 
     def step(self, tokens: Tensor, state: Tensor, starts: Tensor | None) -> tuple[Tensor, Tensor]:
         """Return logits and states as `LanguageModel.step`."""
-        rows = len(tokens)
-        missing = self._num_compiled_rows(rows) - rows if self._compiled else 0
-        if missing:
-            tokens, state = F.pad(tokens, (0, missing)), F.pad(state, (0, 0, 0, missing))
-            starts = None if starts is None else F.pad(starts, (0, missing))
         if starts is not None:  # masks multiply, and the state of an earlier sequence need not be finite
             state = state.masked_fill(starts.view(1, -1, 1), 0)
         new_state = self._embedding.new_zeros(state.shape)
@@ -188,30 +170,27 @@ class RHNDecoder:
             for run in self._runs:
                 before = state[run.layers]
                 if isinstance(run, _FoldedRun):
-                    x, last = self._step(run, x, before[..., : x.shape[-1]], has_previous)
+                    x, last = _step(run, x, before[..., : x.shape[-1]], has_previous)
                 else:
                     before = before if has_previous is None else before * has_previous
                     outputs, last = _run_recurrent_layer(run, x.unsqueeze(0), before)
                     x = outputs[0]
                 new_state[run.layers, :, : last.shape[-1]] = last
             logits.copy_(self._logits(x))
-        return logits[:rows], new_state[:, :rows]
+        return logits, new_state
 
-    def _num_compiled_rows(self, rows: int) -> int:
-        """Return the number of rows that a compiled step of `rows` rows is padded to."""
-        return max(self._min_rows, 1 << (rows - 1).bit_length())
 
-    def _step(self, run: _FoldedRun, x: Tensor, state: Tensor, has_previous: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the result of `few_rows`, computed by the faster one of two schedules."""
-        if len(x) * run.weights.heads[:, 0].nbytes <= ADAPTER_BYTES:
-            return self._few_rows(x, state, has_previous, run.sizes, run.weights)
-        masks = [None] * len(x) if has_previous is None else has_previous.split(TILE_ROWS, 1)
-        tiles = zip(x.split(TILE_ROWS), state.split(TILE_ROWS, 1), masks, strict=False)
-        results = [many_rows(*tile, run.sizes, run.weights, self._run_layer) for tile in tiles]
-        if len(results) == 1:
-            return results[0]
-        outputs, states = zip(*results, strict=True)
-        return torch.cat(outputs), torch.cat(states, 1)
+def _step(run: _FoldedRun, x: Tensor, state: Tensor, has_previous: Tensor | None) -> tuple[Tensor, Tensor]:
+    """Return the result of `few_rows`, computed by the faster one of two schedules."""
+    if len(x) * run.weights.heads[:, 0].nbytes <= ADAPTER_BYTES:
+        return few_rows(x, state, has_previous, run.sizes, run.weights)
+    masks = [None] * len(x) if has_previous is None else has_previous.split(TILE_ROWS, 1)
+    tiles = zip(x.split(TILE_ROWS), state.split(TILE_ROWS, 1), masks, strict=False)
+    results = [many_rows(*tile, run.sizes, run.weights) for tile in tiles]
+    if len(results) == 1:
+        return results[0]
+    outputs, states = zip(*results, strict=True)
+    return torch.cat(outputs), torch.cat(states, 1)
 
 
 def _run_recurrent_layer(run: Run, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:

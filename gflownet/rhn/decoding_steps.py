@@ -13,7 +13,6 @@ R is the number of rows, N of layers, H the hidden size, I the intermediate size
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -191,30 +190,30 @@ def few_rows(
     return x, torch.stack(states)
 
 
-# x [R, H], u [R, J], forms [R, *], scales [R, *] -> the layer's new states [R, H]
-RunLayer = Callable[[Tensor, Tensor, Tensor, Tensor, BlockSizes, LayerWeights], Tensor]
-
-
 def many_rows(
-    x: Tensor,
-    state: Tensor,
-    has_previous: Tensor | None,
-    sizes: BlockSizes,
-    weights: StepWeights,
-    run_layer: RunLayer,
+    x: Tensor, state: Tensor, has_previous: Tensor | None, sizes: BlockSizes, weights: StepWeights
 ) -> tuple[Tensor, Tensor]:
     """Return the result of `few_rows`; computes and applies the adapters of one layer at a time."""
     features, forms = _features(state, has_previous, weights)
     scales, forms = torch.bmm(features, weights.scales), forms.unflatten(0, state.shape[:2])
     new_state = torch.empty_like(state)
     for n, layer in enumerate(weights.layers):
-        x = run_layer(x, features[n, :, 1:], forms[n], scales[n], sizes, layer)
+        x = _run_layer(x, features[n, :, 1:], forms[n], scales[n], sizes, layer)
         new_state[n] = x
     return x, new_state
 
 
-def run_layer(x: Tensor, u: Tensor, forms: Tensor, scales: Tensor, sizes: BlockSizes, weights: LayerWeights) -> Tensor:
-    """Run one layer on many rows, a `RunLayer`; rows are multiplied by every A_j, so A is not computed."""
+def _run_layer(x: Tensor, u: Tensor, forms: Tensor, scales: Tensor, sizes: BlockSizes, weights: LayerWeights) -> Tensor:
+    """Return the states [R, H] of one layer of many rows; rows are multiplied by every A_j, so A is not computed.
+
+    Args:
+        x: [R, H], the input of the layer.
+        u: [R, J].
+        forms: [R, *].
+        scales: [R, *].
+        sizes: of the blocks.
+        weights: of the layer.
+    """
     rows, width = u.shape
     b = torch.mm(u, weights.entry_b).view(rows, 2 * sizes.rank, -1)
     exit_b = torch.mm(u, weights.exit_b).view(rows, sizes.rank, -1)
