@@ -29,7 +29,7 @@ class ReportRow:
     num_parameters: int | None
     num_hidden: int | None
     num_edges: int | None
-    picture: str  # file name, without its folder; name of a reference
+    picture: str  # words, or file name without its folder; name of a reference
     margin: float | None = None  # half the width of the interval of `validation`
 
 
@@ -63,12 +63,14 @@ def print_report(
         print_line(console, no_rows)
         return
     table = Table(title="best architectures", title_justify="left", box=box.SIMPLE_HEAD)
-    for header in ("rank", "validation", "test", "parameters", "hidden", "edges"):
+    has_sizes = any(row.num_hidden is not None for row in rows)
+    for header in ("rank", "validation", "test", "parameters", *(("hidden", "edges") if has_sizes else ())):
         table.add_column(header, justify="right", no_wrap=True)
-    table.add_column("architecture" if any(row.rank is None for row in rows) else "picture", overflow="fold")
+    is_picture = has_sizes and all(row.rank is not None for row in rows)
+    table.add_column("picture" if is_picture else "architecture", overflow="fold")
     for row, following in zip_longest(rows, rows[1:]):
         is_last_rank = row.rank is not None and following is not None and following.rank is None
-        table.add_row(*_report_cells(row), Text(printable(row.picture)), end_section=is_last_rank)
+        table.add_row(*_report_cells(row, has_sizes=has_sizes), Text(printable(row.picture)), end_section=is_last_rank)
     console.print(table)
     for note in notes:
         print_line(console, note)
@@ -79,14 +81,15 @@ def print_report(
         print_line(console, f"  {load_line}")
 
 
-def _report_cells(row: ReportRow) -> Iterator[str]:
+def _report_cells(row: ReportRow, *, has_sizes: bool) -> Iterator[str]:
     """Yield the cells of a row of the best architectures, up to the picture."""
     yield _count(row.rank)
     yield f"{row.validation:.4f}" + ("" if row.margin is None else f" ± {row.margin:.4f}")
     yield "-" if row.test is None else f"{row.test:.4f}"
     yield _count(row.num_parameters)
-    yield _count(row.num_hidden)
-    yield _count(row.num_edges)
+    if has_sizes:
+        yield _count(row.num_hidden)
+        yield _count(row.num_edges)
 
 
 def _count(number: int | None) -> str:

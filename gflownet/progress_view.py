@@ -18,6 +18,7 @@ from rich.table import Table
 from rich.text import Text
 
 from gflownet.console import duration, print_line
+from gflownet.errors import printable
 
 # Faster updates are not readable.
 MAX_REFRESHES_PER_SECOND = 8
@@ -149,6 +150,7 @@ class View(ABC):
     def __init__(self, clock: Clock) -> None:
         self._clock = clock
         self._stage: Stage | None = None
+        self.best_words = ""  # of the best architecture so far; empty: not shown
 
     @abstractmethod
     def write(self, step: int, values: Mapping[str, float]) -> None:
@@ -206,7 +208,8 @@ class PlainLines(View):
         if step % self._print_every and step != clock.num_steps:
             return
         figures = [f"{figure.short} {_cell(figure, values)}" for figure in _shown(values)]
-        print_line(self._console, " | ".join([f"step {step}/{clock.num_steps}", *figures, f"left {left}"]))
+        best = [f"best: {self.best_words}"] if self.best_words else []
+        print_line(self._console, " | ".join([f"step {step}/{clock.num_steps}", *figures, f"left {left}", *best]))
 
     def show(self, values: Mapping[str, float]) -> None:
         """Do nothing."""
@@ -274,6 +277,8 @@ class LivePanel(View):
             times = self._times(duration(stage.elapsed), stage.time_left())
             bars.add_row(f"{stage.name} {stage.done}/{stage.total}", self._bar(stage.total, stage.done), times)
         rows: list[RenderableType] = [bars, self._figures()]
+        if self.best_words:
+            rows.append(Text.assemble(("best architecture  ", "dim"), printable(self.best_words)))
         if self._console.encoding.lower().startswith("utf") and len(self._scores) > 1:
             rows.append(Text.assemble(("mean score so far  ", "dim"), (curve(self._scores), "cyan")))
         return Panel(Group(*rows), title="gflownet", box=box.ROUNDED)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from gflownet.command_line import CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.errors import UserError, printable
+from gflownet.rhn.stack_choices import choices_in_words
 
 if TYPE_CHECKING:
     from gflownet.evaluation.store_overview import Row, StoreOverview
@@ -233,7 +234,9 @@ def _print_row(row: Row) -> None:
 
 
 def _print_rows(rows: Iterable[Row], names: Iterable[str]) -> None:
-    names = list(names)
+    rows, names = list(rows), list(names)
+    if not any(map(_words, rows)):
+        names.remove("architecture")
     _print_table(names, [[_COLUMNS[name](row) for name in names] for row in rows])
 
 
@@ -245,7 +248,7 @@ def _print_table(header: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
 
     table = Table(box=box.SIMPLE)
     for name in header:
-        is_text = name in ("task", "context", "hash", "run", "status")
+        is_text = name in ("task", "context", "hash", "run", "status", "architecture")
         table.add_column(name, justify="left" if is_text else "right", overflow="fold")
     for row in rows:
         table.add_row(*(Text(printable(str(cell))) for cell in row))
@@ -264,6 +267,14 @@ def _task(context: str | None) -> str:
     except ValueError:
         return "-"
     return str(values.get("task", "-")) if isinstance(values, Mapping) else "-"
+
+
+def _words(row: Row) -> str:
+    """Return the stack of a language model in words; empty for other candidates and damaged rows."""
+    try:
+        return choices_in_words(json.loads(row["graph"]), width=json.loads(row["metrics"]).get("width"))
+    except (ValueError, TypeError, AttributeError):
+        return ""
 
 
 def _graph(row: Row) -> str:
@@ -285,6 +296,7 @@ _COLUMNS: dict[str, Callable[[Row], Any]] = {
     "parameters": lambda row: "-" if row["num_parameters"] is None else row["num_parameters"],
     "seconds": lambda row: f"{row['seconds']:.3g}",
     "run": lambda row: row["run"][:_DIGEST_LENGTH],
+    "architecture": lambda row: _words(row),
 }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import ExitStack, closing, nullcontext, suppress
@@ -263,7 +264,7 @@ class GFNTrainer(Components):
         """Train until the last step, a signal or the end of the budget, with regular checkpoints and one at the end."""
         config, progress, budget = self.config, self.progress, evaluator.budget
         num_before, seconds_before = progress.num_distinct, progress.seconds
-        executors = ExecutorStatus(evaluator)
+        executors, best_score = ExecutorStatus(evaluator), -math.inf
 
         def watch() -> None:
             logger.show({"seconds": budget.seconds, **executors.metrics()})
@@ -282,6 +283,9 @@ class GFNTrainer(Components):
             metrics |= {"evaluations_per_second": rate, "seconds": progress.seconds, **executors.metrics()}
             if self.halving is not None:
                 metrics |= self.halving.metrics()
+            if progress.best_score > best_score:
+                best_score = progress.best_score
+                self._name_best(logger, store)
             logger.write(self.step, metrics, progress.samples)
             record.refresh()
             if self.step % config.checkpoint_every == 0:
@@ -290,6 +294,12 @@ class GFNTrainer(Components):
         progress.seconds = budget.seconds
         evaluator.cancel()  # rollouts that workers have prepared ahead
         logger.write_checkpoint(folder.checkpoints.save(self.step, self.state_dict()))
+
+    def _name_best(self, logger: MetricLogger, store: EvaluationStore) -> None:
+        """Show the best architecture so far in the words of the task."""
+        for record in best_within(store, 1, self.task.limits):
+            graph = json.loads(record.graph)
+            logger.name_best(lambda graph=graph: self.task.words(self.env.terminal_type.from_dict(graph)))
 
     def _write_leaders(self, logger: MetricLogger, store: EvaluationStore) -> None:
         """Log the best architectures so far."""

@@ -1,4 +1,4 @@
-"""Recurrent stacks as byte-level language models, scored after a short training on a text."""
+"""Recurrent stacks and cells as byte-level language models, scored after a short training on a text."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ from typing import Any, Literal
 
 import torch
 
-from gflownet.envs.recurrent_stack import RHN, ChosenStack, read_stack
 from gflownet.evaluation.byte_text import read_bytes
 from gflownet.evaluation.config import TaskConfig
 from gflownet.evaluation.digest import data_digest
@@ -25,10 +24,18 @@ from gflownet.evaluation.language_training import (
 from gflownet.evaluation.randomness import seeded
 from gflownet.evaluation.task import CandidateTraining, Cost, GFNTask, Score
 from gflownet.graphs.assignment import Assignment
-from gflownet.options import POSITIVE, Interval, option
-from gflownet.rhn.config import StackConfig, StackLayer
+from gflownet.graphs.computation_graph import ComputationGraph
+from gflownet.graphs.formulas import formulas
+from gflownet.options import AT_LEAST_ONE, POSITIVE, Interval, option
+from gflownet.rhn.checkpoint import description_of
+from gflownet.rhn.config import StackConfig, stack_words
+from gflownet.rhn.network import RecurrentNetwork
+from gflownet.rhn.stack_choices import read_stack
 from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
+from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
 
+ENVIRONMENTS = ("recurrent_stack", "computation_graph")
+Candidate = Assignment | ComputationGraph  # a stack, or a cell
 # Points of the learning curve of a full training.
 _CURVE_POINTS = 8
 
@@ -49,16 +56,17 @@ class LanguageConfig:
     seconds: float = option(20.0, "CPU seconds of a training, with budget=seconds", POSITIVE)
     sequence_length: int = option(64, "bytes of a training sequence", POSITIVE)
     bottleneck: int = option(16, "bottleneck width of RHN layers", POSITIVE)
+    cell_layers: int = option(1, "layers of a recurrent cell, each with its own weights", AT_LEAST_ONE)
     validation_bytes: int = option(16_384, "bytes on which a model is scored", POSITIVE)
     reference: float = option(2.0, "bits per byte of score 1: the unit of the reward", Interval(-100, 100))
 
 
 class StackTraining(CandidateTraining):
-    """The training of one stack of a LanguageTask."""
+    """The training of one candidate of a LanguageTask."""
 
-    model: RecurrentStack
+    model: RecurrentNetwork
 
-    def __init__(self, task: LanguageTask, model: RecurrentStack, training: LanguageModelTraining) -> None:
+    def __init__(self, task: LanguageTask, model: RecurrentNetwork, training: LanguageModelTraining) -> None:
         self._task, self._training = task, training
         self.fidelity, self.model = training.step, model
         self.curve = tuple(task.value(bits) for _, bits in training.curve)
@@ -82,18 +90,22 @@ class StackTraining(CandidateTraining):
 
 
 class LanguageTask(GFNTask):
-    """A stack scores exp(reference - bits per byte) on held-out text: R = exp(-beta (bits per byte - reference)).
+    """A stack or cell scores exp(reference - bits) on held-out text: R = exp(-beta (bits per byte - reference)).
 
     A diverged model, or one worse than a uniform prediction, counts 8 bits. `evaluation.learning_rate` and
     `evaluation.batch_size` set the training.
     """
 
     Config = LanguageConfig
-    environment = "recurrent_stack"
     fidelity_unit = "steps"
 
     def __init__(self, config: TaskConfig) -> None:
         super().__init__(config)
+        if config.env.name not in ENVIRONMENTS:
+            raise ValueError(f"env.name: expected {' or '.join(ENVIRONMENTS)} with this task, got {config.env.name}")
+        if config.env.name == "computation_graph":
+            # Relative to this width: num_parameters sets the width of every cell.
+            self.input_sizes = self.output_sizes = (max(config.env.output_sizes),)
         options = config.task_options
         if options.validation_bytes < options.sequence_length:
             raise ValueError(
@@ -130,14 +142,14 @@ class LanguageTask(GFNTask):
             learning_rate=evaluation.learning_rate,
         )
 
-    def evaluate(self, graph: Assignment, *, seed: int) -> Score:
+    def evaluate(self, graph: Candidate, *, seed: int) -> Score:
         """Return the score after training; metrics are bits per byte, steps taken, width, and whether it diverged."""
         model, num_steps = self._trained(graph, seed=seed)
         return self.score_of(model, num_steps=num_steps)
 
     def train_many(
         self,
-        graphs: Sequence[Assignment],
+        graphs: Sequence[Candidate],
         *,
         seeds: Sequence[int],
         fidelity: int,
@@ -151,12 +163,12 @@ class LanguageTask(GFNTask):
             except Exception as error:
                 yield error
 
-    def test(self, graph: Assignment, *, seed: int) -> float | None:
+    def test(self, graph: Candidate, *, seed: int) -> float | None:
         """Return the score on the test text after the same training."""
         model, num_steps = self._trained(graph, seed=seed)
         return self.test_score_of(model, has_diverged=num_steps is None)
 
-    def score_of(self, model: RecurrentStack, *, num_steps: int | None) -> Score:
+    def score_of(self, model: RecurrentNetwork, *, num_steps: int | None) -> Score:
         """Return the score of a model after its training; `num_steps` is None if it diverged."""
         bits = UNIFORM_BITS if num_steps is None else self._bits(model, self.text.validation)
         metrics = {
@@ -165,9 +177,9 @@ class LanguageTask(GFNTask):
             "width": float(model.config.width),
             "diverged": float(num_steps is None),
         }
-        return Score(self.value(bits), num_parameters=num_parameters(model.config), metrics=metrics)
+        return Score(self.value(bits), num_parameters=_size(model.config), metrics=metrics)
 
-    def test_score_of(self, model: RecurrentStack, *, has_diverged: bool) -> float:
+    def test_score_of(self, model: RecurrentNetwork, *, has_diverged: bool) -> float:
         """Return the score of a trained model on the test text."""
         return self.value(UNIFORM_BITS if has_diverged else self._bits(model, self.text.test))
 
@@ -175,18 +187,34 @@ class LanguageTask(GFNTask):
         """Return the score of bits per byte."""
         return math.exp(self.config.task_options.reference - bits)
 
-    def cost(self, graph: Assignment) -> Cost:
-        """Return the size of a stack; a byte takes about one multiply-add per parameter."""
-        size = num_parameters(self.config_of(graph))
+    def cost(self, graph: Candidate) -> Cost:
+        """Return the size of a model; a byte takes about one multiply-add per parameter."""
+        size = _size(self.config_of(graph))
         return Cost(num_parameters=size, flops=2 * size)
 
-    def config_of(self, graph: Assignment) -> StackConfig:
-        """Return the sizes of a stack; its width is chosen by the search or set by the budget of parameters."""
-        stack, options = read_stack(graph), self.config.task_options
-        config = StackConfig(layers_of(stack), width=stack.width or 1, bottleneck=options.bottleneck)
-        return config if stack.width else fit_parameters(config, options.num_parameters)
+    def words(self, candidate: Candidate) -> str:
+        """Return a stack such as "gru 128 > rhn 128 rank 4", or the width of a cell and its formulas."""
+        config = self.config_of(candidate)
+        if isinstance(candidate, Assignment):  # the chosen ratio, not the one adjusted to the budget of parameters
+            return stack_words(read_stack(candidate.as_dict(), width=config.width))
+        num_layers = self.config.task_options.cell_layers
+        layers = f" x{num_layers}" if num_layers > 1 else ""
+        return f"cell {config.width}{layers}: {formulas(candidate)}"
 
-    def _trained(self, graph: Assignment, *, seed: int) -> tuple[RecurrentStack, int | None]:
+    def description(self, candidate: Candidate) -> Mapping[str, Any]:
+        """Return kind and config of the model, for `gflownet.load` and `gflownet.language --from`."""
+        return {"language_model": description_of(self.config_of(candidate))}
+
+    def config_of(self, candidate: Candidate) -> StackConfig | CellConfig:
+        """Return the sizes of a model; its width is chosen by the search or set by the budget of parameters."""
+        options = self.config.task_options
+        if isinstance(candidate, ComputationGraph):
+            cell = candidate.with_translation(self.translation_settings).to_dict()
+            return fit_cell_parameters(CellConfig(cell, layers=options.cell_layers), options.num_parameters)
+        config = read_stack(candidate.as_dict(), bottleneck=options.bottleneck)
+        return config if self.config.env.recurrent_stack.widths else fit_parameters(config, options.num_parameters)
+
+    def _trained(self, graph: Candidate, *, seed: int) -> tuple[RecurrentNetwork, int | None]:
         """Return a model after its training and the number of steps, None if it diverged."""
         model, generator = self._new_model(graph, seed=seed)
         try:
@@ -196,7 +224,7 @@ class LanguageTask(GFNTask):
         return model, last.step
 
     def _continued(
-        self, graph: Assignment, *, seed: int, state: Mapping[str, Any] | None, fidelity: int, schedule: int
+        self, graph: Candidate, *, seed: int, state: Mapping[str, Any] | None, fidelity: int, schedule: int
     ) -> StackTraining:
         """Return the training of a stack up to a step, from a saved state if there is one."""
         model, generator = self._new_model(graph, seed=seed)
@@ -218,24 +246,19 @@ class LanguageTask(GFNTask):
         )
         return StackTraining(self, model, training)
 
-    def _new_model(self, graph: Assignment, *, seed: int) -> tuple[RecurrentStack, torch.Generator]:
+    def _new_model(self, graph: Candidate, *, seed: int) -> tuple[RecurrentNetwork, torch.Generator]:
         """Return an untrained model and the generator of its training."""
+        config = self.config_of(graph)
         with seeded(seed):
-            model = RecurrentStack(self.config_of(graph))
+            model = RecurrentStack(config) if isinstance(config, StackConfig) else CellNetwork(config)
         return model, torch.Generator().manual_seed(seed)
 
-    def _bits(self, model: RecurrentStack, text: torch.Tensor) -> float:
+    def _bits(self, model: RecurrentNetwork, text: torch.Tensor) -> float:
         """Return bits per byte, at most 8, the bits of a uniform prediction."""
         options = self.config.task_options
         bits = bits_per_byte(model, text, sequence_length=options.sequence_length, num_bytes=options.validation_bytes)
         return bits if bits < UNIFORM_BITS else UNIFORM_BITS
 
 
-def layers_of(stack: ChosenStack) -> tuple[StackLayer, ...]:
-    """Return the layers of a finished stack."""
-    return tuple(
-        StackLayer(RHN, rank=stack.rank, projections=layer.projections, beta=layer.beta, ratio=stack.ratio)
-        if layer.cell == RHN and stack.rank is not None and stack.ratio is not None
-        else StackLayer(layer.cell)
-        for layer in stack.layers
-    )
+def _size(config: StackConfig | CellConfig) -> int:
+    return num_parameters(config) if isinstance(config, StackConfig) else num_cell_parameters(config)

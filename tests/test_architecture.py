@@ -73,7 +73,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
         "sampling": None,
         "generate": {"rhn"},
         "language": None,
-        "store": {"config", "evaluation"},
+        "store": {"config", "evaluation", "rhn"},
         "comparison": None,
     },
     {"testing": None, "scaffold": None},

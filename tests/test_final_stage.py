@@ -12,6 +12,7 @@ import gflownet
 from gflownet.config import load_config
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.graphs.assignment import Assignment
+from gflownet.rhn.checkpoint import describe
 from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.train import main
 from tasks.digits import DigitsTask
@@ -57,16 +58,27 @@ def test_run_saves_weights_of_recurrent_stacks(tmp_path, capsys):
     assert main(["--config", "language", *options, "task_options.budget=steps", f"log_dir={folder}"]) == 0
     (entry,) = entries_of(folder)
     task = LanguageTask(load_config(str(folder / "config.yaml")))
-    model = RecurrentStack(task.config_of(Assignment.from_dict(entry["graph"])))
+    model = gflownet.load(folder)
+    assert isinstance(model, RecurrentStack)
+    assert not model.training
+    assert entry["language_model"] == json.loads(json.dumps(describe(model)))
+    candidate = Assignment.from_dict(entry["graph"])
+    assert model.config == task.config_of(candidate)
+    assert entry["words"] == task.words(candidate)
+    assert task.score_of(model, num_steps=1).value == pytest.approx(entry["final"]["scores"][0], rel=1e-6)
     tensors = load_file(folder / entry["weights"]["file"])
-    assert {name: value.shape for name, value in model.state_dict().items()} == {
-        name: value.shape for name, value in tensors.items()
-    }
-    assert f"weights: {folder / 'architectures'}" in capsys.readouterr().out
-    with pytest.raises(
-        ValueError, match=r"expected a computation graph, got .*; build its module with your own code and load"
-    ):
-        gflownet.load(folder / "top_architectures.json")
+    assert all(torch.equal(value, tensors[name]) for name, value in model.state_dict().items())
+    untrained = gflownet.load(folder / "top_architectures.json", rank=0, weights=False)
+    assert untrained.training
+    assert not torch.equal(untrained.state_dict()["embedding"], tensors["embedding"])
+    shown = capsys.readouterr().out
+    assert f"weights: {folder / 'architectures'}" in shown
+    assert f'gflownet.load("{folder / "top_architectures.json"}", rank=0)' in shown
+    assert f"python -m gflownet.language TEXT --from {folder} rank=0" in shown
+    assert entry["words"].split(" > ")[0] in shown
+    assert "hidden" not in shown
+    with pytest.raises(ValueError, match=r"config: expected none for a language model, got .*projection"):
+        gflownet.load(folder, config={"projection": "auto"}, weights=False)
 
 
 def test_interrupted_final_stage_reports_and_resumes(tmp_path, capsys):

@@ -42,6 +42,7 @@ TINY_TASKS = {
     "nas_bench_201_full": ("budget.evaluations=1", "task_options.data=digits", *_TRAINED_ONCE),
     "language": (
         "task_options.num_steps=2",
+        "evaluation.halving.min_fidelity=0",
         "task_options.seconds=0.1",
         "task_options.validation_bytes=64",
         "task_options.megabytes=1",

@@ -18,7 +18,6 @@ from .labelled_dag import parents_of as parents_of
 from .operation_graph import OperationGraphContext as OperationGraphContext
 from .operation_graph import OperationGraphEnv as OperationGraphEnv
 from .recurrent_stack import RecurrentStackEnv as RecurrentStackEnv
-from .recurrent_stack import read_stack as read_stack
 from .slots import SlotEnv as SlotEnv
 from .tensor_graph import TensorGraphEnv as TensorGraphEnv
 from .tensor_program import TensorProgram as TensorProgram

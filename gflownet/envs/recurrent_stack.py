@@ -1,7 +1,8 @@
 """Stacks of recurrent layers, built layer by layer: the cell of each layer and its options.
 
 Only choices that change the architecture are made, so that different terminal states are different stacks: adapters
-only in RHN layers, sizes of RHN layers only in stacks with one.
+only in RHN layers, sizes of RHN layers only in stacks with one, units and the residual only in GRU and LSTM layers.
+`gflownet.rhn.stack_choices.read_stack` reads a finished stack.
 
 Letters: B states, N places, D maximum number of layers.
 """
@@ -9,7 +10,6 @@ Letters: B states, N places, D maximum number of layers.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cached_property
 
 import torch
@@ -17,37 +17,20 @@ from torch import Tensor
 
 from gflownet.envs.config import EnvConfig, RecurrentStackConfig
 from gflownet.envs.slots import SlotEnv
-from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Rule, Rules
 from gflownet.mdp.states import UNSET, Attribute, GraphStates
 
 RHN, REPEAT = "rhn", "repeat"
-CELLS = (RHN, "gru", "lstm")
+GATED_CELLS = ("gru", "lstm")
+CELLS = (RHN, *GATED_CELLS)
 PROJECTIONS = ("gate", "up", "down")  # projections of a feed-forward network, joined by +
-BETAS = ("on", "off")
+BETAS = RESIDUALS = ("on", "off")
+SAME_WIDTH = "width"  # in place of a number of units: as wide as the stack
 NOTHING = "none"  # shown for a place that the architecture does not have
 WIDTH, RANK, RATIO = "width", "rank", "ratio"
-
-
-@dataclass(frozen=True)
-class ChosenLayer:
-    """One layer of a finished stack."""
-
-    cell: str  # one of CELLS, or REPEAT: the previous layer again, with shared weights
-    projections: tuple[str, ...] = ()  # adapted projections, RHN layers only (like `beta`)
-    beta: bool = False
-
-
-@dataclass(frozen=True)
-class ChosenStack:
-    """A finished stack; sizes without a choice are None."""
-
-    layers: tuple[ChosenLayer, ...]
-    width: int | None
-    rank: int | None  # of all RHN layers
-    ratio: float | None  # of all RHN layers, feed-forward width to width
+RESIDUAL, UNITS = "residual", "units"  # of each GRU and LSTM layer, if the config leaves a choice
 
 
 class RecurrentStackEnv(SlotEnv):
@@ -95,7 +78,7 @@ class RecurrentStackEnv(SlotEnv):
 
     def backward_rules(self, states: GraphStates) -> Rules:
         """Return the rules of undoing a choice: only in the last layer, its cell last."""
-        filled, is_rhn, last = self._filled(states), self._is_rhn(states), self._depth(states) - 1
+        filled, is_rhn, last = self._filled(states), self._has_cell(states, RHN), self._depth(states) - 1
         # Sizes of all RHN layers are chosen with the first of them, the width before any layer.
         first_rhn = is_rhn.int().argmax(1, keepdim=True)
         is_of_last = torch.where(self._is_of_rhn, first_rhn, self._layer) == last
@@ -115,16 +98,18 @@ class RecurrentStackEnv(SlotEnv):
         """Return the number of layers, [B, 1]."""
         return (self._filled(states) & self._is_cell).sum(1, keepdim=True)
 
-    def _is_rhn(self, states: GraphStates) -> Tensor:
-        """Return the mask of RHN layers, [B, D] bool."""
-        rhn = self.values.index(RHN) if RHN in self.values else len(self.values)
-        return states.node_attr[:, self._is_cell, 0] == rhn
+    def _has_cell(self, states: GraphStates, *cells: str) -> Tensor:
+        """Return the mask of layers with one of these cells, [B, D] bool."""
+        positions = torch.tensor([self.values.index(cell) for cell in cells if cell in self.values], dtype=torch.int64)
+        return torch.isin(states.node_attr[:, self._is_cell, 0].long(), positions)
 
     def _needed(self, states: GraphStates) -> Tensor:
         """Return the mask of places that exist for these cells, [B, N] bool."""
-        is_rhn = self._is_rhn(states)
+        is_rhn, is_gated = self._has_cell(states, RHN), self._has_cell(states, *GATED_CELLS)
         whole = torch.where(self._is_of_rhn, is_rhn.any(1, keepdim=True), True)
-        per_layer = torch.where(self._is_cell, self._layer < self._depth(states), is_rhn[:, self._layer.clamp(min=0)])
+        layer = self._layer.clamp(min=0)
+        options = torch.where(self._is_of_gated, is_gated[:, layer], is_rhn[:, layer])
+        per_layer = torch.where(self._is_cell, self._layer < self._depth(states), options)
         return torch.where(self._layer < 0, whole, per_layer)
 
     def _has_own_values(self, states: GraphStates) -> Tensor:
@@ -149,6 +134,11 @@ class RecurrentStackEnv(SlotEnv):
         """Return the mask of places for sizes of all RHN layers, [N] bool."""
         return torch.tensor([name in (RANK, RATIO) for name in self.vocabulary.node_types])
 
+    @cached_property
+    def _is_of_gated(self) -> Tensor:
+        """Return the mask of places of GRU and LSTM layers, [N] bool."""
+        return torch.tensor([name.startswith((RESIDUAL, UNITS)) for name in self.vocabulary.node_types])
+
 
 def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:
     """Return the places and their allowed values."""
@@ -161,43 +151,37 @@ def choices_of(config: RecurrentStackConfig) -> dict[str, tuple[str, ...]]:
         choices[f"cell[{layer}]"] = (*config.cells, *repeats)
         if has_rhn:
             choices[f"projections[{layer}]"] = tuple(config.projections)
-            choices[f"beta[{layer}]"] = tuple(config.betas)
+            choices[f"beta[{layer}]"] = _switches(config.betas)
+        if set(config.cells) & set(GATED_CELLS):
+            if config.units:
+                choices[f"{UNITS}[{layer}]"] = (SAME_WIDTH, *map(str, config.units))
+            if _switches(config.residuals) != ("on",):
+                choices[f"{RESIDUAL}[{layer}]"] = _switches(config.residuals)
     return choices
+
+
+def _switches(values: Sequence[str]) -> tuple[str, ...]:
+    """Return on and off, which YAML reads as true and false."""
+    return tuple({"True": "on", "False": "off"}.get(value, value) for value in values)
 
 
 def check_choices(config: RecurrentStackConfig) -> None:
     """Raise ValueError for the first option with an invalid value."""
     every = ["+".join(p for p, bit in zip(PROJECTIONS, (4, 2, 1), strict=True) if m & bit) for m in range(1, 8)]
-    for name, allowed in (("cells", CELLS), ("projections", every), ("betas", BETAS)):
-        values = list(getattr(config, name))
+    for name, allowed in (("cells", CELLS), ("projections", every), ("betas", BETAS), ("residuals", RESIDUALS)):
+        values = list(_switches(getattr(config, name)))
         if not values or len(set(values)) < len(values) or not set(values) <= set(allowed):
             raise ValueError(
                 f"env.recurrent_stack.{name}: expected different ones of {', '.join(allowed)}, got {values}"
             )
-    for name in ("ranks", "ratios", "widths"):
+    for name in ("ranks", "ratios", "widths", "units"):
         values = [f"{value:g}" for value in getattr(config, name)]
-        if len(set(values)) < len(values) or not (values or name == "widths"):
+        if len(set(values)) < len(values) or not (values or name in ("widths", "units")):
             raise ValueError(f"env.recurrent_stack.{name}: expected different numbers, got {values}")
     if not 1 <= config.min_depth <= config.max_depth:
         raise ValueError(
             f"env.recurrent_stack.min_depth: expected 1 to max_depth={config.max_depth}, got {config.min_depth}"
         )
-
-
-def read_stack(stack: Assignment) -> ChosenStack:
-    """Return a finished stack as a ChosenStack."""
-    values = {name: str(value) for name, value in zip(stack.names, stack.values, strict=True) if value != NOTHING}
-    layers = []
-    while (cell := values.get(f"cell[{len(layers) + 1}]")) is not None:
-        place = f"[{len(layers) + 1}]"
-        projections = tuple(values["projections" + place].split("+")) if cell == RHN else ()
-        layers.append(ChosenLayer(cell, projections, beta=values.get("beta" + place) == "on"))
-    return ChosenStack(
-        tuple(layers),
-        width=int(values[WIDTH]) if WIDTH in values else None,
-        rank=int(values[RANK]) if RANK in values else None,
-        ratio=float(values[RATIO]) if RATIO in values else None,
-    )
 
 
 class RecurrentStackContext(GraphBuildingEnvContext):

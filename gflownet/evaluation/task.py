@@ -196,6 +196,18 @@ class GFNTask(Configurable, ABC):
         """Return the network of a candidate, for drawings and `gflownet.load`; None where it is no graph."""
         return candidate if isinstance(candidate, ComputationGraph) else None
 
+    def words(self, candidate: Any) -> str:
+        """Return a candidate in a few words for tables and reports, such as "gru 128 > rhn 128"; empty: none."""
+        return ""
+
+    def description(self, candidate: Any) -> Mapping[str, Any]:
+        """Return further JSON values of a candidate by name, for its entry in top_architectures.json.
+
+        `language_model`, the content of the model.json of a language model, makes the entry readable by `gflownet.load`
+        and `python -m gflownet.language --from`.
+        """
+        return {}
+
     def reference(self, *, seeds: Sequence[int]) -> Reference | None:
         """Return the result of a standard method on the same data, one score per seed, for the closing table."""
         return None

@@ -53,10 +53,13 @@ def write_top_architectures(
         graph = from_dict(json.loads(architecture.record.graph))
         network = task.network(graph)
         picture = _draw(folder / PICTURES_NAME / f"rank_{rank}.svg", network, write)
-        shown = _in_words(graph) if picture is None else picture.name
-        rows.append(_row(rank, architecture, interval, graph=network or graph, picture=shown))
+        words = task.words(graph)
+        shown = words or (_in_words(graph) if picture is None else picture.name)
+        rows.append(_row(rank, architecture, interval, sizes=_sizes(network or graph, words), shown=shown))
         weights = _write_weights(folder, f"{PICTURES_NAME}/rank_{rank}.safetensors", architecture, write)
-        entries.append(_entry(rank, architecture, interval) | weights | _graphs(graph, network, task))
+        described = {"words": words} if words else {}
+        described |= task.description(graph)
+        entries.append(_entry(rank, architecture, interval) | described | weights | _graphs(graph, network, task))
     write(folder / TOP_NAME, as_json(entries))
     for line in _complaints(top):
         report_line(line)
@@ -137,8 +140,15 @@ def _entry(rank: int, architecture: TopArchitecture, interval: Interval | None) 
     return entry | {"final": final}
 
 
-def _row(rank: int, architecture: TopArchitecture, interval: Interval | None, *, graph: Any, picture: str) -> ReportRow:
-    num_hidden, num_edges = _sizes(graph)
+def _row(
+    rank: int,
+    architecture: TopArchitecture,
+    interval: Interval | None,
+    *,
+    sizes: tuple[int, int] | tuple[None, None],
+    shown: str,
+) -> ReportRow:
+    num_hidden, num_edges = sizes
     return ReportRow(
         rank=rank,
         validation=architecture.mean,
@@ -146,7 +156,7 @@ def _row(rank: int, architecture: TopArchitecture, interval: Interval | None, *,
         num_parameters=architecture.record.num_parameters,
         num_hidden=num_hidden,
         num_edges=num_edges,
-        picture=picture,
+        picture=shown,
         margin=margin_of(interval),
     )
 
@@ -193,7 +203,10 @@ def _draw(path: Path, graph: ComputationGraph | None, write: Callable[[Path, byt
     return path if path.exists() else None
 
 
-def _sizes(graph: Any) -> tuple[int, int]:
+def _sizes(graph: Any, words: str) -> tuple[int, int] | tuple[None, None]:
+    """Return the number of hidden nodes and of edges; None for a candidate that is shown in words."""
+    if words:
+        return None, None
     data = graph.to_dict()
     hidden = [n for n in data["nodes"] if n.get("node_type", NodeType.HIDDEN.value) == NodeType.HIDDEN.value]
     return len(hidden), len(data["edges"])

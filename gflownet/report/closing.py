@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
@@ -69,23 +70,34 @@ def report_run(
     )
     if final is not None:
         rows += _reference_rows(folder / REFERENCES_NAME, final, task=task, write=attempt)
-    is_loadable = terminal_type is ComputationGraph
+    is_language_model = _is_language_model(top, task=task, from_dict=terminal_type.from_dict)
+    is_loadable = terminal_type is ComputationGraph or is_language_model
     print_report(
         rows,
         load_line=_load_line(folder, top) if is_loadable else None,
-        pictures=str(folder / PICTURES_NAME) if is_loadable else "",
+        pictures=str(folder / PICTURES_NAME) if terminal_type is ComputationGraph else "",
         notes=() if final is None else [*_captions(final, unit=task.fidelity_unit), *final.notes],
         no_rows=_no_rows_line(task, num_successful),
         console=console,
     )
-    for line in () if is_loadable else _other_lines(folder, top):
+    for line in () if terminal_type is ComputationGraph else _other_lines(folder, top):
         report_line(line)
+    if is_language_model:
+        command = f"python -m gflownet.language TEXT --from {shlex.quote(str(folder))} rank=0"
+        report_line(f"Train one on a text and serve it: {command}")
     if evaluated:
         report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
     report_line(f"everything about this run: {folder}")
     if errors:
         report_line(_failure_line(errors))
     return write_errors
+
+
+def _is_language_model(
+    top: Sequence[TopArchitecture], *, task: GFNTask, from_dict: Callable[[dict[str, Any]], Any]
+) -> bool:
+    """Return whether the architectures are language models, see `GFNTask.description`."""
+    return any("language_model" in task.description(from_dict(json.loads(each.record.graph))) for each in top[:1])
 
 
 def _reference_rows(

@@ -25,6 +25,7 @@ class Leader:
     high: float | None = None
     test_score: float | None = None
     drawing: str | None = None  # SVG; None for candidates that are no networks
+    words: str = ""  # of the task; empty for tasks without
     load: str = ""  # a line of Python; empty before the end, and for other objects than graphs
 
     @property
@@ -45,9 +46,11 @@ def current_leaders(
     """
     leaders = []
     for rank, record in enumerate(records):
-        network = task.network(from_dict(json.loads(record.graph)))
+        candidate = from_dict(json.loads(record.graph))
+        network = task.network(candidate)
         drawing = None if network is None else to_svg(network)
-        leaders.append(Leader(rank, record.score, record.num_parameters, drawing=drawing))
+        words = task.words(candidate)
+        leaders.append(Leader(rank, record.score, record.num_parameters, drawing=drawing, words=words))
     return leaders
 
 
@@ -63,7 +66,7 @@ def _leader(entry: dict[str, Any], path: Path) -> Leader:
     rank, final = entry["rank"], entry.get("final") or {}
     picture = path.parent / PICTURES_NAME / f"rank_{rank}.svg"
     low, high = final.get("interval") or (None, None)
-    is_loadable = picture.exists() and "network" not in entry
+    is_loadable = "language_model" in entry or (picture.exists() and "network" not in entry)
     arguments = f"rank={rank}" if "weights" in entry else f"rank={rank}, weights=False"
     return Leader(
         rank=rank,
@@ -73,5 +76,6 @@ def _leader(entry: dict[str, Any], path: Path) -> Leader:
         high=high,
         test_score=entry["test_score"],
         drawing=picture.read_text(encoding="utf-8") if picture.exists() else None,
+        words=entry.get("words", ""),
         load=f'gflownet.load("{path}", {arguments})' if is_loadable else "",
     )

@@ -40,6 +40,9 @@ class Kind(NamedTuple):
 KINDS = {
     "rhn": Kind("gflownet.rhn.network:RHN", "gflownet.rhn.config:RHNConfig"),
     "recurrent_stack": Kind("gflownet.rhn.stack_model:RecurrentStack", "gflownet.rhn.config:StackConfig"),
+    "recurrent_cell": Kind(
+        "gflownet.translation.cell_network:CellNetwork", "gflownet.translation.cell_network:CellConfig"
+    ),
 }
 
 
@@ -50,11 +53,24 @@ def describe(model: nn.Module) -> dict[str, Any]:
         ValueError: a model of another class than those of `KINDS`.
     """
     name = f"{type(model).__module__}:{type(model).__qualname__}"
-    for kind, homes in KINDS.items():
-        if name == homes.model:
-            return {"kind": kind, "config": asdict(cast(RecurrentNetwork, model).config)}
+    if name in (kind.model for kind in KINDS.values()):
+        return description_of(cast(RecurrentNetwork, model).config)
     expected = " or ".join(kind.model.partition(":")[2] for kind in KINDS.values())
     raise ValueError(f"model: expected {expected}, got {type(model).__name__}")
+
+
+def description_of(config: Any) -> dict[str, Any]:
+    """Return `describe` of the model of a config, which is not built.
+
+    Raises:
+        ValueError: a config of another class than those of `KINDS`.
+    """
+    name = f"{type(config).__module__}:{type(config).__qualname__}"
+    for kind, homes in KINDS.items():
+        if name == homes.config:
+            return {"kind": kind, "config": asdict(config)}
+    expected = " or ".join(kind.config.partition(":")[2] for kind in KINDS.values())
+    raise ValueError(f"config: expected {expected}, got {type(config).__name__}")
 
 
 def model_of(description: Any, where: str) -> RecurrentNetwork:

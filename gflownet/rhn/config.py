@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from typing import Literal, get_args
 
@@ -53,17 +54,20 @@ class RHNConfig:
         return total
 
 
-CELLS = ("rhn", "gru", "lstm")
+GATED_CELLS = ("gru", "lstm")
+CELLS = ("rhn", *GATED_CELLS)
 REPEAT = "repeat"  # in place of a cell: the previous layer once more, with the same weights
 PROJECTIONS = ("gate", "up", "down")  # of a feed-forward network
 
 
 @dataclass(frozen=True)
 class StackLayer:
-    """One layer of a stack; every field but `cell` applies to RHN layers only.
+    """One layer of a stack.
+
+    `rank`, `projections`, `beta` and `ratio` apply to RHN layers only, `residual` and `units` to GRU and LSTM layers.
 
     Raises:
-        ValueError: an unknown cell or projection, or a size out of bounds.
+        ValueError: an unknown cell or projection, a size out of bounds, or residual=False or units of another cell.
     """
 
     cell: str = "rhn"  # of CELLS, or REPEAT
@@ -71,6 +75,8 @@ class StackLayer:
     projections: tuple[str, ...] = PROJECTIONS  # adapted projections, in this order
     beta: bool = True  # whether the gate's pre-activation is adapted
     ratio: float = 2.0  # width of the feed-forward network / width of the layer
+    residual: bool = True  # whether the input is added to the output; always in RHN layers
+    units: int | None = None  # width of the recurrent state, projected back to the stack's width; None: equal to it
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "projections", tuple(self.projections))  # JSON has lists
@@ -80,10 +86,20 @@ class StackLayer:
             raise ValueError(f"projections: expected some of {', '.join(PROJECTIONS)} in order, got {self.projections}")
         if self.rank < 1 or not (math.isfinite(self.ratio) and self.ratio > 0):
             raise ValueError(f"layer: expected rank >= 1 and ratio > 0, got {self.rank} and {self.ratio}")
+        if self.units is not None and self.units < 1:
+            raise ValueError(f"units: expected at least 1, got {self.units}")
+        if self.cell not in GATED_CELLS and (not self.residual or self.units is not None):
+            expected = f"expected residual=True and no units in a layer of cell {self.cell!r}"
+            raise ValueError(f"layer: {expected}, got {self.residual} and {self.units}")
 
     def intermediate_size(self, width: int) -> int:
         """Return the width of the feed-forward network."""
         return max(1, round(self.ratio * width))
+
+    def state_width(self, width: int) -> int:
+        """Return the width of the layer's state in a stack of a width: an LSTM has two vectors."""
+        units = self.units or width
+        return 2 * units if self.cell == "lstm" else units
 
 
 @dataclass(frozen=True)
@@ -118,20 +134,38 @@ class StackConfig:
 
     @property
     def state_width(self) -> int:
-        """Width of a layer's state: an LSTM has two vectors; the states of other layers are padded to this width."""
-        return self.width * (2 if any(layer.cell == "lstm" for layer in self.layers) else 1)
+        """Width of the widest state of a layer; the states of other layers are padded to this width."""
+        return max(self.layers[owner].state_width(self.width) for owner in self.owners)
 
 
 def stack_words(config: StackConfig) -> str:
-    """Return a stack in words, first layer first, for example "gru 128 > rhn 128 rank 4"."""
-    return " > ".join(_layer_words(layer, config.width) for layer in config.layers)
+    """Return a stack in words, first layer first, for example "gru 128 x2 > rhn 128 rank 4".
+
+    "x2" counts a layer and its repetitions. Options with the default of `StackLayer` are left out.
+    """
+    words = []
+    for place, layer in enumerate(config.layers):
+        times = config.owners.count(place)
+        if times:
+            words.append(" ".join([*_layer_words(layer, config.width), *([f"x{times}"] if times > 1 else [])]))
+    return " > ".join(words)
 
 
-def _layer_words(layer: StackLayer, width: int) -> str:
-    if layer.cell != "rhn":
-        return layer.cell if layer.cell == REPEAT else f"{layer.cell} {width}"
-    words = f"rhn {width} rank {layer.rank}"
-    return words if layer.projections == PROJECTIONS else f"{words} {'+'.join(layer.projections) or 'unadapted'}"
+def _layer_words(layer: StackLayer, width: int) -> Iterator[str]:
+    yield f"{layer.cell} {width}"
+    if layer.cell in GATED_CELLS:
+        if layer.units is not None:
+            yield f"units {layer.units}"
+        if not layer.residual:
+            yield "residual off"
+        return
+    yield f"rank {layer.rank}"
+    if layer.projections != PROJECTIONS:
+        yield "+".join(layer.projections) or "unadapted"
+    if not layer.beta:
+        yield "beta off"
+    if round(layer.ratio, 1) != StackLayer.ratio:  # a budget of parameters changes a ratio by a few units
+        yield f"ratio {round(layer.ratio, 1):g}"
 
 
 def _check_sizes(config: RHNConfig | StackConfig, *names: str) -> None:

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from gflownet.rhn.decoding_steps import few_rows, many_rows, step_weights
 from gflownet.rhn.fold import fold, normalised, sizes_of
-from gflownet.rhn.layers import RecurrentLayer, RMSNorm, Run, check_tokens
+from gflownet.rhn.layers import RMSNorm, Run, SequenceLayer, check_tokens
 from gflownet.rhn.wavefront import layers_per_group, run_diagonals
 
 TILE_ROWS = 64  # rows at once: their adapters of one layer nearly fit the second-level cache
@@ -194,9 +194,9 @@ def _step(run: _FoldedRun, x: Tensor, state: Tensor, has_previous: Tensor | None
 
 
 def _run_recurrent_layer(run: Run, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-    """Return the outputs [T, R, H] of a GRU or LSTM layer for x [T, R, H], and its last state [R, state width]."""
+    """Return the outputs [T, R, H] of a `SequenceLayer` for x [T, R, H], and its last state [R, state width]."""
     layer = run.other
-    assert isinstance(layer, RecurrentLayer)
+    assert isinstance(layer, SequenceLayer)
     dtype = layer.norm.weight.dtype
     before = None if state is None else state[0, :, : layer.state_width].to(dtype)
     outputs, last = layer(x.transpose(0, 1).to(dtype), before)

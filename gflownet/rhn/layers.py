@@ -206,28 +206,48 @@ class RHNBlock(nn.Module):
         return torch.stack(states, 1), states[-1]
 
 
-class RecurrentLayer(nn.Module):
-    """x + cell(RMSNorm(x)) with a GRU or LSTM of torch, as wide as x."""
+class SequenceLayer(nn.Module):
+    """Base of layers that map a sequence and a state to a sequence and a state, computed one layer at a time."""
 
-    def __init__(self, cell: str, width: int, epsilon: float) -> None:
-        super().__init__()
-        self.norm = RMSNorm(width, epsilon)
-        self.cell = {"gru": nn.GRU, "lstm": nn.LSTM}[cell](width, width, batch_first=True)
-        self.state_width = width * (2 if cell == "lstm" else 1)
+    norm: RMSNorm  # of the input
+    state_width: int  # S
 
     def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
-        """Return the outputs [R, T, H] and the last state.
+        """Return the outputs [R, T, H] and the last state [R, S].
 
         Args:
             x: [R, T, H].
-            state: [R, H], of an LSTM [R, 2 H], output and memory cell concatenated; None for zeros.
+            state: [R, S] of the token before the first; None, equal to zeros, at the beginning of the sequences.
         """
-        is_lstm, initial = self.state_width > x.shape[-1], None
+        raise NotImplementedError
+
+
+class RecurrentLayer(SequenceLayer):
+    """x + project(cell(RMSNorm(x))) with a GRU or LSTM of torch.
+
+    Cells as wide as x have no projection; without `residual`, x is not added. The state of an LSTM is its output and
+    its memory cell, concatenated.
+    """
+
+    def __init__(
+        self, cell: str, width: int, epsilon: float, *, units: int | None = None, residual: bool = True
+    ) -> None:
+        super().__init__()
+        self.units, self.residual = units or width, residual
+        self.norm = RMSNorm(width, epsilon)
+        self.cell = {"gru": nn.GRU, "lstm": nn.LSTM}[cell](width, self.units, batch_first=True)
+        self.project = nn.Identity() if self.units == width else nn.Linear(self.units, width, bias=False)
+        self.state_width = self.units * (2 if cell == "lstm" else 1)
+
+    def forward(self, x: Tensor, state: Tensor | None) -> tuple[Tensor, Tensor]:
+        """Return the outputs [R, T, H] and the last state [R, S], see `SequenceLayer`."""
+        is_lstm, initial = self.state_width > self.units, None
         if state is not None:
-            parts = tuple(part.contiguous().unsqueeze(0) for part in state.split(x.shape[-1], -1))
+            parts = tuple(part.contiguous().unsqueeze(0) for part in state.split(self.units, -1))
             initial = parts if is_lstm else parts[0]
         out, last = self.cell(self.norm(x), initial)
-        return x + out, torch.cat(last if is_lstm else (last,), -1).squeeze(0)
+        out = self.project(out)
+        return x + out if self.residual else out, torch.cat(last if is_lstm else (last,), -1).squeeze(0)
 
 
 @dataclass(frozen=True)
@@ -236,7 +256,7 @@ class Run:
 
     layers: slice
     blocks: tuple[RHNBlock, ...] = ()
-    other: RecurrentLayer | None = None
+    other: SequenceLayer | None = None
 
 
 def check_tokens(tokens: Tensor) -> None:

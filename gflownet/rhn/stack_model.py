@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from functools import lru_cache
 from typing import cast
 
 import torch
@@ -76,7 +75,8 @@ class RecurrentStack(RecurrentNetwork):
 def _new_layer(layer: StackLayer, config: StackConfig) -> RHNBlock | RecurrentLayer:
     """Return a new layer; in an RHN block, parameters of projections that are not adapted become constant zeros."""
     if layer.cell != "rhn":
-        return RecurrentLayer(layer.cell, config.width, config.epsilon)
+        sizes = config.width, config.epsilon
+        return RecurrentLayer(layer.cell, *sizes, units=layer.units, residual=layer.residual)
     block = RHNBlock(
         RHNConfig(
             vocabulary_size=config.vocabulary_size,
@@ -106,11 +106,24 @@ def _hold_at_zero(module: nn.Module, *names: str) -> None:
         module.register_buffer(name, zeros, persistent=False)
 
 
-@lru_cache(maxsize=4096)
 def num_parameters(config: StackConfig) -> int:
-    """Return the number of parameters of a stack, shared ones counted once, without initialising any."""
-    with torch.device("meta"):
-        return sum(parameter.numel() for parameter in RecurrentStack(config).parameters())
+    """Return the number of parameters of a stack, shared ones counted once, without building it."""
+    width = config.width
+    owned = [layer for place, layer in enumerate(config.layers) if config.owners[place] == place]
+    return (config.vocabulary_size + 1) * width + sum(_layer_parameters(layer, config) for layer in owned)
+
+
+def _layer_parameters(layer: StackLayer, config: StackConfig) -> int:
+    width = config.width
+    if layer.cell != "rhn":
+        units, gates = layer.units or width, 4 if layer.cell == "lstm" else 3
+        projection = 0 if units == width else units * width
+        return width + gates * units * (width + units + 2) + projection
+    features, size = config.bottleneck + 1, layer.intermediate_size(width)
+    ends = {"gate": (width, size), "up": (width, size), "down": (size, width)}
+    heads = sum(layer.rank * (ends[name][0] + ends[name][1]) + ends[name][1] for name in layer.projections)
+    hyper_network = width + (width + 1) * config.bottleneck + features * (heads + int(layer.beta))
+    return width + 3 * width * size + hyper_network
 
 
 def fit_parameters(config: StackConfig, budget: int) -> StackConfig:

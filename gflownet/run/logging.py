@@ -17,6 +17,7 @@ from rich.console import Console
 
 from gflownet.console import make_console, print_line
 from gflownet.files import cannot_write, write_whole
+from gflownet.layered_drawing import shortened
 from gflownet.progress_view import Limits, make_view
 from gflownet.report.leaders import Leader
 from gflownet.run.executor_status import COUNTS
@@ -37,6 +38,7 @@ TIME_KEYS = frozenset(
         *COUNTS,
     }
 )
+_MAX_WORDS = 80  # characters of the best architecture in a line
 HISTOGRAM_STEPS = 10  # steps whose samples a histogram shows
 _log = logging.getLogger(__name__)
 
@@ -129,6 +131,14 @@ class MetricLogger:
         is_known, self._last_checkpoint = path == self._last_checkpoint, path
         for log in () if is_known else self._logs:
             log.write_checkpoint(self._step, path)
+
+    def name_best(self, words_of: Callable[[], str]) -> None:
+        """Show the best architecture so far with the next metrics; `words_of` returns its words."""
+        try:
+            self._view.best_words = shortened(words_of(), _MAX_WORDS)
+        except Exception as error:  # of the task's own code
+            self._view.best_words = ""
+            self.print(f"the best architecture is not shown in words: {first_line(error)}")
 
     def show(self, values: Mapping[str, float]) -> None:
         """Update values of the live panel during a step; they are not recorded."""

@@ -89,10 +89,12 @@ class TensorBoardLog(RunLog):
 
 def _table_of(leaders: Sequence[Leader]) -> str:
     """Return a table in Markdown."""
-    lines = ["| rank | score | interval | test score | parameters | load |", "|---|---|---|---|---|---|"]
+    columns = ("rank", "score", "interval", "test score", "parameters", "architecture", "load")
+    lines = [f"| {' | '.join(columns)} |", "|---" * len(columns) + "|"]
     for leader in leaders:
         test = "" if leader.test_score is None else f"{leader.test_score:.4g}"
         load = f"`{leader.load}`" if leader.load else ""
         parameters = "" if leader.num_parameters is None else f"{leader.num_parameters:,}"
-        lines.append(f"| {leader.rank} | {leader.score:.4g} | {leader.interval} | {test} | {parameters} | {load} |")
+        cells = [leader.rank, f"{leader.score:.4g}", leader.interval, test, parameters, leader.words, load]
+        lines.append(f"| {' | '.join(map(str, cells))} |")
     return "\n".join(lines)

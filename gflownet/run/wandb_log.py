@@ -30,7 +30,7 @@ INIT_TIMEOUT = 15.0
 FINISH_TIMEOUT = 30.0
 WANDB_SERVER = "https://api.wandb.ai"
 NUM_DRAWINGS = 3  # with a panel of their own; the table has all
-_COLUMNS = ("rank", "score", "low", "high", "test_score", "num_parameters", "drawing", "load")
+_COLUMNS = ("rank", "score", "low", "high", "test_score", "num_parameters", "words", "drawing", "load")
 
 
 class WandbLog(RunLog):
@@ -248,7 +248,7 @@ def _media_of(leaders: Sequence[Leader]) -> dict[str, Any]:
         drawing = None if leader.drawing is None else _html(leader.drawing)
         # numbers as floats: a column has one type
         numbers = [leader.score, leader.low, leader.high, leader.test_score]
-        table.add_data(leader.rank, *map(_float, numbers), leader.num_parameters, drawing, leader.load)
+        table.add_data(leader.rank, *map(_float, numbers), leader.num_parameters, leader.words, drawing, leader.load)
         if leader.drawing is not None and leader.rank < NUM_DRAWINGS:
             media[f"top/drawing_{leader.rank}"] = _html(leader.drawing)
     return media
@@ -275,6 +275,7 @@ def _summary_of(results: RunResults) -> dict[str, Any]:
             "best/high": best.high,
             "best/test_score": best.test_score,
             "best/num_parameters": best.num_parameters,
+            "best/words": best.words or None,
             "best/load": best.load,
         }
     return {key: value for key, value in summary.items() if value is not None}

@@ -13,34 +13,38 @@ from safetensors.torch import load as load_tensors
 
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.elements import shown
+from gflownet.rhn.checkpoint import model_of
+from gflownet.rhn.network import RecurrentNetwork
 from gflownet.translation.generated_model import GeneratedModel
 from gflownet.translation.model import to_pytorch_model
 
+_TOP_NAME = "top_architectures.json"
 _UNTRAINED = "weights=False returns the architecture with new weights"
 
 
 def load(
     path: str | Path, rank: int = 0, *, weights: bool = True, config: Mapping[str, Any] | None = None
-) -> GeneratedModel:
+) -> GeneratedModel | RecurrentNetwork:
     """Return the model of a rank in a run's top_architectures.json, trained and in evaluation mode.
 
-    The model is translated with the settings of its graph, as it was scored, unless `config` (see TranslationConfig)
-    overrides them.
+    A language model is a `RecurrentNetwork`. The model of a graph is translated with the settings of the graph, as it
+    was scored, unless `config` (see TranslationConfig) overrides them.
 
     Args:
-        path: top_architectures.json, in its run folder.
+        path: run folder, or its top_architectures.json.
         rank: of the architecture, 0 for the best.
         weights: load the weights of its first training of the final stage; False: new weights, in training mode.
-        config: translation settings.
+        config: translation settings, of a graph only.
 
     Raises:
-        ValueError: an invalid file, a missing rank, or missing, damaged or other weights.
+        ValueError: an invalid file, a missing rank, missing, damaged or other weights, or `config` of a language model.
     """
+    path = _file(path)
     entry = _entry(path, rank)
     if not weights:
-        return to_pytorch_model(_graph(entry), config)
-    tensors = _weights(Path(path), entry, rank=rank)
-    model = to_pytorch_model(_graph(entry), config)
+        return _untrained(path, entry, config)
+    tensors = _weights(path, entry, rank=rank)
+    model = _untrained(path, entry, config)
     expected = {name: list(value.shape) for name, value in model.state_dict().items()}
     sizes = {name: list(value.shape) for name, value in tensors.items()}
     for name in [*expected, *sizes]:
@@ -53,18 +57,36 @@ def load(
     return model.eval()
 
 
+def _untrained(
+    path: Path, entry: Mapping[str, Any], config: Mapping[str, Any] | None
+) -> GeneratedModel | RecurrentNetwork:
+    """Return the model of an entry with new weights."""
+    if "language_model" not in entry:
+        return to_pytorch_model(_graph(entry), config)
+    if config:
+        raise ValueError(f"{path}: config: expected none for a language model, got {shown(config)}")
+    return model_of(entry["language_model"], f"{path}: language_model")
+
+
+def _file(path: str | Path) -> Path:
+    """Return the path of top_architectures.json for itself or its run folder."""
+    return Path(path) / _TOP_NAME if Path(path).is_dir() else Path(path)
+
+
 def load_graph(path: str | Path, rank: int = 0) -> ComputationGraph:
-    """Return the graph of a rank in a run's top_architectures.json with its translation settings.
+    """Return the graph of a rank in a run's top_architectures.json, or its folder, with its translation settings.
 
     Raises:
         ValueError: an invalid file or a missing rank.
     """
-    return _graph(_entry(path, rank))
+    return _graph(_entry(_file(path), rank))
 
 
-def _entry(path: str | Path, rank: int) -> dict[str, Any]:
+def _entry(path: Path, rank: int) -> dict[str, Any]:
     try:
-        entries = json.loads(Path(path).read_text(encoding="utf-8"))
+        entries = json.loads(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise ValueError(f"{path}: expected a run's {_TOP_NAME}, got none ({error.strerror})") from None
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{path}: expected JSON, got {type(error).__name__}: {error}") from None
     if not isinstance(entries, list) or not all(isinstance(entry, dict) and "graph" in entry for entry in entries):

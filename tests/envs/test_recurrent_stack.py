@@ -1,15 +1,12 @@
 """Stacks of recurrent layers: number of architectures, terminal objects, and errors."""
 
+from typing import Any
+
 import pytest
 
+from gflownet.config import load_config
 from gflownet.envs.config import EnvConfig, RecurrentStackConfig
-from gflownet.envs.recurrent_stack import (
-    ChosenLayer,
-    RecurrentStackContext,
-    RecurrentStackEnv,
-    choices_of,
-    read_stack,
-)
+from gflownet.envs.recurrent_stack import RecurrentStackContext, RecurrentStackEnv, choices_of
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
@@ -20,13 +17,16 @@ from gflownet.metrics.exact import (
     target_distribution,
     terminating_distribution,
 )
+from gflownet.rhn.config import StackLayer
+from gflownet.rhn.stack_choices import read_stack
 from tests.contracts.environments import recurrent_stacks
 
 
 def num_stacks(config: RecurrentStackConfig) -> int:
     """Return the number of architectures by the rule of product."""
     num_rhn = len(config.projections) * len(config.betas) if "rhn" in config.cells else 0
-    num_others, sizes = len(set(config.cells) - {"rhn"}), len(config.ranks) * len(config.ratios)
+    num_others = len(set(config.cells) - {"rhn"}) * len(config.residuals) * (1 + len(config.units))
+    sizes = len(config.ranks) * len(config.ratios)
     total = 0
     for depth in range(config.min_depth, config.max_depth + 1):
         shared = int(config.sharing)
@@ -42,13 +42,15 @@ def num_stacks(config: RecurrentStackConfig) -> int:
         {},
         {"sharing": False, "ratios": [1.0, 2.0]},
         {"cells": ["rhn"], "max_depth": 3, "betas": ["on"], "ranks": [4]},
+        {"residuals": ["off", "on"], "units": [4, 8], "ratios": [1.0]},
+        {"cells": ["gru"], "residuals": ["off"], "units": [16], "max_depth": 3},
         {"cells": ["lstm", "gru"], "max_depth": 4, "min_depth": 2, "widths": [8, 16, 32]},
     ],
 )
 def test_recurrent_stack_count_matches_rule_of_product(changes: dict) -> None:
     env = recurrent_stacks(**changes)
     graph = enumerate_states(env)
-    stacks = [read_stack(env.terminal(graph.states, index)) for index in graph.terminal.tolist()]
+    stacks = [read_stack(env.terminal(graph.states, index).as_dict()) for index in graph.terminal.tolist()]
     options = {"ranks": [2, 4], "ratios": [2.0], "projections": ["up", "gate+down"], "max_depth": 2}
     assert len(set(stacks)) == len(stacks) == num_stacks(RecurrentStackConfig(**{**options, **changes}))
 
@@ -62,15 +64,21 @@ def test_recurrent_stack_analytic_flows_sample_the_reward() -> None:
 
 
 def test_read_stack_returns_chosen_layers() -> None:
-    env = RecurrentStackEnv(RecurrentStackConfig(max_depth=3, widths=[8]))
+    env = RecurrentStackEnv(RecurrentStackConfig(max_depth=4, widths=[8], units=[3], residuals=["on", "off"]))
     names = env.vocabulary.node_types
     choices = {"width": "8", "cell[1]": "rhn", "projections[1]": "gate+down", "beta[1]": "off", "rank": "4"}
-    choices |= {"ratio": "2", "cell[2]": "repeat", "cell[3]": "lstm"}
+    choices |= {"ratio": "1", "cell[2]": "repeat", "cell[3]": "lstm", "units[3]": "3", "residual[3]": "off"}
+    choices |= {"cell[4]": "gru", "units[4]": "width", "residual[4]": "on"}
     stack = Assignment(names, tuple(choices.get(name, "none") for name in names))
     assert env.terminal(env.states_of([stack]), 0) == stack
-    decoded = read_stack(stack)
-    assert decoded.layers == (ChosenLayer("rhn", ("gate", "down")), ChosenLayer("repeat"), ChosenLayer("lstm"))
-    assert (decoded.width, decoded.rank, decoded.ratio) == (8, 4, 2.0)
+    config = read_stack(stack.as_dict(), width=5, bottleneck=7)
+    assert config.layers == (
+        StackLayer("rhn", rank=4, projections=("gate", "down"), beta=False, ratio=1.0),
+        StackLayer("repeat"),
+        StackLayer("lstm", residual=False, units=3),
+        StackLayer("gru"),
+    )
+    assert (config.width, config.bottleneck) == (8, 7)
 
 
 @pytest.mark.parametrize(
@@ -108,6 +116,8 @@ def test_recurrent_stack_requires_complete_layer_before_next() -> None:
         ({"cells": ["rnn"]}, r"env.recurrent_stack.cells: .*got \['rnn'\]"),
         ({"projections": ["up+gate"]}, r"env.recurrent_stack.projections: expected different ones of .*gate\+up"),
         ({"betas": ["on", "on"]}, r"env.recurrent_stack.betas: expected different ones of on, off"),
+        ({"residuals": []}, r"env.recurrent_stack.residuals: expected different ones of on, off, got \[\]"),
+        ({"units": [4, 4]}, r"env.recurrent_stack.units: expected different numbers, got \['4', '4'\]"),
         ({"ranks": []}, r"env.recurrent_stack.ranks: expected different numbers, got \[\]"),
         ({"widths": [8, 8]}, r"env.recurrent_stack.widths: expected different numbers, got \['8', '8'\]"),
         ({"min_depth": 5}, "env.recurrent_stack.min_depth: expected 1 to max_depth=4, got 5"),
@@ -116,6 +126,13 @@ def test_recurrent_stack_requires_complete_layer_before_next() -> None:
 def test_recurrent_stack_invalid_options_raise(option: dict, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         RecurrentStackEnv(RecurrentStackConfig(**option))
+
+
+def test_on_and_off_of_yaml_are_read() -> None:
+    options = [f"env.recurrent_stack.{name}=[off,on]" for name in ("betas", "residuals")]
+    config: Any = load_config("language", options)
+    choices = choices_of(config.env.recurrent_stack)
+    assert choices["beta[1]"] == choices["residual[2]"] == ("off", "on")
 
 
 def test_recurrent_stack_context_from_config() -> None:

@@ -45,11 +45,14 @@ def _layer(
     else:
         normed = rhn.rms_norm(x, weights["norm.weight"], config.epsilon)
         state = x.new_zeros(config.state_width) if state is None else state
+        units = layer.units or width
         if layer.cell == "gru":
-            new_state = _gru(rhn.under(weights, "cell."), normed, state[:width])
+            new_state = _gru(rhn.under(weights, "cell."), normed, state[:units])
         else:
-            new_state = _lstm(rhn.under(weights, "cell."), normed, state[:width], state[width:])
-        out = x + new_state[:width]
+            new_state = _lstm(rhn.under(weights, "cell."), normed, state[:units], state[units : 2 * units])
+        out = new_state[:units] if units == width else weights["project.weight"] @ new_state[:units]
+        if layer.residual:
+            out = x + out
     return out, torch.cat([new_state, x.new_zeros(config.state_width - len(new_state))])
 
 

@@ -120,14 +120,19 @@ class RecurrentStackOracle(CellsOracle):
         values = {str(self.node_types[place]): self.value(graph, place) for place in graph}
         return {name: value for name, value in values.items() if value is not None}
 
+    def options_of(self, cell: object, place: str) -> set[str]:
+        """Return the places that a layer of a cell has; those of all RHN layers as well."""
+        if cell == "rhn":
+            return {"projections" + place, "beta" + place, "rank", "ratio"}
+        return {"residual" + place, "units" + place} & self.choices.keys() if cell in ("gru", "lstm") else set()
+
     def is_complete(self, choices: Mapping[str, object], min_depth: int) -> bool:
         """Return whether exactly the choices of a stack with these cells are set."""
         depth = sum(name.startswith("cell") for name in choices)
         required = {"width"} & self.choices.keys()
         for layer in range(1, depth + 1):
             required |= {f"cell[{layer}]"}
-            if choices.get(f"cell[{layer}]") == "rhn":
-                required |= {f"projections[{layer}]", f"beta[{layer}]", "rank", "ratio"}
+            required |= self.options_of(choices.get(f"cell[{layer}]"), f"[{layer}]")
         return depth >= min_depth and choices.keys() == required
 
     def is_state(self, graph: NxGraph) -> bool:
@@ -142,8 +147,7 @@ class RecurrentStackOracle(CellsOracle):
         if "rhn" not in (value for name, value in before.items() if name.startswith("cell")):
             of_last |= before.keys() & {"rank", "ratio"}
             before = {name: value for name, value in before.items() if name not in ("rank", "ratio")}
-        is_rhn = choices.get("cell" + last) == "rhn"
-        optional = {"projections" + last, "beta" + last, "rank", "ratio"} if is_rhn else set()
+        optional = self.options_of(choices.get("cell" + last), last)
         return self.is_complete(before, 0) and "cell" + last in of_last and of_last - {"cell" + last} <= optional
 
 

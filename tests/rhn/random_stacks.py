@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import random
 
-from gflownet.rhn.config import CELLS, PROJECTIONS, REPEAT, StackConfig, StackLayer
+from gflownet.rhn.config import CELLS, GATED_CELLS, PROJECTIONS, REPEAT, StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack
 from tests.rhn.random_networks import scattered
 
 
 def random_layer(chance: random.Random, *, may_repeat: bool) -> StackLayer:
     """Return a layer of random options."""
+    cell = chance.choice((*CELLS, "rhn", REPEAT) if may_repeat else CELLS)
+    is_gated = cell in GATED_CELLS
     return StackLayer(
-        cell=chance.choice((*CELLS, "rhn", REPEAT) if may_repeat else CELLS),
+        cell=cell,
         rank=chance.randint(1, 2),
         projections=tuple(name for name in PROJECTIONS if chance.random() < 0.6),
         beta=chance.random() < 0.5,
         ratio=chance.choice((0.5, 2.0)),
+        residual=not is_gated or chance.random() < 0.6,
+        units=chance.choice((None, 1, 3, 7)) if is_gated else None,
     )
 
 

@@ -56,7 +56,7 @@ def test_save_replaces_the_previous_model(saved: Path) -> None:
 
 
 def test_save_other_module_raises(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="model: expected RHN or RecurrentStack, got Linear"):
+    with pytest.raises(ValueError, match="model: expected RHN or RecurrentStack or CellNetwork, got Linear"):
         save_language_model(tmp_path, torch.nn.Linear(1, 1))
     assert list(tmp_path.iterdir()) == []
 

@@ -12,6 +12,7 @@ from gflownet.evaluation.store_rows import EvaluationRecord
 from gflownet.report.page.axes import number_text
 from gflownet.report.page.drawings import Drawing, drawing_of
 from gflownet.report.page.run_data import RunData
+from gflownet.rhn.stack_choices import choices_in_words
 from gflownet.run_status import RunState
 
 NUM_SHOWN = 10
@@ -87,9 +88,10 @@ def _from_file(run: RunData, entry: Mapping[str, Any], rank: int) -> Ranked:
     graph = _mapping(entry.get("graph"))
     network = _mapping(entry.get("network"))
     code, note = _load_lines(run, entry, rank=int(rank_of_file or 0))
+    words = entry.get("words")
     return Ranked(
         key=f"rank-{rank}",
-        title=f"Rank {rank_of_file}",
+        title=f"Rank {rank_of_file}" + (f": {words}" if isinstance(words, str) and words else ""),
         facts=list(_facts(entry)),
         drawing=drawing_of(graph),
         network=drawing_of(network) if network else None,
@@ -105,11 +107,13 @@ def _from_record(run: RunData, record: EvaluationRecord, rank: int) -> Ranked:
         "metrics": record.metrics,
         "step": record.step,
     }
+    graph = json.loads(record.graph)
+    words = choices_in_words(graph, width=record.metrics.get("width"))
     return Ranked(
         key=f"rank-{rank}",
-        title=f"Rank {rank} so far",
+        title=f"Rank {rank} so far" + (f": {words}" if words else ""),
         facts=list(_facts(entry)),
-        drawing=drawing_of(json.loads(record.graph)),
+        drawing=drawing_of(graph),
         network=None,
         load="",
         load_note="A line that loads it with its weights appears here after the final stage.",
@@ -156,7 +160,7 @@ def _load_lines(run: RunData, entry: Mapping[str, Any], *, rank: int) -> tuple[s
     graph = _mapping(entry.get("network")) or _mapping(entry.get("graph"))
     nodes = graph.get("nodes")
     first = _mapping(nodes[0]) if isinstance(nodes, list) and nodes else {}
-    if "node_type" in first:
+    if "node_type" in first or "language_model" in entry:
         has_weights = bool(_mapping(entry.get("weights")))
         end = "" if has_weights else ", weights=False"
         note = "With its trained weights." if has_weights else "A new, untrained model: no weights were saved."
