@@ -68,23 +68,19 @@ def report_run(
     rows = write_top_architectures(
         folder, top, task=task, from_dict=terminal_type.from_dict, report_line=report_line, write=attempt
     )
-    if final is not None:
-        rows += _reference_rows(folder / REFERENCES_NAME, final, task=task, write=attempt)
+    rows += [] if final is None else _reference_rows(folder / REFERENCES_NAME, final, task=task, write=attempt)
+    is_drawn = terminal_type is ComputationGraph
     is_language_model = _is_language_model(top, task=task, from_dict=terminal_type.from_dict)
-    is_loadable = terminal_type is ComputationGraph or is_language_model
     print_report(
         rows,
-        load_line=_load_line(folder, top) if is_loadable else None,
-        pictures=str(folder / PICTURES_NAME) if terminal_type is ComputationGraph else "",
+        load_line=_load_line(folder, top) if is_drawn or is_language_model else None,
+        pictures=str(folder / PICTURES_NAME) if is_drawn else "",
         notes=() if final is None else [*_captions(final, unit=task.fidelity_unit), *final.notes],
         no_rows=_no_rows_line(task, num_successful),
         console=console,
     )
-    for line in () if terminal_type is ComputationGraph else _other_lines(folder, top):
+    for line in _other_lines(folder, top, is_drawn=is_drawn, is_language_model=is_language_model):
         report_line(line)
-    if is_language_model:
-        command = f"python -m gflownet.language TEXT --from {shlex.quote(str(folder))} rank=0"
-        report_line(f"Train one on a text and serve it: {command}")
     if evaluated:
         report_line(_report_front(folder, evaluated, task=task, console=console, write=attempt))
     report_line(f"everything about this run: {folder}")
@@ -159,8 +155,17 @@ def _captions(final: FinalStage, *, unit: str) -> Iterator[str]:
         yield "the final stage was interrupted: no references"
 
 
-def _other_lines(folder: Path, top: Sequence[TopArchitecture]) -> Iterator[str]:
-    """Yield the folder of the weights, and the first programs of tensor-program graphs."""
+def _other_lines(
+    folder: Path, top: Sequence[TopArchitecture], *, is_drawn: bool, is_language_model: bool
+) -> Iterator[str]:
+    """Yield the next command for language models, the folder of the weights, and programs of tensor-program graphs."""
+    if is_language_model:
+        yield (
+            "Train one on a text and serve it: "
+            f"python -m gflownet.language TEXT --from {shlex.quote(str(folder))} rank=0"
+        )
+    if is_drawn:
+        return
     if any(architecture.weights is not None for architecture in top):
         yield f"weights: {folder / PICTURES_NAME}"
     for rank, architecture in enumerate(top[:NUM_WRITTEN]):

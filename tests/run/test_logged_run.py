@@ -90,7 +90,7 @@ def test_wandb_table_and_drawings(folder: Path) -> None:
     *_, last = (each for each in records.artifacts if each.type == "run_table")
     files = {content.path: Path(content.local_path) for content in last.manifest.contents}
     table = json.loads(files["top/architectures.table.json"].read_text())
-    columns = ["rank", "score", "low", "high", "test_score", "num_parameters", "drawing", "load"]
+    columns = ["rank", "score", "low", "high", "test_score", "num_parameters", "words", "drawing", "load"]
     assert table["columns"] == columns
     rows = [dict(zip(columns, row, strict=True)) for row in table["data"]]
     assert [(row["rank"], row["score"], row["num_parameters"]) for row in rows] == [
