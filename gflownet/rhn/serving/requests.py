@@ -146,8 +146,8 @@ class ActiveRequest:
         self.tokens.append(sampled.token)
         num_shown = self.output.num_shown
         reason = self.output.add(sampled)
-        visible = self.output.sampled[num_shown : self.output.num_shown]
-        events += [TokenEvent(self.request_id, token) for token in visible]
+        for token in self.output.sampled[num_shown : self.output.num_shown]:
+            events.append(TokenEvent(self.request_id, token))  # a list for one token takes longer
         return reason
 
     def finish(self, reason: FinishReason, now: float, *, error: str, state: Tensor | None) -> FinishEvent:

@@ -132,10 +132,16 @@ class Answer:
     num_shown: int = 0
     cut: int = 0  # characters of the last shown token that are not part of the answer
 
+    def __post_init__(self) -> None:
+        self._may_stop = bool(self.eos.token_ids) or not isinstance(self.stop_strings, NoStopStrings)
+
     def add(self, sampled: Sampled) -> FinishReason | None:
         """Add the next token, update `num_shown`, and return the reason if the answer ends."""
         self.sampled.append(sampled)
         self.tokens.append(sampled.token)
+        if not self._may_stop:  # most answers
+            self.num_shown = len(self.tokens)
+            return FinishReason.LENGTH if self.num_shown >= self.max_tokens else None
         end = self.stop_strings.end(self.tokens)
         if len(self.tokens) > self.min_tokens:
             if self.eos(self.tokens):

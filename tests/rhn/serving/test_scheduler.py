@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
-from gflownet.rhn.serving.scheduler import Phase, QueueFullError, Scheduler, SchedulerConfig
+from gflownet.rhn.serving.scheduler import MAX_STALE, Phase, QueueFullError, Scheduler, SchedulerConfig
 from tests.rhn.serving.clock import Clock
 
 
@@ -170,3 +170,36 @@ def test_patience_bounds_overtaking(priorities: list[int]) -> None:
         for later in order[:place]:
             if later > request_id:  # it came `later - request_id` seconds after
                 assert later - request_id <= 3 * (priorities[request_id] - priorities[later])
+
+
+def test_cancelled_requests_do_not_fill_the_queue_while_all_slots_are_taken() -> None:
+    scheduler = Scheduler(SchedulerConfig(max_slots=1, max_queue=10))
+    scheduler.submit(0, 1)
+    assert scheduler.schedule().admitted == [0]
+    scheduler.submit(1, 1)
+    for request_id in range(2, 1000):
+        scheduler.submit(request_id, 1)
+        scheduler.finish(request_id)
+        assert len(scheduler._queue) <= MAX_STALE + 4
+    scheduler.finish(0)
+    assert scheduler.schedule().admitted == [1]
+
+
+def test_held_request_enters_the_queue_in_the_place_of_its_arrival() -> None:
+    clock = Clock()
+    scheduler = Scheduler(SchedulerConfig(max_slots=1, max_waiting=5), clock=clock)
+    scheduler.submit(0, 1, held=True)
+    assert (scheduler.num_waiting, scheduler.has_work, scheduler.phase_of(0)) == (1, False, Phase.HELD)
+    clock.now = 1
+    scheduler.submit(1, 1)
+    clock.now = 7  # a held request does not expire
+    scheduler.submit(2, 1)
+    scheduler.release(0)
+    assert scheduler.schedule().expired == [1]
+    assert scheduler.phase_of(0) is Phase.RUNNING
+    with pytest.raises(KeyError):
+        scheduler.release(0)
+    scheduler.submit(3, 1, held=True)
+    assert scheduler.finish(3) is Phase.HELD
+    assert scheduler.finish(2) is Phase.WAITING
+    assert scheduler.num_waiting == 0
