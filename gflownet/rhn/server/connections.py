@@ -6,9 +6,11 @@ its response. Here one timer checks all connections several times per second.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import sys
+import termios
 from asyncio import Transport
 from collections import Counter
 from dataclasses import dataclass, field
@@ -195,7 +197,9 @@ class GuardedProtocol(H11Protocol):
 
     def _is_stalled(self, now: float) -> bool:
         """Return whether the client has not read for the time limit, while nothing is added to its response."""
-        num_unread = self.transport.get_write_buffer_size()
+        num_buffered = self.transport.get_write_buffer_size()
+        # Counts the bytes that the client's system has not received: it is exact also for a client that reads slowly.
+        num_unread = num_buffered + (num_queued_bytes(self.transport.get_extra_info("socket")) if num_buffered else 0)
         is_whole = self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
         if not num_unread or num_unread < self._num_unread or not (self.flow.write_paused or is_whole):
             self._progress = now
@@ -209,7 +213,8 @@ class GuardedProtocol(H11Protocol):
 
     def _present_phase(self) -> _Phase:
         if self.conn.their_state is h11.IDLE:
-            return _Phase.HEADER if self.timeout_keep_alive_task is None else _Phase.KEEP_ALIVE
+            has_part = self.timeout_keep_alive_task is None or self.conn.trailing_data[0]
+            return _Phase.HEADER if has_part else _Phase.KEEP_ALIVE
         if self.conn.their_state is h11.SEND_BODY:
             return _Phase.REST if self.conn.our_state is h11.DONE else _Phase.BODY
         return _Phase.OTHER
@@ -229,3 +234,11 @@ class GuardedProtocol(H11Protocol):
         head = f"HTTP/1.1 {error.status} {HTTPStatus(error.status).phrase}\r\n{lines}\r\n"
         self.transport.write(head.encode() + body)
         self.transport.close()
+
+
+def num_queued_bytes(connection: Any) -> int:
+    """Return the bytes sent on a socket that the other side has not received; 0 if the system does not count them."""
+    try:
+        return int.from_bytes(fcntl.ioctl(connection.fileno(), termios.TIOCOUTQ, bytes(4)), sys.byteorder)
+    except OSError:
+        return 0

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -14,7 +15,9 @@ from gflownet.rhn.checkpoint import load_text_model, save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.serving.generation import Generation, generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
+from gflownet.rhn.text_codec import TOKENIZER_NAME
 from tests.rhn.random_networks import random_network
+from tests.rhn.test_text_codec import write_tokenizer
 
 CONFIG = RHNConfig(hidden_size=8, intermediate_size=12, depth=2, rank=2)
 NEVER_ENDS = 10**8  # tokens
@@ -24,6 +27,16 @@ PATIENCE = 60.0  # seconds
 def save_tiny(path: Path) -> Path:
     """Save a model whose answers are varied and depend on all that came before; return where."""
     network = random_network(CONFIG, 0)
+    torch.nn.init.normal_(network.embedding.weight, std=0.3, generator=torch.Generator().manual_seed(0))
+    save_language_model(path, network)
+    return path
+
+
+def save_tokenizer_model(path: Path) -> Path:
+    """Save a model like `save_tiny`, whose tokens are those of a tokenizer; return where."""
+    path.mkdir(parents=True)
+    size = write_tokenizer(path / TOKENIZER_NAME).vocabulary_size
+    network = random_network(replace(CONFIG, vocabulary_size=size), 0)
     torch.nn.init.normal_(network.embedding.weight, std=0.3, generator=torch.Generator().manual_seed(0))
     save_language_model(path, network)
     return path

@@ -6,6 +6,7 @@ import io
 import os
 import queue
 import signal
+import sys
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -72,7 +73,7 @@ def serving(
     """Serve a model in another thread; without the command, whose signals are for the main thread."""
     url: queue.Queue[str] = queue.Queue()
     model, codec = load_text_model(folder)
-    engine = Engine(model, EngineConfig(SchedulerConfig(max_slots), codec=codec))
+    engine = Engine(model, EngineConfig(SchedulerConfig(max_slots, token_budget=sys.maxsize), codec=codec))
     connections = Connections(connection_limits or ConnectionLimits())
     service = Service(engine, folder.name, on_failure=lambda: None, codec=codec, connections=connections)
     with closing(listen("127.0.0.1", 0)) as listening:

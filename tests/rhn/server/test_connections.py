@@ -1,0 +1,242 @@
+"""Clients that do not read, send slowly, or open many connections, over real sockets."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+try:
+    import fastapi  # noqa: F401
+    import httpx
+    import openai  # noqa: F401
+except ModuleNotFoundError as error:
+    pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
+
+from gflownet.rhn.bytes_text import decode
+from gflownet.rhn.server.answers import MAX_UNREAD
+from gflownet.rhn.server.connections import IDLE_SECONDS, ConnectionLimits
+from gflownet.rhn.server.limits import Limits
+from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, save_tiny, wait_until
+from tests.rhn.server.in_process import LocalServer, serving
+from tests.rhn.server.raw_connections import SMALL_BUFFER, connected, post, read_all, response_of
+
+LIMITS = Limits(1 << 16, 64, 256, PATIENCE, max_tokens=NEVER_ENDS, body_seconds=0.3)
+CONNECTION_LIMITS = ConnectionLimits(max_connections=12, header_seconds=0.4, body_seconds=0.3, read_seconds=0.4)
+ENDLESS = {"model": "tiny", "prompt": "a", "max_tokens": NEVER_ENDS, "stream": True}
+PATH = "/v1/completions"
+HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def server(folder: Path) -> Iterator[LocalServer]:
+    with serving(folder, max_slots=8, limits=LIMITS, connection_limits=CONNECTION_LIMITS) as running:
+        yield running
+
+
+def closed(server: LocalServer, reason: str) -> float:
+    return server.metrics()[f"gflownet_connections_closed_total {reason}"]
+
+
+def test_client_that_does_not_read_is_paused_and_dropped(server: LocalServer, folder: Path) -> None:
+    before = server.metrics()
+    with ExitStack() as stack, client_of(server) as client:
+        for _ in range(4):
+            silent = stack.enter_context(connected(server.port, receive_buffer=SMALL_BUFFER))
+            silent.sendall(post(PATH, ENDLESS))
+        answer = client.completions.create(model="tiny", prompt="é", seed=1, max_tokens=300)
+        after = wait_until(server, requests_running=0, answers_paused=0)
+    assert answer.choices[0].text == decode(offline(folder, "é", 8, seed=1, max_tokens=300).tokens)
+    name = "gflownet_connections_closed_total not_reading"
+    assert after[name] - before[name] == 4
+    name = "gflownet_requests_finished_total cancelled"
+    assert after[name] - before.get(name, 0) == 4
+
+
+def test_paused_answer_takes_no_steps(folder: Path) -> None:
+    patient = ConnectionLimits(read_seconds=PATIENCE)
+    with serving(folder, max_slots=2, limits=LIMITS, connection_limits=patient) as server:
+        with connected(server.port, receive_buffer=SMALL_BUFFER) as silent:
+            silent.sendall(post(PATH, ENDLESS))
+            num_steps = wait_until(server, answers_paused=1, requests_running=1)["gflownet_steps_total"]
+            while (after := server.metrics()["gflownet_steps_total"]) != num_steps:
+                num_steps = after  # the step under way
+            time.sleep(0.3)  # of some hundred steps
+            assert server.metrics()["gflownet_steps_total"] < num_steps + 5
+            num_sent = len(silent.recv(1 << 16))  # it reads again: the answer goes on
+            while num_sent < 300_000:
+                num_sent += len(silent.recv(1 << 16))
+            assert server.metrics()["gflownet_steps_total"] > num_steps + MAX_UNREAD
+        assert wait_until(server, requests_running=0)["gflownet_connections_closed_total not_reading"] == 0
+
+
+def test_slow_reader_gets_its_whole_answer(server: LocalServer, folder: Path) -> None:
+    asked = {"model": "tiny", "prompt": "é", "seed": 2, "max_tokens": 600, "stream": True}
+    received = bytearray()
+    with connected(server.port, receive_buffer=SMALL_BUFFER) as connection:
+        connection.sendall(post(PATH, asked, "Connection: close"))
+        start = time.monotonic()
+        while part := connection.recv(4096):
+            received += part
+            time.sleep(0.02)
+        assert time.monotonic() - start > 1.2 * CONNECTION_LIMITS.read_seconds
+    events = [line[6:] for line in received.split(b"\n") if line.startswith(b"data: {")]
+    text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
+    assert text == decode(offline(folder, "é", 8, seed=2, max_tokens=600).tokens)
+
+
+def test_unread_whole_answer_is_dropped(server: LocalServer) -> None:
+    before = closed(server, "not_reading")
+    asked = {"model": "tiny", "prompt": "é", "seed": 2, "max_tokens": 600, "logprobs": 5}
+    with connected(server.port, receive_buffer=SMALL_BUFFER) as silent:
+        silent.sendall(post(PATH, asked))
+        wait_until(server, requests_running=0, connections=2)  # this one and that of the metrics
+        while server.metrics()["gflownet_connections"] > 1:
+            pass
+        assert closed(server, "not_reading") == before + 1
+
+
+@pytest.mark.parametrize("sent", [b"", b"GET /hea", HEALTH[:-2]])
+def test_incomplete_header_closes_the_connection(sent: bytes, server: LocalServer) -> None:
+    start = time.monotonic()
+    with connected(server.port) as connection:
+        connection.sendall(sent)
+        response = response_of(connection)
+    assert CONNECTION_LIMITS.header_seconds <= time.monotonic() - start
+    assert response.status == (408 if sent else 0)
+    if response.status:
+        assert response.error["message"] == "header: expected it within 0.4 seconds"
+
+
+def test_slowly_sent_header_closes_the_connection(server: LocalServer) -> None:
+    with connected(server.port) as connection:
+        for number in range(1000):
+            try:
+                connection.sendall(HEALTH[number % 10 : number % 10 + 1])
+            except OSError:
+                break
+            time.sleep(0.02)
+        assert number < 200
+
+
+def test_second_request_of_a_connection_has_the_time_limit(server: LocalServer) -> None:
+    with connected(server.port) as connection:
+        connection.sendall(HEALTH)
+        assert response_of(connection).status == 200
+        time.sleep(1.5 * CONNECTION_LIMITS.header_seconds)  # an idle connection stays open
+        connection.sendall(HEALTH + HEALTH[:9])
+        received = read_all(connection)
+    assert received.startswith(b"HTTP/1.1 200")
+    assert b"HTTP/1.1 408" in received
+
+
+@pytest.mark.parametrize("path", [PATH, "/v1/chat/completions", "/tokenize"])
+def test_incomplete_body_gets_408(path: str, server: LocalServer) -> None:
+    with connected(server.port) as connection:
+        connection.sendall(post(path, ENDLESS)[:-5])
+        response = response_of(connection)
+    assert response.status == 408
+    assert response.error["message"] == "body: expected it within 0.3 seconds"
+
+
+def test_slowly_sent_rest_of_a_body_closes_the_connection(server: LocalServer) -> None:
+    """A response before the end of a body does not let the client go on for ever."""
+    with connected(server.port) as connection:
+        connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
+        start = time.monotonic()
+        while time.monotonic() - start < PATIENCE:
+            try:
+                connection.sendall(b" ")
+            except OSError:
+                break
+            time.sleep(0.05)
+        assert time.monotonic() - start < 10
+
+
+def test_connections_over_the_limit_get_503_until_others_are_idle(folder: Path) -> None:
+    limits = ConnectionLimits(max_connections=4, header_seconds=PATIENCE)
+    with serving(folder, max_slots=2, limits=LIMITS, connection_limits=limits) as server, ExitStack() as stack:
+        for _ in range(4):
+            stack.enter_context(connected(server.port))
+        with connected(server.port) as connection:
+            connection.sendall(HEALTH)
+            response = response_of(connection)
+        assert response.status == 503
+        assert response.error["message"] == "the server has 4 connections"
+        assert "retry-after: 1" in response.head
+        time.sleep(1.2 * IDLE_SECONDS)
+        assert httpx.get(f"{server.url}/health").status_code == 200  # in place of an idle one
+        metrics = server.metrics()
+        assert metrics["gflownet_connections_closed_total refused"] == 1
+        assert metrics["gflownet_connections_closed_total replaced"] >= 1
+        assert metrics["gflownet_connections"] <= 4
+
+
+def test_many_half_open_connections_do_not_stop_ordinary_clients(server: LocalServer) -> None:
+    with ExitStack() as stack:
+        half_open = [stack.enter_context(connected(server.port)) for _ in range(CONNECTION_LIMITS.max_connections * 3)]
+        deadline = time.monotonic() + PATIENCE
+        while httpx.get(f"{server.url}/health").status_code != 200:
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        assert all(not read_all(connection) for connection in half_open[:12])
+
+
+INVALID = {
+    "garbage": (b"\x16\x03\x01 hello\r\n\r\n", 400),
+    "no host": (b"GET /health HTTP/1.1\r\n\r\n", 400),
+    "header too large": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000, 431),
+    "two lengths": (post(PATH, b"{}", "Content-Length: 3"), 400),
+    "negative length": (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
+    "unknown transfer encoding": (b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
+    "two transfer encodings": (
+        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
+        400,
+    ),
+    "folded header": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX : y\r\n\r\n", 400),
+    "bad chunk": (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n\r\n",
+        400,
+    ),
+    "compressed body": (post(PATH, b"{}", "Content-Encoding: gzip", "Connection: close"), 415),
+    "upgrade": (
+        b"GET /v1 HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n",
+        404,
+    ),
+    "other host in the target": (
+        b"GET http://evil/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
+        404,
+    ),
+    "trace": (b"TRACE /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 405),
+    "http 2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 403),
+}
+
+
+@pytest.mark.parametrize("name", INVALID)
+def test_invalid_http_gets_an_error_in_openais_format(name: str, server: LocalServer) -> None:
+    sent, status = INVALID[name]
+    with connected(server.port) as connection:
+        connection.sendall(sent)
+        connection.shutdown(socket.SHUT_WR)
+        response = response_of(connection)
+    assert response.status == status, response
+    assert response.error["type"] == "invalid_request_error"
+
+
+def test_pipelined_requests_are_answered_in_order(server: LocalServer) -> None:
+    asked = {"model": "tiny", "prompt": "a", "max_tokens": 3}
+    with connected(server.port) as connection:
+        connection.sendall(post(PATH, asked) + HEALTH + post(PATH, b"{", "Connection: close"))
+        received = read_all(connection)
+    assert re.findall(rb"HTTP/1.1 (\d+)", received) == [b"200", b"200", b"400"]
