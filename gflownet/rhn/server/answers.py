@@ -12,7 +12,7 @@ from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.serving.requests import Event, FinishEvent, PromptEvent
 from gflownet.rhn.serving.sampling import FinishReason
 
-MAX_UNREAD = 512  # events of one answer; more pause it, until its client has read them
+MAX_UNREAD = 128  # events of one answer; more pause it, until its client has read them
 
 
 class Control(Protocol):

@@ -70,7 +70,7 @@ class Choice:
             codec: decodes the tokens.
             num_prompt: the number of first tokens that are the prompt's, not the answer's.
         """
-        self.index, self.num_tokens = index, 0
+        self.index, self.num_tokens, self._codec = index, 0, codec
         self._decoder, self._length, self._unsent = codec.stream(), len(prefix), prefix
         self._num_prompt = num_prompt
         self._tokens: list[Sampled] = []
@@ -78,9 +78,12 @@ class Choice:
 
     def add(self, token: Sampled) -> None:
         """Add a token."""
+        text, before = self._decoder.text([token.token]), self._length
+        self._append(text)
         self._tokens.append(token)
-        self._offsets.append(self._length)
-        self._append(self._decoder.text([token.token]))
+        # The text may start with the replacement of an incomplete character of the tokens before.
+        own = self._codec.decode([token.token]) if len(text) > 1 else text
+        self._offsets.append(self._length - len(own) if own and text.endswith(own) else before)
         if self._num_prompt == 0:
             self.num_tokens += 1
             return

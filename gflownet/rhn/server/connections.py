@@ -23,8 +23,8 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gflownet.rhn.server.errors import RequestError
 
-WRITE_BUFFER = 32 * 1024  # bytes of a response in this process, before its answer is paused
-SEND_BUFFER = 64 * 1024  # bytes of a response in the system (Linux doubles it); inherited from the listening socket
+WRITE_BUFFER = 16 * 1024  # bytes of a response in this process, before its answer is paused
+SEND_BUFFER = 16 * 1024  # bytes of a response in the system (Linux doubles it); inherited from the listening socket
 MAX_HEADER = 16 * 1024  # bytes
 LINGER_SECONDS = 2.0  # to read the rest of a refused request; a connection closed before loses its response
 IDLE_SECONDS = 1.0  # after which a connection without request may be closed for a new one

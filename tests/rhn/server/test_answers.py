@@ -12,7 +12,7 @@ except ModuleNotFoundError:
     pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.server.choices import Choice, Piece, joined
+from gflownet.rhn.server.choices import Choice, Piece, joined, likeliest
 from gflownet.rhn.server.formats import CompletionFormat
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import BYTES
@@ -50,6 +50,34 @@ def test_joined_pieces_equal_the_text(seed: int) -> None:
     assert joined(pieces) == [expected]
     assert expected is not None
     assert expected.text == decode(tokens)
+
+
+def test_offset_is_after_the_replacement_of_an_incomplete_character() -> None:
+    choice = Choice(0)
+    for byte in b"\xc3ab\xff\xc3\xa9c":
+        choice.add(sampled(byte))
+    piece = choice.piece("stop")
+    assert piece is not None
+    assert (piece.text, piece.offsets) == ("\ufffdab\ufffdéc", (0, 1, 2, 3, 4, 4, 5))
+
+
+def test_cut_ends_the_last_token_inside() -> None:
+    choice = Choice(0, "prompt ")
+    for byte in b"abc":
+        choice.add(sampled(byte))
+    piece = choice.piece("stop", cut=2)
+    assert piece is not None
+    assert piece.text == "prompt a"
+
+
+def test_likeliest_answers_come_first() -> None:
+    pieces = [
+        Piece(i, str(i), (Sampled(1, value), Sampled(2, value)), (0, 1), "stop") for i, value in enumerate(range(-6, 0))
+    ]
+    best = likeliest(pieces, num_answers=3, num_choices=2)
+    assert [(piece.index, piece.text) for piece in best] == [(0, "2"), (1, "1"), (2, "5"), (3, "4")]
+    empty = [Piece(0, "", (), (), "stop"), pieces[0]]
+    assert [piece.text for piece in likeliest(empty, num_answers=2, num_choices=1)] == ["0"]
 
 
 def test_message_has_openais_format() -> None:

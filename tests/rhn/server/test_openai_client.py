@@ -8,7 +8,7 @@ import pytest
 
 try:
     import fastapi  # noqa: F401
-    import openai  # noqa: F401
+    import openai
 except ModuleNotFoundError as error:
     pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
 
