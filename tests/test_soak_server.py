@@ -17,14 +17,13 @@ from statistics import median
 from typing import Any
 
 import pytest
-import torch
 
 from gflownet.rhn.bytes_text import decode, encode
-from gflownet.rhn.checkpoint import load_text_model, save_language_model
-from gflownet.rhn.config import CONFIGS
-from gflownet.rhn.network import RHN
+from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.serving.generation import generate_batch
 from gflownet.rhn.serving.sampling import SamplingParams
+from scripts.soak_clients import Crowd
+from scripts.soak_server import save_random_model, soak
 from tests.running_server import RunningServer, running_server
 
 NUM_CLIENTS = int(os.environ.get("GFLOWNET_SOAK_CLIENTS", "40"))
@@ -32,7 +31,6 @@ NUM_DISCONNECTING = 50
 NUM_CUT_OFF = 20  # streams that are open when the server is killed
 MAX_SLOTS = 32
 TIMEOUT_S = 600.0
-NOISE = 0.05  # standard deviation added to the parameters: adapters of a new network are zero
 ENDLESS = 10**8  # tokens
 
 
@@ -55,16 +53,6 @@ def request_of(number: int) -> tuple[str, SamplingParams]:
         stop=("e",) if number % 5 == 0 else (),
     )
     return f"def function_{number}(" + "x, " * (number % 20), params
-
-
-def save_random_model(folder: Path) -> None:
-    """Save a small model with active adapters, in float64 so that rounding changes no sampled token."""
-    torch.manual_seed(0)
-    network = RHN(CONFIGS["small"])
-    with torch.no_grad():
-        for parameter in network.parameters():
-            parameter += NOISE * torch.randn_like(parameter)
-    save_language_model(folder, network.double())
 
 
 def generate_offline(folder: Path) -> list[tuple[str, str]]:
@@ -168,3 +156,14 @@ def test_server_soak(tmp_path):
         f"{NUM_CLIENTS} clients in {seconds:.1f} s, {metrics['gflownet_tokens_total'] / seconds:.0f} tokens/s, median "
         f"time to the first token {first:.2f} s, {rows:.1f} rows per step, {texts_of(cut_off).count(None)} cut off"
     )
+
+
+def test_small_crowd_loses_nothing(tmp_path: Path) -> None:
+    """A time is not tested here: see scripts/soak_server.py."""
+    for module in ("prometheus_client", "fastapi", "uvicorn"):
+        pytest.importorskip(module)
+    rows = {row.name: row for row in soak(tmp_path / "model", Crowd(10, 2, 3, 19), rounds=1)}
+    goals = [row for name, row in rows.items() if row.goal and "wait" not in name and "memory" not in name]
+    assert len(goals) == 3
+    assert all(row.holds for row in goals), goals
+    assert rows["connections closed: not reading"].value >= 2

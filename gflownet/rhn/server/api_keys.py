@@ -37,7 +37,7 @@ class ApiKeys:
             return
         scheme, _, key = (authorization or "").partition(" ")
         # Every key is compared, each in constant time.
-        matches = [hmac.compare_digest(key.strip().encode(), valid.encode()) for valid in self.keys]
+        matches = [hmac.compare_digest(key.strip().encode(errors="replace"), valid.encode()) for valid in self.keys]
         if scheme.lower() != "bearer" or not any(matches):
             message = "Authorization: expected 'Bearer' and a key of this server (option --api-key)"
             raise RequestError(HTTPStatus.UNAUTHORIZED, message, code="invalid_api_key")

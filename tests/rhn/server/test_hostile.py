@@ -18,6 +18,7 @@ except ModuleNotFoundError as error:
 
 from torch import Tensor
 
+from gflownet.rhn.server.api_keys import ApiKeys
 from gflownet.rhn.server.app import Access, create_app
 from gflownet.rhn.server.completion_request import CompletionRequest
 from gflownet.rhn.server.limits import Limits
@@ -78,7 +79,9 @@ def text_of(fields: dict[str, str]) -> bytes:
 
 
 def talk(
-    conversation: Callable[[httpx.AsyncClient, Service], Awaitable[None]], origins: Origins | None = None
+    conversation: Callable[[httpx.AsyncClient, Service], Awaitable[None]],
+    origins: Origins | None = None,
+    keys: ApiKeys | None = None,
 ) -> Service:
     """Run a conversation with an application in this process, and stop it."""
 
@@ -87,7 +90,7 @@ def talk(
         engine = Engine(random_network(CONFIG, 0).decoder(), EngineConfig(scheduler))
         service = Service(engine, "m", on_failure=lambda: None)
         limits = Limits(1 << 16, 2048, 4, PATIENCE)
-        app = create_app(service, limits, on_start=lambda: None, access=Access(origins or Origins()))
+        app = create_app(service, limits, on_start=lambda: None, access=Access(origins or Origins(), keys or ApiKeys()))
         transport = httpx.ASGITransport(app)  # an exception in the application is raised here
         async with app.router.lifespan_context(app), httpx.AsyncClient(transport=transport, base_url=URL) as client:
             await conversation(client, service)

@@ -1,0 +1,174 @@
+"""Chats: templates, formats of answers, and refusals."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+try:
+    import fastapi  # noqa: F401
+    import httpx
+except ModuleNotFoundError as error:
+    pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from gflownet.errors import UserError
+from gflownet.rhn.server.chat_request import ChatRequest, parse_chat
+from gflownet.rhn.server.chat_template import TEMPLATE_NAME, ChatTemplate, load_chat_template
+from gflownet.rhn.server.errors import RequestError
+from gflownet.rhn.server.service import Service
+from gflownet.rhn.serving.generation import generate
+from gflownet.rhn.serving.sampling import SamplingParams
+from gflownet.rhn.text_codec import BYTES
+from tests.rhn.random_networks import random_network
+from tests.rhn.server.clients import CONFIG
+from tests.rhn.server.test_hostile import check_answer, talk
+
+PATH = "/v1/chat/completions"
+MESSAGES: list[dict[str, Any]] = [
+    {"role": "system", "content": "be short"},
+    {"role": "user", "content": [{"type": "text", "text": "h"}, {"type": "text", "text": "i"}]},
+]
+PROMPT = "system: be short\nuser: hi\nassistant:"
+
+
+def body(**fields: object) -> bytes:
+    return json.dumps({"model": "m", "messages": MESSAGES, **fields}).encode()
+
+
+def test_default_template_and_stop() -> None:
+    submission = parse_chat(body(stop="x", n=2)).submission(BYTES, ChatTemplate())
+    assert bytes(submission.prompts[0]).decode() == PROMPT
+    assert submission.params.stop == ("x", "\nuser:")
+    assert (submission.num_answers, submission.params.max_tokens) == (2, 256)
+
+
+def test_template_of_hugging_face() -> None:
+    source = (
+        "{%- for message in messages %}\n"
+        "    {%- if message['role'] not in ['user', 'assistant'] %}{{ raise_exception('only users') }}{% endif %}\n"
+        "    {{- '<|' + message.role + '|>' + message.content | trim | tojson }}\n"
+        "    {%- if loop.last %}{% break %}{% endif %}\n"
+        "{%- endfor %}\n"
+        "{%- if add_generation_prompt %}{{ '<|assistant|>' }}{% endif %}"
+    )
+    template = ChatTemplate(source, ())
+    assert template.prompt([{"role": "user", "content": " <é> "}]) == '<|user|>"<é>"<|assistant|>'
+    with pytest.raises(RequestError, match="messages: the chat template refuses them: only users"):
+        template.prompt([{"role": "system", "content": "a"}])
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "{{ messages.__class__.__mro__ }}",
+        "{{ messages.append(1) }}",
+        "{{ 1 // 0 }}",
+        "{{ messages[9].content.x }}",
+        "{{ ''.__class__.__base__.__subclasses__() }}",
+        "{% include '/etc/passwd' %}",
+    ],
+)
+def test_template_cannot_reach_python_and_its_errors_are_refusals(source: str) -> None:
+    with pytest.raises(RequestError, match="messages: the chat template refuses them: ") as caught:
+        ChatTemplate(source).prompt([{"role": "user", "content": "a"}])
+    assert "\n" not in str(caught.value)
+
+
+def test_template_of_the_models_folder(tmp_path: Path) -> None:
+    assert load_chat_template(None, [], tmp_path) == ChatTemplate()
+    assert load_chat_template(None, ["x"], tmp_path).stops == ("x",)
+    (tmp_path / TEMPLATE_NAME).write_text("{{ messages[0].content }}")
+    template = load_chat_template(None, [], tmp_path)
+    assert (template.prompt(MESSAGES), template.stops) == ("be short", ())
+    (tmp_path / "invalid").write_text("{% if %}")
+    with pytest.raises(UserError, match=r"--chat-template: .*invalid: expected a Jinja2 template, got an error: "):
+        load_chat_template(tmp_path / "invalid", [], tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"messages": []}, "messages"),
+        ({"messages": [{"role": "robot", "content": "a"}]}, "messages"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url", "image_url": "x"}]}]}, "messages"),
+        ({"messages": [{"role": "user"}]}, "messages"),
+        ({"top_logprobs": 3}, "top_logprobs"),
+        ({"logprobs": True, "top_logprobs": 21}, "top_logprobs"),
+        ({"logprobs": 3}, "logprobs"),
+        ({"max_completion_tokens": -1}, "max_completion_tokens"),
+        ({"max_completion_tokens": 10**9}, "max_tokens"),
+        ({"tools": []}, "tools"),
+        ({"best_of": 2}, "best_of"),
+        ({"response_format": {"type": "json_object"}}, "response_format"),
+        ({"stream_options": {"include_usage": True}}, "stream_options"),
+    ],
+)
+def test_invalid_chat_gets_400_with_the_field(fields: dict[str, Any], param: str) -> None:
+    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
+        response = await client.post(PATH, content=body(**fields))
+        assert response.status_code == 400
+        check_answer(response, fields)
+        assert response.json()["error"]["param"] == param
+
+    talk(conversation)
+
+
+def test_chat_equals_generation_from_its_prompt() -> None:
+    asked = {"max_completion_tokens": 20, "temperature": 0, "logprobs": True, "top_logprobs": 2}
+    params = SamplingParams(max_tokens=20, temperature=0, stop=("\nuser:",))
+    expected = generate(random_network(CONFIG, 0).decoder(), list(PROMPT.encode()), params).tokens
+
+    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
+        answer = (await client.post(PATH, content=body(**asked))).json()
+        (choice,) = answer["choices"]
+        entries = choice["logprobs"]["content"]
+        assert [byte for entry in entries for byte in entry["bytes"]] == expected
+        assert all(len(entry["top_logprobs"]) == 2 for entry in entries)
+        assert choice["message"]["content"] == bytes(expected).decode(errors="replace")
+        assert (answer["object"], answer["usage"]["prompt_tokens"]) == ("chat.completion", len(PROMPT))
+        streamed = await client.post(PATH, content=body(**asked, stream=True))
+        events = [json.loads(line[6:]) for line in streamed.text.splitlines() if line.startswith("data: {")]
+        deltas = [event["choices"][0]["delta"] for event in events]
+        assert deltas[0] == {"role": "assistant", "content": ""}
+        assert "".join(delta.get("content", "") for delta in deltas) == choice["message"]["content"]
+        assert {event["object"] for event in events} == {"chat.completion.chunk"}
+        assert events[-1]["choices"][0]["finish_reason"] == "length"
+
+    talk(conversation)
+
+
+values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=3),
+    max_leaves=8,
+)
+roles = st.sampled_from(["user", "system", "assistant", "tool", ""])
+messages = st.lists(st.fixed_dictionaries({"role": roles, "content": st.text(max_size=9) | values}), max_size=3)
+
+
+def test_random_chats_get_an_answer_or_4xx() -> None:
+    bodies: list[dict[str, Any]] = []
+
+    @settings(max_examples=60, deadline=None, database=None, derandomize=True)
+    @given(messages | values, st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), values, max_size=3))
+    def collect(conversation: Any, fields: dict[str, Any]) -> None:
+        bodies.append({"model": "m", "max_tokens": 2, "messages": conversation, **fields})
+
+    collect()
+
+    async def conversation(client: httpx.AsyncClient, service: Service) -> None:
+        statuses = set()
+        for fields in bodies:
+            response = await client.post(PATH, content=json.dumps(fields))
+            check_answer(response, fields)
+            statuses.add(response.status_code)
+        assert {200, 400} <= statuses
+        assert not service.failed
+
+    talk(conversation)
