@@ -63,8 +63,10 @@ class _ServingCollector(Collector):
             yield GaugeMetricFamily(f"gflownet_{name}", text, value=value)
         for name, text, value in (
             ("steps", "Steps of the engine", sums.num_steps),
-            ("step_rows", "Tokens read, of prompts and answers", sums.num_rows),
+            ("step_rows", "Tokens read in steps, of prompts and answers", sums.num_rows),
             ("step_seconds", "Time in steps", sums.step_seconds),
+            ("chunk_tokens", "Tokens of prompts read in chunks", sums.num_chunk_tokens),
+            ("chunk_seconds", "Time in chunks", sums.chunk_seconds),
             ("tokens", "Tokens of answers", sums.num_tokens),
             ("prefix_hits", "Prompts that started from a cached state", sums.prefix_hits),
             ("prefix_misses", "Prompts that did not", sums.prefix_misses),

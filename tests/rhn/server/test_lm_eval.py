@@ -14,8 +14,8 @@ import torch
 
 try:
     import fastapi  # noqa: F401
-    import lm_eval  # noqa: F401
-    import tenacity  # noqa: F401
+    import lm_eval  # noqa: F401  # pyright: ignore[reportMissingImports]
+    import tenacity  # noqa: F401  # pyright: ignore[reportMissingImports]
 except ModuleNotFoundError as error:
     pytest.skip(f"{error.name} is not installed: pip install 'lm_eval[api]'", allow_module_level=True)
 
