@@ -279,3 +279,12 @@ def test_file_named_like_an_option_is_a_file(tmp_path: Path, monkeypatch: pytest
     assert main(["--print-config", "steps=3"]) == 0
     assert f"- {tmp_path / 'steps=3'}" in capsys.readouterr().out
     assert os.listdir() == ["steps=3"]
+
+
+def test_training_from_python(tmp_path: Path) -> None:
+    from gflownet.language import load_config, train_on_text
+
+    text, model = write_files(tmp_path)
+    config = load_config(None, [model, *OPTIONS, "steps=2", f"log_dir={tmp_path / 'run'}"], files=[text])
+    assert train_on_text(config) is None
+    assert len(metric_rows(tmp_path / "run")) == 2
