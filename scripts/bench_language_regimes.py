@@ -45,7 +45,7 @@ class Plan:
     seeds: tuple[int, ...] = (1, 2)
     task_parameters: int = 30_000
     task_steps: int = 400
-    task_rates: tuple[float, ...] = (0.005, 0.01)
+    task_rates: tuple[float, ...] = (0.01,)
     task_rows: int = 32
 
 
