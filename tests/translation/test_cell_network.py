@@ -14,6 +14,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.language_training import LanguageTraining, bits_per_byte, train_language_model
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.formulas import formulas
+from gflownet.graphs.vocabulary import aggregation
 from gflownet.rhn.checkpoint import describe, load_language_model, model_of, save_language_model
 from gflownet.translation.cell_network import CellConfig, CellNetwork, fit_cell_parameters, num_cell_parameters
 
@@ -26,8 +27,8 @@ def cell(width: int, hidden: list[tuple[str, str]], links: list[Link]) -> Comput
     graph = ComputationGraph()
     graph.add_node(0, "input", output_size=width)
     graph.add_node(1, "output", output_size=width)
-    for place, (activation, aggregation) in enumerate(hidden, 2):
-        attributes = {"aggregation": aggregation}
+    for place, (activation, combination) in enumerate(hidden, 2):
+        attributes = {"aggregation": combination}
         graph.add_node(place, "hidden", output_size=width, activation_function=activation, attributes=attributes)
     for order, (source, target, *marks) in enumerate(links):
         graph.add_edge(source, target, attributes={"order": order} | ({"is_recurrent": True} if marks else {}))
@@ -160,6 +161,7 @@ def test_number_of_parameters_is_that_of_the_model(make: Any) -> None:
 def test_load_returns_the_saved_cell(tmp_path: Path) -> None:
     model = CellNetwork(CellConfig(gru_cell(4).to_dict(), vocabulary_size=9))
     save_language_model(tmp_path, model)
+    aggregation.cache_clear()  # the classes of the cell are checked on loading, as in a new process
     loaded, tokens = load_language_model(tmp_path), torch.tensor([[1, 2, 3]])
     assert isinstance(loaded, CellNetwork)
     torch.testing.assert_close(loaded(tokens), model(tokens), rtol=0, atol=0)
