@@ -10,6 +10,7 @@ from torch import nn
 from gflownet.errors import UserError
 from gflownet.language.config import LanguageConfig
 from gflownet.rhn.layers import RHNBlock
+from gflownet.rhn.stack_model import RecurrentStack
 
 # Instructions for matrix products in bfloat16, as torch names them.
 _BFLOAT16_INSTRUCTIONS = ("avx512_bf16", "amx_bf16")
@@ -36,7 +37,8 @@ def choose_precision(config: LanguageConfig, model: nn.Module, device: torch.dev
         raise UserError("precision: expected float32 for a model with RHN layers, got bfloat16")
     if config.precision != "auto":
         return config.precision
-    return "bfloat16" if not has_rhn and _has_bfloat16(device) else "float32"
+    is_measured = isinstance(model, RecurrentStack) and not has_rhn
+    return "bfloat16" if is_measured and _has_bfloat16(device) else "float32"
 
 
 def _has_bfloat16(device: torch.device) -> bool:
