@@ -20,7 +20,7 @@ from tests.rhn.server.clients import PATIENCE, save_tiny, save_tokenizer_model
 from tests.rhn.server.in_process import serving
 
 
-@pytest.mark.parametrize("has_tokenizer", [False, True])
+@pytest.mark.parametrize("has_tokenizer", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_every_parameter_of_openais_client(
     has_tokenizer: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
