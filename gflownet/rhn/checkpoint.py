@@ -2,7 +2,7 @@
 
 `model.json` holds the kind, a key of `KINDS`, and the config; `model.safetensors` holds every weight once;
 `tokenizer.json`, in a folder of a model whose tokens are not bytes, its tokenizer. Loading a folder executes nothing in
-it.
+it, but a cell imports the modules of the classes that its graph names.
 """
 
 from __future__ import annotations
