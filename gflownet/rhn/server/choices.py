@@ -19,6 +19,7 @@ class Piece:
     tokens: tuple[Sampled, ...]
     offsets: tuple[int, ...]  # for each token the number of characters of the choice before it
     finish_reason: str | None  # of the last piece
+    num_prompt: int = 0  # of the tokens: the first ones, which are the prompt's
 
 
 def joined(pieces: Sequence[Piece]) -> list[Piece]:
@@ -33,6 +34,7 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
             tuple(token for piece in parts for token in piece.tokens),
             tuple(offset for piece in parts for offset in piece.offsets),
             parts[-1].finish_reason,
+            sum(piece.num_prompt for piece in parts),
         )
         for index, parts in sorted(by_choice.items())
     ]
@@ -40,6 +42,8 @@ def joined(pieces: Sequence[Piece]) -> list[Piece]:
 
 def likeliest(pieces: Sequence[Piece], *, num_answers: int, num_choices: int) -> list[Piece]:
     """Return the whole answers to each prompt with the largest mean log-probabilities per token, likeliest first.
+
+    The tokens of an echoed prompt do not count.
 
     Args:
         pieces: `num_answers` for each prompt, in the order of the prompts.
@@ -54,7 +58,8 @@ def likeliest(pieces: Sequence[Piece], *, num_answers: int, num_choices: int) ->
 
 
 def _mean_log_probability(piece: Piece) -> float:
-    values = [sampled.log_probability for sampled in piece.tokens if sampled.log_probability is not None]
+    answer = piece.tokens[piece.num_prompt :]
+    values = [sampled.log_probability for sampled in answer if sampled.log_probability is not None]
     return fmean(values) if values else -float("inf")
 
 
@@ -72,7 +77,8 @@ class Choice:
         """
         self.index, self.num_tokens, self._codec = index, 0, codec
         self._decoder, self._length, self._unsent = codec.stream(), len(prefix), prefix
-        self._num_prompt = num_prompt
+        self._num_prompt = num_prompt  # still to come
+        self._num_added = 0  # tokens of the prompt since the last piece
         self._tokens: list[Sampled] = []
         self._offsets: list[int] = []
 
@@ -88,6 +94,7 @@ class Choice:
             self.num_tokens += 1
             return
         self._num_prompt -= 1
+        self._num_added += 1
         if self._num_prompt == 0:
             self._append(self._decoder.rest())
 
@@ -101,8 +108,9 @@ class Choice:
             self._append("", cut=cut)
         elif not self._unsent:
             return None
-        piece = Piece(self.index, self._unsent, tuple(self._tokens), tuple(self._offsets), finish_reason)
-        self._unsent, self._tokens, self._offsets = "", [], []
+        tokens, offsets = tuple(self._tokens), tuple(self._offsets)
+        piece = Piece(self.index, self._unsent, tokens, offsets, finish_reason, self._num_added)
+        self._unsent, self._tokens, self._offsets, self._num_added = "", [], [], 0
         return piece
 
     def _append(self, text: str, *, cut: int = 0) -> None:

@@ -80,6 +80,23 @@ def test_likeliest_answers_come_first() -> None:
     assert [piece.text for piece in likeliest(empty, num_answers=2, num_choices=1)] == ["0"]
 
 
+def test_prompt_tokens_do_not_count_for_the_likeliest_answer() -> None:
+    """Short answers to a likely prompt would win otherwise."""
+    pieces = []
+    for index, answer in enumerate([(-4.0,), (-3.0, -3.0), (-5.0, -1.5, -2.0)]):
+        choice = Choice(index, num_prompt=200)
+        parts = []
+        for number, value in enumerate((*[-0.1] * 200, *answer)):
+            choice.add(Sampled(97, value if number else None, ()))
+            if number % 30 == 29:  # the prompt arrives in several pieces
+                parts.append(choice.piece())
+        parts.append(choice.piece("stop"))
+        pieces += joined([part for part in parts if part is not None])
+    assert [piece.num_prompt for piece in pieces] == [200] * 3
+    best = likeliest(pieces, num_answers=3, num_choices=3)
+    assert [len(piece.tokens) - 200 for piece in best] == [3, 2, 1]
+
+
 def test_message_has_openais_format() -> None:
     choice = Choice(0)
     for byte in encode("aé"):

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import socket
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from pathlib import Path
+from statistics import fmean
 from typing import Any
 
 import pytest
@@ -181,6 +184,24 @@ def test_invalid_body_gives_400(body: bytes, server: LocalServer) -> None:
     said = httpx.post(f"{server.url}/v1/completions", content=body)
     assert said.status_code == 400
     assert set(said.json()["error"]) == {"message", "type", "param", "code"}
+
+
+def mean(values: Sequence[float | None]) -> float:
+    known = [value for value in values if value is not None]
+    return fmean(known) if known else -math.inf
+
+
+def test_best_of_with_an_echoed_prompt_compares_the_answers_only(client: openai.OpenAI) -> None:
+    prompt, wins = "the cell " * 7, Counter[bool]()
+    asked: Any = {"model": "tiny", "prompt": prompt, "temperature": 1.5, "max_tokens": 3, "logprobs": 0, "echo": True}
+    for seed in range(1, 60, 8):
+        asked |= {"seed": seed, "stop": ["e", " ", "a", "\n"]}
+        every = [(one.text, one.logprobs.token_logprobs) for one in client.completions.create(n=8, **asked).choices]
+        (found,) = client.completions.create(best_of=8, **asked).choices
+        best = max(every, key=lambda one: mean(one[1][len(prompt) :]))
+        wins[best == max(every, key=lambda one: mean(one[1]))] += 1
+        assert (found.text, found.logprobs.token_logprobs) == (best[0], pytest.approx(best[1]))
+    assert wins[False]  # with the tokens of the prompt, another answer would win
 
 
 @pytest.mark.parametrize("has_length", [True, False])
