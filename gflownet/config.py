@@ -27,7 +27,7 @@ from gflownet.evaluation.tasks import TASKS
 from gflownet.objectives.config import AlgoConfig, OptimizerConfig
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, Interval, Option, find_options, groups_of, option
 from gflownet.policy.config import ModelConfig
-from gflownet.run_marker import MARKER_NAME, read_marker
+from gflownet.run_marker import MARKER_NAME, not_a_search, read_marker
 from gflownet.search.config import SearchConfig
 
 # torch refuses seeds beyond 64 bits.
@@ -294,6 +294,8 @@ def stored_config(folder: Path, overrides: Sequence[str] = ()) -> Config | None:
     path, marker = folder / CONFIG_NAME, read_marker(folder)
     if marker is None:
         return load_config(str(path), overrides) if path.is_file() else None
+    if not marker.is_search:
+        raise UserError(not_a_search(folder))
     try:
         tree = read_yaml(path)
         if not tree:

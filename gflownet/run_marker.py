@@ -26,6 +26,16 @@ class RunMarker:
     files: tuple[str, ...]  # names relative to the folder
     config: Mapping[str, Any]  # nested, unresolved
 
+    @property
+    def is_search(self) -> bool:
+        """Return whether the run is a search, not the training of a language model."""
+        return "task" in self.config or "text" not in self.config
+
+
+def not_a_search(folder: Path) -> str:
+    """Return the error message for the folder of a language model in place of a search."""
+    return f"{folder}: expected the run of a search, got the training of a language model"
+
 
 def read_marker(folder: Path) -> RunMarker | None:
     """Return the marker of a run folder, None without one.

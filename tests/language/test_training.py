@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import math
 import os
@@ -288,3 +289,10 @@ def test_training_from_python(tmp_path: Path) -> None:
     config = load_config(None, [model, *OPTIONS, "steps=2", f"log_dir={tmp_path / 'run'}"], files=[text])
     assert train_on_text(config) is None
     assert len(metric_rows(tmp_path / "run")) == 2
+
+
+@pytest.mark.parametrize("command", ["gflownet.report.__main__", "gflownet.sample_command"])
+def test_commands_of_searches_refuse_the_run(finished: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert importlib.import_module(command).main([str(finished / "run")]) == 2
+    error = " ".join(capsys.readouterr().err.split())
+    assert error == f"error: {finished / 'run'}: expected the run of a search, got the training of a language model"

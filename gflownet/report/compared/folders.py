@@ -10,7 +10,7 @@ from pathlib import Path
 
 from gflownet.config import CONFIG_NAME
 from gflownet.errors import UserError
-from gflownet.run_marker import MARKER_NAME
+from gflownet.run_marker import MARKER_NAME, not_a_search, read_marker
 
 
 def run_folders(paths: Sequence[Path]) -> list[Path]:
@@ -27,7 +27,7 @@ def run_folders(paths: Sequence[Path]) -> list[Path]:
     for path in [path for path in paths if not path.is_file()] or paths:
         runs = [run for match in _matches(path) for run in _runs_below(match)]
         if not runs:
-            raise UserError(_without_run(path))
+            raise UserError(not_a_search(path) if is_run(path) else _without_run(path))
         for run in runs:
             folders.setdefault(run.resolve(), run)
     return list(folders.values())
@@ -46,11 +46,13 @@ def _matches(path: Path) -> list[Path]:
 
 
 def _runs_below(folder: Path) -> Iterator[Path]:
-    """Yield the folder if it holds a run, else the runs inside of it."""
+    """Yield the folder if it holds the run of a search, else those inside of it."""
     for name, inner, _ in os.walk(folder):
         if is_run(Path(name)):
             inner.clear()
-            yield Path(name)
+            marker = read_marker(Path(name))
+            if marker is None or marker.is_search:
+                yield Path(name)
         inner.sort(key=_natural)
 
 
