@@ -80,7 +80,8 @@ class LanguageRun:
             options=_training(config, setup),
             generator=torch.Generator().manual_seed(config.seed),
         )
-        self.best, self.best_step = math.inf, 0  # evaluation of the weights in the model's folder
+        self.best, self.best_step = math.inf, 0  # evaluation of the kept weights
+        self._kept = _copy_of(setup.model)  # weights in the model's folder: untrained ones before an evaluation
         self.test = self._validation = math.nan  # bits per byte, validation of the last evaluation
         self._seconds_before, self._start, self._end = 0.0, time.monotonic(), 0.0
         self._first_step, self._done_before = 0, 0.0
@@ -94,7 +95,7 @@ class LanguageRun:
         self._folder.checkpoints.save(0, self._state())
 
     def restore(self) -> None:
-        """Continue after the last checkpoint.
+        """Continue after the last checkpoint; the model's folder gets the weights that were kept at that time.
 
         Raises:
             UserError: no intact checkpoint, one of another model, or another text than that of the run.
@@ -104,6 +105,8 @@ class LanguageRun:
         state = checkpoint.state
         try:
             is_same_text = state["text"] == self.setup.digest
+            self._kept = state["kept"]
+            self.setup.model.load_state_dict(self._kept)
             self.setup.model.load_state_dict(state["model"])
             self.steps.load_state_dict(state["steps"])
             self.best, self.best_step, self._seconds_before = state["best"], state["best_step"], state["seconds"]
@@ -113,6 +116,10 @@ class LanguageRun:
         if not is_same_text:
             raise UserError("text: expected the text of the run in log_dir, got another; choose another log_dir for it")
         self._folder.write_options(self.config, CONFIG_NAME)
+        # A killed process may have kept later weights, of steps that are now taken again.
+        self.setup.model.load_state_dict(self._kept)
+        save_language_model(self._model_folder, self.setup.model)
+        self.setup.model.load_state_dict(state["model"])
         self._first_step, self._done_before = self.steps.step, self._done()
 
     def opening_lines(self) -> Iterator[str]:
@@ -188,9 +195,9 @@ class LanguageRun:
                 status.refresh()
                 if self.steps.step % config.checkpoint_every == 0:
                     folder.checkpoints.save(self.steps.step, self._state())
-            folder.checkpoints.save(self.steps.step, self._state())
             if stop.signal is not None and not self.best_step:
-                save_language_model(self._model_folder, self.setup.model)
+                self._keep_weights()
+            folder.checkpoints.save(self.steps.step, self._state())
         finally:
             self._end = time.monotonic()
             metrics.close()
@@ -221,8 +228,13 @@ class LanguageRun:
         bits = self._bits(self.setup.model, "validation", self.config.validation_tokens)
         if bits < self.best or (self.config.keep == "last" and math.isfinite(bits)):
             self.best, self.best_step = bits, self.steps.step
-            save_language_model(self._model_folder, self.setup.model)
+            self._keep_weights()
         return bits
+
+    def _keep_weights(self) -> None:
+        """Write the weights to the model's folder; checkpoints have them from now on."""
+        self._kept = _copy_of(self.setup.model)
+        save_language_model(self._model_folder, self.setup.model)
 
     def _bits(self, model: torch.nn.Module, part: str, num_tokens: int) -> float:
         tokens = self.setup.parts[part]
@@ -277,12 +289,18 @@ class LanguageRun:
         """Return the state for a checkpoint: a resumed run continues exactly."""
         return {
             "model": self.setup.model.state_dict(),
+            "kept": self._kept,
             "steps": self.steps.state_dict(),
             "best": self.best,
             "best_step": self.best_step,
             "seconds": self._seconds(),
             "text": self.setup.digest,
         }
+
+
+def _copy_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return a copy of the weights in main memory."""
+    return {name: tensor.to("cpu", copy=True) for name, tensor in model.state_dict().items()}
 
 
 def _training(config: LanguageConfig, setup: Setup) -> LanguageTraining:

@@ -13,7 +13,11 @@ from typing import Any
 
 import pytest
 
+from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
 from gflownet.evaluation.language_training import LanguageSteps, Step
+from gflownet.language.text import encode, read_text
+from gflownet.rhn.checkpoint import load_language_model
+from gflownet.rhn.text_codec import BYTES
 from tests.language.tiny import OPTIONS, assert_equal_runs, differences, last_state, metric_rows, train, write_files
 
 PATIENCE = 120.0  # seconds
@@ -88,6 +92,33 @@ def test_resume_after_kill_is_exact(tmp_path: Path, checkout: Path) -> None:
     (tmp_path / "other").mkdir()
     assert train(tmp_path / "other", *options, model="../gru.yaml") == 0
     assert_equal_runs(run, tmp_path / "other" / "run")
+
+
+def test_resume_with_other_options_keeps_the_weights_of_its_figures(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A killed process kept weights of steps after its last checkpoint; the resumed run does not improve on them."""
+
+    def fail() -> None:
+        raise RuntimeError("power cut")
+
+    options = ("steps=60", "checkpoint_every=30", "learning_rate=0.02", "schedule=constant", "sample.every=0")
+    with pytest.MonkeyPatch.context() as patch:
+        during_step(56, fail, patch)
+        with pytest.raises(RuntimeError, match="power cut"):
+            train(tmp_path, *options, model="gru.yaml")
+    later = (tmp_path / "run" / "model" / "model.safetensors").read_bytes()
+    assert train(tmp_path, *options, "resume=true", "steps=36", "learning_rate=5", model="gru.yaml") == 0
+    assert "(weights of step 30)" in capsys.readouterr().out
+    assert (tmp_path / "run" / "model" / "model.safetensors").read_bytes() != later
+    state, kept = last_state(tmp_path / "run"), load_language_model(tmp_path / "run" / "model").state_dict()
+    assert state["best_step"] == 30
+    assert differences(dict(kept), dict(state["kept"])) == []
+    text = read_text([str(tmp_path / "text.txt")], megabytes=1, run_folder=tmp_path / "run")
+    validation = encode(text.validation, BYTES)
+    loss = streamed_loss(load_language_model(tmp_path / "run" / "model"), validation.tokens, num_tokens=200)
+    bits = bits_per_byte_of(loss, num_tokens=len(validation.tokens), num_bytes=validation.num_bytes)
+    assert bits == pytest.approx(state["best"], abs=1e-4)
 
 
 def test_difference_of_one_bit_is_seen(uninterrupted: Path) -> None:
