@@ -30,13 +30,14 @@ _SKIPPED = {"__pycache__", "site-packages", "dist-packages", "node_modules"}
 
 @dataclass(frozen=True)
 class Text:
-    """Three parts of a text without common pieces."""
+    """Three parts of a text: each file, or each piece of it, is in one of them; copies of a file are left out."""
 
     train: tuple[str, ...]  # pieces
     validation: tuple[str, ...]
     test: tuple[str, ...]
     num_files: int
     num_skipped: int  # files that are not UTF-8, or empty
+    num_copies: int  # files with the same content as another one
     num_omitted: int  # files beyond the maximum size
 
     def parts(self) -> dict[str, tuple[str, ...]]:
@@ -48,6 +49,7 @@ class Text:
         sizes = [f"{_size(_num_bytes(pieces))} {name}" for name, pieces in self.parts().items()]
         line = f"text: {self.num_files:,} file{'s' if self.num_files > 1 else ''}, {', '.join(sizes)}"
         line += f"; skipped {self.num_skipped:,} that are empty or not UTF-8" if self.num_skipped else ""
+        line += f"; left out {self.num_copies:,} with the content of another" if self.num_copies else ""
         return line + (f"; omitted {self.num_omitted:,} beyond megabytes" if self.num_omitted else "")
 
     def digest(self) -> str:
@@ -72,7 +74,8 @@ def read_text(paths: Sequence[str], *, megabytes: float, run_folder: Path, inclu
     """Return the text of files and folders, split by a hash of the names.
 
     Folders are read recursively, without hidden files, installed packages and the folders of runs. The pieces are the
-    files; fewer than 100 files are cut into about 100 pieces. In the order of the hashes, the first tenth of the bytes
+    files, each content once, so that no held-out file has a copy in the training part; fewer than 100 files are cut
+    into about 100 pieces. In the order of the hashes, the first tenth of the bytes
     is the test part, the second the validation part.
 
     Args:
@@ -86,7 +89,8 @@ def read_text(paths: Sequence[str], *, megabytes: float, run_folder: Path, inclu
     """
     files = {file.resolve(): name for path in paths for file, name in _files(Path(path), run_folder.resolve(), include)}
     contents: list[tuple[str, str, bytes]] = []
-    num_skipped, size = 0, 0
+    num_skipped, num_files, size = 0, 0, 0
+    read: set[bytes] = set()  # digests of the contents
     in_order = sorted((_hash(name), name, file) for file, name in files.items())
     for digest, name, file in in_order:
         if size >= megabytes * _MEGABYTE:
@@ -95,6 +99,11 @@ def read_text(paths: Sequence[str], *, megabytes: float, run_folder: Path, inclu
         if content is None:
             num_skipped += 1
             continue
+        num_files += 1
+        sha = hashlib.sha256(content).digest()
+        if sha in read:
+            continue
+        read.add(sha)
         content = content[: int(megabytes * _MEGABYTE) - size]
         size += len(content)
         contents.append((digest, name, content))
@@ -102,8 +111,8 @@ def read_text(paths: Sequence[str], *, megabytes: float, run_folder: Path, inclu
         got = f"{num_skipped} that are empty or not UTF-8" if num_skipped else "none"
         raise UserError(f"text: expected text files in {', '.join(paths)}, got {got}")
     train, validation, test = _split(_pieces(contents, size), size)
-    num_omitted = len(files) - len(contents) - num_skipped
-    return Text(train, validation, test, len(contents), num_skipped, num_omitted)
+    num_copies, num_omitted = num_files - len(contents), len(files) - num_files - num_skipped
+    return Text(train, validation, test, len(contents), num_skipped, num_copies, num_omitted)
 
 
 def encode(pieces: Sequence[str], codec: TextCodec) -> Tokens:

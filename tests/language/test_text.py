@@ -83,6 +83,23 @@ def test_held_out_files_stay_held_out_in_a_smaller_text(tmp_path: Path) -> None:
     assert len("".join([*half.train, *half.validation, *half.test]).encode()) == pytest.approx(120_000, abs=50)
 
 
+def test_copies_of_a_file_are_left_out(tmp_path: Path) -> None:
+    """A copy in the training part would make the held-out text known."""
+    for folder in ("one", "other"):
+        (tmp_path / folder).mkdir()
+        for number in range(150):
+            (tmp_path / folder / f"{number}.txt").write_text(lines(f"f{number}", 20), encoding="utf-8")
+    text = read(tmp_path)
+    assert (text.num_files, text.num_copies, text.num_omitted) == (150, 150, 0)
+    assert text.line().endswith("; left out 150 with the content of another")
+    assert not {*text.test, *text.validation} & set(text.train)
+    assert not set(text.test) & set(text.validation)
+    for name in ("7", "8", "9"):
+        (tmp_path / name).write_text(lines("few", 400 if name == "8" else 300), encoding="utf-8")
+    few = read(*(tmp_path / name for name in ("7", "8", "9")))
+    assert (few.num_files, few.num_copies) == (2, 1)
+
+
 def test_pipe_is_read(tmp_path: Path) -> None:
     pipe = tmp_path / "pipe"
     os.mkfifo(pipe)
