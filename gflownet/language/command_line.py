@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from pathlib import Path
 
 from gflownet.cli import option_lines
 from gflownet.command_line import CommandLine, help_width, program
@@ -68,7 +68,7 @@ def parse(arguments: Sequence[str]) -> Command:
         raise UserError("--config: expected the name or the path of a config, got nothing")
     if values.quiet and values.verbose:
         raise UserError("expected at most one of --quiet and --verbose, got both")
-    files = [word for word in values.words if Path(word).exists() or not _OVERRIDE.fullmatch(word)]
+    files = [word for word in values.words if os.path.exists(word) or not _OVERRIDE.fullmatch(word)]
     overrides = [word for word in values.words if word not in files]
     overrides += ["console=quiet"] * values.quiet + ["console=verbose"] * values.verbose
     return Command(

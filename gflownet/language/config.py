@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -16,7 +17,7 @@ from gflownet.options import AT_LEAST_ONE, DECAY, NOT_NEGATIVE, POSITIVE, SHARE,
 from gflownet.run_marker import MARKER_NAME, read_marker
 
 PRESETS = ("S", "M", "L")
-DEVICES = re.compile(r"auto|cpu|cuda(:\d+)?")
+DEVICES = re.compile(r"auto|cpu|cuda(:\d{1,9})?")
 _FOLDER = "configs/language"  # of the configs that --config names
 
 
@@ -68,7 +69,9 @@ class LanguageConfig:
     weight_decay: float = option(0.01, "decoupled weight decay of matrices, with adamw and muon", NOT_NEGATIVE)
     max_gradient_norm: float = option(1.0, "larger gradients are scaled to this norm", POSITIVE)
     precision: Literal["auto", "float32", "bfloat16"] = option(
-        "auto", "of matrix products; auto: bfloat16 on CUDA for stacks of GRU and LSTM layers, else float32"
+        "auto",
+        "of matrix products; auto: bfloat16 for stacks of GRU and LSTM layers on CUDA and on CPUs with AVX512-BF16 or "
+        "AMX, else float32",
     )
     device: str = option("auto", "cpu, cuda or cuda:N; auto: cuda where there is one")
     num_threads: int = option(1, "threads of torch; more help wide models on an idle machine", AT_LEAST_ONE)
@@ -180,7 +183,7 @@ def config_names() -> list[str]:
 def find_config(source: str) -> Path:
     """Return the path of a config given by name or path. Raises UserError if there is none."""
     if "/" in source or source.endswith((".yaml", ".yml")):
-        if not Path(source).is_file():
+        if not os.path.isfile(source):
             raise UserError(f"--config: no such file: {source}")
         return Path(source)
     for folder in _folders():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Mapping
 from dataclasses import asdict
 from pathlib import Path
@@ -65,11 +66,11 @@ def _described(name: str) -> dict[str, Any]:
         raise UserError(
             f"model: expected one of {', '.join(names)} or a YAML file, got {name!r}{did_you_mean(name, names)}"
         )
-    if not path.is_file():
+    if not os.path.isfile(path):  # a name too long is none
         raise UserError(f"model: no such file: {name}")
     tree = read_yaml(path)
     kind = tree.pop("kind", None)
-    if kind not in KINDS:
+    if not (isinstance(kind, str) and kind in KINDS):
         raise UserError(f"model: {path}: kind: expected one of {', '.join(KINDS)}, got {kind!r}")
     values = tree.pop("config", {})
     if not isinstance(values, dict):
@@ -79,7 +80,7 @@ def _described(name: str) -> dict[str, Any]:
 
 def _found(run: Path, rank: int) -> dict[str, Any]:
     """Return the model of a rank in top_architectures.json."""
-    path = run / TOP_NAME if run.is_dir() else run
+    path = run / TOP_NAME if os.path.isdir(run) else run
     try:
         entries = json.loads(path.read_bytes())
     except OSError as error:

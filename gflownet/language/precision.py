@@ -20,10 +20,10 @@ def choose_device(name: str) -> torch.device:
     """Return the device of the option `device`. Raises UserError for CUDA without a GPU."""
     if name == "auto":
         return torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    device = torch.device(name)
-    if device.type == "cuda" and (device.index or 0) >= torch.cuda.device_count():
+    kind, _, index = name.partition(":")
+    if kind == "cuda" and int(index or 0) >= torch.cuda.device_count():
         raise UserError(f"device: expected one of this machine, which has {torch.cuda.device_count()} GPUs, got {name}")
-    return device
+    return torch.device(name)
 
 
 def choose_precision(config: LanguageConfig, model: nn.Module, device: torch.device) -> Literal["float32", "bfloat16"]:

@@ -20,6 +20,7 @@ from gflownet.files import write_whole
 from gflownet.interrupts import StopRequest, stop_signals
 from gflownet.language.closing import closing_lines, resume_line
 from gflownet.language.config import MAY_CHANGE, LanguageConfig
+from gflownet.language.memory import is_out_of_memory
 from gflownet.language.samples import SAMPLES_NAME, SampleFile, sample_text
 from gflownet.language.setup import Setup, set_up
 from gflownet.language.view import Shown, View, make_view
@@ -213,6 +214,12 @@ class LanguageRun:
             kept = f"the checkpoint {self._folder.checkpoints.own()[0].name} is kept"
             hint = f"resume=true with a learning_rate below {self.setup.learning_rate:g} may help"
             raise UserError(f"{error}; {kept}; {hint}") from None
+        except (MemoryError, RuntimeError) as error:
+            if not is_out_of_memory(error):
+                raise
+            expected = f"step {self.steps.step + 1}: expected memory for rows={config.rows}, got too little"
+            hint = "overwrite_existing_exp=true starts again, with fewer rows or a smaller model"
+            raise UserError(f"{expected}; {hint}") from error
         values = {
             "loss": step.loss,
             "learning_rate": step.rate,

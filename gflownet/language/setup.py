@@ -12,6 +12,7 @@ import torch
 
 from gflownet.errors import UserError
 from gflownet.language.config import LanguageConfig
+from gflownet.language.memory import check_memory
 from gflownet.language.model_choice import choose_model, default_rate, model_words
 from gflownet.language.precision import choose_device, choose_precision
 from gflownet.language.text import Tokens, encode, read_text
@@ -57,7 +58,7 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
         stored_model: folder of the model of a resumed run, whose tokenizer and sizes are used; None for a new run.
 
     Raises:
-        UserError: no usable text, tokenizer or model, or too little text for the sequence length.
+        UserError: no usable text, tokenizer or model, too little text for the sequence length, or too little memory.
     """
     device = choose_device(config.device)
     folder = Path(config.log_dir)
@@ -70,8 +71,10 @@ def set_up(config: LanguageConfig, stored_model: Path | None) -> Setup:
         description = _stored(stored_model / DESCRIPTION_NAME)
     parts = {name: encode(pieces, codec) for name, pieces in text.parts().items()}
     _check_lengths(parts, config)
+    where = config.from_run or config.model
+    check_memory(config, description, where, device)
     torch.manual_seed(config.seed)
-    model = model_of(description, config.from_run or config.model).to(device)
+    model = model_of(description, where).to(device)
     return Setup(
         text_line=text.line(),
         digest=text.digest(),

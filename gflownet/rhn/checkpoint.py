@@ -10,7 +10,7 @@ from __future__ import annotations
 import importlib
 import json
 from collections.abc import Mapping
-from dataclasses import asdict
+from dataclasses import MISSING, asdict, fields
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
@@ -91,7 +91,7 @@ def model_of(description: Any, where: str) -> RecurrentNetwork:
     if not isinstance(values, dict):
         raise UserError(f"{where}: config: expected an object, got {values!s:.80}")
     try:
-        return _imported(KINDS[kind].model)(_imported(KINDS[kind].config)(**values))
+        return _imported(KINDS[kind].model)(_config_of(kind, values))
     except (TypeError, ValueError) as error:
         raise UserError(f"{where}: config: {error}") from None
 
@@ -141,6 +141,19 @@ def load_language_model(folder: Path) -> RecurrentNetwork:
     model.load_state_dict(weights, assign=True, strict=False)
     assert not any(tensor.is_meta for tensor in (*model.parameters(), *model.buffers()))
     return model.eval()
+
+
+def _config_of(kind: str, values: Mapping[str, Any]) -> Any:
+    """Return the config of a kind. Raises ValueError for values of other names."""
+    config = _imported(KINDS[kind].config)
+    known = [field.name for field in fields(config)]
+    for name in values:
+        if name not in known:
+            raise ValueError(f"expected some of {', '.join(known)}, got {name!r}")
+    for field in fields(config):
+        if field.default is MISSING and field.default_factory is MISSING and field.name not in values:
+            raise ValueError(f"{field.name}: expected it, got nothing")
+    return config(**values)
 
 
 def _imported(home: str) -> Any:

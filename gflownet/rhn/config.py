@@ -5,7 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
-from typing import Literal, get_args
+from numbers import Integral
+from typing import Any, Literal, get_args
 
 # Scale of an adapted row W_o + B_o A: "dora" gives it the length ||W_o|| (1 + delta_o) (Liu et al. 2024), "none"
 # multiplies it by 1 + delta_o.
@@ -17,7 +18,7 @@ class RHNConfig:
     """Sizes of a network.
 
     Raises:
-        ValueError: a size below 1, an epsilon that is not positive, or an unknown norm.
+        ValueError: a size that is no whole number of at least 1, an epsilon that is not positive, or an unknown norm.
     """
 
     vocabulary_size: int = 256  # one token per byte
@@ -33,6 +34,7 @@ class RHNConfig:
     def __post_init__(self) -> None:
         sizes = [field.name for field in fields(self) if field.name not in ("tied", "epsilon", "norm")]
         _check_sizes(self, *sizes)
+        _check_switches(self, "tied")
         if self.norm not in get_args(Norm):
             raise ValueError(f"norm: expected one of {', '.join(get_args(Norm))}, got {self.norm!r}")
 
@@ -79,15 +81,18 @@ class StackLayer:
     units: int | None = None  # width of the recurrent state, projected back to the stack's width; None: equal to it
 
     def __post_init__(self) -> None:
+        if not isinstance(self.projections, list | tuple):
+            raise ValueError(f"projections: expected a list of {', '.join(PROJECTIONS)}, got {self.projections!r}")
         object.__setattr__(self, "projections", tuple(self.projections))  # JSON has lists
+        _check_switches(self, "beta", "residual")
         if self.cell not in (*CELLS, REPEAT):
             raise ValueError(f"cell: expected one of {', '.join((*CELLS, REPEAT))}, got {self.cell!r}")
         if self.projections != tuple(name for name in PROJECTIONS if name in self.projections):
             raise ValueError(f"projections: expected some of {', '.join(PROJECTIONS)} in order, got {self.projections}")
-        if self.rank < 1 or not (math.isfinite(self.ratio) and self.ratio > 0):
-            raise ValueError(f"layer: expected rank >= 1 and ratio > 0, got {self.rank} and {self.ratio}")
-        if self.units is not None and self.units < 1:
-            raise ValueError(f"units: expected at least 1, got {self.units}")
+        if not (_is_whole(self.rank) and self.rank >= 1 and _is_positive(self.ratio)):
+            raise ValueError(f"layer: expected a whole rank >= 1 and ratio > 0, got {self.rank!r} and {self.ratio!r}")
+        if self.units is not None and not (_is_whole(self.units) and self.units >= 1):
+            raise ValueError(f"units: expected a whole number, at least 1, got {self.units!r}")
         if self.cell not in GATED_CELLS and (not self.residual or self.units is not None):
             expected = f"expected residual=True and no units in a layer of cell {self.cell!r}"
             raise ValueError(f"layer: {expected}, got {self.residual} and {self.units}")
@@ -106,8 +111,11 @@ class StackLayer:
 class StackConfig:
     """Layers of one width between an embedding and the unembedding that shares its weights.
 
+    A layer may be given as the values of a `StackLayer` or as the name of its cell.
+
     Raises:
-        ValueError: no layer, a first layer that repeats, or a size below 1.
+        ValueError: no layer, a first layer that repeats, another object in place of a layer, or a size that is no whole
+            number of at least 1.
     """
 
     layers: tuple[StackLayer, ...]
@@ -117,7 +125,9 @@ class StackConfig:
     epsilon: float = 1e-6  # of the RMS norms
 
     def __post_init__(self) -> None:
-        layers = tuple(StackLayer(**layer) if isinstance(layer, dict) else layer for layer in self.layers)
+        if not isinstance(self.layers, list | tuple):
+            raise ValueError(f"layers: expected a list of layers, got {self.layers!r:.80}")
+        layers = tuple(_layer_of(layer) for layer in self.layers)
         object.__setattr__(self, "layers", layers)  # a checkpoint holds dicts
         if not self.layers or self.layers[0].cell == REPEAT:
             got = f"{REPEAT!r} first" if self.layers else "none"
@@ -168,12 +178,45 @@ def _layer_words(layer: StackLayer, width: int) -> Iterator[str]:
         yield f"ratio {round(layer.ratio, 1):g}"
 
 
+def _layer_of(layer: Any) -> StackLayer:
+    """Return a layer, which a file gives as the name of its cell or as an object."""
+    keys = [field.name for field in fields(StackLayer)]
+    match layer:
+        case StackLayer():
+            return layer
+        case str():
+            return StackLayer(layer)
+        case dict():
+            unknown = [key for key in layer if key not in keys]
+            if unknown:
+                raise ValueError(f"layers: expected objects with {', '.join(keys)}, got one with {unknown[0]!r}")
+            return StackLayer(**layer)
+    raise ValueError(f"layers: expected names of cells, or objects with {', '.join(keys)}, got {layer!r:.80}")
+
+
+def _is_whole(value: Any) -> bool:
+    return isinstance(value, Integral) and not isinstance(value, bool)
+
+
+def _is_positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+
+
 def _check_sizes(config: RHNConfig | StackConfig, *names: str) -> None:
     for name in names:
-        if getattr(config, name) < 1:
-            raise ValueError(f"{name}: expected at least 1, got {getattr(config, name)}")
-    if not config.epsilon > 0:
-        raise ValueError(f"epsilon: expected a number > 0, got {config.epsilon}")
+        value = getattr(config, name)
+        if not _is_whole(value):
+            raise ValueError(f"{name}: expected a whole number, got {value!r:.80}")
+        if value < 1:
+            raise ValueError(f"{name}: expected at least 1, got {value}")
+    if not _is_positive(config.epsilon):
+        raise ValueError(f"epsilon: expected a number > 0, got {config.epsilon!r:.80}")
+
+
+def _check_switches(config: RHNConfig | StackLayer, *names: str) -> None:
+    for name in names:
+        if not isinstance(getattr(config, name), bool):
+            raise ValueError(f"{name}: expected true or false, got {getattr(config, name)!r:.80}")
 
 
 CONFIGS = {

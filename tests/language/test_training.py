@@ -205,6 +205,43 @@ def test_gradient_that_is_not_finite_leaves_the_weights() -> None:
         (["text.txt", "model=XL"], "model: expected one of S, M, L or a YAML file, got 'XL'; did you mean *"),
         (["text.txt", "model=no.yaml"], "model: no such file: no.yaml"),
         (["text.txt", "model=bad.yaml"], "model: bad.yaml: kind: expected one of *, got 'transformer'"),
+        (
+            ["text.txt", "width: 100000000\nlayers: [lstm]"],
+            "m.yaml: expected sizes that fit into the memory of * GB, *",
+        ),
+        (["text.txt", "width: 10000000000000\nlayers: [lstm]"], "m.yaml: expected *"),
+        (["text.txt", "layers: 5"], "m.yaml: config: layers: expected a list of layers, got 5"),
+        (
+            ["text.txt", "layers: [3]"],
+            "m.yaml: config: layers: expected names of cells, or objects with cell, *, got 3",
+        ),
+        (["text.txt", "layers: [lsmt]"], "m.yaml: config: cell: expected one of rhn, gru, lstm, repeat, got 'lsmt'"),
+        (
+            ["text.txt", "layers: [{cel: gru}]"],
+            "m.yaml: config: layers: expected objects with cell, *, got one with 'cel'",
+        ),
+        (
+            ["text.txt", "layers: [{cell: gru, units: 2.5}]"],
+            "m.yaml: config: units: expected a whole number, *, got 2.5",
+        ),
+        (["text.txt", "layers: [{beta: 3}]"], "m.yaml: config: beta: expected true or false, got 3"),
+        (["text.txt", "layers: [{ratio: wide}]"], "m.yaml: config: layer: expected a whole rank *, got 4 and 'wide'"),
+        (["text.txt", "layers: [{projections: 1}]"], "m.yaml: config: projections: expected a list of gate, *, got 1"),
+        (["text.txt", "layers: [gru]\nwidth: 8.5"], "m.yaml: config: width: expected a whole number, got 8.5"),
+        (["text.txt", "layers: [gru]\nepsilon: small"], "m.yaml: config: epsilon: expected a number > 0, got 'small'"),
+        (["text.txt", "layers: [gru]\nwitdh: 8"], "m.yaml: config: expected some of layers, width, *, got 'witdh'"),
+        (["text.txt", "width: 8"], "m.yaml: config: layers: expected it, got nothing"),
+        (["text.txt", "kind: rhn\nhidden_size: 8.5"], "m.yaml: config: hidden_size: expected a whole number, got 8.5"),
+        (["text.txt", "kind: [a]"], "model: m.yaml: kind: expected one of *, got ['a']"),
+        (["text.txt", f"model={'m' * 300}.yaml"], "model: no such file: m*"),
+        (["text.txt", "--from", "m" * 300], "--from: expected a run of a search *(File name too long)"),
+        (["text.txt", "--config", f"{'m' * 300}.yaml"], "--config: no such file: m*"),
+        (
+            ["text.txt", "rows=1000000000"],
+            "rows: expected a batch that fits into the memory of * GB, got 1000000000 rows *",
+        ),
+        (["text.txt", "device=cuda:99999999999999999999"], "device: expected auto, cpu, cuda or cuda:N, got *"),
+        (["text.txt", "device=cuda:128"], "device: expected one of this machine, which has * GPUs, got cuda:128"),
         (["text.txt", "model=worse.yaml"], "*config: width: expected at least 1, got 0"),
         (["text.txt", "--from", "nowhere"], "--from: expected a run of a search with top_architectures.json, got *"),
         (["text.txt", "rank=1"], "rank: expected it with --from RUN, got 1 without"),
@@ -232,7 +269,14 @@ def test_wrong_argument_is_one_line(
     (tmp_path / "folder" / "picture.png").write_bytes(b"\x89PNG\xff")
     (tmp_path / "bad.yaml").write_text("kind: transformer\n")
     (tmp_path / "worse.yaml").write_text("kind: recurrent_stack\nwidth: 0\nlayers: [{cell: gru}]\n")
+    for number, argument in enumerate(arguments):
+        if ": " in argument:  # the content of a model's file
+            (tmp_path / "m.yaml").write_text(
+                f"kind: recurrent_stack\n{argument}" if "kind" not in argument else argument
+            )
+            arguments = [*arguments[:number], "model=m.yaml", *arguments[number + 1 :]]
     assert main([*arguments, "wandb.mode=disabled"]) == 2
+    assert not (tmp_path / "logs").exists()  # nothing blocks the next try
     printed = capsys.readouterr()
     pattern = re.escape(f"error: {message.format(folder=tmp_path)}\n").replace(r"\*", "[^\n]*")
     assert re.fullmatch(pattern, printed.err), printed.err
@@ -280,6 +324,34 @@ def test_file_named_like_an_option_is_a_file(tmp_path: Path, monkeypatch: pytest
     assert main(["--print-config", "steps=3"]) == 0
     assert f"- {tmp_path / 'steps=3'}" in capsys.readouterr().out
     assert os.listdir() == ["steps=3"]
+
+
+def test_long_prompt_is_an_option(capsys: Captured) -> None:
+    """No file has a name of 300 characters."""
+    assert main(["--print-config", f"sample.prompt={'a' * 300}"]) == 0
+    assert f"prompt: {'a' * 300}" in capsys.readouterr().out
+
+
+def test_layers_may_be_names_of_cells(tmp_path: Path, capsys: Captured) -> None:
+    (tmp_path / "names.yaml").write_text("kind: recurrent_stack\nwidth: 8\nlayers: [lstm, gru]\n")
+    assert train(tmp_path, "steps=1", "sample.every=0", model="names.yaml") == 0
+    assert "model: lstm 8 > gru 8, " in capsys.readouterr().out
+    config = load_language_model(tmp_path / "run" / "model").config
+    assert config == StackConfig((StackLayer("lstm"), StackLayer("gru")), width=8)
+
+
+def test_out_of_memory_in_a_step_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Captured) -> None:
+    def take(self: LanguageSteps, done: float) -> None:
+        torch.empty(2**55)
+
+    monkeypatch.setattr(LanguageSteps, "take", take)
+    assert train(tmp_path, "--quiet") == 2
+    assert capsys.readouterr().err == (
+        "error: step 1: expected memory for rows=2, got too little; overwrite_existing_exp=true starts again, with "
+        "fewer rows or a smaller model\n"
+    )
+    monkeypatch.undo()
+    assert train(tmp_path, "steps=1", "overwrite_existing_exp=true") == 0
 
 
 def test_training_from_python(tmp_path: Path) -> None:

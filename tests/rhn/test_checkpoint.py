@@ -74,7 +74,7 @@ def _description(**changes: object) -> str:
         ('{"kind": "os", "config": {}}', "model.json: kind: expected one of rhn"),
         ('{"kind": ["rhn"], "config": {}}', "model.json: kind: expected one of rhn"),
         ('{"kind": "rhn", "config": 3}', "model.json: config: expected an object, got 3"),
-        (_description(size=3), "model.json: config: RHNConfig.__init__() got an unexpected keyword argument 'size'"),
+        (_description(size=3), "model.json: config: expected some of vocabulary_size, hidden_size, "),
         (_description(depth=0), "model.json: config: depth: expected at least 1, got 0"),
         (_description(depth="two"), "model.json: config: "),
         (_description(depth=2.5), "model.json: config: "),
