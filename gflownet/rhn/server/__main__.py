@@ -37,7 +37,11 @@ OPTIONS: dict[str, tuple[type, Any, str]] = {
     "max_prompt": (int, 16384, "maximum tokens of a prompt; beyond: status 400"),
     "max_tokens_limit": (int, 16384, "maximum tokens of an answer; beyond: status 400"),
     "max_body": (int, 1 << 20, "maximum bytes of a request; beyond: status 413"),
-    "max_connections": (int, 2048, "maximum number of connections; beyond: idle ones are closed, then status 503"),
+    "max_connections": (
+        int,
+        2048,
+        "maximum number of connections; beyond: those without progress are closed, then status 503",
+    ),
     "timeout": (float, 600.0, "seconds for a request; beyond: status 504"),
     "header_timeout": (float, 10.0, "seconds for a request's header; beyond: status 408, connection closed"),
     "body_timeout": (float, 30.0, "seconds for a request's body; beyond: status 408"),
@@ -148,7 +152,13 @@ def serve(options: argparse.Namespace) -> int:
     allow_open_files(options.max_connections)
     listening = listen(options.host, options.port)
     connections = Connections(
-        ConnectionLimits(options.max_connections, options.header_timeout, options.body_timeout, options.read_timeout)
+        ConnectionLimits(
+            options.max_connections,
+            options.header_timeout,
+            options.body_timeout,
+            options.read_timeout,
+            options.max_body,
+        )
     )
     name = options.folder.resolve().name
     service = Service(engine, name, on_failure=lambda: _end(server), codec=codec, connections=connections)

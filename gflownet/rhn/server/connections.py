@@ -22,12 +22,13 @@ import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from gflownet.rhn.server.errors import RequestError
+from gflownet.rhn.server.http_parser import LimitedParser
 
 WRITE_BUFFER = 16 * 1024  # bytes of a response in this process, before its answer is paused
 SEND_BUFFER = 16 * 1024  # bytes of a response in the system (Linux doubles it); inherited from the listening socket
-MAX_HEADER = 16 * 1024  # bytes
 LINGER_SECONDS = 2.0  # to read the rest of a refused request; a connection closed before loses its response
-IDLE_SECONDS = 1.0  # after which a connection without request may be closed for a new one
+IDLE_SECONDS = 1.0  # after which a connection without a whole request may be closed for a new one
+PROGRESS = 1024  # bytes of a body that count as progress: a byte now and then must not hold a connection
 MAX_REFUSED = 64  # connections over the limit that get status 503; beyond, they are closed without
 CHECKS_PER_LIMIT = 8  # of the shortest time limit
 
@@ -38,7 +39,7 @@ class Ending(Enum):
     HEADER_TIMEOUT = "header_timeout"
     BODY_TIMEOUT = "body_timeout"
     NOT_READING = "not_reading"  # the client does not read its response
-    REPLACED = "replaced"  # an idle connection, closed for a new one
+    REPLACED = "replaced"  # a connection without a whole request, closed for a new one
     REFUSED = "refused"  # over the limit
 
 
@@ -60,6 +61,7 @@ class ConnectionLimits:
     header_seconds: float = 10.0  # from the connection, or the first byte of a further request
     body_seconds: float = 30.0
     read_seconds: float = 10.0  # without a byte read by the client, while its response waits
+    max_chunk: int = 1 << 20  # bytes of one chunk of a body
 
 
 @dataclass
@@ -77,7 +79,7 @@ class Connections:
         return GuardedProtocol(connections=self, **options)
 
     def add(self, connection: GuardedProtocol) -> bool:
-        """Add a connection, if need be in place of the one that is idle for the longest time; return False if full."""
+        """Add a connection, if need be in place of the one without progress for the longest time; False if full."""
         now = connection.loop.time()
         if not self._is_checking:
             self._is_checking = True
@@ -120,7 +122,9 @@ class GuardedProtocol(H11Protocol):
         """`options`: see uvicorn's protocol."""
         super().__init__(**options)
         self._connections, self._limits = connections, connections.limits
+        self.conn = LimitedParser(self._limits.max_chunk)
         self._phase, self._since = _Phase.HEADER, self.loop.time()  # of the request, and its start
+        self._num_received, self._received = 0, 0.0  # bytes since the last progress of a body, and its time
         self._num_unread, self._progress = 0, 0.0  # bytes to write, and when they last became fewer
         self._is_refused = False
 
@@ -148,6 +152,9 @@ class GuardedProtocol(H11Protocol):
         if self.transport.is_closing():
             return
         super().data_received(data)
+        self._num_received += len(data)
+        if self._num_received >= PROGRESS:
+            self._num_received, self._received = 0, self.loop.time()
         self._enter_phase()
 
     def on_response_complete(self) -> None:
@@ -163,8 +170,11 @@ class GuardedProtocol(H11Protocol):
         self._refuse(RequestError(status, f"invalid HTTP request: {error}"))
 
     def idle_seconds(self, now: float) -> float:
-        """Return the time since the connection waits for a request; -1 if it has one."""
-        return now - self._since if self._phase in (_Phase.HEADER, _Phase.KEEP_ALIVE) else -1.0
+        """Return the time without progress of a request that is not complete; -1 if it is complete."""
+        if self._phase is _Phase.OTHER:
+            return -1.0
+        # A header is short: bytes of it are no progress.
+        return now - (max(self._since, self._received) if self._phase is _Phase.BODY else self._since)
 
     def check(self, now: float) -> None:
         """Close the connection if it is over a time limit."""
@@ -186,11 +196,17 @@ class GuardedProtocol(H11Protocol):
         return LINGER_SECONDS if self._phase is _Phase.REST else math.inf
 
     def end(self, reason: Ending) -> None:
-        """Close the connection; a client that has sent a part of a header gets status 408."""
+        """Close the connection; a client that has sent a part of a request gets status 408 or 503."""
         self._connections.endings[reason] += 1
-        if reason is Ending.HEADER_TIMEOUT and self.conn.trailing_data[0] and not self.transport.is_closing():
+        has_part = self._phase is _Phase.BODY or bool(self.conn.trailing_data[0])
+        # A client that does not read would keep a connection that waits until its response is sent.
+        is_free = not self.transport.is_closing() and not self.transport.get_write_buffer_size()
+        if has_part and is_free and reason is Ending.HEADER_TIMEOUT:
             message = f"header: expected it within {self._limits.header_seconds:g} seconds"
             self._refuse(RequestError(HTTPStatus.REQUEST_TIMEOUT, message))
+        elif has_part and is_free and reason is Ending.REPLACED:
+            message = f"the server has {self._limits.max_connections} connections, and this one made no progress"
+            self._refuse(RequestError(HTTPStatus.SERVICE_UNAVAILABLE, message, retry=True))
         else:
             self.transport.abort()
         self._connections.discard(self)

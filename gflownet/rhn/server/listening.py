@@ -11,7 +11,7 @@ import uvicorn
 from fastapi import FastAPI
 
 from gflownet.errors import UserError
-from gflownet.rhn.server.connections import MAX_HEADER, MAX_REFUSED, SEND_BUFFER, Connections
+from gflownet.rhn.server.connections import MAX_REFUSED, SEND_BUFFER, Connections
 
 BACKLOG = 1024  # connections waiting to be accepted
 KEEP_ALIVE_SECONDS = 30  # for an idle connection
@@ -41,7 +41,6 @@ def uvicorn_server(app: FastAPI, connections: Connections) -> uvicorn.Server:
         app,
         http=cast(Any, connections.protocol),
         ws="none",
-        h11_max_incomplete_event_size=MAX_HEADER,
         log_level="error",  # not a line for each invalid request
         access_log=False,
         server_header=False,

@@ -60,14 +60,16 @@ async def read_body(request: Request, *, max_bytes: int, seconds: float) -> byte
     if encoding.lower() != "identity":
         message = f"Content-Encoding: expected identity, got {encoding!r:.80}"
         raise RequestError(HTTPStatus.UNSUPPORTED_MEDIA_TYPE, message)
+    too_large = RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"body: expected at most {max_bytes} bytes, got more")
+    if int(request.headers.get("content-length", 0)) > max_bytes:  # checked by the parser
+        raise too_large
     body = bytearray()
     try:
         async with asyncio.timeout(seconds):
             async for part in request.stream():
                 body += part
                 if len(body) > max_bytes:
-                    message = f"body: expected at most {max_bytes} bytes, got more"
-                    raise RequestError(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, message)
+                    raise too_large
     except TimeoutError:
         message = f"body: expected it within {seconds:g} seconds"
         raise RequestError(HTTPStatus.REQUEST_TIMEOUT, message) from None

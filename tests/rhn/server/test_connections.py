@@ -8,6 +8,7 @@ import socket
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ except ModuleNotFoundError as error:
 from gflownet.rhn.bytes_text import decode
 from gflownet.rhn.server.answers import MAX_UNREAD
 from gflownet.rhn.server.connections import IDLE_SECONDS, ConnectionLimits
+from gflownet.rhn.server.http_parser import MAX_HEADER
 from gflownet.rhn.server.limits import Limits
 from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, save_tiny, wait_until
 from tests.rhn.server.in_process import LocalServer, serving
@@ -183,6 +185,47 @@ def test_connections_over_the_limit_get_503_until_others_are_idle(folder: Path) 
         assert metrics["gflownet_connections"] <= 4
 
 
+@pytest.mark.parametrize("part", ["header", "body"])
+def test_connection_without_progress_is_replaced(part: str, folder: Path) -> None:
+    """Otherwise clients that stop inside of their requests lock out all others until the time limit."""
+    request = post(PATH, {"model": "tiny", "prompt": "a", "max_tokens": 1})
+    stopped = request[:-5] if part == "body" else request[:20]
+    limits = ConnectionLimits(max_connections=4, header_seconds=PATIENCE, body_seconds=PATIENCE)
+    long = replace(LIMITS, body_seconds=PATIENCE)
+    with serving(folder, max_slots=2, limits=long, connection_limits=limits) as server, ExitStack() as stack:
+        others = [stack.enter_context(connected(server.port)) for _ in range(4)]
+        for other in others:
+            other.sendall(stopped)
+            time.sleep(0.1)  # the first is the oldest
+        start = time.monotonic()
+        time.sleep(1.2 * IDLE_SECONDS)
+        others[1].sendall(b" ")  # a byte is no progress
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert time.monotonic() - start < PATIENCE / 4
+        response = response_of(others[0])
+        assert (response.status, "retry-after: 1" in response.head) == (503, True)
+        assert response.error["message"] == "the server has 4 connections, and this one made no progress"
+        others[3].sendall(request[len(stopped) :])  # the youngest is still open
+        assert response_of(others[3]).status == 200
+
+
+def test_connection_with_the_oldest_progress_is_replaced(folder: Path) -> None:
+    request = post(PATH, b'{"model": "tiny", "prompt": "a", "max_tokens": 1}' + b" " * 9000)
+    limits = ConnectionLimits(max_connections=2, body_seconds=PATIENCE)
+    long = replace(LIMITS, body_seconds=PATIENCE)
+    with serving(folder, max_slots=2, limits=long, connection_limits=limits) as server, ExitStack() as stack:
+        sending, stopped = (stack.enter_context(connected(server.port)) for _ in range(2))
+        sending.sendall(request[:2000])
+        time.sleep(0.1)
+        stopped.sendall(request[:2000])
+        time.sleep(1.2 * IDLE_SECONDS)
+        sending.sendall(request[2000:4000])
+        assert httpx.get(f"{server.url}/health").status_code == 200
+        assert response_of(stopped).status == 503
+        sending.sendall(request[4000:])
+        assert response_of(sending).status == 200
+
+
 def test_many_half_open_connections_do_not_stop_ordinary_clients(server: LocalServer) -> None:
     with ExitStack() as stack:
         half_open = [stack.enter_context(connected(server.port)) for _ in range(CONNECTION_LIMITS.max_connections * 3)]
@@ -193,10 +236,24 @@ def test_many_half_open_connections_do_not_stop_ordinary_clients(server: LocalSe
         assert all(not read_all(connection) for connection in half_open[:12])
 
 
+END = b"\r\n\r\n"
+CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked" + END
 INVALID = {
     "garbage": (b"\x16\x03\x01 hello\r\n\r\n", 400),
     "no host": (b"GET /health HTTP/1.1\r\n\r\n", 400),
     "header too large": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000, 431),
+    "complete header too large": (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
+        431,
+    ),
+    "many headers too large": (
+        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 3_000 + b"\r\n",
+        431,
+    ),
+    "complete query too large": (
+        b"GET /v1/models?" + b"q" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
+        431,
+    ),
     "two lengths": (post(PATH, b"{}", "Content-Length: 3"), 400),
     "negative length": (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
     "unknown transfer encoding": (b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
@@ -208,6 +265,13 @@ INVALID = {
     "bad chunk": (
         b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n\r\n",
         400,
+    ),
+    "chunk too large": (CHUNKED + b"f" * 19 + b"\r\n", 413),
+    "chunk too large after its first bytes": (CHUNKED + b"2\r\n{}\r\n" + b"f" * 19 + b"\r\nx", 413),
+    "chunk size too long": (CHUNKED + b"f" * 21 + b"\r\n", 400),
+    "length too large": (
+        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 19 + END,
+        413,
     ),
     "compressed body": (post(PATH, b"{}", "Content-Encoding: gzip", "Connection: close"), 415),
     "upgrade": (
@@ -232,6 +296,27 @@ def test_invalid_http_gets_an_error_in_openais_format(name: str, server: LocalSe
         response = response_of(connection)
     assert response.status == status, response
     assert response.error["type"] == "invalid_request_error"
+
+
+@pytest.mark.parametrize("name", ["chunk too large", "chunk too large after its first bytes", "length too large"])
+def test_too_large_body_is_refused_before_it_comes(name: str, folder: Path) -> None:
+    patient = ConnectionLimits(header_seconds=PATIENCE, body_seconds=PATIENCE)
+    limits = replace(LIMITS, body_seconds=PATIENCE)
+    with serving(folder, max_slots=2, limits=limits, connection_limits=patient) as server, ExitStack() as stack:
+        connection = stack.enter_context(connected(server.port))
+        start = time.monotonic()
+        connection.sendall(INVALID[name][0])
+        response = response_of(connection)
+    assert response.status == 413
+    assert time.monotonic() - start < PATIENCE / 2
+
+
+def test_header_of_the_largest_size_is_accepted(server: LocalServer) -> None:
+    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: "
+    for size, status in ((MAX_HEADER, 200), (MAX_HEADER + 1, 431)):
+        with connected(server.port) as connection:
+            connection.sendall(head + b"x" * (size - len(head) - len(END)) + END)
+            assert response_of(connection).status == status
 
 
 def test_pipelined_requests_are_answered_in_order(server: LocalServer) -> None:
