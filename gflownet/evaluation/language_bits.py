@@ -6,6 +6,7 @@ R is the number of streams, T of tokens of one forward pass.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -20,13 +21,16 @@ _PASS_TOKENS = 128
 
 
 @torch.no_grad()
-def streamed_loss(model: nn.Module, text: Tensor, *, num_tokens: int) -> float:
+def streamed_loss(
+    model: nn.Module, text: Tensor, *, num_tokens: int, is_stopped: Callable[[], bool] = lambda: False
+) -> float:
     """Return the mean cross-entropy in nats per token over evenly spaced streams, through which the state passes.
 
     Args:
         model: maps tokens [R, T] and a state to logits and a state.
         text: [N] tokens, at least two.
         num_tokens: predicted tokens, rounded down to equal streams, at most N - 1.
+        is_stopped: asked before each pass; a stopped computation returns nan.
     """
     device = next(model.parameters()).device
     total = min(num_tokens, len(text) - 1)
@@ -37,6 +41,9 @@ def streamed_loss(model: nn.Module, text: Tensor, *, num_tokens: int) -> float:
     model.eval()
     state, loss = None, 0.0
     for first in range(0, length, _PASS_TOKENS):
+        if is_stopped():
+            loss = math.nan
+            break
         rows = rows_at(text, starts + first, min(_PASS_TOKENS, length - first)).to(device)
         logits, state = model(rows[:, :-1]) if state is None else model(rows[:, :-1], state)
         loss += float(F.cross_entropy(logits.flatten(0, 1), rows[:, 1:].flatten(), reduction="sum").double())

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, cast
@@ -85,7 +85,7 @@ class LanguageRun:
         self._kept = _copy_of(setup.model)  # weights in the model's folder: untrained ones before an evaluation
         self.test = self._validation = math.nan  # bits per byte, validation of the last evaluation
         self._seconds_before, self._start, self._end = 0.0, time.monotonic(), 0.0
-        self._first_step, self._done_before = 0, 0.0
+        self._first_step, self._done_before, self._is_over = 0, 0.0, False
 
     def write_first_files(self) -> None:
         """Write config, tokenizer, untrained model and first checkpoint. Raises UserError for files of others."""
@@ -153,7 +153,9 @@ class LanguageRun:
             if stop.signal is None:
                 with status.phase(Phase.FINAL):
                     model = load_language_model(self._model_folder)
-                    self.test = self._bits(model, "test", self.config.test_tokens)
+                    self.test = self._bits(
+                        model, "test", self.config.test_tokens, is_stopped=lambda: stop.signal is not None
+                    )
             status.end(RunState.COMPLETED if stop.signal is None else RunState.INTERRUPTED)
         except BaseException as error:
             status.end(RunState.FAILED, str(error))
@@ -187,12 +189,14 @@ class LanguageRun:
         )
         try:
             self.setup.model.train()
-            while self._done() < 1 and stop.signal is None:
+            self._sample(samples, stop)  # of the step before a stop
+            self._is_over = self._done() >= 1
+            while not self._is_over and stop.signal is None:
                 values = self._step()
                 metrics.write(self.steps.step, values)
                 wandb.write(self.steps.step, values)
                 self._show(values)
-                self._sample(samples)
+                self._sample(samples, stop)
                 status.refresh()
                 if self.steps.step % config.checkpoint_every == 0:
                     folder.checkpoints.save(self.steps.step, self._state())
@@ -226,7 +230,8 @@ class LanguageRun:
             "gradient_norm": step.gradient_norm,
             "tokens": self.steps.step * self._tokens_per_step,
         }
-        if self.steps.step % config.evaluate_every == 0 or self._done() >= 1:
+        self._is_over = self._done() >= 1  # asked once: the last step has an evaluation
+        if self.steps.step % config.evaluate_every == 0 or self._is_over:
             values["validation_bits_per_byte"] = self._evaluate()
         return {**values, "seconds": self._seconds()}
 
@@ -243,18 +248,24 @@ class LanguageRun:
         self._kept = _copy_of(self.setup.model)
         save_language_model(self._model_folder, self.setup.model)
 
-    def _bits(self, model: torch.nn.Module, part: str, num_tokens: int) -> float:
+    def _bits(
+        self, model: torch.nn.Module, part: str, num_tokens: int, is_stopped: Callable[[], bool] = lambda: False
+    ) -> float:
         tokens = self.setup.parts[part]
-        loss = streamed_loss(model, tokens.tokens, num_tokens=num_tokens)
+        loss = streamed_loss(model, tokens.tokens, num_tokens=num_tokens, is_stopped=is_stopped)
         return bits_per_byte_of(loss, num_tokens=len(tokens.tokens), num_bytes=tokens.num_bytes)
 
-    def _sample(self, samples: SampleFile) -> None:
+    def _sample(self, samples: SampleFile, stop: StopRequest) -> None:
+        """Write the sample of the last step, if one is due; after a stop the resumed run writes it."""
         options, step = self.config.sample, self.steps.step
-        if not options.every or step % options.every:
+        if not options.every or step % options.every or step <= samples.last_step:
             return
+        seed = self.config.seed + step * _SAMPLE_SEED_STEP
         text = sample_text(
-            self.setup.model, self.setup.codec, options, seed=self.config.seed + step * _SAMPLE_SEED_STEP
+            self.setup.model, self.setup.codec, options, seed=seed, is_stopped=lambda: stop.signal is not None
         )
+        if text is None:
+            return
         samples.write(step, options.prompt, text)
         self._view.sample(step, options.prompt, text)
 

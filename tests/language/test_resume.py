@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+import math
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
 from gflownet.evaluation.language_training import LanguageSteps, Step
 from gflownet.language.text import encode, read_text
 from gflownet.rhn.checkpoint import load_language_model
+from gflownet.rhn.config import StackConfig, StackLayer
+from gflownet.rhn.network import RecurrentNetwork
+from gflownet.rhn.serving import Sampled, Stream
+from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.rhn.text_codec import BYTES
 from tests.language.tiny import OPTIONS, assert_equal_runs, differences, last_state, metric_rows, train, write_files
 
@@ -59,6 +66,56 @@ def test_signal_stops_after_the_step_and_resume_is_exact(
     assert train(tmp_path, "resume=true") == 0
     assert "continuing after step 11" in capsys.readouterr().out
     assert_equal_runs(run, uninterrupted)
+
+
+def test_signal_ends_a_sample_and_resume_is_exact(uninterrupted: Path, tmp_path: Path) -> None:
+    numbers: list[int] = []
+
+    class Counted(Stream):
+        def _run(self) -> Iterator[Sampled]:
+            for number, sampled in enumerate(super()._run()):
+                numbers.append(number)
+                if len(numbers) == 9:  # the third token of the second sample
+                    os.kill(os.getpid(), signal.SIGTERM)
+                yield sampled
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("gflownet.language.samples.Stream", Counted)
+        assert train(tmp_path) == 128 + signal.SIGTERM
+    assert numbers == [0, 1, 2, 3, 4, 5, 0, 1, 2]
+    assert len(metric_rows(tmp_path / "run")) == 10
+    assert len((tmp_path / "run" / "samples.jsonl").read_bytes().splitlines()) == 1
+    assert train(tmp_path, "resume=true") == 0
+    assert_equal_runs(tmp_path / "run", uninterrupted)
+
+
+def test_signal_ends_the_test_and_resume_repeats_it(
+    uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(folder: Path) -> RecurrentNetwork:
+        os.kill(os.getpid(), signal.SIGINT)
+        return load_language_model(folder)
+
+    monkeypatch.setattr("gflownet.language.run.load_language_model", load)
+    assert train(tmp_path) == 128 + signal.SIGINT
+    assert "stopped after step 20; to continue:" in capsys.readouterr().out
+    monkeypatch.undo()
+    assert train(tmp_path, "resume=true") == 0
+    assert re.search(r"bits per byte: test \d", capsys.readouterr().out)
+    assert_equal_runs(tmp_path / "run", uninterrupted)
+
+
+def test_stopped_loss_ends_at_the_next_pass() -> None:
+    asked: list[bool] = []
+    model = RecurrentStack(StackConfig((StackLayer("gru"),), width=4))
+
+    def is_stopped() -> bool:
+        asked.append(True)
+        return len(asked) == 2
+
+    loss = streamed_loss(model, torch.zeros(1001, dtype=torch.uint8), num_tokens=1000, is_stopped=is_stopped)
+    assert math.isnan(loss)
+    assert len(asked) == 2
 
 
 def test_resume_after_error_is_exact(uninterrupted: Path, tmp_path: Path) -> None:
