@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Protocol
@@ -109,8 +110,34 @@ class TokenizerCodec:
         return _TokenizerStream(self)
 
     def token_name(self, token: int) -> str:
-        """Return the text of the token alone."""
-        return self.decode([token])
+        """Return the text of the token alone; the name of its bytes if it has a part of a character.
+
+        Names are the keys of log-probabilities: a token without text, or whose bytes are not known, has its number.
+        """
+        text = self.decode([token])
+        if text and "\N{REPLACEMENT CHARACTER}" not in text:
+            return text
+        raw = _bytes_of_piece(self._tokenizer.id_to_token(token) or "")
+        if not text or raw is None or raw.decode(errors="replace") != text:
+            return f"{text}<{token}>"
+        return text if raw == text.encode() else "bytes:" + "".join(f"\\x{byte:02x}" for byte in raw)
+
+
+def _byte_characters() -> dict[str, int]:
+    """Return the byte of each character in a byte-level vocabulary (GPT-2): printable bytes are themselves."""
+    printable = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    others = sorted(set(range(256)) - set(printable))
+    return {chr(byte): byte for byte in printable} | {chr(256 + i): byte for i, byte in enumerate(others)}
+
+
+_BYTE_OF = _byte_characters()
+
+
+def _bytes_of_piece(piece: str) -> bytes | None:
+    """Return the bytes of an entry of a byte-level vocabulary, or of an entry like <0xE2>; None for another."""
+    if match := re.fullmatch("<0x([0-9A-Fa-f]{2})>", piece):
+        return bytes.fromhex(match[1])
+    return bytes(_BYTE_OF[each] for each in piece) if piece and set(piece) <= _BYTE_OF.keys() else None
 
 
 class _TokenizerStream:

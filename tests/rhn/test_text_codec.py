@@ -67,9 +67,35 @@ def test_stream_decodes_each_token_a_few_times(codec: TokenizerCodec, monkeypatc
     assert sum(decoded) < 20 * len(tokens)
 
 
+def test_names_of_tokens_differ(codec: TokenizerCodec) -> None:
+    names = [codec.token_name(token) for token in range(codec.vocabulary_size)]
+    assert len(set(names)) == len(names)
+    for token in codec.encode("aé🎉"):
+        assert "\N{REPLACEMENT CHARACTER}" not in codec.token_name(token)
+    assert {f"bytes:\\x{byte:02x}" for byte in range(0x80, 0x100)} <= set(names)
+
+
 def test_half_of_a_surrogate_pair_raises(each_codec: TextCodec) -> None:
     with pytest.raises(ValueError, match="expected characters that UTF-8 can encode"):
         each_codec.encode("a\ud800")
+
+
+@pytest.mark.parametrize(
+    ("tokens", "decoder", "names"),
+    [
+        (["Ã©", "Ã", "æ¼", "ï¿½"], decoders.ByteLevel(), ["é", "bytes:\\xc3", "bytes:\\xe6\\xbc", "\ufffd"]),
+        (["a", "<0xE2>", "<0x41>", "\ufffd"], decoders.ByteFallback(), ["a", "bytes:\\xe2", "A", "\ufffd<3>"]),
+        (["a", "x\ufffd", ""], decoders.Fuse(), ["a", "x\ufffd<1>", "<2>"]),
+    ],
+)
+def test_name_of_a_part_of_a_character_is_its_bytes(
+    tokens: list[str], decoder: decoders.Decoder, names: list[str], tmp_path: Path
+) -> None:
+    tokenizer = Tokenizer(models.WordLevel({token: number for number, token in enumerate(tokens)}, unk_token=tokens[0]))
+    tokenizer.decoder = decoder
+    tokenizer.save(str(tmp_path / "tokenizer.json"))
+    codec = TokenizerCodec(tmp_path / "tokenizer.json")
+    assert [codec.token_name(number) for number in range(len(tokens))] == names
 
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]"])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 import uuid
 from abc import abstractmethod
@@ -14,7 +15,7 @@ from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.text_codec import TextCodec
 
 LEAST_LOG_PROBABILITY = -9999.0  # as OpenAI; JSON has no infinity
-_ESCAPED = "bytes:"  # start of the name of a byte that is no character
+_ESCAPED = re.compile(r"bytes:(\\x[0-9a-f]{2})+")  # name of bytes that are no characters
 
 
 class AnswerFormat(Protocol):
@@ -166,7 +167,7 @@ def _finite(log_probability: float | None) -> float | None:
 
 
 def _bytes_of(name: str) -> list[int] | None:
-    """Return the bytes of a token by its name; None for a part of a character in a tokenizer's vocabulary."""
-    if name.startswith(f"{_ESCAPED}\\x"):
-        return [int(name.removeprefix(f"{_ESCAPED}\\x"), 16)]
+    """Return the bytes of a token by its name; None for a part of a character whose bytes are not known."""
+    if _ESCAPED.fullmatch(name):
+        return list(bytes.fromhex(name.removeprefix("bytes:").replace("\\x", "")))
     return None if "\N{REPLACEMENT CHARACTER}" in name else list(name.encode(errors="replace"))
