@@ -377,7 +377,9 @@ def _merge(
         option = options.get(key)
         if option is None:
             nearest = nearest_key(key, options)
-            raise UserError(f"{where}{key}: unknown option, got {key}={_shown(value)}; did you mean {nearest}?")
+            is_near = _likeness(key, nearest) >= _NEAR
+            hint = f"did you mean {nearest}?" if is_near else "--help lists the options"
+            raise UserError(f"{where}{key}: unknown option, got {key}={_shown(value)}; {hint}")
         mistyped = UserError(f"{where}{key}: expected {option.expected}, got {_shown(value)}")
         if not option.may_hold(value):
             raise mistyped
@@ -401,15 +403,19 @@ def _leaves(tree: Mapping[str, Any], options: Mapping[str, Option], prefix: str 
             raise UserError(f"{key}: expected a group of options ({', '.join(members)}), got {_shown(value)}")
 
 
+_NEAR = 0.6  # likeness of a misspelt key and the meant one
+
+
 def nearest_key(key: str, options: Mapping[str, Option] = OPTIONS) -> str:
     """Return the known key most similar to `key`, as a whole or in its last part; ties go to the shortest."""
 
-    def likeness(candidate: str) -> tuple[float, int]:
-        whole = difflib.SequenceMatcher(None, key, candidate).ratio()
-        last = difflib.SequenceMatcher(None, key.rpartition(".")[2], candidate.rpartition(".")[2]).ratio()
-        return max(whole, 0.9 * last), -len(candidate)
+    return max(options, key=lambda candidate: (_likeness(key, candidate), -len(candidate)), default="")
 
-    return max(options, key=likeness, default="")
+
+def _likeness(key: str, candidate: str) -> float:
+    whole = difflib.SequenceMatcher(None, key, candidate).ratio()
+    last = difflib.SequenceMatcher(None, key.rpartition(".")[2], candidate.rpartition(".")[2]).ratio()
+    return max(whole, 0.9 * last)
 
 
 def _shown(value: Any) -> str:

@@ -199,6 +199,7 @@ def test_gradient_that_is_not_finite_leaves_the_weights() -> None:
         (["/dev/null"], "text: expected a file or a folder, got /dev/null, which is neither"),
         (["short.txt"], "text: expected enough for three parts, at least 3,000 bytes, got 12 bytes, none left for *"),
         (["text.txt", "stesp=3"], "stesp: unknown option, got stesp=3; did you mean steps?"),
+        (["text.txt", "nokey=3"], "nokey: unknown option, got nokey=3; --help lists the options"),
         (["text.txt", "steps=many"], "steps: expected an integer, got 'many'"),
         (["text.txt", "steps=0"], "steps: expected a number >= 1, got 0"),
         (["text.txt", "schedule=cosin"], "schedule: expected one of cosine, linear, trapezoid, constant, got 'cosin'"),
