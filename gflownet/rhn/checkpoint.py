@@ -191,7 +191,8 @@ def _weights(model: nn.Module) -> dict[str, Tensor]:
 
 def _content_of(folder: Path, missing: list[str]) -> str:
     if folder.is_dir():
-        return f"one without {' and '.join(missing)}"
+        hint = f"; did you mean {folder / 'model'}?" if (folder / "model" / DESCRIPTION_NAME).is_file() else ""
+        return f"one without {' and '.join(missing)}{hint}"
     return "a file" if folder.exists() else "a name that does not exist"
 
 

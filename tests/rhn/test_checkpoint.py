@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -101,8 +102,9 @@ def test_load_truncated_weights_raises(part: float, saved: Path) -> None:
 
 def test_load_other_folder_raises(tmp_path: Path, saved: Path) -> None:
     expected = "expected a folder with model.json and model.safetensors"
+    (tmp_path / "empty").mkdir()
     for path, got in (
-        (tmp_path, "one without model.json and model.safetensors"),
+        (tmp_path / "empty", "one without model.json and model.safetensors"),
         (tmp_path / "none", "a name that does not exist"),
         (saved / "model.json", "a file"),
     ):
@@ -155,3 +157,10 @@ def test_killed_save_leaves_a_whole_model(tmp_path: Path, checkout: Path) -> Non
         value for parameter in load_language_model(tmp_path).parameters() for value in parameter.unique().tolist()
     }
     assert values in ({num_saved - 1}, {num_saved})
+
+
+def test_load_run_folder_suggests_its_model(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    save_language_model(tmp_path / "model", RHN(RHNConfig(hidden_size=4, intermediate_size=4, depth=1, rank=1)))
+    with pytest.raises(UserError, match=re.escape(f"did you mean {tmp_path / 'model'}?")):
+        load_language_model(tmp_path)
