@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import textwrap
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -62,18 +63,22 @@ def parse(arguments: Sequence[str]) -> Command:
     """
     parser = command_line()
     values = parser.parse_intermixed_args(list(_overrides_without_dashes(arguments, parser.option_names())))
-    if values.config == "":
-        raise UserError("--config: expected the name or the path of a config, got nothing")
-    if values.quiet and values.verbose:
-        raise UserError("expected at most one of --quiet and --verbose, got both")
-    shown = ["console=quiet"] * values.quiet + ["console=verbose"] * values.verbose
     return Command(
         values.config,
-        (*values.overrides, *shown),
+        (*values.overrides, *console_overrides(values)),
         print_config=values.print_config,
         version=values.version,
         help=values.help,
     )
+
+
+def console_overrides(values: argparse.Namespace) -> list[str]:
+    """Return the overrides of --quiet and --verbose, after a check of --config. Raises UserError."""
+    if values.config == "":
+        raise UserError("--config: expected the name or the path of a config, got nothing")
+    if values.quiet and values.verbose:
+        raise UserError("expected at most one of --quiet and --verbose, got both")
+    return ["console=quiet"] * values.quiet + ["console=verbose"] * values.verbose
 
 
 def _overrides_without_dashes(arguments: Sequence[str], flags: set[str]) -> Iterator[str]:

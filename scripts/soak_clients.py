@@ -30,11 +30,11 @@ class Reply:
     after: float  # seconds to its end
 
 
-def request_of(number: int) -> tuple[str, SamplingParams]:
-    """Return prompt and parameters of an ordinary client; they vary with its number."""
+def request_of(number: int, *, shortest: int = 40) -> tuple[str, SamplingParams]:
+    """Return prompt and parameters of an ordinary client; answers have `shortest` tokens and up to 79 more."""
     params = SamplingParams(
         seed=number,
-        max_tokens=40 + 7 * number % 80,
+        max_tokens=shortest + 7 * number % 80,
         temperature=0.5 + number % 4 / 4,
         top_k=number % 3 * 40,
         stop=("e",) if number % 5 == 0 else (),

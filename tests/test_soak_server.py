@@ -12,6 +12,7 @@ import signal
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -21,12 +22,12 @@ import pytest
 from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.serving.generation import generate_batch
-from gflownet.rhn.serving.sampling import SamplingParams
-from scripts.soak_clients import Crowd
+from scripts.soak_clients import Crowd, request_of
 from scripts.soak_server import save_random_model, soak
 from tests.running_server import RunningServer, running_server
 
 NUM_CLIENTS = int(os.environ.get("GFLOWNET_SOAK_CLIENTS", "40"))
+short_request = partial(request_of, shortest=20)
 NUM_DISCONNECTING = 50
 NUM_CUT_OFF = 20  # streams that are open when the server is killed
 MAX_SLOTS = 32
@@ -43,21 +44,9 @@ class Reply:
     first_token_after: float  # seconds
 
 
-def request_of(number: int) -> tuple[str, SamplingParams]:
-    """Return a prompt and parameters; lengths, temperatures, top-k and stop strings vary with the number."""
-    params = SamplingParams(
-        seed=number,
-        max_tokens=20 + 7 * number % 80,
-        temperature=0.5 + number % 4 / 4,
-        top_k=number % 3 * 40,
-        stop=("e",) if number % 5 == 0 else (),
-    )
-    return f"def function_{number}(" + "x, " * (number % 20), params
-
-
 def generate_offline(folder: Path) -> list[tuple[str, str]]:
     """Return text and finish reason of every answer, generated without a server."""
-    prompts, params = zip(*map(request_of, range(NUM_CLIENTS)), strict=True)
+    prompts, params = zip(*map(short_request, range(NUM_CLIENTS)), strict=True)
     results = generate_batch(load_text_model(folder).model, list(map(encode, prompts)), params, max_slots=MAX_SLOTS)
     return [(decode(result.tokens), str(result.finish_reason)) for result in results]
 
@@ -70,7 +59,7 @@ def client_of(server: RunningServer) -> Any:
 
 async def stream_answer(client: Any, number: int) -> Reply:
     """Stream one answer."""
-    prompt, params = request_of(number)
+    prompt, params = short_request(number)
     start, first, text, reason = time.monotonic(), None, "", None
     stream = await client.completions.create(
         model="model",

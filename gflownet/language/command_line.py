@@ -9,9 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from gflownet.cli import option_lines
+from gflownet.cli import console_overrides, option_lines
 from gflownet.command_line import CommandLine, help_width, program
-from gflownet.errors import UserError
 from gflownet.language.config import FLAG_KEYS, OPTIONS, config_names
 
 _OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
@@ -64,13 +63,9 @@ def parse(arguments: Sequence[str]) -> Command:
         for word in arguments
     ]
     values = parser.parse_intermixed_args(plain)
-    if values.config == "":
-        raise UserError("--config: expected the name or the path of a config, got nothing")
-    if values.quiet and values.verbose:
-        raise UserError("expected at most one of --quiet and --verbose, got both")
+    shown = console_overrides(values)
     files = [word for word in values.words if os.path.exists(word) or not _OVERRIDE.fullmatch(word)]
-    overrides = [word for word in values.words if word not in files]
-    overrides += ["console=quiet"] * values.quiet + ["console=verbose"] * values.verbose
+    overrides = [*(word for word in values.words if word not in files), *shown]
     return Command(
         values.config,
         tuple(overrides),

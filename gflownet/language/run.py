@@ -107,8 +107,8 @@ class LanguageRun:
         try:
             is_same_text = state["text"] == self.setup.digest
             self._kept = state["kept"]
-            self.setup.model.load_state_dict(self._kept)
             self.setup.model.load_state_dict(state["model"])
+            self.setup.model.load_state_dict(self._kept)
             self.steps.load_state_dict(state["steps"])
             self.best, self.best_step, self._seconds_before = state["best"], state["best_step"], state["seconds"]
         except (KeyError, TypeError, ValueError, RuntimeError) as error:
@@ -118,7 +118,6 @@ class LanguageRun:
             raise UserError("text: expected the text of the run in log_dir, got another; choose another log_dir for it")
         self._folder.write_options(self.config, CONFIG_NAME)
         # A killed process may have kept later weights, of steps that are now taken again.
-        self.setup.model.load_state_dict(self._kept)
         save_language_model(self._model_folder, self.setup.model)
         self.setup.model.load_state_dict(state["model"])
         self._first_step, self._done_before = self.steps.step, self._done()
