@@ -159,7 +159,7 @@ def test_resume_with_other_options_keeps_the_weights_of_its_figures(
     def fail() -> None:
         raise RuntimeError("power cut")
 
-    options = ("steps=60", "checkpoint_every=30", "learning_rate=0.02", "schedule=constant", "sample.every=0")
+    options = ("steps=60", "checkpoint_every=32", "learning_rate=0.02", "schedule=constant", "sample.every=0")
     with pytest.MonkeyPatch.context() as patch:
         during_step(56, fail, patch)
         with pytest.raises(RuntimeError, match="power cut"):
