@@ -9,14 +9,7 @@ from pathlib import Path
 from signal import SIGINT
 from typing import TYPE_CHECKING
 
-from gflownet.command_line import (
-    EXIT_SIGNAL,
-    CommandLine,
-    positive_integer,
-    print_plain_messages,
-    program,
-    run_command,
-)
+from gflownet.command_line import EXIT_SIGNAL, CommandLine, positive_integer, print_plain_messages, program, run_command
 from gflownet.interrupts import stop_signals
 
 if TYPE_CHECKING:
@@ -62,13 +55,7 @@ def command_line() -> CommandLine:
         '"sharp: search.method=surrogate search.acquisition.beta=8"; may be repeated',
     )
     add("--budget", type=positive_integer, default=100, metavar="N", help="new evaluations of each run (default: 100)")
-    add(
-        "--seeds",
-        type=positive_integer,
-        default=5,
-        metavar="S",
-        help="seeds of each method: 0 to S - 1 (default: 5)",
-    )
+    add("--seeds", type=positive_integer, default=5, metavar="S", help="seeds of each method: 0 to S - 1 (default: 5)")
     add("--parallel", type=positive_integer, default=1, metavar="P", help="runs at the same time (default: 1)")
     add("--out", type=Path, metavar="FOLDER", help="folder of all runs (default: logs/compare_CONFIG)")
     add("--json", type=Path, metavar="FILE", help="copy of comparison.json")

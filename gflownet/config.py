@@ -355,10 +355,7 @@ def _parse_override(override: str, options: Mapping[str, Option] = OPTIONS) -> d
     if not (key and equals):
         raise UserError(f"{override}: expected KEY=VALUE, for example {nearest_key(key.lstrip('-'), options)}=VALUE")
     try:
-        return cast(
-            dict[str, Any],
-            _omegaconf().to_container(_omegaconf().from_dotlist([override]), resolve=False),
-        )
+        return cast(dict[str, Any], _omegaconf().to_container(_omegaconf().from_dotlist([override]), resolve=False))
     except (_yaml().YAMLError, _errors().OmegaConfBaseException, ValueError, RecursionError) as error:
         raise UserError(f"{key}: expected a YAML value, got {override!r}: {_one_line(error)}") from None
 

@@ -11,13 +11,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-GROUPS = (
-    "gflownet.tasks",
-    "gflownet.environments",
-    "gflownet.objectives",
-    "gflownet.policies",
-    "gflownet.operations",
-)
+GROUPS = ("gflownet.tasks", "gflownet.environments", "gflownet.objectives", "gflownet.policies", "gflownet.operations")
 # Folder with YAML files in a package.
 _CONFIG_FOLDER = "configs"
 

@@ -10,10 +10,25 @@ import secrets
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Self
 
 from gflownet.errors import UserError
 
 TEMPORARY_SUFFIX = ".tmp"
+
+
+class Closing:
+    """A context manager that closes itself."""
+
+    def close(self) -> None:
+        """Release files, connections and processes."""
+        raise NotImplementedError
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
 
 
 def write_whole(path: Path, content: bytes | str) -> None:

@@ -1,14 +1,16 @@
-"""Graceful stop on Ctrl-C and SIGTERM, and output to closed pipes."""
+"""Graceful stop on Ctrl-C, SIGTERM and SIGHUP, and output to closed pipes and terminals."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import select
 import signal
 import sys
+import threading
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
 from types import FrameType
 
 STOP_MESSAGE = (
@@ -16,12 +18,87 @@ STOP_MESSAGE = (
 )
 
 
+# Seconds from a SIGTERM or SIGHUP to the end of the process, and to the end of a step that it has begun.
+END_S = 5.0
+ABANDON_S = 2.0
+
+
+class AbandonedError(KeyboardInterrupt):
+    """Raised in a block of `StopRequest.abandonable`."""
+
+
+class Interruption:
+    """Ends a block of code of any thread by an exception. One block runs at a time."""
+
+    def __init__(self, error: type[KeyboardInterrupt]) -> None:
+        """Take the class of the exception: no Exception, so that the block does not handle it."""
+        self._error = error
+        self._thread: int | None = None  # of the running block
+        self._lock = threading.RLock()
+
+    @contextmanager
+    def block(self) -> Iterator[None]:
+        """Run a block that `interrupt` ends."""
+        with self._lock:
+            self._thread = threading.get_ident()
+        try:
+            yield
+        finally:
+            with self._lock:
+                thread, self._thread = self._thread, None
+                if thread is not None:
+                    _raise_in(thread, None)
+
+    def interrupt(self) -> None:
+        """End the running block, if there is one; called by signal handlers in the main thread, or by other threads.
+
+        A block in another thread ends before its next Python instruction, not during a call into a library.
+        """
+        with self._lock:
+            thread = self._thread
+            if thread is not None and thread != threading.get_ident():
+                _raise_in(thread, self._error)
+        if thread == threading.get_ident():
+            raise self._error
+
+
+def _raise_in(thread: int, error: type[BaseException] | None) -> None:
+    """Raise an exception in a thread; None: remove one that is not raised yet."""
+    exception = ctypes.py_object() if error is None else ctypes.py_object(error)
+    ctypes.pythonapi.PyThreadState_SetAsyncExc(ctypes.c_ulong(thread), exception)
+
+
 @dataclass
 class StopRequest:
     """The signal that requested the stop, once received."""
 
     signal: int | None = None
-    react: Callable[[], None] = lambda: None  # called by the handler of the signal
+    # Called by the handler of the signal: records the signal, then ends what runs.
+    mark: Callable[[int], None] = lambda number: None
+    react: Callable[[], None] = lambda: None
+    _step: Interruption = field(default_factory=lambda: Interruption(AbandonedError))
+    _writing: threading.Lock = field(default_factory=threading.Lock)
+    _is_over: threading.Event = field(default_factory=threading.Event)
+
+    def abandonable(self) -> AbstractContextManager[None]:
+        """Run a block that ends with AbandonedError if it runs ABANDON_S after a SIGTERM or SIGHUP."""
+        return self._step.block()
+
+    def completed(self) -> AbstractContextManager[object]:
+        """Run a block, such as the writing of a checkpoint, that the end of the process waits for."""
+        return self._writing
+
+    def end_process(self, number: int) -> None:
+        """Abandon the step, and end the process if the run has not ended by itself; in a thread of its own."""
+        if self._is_over.wait(ABANDON_S):
+            return
+        self._step.interrupt()
+        if self._is_over.wait(END_S - ABANDON_S):
+            return
+        with self._writing:
+            if not self._is_over.is_set():
+                os.write(2, f"stopped {END_S:g} s after the signal, before the report was complete\n".encode())
+                os._exit(128 + number)
 
 
 def discard_output_without_reader() -> bool:
@@ -33,12 +110,13 @@ def discard_output_without_reader() -> bool:
         descriptor = sys.stdout.fileno()
     except (AttributeError, OSError, ValueError):  # stdout is not a file
         return False
-    poll = select.poll()
-    poll.register(descriptor, 0)
-    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
-        return False
-    _discard(descriptor)
-    return True
+    return _discard_if_closed(descriptor)
+
+
+def discard_output_of_closed_terminal() -> None:
+    """Discard further output on stdout and stderr where they are a terminal, or a pipe, that has been closed."""
+    for descriptor in (1, 2):
+        _discard_if_closed(descriptor)
 
 
 def discard_output_that_fails() -> None:
@@ -49,6 +127,15 @@ def discard_output_that_fails() -> None:
         _discard(sys.stdout.fileno())
 
 
+def _discard_if_closed(descriptor: int) -> bool:
+    poll = select.poll()
+    poll.register(descriptor, 0)
+    if not any(event & (select.POLLERR | select.POLLHUP) for _, event in poll.poll(0)):
+        return False
+    _discard(descriptor)
+    return True
+
+
 def _discard(descriptor: int) -> None:
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, descriptor)
@@ -56,28 +143,42 @@ def _discard(descriptor: int) -> None:
 
 
 @contextmanager
-def stop_signals(*kinds: signal.Signals, message: str = STOP_MESSAGE) -> Iterator[StopRequest]:
+def stop_signals(
+    *kinds: signal.Signals, message: str = STOP_MESSAGE, ends_process: bool = False
+) -> Iterator[StopRequest]:
     """Turn the first signal into a request to stop; a second one ends the process.
 
+    A second SIGHUP is ignored: a closed terminal sends one, and its shell another. SIGHUP is left alone if it is
+    ignored already, as after nohup.
+
     Args:
-        kinds: signals; default: SIGINT and SIGTERM.
+        kinds: signals; default: SIGINT, SIGTERM and SIGHUP.
         message: written to stderr on the first signal.
+        ends_process: after a SIGTERM or SIGHUP, the process ends after END_S at the latest.
     """
-    request, kinds = StopRequest(), kinds or (signal.SIGINT, signal.SIGTERM)
+    request, kinds = StopRequest(), kinds or (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
     usual = {kind: signal.getsignal(kind) for kind in kinds}
+    if usual.get(signal.SIGHUP) == signal.SIG_IGN:
+        del usual[signal.SIGHUP]
 
     def on_signal(number: int, frame: FrameType | None) -> None:
         request.signal = number
         for kind, handler in usual.items():
-            signal.signal(kind, handler)
+            signal.signal(kind, signal.SIG_IGN if kind == signal.SIGHUP else handler)
+        if number == signal.SIGHUP:
+            discard_output_of_closed_terminal()
+        request.mark(number)
+        if ends_process and number != signal.SIGINT:
+            threading.Thread(target=request.end_process, args=(number,), daemon=True).start()
         sys.stderr.write(message)
         request.react()
 
-    for kind in kinds:
+    for kind in usual:
         signal.signal(kind, on_signal)
     try:
         yield request
     finally:
+        request._is_over.set()
         for kind, handler in usual.items():
             signal.signal(kind, handler)
 

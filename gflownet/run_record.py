@@ -68,13 +68,17 @@ class RunRecord:
             self._is_announced = True
             self._report_line(f"report: {self._page}, rewritten every {self._every:g} s")
 
-    def end(self, state: RunState, message: str = "") -> None:
+    def mark_interrupted(self, number: int) -> None:
+        """Write that a signal has ended the run, before it has ended; called by signal handlers."""
+        self._status.mark_interrupted(signal.Signals(number).name)
+
+    def end(self, state: RunState, message: str = "", *, writes_page: bool = True) -> None:
         """Write the final state and the final page; their errors never end the run."""
         self._status.end(state, " ".join(message.split()))
         self._report_line(_time_line(self._status.seconds))
         if state is not RunState.COMPLETED:
             self._report_line(f"resume: {program('train')} log_dir={shlex.quote(str(self._folder.path))} resume=true")
-        if self._page is None:
+        if self._page is None or not writes_page:
             return
         from gflownet.report.page import page_of, read_run  # the templates are not needed before
 
@@ -105,11 +109,14 @@ def recorded(
 ) -> Iterator[RunRecord]:
     """Record the run in the block; `stop` is the signal that ends it. See RunRecord for the other arguments."""
     record = RunRecord(folder, config, report_line=report_line, report_detail=report_detail)
+    stop.mark = record.mark_interrupted
+    if stop.signal is not None:  # since the start of the run
+        record.mark_interrupted(stop.signal)
     try:
         try:
             yield record
         except KeyboardInterrupt:  # a second Ctrl-C
-            record.end(RunState.INTERRUPTED, signal.SIGINT.name)
+            record.end(RunState.INTERRUPTED, signal.SIGINT.name, writes_page=False)
             raise
         except BaseException as error:
             if _is_closed_output(error):  # as in `gflownet train ... | head`

@@ -189,6 +189,12 @@ class StatusLog:
         """Seconds of each phase of this session, up to the last change of the phase."""
         return dict(self._session.seconds)
 
+    def mark_interrupted(self, message: str) -> None:
+        """Write the state INTERRUPTED of a run that goes on to its end; called by signal handlers."""
+        self.state, self.message = RunState.INTERRUPTED, message
+        with suppress(UserError):
+            self._save()
+
     def end(self, state: RunState, message: str = "") -> None:
         """Write the final state; a file that cannot be written is no error."""
         self.state, self.message = state, message

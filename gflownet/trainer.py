@@ -24,7 +24,7 @@ from gflownet.evaluation.fingerprint import context_of, report_earlier_versions
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationRecord, EvaluationStore
 from gflownet.final_stage import best_tested, final_stage
-from gflownet.interrupts import StopRequest, on_alarm, stop_signals
+from gflownet.interrupts import AbandonedError, StopRequest, on_alarm, stop_signals
 from gflownet.learning.learner import fit
 from gflownet.mdp.policy import PolicyFunction
 from gflownet.progress_view import Limits
@@ -55,6 +55,8 @@ class GFNTrainer(Components):
     A subclass may override any of the `build_...` methods.
     """
 
+    _is_abandoned = False  # a signal has ended the last step in its middle
+
     def run(self) -> int | None:
         """Train, write the report, and return the number of the signal that stopped the run, None without one.
 
@@ -66,12 +68,12 @@ class GFNTrainer(Components):
         check_final(config.final, self.task)
         self.scoring_context = context_of(self.task)  # once: the files of the task may change during the run
         with ExitStack() as stack:
+            stop = stack.enter_context(stop_signals(ends_process=True))
             folder = stack.enter_context(
                 RunFolder(Path(config.log_dir), resume=config.resume, overwrite=config.overwrite_existing_exp)
             )
             self._start(folder)
             store = stack.enter_context(self._open_store(folder))
-            stop = stack.enter_context(stop_signals())
             executor = stack.enter_context(self.build_executor())
             stop.react = executor.interrupt
             evaluator = self._search_evaluator(store, executor, stop)
@@ -271,7 +273,8 @@ class GFNTrainer(Components):
             record.refresh()
 
         evaluator.watch = watch
-        for metrics in self._steps(evaluator, logger, stop, record):
+        steps = self._steps(evaluator, logger, stop, record)
+        while (metrics := self._next(steps, stop)) is not None:
             for line in progress.new_failures:
                 logger.warn(f"step {self.step}: {line}")
             if self.search is None and config.validate_every and self.step % config.validate_every == 0:
@@ -289,11 +292,29 @@ class GFNTrainer(Components):
             logger.write(self.step, metrics, progress.samples)
             record.refresh()
             if self.step % config.checkpoint_every == 0:
-                logger.write_checkpoint(folder.checkpoints.save(self.step, self.state_dict()))
+                self._save(folder, logger, stop)
                 self._write_leaders(logger, store)
         progress.seconds = budget.seconds
         evaluator.cancel()  # rollouts that workers have prepared ahead
-        logger.write_checkpoint(folder.checkpoints.save(self.step, self.state_dict()))
+        if self._is_abandoned:
+            logger.print(f"step {self.step + 1} is abandoned: a resumed run continues from the last checkpoint")
+        else:
+            self._save(folder, logger, stop)
+
+    def _next(self, steps: Iterator[dict[str, float]], stop: StopRequest) -> dict[str, float] | None:
+        """Return the metrics of the next step; None after the last one, or one that takes too long after a signal."""
+        try:
+            with stop.abandonable():
+                return next(steps, None)
+        except AbandonedError:  # somewhere in the step: the state is that of no step
+            self._is_abandoned = True
+            return None
+
+    def _save(self, folder: RunFolder, logger: MetricLogger, stop: StopRequest) -> None:
+        """Write a checkpoint."""
+        with stop.completed():
+            path = folder.checkpoints.save(self.step, self.state_dict())
+        logger.write_checkpoint(path)
 
     def _name_best(self, logger: MetricLogger, store: EvaluationStore) -> None:
         """Show the best architecture so far in the words of the task."""
@@ -355,11 +376,7 @@ class GFNTrainer(Components):
             return local_rollouts(self.source, **arguments)
         transport = make_transport(buffer_size=config.mp_buffer_size, pickle_messages=config.pickle_mp_messages)
         return worker_rollouts(
-            self.source,
-            **arguments,
-            num_workers=config.num_workers,
-            transport=transport,
-            config=config.workers,
+            self.source, **arguments, num_workers=config.num_workers, transport=transport, config=config.workers
         )
 
     def _validate(self, evaluator: Evaluator) -> dict[str, float]:
@@ -414,15 +431,20 @@ class GFNTrainer(Components):
                 seed=seed,
                 complete=None if self.search is None else completed_scores(self.search),
             )
-            certificate = certify(
-                subject,
-                max_states=config.certify_max_states,
-                num_samples=config.certify_samples,
-                extra_states=extra_states,
-                report_stage=logger.print,
-                report_progress=logger.stage,
-                stopped=lambda: stop.signal is not None,
-            )
+            try:
+                with stop.abandonable():
+                    certificate = certify(
+                        subject,
+                        max_states=config.certify_max_states,
+                        num_samples=config.certify_samples,
+                        extra_states=extra_states,
+                        report_stage=logger.print,
+                        report_progress=logger.stage,
+                        stopped=lambda: stop.signal is not None,
+                    )
+            except AbandonedError:
+                logger.print("certificate: none, interrupted")
+                return None
         if certificate is not None:
             run: dict[str, Any] = {"run": self.run_id, "method": config.algo.method, "symmetry": config.algo.symmetry}
             run |= {"seed": config.seed, "step": self.step, "num_distinct": self.progress.num_distinct}

@@ -10,12 +10,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._C import (
-    DispatchKey,
-    DispatchKeySet,
-    _are_functorch_transforms_active,
-    _ExcludeDispatchKeyGuard,
-)
+from torch._C import DispatchKey, DispatchKeySet, _are_functorch_transforms_active, _ExcludeDispatchKeyGuard
 from torch.autograd import forward_ad
 
 from gflownet.autodiff.instructions import Instructions, Value

@@ -18,14 +18,7 @@ import torch
 from torch import Tensor
 
 from gflownet.autodiff.functions import Constant, Function
-from gflownet.autodiff.nodes import (
-    CastNode,
-    ElementwiseNode,
-    LinearNode,
-    Node,
-    NonlinearNode,
-    TransformNode,
-)
+from gflownet.autodiff.nodes import CastNode, ElementwiseNode, LinearNode, Node, NonlinearNode, TransformNode
 from gflownet.autodiff.terms import Extents, Term
 
 Labels = Sequence[int]  # one label per axis; of n labels none is above n

@@ -283,13 +283,7 @@ class Terms:
         return core, [names[k] for k in core.out]
 
     def _expanded(
-        self,
-        which: int,
-        flat: list[Labelled],
-        out: Sequence[Any],
-        extents: Extents,
-        dtype: torch.dtype,
-        alpha: float,
+        self, which: int, flat: list[Labelled], out: Sequence[Any], extents: Extents, dtype: torch.dtype, alpha: float
     ) -> Term:
         total, labels = flat[which]
         assert isinstance(total, Sum)

@@ -47,11 +47,7 @@ def findings(certificate: RunCertificate, part: Certified) -> list[Finding]:
     """Return the verdict under one conditioning; the rules of the environment have theirs (`rule_findings`)."""
     if not certificate.samples_reward:
         return [Finding("network", f"{certificate.objective_words} aims at another distribution than R / Z")]
-    return [
-        *_optimum(certificate, part),
-        _network(certificate, part),
-        *_log_z(part),
-    ]
+    return [*_optimum(certificate, part), _network(certificate, part), *_log_z(part)]
 
 
 def has_converged(part: Certified) -> bool:

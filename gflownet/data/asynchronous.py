@@ -143,12 +143,7 @@ class AsynchronousRollouts:
         self._submit(batch.terminal, [step - 1] * len(batch), evaluator)
 
     def _submit(
-        self,
-        states: GraphStates,
-        steps: Sequence[int],
-        evaluator: Dispatcher,
-        *,
-        are_new: Sequence[bool] | None = None,
+        self, states: GraphStates, steps: Sequence[int], evaluator: Dispatcher, *, are_new: Sequence[bool] | None = None
     ) -> None:
         """Submit sampled states; `are_new` is known for those of a resumed run."""
         env = self.source.context.env

@@ -78,14 +78,10 @@ class EvaluationConfig:
         0.05, "score of a failed candidate, and lower bound of the scores used in rewards", POSITIVE
     )
     size_weight: float = option(
-        0.0,
-        "w of score = accuracy * (num_parameters / target_parameters)^-w; 0 ignores the size",
-        NOT_NEGATIVE,
+        0.0, "w of score = accuracy * (num_parameters / target_parameters)^-w; 0 ignores the size", NOT_NEGATIVE
     )
     target_parameters: int = option(
-        5_000,
-        "number of parameters with a size factor of 1 in the score, and with utility 1/2",
-        POSITIVE,
+        5_000, "number of parameters with a size factor of 1 in the score, and with utility 1/2", POSITIVE
     )
     objectives: list[str] = option([], "two or more of the task's objectives to trade off; empty: the score")
     constraints: Any = option(

@@ -16,8 +16,7 @@ from gflownet.evaluation.budget import Budget
 from gflownet.evaluation.claims import Claims, Store
 from gflownet.evaluation.config import BudgetConfig, EvaluationConfig
 from gflownet.evaluation.evaluator import Evaluation, Evaluator, evaluation_of
-from gflownet.evaluation.executors.base import Executor, Handle
-from gflownet.evaluation.executors.interruption import EvaluationInterruptedError
+from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
 from gflownet.evaluation.halving import SuccessiveHalving, result_of
 from gflownet.evaluation.job import EvaluationStatus, Outcome
 from gflownet.evaluation.job_queue import JobQueue

@@ -152,11 +152,7 @@ def build_halving(task: GFNTask, config: TaskConfig) -> SuccessiveHalving | None
         )
     if task.chosen_objectives:
         raise UserError(f"{key}: expected 0 with evaluation.objectives, which are not extrapolated")
-    return SuccessiveHalving(
-        options.min_fidelity,
-        max_fidelity=task.max_fidelity,
-        reduction=options.reduction,
-    )
+    return SuccessiveHalving(options.min_fidelity, max_fidelity=task.max_fidelity, reduction=options.reduction)
 
 
 def _rungs(min_fidelity: int, max_fidelity: int, reduction: int) -> Iterable[int]:

@@ -7,8 +7,7 @@ import logging
 import time
 from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import sqlalchemy as sql
 
@@ -32,6 +31,7 @@ from gflownet.evaluation.store_rows import (
 from gflownet.evaluation.store_rows import Claim as Claim
 from gflownet.evaluation.store_rows import EvaluationRecord as EvaluationRecord
 from gflownet.evaluation.store_rows import Identity as Identity
+from gflownet.files import Closing
 from gflownet.graphs.canonical import Candidate
 
 # Digests per SELECT; SQLite's smallest limit on bound values is 999.
@@ -44,7 +44,7 @@ _IDENTITY = ("id", "context", "hash", "key", "fidelity", "seed", "identity_diges
 _log = logging.getLogger(__name__)
 
 
-class EvaluationStore:
+class EvaluationStore(Closing):
     """Evaluations by exact graph identity, fidelity and seed. A finished row stays; adding it again changes nothing.
 
     A row is durable once `add` has returned, also when the process is killed. Any number of processes may open one
@@ -248,14 +248,6 @@ class EvaluationStore:
     def close(self) -> None:
         """Close every connection; the store must not be used afterwards."""
         self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_file(self) -> None:
         """Warn about a network file system; raise UserError for a file damaged when a process was killed."""

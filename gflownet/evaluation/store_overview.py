@@ -8,8 +8,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import sqlalchemy as sql
 
@@ -29,6 +28,7 @@ from gflownet.evaluation.store_rows import (
     checksum_of,
     context_digest,
 )
+from gflownet.files import Closing
 
 Row = Mapping[str, Any]
 # Columns of exported rows; `context` is the text of the context, not its digest.
@@ -56,7 +56,7 @@ class RunSummary:
     num_by_status: dict[str, int] = field(default_factory=dict)
 
 
-class StoreOverview:
+class StoreOverview(Closing):
     """All rows of a store, independent of their context."""
 
     def __init__(self, location: str, *, creates: bool = False) -> None:
@@ -175,14 +175,6 @@ class StoreOverview:
     def close(self) -> None:
         """Close every connection; the overview must not be used afterwards."""
         self._database.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _check_exists(self, *, creates: bool) -> None:
         path = self._database.path

@@ -207,11 +207,7 @@ class TensorTask(GFNTask):
         with seeded(seed):
             training = self._started(candidate, seed=seed, state=state, num_epochs=num_epochs)
             self.trainer.continue_training(
-                training,
-                num_epochs=num_epochs,
-                schedule=schedule,
-                validation=self.measure,
-                measure_after=measure_after,
+                training, num_epochs=num_epochs, schedule=schedule, validation=self.measure, measure_after=measure_after
             )
         return training
 

@@ -10,15 +10,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from gflownet.graphs import node_link, ordering, short_form, subgraphs
 from gflownet.graphs.canonical import CanonicalForm, EqualUpToIsomorphism
-from gflownet.graphs.elements import (
-    DEFAULT_WEIGHT,
-    Edge,
-    Node,
-    NodeType,
-    frozen_attributes,
-    shown,
-    thawed,
-)
+from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, Node, NodeType, frozen_attributes, shown, thawed
 from gflownet.graphs.identity import coloured_graph
 from gflownet.graphs.operation_shapes import is_operation_graph
 from gflownet.graphs.validation import GraphProblem, graph_problems

@@ -9,16 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
-from gflownet.graphs.elements import (
-    DEFAULT_WEIGHT,
-    Edge,
-    GraphElements,
-    Node,
-    NodeType,
-    checked_int,
-    shown,
-    thawed,
-)
+from gflownet.graphs.elements import DEFAULT_WEIGHT, Edge, GraphElements, Node, NodeType, checked_int, shown, thawed
 from gflownet.graphs.operation_shapes import OPERATION_ATTRIBUTES, is_operation_graph
 from gflownet.graphs.short_form import OPERATION_EDGE_FIELDS, OPERATION_NODE_FIELDS, Fields, short_elements
 

@@ -100,10 +100,7 @@ BUILT_IN: Mapping[str, BuiltIn] = MappingProxyType(
             residual_block=("ResidualBlock", "block of two convolutions of ResNet"),
             bottleneck_block=("BottleneckBlock", "block of three convolutions of ResNet"),
         ),
-        **_rows(
-            "opaque",
-            opaque=("Opaque", "any nn.Module by module:Class"),
-        ),
+        **_rows("opaque", opaque=("Opaque", "any nn.Module by module:Class")),
         **_rows(
             "benchmark_blocks",
             residual_reduction=("ResidualReduction", "two convolutions at half the positions, of NAS-Bench-201"),

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
+from gflownet import cli
 from gflownet.cli import console_overrides, option_lines
 from gflownet.command_line import CommandLine, help_width, program
 from gflownet.language.config import FLAG_KEYS, OPTIONS, config_names
@@ -17,16 +18,11 @@ _OVERRIDE = re.compile(r"(--)?[A-Za-z_][\w.]*=.*", re.DOTALL)
 
 
 @dataclass(frozen=True)
-class Command:
+class Command(cli.Command):
     """The parsed command line."""
 
-    config: str | None = None
-    overrides: tuple[str, ...] = ()
     files: tuple[str, ...] = ()
     from_run: str | None = None
-    print_config: bool = False
-    version: bool = False
-    help: bool = False
 
 
 def command_line() -> CommandLine:

@@ -105,11 +105,7 @@ MAY_CHANGE = frozenset(
 
 
 def load_config(
-    source: str | None = None,
-    overrides: Sequence[str] = (),
-    *,
-    files: Sequence[str] = (),
-    from_run: str | None = None,
+    source: str | None = None, overrides: Sequence[str] = (), *, files: Sequence[str] = (), from_run: str | None = None
 ) -> LanguageConfig:
     """Return the merged options, types checked, values not yet.
 

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack
 from pathlib import Path
+from signal import Signals
 from typing import Any, cast
 
 import torch
@@ -17,7 +18,7 @@ from gflownet.errors import UserError
 from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
 from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps, LanguageTraining
 from gflownet.files import write_whole
-from gflownet.interrupts import StopRequest, stop_signals
+from gflownet.interrupts import AbandonedError, StopRequest, stop_signals
 from gflownet.language.closing import closing_lines, resume_line
 from gflownet.language.config import MAY_CHANGE, LanguageConfig
 from gflownet.language.memory import is_out_of_memory
@@ -59,7 +60,7 @@ def train_on_text(config: LanguageConfig) -> int | None:
         run.restore() if is_continued else run.write_first_files()
         for line in run.opening_lines():
             view.print(line)
-        stop = stack.enter_context(stop_signals(message=STOP_MESSAGE))
+        stop = stack.enter_context(stop_signals(message=STOP_MESSAGE, ends_process=True))
         run.train_and_test(stop)
     lines = closing_lines(run.figures(), path, config) if stop.signal is None else [resume_line(path, run.steps.step)]
     for line in lines:
@@ -146,6 +147,7 @@ class LanguageRun:
             UserError: the training diverges, or a file cannot be written.
         """
         status = StatusLog(self._folder.path, resumed=self._folder.resumed, write=self._folder.write)
+        stop.mark = lambda number: status.mark_interrupted(Signals(number).name)
         try:
             with status.phase(Phase.TRAINING):
                 self._train(stop, status)
@@ -191,22 +193,29 @@ class LanguageRun:
             self._sample(samples, stop)  # of the step before a stop
             self._is_over = self._done() >= 1
             while not self._is_over and stop.signal is None:
-                values = self._step()
+                with stop.abandonable():
+                    values = self._step()
                 metrics.write(self.steps.step, values)
                 wandb.write(self.steps.step, values)
                 self._show(values)
                 self._sample(samples, stop)
                 status.refresh()
                 if self.steps.step % config.checkpoint_every == 0:
-                    folder.checkpoints.save(self.steps.step, self._state())
+                    self._save(stop)
             if stop.signal is not None and not self.best_step:
                 self._keep_weights()
-            folder.checkpoints.save(self.steps.step, self._state())
+            self._save(stop)
+        except AbandonedError:
+            self._view.print(f"step {self.steps.step + 1} is abandoned: resume=true continues from the last checkpoint")
         finally:
             self._end = time.monotonic()
             metrics.close()
             wandb.close()
             self._view.close()
+
+    def _save(self, stop: StopRequest) -> None:
+        with stop.completed():
+            self._folder.checkpoints.save(self.steps.step, self._state())
 
     def _step(self) -> dict[str, float]:
         """Take one step, with an evaluation where one is due, and return its metrics."""

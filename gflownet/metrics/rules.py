@@ -279,12 +279,7 @@ def _in_turn(counts: Tensor, generator: torch.Generator) -> Tensor:
 
 
 def _add_orbits(
-    env: Environment,
-    states: GraphStates,
-    table: _Symmetries,
-    edges: _Joined,
-    violated: Tensor,
-    violations: Violations,
+    env: Environment, states: GraphStates, table: _Symmetries, edges: _Joined, violated: Tensor, violations: Violations
 ) -> None:
     """Add the violations of the orbit identity, with the first edge as the example, and their cause if none is known.
 

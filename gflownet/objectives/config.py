@@ -104,9 +104,7 @@ class TeacherConfig:
 
     share: float = option(0.0, "share of the trajectories per step that the teacher samples; 0: no teacher", DECAY)
     weight: float = option(
-        19.0,
-        "C: factor 1 + C in the teacher's reward of trajectories that the policy samples too rarely",
-        NOT_NEGATIVE,
+        19.0, "C: factor 1 + C in the teacher's reward of trajectories that the policy samples too rarely", NOT_NEGATIVE
     )
     mixing: float = option(0.5, "alpha: weight of the log-reward in the teacher's log-reward", NOT_NEGATIVE)
 
@@ -203,9 +201,7 @@ class OptimizerConfig:
         "float32", "precision of the policy's matrix products: float32, or bfloat16 (mixed precision)"
     )
     num_micro_batches: int = option(
-        1,
-        "number of micro-batches per step: less memory, the same gradient, one more forward pass",
-        AT_LEAST_ONE,
+        1, "number of micro-batches per step: less memory, the same gradient, one more forward pass", AT_LEAST_ONE
     )
 
 

@@ -79,12 +79,7 @@ def _decay_progress(step: int, num_steps: int, config: OptimizerConfig) -> float
     return max(0.0, (share - config.constant_share) / (1 - config.constant_share))
 
 
-SCHEDULES: dict[str, Schedule] = {
-    "halving": _halving,
-    "linear": _linear,
-    "cosine": _cosine,
-    "constant": _constant,
-}
+SCHEDULES: dict[str, Schedule] = {"halving": _halving, "linear": _linear, "cosine": _cosine, "constant": _constant}
 
 
 def make_schedule(

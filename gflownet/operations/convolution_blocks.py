@@ -132,10 +132,7 @@ class BottleneckBlock(Composite):
 
     category = Category.CONVOLUTION
     settings = MappingProxyType({**ResidualBlock.settings, "ratio": Setting(POSITIVE_INT, 4, choices=(2, 4))})
-    examples = (
-        Example((_IMAGE,), {"features": 4, "stride": 2}),
-        Example((_SIGNAL,), {"features": 2, "ratio": 1}),
-    )
+    examples = (Example((_IMAGE,), {"features": 4, "stride": 2}), Example((_SIGNAL,), {"features": 2, "ratio": 1}))
 
     @classmethod
     def graph(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Data:
@@ -204,10 +201,6 @@ class DilatedConv(SeparableConv):
     """ReLU, dilated depthwise convolution, 1x1 convolution, batch norm (Liu, Simonyan and Yang 2019, DARTS)."""
 
     settings = MappingProxyType(
-        {
-            **_SEPARABLE_SETTINGS,
-            "dilation": Setting(POSITIVE_INT, 2, choices=(2,)),
-            "repeats": Setting(POSITIVE_INT, 1),
-        }
+        {**_SEPARABLE_SETTINGS, "dilation": Setting(POSITIVE_INT, 2, choices=(2,)), "repeats": Setting(POSITIVE_INT, 1)}
     )
     examples = (Example((_SIGNAL,), {"features": 3}), Example((_IMAGE,), {"features": 3}))

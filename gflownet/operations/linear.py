@@ -21,10 +21,7 @@ class Linear(Operation):
 
     category = Category.LINEAR
     settings = MappingProxyType({"features": Setting(POSITIVE_INT, choices=FEATURES), "bias": Setting(BOOL, True)})
-    examples = (
-        Example((Shape.of(3),), {"features": 4}),
-        Example((Shape.of((5, 3)),), {"features": 2, "bias": False}),
-    )
+    examples = (Example((Shape.of(3),), {"features": 4}), Example((Shape.of((5, 3)),), {"features": 2, "bias": False}))
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -55,10 +52,7 @@ class TiedLinear(Operation):
     ports = ("input", WEIGHT_PORT)
     category = Category.LINEAR
     settings = MappingProxyType({"bias": Setting(BOOL, False)})
-    examples = (
-        Example((Shape.of((5, 3)), Shape.of((4, 3)))),
-        Example((Shape.of(3), Shape.of((4, 3))), {"bias": True}),
-    )
+    examples = (Example((Shape.of((5, 3)), Shape.of((4, 3)))), Example((Shape.of(3), Shape.of((4, 3))), {"bias": True}))
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:

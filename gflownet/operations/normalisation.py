@@ -26,11 +26,20 @@ def _channels_last(inputs: Mapping[str, Shape], call: str = "{module}({input})")
     return call.replace("{input}", "{input}.movedim(1, -1)") + ".movedim(-1, 1)"
 
 
-class BatchNorm(Operation):
-    """Normalise each channel over the batch and all positions, then scale and shift it (Ioffe and Szegedy 2015)."""
-
+class _Norm(Operation):
     category = Category.NORMALISATION
     has_products = False
+
+
+class _FeatureNorm(_Norm):
+    @classmethod
+    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
+        return single_input(inputs, *_FEATURES)
+
+
+class BatchNorm(_FeatureNorm):
+    """Normalise each channel over the batch and all positions, then scale and shift it (Ioffe and Szegedy 2015)."""
+
     settings = MappingProxyType({"epsilon": _EPSILON, "momentum": Setting(EPSILON, 0.1), "affine": _AFFINE})
     examples = (
         Example((_VECTOR,)),
@@ -38,10 +47,6 @@ class BatchNorm(Operation):
         Example((_SIGNAL,), {"affine": False}),
         Example((_IMAGE,), {"momentum": 0.3}),
     )
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *_FEATURES)
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
@@ -63,11 +68,9 @@ class BatchNorm(Operation):
         return 2 * single_input(inputs).channels if settings["affine"] else 0
 
 
-class LayerNorm(Operation):
+class LayerNorm(_FeatureNorm):
     """Normalise the features of each position, then scale and shift them (Ba, Kiros and Hinton 2016)."""
 
-    category = Category.NORMALISATION
-    has_products = False
     settings = MappingProxyType({"epsilon": _EPSILON, "affine": _AFFINE, "bias": Setting(BOOL, True)})
     examples = (
         Example((_VECTOR,)),
@@ -75,10 +78,6 @@ class LayerNorm(Operation):
         Example((_SIGNAL,), {"bias": False}),
         Example((_IMAGE,), {"affine": False}),
     )
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *_FEATURES)
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
@@ -97,17 +96,11 @@ class LayerNorm(Operation):
         return (1 + settings["bias"]) * single_input(inputs).channels if settings["affine"] else 0
 
 
-class RMSNorm(Operation):
+class RMSNorm(_FeatureNorm):
     """Divide the features of each position by their root mean square, then scale them (Zhang and Sennrich 2019)."""
 
-    category = Category.NORMALISATION
-    has_products = False
     settings = MappingProxyType({"epsilon": Setting(EPSILON, 1e-6), "affine": _AFFINE})
     examples = (Example((_VECTOR,)), Example((_SEQUENCE,)), Example((_SIGNAL,), {"affine": False}), Example((_IMAGE,)))
-
-    @classmethod
-    def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
-        return single_input(inputs, *_FEATURES)
 
     @classmethod
     def constructor(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> str:
@@ -123,11 +116,9 @@ class RMSNorm(Operation):
         return single_input(inputs).channels if settings["affine"] else 0
 
 
-class GroupNorm(Operation):
+class GroupNorm(_Norm):
     """Normalise groups of channels over all positions of one example, then scale and shift (Wu and He 2018)."""
 
-    category = Category.NORMALISATION
-    has_products = False
     settings = MappingProxyType(
         {"groups": Setting(POSITIVE_INT, 1, choices=(1, 4)), "epsilon": _EPSILON, "affine": _AFFINE}
     )

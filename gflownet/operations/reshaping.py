@@ -117,10 +117,7 @@ class Reshape(Operation):
     category = Category.RESHAPING
     has_products = False
     settings = MappingProxyType({"sizes": Setting(SIZES), "layout": Setting(LAYOUT, None)})
-    examples = (
-        Example((_VECTOR,), {"sizes": (3, 2, 2)}),
-        Example((_IMAGE,), {"sizes": (6, 4), "layout": "signal"}),
-    )
+    examples = (Example((_VECTOR,), {"sizes": (3, 2, 2)}), Example((_IMAGE,), {"sizes": (6, 4), "layout": "signal"}))
 
     @classmethod
     def infer_shape(cls, inputs: Mapping[str, Shape], settings: Mapping[str, Any]) -> Shape:
@@ -163,10 +160,7 @@ class Upsample(Operation):
     category = Category.POOLING
     has_products = False
     settings = MappingProxyType(
-        {
-            "factor": Setting(POSITIVE_INT, 2, choices=(2,)),
-            "mode": Setting(MODE, "nearest", choices=UPSAMPLE_MODES),
-        }
+        {"factor": Setting(POSITIVE_INT, 2, choices=(2,)), "mode": Setting(MODE, "nearest", choices=UPSAMPLE_MODES)}
     )
     examples = (Example((_IMAGE,)), Example((_SIGNAL,), {"mode": "linear"}), Example((_IMAGE,), {"mode": "linear"}))
 

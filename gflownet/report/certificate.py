@@ -16,13 +16,7 @@ from gflownet.certification.result import Certified, RunCertificate
 from gflownet.certification.verdict import errors, findings, has_converged, rule_findings
 from gflownet.console import print_line
 from gflownet.files import write_whole
-from gflownet.metrics.certificate import (
-    NO_DISTANCE,
-    Certificate,
-    EstimatedCertificate,
-    ExactCertificate,
-    SymmetryClass,
-)
+from gflownet.metrics.certificate import NO_DISTANCE, Certificate, EstimatedCertificate, ExactCertificate, SymmetryClass
 from gflownet.metrics.statistics import Interval
 
 _MAX_CLASSES = 5  # automorphism counts in one line of the table

@@ -34,9 +34,7 @@ def _layer(values: Mapping[str, str], place: str) -> StackLayer:
     if cell in GATED_CELLS:
         units = values.get("units" + place, "width")
         return StackLayer(
-            cell,
-            residual=values.get("residual" + place, "on") == "on",
-            units=None if units == "width" else int(units),
+            cell, residual=values.get("residual" + place, "on") == "on", units=None if units == "width" else int(units)
         )
     if cell != "rhn":
         return StackLayer(cell)

@@ -10,13 +10,13 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, Self
+from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 from rich.console import Console
 
 from gflownet.console import make_console, print_line
-from gflownet.files import cannot_write, write_whole
+from gflownet.files import Closing, cannot_write, write_whole
 from gflownet.layered_drawing import shortened
 from gflownet.progress_view import Limits, make_view
 from gflownet.report.leaders import Leader
@@ -43,7 +43,7 @@ HISTOGRAM_STEPS = 10  # steps whose samples a histogram shows
 _log = logging.getLogger(__name__)
 
 
-class MetricLogger:
+class MetricLogger(Closing):
     """Writes the metrics of each step to all logs. A context manager that closes them."""
 
     def __init__(
@@ -203,12 +203,6 @@ class MetricLogger:
         except (OSError, ValueError, KeyError, TypeError) as error:
             self.print(f"logs: no results in wandb and TensorBoard: {first_line(error)}")
             return None
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
 
 class MetricsFile:

@@ -38,7 +38,7 @@ def _write(arguments: argparse.Namespace) -> None:
     folder = shlex.quote(str(Path(arguments.folder) / name))
     use = f"task={name}" if arguments.kind in ("task", "environment") else f"--config {name}"
     print("\nnext:")
-    print(f"  python -m pip install -e {folder}")
+    print(f"  python -m pip install -e {folder} pytest")
     print(f"  python -m pytest {folder}")
     print(f"  gflownet train {use}")
 

@@ -14,12 +14,7 @@ from gflownet.graphs.vocabulary import AUTOCAST_DTYPES, DTYPES, MEMORY_FORMATS, 
 from gflownet.translation.plan import EdgePlan, ModelPlan, NodePlan
 
 # Options that a graph may carry under config["translation"].
-_CHOICES = {
-    "dtype": DTYPES,
-    "projection": PROJECTIONS,
-    "memory_format": MEMORY_FORMATS,
-    "autocast": AUTOCAST_DTYPES,
-}
+_CHOICES = {"dtype": DTYPES, "projection": PROJECTIONS, "memory_format": MEMORY_FORMATS, "autocast": AUTOCAST_DTYPES}
 
 
 @dataclass(frozen=True)

@@ -14,10 +14,11 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import wait
-from typing import Any, Literal, Self
+from typing import Any, Literal
 
 import torch
 
+from gflownet.files import Closing
 from gflownet.workers.packing import MessageError
 from gflownet.workers.process import WorkerInfo, seed_all, set_worker_info, stream_seed
 from gflownet.workers.proxy import Endpoint, Failure
@@ -37,7 +38,7 @@ class _LostError(Exception):
     """A worker died, or was killed at its deadline; the text has the cause."""
 
 
-class Pool(ABC):
+class Pool(Closing, ABC):
     """Workers that produce messages, taken in turn; each prepares one message ahead. A context manager.
 
     Args:
@@ -104,12 +105,6 @@ class Pool(ABC):
     @abstractmethod
     def _take(self, worker_id: int) -> tuple[str, Channel, Any]:
         """Return a worker's name, channel and next message."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     @contextmanager
     def _forking(self) -> Iterator[None]:
@@ -293,7 +288,8 @@ def _refuse_unsafe_fork(server: ProxyServer) -> None:
 
 def become_worker(info: WorkerInfo) -> None:
     """Prepare this process: one thread, signals left to the main process, exit when the main process ends."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the main process kills workers
+    for kind in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all; the main process kills workers
+        signal.signal(kind, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)  # a forked worker has inherited the main process's handler
     threading.Thread(target=_exit_with_main, daemon=True).start()
     torch.set_num_threads(1)

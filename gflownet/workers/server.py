@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, Protocol
 
 import torch
 
+from gflownet.files import Closing
 from gflownet.workers.packing import MessageError, map_tensors
 from gflownet.workers.process import CPU
 from gflownet.workers.proxy import CALL, LENGTH, Call, Endpoint, Failure
@@ -63,7 +64,7 @@ class _Request(NamedTuple):
     call: Call
 
 
-class ProxyServer:
+class ProxyServer(Closing):
     """Runs the calls of workers in a thread that sleeps until one arrives. A context manager.
 
     Args:
@@ -108,12 +109,6 @@ class ProxyServer:
             self.thread.join(_CLOSE_TIMEOUT_S)
             self._wakeup_sender.close()
             self.transport.close()
-
-    def __enter__(self) -> ProxyServer:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     def _notify(self, channel: Channel | None) -> None:
         self._new_channels.append(channel)

@@ -5,9 +5,14 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import Any, ClassVar
 
 from gflownet.evaluation.job import Job, Outcome
+from gflownet.files import Closing
+
+
+class EvaluationInterruptedError(KeyboardInterrupt):
+    """Raised inside an evaluation that is stopped. No failure of its candidate, hence no Exception."""
 
 
 @dataclass(eq=False)
@@ -21,7 +26,7 @@ class Handle:
     backend: Any = field(default=None, repr=False)  # of the executor
 
 
-class Executor(ABC):
+class Executor(Closing, ABC):
     """Runs jobs of one task. Used by one thread at a time, the dispatcher's.
 
     A job that ends its process, or exceeds its deadline or the memory, is done with outcomes of that status; no other
@@ -61,7 +66,7 @@ class Executor(ABC):
     def cancel(self, handle: Handle) -> None:
         """End a job at once, or remove it from the queue; its handle is never done. No effect on a done job."""
 
-    def interrupt(self) -> None:  # noqa: B027 - without effect for most
+    def interrupt(self) -> None:
         """End an evaluation that runs in this process, with EvaluationInterruptedError in its `wait`.
 
         The handle gets the outcomes of its candidates that were finished before.
@@ -72,9 +77,3 @@ class Executor(ABC):
     @abstractmethod
     def close(self) -> None:
         """Cancel all jobs and end every process; no process is left afterwards. May be called twice."""
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()

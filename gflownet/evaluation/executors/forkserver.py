@@ -54,9 +54,9 @@ class IndependentContext(ForkServerContext):
     def start(self) -> None:
         """Start the server, if it does not run; it imports the modules while this process goes on.
 
-        The server inherits the blocked SIGINT: a Ctrl-C belongs to the main process.
+        The server inherits the blocked signals: those of a terminal belong to the main process.
         """
-        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+        previous = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGHUP})
         try:
             with _environment(dict.fromkeys(THREAD_LIMITS, "1")):
                 self.server.ensure_running()

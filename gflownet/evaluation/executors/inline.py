@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection
 
 from gflownet.evaluation.execution import attempt
-from gflownet.evaluation.executors.base import Executor, Handle
-from gflownet.evaluation.executors.interruption import EvaluationInterruptedError, Interruption
+from gflownet.evaluation.executors.base import EvaluationInterruptedError, Executor, Handle
 from gflownet.evaluation.executors.process_state import TorchState
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.task import GFNTask
+from gflownet.interrupts import Interruption
 
 
 class InlineExecutor(Executor):
@@ -19,7 +19,7 @@ class InlineExecutor(Executor):
 
     def __init__(self, task: GFNTask) -> None:
         self._task = task
-        self._interruption = Interruption()
+        self._interruption = Interruption(EvaluationInterruptedError)
 
     @property
     def capacity(self) -> int:

@@ -21,12 +21,7 @@ import torch
 
 from gflownet.errors import UserError
 from gflownet.evaluation.execution import Report, attempt, crash, describe, lost_job
-from gflownet.evaluation.executors.descendants import (
-    adopt_orphans,
-    end_descendants,
-    end_with_parent,
-    has_descendants,
-)
+from gflownet.evaluation.executors.descendants import adopt_orphans, end_descendants, end_with_parent, has_descendants
 from gflownet.evaluation.executors.forkserver import THREAD_LIMITS
 from gflownet.evaluation.executors.process_state import ProcessState
 from gflownet.evaluation.executors.server import loaded_sources
@@ -95,7 +90,8 @@ def _become_worker(connection: Connection, output: int, *, memory_limit: int) ->
     end_with_parent(signal.SIGKILL)
     adopt_orphans()
     os.setsid()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # a terminal sends Ctrl-C to all; the main process ends its workers
+    for kind in (signal.SIGINT, signal.SIGHUP):  # a terminal sends them to all; the main process ends its workers
+        signal.signal(kind, signal.SIG_IGN)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     _redirect(output)
     _close_files(kept={0, 1, 2, connection.fileno(), resource_tracker.getfd()})

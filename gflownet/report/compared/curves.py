@@ -6,7 +6,6 @@ S: seeds of a group, X: places of a curve.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -91,8 +90,3 @@ def _at(places: np.ndarray, x: np.ndarray, y: np.ndarray, *, is_step: bool) -> n
     if not is_step:
         return np.interp(places, x, y)
     return y[np.searchsorted(x, places, side="right") - 1]
-
-
-def names_of(groups: Sequence[Group]) -> list[str]:
-    """Return the names of groups with the number of their runs."""
-    return [f"{group.name} ({len(group.runs)} runs)" if len(group.runs) > 1 else group.name for group in groups]

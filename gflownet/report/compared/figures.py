@@ -36,11 +36,6 @@ class Estimate:
     low: float  # ends of the 95 % interval of the mean; NaN with less than two known values
     high: float
 
-    @property
-    def num_known(self) -> int:
-        """Number of runs with a value."""
-        return sum(map(math.isfinite, self.values))
-
 
 def best_score(run: RunData) -> float:
     """Return the best score of the search within evaluation.constraints."""

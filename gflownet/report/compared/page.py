@@ -156,9 +156,5 @@ def _warnings(comparison: Comparison) -> Iterator[str]:
 def _environment() -> Environment:
     loaders: list[Any] = [PackageLoader("gflownet.report.compared"), PackageLoader("gflownet.report.page")]
     return Environment(
-        loader=ChoiceLoader(loaders),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
+        loader=ChoiceLoader(loaders), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
     )

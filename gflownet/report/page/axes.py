@@ -28,11 +28,7 @@ class Scale:
         low, high, at = (
             (math.log(v) for v in (self.low, self.high, max(value, self.low)))
             if self.is_log
-            else (
-                self.low,
-                self.high,
-                value,
-            )
+            else (self.low, self.high, value)
         )
         return min(1.0, max(0.0, (at - low) / (high - low)))
 

@@ -88,10 +88,7 @@ def words_of(part: Mapping[str, Any], errors: Sequence[str]) -> tuple[str, str]:
         return f"This run samples within TV {_short(distance)} of the target, in proportion to the reward.", "good"
     optimum = part.get("tv_to_optimum")
     if isinstance(optimum, int | float) and optimum <= CONVERGED:
-        return (
-            f"The network has reached the optimum of its objective, which is not the target: {measured}.",
-            "open",
-        )
+        return (f"The network has reached the optimum of its objective, which is not the target: {measured}.", "open")
     return f"This run has not converged: {measured}; {_short(CONVERGED)} counts as converged. Train longer.", "bad"
 
 

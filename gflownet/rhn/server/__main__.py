@@ -26,11 +26,7 @@ API_KEY_VARIABLE = "GFLOWNET_API_KEY"
 
 # name: type, default, help; numbers are at least 1, those in LOWEST at least as there
 OPTIONS: dict[str, tuple[type, Any, str]] = {
-    "host": (
-        str,
-        "127.0.0.1",
-        "address to listen on; 0.0.0.0: all addresses, with --allow-host and --api-key",
-    ),
+    "host": (str, "127.0.0.1", "address to listen on; 0.0.0.0: all addresses, with --allow-host and --api-key"),
     "port": (int, 8000, "0: a free port"),
     "max_slots": (int, 32, "maximum number of prompts answered at once"),
     "max_queue": (int, 256, "maximum number of waiting prompts; beyond: status 429"),
@@ -66,10 +62,7 @@ LISTS = {
         "origin of web pages that may send requests, e.g. https://example.com (default: only the server's own; others "
         "get status 403)",
     ),
-    "chat_stop": (
-        "TEXT",
-        "end an answer of a chat before this text (without a template: before 'user:')",
-    ),
+    "chat_stop": ("TEXT", "end an answer of a chat before this text (without a template: before 'user:')"),
 }
 
 

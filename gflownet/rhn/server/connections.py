@@ -217,7 +217,8 @@ class GuardedProtocol(H11Protocol):
         # Counts the bytes that the client's system has not received: it is exact also for a client that reads slowly.
         num_unread = num_buffered + (num_queued_bytes(self.transport.get_extra_info("socket")) if num_buffered else 0)
         is_whole = self.cycle is None or self.cycle.response_complete or self.transport.is_closing()
-        if not num_unread or num_unread < self._num_unread or not (self.flow.write_paused or is_whole):
+        is_less = not self._num_unread or num_unread < self._num_unread  # at the last look nothing waited, or more
+        if not num_unread or is_less or not (self.flow.write_paused or is_whole):
             self._progress = now
         self._num_unread = num_unread
         return now - self._progress >= self._limits.read_seconds

@@ -15,13 +15,7 @@ class RequestError(Exception):
     """An error response."""
 
     def __init__(
-        self,
-        status: int,
-        message: str,
-        *,
-        param: str | None = None,
-        code: str | None = None,
-        retry: bool = False,
+        self, status: int, message: str, *, param: str | None = None, code: str | None = None, retry: bool = False
     ) -> None:
         """`param` is the invalid field; `retry`: whether the same request may succeed later."""
         super().__init__(message)

@@ -63,11 +63,7 @@ class Engine:
     """
 
     def __init__(
-        self,
-        model: LanguageModel,
-        config: EngineConfig | None = None,
-        *,
-        clock: Callable[[], float] = time.monotonic,
+        self, model: LanguageModel, config: EngineConfig | None = None, *, clock: Callable[[], float] = time.monotonic
     ) -> None:
         """Allocate the slots; `clock` returns seconds."""
         self._config = config or EngineConfig()

@@ -103,18 +103,7 @@ def generate(
     state: Tensor | None = None,
     codec: TextCodec = BYTES,
 ) -> Generation:
-    """Return the answer to a prompt.
-
-    Args:
-        model: the language model.
-        prompt: tokens, at least one.
-        params: of the output.
-        state: [layers, 1, width] of the tokens before the prompt; None at the beginning.
-        codec: finds stop strings.
-
-    Raises:
-        ValueError: as in `Stream`.
-    """
+    """Return the answer to a prompt; arguments and errors as in `Stream`."""
     stream = Stream(model, prompt, params, state, codec=codec)
     sampled = tuple(stream)
     assert stream.finish_reason is not None
@@ -134,13 +123,6 @@ def generate_batch(
     Logits agree with `generate` and with a server up to rounding. So do greedy tokens unless two tokens are equally
     likely up to rounding, and sampled tokens with a seed unless the random number is within rounding of a boundary
     between two tokens.
-
-    Args:
-        model: the language model.
-        prompts: tokens, at least one each.
-        params: of each output.
-        max_slots: rows of a step.
-        codec: finds stop strings.
 
     Raises:
         ValueError: unequal numbers of prompts and parameters, an invalid request (`Engine.submit`), or a failed output.
