@@ -15,6 +15,8 @@ run: install
 
 # One thread per process: two processes with two threads each take more than twice the time on two cores.
 test test-all: export OMP_NUM_THREADS ?= 1
+# Compiled files are kept, also where the environment turns them off: many tests start processes.
+test test-all docs: export PYTHONDONTWRITEBYTECODE :=
 
 test: install-test
 	$(VENV)/bin/python -m pytest -n 2 --dist worksteal $(ARGS)

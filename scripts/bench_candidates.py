@@ -1,4 +1,4 @@
-"""Measure candidates evaluated per second: all at once against one by one, on the default digits search.
+"""Measure candidates evaluated per second: all at once against one by one, on the digits search.
 
     python scripts/bench_candidates.py [--quick] [--json FILE]
 
@@ -37,9 +37,9 @@ SIDES = ("one by one", "at once")
 
 
 def sample_architectures(num: int) -> tuple[SupervisedTask, list[ComputationGraph]]:
-    """Return the task of the default search and `num` architectures drawn by uniformly random actions."""
+    """Return the task of the digits search and `num` architectures drawn by uniformly random actions."""
     with tempfile.TemporaryDirectory() as folder:
-        config = load_config(None, [f"log_dir={folder}", "wandb.mode=disabled"])
+        config = load_config("digits", [f"log_dir={folder}", "wandb.mode=disabled"])
         trainer = GFNTrainer(config)
     assert isinstance(trainer.task, SupervisedTask)
     generator = torch.Generator().manual_seed(config.seed)

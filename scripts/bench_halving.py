@@ -161,10 +161,7 @@ def rows_of(search: Search, *, num_seeds: int, quick: bool) -> list[Row]:
         figure(f"{label}: full, mean best score", best["full"]),
         figure(f"{label}: halving, mean best score", best["halving"]),
         at_least(
-            f"{label}: difference of best scores",
-            best["halving"] - best["full"],
-            "",
-            None if quick else -MAX_LOSS,
+            f"{label}: difference of best scores", best["halving"] - best["full"], "", None if quick else -MAX_LOSS
         ),
         figure(
             f"{label}: rank correlation of extrapolated and final scores",

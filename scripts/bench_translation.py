@@ -20,12 +20,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.translation import (
-    DirectTraining,
-    TranslatedModel,
-    clear_translation_cache,
-    to_pytorch_model,
-)
+from gflownet.translation import DirectTraining, TranslatedModel, clear_translation_cache, to_pytorch_model
 from scripts.bench import Row, at_most, cpu_seconds, finish, interleaved, median_ratio, parse_arguments
 from scripts.bench_candidates import sample_architectures
 

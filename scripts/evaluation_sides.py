@@ -1,4 +1,4 @@
-"""Tasks and runs of bench_evaluation.py: evaluations of a known duration, and whole runs of the default search."""
+"""Tasks and runs of bench_evaluation.py: evaluations of a known duration, and whole runs of the digits search."""
 
 from __future__ import annotations
 
@@ -82,8 +82,17 @@ def task_of(kind: type[GFNTask]) -> GFNTask:
 
 
 def run_search(folder: Path, *overrides: str) -> list[dict[str, float]]:
-    """Run the default search in a new process and return its metrics, one row per step."""
-    command = [sys.executable, "-m", "gflownet.train", f"log_dir={folder}", "wandb.mode=disabled", "final.top=0"]
+    """Run the digits search in a new process and return its metrics, one row per step."""
+    command = [
+        sys.executable,
+        "-m",
+        "gflownet.train",
+        "--config",
+        "digits",
+        f"log_dir={folder}",
+        "wandb.mode=disabled",
+        "final.top=0",
+    ]
     done = subprocess.run([*command, *overrides], capture_output=True, text=True, check=False)
     if done.returncode:
         raise RuntimeError(f"{' '.join(overrides)}: exit status {done.returncode}: {done.stderr[-2_000:]}")

@@ -189,13 +189,7 @@ def mistakes() -> list[Step]:
             status=2,
             shows=["error: env.max_hiden_nodes: unknown option", "did you mean env.max_hidden_nodes?"],
         ),
-        Step(
-            "",
-            "The name of a task, too:",
-            "gflownet train task=digit",
-            status=2,
-            shows=["did you mean digits?"],
-        ),
+        Step("", "The name of a task, too:", "gflownet train task=digit", status=2, shows=["did you mean digits?"]),
     ]
 
 
@@ -339,16 +333,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             path.take(step)
         if arguments.write:
             shown = "\n".join(filter(None, (commands, plain(output))))
-            head = [
-                "## Install",
-                "",
-                "With a checkout of the repository in `~/gflownet`:",
-                "",
-                "```",
-                shown,
-                "```",
-                "",
-            ]
+            head = ["## Install", "", "With a checkout of the repository in `~/gflownet`:", "", "```", shown, "```", ""]
             PAGE.write_text("\n".join([_HEAD, *head, *path.blocks, _TAIL]), encoding="utf-8")
     print(f"\n{len(path.blocks)} steps, {len(path.problems)} problems", *path.problems, sep="\n")
     return 1 if path.problems else 0

@@ -66,10 +66,7 @@ class Entry:
 DEFAULT: Options = (16, 0, 1, 1e-3, False, 1.0)  # of torchgfn's scripts
 WAYS = [(32, 8, 8, 3e-3), (16, 16, 8, 3e-3), (16, 8, 8, 5e-3), (16, 8, 12, 5e-3), (16, 16, 12, 5e-3)]
 WAYS += [(64, 3, 4, 3e-3), (8, 16, 8, 3e-3), (8, 32, 8, 3e-3)]
-REMEMBERED: list[Options] = [
-    *((*point, False, 1.0) for point in (*WAYS, (16, 3, 1, 3e-3), (16, 0, 1, 3e-3))),
-    DEFAULT,
-]
+REMEMBERED: list[Options] = [*((*point, False, 1.0) for point in (*WAYS, (16, 3, 1, 3e-3), (16, 0, 1, 3e-3))), DEFAULT]
 BACKWARD: list[Options] = [(*point, True, 1.0) for point in (*WAYS, (16, 8, 20, 3e-3), (16, 8, 20, 5e-3))]
 BACKWARD += [(16, 8, 12, 5e-3, True, 1.3), (16, 8, 20, 5e-3, True, 1.3), DEFAULT]
 FULL = (
