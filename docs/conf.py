@@ -11,13 +11,7 @@ import gflownet  # noqa: E402
 project = "gflownet"
 author = "the authors of gflownet"
 version = release = gflownet.__version__
-extensions = [
-    "myst_parser",
-    "sphinx.ext.autodoc",
-    "sphinx.ext.napoleon",
-    "sphinx_copybutton",
-    "sphinx_site",
-]
+extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon", "sphinx_copybutton", "sphinx_site"]
 exclude_patterns = ["_build", "sphinx_site"]
 
 myst_heading_anchors = 4

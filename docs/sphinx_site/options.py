@@ -105,11 +105,7 @@ PAGES: Mapping[str, str] = {
     "console": "run-folder",
 }
 # Preferred pages, where they exist.
-NEWER_PAGES: Mapping[str, str] = {
-    "report.": "report",
-    "print_every": "console",
-    "console": "console",
-}
+NEWER_PAGES: Mapping[str, str] = {"report.": "report", "print_every": "console", "console": "console"}
 # Extension point -> page of the options of its built-in classes; {} is the name of the class.
 CLASS_PAGES: Mapping[str, str] = {
     "task": "tasks/{}",

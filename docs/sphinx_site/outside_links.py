@@ -15,6 +15,8 @@ PAGES = {
     "configs": "configs.md",
     **{file: f"{page}.md" for page, file in INCLUDED.items()},
 }
+# Stands for docs/: relpath of relative paths would depend on the name of the working folder.
+_DOCS = "/checkout/docs"
 _LINK = re.compile(r"(?<=\]\()([^)\s#]*)(#[^)\s]*)?(?=\))")
 
 
@@ -38,7 +40,7 @@ def _replaced(path: str, text: str, *, folder: str, docname: str) -> str:
             page = file.removeprefix("docs/")
         else:
             page, anchor = page_of(file, anchor), ""
-        return relpath(page, dirname(docname) or ".") + anchor
+        return relpath(join(_DOCS, page), join(_DOCS, dirname(docname))) + anchor
 
     return _LINK.sub(target, text)
 
