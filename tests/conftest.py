@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import gc
+import os
+import shutil
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from gflownet import interrupts
+from tests.finished_runs import CopiedRun, FinishedRuns
 from tests.postgres_server import missing_server, new_database, running_server
 
+# A test that sends SIGTERM to this process never ends it, also on a busy machine.
+interrupts.END_S = 600.0
 # Background processes of a shell ignore SIGINT, and so do their children; some tests send it.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -18,6 +25,34 @@ signal.signal(signal.SIGINT, signal.default_int_handler)
 def checkout() -> Path:
     """Return the root of the source tree."""
     return Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def shared_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a folder for all processes of the session, those of pytest-xdist included."""
+    folder = tmp_path_factory.getbasetemp()
+    return folder.parent if "PYTEST_XDIST_WORKER" in os.environ else folder
+
+
+@pytest.fixture(scope="session")
+def finished_runs(shared_folder: Path) -> Iterator[FinishedRuns]:
+    """Return the finished runs of the session, by kind; tests only read them."""
+    folder = shared_folder / "finished_runs"
+    folder.mkdir(exist_ok=True)
+    runs = FinishedRuns(folder)
+    yield runs
+    assert runs.changed() == [], "a test has changed a shared run; use copied_run"
+
+
+@pytest.fixture
+def copied_run(finished_runs: FinishedRuns, tmp_path: Path) -> CopiedRun:
+    """Return a function that copies the finished run of a kind into the folder of the test."""
+
+    def copy(kind: str) -> Path:
+        source = finished_runs(kind).parent
+        return Path(shutil.copytree(source, tmp_path / kind)) / "run"
+
+    return copy
 
 
 @pytest.fixture(scope="session")
@@ -42,6 +77,12 @@ def database(request: pytest.FixtureRequest, tmp_path: Path) -> str:
     if request.param == "sqlite":
         return f"sqlite:///{tmp_path / 'evaluations.sqlite'}"
     return request.getfixturevalue("postgres")
+
+
+def pytest_collection_finish() -> None:
+    """Exclude the imported modules from garbage collections, which take 0.3 s each with them."""
+    gc.collect()
+    gc.freeze()
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

@@ -148,3 +148,11 @@ def install(source: Path, target: Path) -> Path:
     )
     assert done.returncode == 0, done.stdout + done.stderr
     return target
+
+
+def dist_info(folder: Path, package: str, *rows: str) -> None:
+    """Write the metadata of another package with entry points."""
+    info = folder / f"{package}-1.0.dist-info"
+    info.mkdir(parents=True)
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("\n".join(rows))

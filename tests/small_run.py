@@ -1,5 +1,6 @@
 """A search of a second, for tests of runs."""
 
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -29,7 +30,13 @@ def run(folder: Path, *overrides: str) -> int:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a finished run."""
+    """Return the folder of a finished run without a page."""
     folder = tmp_path_factory.mktemp("finished") / "run"
     assert run(folder) == 0
     return folder
+
+
+@pytest.fixture
+def finished_toy(finished_runs: Callable[[str], Path]) -> Path:
+    """Return the folder of the shared run with these options, a final stage and a page."""
+    return finished_runs("toy")

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import functools
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import networkx
@@ -38,11 +40,7 @@ LAYERS: tuple[dict[str, set[str] | None], ...] = (
     },
     {"evaluation": {"graphs", "operations", "translation", "autodiff", "rhn"}},
     {"data": {"mdp", "policy", "evaluation", "workers"}},
-    {
-        "console": set(),
-        "run_marker": set(),
-        "certification": None,
-    },
+    {"console": set(), "run_marker": set(), "certification": None},
     {"progress_view": {"console"}, "run_status": {"run_marker"}},
     {"learning": {"data", "evaluation", "mdp", "objectives", "policy", "workers"}},
     {
@@ -99,24 +97,49 @@ def package_of(module: str) -> str:
     return module.partition(".")[2].partition(".")[0]
 
 
-def runtime_imports(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """Yield line and module of every import, including those inside functions, except under TYPE_CHECKING."""
-    for node in ast.iter_child_nodes(tree):
-        if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING"):
-            continue
-        if isinstance(node, ast.Import):
-            yield from ((node.lineno, alias.name) for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module == "gflownet":
-            yield from ((node.lineno, f"gflownet.{alias.name}") for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield node.lineno, "." * node.level + (node.module or "")
-        yield from runtime_imports(node)
+@dataclass(frozen=True)
+class Source:
+    """Imports, functions and docstring of a file."""
+
+    imports: list[tuple[int, str, bool]]  # line, module or name as a module, whether under TYPE_CHECKING
+    functions: list[tuple[str, int, int]]  # name, line, number of lines
+    has_docstring: bool
+
+
+@functools.cache
+def source_of(text: str) -> Source:
+    tree = ast.parse(text)
+    source = Source([], [], has_docstring=bool(ast.get_docstring(tree)))
+    for node, is_typing in statements(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            length = (node.end_lineno or node.lineno) - node.lineno + 1
+            source.functions.append((node.name, node.lineno, length))
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                module = "." * node.level + (node.module or "")
+                names = [module, *(f"{module}.{name}" for name in names)]
+            source.imports.extend((node.lineno, name, is_typing) for name in names)
+    return source
+
+
+def statements(node: ast.AST, *, is_typing: bool = False) -> Iterator[tuple[ast.stmt, bool]]:
+    """Yield every statement, and whether it is under TYPE_CHECKING; faster than ast.walk, which visits expressions."""
+    for name in ("body", "orelse", "finalbody", "handlers", "cases"):
+        for child in getattr(node, name, ()):
+            if isinstance(child, ast.stmt):
+                yield child, is_typing
+            test = getattr(child, "test", None)
+            is_guard = isinstance(test, ast.Name | ast.Attribute) and ast.unparse(test).endswith("TYPE_CHECKING")
+            yield from statements(child, is_typing=is_typing or is_guard)
 
 
 def imports_of(root: Path, folder: str) -> Iterator[tuple[Path, int, str]]:
+    """Yield file, line and module of every import, including those inside functions, except under TYPE_CHECKING."""
     for path in sorted((root / folder).rglob("*.py")):
-        for line, module in runtime_imports(ast.parse(path.read_text(encoding="utf-8"))):
-            yield path.relative_to(root), line, module
+        for line, module, is_typing in source_of(path.read_text(encoding="utf-8")).imports:
+            if not is_typing:
+                yield path.relative_to(root), line, module
 
 
 def owner_of(path: Path) -> str:
@@ -178,16 +201,6 @@ def circle_problems(root: Path) -> list[str]:
     return [f"{package} imports itself through others" for package in sorted(graph) if package in reachable(package)]
 
 
-def module_imports(tree: ast.AST) -> Iterator[str]:
-    """Yield every imported module, and every imported name as a module, under TYPE_CHECKING too."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            yield node.module
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
-
-
 def file_circle_problems(root: Path) -> list[str]:
     """Return the groups of files of gflownet/ that import each other, type annotations included."""
     files = {
@@ -196,22 +209,20 @@ def file_circle_problems(root: Path) -> list[str]:
     }
     graph = networkx.DiGraph()
     for name, path in files.items():
-        imported = set(module_imports(ast.parse(path.read_text(encoding="utf-8")))) & files.keys()
-        graph.add_edges_from((name, target) for target in imported - {name})
+        imported = {module for _, module, _ in source_of(path.read_text(encoding="utf-8")).imports}
+        graph.add_edges_from((name, target) for target in (imported & files.keys()) - {name})
     circles = [sorted(group) for group in networkx.strongly_connected_components(graph) if len(group) > 1]
     return [f"circle of {', '.join(circle)}" for circle in sorted(circles)]
 
 
 def length_problems(root: Path) -> list[str]:
     """Return the functions with more than MAX_FUNCTION_LINES lines."""
-    problems = []
-    for path in python_files(root):
-        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
-                length = (node.end_lineno or node.lineno) - node.lineno + 1
-                if length > MAX_FUNCTION_LINES:
-                    problems.append(f"{path.relative_to(root)}:{node.lineno}: {node.name} has {length} lines")
-    return problems
+    return [
+        f"{path.relative_to(root)}:{line}: {name} has {length} lines"
+        for path in python_files(root)
+        for name, line, length in source_of(path.read_text(encoding="utf-8")).functions
+        if length > MAX_FUNCTION_LINES
+    ]
 
 
 def name_problems(root: Path) -> list[str]:
@@ -230,7 +241,7 @@ def package_docstring_problems(root: Path) -> list[str]:
     return [
         str(path.relative_to(root))
         for path in sorted((root / "gflownet").rglob("__init__.py"))
-        if not ast.get_docstring(ast.parse(path.read_text(encoding="utf-8")))
+        if not source_of(path.read_text(encoding="utf-8")).has_docstring
     ]
 
 
@@ -245,9 +256,9 @@ CHECKS = (
 )
 
 
-@pytest.mark.parametrize("check", CHECKS)
-def test_source_tree_satisfies_check(check: Callable[[Path], list[str]], checkout: Path) -> None:
-    assert check(checkout) == []
+def test_source_tree_satisfies_every_check(checkout: Path) -> None:
+    """One test, because the checks share the parsed files."""
+    assert [problem for check in CHECKS for problem in check(checkout)] == []
 
 
 # Violations that a check must detect: check, file, text of the file, words of the problem.

@@ -1,8 +1,11 @@
 """scripts/bench_operation_sampling.py at its smallest size."""
 
+import pytest
+
 from scripts.bench_operation_sampling import GOAL, computation_graphs, operation_graphs, sampling_rows
 
 
+@pytest.mark.slow
 def test_rows_compare_graphs_of_equal_size():
     ours, other = operation_graphs(), computation_graphs()
     assert ours.vocabulary.max_nodes == other.vocabulary.max_nodes == 12

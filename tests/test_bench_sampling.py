@@ -8,9 +8,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from scripts import bench_sampling
-from scripts.bench_sampling import Setting, growth_rows, profile_rows, setting_rows, side_by_side_rows
+from scripts.bench_sampling import profile_rows, side_by_side_rows
 from scripts.peers.process import PeerError
 from scripts.sampling_sides import Ours, fixed_length
 
@@ -29,14 +28,6 @@ def test_profile_shares_add_up(capsys: pytest.CaptureFixture[str]) -> None:
     lines = capsys.readouterr().out.strip().splitlines()[1:]
     assert len(lines) == 11, "every watched function was called"
     assert sum(float(line.split()[-2]) for line in lines) == pytest.approx(100, abs=0.5)
-
-
-def test_setting_rows_units() -> None:
-    env = fixed_length(3, 4)
-    settings = (Setting(env, batch=2), Setting(env, batch=2, policy=GraphTransformerPolicy, is_trained=False))
-    rows = setting_rows(settings, num_rounds=1)
-    assert [row.unit for row in rows] == ["trajectories/CPU-s", "steps/CPU-s", "trajectories/CPU-s"]
-    assert all(row.value > 0 and not row.goal for row in rows)
 
 
 def test_our_side_trains_only_in_training_turns() -> None:
@@ -61,12 +52,3 @@ def test_side_by_side_without_torchgfn(monkeypatch: pytest.MonkeyPatch, capsys: 
     assert [row.goal for row in rows if "networkx twin: sample" in row.name] == ["", "", ">= 30", ""]
     assert not [row for row in rows if "torchgfn" in row.name]
     assert capsys.readouterr().out == "skipped: rows of torchgfn: torchgfn is not installed\n"
-
-
-def test_growth_rows_names() -> None:
-    rows = growth_rows((1,), (2,), num_rounds=2)
-    assert [row.name.partition(", ")[2] for row in rows] == [
-        "dense, 1 hidden nodes, batch 2",
-        "message passing, 1 hidden nodes, batch 2",
-    ]
-    assert all(row.value > 0 for row in rows)

@@ -22,20 +22,10 @@ from gflownet.train import main
 from tests.metrics.test_certificate import CONNECTED_5
 from tests.toy_policies import UniformPolicy
 
-# Ten graphs of up to four nodes, of which most have symmetries.
-SYMMETRIC = (
-    "task=coloured_graphs",
-    "env.coloured_graph.max_nodes=4",
-    "env.coloured_graph.colours=[red]",
-    "cond.temperature.dist_params=[1]",
-    "wandb.mode=disabled",
-    "num_training_steps=80",
-    "algo.num_from_policy=32",
-    "opt.learning_rate=0.01",
-    "replay.use=false",
-    "model.num_emb=16",
-    "model.num_layers=1",
-    "certify=true",
+# 15 graphs of up to three nodes, several of them with symmetries.
+EXACT = (
+    *("--config", "exact", "env.coloured_graph.max_nodes=3", "num_training_steps=30", "algo.num_from_policy=32"),
+    *("model.num_layers=2", "model.num_emb=32", "wandb.mode=disabled"),
 )
 SMALL = (
     "task=tests.toy_tasks:RewardsHiddenNodes",
@@ -47,6 +37,7 @@ SMALL = (
     "model.num_layers=1",
     "env.max_hidden_nodes=1",
     "env.max_edges=3",
+    "env.output_sizes=[2]",
     "certify=true",
 )
 
@@ -67,36 +58,38 @@ def scores_in(*stores: Path) -> list[float]:
 @pytest.fixture(scope="module")
 def corrected(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("corrected") / "run"
-    assert main([*SYMMETRIC, f"log_dir={folder}"]) == 0
+    assert main([*EXACT, f"log_dir={folder}"]) == 0
     return folder
 
 
 def test_certify_trained_sampler(corrected):
     result = certificate_of(corrected)
-    assert (result["method"], result["symmetry"], result["step"], result["num_rewards"]) == ("tb", "reward", 80, 10)
+    assert (result["method"], result["symmetry"], result["step"], result["num_rewards"]) == ("tb", "reward", 30, 15)
     (part,) = result["certificates"]
     scores = scores_in(corrected / "evaluations.sqlite", corrected / "certificate.sqlite")
     assert part["kind"] == "exact"
     assert part["log_z"] == pytest.approx(math.log(sum(scores)), abs=1e-6)
-    assert (part["num_states"], part["num_terminal"]) == (11, 10)
-    assert part["total_variation"] < 0.14
+    assert (part["num_states"], part["num_terminal"]) == (16, 15)
+    assert part["total_variation"] < 0.03
+    assert part["tv_uncorrected"] > 0.1
     assert part["symmetries_hold"] is True
-    assert part["log_z_error"] < 0.3
+    assert part["log_z_error"] < 0.03
     assert result["errors"] == []
-    assert result["rules"]["verdict"][0].startswith("rules: hold: 54 transitions checked, from all 11 states; 11 ")
+    assert result["rules"]["verdict"][0].startswith("rules: hold: 56 transitions checked, from all 16 states; 16 ")
     assert part["verdict"][0].startswith("exact optimum: of trajectory balance is the target (total variation 0.0000")
     assert part["optimum_loss"] < 1e-6
-    assert sum(row["num_states"] for row in part["classes"]) == 10
+    assert sum(row["num_states"] for row in part["classes"]) == 15
 
 
+@pytest.mark.slow
 def test_certify_detects_uncorrected_sampler(tmp_path, capsys):
-    assert main([*SYMMETRIC, "algo.symmetry=none", f"log_dir={tmp_path / 'run'}"]) == 0
+    assert main([*EXACT, "algo.symmetry=none", f"log_dir={tmp_path / 'run'}"]) == 0
     (part,) = certificate_of(tmp_path / "run")["certificates"]
-    assert part["total_variation"] > 0.2
-    assert part["tv_uncorrected"] < 0.14
+    assert part["total_variation"] > 0.1
+    assert part["tv_uncorrected"] < 0.03
     assert part["symmetries_hold"] is False
-    assert part["optimum_total_variation"] > 0.2
-    assert part["tv_to_optimum"] < 0.14
+    assert part["optimum_total_variation"] > 0.1
+    assert part["tv_to_optimum"] < 0.03
     out = capsys.readouterr().out
     assert "IGNORED" in out
     assert "  exact optimum: of trajectory balance is R / |Aut|, not R: algo.symmetry=none (total variation" in out
@@ -113,7 +106,7 @@ def test_estimated_certificate_agrees_with_exact_one(corrected, capsys):
     assert part["kind"] == "estimated"
     assert (part["num_samples"], part["num_rollouts"]) == (256, 10)
     assert part["log_z_low"] - 0.05 < exact["log_z"] < part["log_z_high"] + 0.05
-    assert part["elbo"] < part["log_z"] < part["eubo"]
+    assert part["elbo"] - 1e-3 < part["log_z"] < part["eubo"] + 1e-3
     assert part["spearman"] == pytest.approx(exact["spearman"], abs=0.25)
     assert (result["rules"]["is_complete"], result["errors"]) == (False, [])
     out = capsys.readouterr().out
@@ -145,11 +138,11 @@ def test_random_temperature_certified_at_three_quantiles(tmp_path, capsys):
 
 
 def test_report_excludes_certificate_evaluations(tmp_path):
-    """The certificate evaluates all 201 graphs; the table and a resumed run know of eight at most."""
+    """The certificate evaluates all 41 graphs; the table and a resumed run know of eight at most."""
     folder = tmp_path / "run"
     assert main([*SMALL, f"log_dir={folder}"]) == 0
     assert len(scores_in(folder / "evaluations.sqlite")) <= 8
-    assert len(scores_in(folder / "evaluations.sqlite", folder / "certificate.sqlite")) == 201
+    assert len(scores_in(folder / "evaluations.sqlite", folder / "certificate.sqlite")) == 41
     assert len(json.loads((folder / "top_architectures.json").read_text())) <= 8
     assert main([f"log_dir={folder}", "resume=true", "num_training_steps=3"]) == 0
     assert certificate_of(folder)["step"] == 3
@@ -177,7 +170,7 @@ def test_interrupt_leaves_no_certificate(tmp_path, capsys):
 def test_failed_evaluations_get_floor_score(tmp_path, capsys):
     assert main([*SMALL, "task=tests.toy_tasks:SometimesFails", f"log_dir={tmp_path / 'run'}"]) == 0
     result = certificate_of(tmp_path / "run")
-    assert 0 < result["num_failed"] < 201
+    assert 0 < result["num_failed"] < 41
     assert f", {result['num_failed']} failed; all figures" in capsys.readouterr().out
 
 

@@ -160,14 +160,6 @@ def test_closed_output_of_rich_is_the_signal_of_a_closed_pipe() -> None:
     assert run_command(command) == 128 + signal.SIGPIPE
 
 
-def test_output_to_a_full_disk_is_one_line() -> None:
-    code = "import sys; from gflownet.__main__ import main; sys.exit(main(['train', '--help']))"
-    with Path("/dev/full").open("w") as full:
-        done = subprocess.run([sys.executable, "-c", code], stdout=full, stderr=subprocess.PIPE, text=True, check=False)
-    assert done.returncode == 2
-    assert done.stderr == "error: stdout: cannot be written (No space left on device)\n"
-
-
 def test_abbreviations_are_no_options() -> None:
     parser = CommandLine(prog="x")
     parser.add_argument("--number")

@@ -104,17 +104,6 @@ def run_shell(shell: str, folder: Path, code: str) -> str:
     return done.stdout
 
 
-def test_bash_completes(folder: Path) -> None:
-    """bash replaces only what follows the last = or : of a word."""
-    lines = ["gflownet sto", "gflownet train env.name=ce", "gflownet train --config digits_p"]
-    code = f"source {folder}/bash\n" + "\n".join(
-        f'COMP_LINE="{line}"; COMP_POINT=${{#COMP_LINE}}; _gflownet_complete 2>/dev/null; echo "${{COMPREPLY[@]}}"'
-        for line in lines
-    )
-    assert run_shell("bash", folder, code).split() == ["store", "cells", "digits_pareto"]
-    assert "_gflownet_complete gflownet" in run_shell("bash", folder, f"source {folder}/bash; complete -p gflownet")
-
-
 def test_fish_completes(folder: Path) -> None:
     code = f"source {folder}/fish; complete -C 'gflownet train env.name=ce'; complete -C 'gflownet sto'"
     rows = run_shell("fish", folder, code).splitlines()

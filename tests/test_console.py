@@ -262,10 +262,7 @@ def test_live_panel_in_ascii() -> None:
 
 def test_print_report_table_and_load_line() -> None:
     output = io.StringIO()
-    rows = [
-        ReportRow(1, 0.97221, 0.9611, 12345, 3, 7, "[1].svg"),
-        ReportRow(2, 0.97, None, None, 0, 1, "2.svg"),
-    ]
+    rows = [ReportRow(1, 0.97221, 0.9611, 12345, 3, 7, "[1].svg"), ReportRow(2, 0.97, None, None, 0, 1, "2.svg")]
     load_line = 'model = gflownet.load("logs/[x]/top_architectures.json", rank=0)' + " " * 80 + "# the end"
     folder = "logs/[x]/" + "long" * 30 + "/architectures"
     print_report(rows, load_line=load_line, pictures=folder, console=Console(file=output, width=100))
@@ -325,6 +322,7 @@ with MetricLogger(pathlib.Path(sys.argv[1]), num_training_steps=3, print_every=1
 """
 
 
+@pytest.mark.slow
 def test_live_panel_on_pseudo_terminal(tmp_path: Path, checkout: Path) -> None:
     ours, theirs = pty.openpty()
     environment = {**os.environ, "TERM": "xterm-256color", "COLUMNS": "90", "LINES": "30", "PYTHONUTF8": "1"}

@@ -1,11 +1,9 @@
-"""Run every example of the documentation, and compare its error messages with the code.
+"""Run examples of the documentation in this process, and compare its error messages with the code.
 
-Commands and Python blocks run in this process; the slow tests start a process for each.
+The fast suite runs pages of each kind; of the others it reads the commands with --print-config and compiles the Python.
 """
 
-import ast
 import io
-import os
 import re
 import shlex
 import subprocess
@@ -23,10 +21,20 @@ from gflownet.rhn.server.__main__ import parse as parse_server
 from tests.running_server import running_server
 
 DOCS = (
+    "adding-a-task.md",
+    "rhn.md",
+    "operations.md",
+    "add-an-operation.md",
+    "ask-and-tell.md",
+    "coming-from/torchgfn.md",
+    "coming-from/nni.md",
+    "coming-from/optuna.md",
+)
+# Their commands differ from those of other pages in few options: run by make test-all.
+SLOW_DOCS = (
     "quickstart.md",
     "final-stage.md",
     "report.md",
-    "adding-a-task.md",
     "extending.md",
     "workers.md",
     "objectives.md",
@@ -36,30 +44,12 @@ DOCS = (
     "exactness.md",
     "exploration-teacher.md",
     "greedy-sampling.md",
-    "rhn.md",
-    "operations.md",
-    "add-an-operation.md",
     "search-convolutional-cells.md",
     "search-your-own-space.md",
     "search-methods.md",
     "wandb.md",
-    "ask-and-tell.md",
     "coming-from/recursionpharma-gflownet.md",
-    "coming-from/torchgfn.md",
-    "coming-from/nni.md",
-    "coming-from/optuna.md",
 )
-# Their commands differ from those of other pages in few options: run by make test-all.
-SLOW_DOCS = {
-    "objectives.md",
-    "conditioning.md",
-    "exploration.md",
-    "exploration-teacher.md",
-    "greedy-sampling.md",
-    "metrics.md",
-    "exactness.md",
-    "wandb.md",
-}
 _BLOCK = re.compile(r"^```(bash|python|yaml)\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _CODE = re.compile(r"^```.*?^```", re.MULTILINE | re.DOTALL)
 _FILE = re.compile(r"# (\w+\.(?:py|yaml))\n")
@@ -90,11 +80,28 @@ Python = Callable[[list[str], str], None]
 
 
 @pytest.fixture
-def in_process(tmp_path, monkeypatch) -> Iterator[Python]:
-    """Run commands in this process, in an empty folder from which modules are imported."""
+def own_folder(tmp_path, monkeypatch) -> Iterator[Path]:
+    """Change to an empty folder from which modules are imported."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     before = set(sys.modules)
+    yield tmp_path
+    for name in set(sys.modules) - before:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
+            del sys.modules[name]
+
+
+def called(words: list[str]) -> int | str | None:
+    """Return the exit status of `python -m` with words."""
+    try:
+        return MAINS[words[1]](words[2:])
+    except SystemExit as end:  # as --help of argparse does
+        return end.code
+
+
+@pytest.fixture
+def in_process(own_folder, monkeypatch) -> Python:
+    """Run commands in this process."""
 
     def python(words: list[str], stdin: str = "") -> None:
         if words[0] == "-c":
@@ -103,32 +110,20 @@ def in_process(tmp_path, monkeypatch) -> Iterator[Python]:
                 exec(compile(words[1], "example", "exec"), {"__name__": "__main__"})
             return
         monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(stdin.encode())))
-        assert words[0] == "-m"
-        try:
-            code = MAINS[words[1]](words[2:])
-        except SystemExit as end:  # as --help of argparse does
-            code = end.code
-        assert code == 0, shlex.join(words)
+        assert called(words) == 0, shlex.join(words)
 
-    yield python
-    for name in set(sys.modules) - before:
-        if str(getattr(sys.modules[name], "__file__", "")).startswith(str(tmp_path)):
-            del sys.modules[name]
+    return python
 
 
 @pytest.fixture
-def in_subprocesses(tmp_path, checkout) -> Python:
-    """Run every command in a separate process, in an empty folder."""
+def read_only(own_folder) -> Python:
+    """Read the options of commands, and compile Python; tests/test_public_surface.py finds the names it imports."""
 
     def python(words: list[str], stdin: str = "") -> None:
-        if words[0] == "-c":
-            words = ["-W", "ignore::ResourceWarning", *words]
-        environment = {**os.environ, "PYTHONPATH": str(checkout), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, *words]
-        done = subprocess.run(
-            command, cwd=tmp_path, env=environment, input=stdin, capture_output=True, text=True, check=False
-        )
-        assert done.returncode == 0, f"{shlex.join(words)}\n{done.stdout}\n{done.stderr}"
+        if words[0] != "-c":
+            assert called([*words, "--print-config"]) == 0, shlex.join(words)
+            return
+        compile(words[1], "example", "exec")
 
     return python
 
@@ -167,37 +162,41 @@ def run_page(page: Path, folder: Path, python: Python) -> int:
     return num_run
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW_DOCS else name for name in DOCS]
-)
+@pytest.mark.parametrize("name", [*DOCS, *(pytest.param(name, marks=pytest.mark.slow) for name in SLOW_DOCS)])
 def test_docs_examples_run(name, tmp_path, checkout, in_process):
-    assert run_page(checkout / "docs" / name, tmp_path, in_process) >= (1 if "/" in name else 2)
+    assert run_page(checkout / "docs" / name, tmp_path, in_process) >= 1
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", DOCS)
-def test_docs_examples_run_as_processes(name, tmp_path, checkout, in_subprocesses):
-    assert run_page(checkout / "docs" / name, tmp_path, in_subprocesses) >= (1 if "/" in name else 2)
+@pytest.mark.parametrize("name", SLOW_DOCS)
+def test_docs_examples_are_valid(name, tmp_path, checkout, read_only):
+    assert run_page(checkout / "docs" / name, tmp_path, read_only) >= 1
 
 
-def texts_of(path: Path) -> list[str]:
-    """Return every string of a module, and the constant sections of f-strings."""
-    nodes = ast.walk(ast.parse(path.read_text(encoding="utf-8")))
-    return [node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)]
+def test_invalid_examples_are_detected(read_only):
+    for words in (["-m", "gflownet.train", "seeds=1"], ["-c", "1 +"]):
+        with pytest.raises((AssertionError, SyntaxError)):
+            read_only(words, "")
+
+
+def text_of(path: Path) -> str:
+    """Return the source of a module with adjacent strings of several lines joined."""
+    return re.sub(r'"\s*\n\s*f?"', "", path.read_text(encoding="utf-8"))
 
 
 def test_docs_messages_of_workers_page_exist(checkout):
-    texts = [text for path in (checkout / "gflownet").rglob("*.py") for text in texts_of(path)]
+    source = "\n".join(map(text_of, (checkout / "gflownet").rglob("*.py")))
     page = (checkout / "docs" / "workers.md").read_text(encoding="utf-8")
     section = page.partition("## Errors")[2].partition("\n## ")[0]
     messages = re.findall(r"^\| `([^`]+)` \|", section, re.MULTILINE)
     assert len(messages) > 15
     parts = {part.strip() for message in messages for part in re.split("[…;:,()]", message)}  # …: variable text
-    assert [part for part in parts if not any(part in text for text in texts)] == []
+    assert [part for part in parts if part not in source] == []
 
 
-def test_docs_readme_commands_search_own_data(tmp_path, checkout, in_process):
+@pytest.mark.parametrize("way", ["read_only", pytest.param("in_process", marks=pytest.mark.slow)])
+def test_docs_readme_commands_search_own_data(way, tmp_path, checkout, request):
     """Run the commands of the section on own problems with a table, images and a function."""
+    python = request.getfixturevalue(way)
     rng = np.random.default_rng(0)
     images, classes = rng.random((60, 8, 8)), np.arange(60) % 3
     np.savez(tmp_path / "images.npz", inputs=images, targets=classes)
@@ -212,9 +211,9 @@ def test_docs_readme_commands_search_own_data(tmp_path, checkout, in_process):
     names = {"FILE.csv": "table.csv", "FILE.npz": "images.npz", "MODULE:FUNCTION": "own:examples"}
     for command, (placeholder, name) in zip(commands, names.items(), strict=True):
         assert placeholder in command
-        assert run_shell(f"{command.replace(placeholder, name)} log_dir={name.partition('.')[0]}", in_process) == 1
+        assert run_shell(f"{command.replace(placeholder, name)} log_dir={name.partition('.')[0]}", python) == 1
     ((language, example),) = blocks(section)
-    assert (language, run_shell(example, in_process)) == ("bash", 1)
+    assert (language, run_shell(example, python)) == ("bash", 1)
 
 
 def anchors(text: str) -> set[str]:
@@ -252,66 +251,48 @@ def test_broken_links_finds_missing_files_and_headings(tmp_path):
 
 @pytest.mark.slow
 def test_docs_serving_examples_run(tmp_path, checkout, in_process):
-    run_serving(tmp_path, checkout, in_process)
-
-
-@pytest.mark.slow
-def test_docs_serving_examples_run_as_processes(tmp_path, checkout, in_subprocesses):
-    run_serving(tmp_path, checkout, in_subprocesses)
-
-
-def run_serving(folder: Path, checkout: Path, python: Python) -> None:
     """Run docs/serving.md: the examples before the server, the server as a process, and its clients."""
     text = (checkout / "docs" / "serving.md").read_text()
     command = re.search(r"python -m gflownet\.rhn\.server (.*)", text)
     assert command is not None
     asked = parse_server(shlex.split(command[1]))
     before, after = text.split(command[0])
-    run_blocks(before, folder, python)
-    answers = (folder / "answers.jsonl").read_text().splitlines()
+    run_blocks(before, tmp_path, in_process)
+    answers = (tmp_path / "answers.jsonl").read_text().splitlines()
     assert len(answers) == 2
-    with running_server(folder / asked.folder) as server:
-        assert run_blocks(after.replace(f"http://127.0.0.1:{asked.port}", server.url), folder, python) == 2
+    with running_server(tmp_path / asked.folder) as server:
+        assert run_blocks(after.replace(f"http://127.0.0.1:{asked.port}", server.url), tmp_path, in_process) == 2
         assert server.metrics()["gflownet_http_responses_total 200"] >= 4
 
 
-def test_docs_language_examples_run(tmp_path, checkout, in_process):
-    run_language(tmp_path, checkout, in_process)
-    assert (tmp_path / "logs" / "stack" / "metrics.jsonl").read_text().count("\n") == 4
-
-
 @pytest.mark.slow
-def test_docs_language_examples_run_as_processes(tmp_path, checkout, in_subprocesses):
-    page = run_language(tmp_path, checkout, in_subprocesses)
-    section = page.partition("## Serve\n")[2].partition("\n## ")[0]
-    command = re.search(r"python -m gflownet\.rhn\.server (\S+) --port (\d+)", section)
-    assert command is not None
-    with running_server(tmp_path / command[1]) as server:
-        after = section.partition(command[0])[2].replace(f"http://127.0.0.1:{command[2]}", server.url)
-        assert run_blocks(after.partition("```")[2], tmp_path, in_subprocesses) == 2
-        assert server.metrics()["gflownet_http_responses_total 200"] >= 2
-
-
-def run_language(folder: Path, checkout: Path, python: Python) -> str:
-    """Run docs/language-models.md without its server, with few steps, and return it."""
+def test_docs_language_examples_run(tmp_path, checkout, in_process):
+    """Run docs/language-models.md with few steps; its server is a process."""
     page = (checkout / "docs" / "language-models.md").read_text()
     before, _, after = page.partition("## Serve\n")
+    serving, _, after = after.partition("\n## ")
     num_steps = 2
-    for language, block in blocks(before + after.partition("\n## ")[2]):
+    for language, block in blocks(before + after):
         file = _FILE.match(block)
         if file:
-            (folder / file[1]).write_text(block)
+            (tmp_path / file[1]).write_text(block)
         elif language == "python":
-            python(["-c", block], "")
+            in_process(["-c", block], "")
         else:
             for line in block.splitlines():
                 if line.startswith("python -m gflownet.language"):
                     num_steps += "resume" in line  # which trains longer
                     line = shlex.join([*expanded(line), *_SHORT_LANGUAGE, f"steps={num_steps + 1}"])
                 if "pip install" not in line:
-                    run_line(line, folder, python)
-    assert (folder / "logs" / "python" / "model" / "model.json").exists()
-    return page
+                    run_line(line, tmp_path, in_process)
+    assert (tmp_path / "logs" / "python" / "model" / "model.json").exists()
+    assert (tmp_path / "logs" / "stack" / "metrics.jsonl").read_text().count("\n") == 4
+    command = re.search(r"python -m gflownet\.rhn\.server (\S+) --port (\d+)", serving)
+    assert command is not None
+    with running_server(tmp_path / command[1]) as server:
+        rest = serving.partition(command[0])[2].replace(f"http://127.0.0.1:{command[2]}", server.url)
+        assert run_blocks(rest.partition("```")[2], tmp_path, in_process) == 2
+        assert server.metrics()["gflownet_http_responses_total 200"] >= 2
 
 
 def expanded(line: str) -> list[str]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -25,7 +23,7 @@ from gflownet.graphs.operation import OPERATIONS, operation, read_operation
 from gflownet.graphs.outside_classes import has_missing_modules
 from gflownet.objectives.config import OBJECTIVES
 from gflownet.policy.config import POLICIES
-from tests.installed_package import install, write_package
+from tests.installed_package import dist_info, install, write_package
 
 NAMES = {
     TASKS: "outside_edges",
@@ -54,14 +52,6 @@ def installed(site, monkeypatch) -> Iterator[Path]:
     operation.cache_clear()
     for name in [name for name in sys.modules if name.startswith("outside_classes")]:
         del sys.modules[name]
-
-
-def dist_info(folder: Path, package: str, *rows: str) -> None:
-    """Write the metadata of another package with entry points."""
-    info = folder / f"{package}-1.0.dist-info"
-    info.mkdir(parents=True)
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
-    (info / "entry_points.txt").write_text("\n".join(rows))
 
 
 @of_every_kind
@@ -116,9 +106,7 @@ def test_built_in_class_hides_an_entry_point(tmp_path, monkeypatch, caplog):
     monkeypatch.syspath_prepend(tmp_path)
     assert TASKS.home("digits") == "gflownet.tasks.digits:DigitsTask"
     validate(load_config("digits"))
-    assert caplog.messages == [
-        "task=digits: the built-in class is used; rival:Digits is that of the package rival",
-    ]
+    assert caplog.messages == ["task=digits: the built-in class is used; rival:Digits is that of the package rival"]
     assert "task=digits (package rival; the built-in class has this name: use rival:Digits)" in " ".join(
         help_text().split()
     )
@@ -185,12 +173,3 @@ def test_run_with_classes_of_package(installed, tmp_path):
     stored = (tmp_path / "run" / "config.yaml").read_text()
     assert "task: outside_edges" in stored
     assert "max_hidden_nodes: 1" in stored
-
-
-@pytest.mark.slow
-def test_run_in_a_new_process(site, tmp_path, checkout):
-    """Named by the environment variable PYTHONPATH, as an installed package is by its site folder."""
-    environment = {**os.environ, "PYTHONPATH": f"{checkout}{os.pathsep}{site}"}
-    command = [sys.executable, "-m", "gflownet", "train", "task=outside_edges", f"log_dir={tmp_path / 'run'}"]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr

@@ -16,6 +16,7 @@ from gflownet.rhn.checkpoint import describe
 from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.train import main
 from tasks.digits import DigitsTask
+from tasks.images import ImagesTask
 from tasks.language import LanguageTask
 from tests.small_run import run
 from tests.tiny_run import TINY_RUN, TINY_TASKS
@@ -25,17 +26,17 @@ def entries_of(folder: Path) -> list[dict[str, Any]]:
     return json.loads((folder / "top_architectures.json").read_text())
 
 
-def test_run_saves_models_with_reported_scores(tmp_path, capsys):
-    folder = tmp_path / "run"
-    assert main([*TINY_RUN, "task=digits", "num_training_steps=3", "final.top=3", f"log_dir={folder}"]) == 0
+def test_saved_models_have_the_reported_scores(copied_run, capsys):
+    folder = copied_run("digits")
     task, entries = DigitsTask(load_config(str(folder / "config.yaml"))), entries_of(folder)
-    for entry in entries:
+    for entry in entries[:3]:
         model = gflownet.load(folder / "top_architectures.json", rank=entry["rank"])
         assert task.test_score(model) == entry["final"]["test_scores"][0]
         untrained = gflownet.load(folder / "top_architectures.json", rank=entry["rank"], weights=False)
         assert task.test_score(untrained) < entry["final"]["test_scores"][0]
     means = [round(entry["final"]["mean"], 12) for entry in entries]
     assert means == sorted(means, reverse=True)
+    assert main([f"log_dir={folder}", "resume=true"]) == 0  # prints the report again
     low, high = entries[0]["final"]["interval"]
     shown = capsys.readouterr().out
     assert f"{means[0]:.4f} ± {(high - low) / 2:.4f}" in shown
@@ -44,6 +45,13 @@ def test_run_saves_models_with_reported_scores(tmp_path, capsys):
     assert 0.95 < references[1]["test_score"] < 1
     assert all(each["name"] in shown for each in references)
     assert f'gflownet.load("{folder / "top_architectures.json"}", rank=0)' in shown
+
+
+def test_saved_convolutions_have_the_reported_score(finished_runs):
+    folder = finished_runs("images")
+    task, (best, *_) = ImagesTask(load_config(str(folder / "config.yaml"))), entries_of(folder)
+    model = gflownet.load(folder / "top_architectures.json", rank=0)
+    assert task.test_score(model) == best["final"]["test_scores"][0]
 
 
 def test_run_saves_weights_of_recurrent_stacks(tmp_path, capsys):

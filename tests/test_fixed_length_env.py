@@ -6,12 +6,11 @@ import torch
 from gflownet.mdp.action import GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import IllegalAction
-from gflownet.metrics.exact import enumerate_states
 from tests.fixed_length_env import FixedLengthGraphBuildingEnv
 
 
 @pytest.mark.parametrize("directed", [False, True])
-@pytest.mark.parametrize(("max_nodes", "num_actions"), [(7, 12), (12, 24), (4, 7), (3, 1)])
+@pytest.mark.parametrize(("max_nodes", "num_actions"), [(7, 12), (4, 7), (3, 1)])
 def test_fixed_length_env_trajectory_length(max_nodes, num_actions, directed):
     env = FixedLengthGraphBuildingEnv(["a", "b"], max_nodes=max_nodes, num_actions=num_actions, directed=directed)
     generator = torch.Generator().manual_seed(1)
@@ -23,17 +22,6 @@ def test_fixed_length_env_trajectory_length(max_nodes, num_actions, directed):
     actions = env.forward_masks(states).sample_uniform(generator)
     assert bool((actions.kind == Kind.Stop).all())
     assert env.forward_masks(states).num_actions().tolist() == [1] * 60
-
-
-@pytest.mark.parametrize("directed", [False, True])
-def test_fixed_length_env_every_state_has_a_legal_action(directed):
-    """Enumerate all states: random walks reach only the likely ones. Every backward action undoes a forward action."""
-    env = FixedLengthGraphBuildingEnv(["a"], max_nodes=4, num_actions=5, directed=directed)
-    graph = enumerate_states(env)
-    assert bool((env.forward_masks(graph.states).num_actions() > 0).all())
-    for index in range(len(graph)):
-        for action, parent in env.parents(graph.states, index):
-            env.step(parent, env.encode_batch([action]))  # raises if the action is illegal
 
 
 def test_fixed_length_env_error_messages():

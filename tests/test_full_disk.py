@@ -21,7 +21,7 @@ SETTINGS = (
     "task=tests.toy_tasks:RewardsNodesOrEdges",
     "evaluation.objectives=[nodes,edges]",
     "wandb.mode=disabled",
-    "num_training_steps=6",
+    "num_training_steps=4",
     "algo.num_from_policy=4",
     "replay.use=false",
     "model.num_emb=8",
@@ -29,7 +29,7 @@ SETTINGS = (
     "model.num_heads=1",
     "env.max_hidden_nodes=2",
     "env.max_edges=4",
-    "checkpoint_every=2",
+    "checkpoint_every=1",
 )
 
 
@@ -85,9 +85,8 @@ def test_run_with_file_size_limit_resumes(finished, tmp_path, capsys, limit):
 
 
 # Kilobytes that are free: too few for the first checkpoint, the store, the third checkpoint.
-@pytest.mark.parametrize(
-    "num_free", [pytest.param(4, marks=pytest.mark.slow), pytest.param(100, marks=pytest.mark.slow), 500]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("num_free", [4, 100, 500])
 def test_run_on_full_disk_resumes(finished, tmp_path, capsys, num_free):
     with small_file_system(tmp_path / "disk", 4_000_000) as disk:
         filler = disk / "filler"

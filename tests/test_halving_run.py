@@ -15,7 +15,7 @@ from tests.tiny_run import TINY_RUN, metric_rows
 HALVING = (
     *TINY_RUN,
     "task=digits",
-    "num_training_steps=4",
+    "num_training_steps=3",
     "algo.num_from_policy=6",
     "env.max_hidden_nodes=3",
     "env.max_edges=6",

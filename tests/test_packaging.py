@@ -110,47 +110,36 @@ def test_checkout_import_without_install(checkout: Path, tmp_path: Path) -> None
 
 
 @pytest.mark.slow
-def test_checkout_runs_without_install(checkout: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_installed", [False, True])
+def test_checkout_runs(is_installed: bool, checkout: Path, tmp_path: Path) -> None:
+    """In its folder without an installation, elsewhere with an editable one."""
     python = make_python(tmp_path / "env")
-    check_runs(python, cwd=checkout, log_dir=tmp_path / "run", package=checkout / "gflownet", tasks=checkout / "tasks")
+    if is_installed:
+        install(python, "--editable", checkout, cwd=tmp_path)
+    (tmp_path / "empty").mkdir()
+    cwd = tmp_path / "empty" if is_installed else checkout
+    check_runs(python, cwd=cwd, log_dir=tmp_path / "run", package=checkout / "gflownet", tasks=checkout / "tasks")
 
 
-def test_editable_install_import(checkout: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize("kind", ["wheel", pytest.param("sdist", marks=pytest.mark.slow)])
+def test_archive_installs(kind: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
-    install(python, "--editable", checkout, cwd=tmp_path)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    check_commands(python, cwd=empty, package=checkout / "gflownet", tasks=checkout / "tasks")
+    install(python, request.getfixturevalue(kind), cwd=tmp_path)
+    (tmp_path / "empty").mkdir()
+    package = next((tmp_path / "env").glob("lib/python*/site-packages/gflownet"))
+    check_version(python, cwd=tmp_path / "empty")
+    check_commands(python, cwd=tmp_path / "empty", package=package, tasks=package / "tasks")
 
 
 @pytest.mark.slow
-def test_editable_install_runs(checkout: Path, tmp_path: Path) -> None:
-    python = make_python(tmp_path / "env")
-    install(python, "--editable", checkout, cwd=tmp_path)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    check_runs(python, cwd=empty, log_dir=empty / "run", package=checkout / "gflownet", tasks=checkout / "tasks")
-
-
 def test_wheel_runs(wheel: Path, tmp_path: Path) -> None:
     python = make_python(tmp_path / "env")
     install(python, wheel, cwd=tmp_path)
     empty = tmp_path / "empty"
     empty.mkdir()
     package = next((tmp_path / "env").glob("lib/python*/site-packages/gflownet"))
-    check_version(python, cwd=empty)
     check_runs(python, cwd=empty, log_dir=empty / "run", package=package, tasks=package / "tasks")
     assert "report.html" in call(python.parent / "gflownet", "report", "run", cwd=empty), "the templates are installed"
-
-
-def test_sdist_installs(sdist: Path, tmp_path: Path) -> None:
-    python = make_python(tmp_path / "env")
-    install(python, sdist, cwd=tmp_path)
-    empty = tmp_path / "empty"
-    empty.mkdir()
-    package = next((tmp_path / "env").glob("lib/python*/site-packages/gflownet"))
-    check_version(python, cwd=empty)
-    check_commands(python, cwd=empty, package=package, tasks=package / "tasks")
 
 
 @pytest.mark.slow

@@ -12,17 +12,19 @@ from gflownet.run.checkpoint import save
 from gflownet.run.folder import last_checkpoint
 from gflownet.train import main
 from tests import small_run
+from tests.finished_runs import SEARCHES
 from tests.small_run import run
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes
 
-finished = small_run.finished
+finished = small_run.finished_toy
+FINISHED = SEARCHES["toy"]
 
 
 def test_resume_equals_uninterrupted_run(finished, tmp_path):
     folder = tmp_path / "run"
-    assert run(folder, "num_training_steps=4") == 0
-    assert run(folder, "resume=true") == 0
+    assert run(folder, *FINISHED, "num_training_steps=4") == 0
+    assert run(folder, *FINISHED, "num_training_steps=8", "resume=true") == 0
     assert metric_rows(folder) == metric_rows(finished)
     assert reported(folder) == reported(finished)
 
@@ -33,11 +35,10 @@ def reported(folder: Path) -> list[dict[str, Any]]:
     return [{name: value for name, value in entry.items() if name != "run"} for entry in entries]
 
 
-def test_resume_between_checkpoints(finished, tmp_path):
-    folder = tmp_path / "run"
-    assert run(folder, "num_training_steps=5") == 0
-    (folder / "checkpoints" / "step_00000005.pt").unlink()  # as after a kill: metrics and store are ahead of step 3
-    assert run(folder, "resume=true") == 0
+def test_resume_between_checkpoints(finished, copied_run):
+    folder = copied_run("toy")
+    (folder / "checkpoints" / "step_00000008.pt").unlink()  # as after a kill: metrics and store are ahead of step 6
+    assert run(folder, *FINISHED, "resume=true") == 0
     assert metric_rows(folder) == metric_rows(finished)
 
 
@@ -51,66 +52,59 @@ def test_resume_before_first_checkpoint_from_step_0(finished, tmp_path, monkeypa
 
     monkeypatch.setattr(RewardsHiddenNodes, "evaluate", dies)
     monkeypatch.setattr(RewardsHiddenNodes, "test", GFNTask.test)  # no further evaluations for the report
-    assert run(tmp_path / "run", "checkpoint_every=100", "resume=auto") == 130
+    options = ("checkpoint_every=100", "num_training_steps=4")
+    assert run(tmp_path / "run", *options, "resume=auto") == 130
     assert [path.name for path in (tmp_path / "run" / "checkpoints").iterdir()] == ["step_00000000.pt"]
-    assert run(tmp_path / "run", "checkpoint_every=100") == 2
-    assert run(tmp_path / "run", "resume=auto") == 0
-    assert metric_rows(tmp_path / "run") == metric_rows(finished)
-    fresh, (num_distinct,) = next(calls) - 8, {row["num_distinct"] for row in metric_rows(finished)[-1:]}
-    assert fresh < num_distinct, "what was evaluated before is known"
+    assert run(tmp_path / "run", *options) == 2
+    assert run(tmp_path / "run", *options, "resume=auto") == 0
+    rows = metric_rows(finished)[:4]
+    assert metric_rows(tmp_path / "run") == rows
+    assert next(calls) - 8 < rows[-1]["num_distinct"], "what was evaluated before is known"
 
 
-def test_resume_without_store_warns(tmp_path, caplog):
-    assert run(tmp_path / "run", "num_training_steps=2") == 0
-    (tmp_path / "run" / "evaluations.sqlite").unlink()
-    assert run(tmp_path / "run", "num_training_steps=3", "resume=true") == 0
+def test_resume_without_store_warns(copied_run, caplog):
+    folder = copied_run("toy")
+    (folder / "evaluations.sqlite").unlink()
+    assert run(folder, *FINISHED, "num_training_steps=9", "resume=true") == 0
     (line,) = [record.getMessage() for record in caplog.records]
     assert "evaluations.sqlite: expected the evaluations of the run, got no file" in line
 
 
-def test_resume_with_other_state_raises(tmp_path, capsys):
-    folder = tmp_path / "run"
-    assert run(folder, "num_training_steps=2") == 0
+def test_resume_with_other_state_raises(copied_run, capsys):
+    folder = copied_run("toy")
     checkpoint = last_checkpoint(folder, option="run")
     for state in (checkpoint.state | {"policy": {}}, {}, checkpoint.state | {"replay": None, "random_state": 3}):
         save(checkpoint.path, state, run=checkpoint.state["run_id"])
         capsys.readouterr()
-        assert run(folder, "resume=true") == 2
+        assert run(folder, *FINISHED, "resume=true") == 2
         error = capsys.readouterr().err
         assert error.startswith(f"error: {checkpoint.path}: expected a state of this version, got another (")
         assert error.count("\n") == 1
 
 
-def test_resume_with_moving_average(tmp_path):
-    options = ("algo.sampling_tau=0.9", "validate_every=2")
+def test_resume_restores_random_states_and_moving_average(tmp_path):
+    options = ("task=tests.toy_tasks:DrawsFromEveryGenerator", "algo.sampling_tau=0.9", "validate_every=2")
+    options += ("num_training_steps=4",)
     assert run(tmp_path / "whole", *options) == 0
-    assert run(tmp_path / "halves", *options, "num_training_steps=4") == 0
+    assert run(tmp_path / "halves", *options, "num_training_steps=2") == 0
     assert run(tmp_path / "halves", *options, "resume=true") == 0
-    assert metric_rows(tmp_path / "whole") == metric_rows(tmp_path / "halves")
-    validated = [row["step"] for row in metric_rows(tmp_path / "whole") if "validation_score_mean" in row]
-    assert validated == [2, 4, 6, 8]
+    rows = metric_rows(tmp_path / "whole")
+    assert rows == metric_rows(tmp_path / "halves")
+    assert [row["step"] for row in rows if "validation_score_mean" in row] == [2, 4]
+    assert len({row["log_reward_mean"] for row in rows}) == 4
 
 
-def test_resume_reads_options_and_refuses_changes(finished, tmp_path, capsys):
-    folder = tmp_path / "run"
-    assert run(folder, "num_training_steps=4") == 0
+def test_resume_reads_options_and_refuses_changes(finished, copied_run, capsys):
+    folder = copied_run("toy")
     for change in ("seed=7", "opt.learning_rate=0.1", "env.max_hidden_nodes=2", "task=digits"):
         before = (folder / "config.yaml").read_text()
         assert main([f"log_dir={folder}", "resume=true", change]) == 2
         assert capsys.readouterr().err.startswith(f"error: {change.partition('=')[0]}: expected ")
         assert (folder / "config.yaml").read_text() == before
-    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=8", "workers.max_restarts=9"]) == 0
-    assert metric_rows(folder) == metric_rows(finished)
-
-
-def test_resume_restores_random_states(tmp_path):
-    option = "task=tests.toy_tasks:DrawsFromEveryGenerator"
-    assert run(tmp_path / "whole", option) == 0
-    assert run(tmp_path / "halves", option, "num_training_steps=4") == 0
-    assert run(tmp_path / "halves", option, "resume=true") == 0
-    assert metric_rows(tmp_path / "whole") == metric_rows(tmp_path / "halves")
-    rewards = [row["log_reward_mean"] for row in metric_rows(tmp_path / "whole")]
-    assert len(set(rewards)) == len(rewards)
+    assert main([f"log_dir={folder}", "resume=true", "num_training_steps=9", "workers.max_restarts=9"]) == 0
+    *before, last = metric_rows(folder)
+    assert before == metric_rows(finished)
+    assert last["step"] == 9
 
 
 def test_resume_without_run_creates_no_files(tmp_path):

@@ -41,7 +41,7 @@ EVERYTHING = (
     "replay.num_updates=2",
     "replay.capacity=10",
     "local_search.num=2",
-    "local_search.num_iterations=2",
+    "local_search.num_iterations=1",
     "local_search.accept=metropolis",
 )
 
@@ -97,10 +97,10 @@ def test_run_num_updates_on_replayed_states(tmp_path):
 
 
 def test_run_with_all_exploration_resumes_exactly(tmp_path):
-    whole = made(tmp_path / "whole", *EVERYTHING)
+    whole = made(tmp_path / "whole", *EVERYTHING, "num_training_steps=3")
     whole.run()
     made(tmp_path / "parts", *EVERYTHING, "num_training_steps=2").run()
-    rest = made(tmp_path / "parts", *EVERYTHING, "resume=true")
+    rest = made(tmp_path / "parts", *EVERYTHING, "num_training_steps=3", "resume=true")
     rest.run()
     for name, value in whole.policy.state_dict().items():
         assert torch.equal(value, rest.policy.state_dict()[name]), name
@@ -135,21 +135,6 @@ def test_max_likelihood_learns_offline_graphs(tmp_path):
     drawn = [trainer.source.sample_on_policy(step, policy=trainer.learner.trained) for step in range(10)]
     graphs = [trainer.env.terminal(batch.terminal, i).canonical_key() for batch in drawn for i in range(4)]
     assert sum(key in keys for key in graphs) > 10
-
-
-@pytest.mark.parametrize(
-    ("override", "message"),
-    [
-        ("algo.sampling_temperature=0", "algo.sampling_temperature: expected a number > 0, got 0"),
-        ("local_search.share_back=0", r"local_search.share_back: expected a number in \(0, 1\], got 0"),
-        ("local_search.num=17", "local_search.num: expected at most algo.num_from_policy=16"),
-        ("replay.num_updates=-1", "replay.num_updates: expected a number >= 0, got -1"),
-        ("offline.num=-1", "offline.num: expected a number >= 0, got -1"),
-    ],
-)
-def test_invalid_exploration_options_raise(override, message):
-    with pytest.raises(UserError, match=f"^{message}"):
-        validate(load_config(None, [override]))
 
 
 def test_local_search_from_replay_without_replay_raises():

@@ -24,8 +24,7 @@ WITH_PAGE = "report.every=60"
 def followers(folder: Path) -> list[int]:
     """Return the processes that rewrite the page of a run."""
     processes = psutil.process_iter(["cmdline", "status"])
-    command = [process.pid for process in processes if {"gflownet.report.follower", str(folder)} <= set(_line(process))]
-    return command
+    return [process.pid for process in processes if {"gflownet.report.follower", str(folder)} <= set(_line(process))]
 
 
 def _line(process: psutil.Process) -> list[str]:
@@ -47,12 +46,12 @@ def state_of(folder: Path) -> tuple[str, str]:
 
 def test_completed_run_has_a_page_and_resumes(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     folder = tmp_path / "run"
-    assert run(folder, WITH_PAGE, "num_training_steps=2") == 0
+    assert run(folder, WITH_PAGE, "num_training_steps=1") == 0
     assert capsys.readouterr().out.endswith(f"report: {folder / PAGE}\n")
     assert state_of(folder) == ("completed", "")
     assert state_on(folder / PAGE) == "completed"
     assert not followers(folder)
-    assert run(folder, WITH_PAGE, "num_training_steps=3", "resume=true") == 0
+    assert run(folder, WITH_PAGE, "num_training_steps=2", "resume=true") == 0
     status, marker = read_status(folder), read_marker(folder)
     assert status is not None
     assert len(status.sessions) == 2
@@ -60,6 +59,7 @@ def test_completed_run_has_a_page_and_resumes(tmp_path: Path, capsys: pytest.Cap
     assert PAGE in marker.files
     assert run(folder, "num_training_steps=1", "overwrite_existing_exp=true") == 0  # with report.every=null
     assert not (folder / PAGE).exists()
+    assert state_of(folder) == ("completed", "")
 
 
 @pytest.mark.parametrize("task", ["Interrupts", pytest.param("Terminates", marks=pytest.mark.slow)])
@@ -79,16 +79,18 @@ def test_failed_run_has_a_page_with_the_message(tmp_path: Path) -> None:
     assert not followers(tmp_path)
 
 
-def test_second_interrupt_is_recorded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_second_interrupt_ends_without_a_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def interrupt(*_: object, **__: object) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("gflownet.trainer.final_stage", interrupt)
     assert run(tmp_path, WITH_PAGE, "num_training_steps=1") == 130
     assert state_of(tmp_path) == ("interrupted", "SIGINT")
-    assert state_on(tmp_path / PAGE) == "interrupted"
+    assert not (tmp_path / PAGE).exists()
+    assert not followers(tmp_path)
 
 
+@pytest.mark.slow  # tests/report/test_follower.py kills a smaller process
 def test_killed_run_has_a_page_and_resumes(tmp_path: Path) -> None:
     """`kill -9` during the seventh evaluation: the page has the evaluations on disk."""
     folder = tmp_path / "run"
@@ -132,12 +134,6 @@ def test_page_that_cannot_be_written_is_a_warning(
     assert run(tmp_path, WITH_PAGE, "num_training_steps=1") == 0
     assert f"{tmp_path / PAGE} was not written: division by zero" in caplog.text
     assert not followers(tmp_path)
-
-
-def test_no_page_with_null(tmp_path: Path) -> None:
-    assert run(tmp_path, "num_training_steps=1") == 0
-    assert not (tmp_path / PAGE).exists()
-    assert state_of(tmp_path) == ("completed", "")
 
 
 def test_foreign_page_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,12 +19,12 @@ from gflownet.run_status import STATUS_NAME, read_status
 from tests import small_run
 from tests.report.page.folders import status_of
 
-finished = small_run.finished
+finished = small_run.finished_toy
 
 
 @pytest.fixture
 def folder(finished: Path, tmp_path: Path) -> Path:
-    """Return a run without a page that an earlier container has left."""
+    """Return a run that an earlier container has left."""
     folder = tmp_path / "run"
     shutil.copytree(finished, folder)
     status = status_of("running")

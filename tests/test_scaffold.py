@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -11,19 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 
+from gflownet import train
 from gflownet.config import OPTIONS, load_config
 from gflownet.errors import UserError
 from gflownet.scaffold import write_package
 from gflownet.scaffold.__main__ import main
 from gflownet.scaffold.package import KINDS
-from tests.installed_package import install
+from tests.installed_package import dist_info, install
 
 SHORT = ("num_training_steps=2", "final.top=0", "wandb.mode=disabled", "report.every=null", "certify=false")
 of_every_kind = pytest.mark.parametrize("kind", KINDS)
-# One kind in the fast tests: each installs a package and starts two processes.
-of_one_kind_fast = pytest.mark.parametrize(
-    "kind", ["task", *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS if kind != "task")]
-)
 
 
 @of_every_kind
@@ -47,7 +45,22 @@ def test_package_has_valid_files(kind, tmp_path):
         assert done.returncode == 0, done.stdout
 
 
-@of_one_kind_fast
+def test_package_of_a_task_passes_its_test_and_runs(tmp_path, monkeypatch):
+    """In this process, on the search path with its entry points, as an editable install."""
+    write_package("task", "generated", parent=tmp_path)
+    dist_info(tmp_path / "generated", "generated", "[gflownet.tasks]", "generated = generated.task:GeneratedTask")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path / "generated")
+    (test,) = (tmp_path / "generated").rglob("test_*.py")
+    runpy.run_path(str(test))["test_task"]()
+    assert train.main(["task=generated", *SHORT, "algo.num_from_policy=2", "evaluation.executor=inline"]) == 0
+    assert "task: generated\n" in (tmp_path / "logs" / "generated" / "config.yaml").read_text()
+    for name in [name for name in sys.modules if name.partition(".")[0] == "generated"]:
+        del sys.modules[name]
+
+
+@pytest.mark.slow
+@of_every_kind
 def test_package_passes_its_tests_and_runs(kind, tmp_path, checkout):
     write_package(kind, "generated", parent=tmp_path)
     site = install(tmp_path / "generated", tmp_path / "site")
@@ -74,12 +87,12 @@ def test_command_prints_the_next_commands(tmp_path, monkeypatch, capsys):
     assert "wrote new_balance/pyproject.toml" in lines
     assert lines[-4:] == [
         "next:",
-        "  python -m pip install -e new_balance",
+        "  python -m pip install -e new_balance pytest",
         "  python -m pytest new_balance",
         "  gflownet train --config new_balance",
     ]
     assert main(["task", "other", "--folder", "my folder"]) == 0
-    assert "  python -m pip install -e 'my folder/other'" in capsys.readouterr().out
+    assert "  python -m pip install -e 'my folder/other' pytest" in capsys.readouterr().out
 
 
 MISTAKES = {

@@ -82,11 +82,7 @@ def test_rows_compare_with_their_goals() -> None:
 
 @pytest.mark.parametrize(
     ("rows", "status"),
-    [
-        ([figure("a", 1.0)], HOLDS),
-        ([figure("a", 1.0), at_least("b", 1.0, "x", 2.0)], FALLS_SHORT),
-        ([], SKIPPED),
-    ],
+    [([figure("a", 1.0)], HOLDS), ([figure("a", 1.0), at_least("b", 1.0, "x", 2.0)], FALLS_SHORT), ([], SKIPPED)],
 )
 def test_finish_exit_status(rows, status: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert finish(rows, json_path=tmp_path / "rows.json") == status

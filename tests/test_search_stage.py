@@ -1,6 +1,7 @@
 """Runs with a surrogate: rounds, then a policy trained on completed scores, with its certificate."""
 
 import json
+import re
 import sqlite3
 from contextlib import closing
 from pathlib import Path
@@ -45,6 +46,11 @@ def test_certificate_of_completed_reward_costs_no_evaluation(finished):
             assert database.execute("SELECT count(*) FROM evaluations").fetchone() == (num,)
 
 
+def test_end_of_the_search_is_printed(tmp_path, capsys):
+    assert run(tmp_path / "run", "search.method=random", "budget.evaluations=4", "wandb.mode=disabled") == 0
+    assert re.search(r"^the search ends after step \d+: 4 evaluations are done$", capsys.readouterr().out, re.MULTILINE)
+
+
 def test_rounds_and_training_steps_are_numbered_together(finished):
     rows = metric_rows(finished)
     assert [row["step"] for row in rows] == [1, 2, 3, 4, 5, 6, 7, 8]
@@ -56,12 +62,6 @@ def test_validation_spends_no_budget_of_a_search(tmp_path):
     options = ("search.method=random", "search.options.without_repeats=true", "budget.evaluations=8")
     assert run(tmp_path / "run", *options, "validate_every=1") == 0
     assert metric_rows(tmp_path / "run")[-1]["num_distinct"] == 8
-
-
-def test_untrained_policy_of_a_search_is_not_sampled(tmp_path):
-    assert run(tmp_path / "run", "search.method=random", "budget.evaluations=2") == 0
-    with pytest.raises(UserError, match=r"search\.method=random has trained none"):
-        sample(tmp_path / "run", 3)
 
 
 def test_policy_of_a_search_is_sampled(finished):
@@ -77,8 +77,8 @@ def test_closing_line_of_a_search(tmp_path, capsys):
 
 
 def test_sampler_of_continued_search_is_trained_again(tmp_path, capsys):
-    options = ("search.method=surrogate", "num_training_steps=2")
-    for budget, resume, num_steps in ((10, "false", 2), (10, "true", 2), (14, "true", 4)):
+    options = ("search.method=surrogate", "num_training_steps=1", "search.num_initial=4", "search.batch_size=2")
+    for budget, resume, num_steps in ((6, "false", 1), (6, "true", 1), (8, "true", 2)):
         assert run(tmp_path / "run", *options, f"budget.evaluations={budget}", f"resume={resume}") == 0
         assert sum("log_Z" in row for row in metric_rows(tmp_path / "run")) == num_steps
     assert capsys.readouterr().out.count("the policy is trained on measured and predicted scores") == 2
@@ -92,10 +92,12 @@ def test_closing_line_without_policy(tmp_path, capsys, monkeypatch):
     assert closing[-1].endswith("no policy was trained")
 
 
-def test_method_without_policy_is_not_certified(tmp_path, capsys):
+def test_method_without_policy_is_not_certified_and_not_sampled(tmp_path, capsys):
     assert run(tmp_path / "run", "search.method=random", "certify=true", "budget.evaluations=4") == 0
     assert "certificate: none, search.method=random has trained no policy" in capsys.readouterr().out
     assert not (tmp_path / "run" / "certificate.json").exists()
+    with pytest.raises(UserError, match=r"search\.method=random has trained none"):
+        sample(tmp_path / "run", 3)
 
 
 def test_fallback_prints_one_line(tmp_path, capsys):

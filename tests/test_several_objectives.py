@@ -23,14 +23,14 @@ SETTINGS = (
     "cond.temperature.dist_params=[1,4]",
     "cond.focus.use=true",
     "cond.focus.cosim=0.8",
-    "num_training_steps=6",
+    "num_training_steps=4",
     "algo.num_from_policy=4",
     "env.max_hidden_nodes=4",
     "env.max_edges=8",
     "replay.use=true",
     "replay.warmup=3",
     "replay.num_from_replay=4",
-    "checkpoint_every=3",
+    "checkpoint_every=2",
 )
 
 
@@ -79,7 +79,7 @@ def test_hypervolume_is_monotonic(finished):
 
 def test_run_with_several_objectives_resumes_exactly(finished, tmp_path):
     folder = tmp_path / "again"
-    assert main([*SETTINGS, f"log_dir={folder}", "num_training_steps=3"]) == 0
+    assert main([*SETTINGS, f"log_dir={folder}", "num_training_steps=2"]) == 0
     assert main([*SETTINGS, f"log_dir={folder}", "resume=true"]) == 0
     assert metric_rows(folder) == metric_rows(finished)
     fronts = [json.loads((each / "pareto_front.json").read_text()) for each in (finished, folder)]
@@ -88,6 +88,6 @@ def test_run_with_several_objectives_resumes_exactly(finished, tmp_path):
 
 
 def test_run_with_several_objectives_in_worker(tmp_path, capsys):
-    assert main([*SETTINGS, f"log_dir={tmp_path}", "num_workers=1", "num_training_steps=3"]) == 0
+    assert main([*SETTINGS, f"log_dir={tmp_path}", "num_workers=1", "num_training_steps=2"]) == 0
     assert "Pareto front" in capsys.readouterr().out
     assert metric_rows(tmp_path)[-1]["hypervolume"] > 0

@@ -22,8 +22,8 @@ import pytest
 from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.checkpoint import load_text_model
 from gflownet.rhn.serving.generation import generate_batch
-from scripts.soak_clients import Crowd, request_of
-from scripts.soak_server import save_random_model, soak
+from scripts.soak_clients import request_of
+from scripts.soak_server import save_random_model
 from tests.running_server import RunningServer, running_server
 
 NUM_CLIENTS = int(os.environ.get("GFLOWNET_SOAK_CLIENTS", "40"))
@@ -37,8 +37,6 @@ ENDLESS = 10**8  # tokens
 
 @dataclass(frozen=True)
 class Reply:
-    """A complete or interrupted answer."""
-
     text: str
     finish_reason: str | None
     first_token_after: float  # seconds
@@ -52,13 +50,11 @@ def generate_offline(folder: Path) -> list[tuple[str, str]]:
 
 
 def client_of(server: RunningServer) -> Any:
-    """Return OpenAI's client without retries."""
     openai = pytest.importorskip("openai")
     return openai.AsyncOpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=TIMEOUT_S)
 
 
 async def stream_answer(client: Any, number: int) -> Reply:
-    """Stream one answer."""
     prompt, params = short_request(number)
     start, first, text, reason = time.monotonic(), None, "", None
     stream = await client.completions.create(
@@ -110,8 +106,8 @@ def texts_of(replies: Sequence[Reply | BaseException]) -> list[tuple[str, str | 
 
 
 def num_occupied(server: RunningServer) -> float:
-    """Return the occupied slots and queue places, waiting up to 10 s for the server to notice disconnections."""
-    deadline = time.monotonic() + 10
+    """Return the occupied slots and queue places, waiting up to 60 s for the server to notice disconnections."""
+    deadline = time.monotonic() + 60
     while True:
         metrics = server.metrics()
         occupied = metrics["gflownet_requests_running"] + metrics["gflownet_requests_waiting"]
@@ -145,13 +141,3 @@ def test_server_soak(tmp_path):
         f"{NUM_CLIENTS} clients in {seconds:.1f} s, {metrics['gflownet_tokens_total'] / seconds:.0f} tokens/s, median "
         f"time to the first token {first:.2f} s, {rows:.1f} rows per step, {texts_of(cut_off).count(None)} cut off"
     )
-
-
-def test_small_crowd_loses_nothing(tmp_path: Path) -> None:
-    """A time is not tested here: see scripts/soak_server.py."""
-    for module in ("prometheus_client", "fastapi", "uvicorn"):
-        pytest.importorskip(module)
-    rows = {row.name: row for row in soak(tmp_path / "model", Crowd(10, 2, 3, 19), rounds=1)}
-    goals = [row for name, row in rows.items() if row.goal and "wait" not in name and "memory" not in name]
-    assert len(goals) == 3
-    assert all(row.holds for row in goals), goals

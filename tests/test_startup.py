@@ -8,6 +8,7 @@ from pathlib import Path
 import torch
 
 from gflownet import optimisers
+from tests.tiny_run import TINY_RUN
 
 # Packages with an import time of a CPU second or more.
 SLOW_PACKAGES = ("torch_geometric", "torch._dynamo", "sympy", "sklearn", "scipy", "networkx", "wandb", "onnx")
@@ -17,8 +18,7 @@ from gflownet.train import main
 
 assert main(["--help"]) == 0
 print("by --help:", [name for name in ("torch", "numpy", *{SLOW_PACKAGES}) if name in sys.modules])
-options = ["num_training_steps=1", "wandb.mode=disabled", "evaluation.num_epochs=1", "final.top=0", "report.every=null"]
-assert main(["log_dir=run", *options]) == 0
+assert main(["log_dir=run", *{TINY_RUN}, "final.top=0"]) == 0
 print("by a run:", [name for name in {SLOW_PACKAGES} if name in sys.modules])
 """
 

@@ -13,17 +13,20 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests import small_run
 from tests.slow_tasks import SlowOnce
 from tests.small_run import SMALL, run
 from tests.test_trainer import session_members, wait_until
 from tests.tiny_run import metric_rows
 from tests.toy_tasks import DrawsFromEveryGenerator
 
-finished = small_run.finished
 
-# Seconds from a signal to the end of the run on a busy machine; a second otherwise.
-STOP_S = 10.0
+@pytest.fixture
+def finished(finished_runs) -> Path:
+    return finished_runs("toy")
+
+
+# Seconds from a signal to the end of the run on a busy machine, far below the ten minutes of the evaluation.
+STOP_S = 60.0
 
 
 def statuses(folder: Path) -> list[str]:
@@ -102,6 +105,7 @@ class SlowWithDraws(SlowOnce, DrawsFromEveryGenerator):
     """The slow evaluation, with rewards that draw from all generators."""
 
 
+@pytest.mark.slow
 def test_signal_ends_evaluation_of_worker(tmp_path, capsys):
     folder, options = tmp_path / "run", ("task=tests.slow_tasks:SlowOnceInSteps", "num_workers=1")
     assert stopped_run(folder, signal.SIGTERM, *options) == 143
@@ -127,7 +131,7 @@ def test_second_signal_ends_the_process_at_once(tmp_path):
     wait_until(lambda: not session_members(process.pid), seconds=30)
 
 
-@pytest.mark.parametrize("workers", ["num_workers=0", "num_workers=1"])
+@pytest.mark.parametrize("workers", ["num_workers=0", pytest.param("num_workers=1", marks=pytest.mark.slow)])
 def test_budget_evaluations_end_the_run(finished, tmp_path, capsys, workers):
     folder = tmp_path / "run"
     assert run(folder, "budget.evaluations=9", workers) == 0
@@ -151,6 +155,7 @@ def test_budget_below_one_step_ends_the_run(tmp_path, capsys):
     assert (metric_rows(tmp_path / "run"), statuses(tmp_path / "run")) == ([], ["ok"])
 
 
+@pytest.mark.slow
 def test_budget_seconds_end_slow_evaluation(finished, tmp_path, capsys):
     folder, task = tmp_path / "run", "task=tests.slow_tasks:SlowOnce"
     start = time.monotonic()

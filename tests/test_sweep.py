@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 import yaml
-from wandb.sdk.launch.sweeps import utils
 
 from gflownet.cli import parse
 from gflownet.config import OPTIONS, command_config, config_names, load_config
@@ -27,6 +26,8 @@ def sweep(checkout: Path) -> dict[str, Any]:
 
 def command_of(sweep: dict[str, Any], values: dict[str, Any]) -> list[str]:
     """Return the command of a run as the agent of wandb makes it: see Agent._command_run."""
+    from wandb.sdk.launch.sweeps import utils  # takes seconds: not for other processes of the tests
+
     arguments = {key: {"value": value} for key, value in values.items()}
     macros = utils.create_sweep_command_args({"args": arguments})
     macros |= {"interpreter": [sys.executable], "program": [sweep["program"]], "env": ["/usr/bin/env"]}
@@ -80,6 +81,7 @@ def test_sweep_is_no_config() -> None:
         load_config("sweep")
 
 
+@pytest.mark.slow
 def test_command_of_sweep_trains(sweep: dict[str, Any], tmp_path: Path, checkout: Path) -> None:
     """As the agent starts it, but offline and with few steps."""
     values = {key: random.Random(0).choice(values_of(each)) for key, each in sweep["parameters"].items()}

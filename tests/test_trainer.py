@@ -2,7 +2,6 @@
 
 import json
 import re
-import signal
 import sqlite3
 import subprocess
 import sys
@@ -28,7 +27,7 @@ from tests.evaluation.stub_rows import open_store
 from tests.small_run import SMALL, run
 from tests.tiny_run import metric_rows
 
-finished = small_run.finished
+finished = small_run.finished_toy
 
 
 def test_run_writes_all_files(finished):
@@ -63,11 +62,9 @@ def test_run_metrics_of_step(finished):
         assert row["log_reward_mean"] <= 0
 
 
-def test_run_is_reproducible(finished, tmp_path):
-    assert run(tmp_path / "again") == 0
-    assert metric_rows(tmp_path / "again") == metric_rows(finished)
-    assert run(tmp_path / "other", "seed=1") == 0
-    assert metric_rows(tmp_path / "other") != metric_rows(finished)
+def test_run_depends_on_the_seed(finished, tmp_path):
+    assert run(tmp_path / "other", "seed=1", "num_training_steps=2") == 0
+    assert metric_rows(tmp_path / "other") != metric_rows(finished)[:2]
 
 
 def test_run_files_contain_run_id(finished):
@@ -81,23 +78,10 @@ def test_run_files_contain_run_id(finished):
         assert {record.run for record in store.top(100)} == {marker.run}
 
 
-def test_ctrl_c_saves_and_reports(finished, tmp_path, capsys):
-    folder = tmp_path / "run"
-    handler = signal.getsignal(signal.SIGINT)
-    assert run(folder, "task=tests.toy_tasks:Interrupts") == 130
-    assert signal.getsignal(signal.SIGINT) is handler
-    done = len(metric_rows(folder))
-    assert 1 < done < 8
-    assert "best architectures" in capsys.readouterr().out
-    assert metric_rows(folder) == metric_rows(finished)[:done]
-    assert run(folder, "task=tests.toy_tasks:Interrupts", "resume=true") == 0
-    assert metric_rows(folder) == metric_rows(finished)
-
-
 def test_validation_does_not_affect_training(finished, tmp_path):
-    assert run(tmp_path / "run", "validate_every=1") == 0
-    stripped = [{k: v for k, v in row.items() if k != "validation_score_mean"} for row in metric_rows(tmp_path / "run")]
-    assert [row["loss"] for row in stripped] == [row["loss"] for row in metric_rows(finished)]
+    assert run(tmp_path / "run", "validate_every=1", "num_training_steps=4") == 0
+    losses = [[row["loss"] for row in metric_rows(folder)] for folder in (tmp_path / "run", finished)]
+    assert losses[0] == losses[1][:4]
 
 
 @pytest.mark.parametrize("name", ["file", "file/inside", "/proc/none"])
@@ -110,14 +94,14 @@ def test_unwritable_log_dir_raises(tmp_path, capsys, name):
 
 
 def test_run_with_only_failures_reports_reason(tmp_path, capsys):
-    assert run(tmp_path / "run", "task=tests.toy_tasks:AlwaysFails") == 2
+    assert run(tmp_path / "run", "task=tests.toy_tasks:AlwaysFails", "num_training_steps=2") == 2
     shown = capsys.readouterr()
     lines = [line for line in shown.out.splitlines() if "nothing works" in line]
     assert len(lines) == 1
     assert re.fullmatch(
         r"step 1: evaluation of \S{12} failed: RuntimeError: nothing works \(toy_tasks\.py:\d+\)", lines[0]
     )
-    assert re.search(r"failed evaluations: \d\d \(\d\d failed: RuntimeError \(toy_tasks\.py:\d+\)\)\n", shown.out)
+    assert re.search(r"failed evaluations: \d+ \(\d+ failed: RuntimeError \(toy_tasks\.py:\d+\)\)\n", shown.out)
     assert "every evaluation failed" in shown.err
     assert "gflownet.load" not in shown.out
 
@@ -176,7 +160,7 @@ def session_members(session: int) -> list[int]:
 
 def test_run_records_failing_candidates(tmp_path):
     folder = tmp_path / "run"
-    assert run(folder, "task=tests.toy_tasks:SometimesFails", "num_training_steps=12") == 0
+    assert run(folder, "task=tests.toy_tasks:SometimesFails", "num_training_steps=6") == 0
     shares = [row["failed_share"] for row in metric_rows(folder)]
     assert max(shares) > 0
     assert min(shares) < 1
@@ -197,7 +181,7 @@ def test_existing_run_is_not_overwritten(finished, tmp_path, capsys):
     assert run(tmp_path / "run", "resume=true") == 2
     assert "expected a run in" in capsys.readouterr().err
     own = tmp_path / "own"
-    assert run(own) == 0
+    assert run(own, "num_training_steps=1") == 0
     (own / "notes.txt").write_text("mine")
     assert run(own, "overwrite_existing_exp=true", "num_training_steps=2") == 0
     assert len(metric_rows(own)) == 2
@@ -233,9 +217,9 @@ def test_run_with_one_worker_equal_for_transports_and_backends(tmp_path):
         "second": ("pickle_mp_messages=true", "workers.backend=dataloader"),
     }
     for name, way in ways.items():
-        assert run(tmp_path / name, "num_workers=1", *way) == 0
+        assert run(tmp_path / name, "num_workers=1", "num_training_steps=3", *way) == 0
     assert metric_rows(tmp_path / "first") == metric_rows(tmp_path / "second")
-    assert len(metric_rows(tmp_path / "first")) == 8
+    assert len(metric_rows(tmp_path / "first")) == 3
 
 
 def test_micro_batches_gradient(tmp_path):
@@ -259,23 +243,17 @@ def test_micro_batches_gradient(tmp_path):
 
 def test_run_mixed_precision(tmp_path):
     for name, workers in (("here", "num_workers=0"), ("there", "num_workers=1")):
-        options = ("opt.precision=bfloat16", "opt.num_micro_batches=2", "num_training_steps=3")
+        options = ("opt.precision=bfloat16", "opt.num_micro_batches=2", "num_training_steps=1")
         assert run(tmp_path / name, *options, workers) == 0
-        assert len(metric_rows(tmp_path / name)) == 3
-
-
-def test_run_learned_backward_policy(finished, tmp_path):
-    assert run(tmp_path / "run", "algo.backward_policy=learned", "model.name=graph_transformer") == 0
-    assert [row["step"] for row in metric_rows(tmp_path / "run")] == list(range(1, 9))
-    assert metric_rows(tmp_path / "run") != metric_rows(finished)
+        assert len(metric_rows(tmp_path / name)) == 1
 
 
 def test_run_with_several_workers_resumes(tmp_path):
     folder = tmp_path / "run"
     options = ("num_workers=2", "mp_buffer_size=1000000")
-    assert run(folder, *options, "num_training_steps=4") == 0
-    assert run(folder, *options, "resume=true") == 0
-    assert [row["step"] for row in metric_rows(folder)] == list(range(1, 9))
+    assert run(folder, *options, "num_training_steps=2") == 0
+    assert run(folder, *options, "num_training_steps=4", "resume=true") == 0
+    assert [row["step"] for row in metric_rows(folder)] == [1, 2, 3, 4]
 
 
 @pytest.mark.parametrize(
@@ -339,18 +317,18 @@ def test_second_run_in_folder_raises(tmp_path):
         GFNTrainer(load_config(None, [*SMALL, f"log_dir={tmp_path / 'run'}"])).run()
 
 
-def test_shared_store_rows_have_run_id(tmp_path):
-    store = f"evaluation.store_url=sqlite:///{tmp_path / 'shared.sqlite'}"
-    assert run(tmp_path / "first", store) == 0
-    assert run(tmp_path / "second", store) == 0
+def test_runs_share_a_store(tmp_path):
+    options = (f"evaluation.store_url=sqlite:///{tmp_path / 'shared.sqlite'}", "num_training_steps=3")
+    assert run(tmp_path / "first", *options) == 0
+    assert run(tmp_path / "second", *options) == 0
     first, second = metric_rows(tmp_path / "first"), metric_rows(tmp_path / "second")
     assert first[-1]["num_distinct"] > 0
-    assert [row["cached_share"] for row in second] == [1.0] * 8
+    assert [row["cached_share"] for row in second] == [1.0] * 3
     assert [row["score_mean"] for row in second] == [row["score_mean"] for row in first]
 
 
 def test_run_logger_failure_raises(tmp_path, monkeypatch):
-    assert run(tmp_path / "run", "num_training_steps=2") == 0
+    assert run(tmp_path / "run", "num_training_steps=1") == 0
 
     def refuse(self, folder):
         raise OSError("no space left on device")

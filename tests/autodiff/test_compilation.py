@@ -56,7 +56,7 @@ def random_case(seed: int) -> tuple[Node, list[Node], Values]:
     return output, [inner[seed % len(inner)], inner[seed // 3 % len(inner)]], leaves  # pyright: ignore
 
 
-@pytest.mark.parametrize("first_seed", range(0, 400, 50))
+@pytest.mark.parametrize("first_seed", range(0, 100, 50))
 def test_values_and_jacobians_of_random_graphs(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 50):
         output, (by, _), leaves = random_case(seed)
@@ -66,7 +66,7 @@ def test_values_and_jacobians_of_random_graphs(first_seed: int) -> None:
             check(program, derivatives.jacobian(output, by, mode), leaves)
 
 
-@pytest.mark.parametrize("first_seed", range(0, 300, 50))
+@pytest.mark.parametrize("first_seed", range(0, 50, 50))
 def test_gradients_and_hessians_of_random_graphs(first_seed: int) -> None:
     for seed in range(first_seed, first_seed + 50):
         output, (first, second), leaves = random_case(seed)
@@ -78,7 +78,7 @@ def test_gradients_and_hessians_of_random_graphs(first_seed: int) -> None:
             check(program, derivatives.hessian(target, first, second), leaves)
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(10))
 def test_compile_node_derivatives(seed: int) -> None:
     output, (first, second), leaves = random_case(seed)
     node = derivatives.hessian(output, first, second)

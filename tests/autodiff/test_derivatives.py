@@ -67,12 +67,6 @@ def test_layouts_and_values():
     check(layer_in_torch, output, inputs)
 
 
-def test_scalars():
-    x = LeafNode([], dtype=DOUBLE)
-    output = NonlinearNode(ElementwiseNode(x, x, [], [], [], operation="*"), Function.parse("exp(sin(x))"))
-    check(lambda x: torch.exp(torch.sin(x * x)), output, [x])
-
-
 def test_third_derivatives():
     output, (w, x) = layer()
     generator = torch.Generator().manual_seed(1)
@@ -95,18 +89,6 @@ def test_fourth_derivative_of_a_scalar():
         expected = torch.func.grad(expected)
     assert function(point) > 0
     torch.testing.assert_close(evaluate([actual], {x: point})[0], expected(point))
-
-
-def test_derivative_by_inner_node():
-    output, (w, x) = layer()
-    hidden = output.inputs[0]  # tanh(w x)
-    product = hidden.inputs[0]
-    values = {node: torch.rand(node.shape, dtype=DOUBLE) for node in (w, x)}
-    slope = 1 - torch.tanh(values[w] * values[x]) ** 2
-    expected = torch.einsum("ia,ij->iaj", slope, torch.eye(2, dtype=DOUBLE))
-    torch.testing.assert_close(evaluate([jacobian(output, product)], values)[0], expected)
-    torch.testing.assert_close(evaluate([jacobian(output, product, "forward")], values)[0], expected.permute(2, 0, 1))
-    assert evaluate([hessian(output, hidden)], values)[0].eq(0).all()
 
 
 def test_gradient_by_node_and_its_input():
@@ -205,14 +187,14 @@ def chain(num_layers: int) -> tuple[Node, LeafNode]:
     "derive", [gradient, lambda output, x: jvp(output, {x: leaf("a")})], ids=["reverse", "forward"]
 )
 def test_size_is_linear_and_depth_unlimited(derive):
-    sizes = [len(topological_order([derive(*chain(n))])) / n for n in (100, 200, 5000)]
+    sizes = [len(topological_order([derive(*chain(n))])) / n for n in (100, 200, 1500)]
     assert max(sizes) - min(sizes) < 0.1
     assert max(sizes) < 7.5
 
 
 def test_hessian_size_is_linear_in_depth():
     sizes = []
-    for num_layers in (50, 500):
+    for num_layers in (50, 200):
         output, x = chain(num_layers)
         sizes.append(len(topological_order([hessian(output, x)])) / num_layers)
     assert sizes[1] == pytest.approx(sizes[0], rel=0.1)
@@ -264,15 +246,6 @@ def test_dummy_with_the_number_of_a_result_index(multiply):
     check(lambda x, y: (x * y).sum(0), multiply(left, right, [3], [-3, 3], [3]), [left, right])
 
 
-def test_gradients_of_consumers_add_up():
-    x = leaf("a")
-    y = NonlinearNode(x, Function.parse("exp"))
-    total: Node = y
-    for _ in range(4):
-        total = ElementwiseNode(total, y, [1], [1], [1], operation="+")
-    check(lambda x: 5 * x.exp(), total, [x])
-
-
 @pytest.mark.parametrize("operation", ["+", "-", "*"])
 @pytest.mark.parametrize("signs", list(itertools.product([1, -1], repeat=3)))
 def test_elementwise_with_every_combination_of_summed_indices(operation, signs):
@@ -319,11 +292,3 @@ def test_messages():
         node_form(x)
     with pytest.raises(TypeError, match="expected a node that is computed from others"):
         Nodes().form(x)
-
-
-def test_one_sided_factor_in_numbers():
-    x, y = leaf("ab"), leaf("a")
-    output = ElementwiseNode(x, y, [], [-1, -2], [-1], operation="-")
-    values = {x: torch.ones(2, 3, dtype=DOUBLE), y: torch.ones(2, dtype=DOUBLE)}
-    assert evaluate([output, gradient(output, y)], values)[1].tolist() == [-3.0, -3.0]
-    assert math.isclose(evaluate([output], values)[0].item(), 0.0)

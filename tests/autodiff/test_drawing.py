@@ -37,7 +37,6 @@ def graphs() -> list[Graph]:
 
 
 def boxes(svg: ElementTree.Element) -> list[tuple[float, float, float, float]]:
-    """Return left, top, right and bottom of every box."""
     result = []
     for box in svg.iterfind(f"{SVG}g/{SVG}rect"):
         x, y, width, height = (float(box.attrib[name]) for name in ("x", "y", "width", "height"))

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 
 from gflownet.autodiff import factories as build
 from gflownet.autodiff.evaluation import evaluate
-from gflownet.autodiff.log_softmax import PickNegLogSoftmax
 from gflownet.autodiff.module import GraphModule, to_module
 from gflownet.autodiff.nodes import LeafNode, Node
 
@@ -111,25 +110,6 @@ def test_a_second_backward_pass_and_no_grad() -> None:
     with torch.no_grad():
         assert not module().requires_grad
     assert module(*()).shape == ()
-
-
-def test_training_matches_torch_module() -> None:
-    logits, _, _ = network()
-    target = torch.arange(N) % C
-    module, reference = to_module(build.Mean(PickNegLogSoftmax(logits, target))), Reference()
-    data = random(N, D, seed=5)
-    losses = []
-    for model in (module, reference):
-        optimiser = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=0.05)
-        for _ in range(20):
-            optimiser.zero_grad()
-            result = model(data)
-            loss = result if model is module else nn.functional.cross_entropy(result[0], target)
-            loss.backward()
-            optimiser.step()
-            losses.append(loss.item())
-    assert losses[:20] == pytest.approx(losses[20:], abs=1e-12)
-    assert losses[19] < losses[0]
 
 
 def test_state_dict_round_trip() -> None:

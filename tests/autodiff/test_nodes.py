@@ -10,6 +10,7 @@ import torch
 
 from gflownet.autodiff.evaluation import compute, evaluate, pull_back
 from gflownet.autodiff.functions import Function
+from gflownet.autodiff.node_builder import Nodes
 from gflownet.autodiff.nodes import (
     CastNode,
     ElementwiseNode,
@@ -161,14 +162,6 @@ def test_node_label() -> None:
     assert NonlinearNode(V, Function.parse("exp"), name="e").label == "NonlinearNode 'e'"
 
 
-def test_cast_gradient_has_dtype_of_operand() -> None:
-    (result,) = pull_back(
-        CastNode(V, torch.float32), [torch.zeros(3, dtype=DOUBLE)], torch.ones(3, dtype=torch.float32)
-    )
-    assert result is not None
-    assert result.dtype == DOUBLE
-
-
 def test_compute_leaf_raises() -> None:
     class Unknown(Node):
         __slots__ = ()
@@ -204,3 +197,13 @@ def test_results_keep_dtype(dtype: torch.dtype) -> None:
     for node, value, expected_counts in zip(nodes, result, expected, strict=True):
         assert (value.dtype, value.shape) == (node.dtype, node.shape)
         assert torch.equal(value, expected_counts.to(dtype))
+
+
+def test_product_of_four_factors_equals_einsum() -> None:
+    extents = {0: 2, 1: 3, 2: 4, 3: 5, 4: 2}
+    labels = [(0, 1), (1, 2), (2, 3), (3, 4)]
+    leaves = [LeafNode([extents[label] for label in each], dtype=DOUBLE) for each in labels]
+    values = [torch.randn(leaf.shape, dtype=DOUBLE, generator=torch.Generator().manual_seed(1)) for leaf in leaves]
+    product = Nodes().multiply(list(zip(leaves, labels, strict=True)), (4, 0), extents, DOUBLE)
+    (result,) = evaluate([product], dict(zip(leaves, values, strict=True)))
+    torch.testing.assert_close(result, torch.einsum("ab,bc,cd,de->ea", *values))

@@ -10,7 +10,7 @@ from gflownet.autodiff.graph import Graph
 from tests.autodiff.random_graphs import RandomGraph, random_graph
 from tests.oracles import tensor_graphs as oracle
 
-NUM_CHUNKS, NUM_QUICK_CHUNKS, CHUNK = 24, 5, 50
+NUM_CHUNKS, NUM_QUICK_CHUNKS, CHUNK = 24, 2, 50
 SEEDS = range(NUM_CHUNKS * CHUNK)
 of_every_chunk = pytest.mark.parametrize(
     "chunk",
@@ -106,7 +106,7 @@ def features(result: RandomGraph) -> set:
 
 @pytest.mark.parametrize(
     ("num_graphs", "num_uses"),
-    [(NUM_QUICK_CHUNKS * CHUNK, 6), pytest.param(NUM_CHUNKS * CHUNK, 40, marks=pytest.mark.slow)],
+    [(NUM_QUICK_CHUNKS * CHUNK, 2), pytest.param(NUM_CHUNKS * CHUNK, 40, marks=pytest.mark.slow)],
 )
 def test_random_graphs_cover_all_rules(num_graphs, num_uses):
     graphs = [drawn(seed) for seed in SEEDS[:num_graphs]]
@@ -120,19 +120,19 @@ def test_random_graphs_cover_all_rules(num_graphs, num_uses):
 
 def test_random_derivatives_are_mostly_nonzero():
     num_jacobians = num_hessians = 0
-    for seed in SEEDS[:100]:
+    for seed in SEEDS[:40]:
         result = drawn(seed)
         jacobians = [oracle.jacobian(result.graph, result.output, leaf, result.leaves) for leaf in result.leaves]
         hessians = [oracle.hessian(result.graph, result.output, leaf, leaf, result.leaves) for leaf in result.leaves]
         num_jacobians += any(np.abs(jacobian).max() > 1e-6 for jacobian in jacobians)
         num_hessians += any(np.abs(hessian).max() > 1e-6 for hessian in hessians)
-    assert num_jacobians >= 75
-    assert num_hessians >= 40
+    assert num_jacobians >= 30
+    assert num_hessians >= 16
 
 
 def test_oracle_matches_loops():
     num_checked = 0
-    for seed in range(1, 150, 2):
+    for seed in range(1, 60, 2):
         result = random_graph(seed)
         for node in result.graph["nodes"]:
             value = result.values[node["id"]]
@@ -144,7 +144,7 @@ def test_oracle_matches_loops():
                 continue
             assert np.allclose(looped, value, rtol=1e-12, atol=1e-12), (seed, node)
             num_checked += 1
-    assert num_checked > 200
+    assert num_checked > 80
 
 
 def test_oracle_matches_torch_derivatives():

@@ -83,13 +83,7 @@ def test_source_is_straight_line_torch() -> None:
     w, x, b = leaf(4, 3), leaf(3), leaf(4)
     program = compile(build.Tanh(w @ x + b))
     assert program.source == "\n".join(
-        [
-            "def program(x0, x1, x2):",
-            "    v3 = torch.addmv(x2, x0, x1)",
-            "    v3.tanh_()",
-            "    return v3",
-            "",
-        ]
+        ["def program(x0, x1, x2):", "    v3 = torch.addmv(x2, x0, x1)", "    v3.tanh_()", "    return v3", ""]
     )
     assert program.num_operations == 2
 

@@ -116,7 +116,7 @@ def test_program_with_all_statements() -> None:
     assert str(parse(str(parse(text)))) == str(parse(text))
 
 
-@pytest.mark.parametrize("seed", range(80))
+@pytest.mark.parametrize("seed", range(30))
 def test_random_graph_round_trip(seed: int) -> None:
     case = random_graph(seed)
     graph = Graph.from_dict(case.graph)
@@ -217,10 +217,7 @@ def test_invalid_line_raises(text: str, message: str) -> None:
         ("y[i] = x[i]", r"line 1, column 8: x\[i\]: expected a declaration before, as in `input x\[2,3\]`"),
         ("input x[2]\ny[i] = x[i] + y[i]", r"line 2, column 15: y\[i\]: expected a declaration before"),
         ("input x[2]\ninput x[2]", "line 2, column 1: x: expected a name that is not defined yet"),
-        (
-            "input x[2]\ny[i,j:2] = x[i]\ny[i] = x[i]",
-            "line 3, column 1: y: expected a name that is not defined yet",
-        ),
+        ("input x[2]\ny[i,j:2] = x[i]\ny[i] = x[i]", "line 3, column 1: y: expected a name that is not defined yet"),
         ("input x[2,3]\ny[i] = x[i]", r"line 2, column 8: x\[i\]: expected an index for each axis of shape \[2, 3\]"),
         ("input x[2]\ny[i,j] = x[i]", r"line 2, column 1: y\[i,j\]: expected an extent of the New index, as in j:2"),
         ("input x[2]\ny[i] = x[i:3]", r"line 2, column 8: x\[i:3\]: expected 2 as the extent of i"),

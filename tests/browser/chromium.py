@@ -66,16 +66,13 @@ class Browser:
         return self._post(f"{self._session}/execute/sync", {"script": script, "args": list(arguments)})
 
     def command(self, name: str, **parameters: object) -> Any:
-        """Send a command of the Chrome DevTools protocol."""
         return self._post(f"{self._session}/goog/cdp/execute", {"cmd": name, "params": parameters})
 
     def press(self, key: str, *, code: int) -> None:
-        """Press and release a key."""
         for kind in ("rawKeyDown", "keyUp"):
             self.command("Input.dispatchKeyEvent", type=kind, key=key, code=key, windowsVirtualKeyCode=code)
 
     def loaded(self) -> LoadedPage:
-        """Return console messages and requests since the last call."""
         messages = [entry["message"] for entry in self._log("browser")]
         events = [json.loads(entry["message"])["message"] for entry in self._log("performance")]
         addresses = [
@@ -84,12 +81,10 @@ class Browser:
         return LoadedPage(messages, [url for url in addresses if url != self._url and not url.startswith(_INLINE)])
 
     def screenshot(self, path: Path, *, is_whole_page: bool = True) -> None:
-        """Write a PNG of the page, or of its window."""
         picture = self.command("Page.captureScreenshot", format="png", captureBeyondViewport=is_whole_page)
         path.write_bytes(base64.b64decode(picture["data"]))
 
     def close(self) -> None:
-        """Close the browser."""
         self._request("DELETE", self._session, None)
 
     def _log(self, kind: str) -> list[dict[str, str]]:

@@ -10,7 +10,8 @@ import pytest
 
 from tests.browser.axe import missing_axe, violations
 from tests.browser.chromium import Browser, missing_browser, running_browser
-from tests.browser.pages import write_comparison, write_report
+from tests.browser.pages import write_comparison
+from tests.finished_runs import FinishedRuns
 
 TAB = 9
 WIDTHS = (390, 1280)
@@ -35,8 +36,8 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_report(tmp_path_factory.mktemp("report") / "run")
+def report(finished_runs: FinishedRuns) -> Path:
+    return finished_runs("toy") / "report.html"
 
 
 @pytest.fixture(scope="module")
@@ -126,6 +127,7 @@ def axe(browser: Browser) -> Browser:
     return browser
 
 
+@pytest.mark.slow
 def test_axe_finds_violations(axe: Browser, tmp_path: Path) -> None:
     page = tmp_path / "page.html"
     page.write_text("<title>x</title><main><img src='data:,'><p style='color: #eee; background: #fff'>pale</p></main>")
@@ -134,7 +136,8 @@ def test_axe_finds_violations(axe: Browser, tmp_path: Path) -> None:
     assert {"html-has-lang", "image-alt", "color-contrast"} <= rules
 
 
-@pytest.mark.parametrize("name", ["report", pytest.param("comparison", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["report", "comparison"])
 @pytest.mark.parametrize("is_dark", [False, True], ids=["light", "dark"])
 def test_page_is_accessible(axe: Browser, name: str, is_dark: bool, request: pytest.FixtureRequest) -> None:
     axe.open(request.getfixturevalue(name), is_dark=is_dark)

@@ -18,8 +18,6 @@ from tests.oracles.tabular import Classes
 
 
 class ScoresByKey(Evaluator):
-    """Scores graphs by their canonical key."""
-
     def __init__(self, scores: dict[str, float]) -> None:
         self.scores = scores
 
@@ -41,8 +39,6 @@ class RewardsScores:
 
 
 class Empty:
-    """An empty store."""
-
     def find_many(self, identities):
         return [None] * len(identities)
 
@@ -72,7 +68,6 @@ class Case:
         return Case(space, built, policy, policy.context)
 
     def certified(self, *, max_states: int = 10_000) -> RunCertificate:
-        """Return the certificate."""
         env, graph = self.space.env, self.space.graph
         terminal = graph.terminal.tolist()
         keys = [env.terminal(graph.states, index).canonical_key() for index in terminal]

@@ -99,7 +99,6 @@ def test_draw_writes_readable_labels_in_both_formats(comparison: Comparison) -> 
     text = pictures["svg"].decode()
     assert all(re.search(rf">{label}<", text) for label in ("better", "random", "same", "best score"))
     assert pictures["png"].startswith(b"\x89PNG")
-    assert draw(comparison)["svg"] == pictures["svg"]
 
 
 def test_print_comparison_shows_means_and_verdicts(comparison: Comparison, capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from gflownet.compare import main, parse
-from gflownet.comparison.record import CURVE_NAME, read_record
+from gflownet.comparison.record import CURVE_NAME, RunRecord, read_record
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.run.logging import METRICS_NAME
 from tests.benchmark_tables import write_nb201
@@ -50,10 +50,16 @@ def curves(folder: Path) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Return the folder of a finished comparison."""
     folder = tmp_path_factory.mktemp("comparison")
     assert main(arguments(folder)) == 0
     return folder
+
+
+@pytest.fixture(autouse=True)
+def no_pictures(finished: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Leave out the pictures, but for the finished comparison; test_result.py draws some."""
+    assert (finished / "comparison.svg").exists()
+    monkeypatch.setattr("gflownet.comparison.result_file.draw", lambda comparison: {"svg": b"", "png": b""})
 
 
 def test_compare_records_new_evaluations_of_every_run(finished: Path) -> None:
@@ -144,7 +150,6 @@ def test_output_of_failed_start_is_continued(tmp_path: Path) -> None:
     command = ["--methods", "random", "--budget", "2", "--seeds", "1", "--out", str(tmp_path), *OPTIONS]
     assert main([*command, "task=tests.toy_tasks:Nope"]) == 2
     assert main([*command, "--json", str(tmp_path / "copy.json")]) == 0
-    assert main([*command, "--json", str(tmp_path / "copy.json")]) == 0
     lines = (tmp_path / "random" / "seed_0" / "output.log").read_text().splitlines()
     assert lines[0] == "# python -m gflownet.compare: random, seed 0"
 
@@ -165,30 +170,32 @@ def test_compare_resumes_stopped_run(finished: Path, tmp_path: Path, monkeypatch
         add(store, records)
 
     monkeypatch.setattr(EvaluationStore, "add", stop_later)
-    assert main(arguments(tmp_path)) == 128 + signal.SIGINT
+    command = arguments(tmp_path, "--methods", "random")
+    assert main(command) == 128 + signal.SIGINT
     assert not (tmp_path / "comparison.json").exists()
     assert len(list(tmp_path.rglob(CURVE_NAME))) == 1
-    assert main(arguments(tmp_path)) == 0
-    assert curves(tmp_path) == curves(finished)
+    assert main(command) == 0
+    assert curves(tmp_path) == {"random": curves(finished)["random"]}
 
 
-def test_compare_knows_optimum_and_tests_of_table(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    table = write_nb201(tmp_path / "table.csv")
-    words = [
-        "--config",
-        "cells",
-        "--methods",
-        "random",
-        "--budget",
-        "6",
-        "--seeds",
-        "1",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main([*words, f"task_options.table={table}"]) == 0
-    record = read_record(tmp_path / "out" / "random" / "seed_0")
+@pytest.fixture(scope="module")
+def table(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_nb201(tmp_path_factory.mktemp("table") / "table.csv")
+
+
+def record_of_cells(table: Path, folder: Path, *overrides: str) -> RunRecord:
+    """Return the record of a random search of cells with one seed."""
+    words = ["--config", "cells", "--methods", "random", "--budget", "3", "--seeds", "1", "--out", str(folder)]
+    assert main([*words, f"task_options.table={table}", *overrides]) == 0
+    record = read_record(folder / "random" / "seed_0")
     assert record is not None
+    return record
+
+
+def test_compare_knows_optimum_and_tests_of_table(
+    table: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = record_of_cells(table, tmp_path)
     assert record.optimum == pytest.approx(0.82)
     assert record.top_test == pytest.approx(0.75)  # 1 % of 15,625 cells are 156: digits with a sum of 20 or more
     assert record.tests == [pytest.approx(score + 0.05) for score in record.scores]
@@ -197,25 +204,12 @@ def test_compare_knows_optimum_and_tests_of_table(tmp_path: Path, capsys: pytest
 
 @pytest.mark.parametrize(
     "cap",
-    ["evaluation.constraints.edgegpu_latency=5", "budget.parameters=1000000000"],
+    ["evaluation.constraints.edgegpu_latency=5", pytest.param("budget.parameters=1000000000", marks=pytest.mark.slow)],
 )
-def test_optimum_is_unknown_with_caps(tmp_path: Path, cap: str, capsys: pytest.CaptureFixture[str]) -> None:
-    table = f"task_options.table={write_nb201(tmp_path / 'table.csv')}"
-    words = [
-        "--config",
-        "cells",
-        "--methods",
-        "random",
-        "--budget",
-        "3",
-        "--seeds",
-        "1",
-        "--out",
-        str(tmp_path / "out"),
-    ]
-    assert main([*words, table, cap]) == 0
-    record = read_record(tmp_path / "out" / "random" / "seed_0")
-    assert record is not None
+def test_optimum_is_unknown_with_caps(
+    table: Path, tmp_path: Path, cap: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = record_of_cells(table, tmp_path, cap)
     assert (record.optimum, record.top_test) == (None, None)
     assert "best score of the space" not in capsys.readouterr().out
 

@@ -36,8 +36,6 @@ def store(tmp_path):
 
 @pytest.fixture
 def build(store):
-    """Returns a function that builds the evaluator for a task."""
-
     def build_evaluator(task: StubTask, run: str = "") -> Evaluator:
         return Dispatcher(task, store, InlineExecutor(task), config=config_with().evaluation, seed=RUN_SEED, run=run)
 
@@ -161,8 +159,6 @@ def test_no_candidates_are_no_work(build):
 
 
 class TogetherTask(StubTask):
-    """Scores all candidates of a call at once."""
-
     def evaluate_many(self, graphs, *, seeds):
         self.calls.append(("+".join(graph.key for graph in graphs), len(seeds)))
         return [
@@ -223,8 +219,6 @@ def test_invalid_score_fails_only_its_candidate(build, store, outcome, reason):
 
 
 class ForgetfulTask(StubTask):
-    """Forgets a candidate."""
-
     def evaluate_many(self, graphs, *, seeds):
         return [Score(0.5) for _ in graphs[1:]]
 

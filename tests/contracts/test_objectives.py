@@ -23,27 +23,35 @@ def test_objectives_declare_the_backward_policies_they_train() -> None:
     assert refuses_learned - trains_none == {"relative_tb", "max_likelihood"}
 
 
+IN_PARTS = "check_gradient_is_equal_in_parts"
+
+
 @pytest.fixture(scope="module", params=OBJECTIVES)
 def method(request) -> str:
     return request.param
 
 
-@pytest.mark.parametrize("check", ObjectiveContract.names())
+def slow_unless(name: str, fast: tuple[str, ...]) -> Any:
+    return name if name in fast else pytest.param(name, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("check", [name for name in ObjectiveContract.names() if name != IN_PARTS])
 def test_objective(method, check):
     ObjectiveContract(method).run(check)
 
 
+# Objectives with different reads of the policy: steps, flows of states, incoming actions, values, prior.
+@pytest.mark.parametrize(
+    "method", [slow_unless(name, ("tb", "fl_subtb", "fm", "ppo", "relative_tb")) for name in OBJECTIVES]
+)
+def test_objective_in_parts(method):
+    ObjectiveContract(method).run(IN_PARTS)
+
+
 SMALL_RUN = (
-    "task=structure_learning",
-    "env.name=labelled_dag",
-    "env.labelled_dag.num_nodes=3",
-    "algo.num_from_policy=6",
-    "replay.warmup=4",
-    "replay.num_from_replay=4",
-    "model.num_emb=8",
-    "model.num_layers=1",
-    "wandb.mode=disabled",
-    "checkpoint_every=1",
+    *("task=structure_learning", "env.name=labelled_dag", "env.labelled_dag.num_nodes=3"),
+    *("algo.num_from_policy=6", "replay.warmup=4", "replay.num_from_replay=4", "model.num_emb=8"),
+    *("model.num_layers=1", "wandb.mode=disabled", "checkpoint_every=1"),
 )
 
 
@@ -51,18 +59,18 @@ def losses(folder: Path) -> list[float]:
     return [json.loads(line)["loss"] for line in (folder / "metrics.jsonl").read_text().splitlines()]
 
 
+@pytest.mark.parametrize("method", [slow_unless(name, ("fm", "ppo", "vargrad")) for name in OBJECTIVES])
 def test_objective_run_logs_every_step(method, tmp_path):
     assert main([*SMALL_RUN, f"algo.method={method}", "num_training_steps=2", f"log_dir={tmp_path / 'run'}"]) == 0
     assert len(losses(tmp_path / "run")) == 2
 
 
-@pytest.mark.parametrize("options", [("algo.method=subtb", "algo.backward_policy=maxent"), ("algo.method=ppo",)])
-def test_resumed_run_repeats_losses_of_uninterrupted_run(options, tmp_path):
-    command = [*SMALL_RUN, *options]
-    assert main([*command, "num_training_steps=4", f"log_dir={tmp_path / 'uninterrupted'}"]) == 0
-    assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'resumed'}"]) == 0
-    assert main([*command, "num_training_steps=4", f"log_dir={tmp_path / 'resumed'}", "resume=true"]) == 0
-    assert len(losses(tmp_path / "uninterrupted")) == 4
+def test_resumed_run_repeats_losses_of_uninterrupted_run(tmp_path):
+    command = [*SMALL_RUN, "algo.method=subtb", "algo.backward_policy=maxent"]
+    assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'uninterrupted'}"]) == 0
+    assert main([*command, "num_training_steps=1", f"log_dir={tmp_path / 'resumed'}"]) == 0
+    assert main([*command, "num_training_steps=2", f"log_dir={tmp_path / 'resumed'}", "resume=true"]) == 0
+    assert len(losses(tmp_path / "uninterrupted")) == 2
     assert losses(tmp_path / "uninterrupted") == losses(tmp_path / "resumed")
 
 

@@ -40,7 +40,8 @@ READABLE = {
     "sequence_transformer": tuple(PLACES),
 }
 PAIRS = [(policy, name) for policy in POLICIES for name in READABLE[policy]]
-of_readable_cases = pytest.mark.parametrize(("make_policy", "name"), PAIRS, indirect=["make_policy"])
+# Their features are among those of the other environments.
+SLOW = ("undirected", "directed", "undirected_6", "directed_6", "computation_graph")
 of_one_case_each = pytest.mark.parametrize(
     ("make_policy", "name"), [(policy, READABLE[policy][0]) for policy in POLICIES], indirect=["make_policy"]
 )
@@ -51,7 +52,6 @@ MakePolicy = Callable[..., tuple[GraphBuildingEnvContext, Policy]]
 
 @pytest.fixture
 def make_policy(request) -> MakePolicy:
-    """Return a factory of a small policy of the parametrised class and its context."""
     policy_class: Any = POLICIES.load(request.param)
 
     def make(env: Environment, *, backward: bool = False, **options) -> tuple[GraphBuildingEnvContext, Policy]:
@@ -117,7 +117,13 @@ def contract_of(policy: str, name: str, *, every: int = 5) -> PolicyContract:
     return PolicyContract(policy, CASES[name](), idle=idle, every=every)
 
 
-@pytest.mark.parametrize(("policy", "name", "check"), CHECKS)
+@pytest.mark.parametrize(
+    ("policy", "name", "check"),
+    [
+        pytest.param(*case, marks=pytest.mark.slow) if case[1] in SLOW and case[2] not in OF_ONE else case
+        for case in CHECKS
+    ],
+)
 def test_policy(policy, name, check):
     contract_of(policy, name).run(check)
 
@@ -129,7 +135,9 @@ def test_every_state_of_policy_is_independent_of_the_batch(policy, name):
 
 
 @of_graph_networks
-@pytest.mark.parametrize("name", UNNAMED)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name for name in UNNAMED]
+)
 def test_policy_is_equivariant_to_node_renumbering(make_policy, name):
     env = CASES[name]()
     context, policy = make_policy(env)

@@ -10,6 +10,8 @@ from tests.tiny_run import TINY_TASKS
 
 # Names of configs where they differ from the task's.
 CONFIGS = {"recorded": "recorded_digits"}
+REFERENCES = "check_references_have_one_score_per_seed"
+FAST_REFERENCES = ("digits", "cells", "tensor_mixing", "recorded")  # the others train larger networks
 
 
 @pytest.fixture(scope="module", params=TASKS)
@@ -21,6 +23,15 @@ def contract(request, tmp_path_factory) -> TaskContract:
     return TaskContract(TASKS.load(name)(with_task_options(config, TASKS.load(name).Config)))
 
 
-@pytest.mark.parametrize("check", TaskContract.names())
+@pytest.mark.parametrize("check", [name for name in TaskContract.names() if name != REFERENCES])
 def test_task(contract, check):
     contract.run(check)
+
+
+@pytest.mark.parametrize(
+    "contract",
+    [name if name in FAST_REFERENCES else pytest.param(name, marks=pytest.mark.slow) for name in TASKS],
+    indirect=True,
+)
+def test_references_of_task(contract):
+    contract.run(REFERENCES)

@@ -18,6 +18,7 @@ from gflownet.workers.packing import MessageError
 from gflownet.workers.pool import WorkerError
 from gflownet.workers.proxy import RemoteTraceback
 from gflownet.workers.transport import PickleTransport
+from tests.test_trainer import wait_until
 from tests.workers import producers
 from tests.workers.conftest import transport  # noqa: F401
 from tests.workers.messages import TRANSPORTS, assert_same, cases, named_memory
@@ -164,7 +165,7 @@ def test_pool_close_ends_busy_workers(backend, desk, holds_interpreter):
         assert desk.reported.wait(SOON_S)
         start = time.monotonic()
         pool.close()
-        assert time.monotonic() - start < 4  # DataLoader takes 5 s
+        assert time.monotonic() - start < SOON_S
     (pid,) = desk.notes
     with pytest.raises(ProcessLookupError):
         os.kill(pid, 0)
@@ -184,8 +185,7 @@ def test_pool_close_releases_memory_files_and_threads(backend, name):
     gc.collect()  # leftovers of earlier tests
     before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
     use()
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert threading.active_count() == threads
+    wait_until(lambda: len(os.listdir("/proc/self/fd")) <= before and threading.active_count() <= threads, seconds=60)
 
 
 def test_pool_with_more_workers_than_processors_does_not_warn(backend):

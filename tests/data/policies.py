@@ -30,10 +30,8 @@ def opinionated(
 
 
 def unconditional(num: int) -> Conditioning:
-    """Return the conditioning of `num` unconditional trajectories."""
     return Conditioning(torch.zeros(num, 1), torch.ones(num))
 
 
 def keys(env: Environment, states: GraphStates) -> list[str]:
-    """Return the exact identity of every state."""
     return [env.coloured_graph(states, i).canonical_key() for i in range(len(states))]

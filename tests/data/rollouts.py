@@ -63,8 +63,6 @@ class CountsNodes(GFNTask):
 
 @dataclass
 class Parts:
-    """Components of a stream of rollouts."""
-
     source: TrajectorySource
     policy: Policy
     evaluator: Dispatcher
@@ -76,22 +74,13 @@ class Parts:
         return local_rollouts(self.source, **parts, first_step=first_step)
 
     def of_workers(
-        self,
-        transport: str,
-        *,
-        num_workers: int = 1,
-        config: WorkersConfig | None = None,
-        device: torch.device = CPU,
+        self, transport: str, *, num_workers: int = 1, config: WorkersConfig | None = None, device: torch.device = CPU
     ) -> Generator[Rollout]:
+        parts = {"evaluator": self.evaluator, "replay": self.replay, "config": config or WorkersConfig()}
+        policy = PolicyOnDevice(self.policy, device=device, precision="float32")
+        messages = make_transport(**TRANSPORTS[transport])
         return worker_rollouts(
-            self.source,
-            policy=PolicyOnDevice(self.policy, device=device, precision="float32"),
-            evaluator=self.evaluator,
-            replay=self.replay,
-            first_step=1,
-            num_workers=num_workers,
-            transport=make_transport(**TRANSPORTS[transport]),
-            config=config or WorkersConfig(),
+            self.source, policy=policy, first_step=1, num_workers=num_workers, transport=messages, **parts
         )
 
 

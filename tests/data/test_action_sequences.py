@@ -9,12 +9,20 @@ from gflownet.mdp.trajectory import Origin, TrajectoryBatch
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys, opinionated, unconditional
 
-NUM = 8
+NUM = 4
+# Other cases of the same class are fast.
+CASES = [
+    *("catalogue", "undirected_attributes", "directed_attributes", "labelled_dag", "computation_graph_ordered"),
+    *("computation_graph_recurrent", "operation_graph_projections", "hypergrid", "cells_capped", "choices"),
+    *("recurrent_stack_of_gru", "tensor_graph_new_indices"),
+]
 
 
-@pytest.fixture(scope="module", params=ENVIRONMENTS)
+@pytest.fixture(
+    scope="module",
+    params=[pytest.param(name, marks=() if name in CASES else pytest.mark.slow) for name in ENVIRONMENTS],
+)
 def sampled(request) -> tuple:
-    """Return an environment, forward trajectories, and backward ones into their terminal states."""
     env = ENVIRONMENTS[request.param]()
     context, policy = opinionated(env, sharpness=1.0)
     generator = torch.Generator().manual_seed(1)

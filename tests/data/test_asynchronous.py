@@ -17,7 +17,7 @@ from tests.data.rollouts import Parts, parts
 from tests.evaluation.candidates import config_with
 from tests.small_run import SMALL
 
-NUM_STEPS = 8
+NUM_STEPS = 4
 
 
 class LatestFirst(InlineExecutor):
@@ -125,8 +125,6 @@ def test_asynchronous_invalid_combination_raises(overrides, message):
 
 
 class NeverDone(LatestFirst):
-    """Finishes no job."""
-
     def wait(self, handles, *, timeout):
         return []
 

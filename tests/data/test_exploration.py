@@ -8,20 +8,16 @@ import torch
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.trajectory import Origin
-from gflownet.metrics.exact import (
-    enumerate_states,
-    policy_log_prob,
-    terminating_distribution,
-)
+from gflownet.metrics.exact import enumerate_states, policy_log_prob, terminating_distribution
 from tests.contracts.environments import ENVIRONMENTS
 from tests.data.policies import keys, opinionated, unconditional
 from tests.oracles.backward_actions import backward_scores
 from tests.oracles.chi_square import p_value
 
-NUM = 1_500
+NUM = 1_000
 
 
-@pytest.mark.parametrize(("temperature", "epsilon"), [(2.5, 0.0), (0.4, 0.0), (2.5, 0.3)])
+@pytest.mark.parametrize(("temperature", "epsilon"), [(1.0, 0.0), (0.4, 0.0), (2.5, 0.3)])
 def test_exploration_temperature_before_uniform_mixture(temperature, epsilon):
     env = GraphBuildingEnv(["a", "b"], max_nodes=3)
     context, policy = opinionated(env)
@@ -41,21 +37,23 @@ def test_exploration_temperature_before_uniform_mixture(temperature, epsilon):
 
     known = keys(env, graph.states[graph.terminal])
     generator = torch.Generator().manual_seed(1)
-    batch = sample_forward(
-        context,
-        policy,
-        conditioning=unconditional(NUM),
-        generator=generator,
-        random_action_prob=epsilon,
-        temperature=temperature,
-    )
+    options = {"random_action_prob": epsilon, "temperature": temperature}
+    batch = sample_forward(context, policy, conditioning=unconditional(NUM), generator=generator, **options)
     counts = Counter(keys(env, batch.terminal))
     assert p_value(counts, distribution(temperature, epsilon)) > 1e-3
-    assert p_value(counts, distribution(1.0, epsilon)) < 1e-6
+    assert p_value(counts, distribution(0.4 if temperature == 1.0 else 1.0, epsilon)) < 1e-6
+    assert epsilon == 0.0 or p_value(counts, distribution(temperature, 0.0)) < 1e-6
 
 
-@pytest.mark.parametrize("dense", [True, False])
-@pytest.mark.parametrize("name", ["undirected_attributes", "directed_attributes", "computation_graph_ordered"])
+@pytest.mark.parametrize(
+    ("name", "dense"),
+    [
+        ("computation_graph_ordered", True),
+        ("computation_graph_ordered", False),
+        pytest.param("undirected_attributes", True, marks=pytest.mark.slow),
+        pytest.param("directed_attributes", False, marks=pytest.mark.slow),
+    ],
+)
 def test_sample_backward_learned_policy_frequencies(name, dense):
     """Frequencies of intermediate states of backward trajectories against exact probabilities."""
     env = ENVIRONMENTS[name]()
@@ -84,7 +82,6 @@ def test_sample_backward_learned_policy_frequencies(name, dense):
 
 
 def visits(env, graph, context, policy, start: int) -> dict[str, tuple[int, float]]:
-    """Return level and probability of every state that backward trajectories from `start` pass through."""
     score = backward_scores(context, policy, torch.zeros(1))
     mass = {start: 1.0}
     names = keys(env, graph.states)

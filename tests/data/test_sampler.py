@@ -1,3 +1,5 @@
+"""Batched sampling of trajectories, forward and backward."""
+
 import math
 from collections import Counter
 from typing import Any
@@ -8,27 +10,24 @@ import torch
 from gflownet.data.sampler import sample_backward, sample_forward
 from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.evaluation.conditioning import Conditioning
-from gflownet.mdp.action import ActionBatch, GraphActionType
+from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.categorical import GraphActionCategorical
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.policy import Policy
 from gflownet.mdp.sparse_layout import SparseLayout
-from gflownet.mdp.states import GraphStates
 from gflownet.mdp.trajectory import TrajectoryBatch
-from gflownet.metrics.exact import StateGraph, enumerate_states, policy_log_prob, terminating_distribution
-from gflownet.policy.config import ModelConfig
-from gflownet.policy.graph_transformer import GraphTransformerPolicy
-from tests.contracts.environments import ENVIRONMENTS, computation_graphs
+from gflownet.metrics.exact import enumerate_states
+from tests.contracts.environments import ENVIRONMENTS
+from tests.data.policies import keys, unconditional
+from tests.oracles.chi_square import p_value
 from tests.oracles.networkx_states import num_automorphisms, oracle_of, to_networkx
 
-NUM_SIGMAS = 4.5  # of a binomial; missed by chance about once in 150,000
 SAMPLED = {
     name: ENVIRONMENTS[name]
     for name in ("undirected_attributes", "directed", "computation_graph_ordered", "computation_graph_recurrent")
 }
-SAMPLED["undirected_6"] = lambda: GraphBuildingEnv(["a"], max_nodes=6, min_nodes=4)
-SAMPLED["computation_graph_2_hidden"] = lambda: computation_graphs(max_hidden_nodes=2, max_edges=5)
+SAMPLED["undirected_5"] = lambda: GraphBuildingEnv(["a"], max_nodes=5, min_nodes=3)
 
 
 class BiasedPolicy(Policy):
@@ -50,10 +49,6 @@ class BiasedPolicy(Policy):
         return categorical, torch.zeros(batch.num_graphs)
 
 
-def unconditional(num: int) -> Conditioning:
-    return Conditioning(torch.zeros(num, 1), torch.ones(num))
-
-
 def forward(env: Environment, *, num: int, seed: int, epsilon: float = 0.0, stop: float = 0.0) -> TrajectoryBatch:
     context = GraphBuildingEnvContext(env)
     return sample_forward(
@@ -63,10 +58,6 @@ def forward(env: Environment, *, num: int, seed: int, epsilon: float = 0.0, stop
         generator=torch.Generator().manual_seed(seed),
         random_action_prob=epsilon,
     )
-
-
-def key(env: Environment, states: GraphStates, index: int = 0) -> str:
-    return env.coloured_graph(states, index).canonical_key()
 
 
 def check_valid(env: Environment, batch: TrajectoryBatch, *, up_to_order: bool) -> None:
@@ -82,7 +73,7 @@ def check_valid(env: Environment, batch: TrajectoryBatch, *, up_to_order: bool) 
         after = env.step(one.states, one.actions)  # raises if one is illegal
         arrived, expected = after[:last], one.states[1:]
         if up_to_order:
-            assert [key(env, arrived, t) for t in range(last)] == [key(env, expected, t) for t in range(last)]
+            assert keys(env, arrived) == keys(env, expected)
         else:
             assert bool(arrived.equals(expected).all())
         counts = [len(oracle.backward(to_networkx(env, expected, t))) for t in range(last)]
@@ -95,26 +86,18 @@ def check_valid(env: Environment, batch: TrajectoryBatch, *, up_to_order: bool) 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sample_forward_trajectories_are_valid(name):
     env = SAMPLED[name]()
-    batch = forward(env, num=6, seed=1, stop=-2.0)
+    batch = forward(env, num=4, seed=1, stop=-2.0)
     check_valid(env, batch, up_to_order=False)
 
 
 @pytest.mark.parametrize("name", SAMPLED)
 def test_sample_backward_trajectories_are_valid(name):
     env = SAMPLED[name]()
-    terminal = forward(env, num=6, seed=2, stop=-4.0).terminal
+    terminal = forward(env, num=4, seed=2, stop=-4.0).terminal
     generator = torch.Generator().manual_seed(3)
-    batch = sample_backward(GraphBuildingEnvContext(env), terminal, conditioning=unconditional(6), generator=generator)
+    batch = sample_backward(GraphBuildingEnvContext(env), terminal, conditioning=unconditional(4), generator=generator)
     assert bool(batch.terminal.equals(terminal).all())
     check_valid(env, batch, up_to_order=True)
-
-
-def test_sampler_counts_automorphisms():
-    env = ENVIRONMENTS["undirected_fixed_size"]()
-    batch = forward(env, num=40, seed=4)
-    counts = [num_automorphisms(to_networkx(env, batch.terminal, i)) for i in range(40)]
-    assert len(set(counts)) > 2
-    assert batch.log_symmetry.exp().tolist() == pytest.approx(counts, rel=1e-5)
 
 
 def test_sample_forward_drops_finished_graphs():
@@ -155,44 +138,6 @@ def test_sampler_conditioning_per_trajectory():
     assert torch.equal(batch.beta, torch.arange(20.0))
 
 
-def within_binomial_bounds(count: int, total: int, p: float) -> bool:
-    return abs(count - p * total) <= NUM_SIGMAS * math.sqrt(total * p * (1 - p)) + 1e-9
-
-
-def actions_by_state(env: Environment, batch: TrajectoryBatch) -> dict[str, Counter]:
-    """Return how often each action was taken in each labelled state."""
-    found: dict[str, Counter] = {}
-    for i in range(len(batch.trajectory)):
-        state = str((batch.states.node_type[i].tolist(), batch.states.edge_type[i].tolist()))
-        found.setdefault(state, Counter())[str(env.decode(batch.states, i, batch.actions))] += 1
-    return found
-
-
-def test_sample_forward_epsilon_one_is_uniform():
-    env = ENVIRONMENTS["directed"]()
-    batch = forward(env, num=1_500, seed=7, epsilon=1.0, stop=30.0)
-    num_legal = env.forward_masks(batch.states).num_actions().tolist()
-    legal = {}
-    for i, num in enumerate(num_legal):
-        legal[str((batch.states.node_type[i].tolist(), batch.states.edge_type[i].tolist()))] = num
-    checked = 0
-    for state, counts in actions_by_state(env, batch).items():
-        if counts.total() >= 100:
-            assert len(counts) == legal[state]
-            assert all(within_binomial_bounds(c, counts.total(), 1 / legal[state]) for c in counts.values())
-            checked += 1
-    assert checked > 5
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.2])
-def test_sample_forward_epsilon_share(epsilon):
-    """On a single node, 1 + 2 actions are legal, and a sure policy takes Stop."""
-    env = ENVIRONMENTS["undirected"]()
-    batch = forward(env, num=2_000, seed=8, epsilon=epsilon, stop=60.0)
-    stopped = int((batch.terminal.num_nodes == 1).sum())
-    assert within_binomial_bounds(stopped, 2_000, 1 - epsilon + epsilon / 3)
-
-
 def same(ours: TrajectoryBatch, theirs: TrajectoryBatch) -> bool:
     if len(ours.trajectory) != len(theirs.trajectory):
         return False
@@ -208,84 +153,27 @@ def test_sampler_generator():
     torch.manual_seed(1)
     assert same(first, forward(env, num=8, seed=9, epsilon=0.5))
     assert not same(first, forward(env, num=8, seed=10, epsilon=0.5))
+    context, generators = GraphBuildingEnvContext(env), [torch.Generator().manual_seed(seed) for seed in (1, 1, 2)]
     backward = [
-        sample_backward(
-            GraphBuildingEnvContext(env),
-            first.terminal,
-            conditioning=unconditional(8),
-            generator=torch.Generator().manual_seed(seed),
-        )
-        for seed in (1, 1, 2)
+        sample_backward(context, first.terminal, conditioning=unconditional(8), generator=generator)
+        for generator in generators
     ]
     assert same(backward[0], backward[1])
     assert not same(backward[0], backward[2])
 
 
-@pytest.fixture(scope="module")
-def small_space() -> tuple[Environment, StateGraph, GraphBuildingEnvContext, Policy]:
-    env = GraphBuildingEnv(["a", "b"], max_nodes=3)
-    context = GraphBuildingEnvContext(env)
-    with torch.random.fork_rng():
-        torch.manual_seed(0)
-        policy = GraphTransformerPolicy(context, ModelConfig(num_layers=1, num_emb=8, num_heads=2))
-        with torch.no_grad():  # an untrained network is close to uniform; let it have opinions
-            for head in policy.heads.values():
-                for parameter in head.parameters():
-                    parameter.mul_(4)
-    return env, enumerate_states(env), context, policy
-
-
-@pytest.mark.parametrize("epsilon", [0.0, 0.5])
-def test_sample_forward_terminal_frequencies(small_space, epsilon):
-    env, graph, context, policy = small_space
-    num = 6_000
-
-    def score(states):
-        with torch.no_grad():
-            categorical, _ = policy(context.to_batch(states), torch.zeros(len(states), 1))
-        return categorical.mixed(epsilon).log_probs()
-
-    exact = terminating_distribution(graph, policy_log_prob(graph, score))
-    assert float(exact.sum()) == pytest.approx(1.0, abs=1e-5)
-    batch = sample_forward(
-        context,
-        policy,
-        conditioning=unconditional(num),
-        generator=torch.Generator().manual_seed(11),
-        random_action_prob=epsilon,
-    )
-    counts = Counter(key(env, batch.terminal, i) for i in range(num))
-    assert counts.total() == num
-    for index in graph.terminal.tolist():
-        p = float(exact[index])
-        assert within_binomial_bounds(counts.pop(key(env, graph.states, index), 0), num, p), (index, p)
-    assert not counts
-
-
 def test_sample_backward_uniform_parents():
-    env, num = ENVIRONMENTS["undirected"](), 3_000
+    env, num = ENVIRONMENTS["undirected"](), 1_000
     graph = enumerate_states(env)
-    index = max(range(len(graph)), key=lambda i: len({key(env, state) for _, state in env.parents(graph.states, i)}))
+    parents_of = [Counter(keys(env, state)[0] for _, state in env.parents(graph.states, i)) for i in range(len(graph))]
+    index = max(range(len(graph)), key=lambda i: len(parents_of[i]))
     terminal = graph.states[torch.full((num,), index)]
     generator = torch.Generator().manual_seed(12)
     batch = sample_backward(
         GraphBuildingEnvContext(env), terminal, conditioning=unconditional(num), generator=generator
     )
     before_last = batch.trajectory.argsort(stable=True)[torch.bincount(batch.trajectory).cumsum(0) - 2]
-    counts = Counter(key(env, batch.states, i) for i in before_last.tolist())
-    parents = Counter(key(env, state) for _, state in env.parents(graph.states, index))
-    assert counts.keys() == parents.keys()
+    parents = parents_of[index]
     assert len(parents) > 3
-    for parent, multiplicity in parents.items():
-        assert within_binomial_bounds(counts[parent], num, multiplicity / parents.total())
-
-
-def test_sample_backward_forward_actions_invert():
-    """Stop comes last although backward sampling begins with it."""
-    env = ENVIRONMENTS["directed_attributes"]()
-    terminal = forward(env, num=5, seed=13, stop=-5.0).terminal
-    generator = torch.Generator().manual_seed(14)
-    batch = sample_backward(GraphBuildingEnvContext(env), terminal, conditioning=unconditional(5), generator=generator)
-    assert isinstance(batch.actions, ActionBatch)
-    assert bool((batch.actions.kind < GraphActionType.RemoveNode).all())
-    assert int((batch.actions.kind == GraphActionType.Stop).sum()) == 5
+    expected = {parent: multiplicity / parents.total() for parent, multiplicity in parents.items()}
+    assert p_value(Counter(keys(env, batch.states[before_last])), expected) > 1e-3

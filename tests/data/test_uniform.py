@@ -13,7 +13,7 @@ def num_nodes(candidate) -> int:
 def test_first_candidate_is_an_unbiased_sample():
     """After one node, Stop and AddNode are the two actions. Short trajectories must not come first."""
     env = GraphBuildingEnv(["a"], max_nodes=2)
-    generator, num = torch.Generator().manual_seed(0), 100
+    generator, num = torch.Generator().manual_seed(0), 40
     sizes = [num_nodes(uniform_candidates(env, 1, generator=generator)[0]) for _ in range(num)]
     assert 1 in sizes
     assert abs(sizes.count(1) - num / 2) < 3.5 * (num / 4) ** 0.5

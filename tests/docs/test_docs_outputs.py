@@ -63,14 +63,8 @@ def test_without_numbers_compares_words_only() -> None:
 
 
 @pytest.mark.slow
-def test_notebooks_run_and_keep_their_outputs(checkout: Path) -> None:
-    command = [sys.executable, str(checkout / "scripts" / "docs_outputs.py"), "--notebooks", "--check"]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stdout + done.stderr
-
-
-@pytest.mark.slow
-def test_tutorial_runs_and_keeps_its_outputs(checkout: Path) -> None:
-    command = [sys.executable, str(checkout / "scripts" / "docs_outputs.py"), "--pages", "--check"]
+@pytest.mark.parametrize("kind", ["--notebooks", "--pages"])
+def test_notebooks_and_tutorial_keep_their_outputs(checkout: Path, kind: str) -> None:
+    command = [sys.executable, str(checkout / "scripts" / "docs_outputs.py"), kind, "--check"]
     done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 from tests.browser.chromium import missing_browser, running_browser
 
 MAX_SECONDS = 60  # until the search has loaded its index
+PAGES = ("index.html", "tutorial/second.html")  # of a tiny site
 FOUND = "concepts/symmetry.html"
 NOT_COPIED = shutil.ignore_patterns("_build", "__pycache__")
 
@@ -37,6 +39,31 @@ def test_built_site_holds(site: Path, checkout: Path) -> None:
     environment = {**os.environ, "PYTHONPATH": str(checkout)}
     done = subprocess.run(command, cwd=checkout / "docs", env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["gflownet", "main", "a b"])
+def test_site_of_a_checkout_of_any_name(
+    name: str, checkout: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tiny checkout, whose pages link to each other and to files outside docs/."""
+    root = tmp_path / name
+    shutil.copytree(checkout / "docs" / "sphinx_site", root / "docs" / "sphinx_site", ignore=NOT_COPIED)
+    shutil.copytree(checkout / "docs" / "static", root / "docs" / "static")
+    shutil.copy(checkout / "docs" / "conf.py", root / "docs")
+    (root / "gflownet").symlink_to(checkout / "gflownet")
+    (root / "docs" / "tutorial").mkdir()
+    (root / "docs" / "index.md").write_text("# First\n\n[source](../gflownet/plugins.py) [page](tutorial/second.md)\n")
+    (root / "docs" / "tutorial" / "second.md").write_text(
+        "# Second\n\n[first](../../README.md) [source](../../gflownet/errors.py)\n"
+    )
+    monkeypatch.chdir(root)
+    done = build(Path("docs"), Path("docs/_build/html"))
+    assert done.returncode == 0, done.stderr
+    links = {name: re.findall(r'href="([^"]+)"', (root / "docs/_build/html" / name).read_text()) for name in PAGES}
+    assert "tutorial/second.html" in links["index.html"]
+    assert any(link.endswith("plugins.py") for link in links["index.html"])
+    assert "../index.html" in links["tutorial/second.html"]
 
 
 @pytest.mark.slow

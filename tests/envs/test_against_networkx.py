@@ -2,6 +2,7 @@
 
 import random
 from collections.abc import Iterator
+from typing import Any
 
 import networkx as nx
 import pytest
@@ -51,6 +52,12 @@ LARGER = {
     ),
 }
 CASES = {**ENVIRONMENTS, **LARGER}
+# Short walks of other environments of the same class cover the same rules.
+LONG_ONLY = {
+    *("catalogue_of_cells", "undirected", "directed", "cells", "choices", "recurrent_stack", "operation_graph"),
+    *("computation_graph", "computation_graph_two_hidden", "computation_graph_3_hidden"),
+    *("tensor_graph_joined", "tensor_graph_equal_inputs", "tensor_graph_three_operations"),
+}
 
 
 def decoded_actions(env: Environment, states: GraphStates, masks: ActionMasks) -> list[set[GraphAction]]:
@@ -89,14 +96,20 @@ def random_walks(
         graphs = [oracle.apply(g, a) for g, a in zip(graphs, actions, strict=True)]
 
 
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=[pytest.mark.slow] * (n == "computation_graph_3_hidden")) for n in CASES]
-)
-def test_environment_masks_steps_and_reachability_match_networkx(name):
+def walks() -> Iterator[Any]:
+    """Yield environment, number of walks and of their steps: short walks for every commit, long ones marked slow."""
+    for name in CASES:
+        if name not in LONG_ONLY:
+            yield pytest.param(name, 2, 16, id=name)
+        yield pytest.param(name, 4, 24, id=f"{name}-long", marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(("name", "num", "num_steps"), list(walks()))
+def test_environment_masks_steps_and_reachability_match_networkx(name, num, num_steps):
     env = CASES[name]()
     oracle = oracle_of(env)
     action_types = set()
-    for states, graphs, forward, backward in random_walks(env, oracle, num=4, num_steps=24, seed=1):
+    for states, graphs, forward, backward in random_walks(env, oracle, num=num, num_steps=num_steps, seed=1):
         assert decoded_actions(env, states, env.forward_masks(states)) == forward
         assert decoded_actions(env, states, env.backward_masks(states)) == backward
         for i, graph in enumerate(graphs):

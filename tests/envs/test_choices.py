@@ -106,12 +106,7 @@ def test_capped_choices_env_setting_above_a_cap_raises():
 def test_read_places_ranges_and_groups():
     places = read_places({"depth": "1..3", "width": ["-1..1", 8], "block": {"size": [1.5], "norm": ["batch", "1..2"]}})
     values = {place.name: place.values for place in places.places}
-    assert values == {
-        "depth": (1, 2, 3),
-        "width": (-1, 0, 1, 8),
-        "block.size": (1.5,),
-        "block.norm": ("batch", 1, 2),
-    }
+    assert values == {"depth": (1, 2, 3), "width": (-1, 0, 1, 8), "block.size": (1.5,), "block.norm": ("batch", 1, 2)}
 
 
 @pytest.mark.parametrize(

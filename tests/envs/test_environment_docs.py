@@ -53,25 +53,42 @@ def with_table(word: str) -> str:
 
 
 TABLES_PAGE = PAGES[0].parents[1] / "tabular-benchmarks.md"
+RUN_QUICKLY = "hypergrid"  # the page whose commands run in the fast suite
+
+
+def blocks_of(page: Path, language: str) -> list[str]:
+    return [text for of_block, text in BLOCK.findall(page.read_text(encoding="utf-8")) if of_block == language]
+
+
+def commands_of(page: Path) -> list[list[str]]:
+    """Return the words of every command of a page, without `python -m gflownet.train`."""
+    lines = [line for text in blocks_of(page, "bash") for line in text.strip().splitlines()]
+    commands = [shlex.split(line) for line in lines]
+    assert all(words[:3] == ["python", "-m", "gflownet.train"] for words in commands)
+    return [words[3:] for words in commands]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_python_examples_run_and_commands_are_valid(page, checkout, monkeypatch, capsys):
+    monkeypatch.chdir(checkout)
+    for text in blocks_of(page, "python"):
+        exec(compile(text, page.name, "exec"), {"__name__": page.stem})
+    for words in commands_of(page):
+        assert train.main([*words, "--print-config"]) == 0, capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
-    "page", [*PAGES, pytest.param(TABLES_PAGE, marks=pytest.mark.slow)], ids=lambda page: page.stem
+    "page",
+    [
+        pytest.param(page, marks=[pytest.mark.slow] * (page.stem != RUN_QUICKLY), id=page.stem)
+        for page in [*PAGES, TABLES_PAGE]
+    ],
 )
-def test_examples_run(page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(PAGES[0].parents[2])
-    for number, (language, text) in enumerate(BLOCK.findall(page.read_text(encoding="utf-8"))):
-        if language == "python":
-            exec(compile(text, page.name, "exec"), {"__name__": page.stem})
-            continue
-        for row, line in enumerate(text.strip().splitlines()):
-            words = shlex.split(line)
-            assert words[:3] == ["python", "-m", "gflownet.train"]
-            short = [
-                *TINY_RUN,
-                *(option for task in TINY_TASKS if f"task={task}" in words for option in TINY_TASKS[task]),
-            ]
-            assert train.main([*map(with_table, words[3:]), *short, f"log_dir={tmp_path / f'{number}_{row}'}"]) == 0
+def test_commands_run(page, tmp_path, checkout, monkeypatch):
+    monkeypatch.chdir(checkout)
+    for number, words in enumerate(commands_of(page)):
+        short = [*TINY_RUN, *(option for task in TINY_TASKS if f"task={task}" in words for option in TINY_TASKS[task])]
+        assert train.main([*map(with_table, words), *short, f"log_dir={tmp_path / str(number)}"]) == 0
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,5 @@
 """Hypergrids: number of states and trajectories, terminal objects, and errors."""
 
-import math
-
 import pytest
 import torch
 
@@ -21,18 +19,6 @@ def test_hypergrid_every_cell_is_a_terminal_state(num_dims, side):
     assert torch.equal(graph.level, coordinates.sum(1))
     # Along each dimension, every cell except the last has one move.
     assert int((~graph.stops).sum()) == num_dims * (side - 1) * side ** (num_dims - 1)
-
-
-def test_hypergrid_trajectory_counts_are_binomial_coefficients():
-    env = HypergridEnv(2, 5)
-    graph = enumerate_states(env)
-    num_paths = torch.zeros(len(graph), dtype=torch.int64)
-    num_paths[0] = 1
-    for actions in graph.level_actions():
-        parent_paths = num_paths[graph.parent[actions]].masked_fill(graph.stops[actions], 0)
-        num_paths.index_add_(0, graph.child[actions], parent_paths)
-    coordinates = (graph.states.node_attr[..., 0].long() + 1).tolist()
-    assert num_paths.tolist() == [math.comb(x + y, x) for x, y in coordinates]
 
 
 def raise_to(env: HypergridEnv, coordinate: int, dim: int = 0) -> GraphAction:

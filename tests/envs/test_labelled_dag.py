@@ -9,7 +9,9 @@ from gflownet.graphs.canonical import ColouredGraph
 from gflownet.metrics.exact import enumerate_states
 
 
-@pytest.mark.parametrize(("num_nodes", "num_graphs"), [(1, 1), (2, 3), (3, 25), (4, 543), (5, 29_281)])
+@pytest.mark.parametrize(
+    ("num_nodes", "num_graphs"), [(1, 1), (2, 3), (3, 25), (4, 543), pytest.param(5, 29_281, marks=pytest.mark.slow)]
+)
 def test_labelled_dag_count_and_trivial_automorphisms(num_nodes, num_graphs):
     """Robinson 1973, Counting labeled acyclic digraphs."""
     graph = enumerate_states(LabelledDAGEnv(num_nodes))

@@ -7,9 +7,8 @@ from gflownet.envs import operation_tables
 from gflownet.envs.config import EnvConfig, OperationGraphConfig
 from gflownet.envs.operation_graph import OperationGraphContext, OperationGraphEnv
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
-from gflownet.graphs.operation import OPERATIONS, operation
 from gflownet.graphs.operation_costs import graph_cost
-from gflownet.graphs.tensor_shape import Adapter, Layout, Shape, ShapeError, join
+from gflownet.graphs.tensor_shape import Adapter, Shape, ShapeError, join
 from gflownet.mdp.action import ActionMasks, GraphAction, GraphActionType
 from gflownet.mdp.environment import IllegalAction
 from gflownet.mdp.states import GraphStates
@@ -19,7 +18,7 @@ from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from gflownet.translation.model import to_pytorch_model
 from tests.contracts.environments import ENVIRONMENTS, operation_graphs
-from tests.oracles.operation_networks import labelled_networks, num_classes_up_to_isomorphism, weighted_number
+from tests.oracles.networkx_states import num_automorphisms, oracle_of, search_classes
 
 Kind = GraphActionType
 LARGER_CONVOLUTIONS = {"features": [4, 8, 16], "kernel_size": [1, 3], "stride": [1, 2], "dilation": 1}
@@ -61,11 +60,13 @@ def random_networks(env: OperationGraphEnv, num: int, generator: torch.Generator
     return GraphStates.cat(finished)
 
 
-@pytest.mark.parametrize("name", LARGER)
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=[pytest.mark.slow] * (name in ("no_limit", "tight"))) for name in LARGER]
+)
 def test_random_walks_finish_within_limits_and_return(name):
     """Every state has an action; finished networks keep the limits; every way back ends in the initial state."""
     env, generator = LARGER[name](), torch.Generator().manual_seed(3)
-    states = random_networks(env, 128, generator)
+    states = random_networks(env, 40, generator)
     assert int(states.num_nodes.max()) > env.num_ends + 4
     for index in range(0, len(states), 3):
         cost = graph_cost(env.terminal(states, index))
@@ -102,47 +103,6 @@ def test_modules_of_networks_keep_the_parameter_limit(name):
     assert 0.75 * limit < max(sizes) <= limit
 
 
-def every_operation() -> dict[str, dict]:
-    """Return every operation with one input, with one value for each setting but two for its features."""
-    choices = {
-        name: {key: setting.choices[0] for key, setting in operation(name).settings.items() if setting.choices}
-        for name in OPERATIONS
-        if operation(name).ports == ("input",) and name not in ("embedding", "reshape", "to_image")
-    }
-    choices["opaque"] = {"module": "torch.nn:PReLU"}
-    return {
-        name: {**values, **({"features": [4, 8]} if "features" in values else {})} for name, values in choices.items()
-    }
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "shape", [Shape.of([3, 8, 8]), Shape.of([4, 20], Layout.SIGNAL), Shape.of([12, 4]), Shape.of(16)], ids=str
-)
-def test_networks_of_every_operation_keep_the_limits(shape):
-    choices, generator = every_operation(), torch.Generator().manual_seed(0)
-    env = OperationGraphEnv(
-        [shape],
-        5,
-        operations=list(choices),
-        choices=choices,
-        align="auto",
-        max_hidden_nodes=5,
-        max_edges=9,
-        max_parameters=20_000,
-        max_multiply_adds=1_000_000,
-    )
-    states, used = random_networks(env, 300, generator), set()
-    for index in range(0, len(states), 3):
-        network = env.terminal(states, index)
-        model, cost = to_pytorch_model(network).eval(), graph_cost(network)
-        assert sum(parameter.numel() for parameter in model.parameters()) == cost.num_parameters <= 20_000
-        assert cost.multiply_adds <= 1_000_000
-        assert model(torch.zeros(2, *shape.sizes)).shape == (2, 5)
-        used |= {node.attributes["operation"]["name"] for node in network.nodes.values() if "align" in node.attributes}
-    assert len(used) > 30
-
-
 def test_terminal_network_holds_chosen_values():
     env = operation_graphs(activations=("relu", "gelu"), merges=("sum", "max"))
     states = env.initial_states(1)
@@ -161,24 +121,22 @@ def test_terminal_network_holds_chosen_values():
     assert (node.activation_function, node.aggregation, node.attributes["align"]) == ("gelu", "max", "pad")
 
 
-def test_number_of_networks_equals_brute_force():
-    """Counts of classes, automorphisms and labelled graphs of each size, by networkx."""
-    env = operation_graphs(max_edges=6, max_parameters=420)
+@pytest.mark.parametrize(
+    ("options", "num_networks"),
+    [
+        ({"operations": ("conv2d", "max_pool2d"), "max_edges": 3}, 32),
+        pytest.param({"max_edges": 6}, 309, marks=pytest.mark.slow),
+    ],
+)
+def test_number_of_networks_equals_brute_force(options, num_networks):
+    """Classes and automorphisms of a search with the reference rules and networkx isomorphism."""
+    env = operation_graphs(max_parameters=420, **options)
     graph = enumerate_states(env)
-    assert len(graph.terminal) == 309
-    offered = {
-        "conv2d": [{"features": f, "kernel_size": k, "stride": 1} for f in (4, 8) for k in (1, 3)],
-        "batch_norm": [{}],
-        "max_pool2d": [{"kernel_size": 2, "stride": 2}],
-    }
-    for num_hidden in range(3):
-        labelled = labelled_networks(
-            Shape.of([3, 8, 8]), 5, offered, num_hidden=num_hidden, max_edges=6, max_parameters=420
-        )
-        automorphisms, total = num_classes_up_to_isomorphism(labelled)
-        of_size = graph.terminal[graph.states.num_nodes[graph.terminal] == 2 + num_hidden]
-        assert sorted(graph.num_automorphisms[of_size].tolist()) == sorted(automorphisms)
-        assert weighted_number(automorphisms, num_hidden) == total
+    classes, terminal = search_classes(oracle_of(env))
+    assert (len(graph), len(graph.terminal)) == (len(classes), len(terminal))
+    assert len(terminal) == num_networks
+    automorphisms = [num_automorphisms(network) for network in terminal]
+    assert sorted(graph.num_automorphisms[graph.terminal].tolist()) == sorted(automorphisms)
 
 
 @pytest.mark.parametrize("name", ["operation_graph_layouts", "operation_graph_projections"])

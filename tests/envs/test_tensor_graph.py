@@ -3,13 +3,11 @@
 import copy
 import json
 import re
-from collections import defaultdict
 from collections.abc import Iterator
 
 import networkx as nx
 import pytest
 import torch
-from networkx.algorithms.isomorphism import DiGraphMatcher
 
 from gflownet.autodiff.evaluation import evaluate
 from gflownet.autodiff.nodes import ElementwiseNode, LeafNode, LinearNode, Node, NonlinearNode, TransformNode
@@ -22,11 +20,9 @@ from gflownet.mdp.action import ActionBatch, GraphAction
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import Environment, IllegalAction, Rules
 from gflownet.mdp.states import GraphStates
-from gflownet.metrics.exact import (
-    enumerate_states,
-)
+from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import tensor_graphs
-from tests.oracles.networkx_states import oracle_of, to_networkx
+from tests.oracles.networkx_states import oracle_of, search_classes, to_networkx
 
 SHAPES = {"A": (2, 3), "B": (3, 2), "v": (3,)}
 
@@ -88,7 +84,7 @@ def test_tensor_program_equality_ignores_index_names_and_operand_order(first, se
 
 def test_tensor_program_round_trip_through_states_and_json():
     env = space()
-    states = terminal_states(env, num=150, seed=1)
+    states = terminal_states(env, num=40, seed=1)
     programs = [env.terminal(states, i) for i in range(len(states))]
     restored = [program_of(candidate.node(), SHAPES) for candidate in programs]
     assert torch.equal(env.identify(env.states_of(restored)), env.identify(states))
@@ -99,7 +95,7 @@ def test_tensor_program_round_trip_through_states_and_json():
 
 def test_terminal_programs_contain_all_node_kinds():
     env = space()
-    states = terminal_states(env, num=200, seed=2)
+    states = terminal_states(env, num=100, seed=2)
     kinds: set[type] = set()
     for i in range(len(states)):
         stack: list[Node] = [env.terminal(states, i).node()]
@@ -113,7 +109,7 @@ def test_terminal_programs_contain_all_node_kinds():
 def test_tensor_program_evaluates_stacked_examples_independently():
     """A leading batch axis gives the same result as one evaluation per example."""
     env = space()
-    states = terminal_states(env, num=60, seed=3)
+    states = terminal_states(env, num=20, seed=3)
     generator = torch.Generator().manual_seed(0)
     values = {name: torch.randn(4, *shape, generator=generator).double() for name, shape in SHAPES.items()}
     for i in range(len(states)):
@@ -145,28 +141,18 @@ def test_tensor_program_with_repeated_operand():
     torch.testing.assert_close(value, matrix @ matrix.T)
 
 
-def test_tensor_graph_class_count_matches_oracle():
-    """Search with the reference rules and networkx isomorphism, on the space of tests/test_exact_spaces.py."""
+@pytest.mark.parametrize(
+    ("inputs", "max_operations", "num_states", "num_programs"),
+    [({"a": (2,), "b": (2,)}, 1, 54, 28), pytest.param({"a": (2,)}, 2, 341, 146, marks=pytest.mark.slow)],
+)
+def test_tensor_graph_class_count_matches_oracle(inputs, max_operations, num_states, num_programs):
+    """Search with the reference rules and networkx isomorphism; the larger space is of tests/test_exact_spaces.py."""
     env = tensor_graphs(
-        inputs={"a": (2,)}, operations=("transform", "*", "-"), functions=(), new_extents=(2,), max_operations=2
+        inputs=inputs, operations=("transform", "*", "-"), functions=(), new_extents=(2,), max_operations=max_operations
     )
-    oracle = oracle_of(env)
-    classes, frontier, num_terminal = defaultdict(list), [oracle.initial()], 0
-    while frontier:
-        graph = frontier.pop()
-        labelled = graph.copy()
-        nx.set_node_attributes(labelled, {v: str(data) for v, data in graph.nodes(data=True)}, "label")
-        nx.set_edge_attributes(labelled, {(s, t): str(order) for s, t, order in graph.edges(data="order")}, "rank")
-        bucket = classes[nx.weisfeiler_lehman_graph_hash(labelled.to_undirected(), node_attr="label", edge_attr="rank")]
-        if any(DiGraphMatcher(labelled, other, dict.__eq__, dict.__eq__).is_isomorphic() for other in bucket):
-            continue
-        bucket.append(labelled)
-        actions = oracle.forward(graph)
-        num_terminal += GraphAction(Kind.Stop) in actions
-        frontier.extend(oracle.apply(graph, action) for action in actions if action.action_type != Kind.Stop)
-    assert num_terminal == 146
+    classes, terminal = search_classes(oracle_of(env))
     states = enumerate_states(env)
-    assert (len(states), len(states.terminal)) == (sum(map(len, classes.values())), num_terminal) == (341, 146)
+    assert (len(states), len(states.terminal)) == (len(classes), len(terminal)) == (num_states, num_programs)
 
 
 def _without_rule(env: TensorGraphEnv, kind: Kind, text: str) -> TensorGraphEnv:
@@ -209,7 +195,7 @@ def test_missing_rule_changes_masks_against_oracle(kind, text, changes):
     options = {"inputs": {"a": (2,), "b": (2,)}, "operations": ("transform", "*", "-"), "max_rank": 2} | changes
     complete = tensor_graphs(**options)
     oracle = oracle_of(complete)
-    states = GraphStates.cat([states for states, _ in random_walk(complete, num=20, seed=4)])
+    states = GraphStates.cat([states for states, _ in random_walk(complete, num=10, seed=4)])
     env = _without_rule(complete, kind, text)
     masks = env.forward_masks(states) if kind < Kind.RemoveNode else env.backward_masks(states)
     graphs, actions = masks.positions()

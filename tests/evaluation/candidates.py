@@ -3,6 +3,9 @@
 from typing import Any, cast
 
 from gflownet.config import Config, load_config
+from gflownet.evaluation.dispatcher import Dispatcher
+from gflownet.evaluation.executors.base import Executor
+from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from tests.evaluation.stub_rows import StubCandidate as StubCandidate
@@ -10,8 +13,13 @@ from tests.evaluation.stub_rows import record as record
 
 
 def config_with(*overrides: str) -> Config:
-    """Returns the root config with overrides, as a run gets it."""
     return load_config(None, overrides)
+
+
+def dispatcher_of(task: GFNTask, store: Any, executor: Executor | None = None, **options: Any) -> Dispatcher:
+    """Return the dispatcher of the run "mine" with seed 0."""
+    options = {"config": task.config.evaluation, "seed": 0, "run": "mine", **options}
+    return Dispatcher(task, store, executor or InlineExecutor(task), **options)
 
 
 class StubTask(GFNTask):
@@ -36,7 +44,6 @@ class StubTask(GFNTask):
 def classifier_graph(
     *hidden: tuple[int, str], input_size: int = 64, num_classes: int = 10, skip: bool = False
 ) -> ComputationGraph:
-    """Returns a chain input -> hidden (size, activation) ... -> output, optionally with an edge around it."""
     graph = ComputationGraph()
     graph.add_node(0, NodeType.INPUT, output_size=input_size)
     graph.add_node(1, NodeType.OUTPUT, output_size=num_classes)

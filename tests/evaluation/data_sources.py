@@ -30,7 +30,6 @@ class Stripes(Dataset[Any]):
 
 
 def stripes() -> Stripes:
-    """Return one dataset, to be split."""
     return Stripes()
 
 
@@ -45,7 +44,6 @@ def noisy_stripes() -> Stripes:
 
 
 def stripes_in_memory() -> tuple[torch.Tensor, torch.Tensor]:
-    """Return images and labels."""
     dataset = Stripes()
     return dataset.images, dataset.labels
 
@@ -58,5 +56,4 @@ def counting() -> dict[str, tuple[torch.Tensor, torch.Tensor]]:
 
 
 def number() -> int:
-    """Return no data."""
     return 7

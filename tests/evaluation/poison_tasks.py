@@ -10,7 +10,6 @@ import time
 from pathlib import Path
 from typing import Any, cast
 
-import numpy as np
 import torch
 
 from gflownet.evaluation.task import GFNTask, Score
@@ -20,8 +19,6 @@ GIGABYTE = 2**30
 
 
 class BrokenTextError(Exception):
-    """An error whose text raises."""
-
     def __str__(self) -> str:
         raise RuntimeError("no text")
 
@@ -51,18 +48,8 @@ def compute_forever() -> None:
         torch.linalg.matrix_power(torch.eye(700), 2**30)
 
 
-def ignore_signals_and_spin() -> None:
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)
-    while True:
-        pass
-
-
 def allocate() -> None:
     torch.ones(30 * GIGABYTE, dtype=torch.uint8)
-
-
-def allocate_in_numpy() -> None:
-    np.ones(30 * GIGABYTE, dtype=np.uint8)
 
 
 def fork(*, detached: int = 10, num: int = 20) -> None:
@@ -148,25 +135,14 @@ def raise_base() -> None:
     raise UnknownBaseError("not an Exception")
 
 
-def interrupt() -> None:
-    raise KeyboardInterrupt
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 POISONS = {
     function.__name__: function
     for function in (
         exit_process,
         segfault,
-        os.abort,
         spin,
         compute_forever,
-        ignore_signals_and_spin,
         allocate,
-        allocate_in_numpy,
         fork,
         fork_and_segfault,
         start_program,
@@ -182,8 +158,6 @@ POISONS = {
         raise_huge_text,
         raise_surrogate,
         raise_base,
-        interrupt,
-        kill,
     )
 }
 
@@ -210,7 +184,6 @@ class PoisonTask(GFNTask):
 
 
 def global_state() -> dict[str, float]:
-    """Return the part of the global state that candidates see, as numbers."""
     return {
         "item_size": float(torch.zeros(()).element_size()),
         "num_threads": float(torch.get_num_threads()),

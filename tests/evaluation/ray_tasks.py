@@ -10,8 +10,6 @@ FOLDER_VARIABLE = "GFLOWNET_TEST_FOLDER"
 
 
 class NotesItsProcess(RewardsHiddenNodes):
-    """Takes half a second per graph."""
-
     def __init__(self, config) -> None:
         super().__init__(config)
         self.folder = os.environ[FOLDER_VARIABLE]

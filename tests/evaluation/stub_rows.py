@@ -27,7 +27,6 @@ class StubCandidate:
 
 
 def record(key: str, *, score: float = 0.5, step: int = 1, **fields: Any) -> EvaluationRecord:
-    """Returns the row of a stub candidate."""
     candidate = StubCandidate(key, fields.pop("hash", ""))
     values = {"graph": "{}", "status": EvaluationStatus.OK, **fields}
     return EvaluationRecord(candidate.canonical_hash(), key, score=score, seconds=0.1, step=step, **values)

@@ -12,12 +12,10 @@ from gflownet.errors import UserError
 from gflownet.evaluation.config import BudgetConfig
 from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
 from gflownet.evaluation.evaluator import Evaluation
-from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.remote import EvaluationDesk
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
-from gflownet.evaluation.task import Cost, Score
-from tests.evaluation.candidates import StubCandidate, StubTask, config_with
-from tests.evaluation.stub_rows import record
+from gflownet.evaluation.task import Cost
+from tests.evaluation.candidates import StubCandidate, StubTask, config_with, dispatcher_of
 
 OK, FAILED, REFUSED = EvaluationStatus.OK, EvaluationStatus.FAILED, EvaluationStatus.REFUSED
 
@@ -49,11 +47,7 @@ Build = Callable[..., Dispatcher]
 def build(store: EvaluationStore) -> Build:
     def build(task: StubTask, limits: BudgetConfig, **options: Any) -> Dispatcher:
         num = store.num_evaluations(run="mine")
-        config = config_with().evaluation
-        executor = InlineExecutor(task)
-        return Dispatcher(
-            task, store, executor, config=config, seed=0, run="mine", budget=limits, num_evaluated=num, **options
-        )
+        return dispatcher_of(task, store, budget=limits, num_evaluated=num, **options)
 
     return build
 
@@ -84,20 +78,9 @@ def test_budget_counts_retries_once(build: Build, store: EvaluationStore) -> Non
     assert ([key for key, _ in task.calls], store.count()) == (["a", "b", "a"], 2)
 
 
-def test_budget_counts_another_attempt_after_resume_once(build: Build, store: EvaluationStore) -> None:
-    failed = {"status": FAILED, "error": "gone", "attempts": 1, "is_transient": True, "run": "mine"}
-    store.add([record("a", **failed), record("b", run="mine")])
-    task = StubTask(dict.fromkeys("abc", 0.5))
-    dispatcher = build(task, BudgetConfig(evaluations=3))
-    assert dispatcher.num_evaluated == 2
-    assert [each.status for each in evaluate(dispatcher, "abc")] == [OK] * 3
-    assert ([key for key, _ in task.calls], store.num_evaluations(run="mine")) == (["a", "c"], 3)
-
-
 def test_budget_excludes_rows_of_other_runs_and_seeds(build: Build, store: EvaluationStore) -> None:
     task = StubTask(dict.fromkeys("abcd", 0.5))
-    other = Dispatcher(task, store, InlineExecutor(task), config=config_with().evaluation, seed=0, run="other")
-    evaluate(other, "ab")
+    evaluate(dispatcher_of(task, store, run="other"), "ab")
     assert store.num_evaluations(run="mine") == 0
     assert len(evaluate(build(task, BudgetConfig(evaluations=2)), "abcd")) == 4
 
@@ -114,9 +97,9 @@ def test_budget_is_spent_for_every_caller(build: Build) -> None:
 
 def test_budget_seconds_end_the_run(build: Build) -> None:
     task = StubTask(dict.fromkeys("ab", 0.5))
-    dispatcher = build(task, BudgetConfig(seconds=3600.0), seconds=3599.0)
+    dispatcher = build(task, BudgetConfig(seconds=3600.0), seconds=3000.0)
     assert len(evaluate(dispatcher, "a")) == 1
-    assert 3599 < dispatcher.budget.seconds < 3600
+    assert 3000 < dispatcher.budget.seconds < 3600
     spent = build(task, BudgetConfig(seconds=3600.0), seconds=3600.0)
     assert [each.score for each in evaluate(spent, "a")] == [0.5], "known candidates cost no time"
     with pytest.raises(EvaluationStoppedError, match=r"^budget\.seconds=3600 is spent$"):
@@ -168,18 +151,3 @@ def test_budget_of_task_without_cost_raises(build: Build) -> None:
     for name in ("parameters", "flops"):
         with pytest.raises(UserError, match=rf"^task StubTask: expected cost\(graph\) with budget\.{name}, got a task"):
             build(StubTask({}), BudgetConfig(**{name: 1}))
-
-
-class Ranked(SizedTask):
-    """Larger candidates are better."""
-
-    def evaluate(self, graph: StubCandidate, *, seed: int) -> Score:
-        return Score(self.sizes[graph.key].num_parameters / 100)
-
-
-def test_refused_row_is_no_score(build: Build, store: EvaluationStore) -> None:
-    task = Ranked({"a": Cost(5, 0), "b": Cost(50, 0)})
-    evaluate(build(task, BudgetConfig(parameters=10)), "ab")
-    assert [row.key for row in store.top(5)] == ["a"]
-    evaluate(build(task, BudgetConfig()), "b", step=2)
-    assert [row.key for row in store.top(5)] == ["b", "a"]

@@ -14,7 +14,6 @@ def parts(text: ByteText) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def write_files(folder: Path, num: int) -> None:
-    """Write files with a different byte each."""
     for number in range(num):
         path = folder / f"{number % 7}" / f"file{number}.txt"
         path.parent.mkdir(exist_ok=True, parents=True)

@@ -1,12 +1,300 @@
-"""Temperature conditioning: distributions, encodings, log-rewards."""
+"""Conditioning: temperatures, preferences and focus regions; distributions, encodings, scalarisations, log-rewards."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
 
-from gflownet.evaluation.conditioning import TemperatureConditional
-from gflownet.evaluation.config import TemperatureConfig
+from gflownet.evaluation.conditioning import (
+    Conditioning,
+    FocusConditional,
+    PreferenceConditional,
+    RewardConditional,
+    TemperatureConditional,
+)
+from gflownet.evaluation.config import ConditionalsConfig, FocusConfig, PreferencesConfig, TemperatureConfig
+from gflownet.evaluation.task import GFNTask, Score
+from tests.evaluation.candidates import config_with
+
+
+def generator(seed: int = 0) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def preferences(*, num_objectives: int = 3, **options: Any) -> PreferenceConditional:
+    return PreferenceConditional(PreferencesConfig(**options), num_objectives=num_objectives)
+
+
+def focus(*, num_objectives: int = 3, **options: Any) -> FocusConditional:
+    return FocusConditional(FocusConfig(use=True, **options), num_objectives=num_objectives)
+
+
+@pytest.mark.parametrize("make", [preferences, focus])
+@pytest.mark.parametrize("alpha", [[1.0], [0.5, 2.0, 5.0]])
+def test_drawn_weights_have_the_moments_of_a_dirichlet_distribution(make, alpha):
+    num = 20_000
+    drawn = make(alpha=alpha).sample(num, generator=generator())
+    assert drawn.shape == (num, 3)
+    assert drawn.dtype == torch.float32
+    assert float(drawn.min()) >= 0
+    assert torch.allclose(drawn.sum(1), torch.ones(num))
+    each = torch.tensor(alpha * 3 if len(alpha) == 1 else alpha)
+    mean = each / each.sum()
+    variance = mean * (1 - mean) / (each.sum() + 1)
+    assert torch.allclose(drawn.mean(0), mean, atol=float(5 * variance.max().sqrt() / num**0.5))
+    assert torch.allclose(drawn.var(0), variance, rtol=0.05)
+
+
+@pytest.mark.parametrize("make", [preferences, focus])
+def test_draws_depend_on_the_generator_alone_which_moves_on(make):
+    torch.manual_seed(0)
+    one = generator(7)
+    first, next_ = (make().sample(5, generator=one) for _ in range(2))
+    torch.manual_seed(1)
+    assert torch.equal(make().sample(5, generator=generator(7)), first)
+    assert not torch.equal(next_, first)
+    assert not torch.equal(make().sample(5, generator=generator(8)), first)
+
+
+def test_fixed_preferences_are_everybody_s_and_sum_to_1():
+    drawn = preferences(weights=[1.0, 0.0, 3.0]).sample(4, generator=generator())
+    assert drawn.tolist() == [[0.25, 0.0, 0.75]] * 4
+
+
+def test_listed_directions_come_equally_often_and_sum_to_1():
+    drawn = focus(directions=[[2.0, 2.0, 0.0], [0.0, 0.0, 1.0], [1.0, 1.0, 2.0]]).sample(9_000, generator=generator())
+    found, counts = torch.unique(drawn, dim=0, return_counts=True)
+    assert found.tolist() == [[0.0, 0.0, 1.0], [0.25, 0.25, 0.5], [0.5, 0.5, 0.0]]
+    assert all(abs(count - 3_000) < 5 * math.sqrt(2_000) for count in counts.tolist())
+
+
+def slow_score(scalarisation: str, utilities: list[float], weights: list[float]) -> float:
+    if scalarisation == "weighted_sum":
+        return sum(w * u for w, u in zip(weights, utilities, strict=True))
+    if scalarisation == "weighted_log_sum":
+        return math.exp(sum(w * math.log(u) for w, u in zip(weights, utilities, strict=True)))
+    return min(1 - w * (1 - u) for w, u in zip(weights, utilities, strict=True))
+
+
+@pytest.mark.parametrize("scalarisation", ["weighted_sum", "weighted_log_sum", "tchebycheff"])
+@pytest.mark.parametrize("num_objectives", [2, 4])
+def test_scalarisations_against_a_loop(scalarisation, num_objectives):
+    conditional = preferences(num_objectives=num_objectives, scalarisation=scalarisation)
+    weights = conditional.sample(50, generator=generator(1))
+    utilities = torch.rand(50, num_objectives, generator=generator(2))
+    expected = [slow_score(scalarisation, *pair) for pair in zip(utilities.tolist(), weights.tolist(), strict=True)]
+    assert conditional.scalarise(utilities, weights).tolist() == pytest.approx(expected, rel=1e-5)
+
+
+def test_a_weight_of_0_forgives_a_utility_of_0():
+    weights, utilities = torch.tensor([[1.0, 0.0], [0.5, 0.5]]), torch.tensor([[0.4, 0.0], [0.4, 0.0]])
+    score = preferences(num_objectives=2, scalarisation="weighted_log_sum").scalarise(utilities, weights)
+    assert score.tolist() == pytest.approx([0.4, 0.0])
+
+
+def slow_coefficient(utilities: list[float], direction: list[float], *, cosim: float, limit_coef: float) -> float:
+    length = math.hypot(*utilities) * math.hypot(*direction)
+    cosine = sum(u * d for u, d in zip(utilities, direction, strict=True)) / length if length else 0.0
+    return cosine ** (math.log(limit_coef) / math.log(cosim)) if cosine >= cosim else 0.0
+
+
+@pytest.mark.parametrize(("cosim", "limit_coef"), [(0.9, 0.2), (0.98, 0.1), (0.6, 1.0)])
+def test_cones_against_a_loop(cosim, limit_coef):
+    conditional = focus(cosim=cosim, limit_coef=limit_coef)
+    utilities, directions = torch.rand(200, 3, generator=generator(3)), torch.rand(200, 3, generator=generator(4))
+    expected = [
+        slow_coefficient(u, d, cosim=cosim, limit_coef=limit_coef)
+        for u, d in zip(utilities.tolist(), directions.tolist(), strict=True)
+    ]
+    assert 10 < sum(value > 0 for value in expected) < 190
+    found = conditional.coefficient(utilities, directions)
+    assert found.tolist() == pytest.approx(expected, rel=1e-4)
+    assert torch.allclose(conditional.coefficient(3 * utilities, directions), found, rtol=1e-4)
+
+
+def test_a_cone_is_1_on_its_axis_limit_coef_on_its_surface_and_0_beyond():
+    conditional = focus(num_objectives=2, cosim=0.8, limit_coef=0.3)
+    angle = math.acos(0.8)
+    angles = [0.0, angle - 1e-4, angle + 1e-4]
+    utilities = torch.tensor([[math.cos(a), math.sin(a)] for a in angles] + [[0.0, 0.0]])
+    found = conditional.coefficient(utilities, torch.tensor([[1.0, 0.0]]).expand(4, 2))
+    assert found.tolist() == pytest.approx([1.0, 0.3, 0.0, 0.0], abs=1e-3)
+
+
+class TwoObjectives(GFNTask):
+    objectives = ("bright", "cheap", "odd")
+
+    def evaluate(self, graph, *, seed):
+        return Score(0.5, metrics={"bright": 0.5, "cheap": 0.25})
+
+    def utility(self, objective, value):
+        if value < 0:
+            raise RuntimeError("too cheap")
+        return 1 - value if objective == "cheap" else value
+
+
+CHOSEN = "evaluation.objectives=[bright,cheap]"
+TEMPERATURE = ("cond.temperature.sample_dist", "cond.temperature.dist_params")
+
+
+def test_the_encoding_is_thermometer_preferences_focus():
+    task = TwoObjectives(config_with(CHOSEN, "cond.focus.use=true", "cond.temperature.num_thermometer_dim=3"))
+    sample = task.sample_conditioning(20, generator=generator())
+    assert task.num_cond_dim == 7
+    assert sample.encoding.shape == (20, 7)
+    assert bool((sample.encoding[:, :3] == 0).all())  # a constant beta is encoded as zeros
+    for part in (sample.encoding[:, 3:5], sample.encoding[:, 5:]):
+        assert torch.allclose(part.sum(1), torch.ones(20))
+    assert not torch.allclose(sample.encoding[:, 3:5], sample.encoding[:, 5:])
+
+
+def test_one_objective_draws_only_temperatures():
+    config = ConditionalsConfig(TemperatureConfig("uniform", [1.0, 9.0]))
+    one = RewardConditional(config).sample(6, generator=generator(5))
+    alone = TemperatureConditional(config.temperature).sample(6, generator=generator(5))
+    assert torch.equal(one.beta, alone.beta)
+    assert torch.equal(one.encoding, alone.encoding)
+
+
+@pytest.mark.parametrize("scalarisation", ["weighted_sum", "weighted_log_sum", "tchebycheff"])
+@pytest.mark.parametrize("use_focus", [False, True])
+def test_the_log_reward_is_read_back_from_the_encoding(scalarisation, use_focus):
+    task = TwoObjectives(
+        config_with(
+            CHOSEN,
+            "cond.temperature.sample_dist=uniform",
+            "cond.temperature.dist_params=[1,8]",
+            f"cond.preferences.scalarisation={scalarisation}",
+            f"cond.focus.use={use_focus}",
+            "cond.focus.cosim=0.7",
+            "evaluation.floor_score=0.01",
+        )
+    )
+    sample = task.sample_conditioning(100, generator=generator(6))
+    utilities = torch.rand(100, 2, generator=generator(7))
+    expected = []
+    for utility, beta, encoding in zip(utilities.tolist(), sample.beta.tolist(), sample.encoding.tolist(), strict=True):
+        score = slow_score(scalarisation, utility, encoding[8:10])
+        if use_focus:
+            score *= slow_coefficient(utility, encoding[10:12], cosim=0.7, limit_coef=0.1)
+        expected.append(beta * math.log(max(score, 0.01)))
+    found = task.log_reward(utilities, Conditioning(sample.encoding, sample.beta))
+    assert found.tolist() == pytest.approx(expected, rel=1e-4, abs=1e-5)
+    assert not use_focus or 5 < sum(value == pytest.approx(0.01) for value in (found / sample.beta).exp().tolist()) < 95
+
+
+def test_a_chosen_conditioning_is_encoded_as_a_drawn_one_is():
+    options = ["cond.temperature.sample_dist=uniform", "cond.temperature.dist_params=[0,8]"]
+    task = TwoObjectives(config_with(CHOSEN, *options, "cond.temperature.num_thermometer_dim=4", "cond.focus.use=true"))
+    chosen = task.conditioning(3, beta=5.0, preferences=[3, 1], focus=[0, 2])
+    assert chosen.encoding.tolist() == [[1.0, 1.0, 0.5, 0.0, 0.75, 0.25, 0.0, 1.0]] * 3
+    assert chosen.beta.tolist() == [5.0] * 3
+    alone = TwoObjectives(config_with(*options)).conditioning(2, beta=5.0)
+    assert alone.encoding.shape == (2, 8)
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"preferences": [1.0]}, "preferences: expected 2 numbers, got 1"),
+        ({}, "preferences: expected 2 numbers, got 0"),
+        ({"preferences": [1.0, 2.0], "focus": [1.0, 2.0]}, "focus: expected 0 numbers, got 2"),
+        ({"preferences": [0.0, 0.0]}, r"expected numbers >= 0, one of them > 0, got \[\[0.0, 0.0\]\]"),
+    ],
+)
+def test_a_conditioning_that_does_not_fit_the_objectives_is_refused(given, message):
+    with pytest.raises(ValueError, match=rf"^{message}$"):
+        TwoObjectives(config_with(CHOSEN)).conditioning(1, beta=1.0, **given)
+
+
+def test_utilities_follow_the_order_of_the_chosen_objectives():
+    score = Score(0.9, metrics={"cheap": 0.25, "bright": 0.5, "other": 3.0})
+    assert TwoObjectives(config_with(CHOSEN)).utilities(score) == (0.5, 0.75)
+    assert TwoObjectives(config_with("evaluation.objectives=[cheap,bright]")).utilities(score) == (0.75, 0.5)
+    assert TwoObjectives(config_with()).utilities(score) == ()
+
+
+@pytest.mark.parametrize(
+    ("metrics", "message"),
+    [
+        ({"bright": 0.5}, r"^metrics: expected the objective cheap, got bright$"),
+        ({}, r"^metrics: expected the objective bright, got none$"),
+        ({"bright": math.nan, "cheap": 0.1}, r"^objective bright: expected a finite utility >= 0, got nan$"),
+        ({"bright": 0.5, "cheap": -7.0}, r"^objective cheap: expected a utility of -7.0, got RuntimeError: too cheap$"),
+        ({"bright": 0.5, "cheap": 1.5}, r"^objective cheap: expected a finite utility >= 0, got -0.5$"),
+    ],
+)
+def test_metrics_that_are_no_objectives_are_named(metrics, message):
+    with pytest.raises(ValueError, match=message):
+        TwoObjectives(config_with(CHOSEN)).utilities(Score(0.5, metrics=metrics))
+
+
+class Plain(TwoObjectives):
+    objectives = ()
+
+
+def test_an_objective_that_the_task_does_not_know_is_named():
+    with pytest.raises(ValueError, match=r"^evaluation.objectives: expected some of bright, cheap, odd, got 'speed'$"):
+        TwoObjectives(config_with("evaluation.objectives=[bright,speed]"))
+    with pytest.raises(ValueError, match=r"expected some of nothing, digits has none, got 'bright'$"):
+        Plain(config_with(CHOSEN))
+
+
+def asked(task: GFNTask, **given) -> Conditioning:
+    return task.override_conditioning(task.sample_conditioning(2, generator=generator()), **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "given", "message"),
+    [
+        ([], {"beta": 64}, "beta: expected 32, by cond.temperature, got 64"),
+        (["loguniform [4,64]"], {"beta": 3}, r"beta: expected a number in \[4, 64\], by .*, got 3"),
+        (["gamma [4,2]"], {"beta": 16.5}, r"beta: expected a number in \[0, 16\], by .*, got 16.5"),
+        (["beta [2,2]"], {"beta": 1.5}, r"beta: expected a number in \[0, 1\], by .*, got 1.5"),
+        ([], {"preferences": [1, 0]}, r"preferences: expected none without evaluation.objectives, got \[1, 0\]"),
+        ([CHOSEN], {"focus": [1, 0]}, r"focus: expected none without cond.focus.use=true, got \[1, 0\]"),
+        (
+            [CHOSEN, "cond.preferences.weights=[1,3]"],
+            {"preferences": [1, 1]},
+            r"preferences: expected one of \[0.25, 0.75\], .*, got \[1, 1\]",
+        ),
+        (
+            [CHOSEN, "cond.focus.use=true", "cond.focus.directions=[[1,1],[0,2]]"],
+            {"focus": [1, 0]},
+            r"focus: expected one of \[0.5, 0.5\], \[0.0, 1.0\], by cond.focus, got \[1, 0\]",
+        ),
+    ],
+)
+def test_conditioning_that_is_never_drawn_raises(options, given, message):
+    with pytest.raises(ValueError, match=f"^{message}$"):
+        asked(TwoObjectives(config_with(*spelled(options))), **given)
+
+
+@pytest.mark.parametrize(
+    ("options", "given"),
+    [
+        ([], {"beta": 32}),
+        (["loguniform [4,64]"], {"beta": 64}),
+        (["gamma [4,2]"], {"beta": 16}),
+        ([CHOSEN, "cond.preferences.weights=[1,3]"], {"preferences": [2, 6]}),
+        ([CHOSEN, "cond.focus.use=true", "cond.focus.directions=[[1,1],[0,2]]"], {"focus": [0, 1]}),
+    ],
+)
+def test_conditioning_that_may_be_drawn_is_accepted(options, given):
+    task = TwoObjectives(config_with(*spelled(options)))
+    assert len(asked(task, **given).encoding.unique(dim=0)) <= 2
+    assert asked(task, **given).encoding.shape == (2, task.num_cond_dim)
+
+
+def spelled(options: list[str]) -> list[str]:
+    """Return overrides; `DISTRIBUTION PARAMETERS` stands for the distribution of the temperature."""
+    return [
+        override
+        for option in options
+        for override in ([option] if "=" in option else map("=".join, zip(TEMPERATURE, option.split(), strict=True)))
+    ]
+
 
 # distribution, parameters, mean of beta, standard deviation of beta
 CASES = [
@@ -24,7 +312,7 @@ def conditional(sample_dist: str, dist_params: list[float], *, num_bins: int = 8
 
 @pytest.mark.parametrize(("sample_dist", "params", "mean", "deviation"), CASES)
 def test_moments(sample_dist, params, mean, deviation):
-    num = 40_000
+    num = 20_000
     sample = conditional(sample_dist, params).sample(num, generator=torch.Generator().manual_seed(0))
     assert sample.beta.shape == (num,)
     assert sample.encoding.shape == (num, 8)
@@ -39,23 +327,10 @@ def test_draws_depend_on_the_generator_alone(sample_dist, params, mean, deviatio
     draws = []
     for global_seed, seed in [(0, 7), (1, 7), (0, 8)]:
         torch.manual_seed(global_seed)
-        draws.append(conditional(sample_dist, params).sample(16, generator=torch.Generator().manual_seed(seed)).beta)
-    assert torch.equal(draws[0], draws[1])
-    assert torch.equal(draws[0], draws[2]) == (sample_dist == "constant")
-
-
-def test_generator_moves_on():
-    generator = torch.Generator().manual_seed(0)
-    temperature = conditional("uniform", [0.0, 1.0])
-    assert not torch.equal(
-        temperature.sample(4, generator=generator).beta, temperature.sample(4, generator=generator).beta
-    )
-
-
-def test_thermometer_fills_bin_by_bin():
-    encoding = conditional("uniform", [0.0, 8.0], num_bins=4).encode(torch.tensor([0.0, 1.0, 5.0, 8.0]))
-    expected = [[0.0, 0.0, 0.0, 0.0], [0.5, 0.0, 0.0, 0.0], [1.0, 1.0, 0.5, 0.0], [1.0, 1.0, 1.0, 1.0]]
-    assert encoding.tolist() == expected
+        generator = torch.Generator().manual_seed(seed)
+        draws += [conditional(sample_dist, params).sample(16, generator=generator).beta for _ in range(2)]
+    assert torch.equal(draws[0], draws[2])
+    assert torch.equal(draws[0], draws[4]) == torch.equal(draws[0], draws[1]) == (sample_dist == "constant")
 
 
 # distribution, parameters, beta at which the thermometer of four bins is full
@@ -85,8 +360,3 @@ def test_thermometer_of_an_unbounded_beta_stays_within_its_bins():
     sample = conditional("gamma", [2.0, 3.0]).sample(10_000, generator=torch.Generator().manual_seed(0))
     assert 0.0 <= float(sample.encoding.min()) <= float(sample.encoding.max()) == 1.0
     assert 0.9 < float((sample.encoding[:, -1] < 1.0).float().mean()) < 1.0
-
-
-def test_constant_beta_has_a_zero_encoding():
-    sample = conditional("constant", [3.0], num_bins=2).sample(3, generator=torch.Generator())
-    assert sample.encoding.tolist() == [[0.0, 0.0]] * 3

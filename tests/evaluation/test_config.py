@@ -1,20 +1,11 @@
 """Options of evaluation and reward: refused values, and the scoring context."""
 
-import subprocess
-import sys
-
 import pytest
 
 from gflownet.config_checks import validate
 from gflownet.errors import UserError
-from gflownet.evaluation.config import check_conditionals, check_evaluation, scoring_context
+from gflownet.evaluation.config import check_evaluation, scoring_context
 from tests.evaluation.candidates import config_with
-
-
-def test_defaults_are_legal():
-    config = config_with()
-    check_evaluation(config.evaluation)
-    check_conditionals(config.cond, num_objectives=0)
 
 
 @pytest.mark.parametrize(
@@ -48,10 +39,7 @@ def test_senseless_temperatures_name_their_key(overrides, message):
         ("focus.cosim=1.0", r"expected a number in \(0, 1\), got 1.0"),
         ("focus.cosim=.nan", r"expected a number in \(0, 1\), got nan"),
         ("focus.limit_coef=0.0", r"expected a number in \(0, 1\], got 0.0"),
-        (
-            "focus.directions=[[1.0,0.0,0.0],[1.0,0.0]]",
-            r"expected one value for each of 3 objectives, got \[1.0, 0.0\]",
-        ),
+        ("focus.directions=[[1.0,0.0,0.0],[1.0,0.0]]", r"expected one value for each of 3 .*, got \[1.0, 0.0\]"),
         ("focus.directions=[[0.0,0.0,0.0]]", "expected numbers >= 0, one of them > 0"),
     ],
 )
@@ -86,14 +74,8 @@ def test_targets_of_objectives_are_not_part_of_the_scoring_context():
 @pytest.mark.parametrize(
     "override",
     [
-        "target_flops=0",
-        "target_latency=-1.0",
-        "num_epochs=0",
-        "batch_size=0",
-        "learning_rate=.inf",
-        "floor_score=0",
-        "target_parameters=0",
-        "size_weight=-0.1",
+        *("target_flops=0", "target_latency=-1.0", "target_parameters=0", "num_epochs=0", "batch_size=0"),
+        *("learning_rate=.inf", "floor_score=0", "size_weight=-0.1"),
     ],
 )
 def test_senseless_evaluations_name_their_key(override):
@@ -145,8 +127,3 @@ def test_scoring_context_changes_with_the_inputs_of_a_score():
     others = ["seed=1", "task=a:B", "evaluation.num_epochs=1", "evaluation.size_weight=0.1"]
     different = {context(override) for override in others} | {context(source="x"), context(data="x")}
     assert len(different | same) == len(others) + 3
-
-
-def test_options_need_no_torch():
-    code = "import gflownet.evaluation.config, gflownet.evaluation.tasks, sys; sys.exit('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0

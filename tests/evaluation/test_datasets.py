@@ -28,9 +28,12 @@ def load(source: str | Path, **options) -> Splits:
     return load_splits(str(source), **{"key": "task_options.data", "seed": 0} | options)
 
 
-def write_csv(path: Path, *, header: str = "width,colour,height,kind\n", rows: int = 40) -> Path:
-    lines = [f"{i},{i % 3},{i * 0.5},{'ab'[i % 2]}\n" for i in range(rows)]
-    path.write_text(header + "".join(lines))
+def rows(*cells: str) -> str:
+    return "\n".join(cells) + "\n"
+
+
+def write_csv(path: Path, *, num: int = 40) -> Path:
+    path.write_text(rows("width,colour,height,kind", *(f"{i},{i % 3},{i * 0.5},{'ab'[i % 2]}" for i in range(num))))
     return path
 
 
@@ -120,8 +123,8 @@ def test_csv_with_text_classes(tmp_path):
 
 
 def test_csv_target_by_name_and_kind(tmp_path):
-    path = write_csv(tmp_path / "table.csv", header="")
-    path.write_text("width,colour,height\n" + "".join(f"{i};{i % 3};{i / 2}\n".replace(";", ",") for i in range(30)))
+    path = tmp_path / "table.csv"
+    path.write_text(rows("width,colour,height", *(f"{i},{i % 3},{i / 2}" for i in range(30))))
     colours = load(path, target="colour")
     assert colours.num_outputs == 3
     assert load(path, target="colour", kind="numbers").train.targets.is_floating_point()
@@ -131,13 +134,9 @@ def test_csv_target_by_name_and_kind(tmp_path):
 
 
 def test_test_file_is_respected(tmp_path):
-    train, test = write_csv(tmp_path / "train.csv"), write_csv(tmp_path / "test.csv", rows=10)
+    train, test = write_csv(tmp_path / "train.csv"), write_csv(tmp_path / "test.csv", num=10)
     splits = load(train, test=str(test))
     assert sizes(splits) == [32, 8, 10]
-
-
-def rows(*cells: str) -> str:
-    return "\n".join(cells) + "\n"
 
 
 def test_test_file_has_the_classes_and_columns_of_the_training_file(tmp_path):
@@ -147,17 +146,12 @@ def test_test_file_has_the_classes_and_columns_of_the_training_file(tmp_path):
     splits = load(tmp_path / "train.csv", test=str(tmp_path / "test.csv"))
     assert splits.test.targets.tolist() == [2, 1]
     assert splits.test.inputs.tolist() == [[2, -2], [1, -1]]
-    for name, cells, message in (
-        (
-            "class",
-            ["a,b,kind", "1,2,dog", "1,2,fox"],
-            "row 3: expected a class of the training examples (cat, dog, eel), got fox",
-        ),
-        ("column", ["a,c,kind", "1,2,dog"], "expected the columns of the training file, a, b, kind, got a, c, kind"),
-    ):
-        (tmp_path / f"{name}.csv").write_text(rows(*cells))
+    other_class = "row 3: expected a class of the training examples (cat, dog, eel), got fox"
+    other_column = "expected the columns of the training file, a, b, kind, got a, c, kind"
+    for header, message in (("a,b,kind", other_class), ("a,c,kind", other_column)):
+        (tmp_path / "other.csv").write_text(rows(header, "1,2,dog", "1,2,fox"))
         with pytest.raises(UserError, match=re.escape(message)) as raised:
-            load(tmp_path / "train.csv", test=str(tmp_path / f"{name}.csv"))
+            load(tmp_path / "train.csv", test=str(tmp_path / "other.csv"))
         assert str(raised.value).startswith("task_options.data_test: ")
 
 
@@ -167,12 +161,11 @@ def test_test_numbers_stay_numbers(tmp_path):
     assert load(tmp_path / "train.csv", test=str(tmp_path / "test.csv")).test.targets.tolist() == [2.0, 4.0]
 
 
-@pytest.mark.parametrize(
-    ("header", "num_examples"), [("a,2020,y", 20), ("a,nan,y", 20), ("1,2,a", 21), ("1,2,3", 21), ("a,b,c", 20)]
-)
-def test_csv_header_is_a_text_above_numbers(tmp_path, header, num_examples):
-    (tmp_path / "a.csv").write_text(rows(header, *(f"{i},{i},{i % 2}{'a' * header.endswith('a')}" for i in range(20))))
-    assert sum(sizes(load(tmp_path / "a.csv"))) == num_examples
+def test_csv_header_is_a_text_above_numbers(tmp_path):
+    path = tmp_path / "a.csv"
+    for header, num_examples in {"a,2020,y": 20, "a,nan,y": 20, "1,2,a": 21, "1,2,3": 21, "a,b,c": 20}.items():
+        path.write_text(rows(header, *(f"{i},{i},{i % 2}{'a' * header.endswith('a')}" for i in range(20))))
+        assert sum(sizes(load(path))) == num_examples
 
 
 def test_text_bool_and_one_hot_targets_of_npz_are_classes(tmp_path):
@@ -207,19 +200,10 @@ def npz_arrays() -> dict[str, np.ndarray]:
     [
         ({"y": np.arange(40) % 3 - 1}, "expected classes from 0 to 1, those of the training examples, got -1 in the"),
         ({"y": np.arange(40) * 5 * 10**7}, "expected classes numbered from 0, got "),
-        (
-            {"x_test": np.ones((3, 3)), "y_test": np.array([0, 1, 3])},
-            "expected classes from 0 to 2, .* got 3 in the test",
-        ),
-        (
-            {"x_test": np.ones((3, 4)), "y_test": np.arange(3)},
-            r"test examples as in training, numbers \[3\] .*, got .* \[4\]",
-        ),
+        ({"x_test": np.ones((3, 3)), "y_test": np.array([0, 1, 3])}, "classes from 0 to 2, .* got 3 in the test"),
+        ({"x_test": np.ones((3, 4)), "y_test": np.arange(3)}, r"examples as in training, numbers \[3\] .*\[4\]"),
         ({"x_test": np.ones((3, 3)), "y_test": np.ones(3)}, "a.npz: expected classes as in the training examples, got"),
-        (
-            {"x": np.ones((40, 3), dtype=complex)},
-            "a.npz: expected numbers, and classes or numbers as targets, got compl",
-        ),
+        ({"x": np.ones((40, 3), dtype=complex)}, "a.npz: expected numbers, and classes or numbers as targets, got c"),
         ({"x": np.array(1.0)}, r"a.npz: expected inputs \[N, ...\] and targets \[N\], got \[\] and \[40\]"),
         ({"y": np.arange(39)}, r"a.npz: expected inputs .*, got \[40, 3\] and \[39\]"),
         ({"x": np.ones((3, 2)), "y": np.arange(3)}, "expected at least 5 examples, got 3"),
@@ -235,8 +219,6 @@ def test_arrays_that_do_not_fit_raise(tmp_path, changes, message):
 
 
 class Items(Dataset[Any]):
-    """A Dataset of 20 results of a function of the index."""
-
     def __init__(self, item: Callable[[int], Any], num: int = 20) -> None:
         self.item, self.num = item, num
 
@@ -248,8 +230,6 @@ class Items(Dataset[Any]):
 
 
 class Stream(IterableDataset[Any]):
-    """A Dataset without a length."""
-
     def __iter__(self) -> Iterator[Any]:
         return iter(())
 
@@ -257,10 +237,7 @@ class Stream(IterableDataset[Any]):
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (
-            lambda: Items(lambda i: (object(), 0)),
-            "expected a Dataset of pairs .*got TypeError from Items: default_coll",
-        ),
+        (lambda: Items(lambda i: (object(), 0)), "expected a Dataset of pairs .*got TypeError from Items: default"),
         (lambda: Items(lambda i: {"x": torch.ones(2), "y": 0}), "expected a Dataset of pairs "),
         (lambda: Items(lambda i: (torch.ones(2), "a")), "expected a Dataset of pairs "),
         (lambda: Items(lambda i: (torch.tensor([torch.nan]), 0)), "expected finite numbers, got nan or inf from Items"),
@@ -359,10 +336,7 @@ def test_damaged_file_raises(tmp_path, name, content, message):
     [
         ("mnist", "expected one of digits, mnist5k, mnist1d, iris, wine, breast_cancer, diabetes, a path or module:"),
         ("no/such.csv", "no such file: no/such.csv"),
-        (
-            f"{HERE}:number",
-            "to return (inputs, targets), a Dataset, a mapping of train, validation and test, or Splits",
-        ),
+        (f"{HERE}:number", "to return (inputs, targets), a Dataset, a mapping of train, validation and test, or Sp"),
         (f"{HERE}:nothing", "expected a function, got 'tests.evaluation.data_sources:nothing'; did you mean"),
     ],
 )

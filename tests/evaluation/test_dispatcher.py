@@ -1,16 +1,18 @@
 """The dispatcher at a stop, after a failed write, and on the way between runs."""
 
-from typing import Any
+import math
 
 import pytest
 
 from gflownet.errors import UserError
-from gflownet.evaluation.dispatcher import Dispatcher, EvaluationStoppedError
+from gflownet.evaluation import dispatcher as dispatcher_module
+from gflownet.evaluation import job_queue
+from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.ticket import Request
-from tests.evaluation.candidates import StubCandidate, StubTask, config_with
+from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of
 
 
 class Isolated(InlineExecutor):
@@ -28,8 +30,6 @@ class Isolated(InlineExecutor):
 
 
 class FailsOnce(EvaluationStore):
-    """Cannot be written at the first attempt."""
-
     num_failures = 1
 
     def add(self, records):
@@ -37,11 +37,6 @@ class FailsOnce(EvaluationStore):
             self.num_failures -= 1
             raise UserError("database is locked")
         super().add(records)
-
-
-def dispatcher_of(task: StubTask, store: EvaluationStore, executor: Any = None, **options: Any) -> Dispatcher:
-    config = config_with().evaluation
-    return Dispatcher(task, store, executor or InlineExecutor(task), config=config, seed=0, run="mine", **options)
 
 
 def requests(keys: str) -> list[Request]:
@@ -93,3 +88,37 @@ def test_budget_counts_repeated_evaluation_when_it_is_claimed(tmp_path):
         dispatcher = dispatcher_of(task, store, num_evaluated=1)
         dispatcher.evaluate([StubCandidate("a")], step=2)
         assert dispatcher.num_evaluated == store.num_evaluations(run="mine") == 1
+
+
+class CountingStore(EvaluationStore):
+    writes: list[int]
+
+    def add(self, records):
+        records = list(records)
+        self.writes.append(len(records))
+        super().add(records)
+
+
+class LooksIntoTheStore(StubTask):
+    def __init__(self, store: EvaluationStore) -> None:
+        super().__init__(dict.fromkeys("abcd", 0.5))
+        self.store, self.seen = store, []
+
+    def evaluate(self, graph, *, seed):
+        self.seen.append(self.store.count())
+        return super().evaluate(graph, seed=seed)
+
+
+@pytest.mark.parametrize(
+    ("write_after", "seen", "writes"), [(0.0, [0, 1, 2, 3], [1, 1, 1, 1]), (math.inf, [0, 0, 0, 0], [4])]
+)
+def test_records_are_written_when_they_are_worth_a_write(tmp_path, monkeypatch, write_after, seen, writes):
+    monkeypatch.setattr(dispatcher_module, "_WRITE_AFTER_S", write_after)
+    monkeypatch.setattr(job_queue, "SHORT_S", 0.0)  # one candidate per job
+    with CountingStore(tmp_path / "store.sqlite") as store:
+        store.writes = []
+        task = LooksIntoTheStore(store)
+        dispatcher_of(task, store).evaluate([StubCandidate(key) for key in "abcd"], step=1)
+        assert task.seen == seen
+        assert [num for num in store.writes if num] == writes
+        assert store.count() == 4

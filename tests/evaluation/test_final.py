@@ -1,6 +1,6 @@
 """The final stage on stub candidates: seeds, ranking, resume, stop, failures, references."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from gflownet.evaluation.final import (
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import CandidateTraining, Reference, Score
-from tests.evaluation.candidates import StubCandidate, StubTask, record
+from tests.evaluation.candidates import StubCandidate, StubTask, dispatcher_of, record
 
 SEED = 3
 
@@ -44,8 +44,6 @@ class NoisyTask(StubTask):
 
 
 class StubTraining(CandidateTraining):
-    """The weights are the seed."""
-
     def __init__(self, task: NoisyTask, graph: StubCandidate, *, seed: int, fidelity: int) -> None:
         self.fidelity, self.curve, self.model = fidelity, (), nn.Linear(1, 1, bias=False)
         nn.init.constant_(self.model.weight, seed % 1_000)
@@ -67,15 +65,7 @@ class TrainedTask(NoisyTask):
 
     max_fidelity = 4
 
-    def train_many(
-        self,
-        graphs: Sequence[Any],
-        *,
-        seeds: Sequence[int],
-        fidelity: int,
-        schedule: int,
-        states: Sequence[Mapping[str, Any] | None],
-    ) -> Iterator[CandidateTraining | Exception]:
+    def train_many(self, graphs, *, seeds, fidelity, schedule, states) -> Iterator[CandidateTraining | Exception]:
         for graph, seed in zip(graphs, seeds, strict=True):
             try:
                 yield StubTraining(self, graph, seed=seed, fidelity=fidelity)
@@ -100,21 +90,11 @@ def store(tmp_path: Path) -> Iterator[EvaluationStore]:
 def trainings(
     task: StubTask, store: EvaluationStore, *, stopped: Callable[[], bool] = lambda: False, **options: Any
 ) -> FinalTrainings:
-    """Return the trainings of a run with seed SEED."""
+    def build(store: Any) -> Dispatcher:
+        return dispatcher_of(task, store, seed=SEED, stopped=stopped)
 
-    def build_dispatcher(store: Any) -> Dispatcher:
-        return Dispatcher(
-            task, store, InlineExecutor(task), config=EvaluationConfig(), seed=SEED, run="run", stopped=stopped
-        )
-
-    return FinalTrainings(
-        store,
-        build_dispatcher=build_dispatcher,
-        config=FinalConfig(**options),
-        from_dict=candidate_of,
-        step=9,
-        report_line=lambda _: None,
-    )
+    parts: dict[str, Any] = {"build_dispatcher": build, "from_dict": candidate_of, "report_line": lambda _: None}
+    return FinalTrainings(store, config=FinalConfig(**options), step=9, **parts)
 
 
 def expected_scores(key: str, base: float, num: int) -> list[float]:
@@ -127,9 +107,8 @@ def test_final_stage_ranks_by_mean_of_new_seeds(store, kind):
     task = kind({"lucky": 0.6, "good": 0.8, "random": 0.3, "worse": 0.2})
     rows = [row("lucky", score=0.9), row("good", score=0.85)]
     store.add(rows)
-    final = trainings(task, store, num_seeds=3).run(
-        rows, random_candidates=[StubCandidate("worse"), StubCandidate("random")]
-    )
+    others = [StubCandidate("worse"), StubCandidate("random")]
+    final = trainings(task, store, num_seeds=3).run(rows, random_candidates=others)
     assert [each.record.key for each in final.top] == ["good", "lucky"]
     assert list(final.top[0].scores) == pytest.approx(expected_scores("good", 0.8, 3))
     assert final.top[0].tests == pytest.approx([score / 2 for score in final.top[0].scores])
@@ -191,9 +170,8 @@ def test_failed_trainings_count_as_floor_score(store):
     assert [each.record.key for each in final.top] == ["b", "a"]
     assert final.top[1].scores == (EvaluationConfig().floor_score,) * 2
     assert [error.partition(" (")[0] for error in final.top[1].errors] == ["RuntimeError: no"] * 2
-    failed_random = trainings(NoisyTask({"b": 0.3, "c": RuntimeError("no")}), store, num_seeds=2).run(
-        rows[1:], random_candidates=[StubCandidate("c")]
-    )
+    task = NoisyTask({"b": 0.3, "c": RuntimeError("no")})
+    failed_random = trainings(task, store, num_seeds=2).run(rows[1:], random_candidates=[StubCandidate("c")])
     assert failed_random.best_random is None
     assert failed_random.num_random == 1
 
@@ -252,7 +230,7 @@ def test_cheap_tasks_have_no_final_stage():
 @pytest.mark.parametrize("kind", [NoisyTask, TrainedTask])
 def test_with_test_scores_uses_seed_of_search(kind):
     task = kind({"a": 0.5, "b": RuntimeError("no")})
-    dispatcher = Dispatcher(task, NoStore(), InlineExecutor(task), config=EvaluationConfig(), seed=SEED)
+    dispatcher = dispatcher_of(task, NoStore(), seed=SEED)
     first, second = with_test_scores([row("a"), row("b")], dispatcher=dispatcher, from_dict=candidate_of, step=9)
     seed = candidate_seed(SEED, StubCandidate("a").canonical_hash())
     assert first.tests == pytest.approx([(0.5 + seed % 100 / 10_000) / 2])
@@ -267,19 +245,17 @@ def test_with_test_scores_of_failing_executor():
             raise OSError("no processes")
 
     task = NoisyTask({"a": 0.5})
-    dispatcher = Dispatcher(task, NoStore(), Broken(task), config=EvaluationConfig(), seed=SEED)
+    dispatcher = dispatcher_of(task, NoStore(), Broken(task), seed=SEED)
     (architecture,) = with_test_scores([row("a")], dispatcher=dispatcher, from_dict=candidate_of, step=9)
     assert str(architecture.test_error).startswith("OSError: no processes")
-    stopped = Dispatcher(
-        task, NoStore(), InlineExecutor(task), config=EvaluationConfig(), seed=SEED, stopped=lambda: True
-    )
+    stopped = dispatcher_of(task, NoStore(), seed=SEED, stopped=lambda: True)
     with pytest.raises(EvaluationStoppedError):
         with_test_scores([row("a")], dispatcher=stopped, from_dict=candidate_of, step=9)
 
 
 def test_with_test_scores_without_test_data():
     task = StubTask({"a": 0.5})
-    dispatcher = Dispatcher(task, NoStore(), InlineExecutor(task), config=EvaluationConfig(), seed=SEED)
+    dispatcher = dispatcher_of(task, NoStore(), seed=SEED)
     (architecture,) = with_test_scores([row("a")], dispatcher=dispatcher, from_dict=candidate_of, step=9)
     assert architecture.test is None
     assert task.calls == []

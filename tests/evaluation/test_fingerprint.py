@@ -35,7 +35,6 @@ class Mine(GFNTask):
 
 @pytest.fixture
 def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[dict[str, str]], type]:
-    """Return a function that writes files of a project and loads its task."""
     monkeypatch.syspath_prepend(str(tmp_path))
     package = f"project_{tmp_path.name}"
     files = {"task.py": TASK.format(package=package), "scores.py": "def score(graph):\n    return 0.5\n"}
@@ -95,7 +94,7 @@ def test_syntax_error_names_file_and_line(project: Callable[[dict[str, str]], ty
         source_digest(task)
 
 
-@pytest.mark.parametrize("name", list(TASKS))
+@pytest.mark.parametrize("name", ["digits", "tensor_program", "language"])
 def test_built_in_tasks_depend_on_their_modules(name: str) -> None:
     modules = modules_of(TASKS.load(name))
     assert f"gflownet.tasks.{name}" in modules

@@ -1,7 +1,5 @@
 """Training of language models on bytes: learning, reproducibility, and the end of training."""
 
-from itertools import islice
-
 import pytest
 import torch
 from torch import Tensor, nn
@@ -20,8 +18,6 @@ CYCLE = torch.tensor([65, 66, 65, 67], dtype=torch.uint8).repeat(200)
 
 
 class Constant(nn.Module):
-    """Predict the same distribution after every byte."""
-
     def __init__(self, logits: Tensor) -> None:
         super().__init__()
         self.bias = nn.Parameter(logits)
@@ -93,10 +89,3 @@ def test_learning_rate_rises_then_falls() -> None:
     assert rates[10:] == sorted(rates[10:], reverse=True)
     assert rates[10] == pytest.approx(1.0)
     assert rates[100] == pytest.approx(0.1)
-
-
-def test_training_steps_can_be_abandoned() -> None:
-    options = LanguageTraining(num_steps=10, rows=2, sequence_length=8)
-    assert [
-        step.step for step in islice(training_steps(small_stack(), CYCLE, options=options, generator=generator()), 4)
-    ] == [1, 2, 3, 4]

@@ -1,13 +1,11 @@
-"""Whole runs with a user's task that ends or hangs its process: killed, resumed, from a script, with workers."""
+"""A whole run with a user's task that ends or hangs its process: killed and resumed."""
 
 from __future__ import annotations
 
 import os
-import signal
 import sqlite3
 import subprocess
 import sys
-import textwrap
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -40,14 +38,7 @@ class Poisonous(RewardsHiddenNodes):
 """
 # A script without `if __name__ == "__main__"`.
 SCRIPT = "import sys; from gflownet.train import main; sys.exit(main(sys.argv[1:]))"
-OPTIONS = [
-    *SMALL,
-    "task=user_task:Poisonous",
-    "evaluation.executor=pool",
-    "evaluation.capacity=2",
-    "final.top=0",
-    "log_dir=run",
-]
+OPTIONS = [*SMALL, "task=user_task:Poisonous", "evaluation.executor=pool", "evaluation.capacity=2", "log_dir=run"]
 
 
 @pytest.fixture
@@ -95,7 +86,7 @@ def test_killed_run_leaves_no_process_and_resumes(folder, checkout):
     children = psutil.Process(process.pid).children(recursive=True)
     assert len(children) >= 5  # tracker of resources, fork server, monitors, workers
     process.kill()
-    assert psutil.wait_procs(children, timeout=5)[1] == []
+    assert psutil.wait_procs(children, timeout=60)[1] == []
     process.wait()
     (folder / "hang").unlink()
     before, counts = stored_rows(folder), evaluations(folder)
@@ -110,74 +101,6 @@ def test_killed_run_leaves_no_process_and_resumes(folder, checkout):
     # The report tests the best graphs; crashed ones are not evaluated again.
     again = evaluations(folder)
     assert {name for name in before if again[name] > counts[name]} <= {name for name in before if not is_poisoned(name)}
-
-
-@pytest.mark.slow
-def test_run_with_sampling_workers(folder, checkout):
-    process = start(folder, checkout, "-m", "gflownet.train", *OPTIONS, "num_workers=2", "num_threads=2")
-    assert process.wait(timeout=120) == 0, (folder / "output").read_text()
-    check_rows(stored_rows(folder))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_stopped_run_leaves_no_process(folder, checkout, number):
-    process = start(folder, checkout, "-m", "gflownet.train", *OPTIONS, "num_training_steps=1000")
-    wait_until(lambda: num_steps(folder) >= 3, process)
-    (folder / "hang").touch()
-    wait_until((folder / "hanging").exists, process)
-    children = psutil.Process(process.pid).children(recursive=True)
-    process.send_signal(number)
-    assert process.wait(timeout=30) == 128 + number, (folder / "output").read_text()
-    assert psutil.wait_procs(children, timeout=5)[1] == []
-
-
-@pytest.mark.slow
-def test_task_of_a_script_without_guard_is_a_user_error(folder, checkout):
-    script = textwrap.dedent("""
-        import sys
-        from gflownet.errors import UserError
-        from gflownet.config import load_config
-        from gflownet.evaluation.executors.pool import PoolExecutor
-        from user_task import Poisonous
-
-        class Mine(Poisonous):
-            pass
-
-        config = load_config(None, [])
-        try:
-            PoolExecutor(Mine(config), config.evaluation)
-        except UserError as error:
-            print(error)
-    """)
-    (folder / "script.py").write_text(script)
-    assert start(folder, checkout, "script.py").wait(timeout=60) == 0
-    (line,) = (folder / "output").read_text().splitlines()
-    assert line.startswith("task Mine: defined in the main script, which has no `if __name__ == '__main__':`")
-
-
-@pytest.mark.slow
-def test_task_of_a_script_with_guard_is_evaluated(folder, checkout):
-    script = textwrap.dedent("""
-        from gflownet.config import load_config
-        from gflownet.evaluation.executors.pool import PoolExecutor
-        from gflownet.evaluation.job import Job
-        from tests.evaluation.candidates import classifier_graph
-        from user_task import Poisonous
-
-        class Mine(Poisonous):
-            pass
-
-        if __name__ == "__main__":
-            config = load_config(None, ["evaluation.capacity=1"])
-            with PoolExecutor(Mine(config), config.evaluation) as pool:
-                handle = pool.submit(Job((classifier_graph((8, "relu")),), (1,)), deadline=60)
-                assert pool.wait([handle], timeout=60) == [handle]
-                print(handle.outcomes[0].status)
-    """)
-    (folder / "script.py").write_text(script)
-    assert start(folder, checkout, "script.py").wait(timeout=60) == 0
-    assert (folder / "output").read_text() in ("ok\n", "crashed\n")
 
 
 def is_poisoned(name: str) -> bool:

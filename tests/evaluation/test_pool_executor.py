@@ -1,26 +1,45 @@
-"""The process pool's own processes: monitors and workers that are killed, memory shares, preloaded modules."""
+"""Process pool: candidates that damage their process, killed monitors and workers, memory shares, preloaded modules."""
 
 from __future__ import annotations
 
 import os
+import sys
 import time
+from collections import Counter
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
 import psutil
 import pytest
 
+from gflownet.errors import UserError
+from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.executors.base import Handle
 from gflownet.evaluation.executors.machine import memory, num_cores, num_kills_without_memory
-from gflownet.evaluation.executors.pool import PoolExecutor
+from gflownet.evaluation.executors.pool import PoolExecutor, pickled_task
 from gflownet.evaluation.job import EvaluationStatus, Job
+from gflownet.evaluation.store import EvaluationStore
 from tests.evaluation.candidates import StubCandidate, config_with
 from tests.evaluation.poison_tasks import PoisonTask
 
+OK, FAILED, CRASHED = EvaluationStatus.OK, EvaluationStatus.FAILED, EvaluationStatus.CRASHED
+TIMEOUT, OUT_OF_MEMORY = EvaluationStatus.TIMEOUT, EvaluationStatus.OUT_OF_MEMORY
+SLOW = pytest.mark.slow  # tests/contracts/test_executors.py has similar poisons
+OPTIONS = ("evaluation.capacity=2", "evaluation.deadline=5", "evaluation.memory_limit=4.0")
+CONFIG = config_with(*OPTIONS).evaluation
 
-@pytest.fixture
-def pool(poison_pool: PoolExecutor) -> PoolExecutor:
-    return poison_pool
+
+@pytest.fixture(scope="module")
+def log(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the file with the key of every candidate whose evaluation began."""
+    return tmp_path_factory.mktemp("poison") / "evaluations"
+
+
+@pytest.fixture(scope="module")
+def pool(log: Path) -> Iterator[PoolExecutor]:
+    with PoolExecutor(PoisonTask(log), CONFIG) as pool:
+        yield pool
 
 
 def submit(pool: PoolExecutor, key: str) -> Handle:
@@ -40,7 +59,7 @@ def monitors(pool: PoolExecutor) -> list[psutil.Process]:
 
 
 def kill(processes: list[psutil.Process]) -> None:
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     for process in processes:
         process.kill()
     while any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in processes):
@@ -68,25 +87,27 @@ def test_killed_monitor_loses_only_its_job(pool):
     }
 
 
+@pytest.mark.slow
 def test_descendants_of_a_killed_monitor_end_with_the_pool():
     with PoolExecutor(PoisonTask(Path(os.devnull)), config_with("evaluation.capacity=1").evaluation) as pool:
         handle = submit(pool, "start_program_and_spin")
-        program = wait_for_program()
+        end = time.monotonic() + 60
+        while not (started := programs()):
+            assert time.monotonic() < end
+            time.sleep(0.01)
         kill(monitors(pool))
         assert status_of(pool, handle) is EvaluationStatus.CRASHED
-    assert not program.is_running()
+    assert psutil.wait_procs(started, timeout=60)[1] == []
 
 
-def wait_for_program() -> psutil.Process:
-    """Return the program that `start_program` has started."""
-    end = time.monotonic() + 60
-    while True:
-        for process in psutil.Process().children(recursive=True):
-            with suppress(psutil.Error):
-                if process.cmdline() == ["sleep", "1000"]:
-                    return process
-        assert time.monotonic() < end
-        time.sleep(0.01)
+def programs() -> list[psutil.Process]:
+    """Return the running programs that `start_program` has started."""
+    running = []
+    for process in psutil.Process().children(recursive=True):
+        with suppress(psutil.Error):
+            if process.cmdline() == ["sleep", "1000"]:
+                running.append(process)
+    return running
 
 
 def test_monitors_killed_between_jobs_are_replaced(pool):
@@ -106,7 +127,64 @@ def test_capacity_and_memory_follow_the_machine():
     assert num_kills_without_memory() >= 0
 
 
+@pytest.mark.parametrize(("script", "is_refused"), [("x = 1", True), ("if __name__ == '__main__':\n    x = 1", False)])
+def test_task_of_main_script_needs_a_guard(monkeypatch, tmp_path, script, is_refused):
+    (tmp_path / "script.py").write_text(script)
+    main = sys.modules["__main__"]
+    task_class = type("Mine", (PoisonTask,), {"__module__": "__main__"})
+    for name, value in {"Mine": task_class, "__spec__": None, "__file__": str(tmp_path / "script.py")}.items():
+        monkeypatch.setattr(main, name, value, raising=False)
+    task = task_class(Path(os.devnull))
+    if is_refused:
+        with pytest.raises(UserError, match=r"^task Mine: defined in the main script, which has no `if __name__"):
+            pickled_task(task)
+    else:
+        assert b"__main__" in pickled_task(task)
+
+
 def test_server_imports_installed_modules_of_the_task_only(pool):
     modules = pool._context.server._preload_modules  # type: ignore[attr-defined]
     assert {"torch", "gflownet.evaluation.executors.child", "gflownet.config"} <= set(modules)
     assert not any(module.startswith("tests") for module in modules)
+
+
+@pytest.mark.parametrize(
+    ("poison", "status", "error"),
+    [
+        ("exit_process", CRASHED, "its process exited with status 3; it printed last: last words"),
+        pytest.param("segfault", CRASHED, "its process was killed by SIGSEGV; it printed last: ", marks=SLOW),
+        pytest.param("raise_base", CRASHED, "UnknownBaseError: not an Exception (poison_tasks.py:", marks=SLOW),
+        pytest.param("spin", TIMEOUT, "expected a result within 5 s", marks=SLOW),
+        ("allocate", OUT_OF_MEMORY, "RuntimeError: "),
+        pytest.param("fork", OK, None, marks=SLOW),
+        ("fork_and_segfault", CRASHED, "its process was killed by SIGSEGV"),
+        ("start_program", OK, None),
+        ("print_much", OK, None),
+        ("change_everything", OK, None),
+        ("leak_files", OK, None),
+        pytest.param("leak_thread", OK, None, marks=SLOW),
+        ("close_all_files", CRASHED, "its process "),
+        ("raise_broken_text", FAILED, "BrokenTextError: its text raised RuntimeError"),
+    ],
+)
+def test_poison_affects_only_its_row(tmp_path, log, pool, poison, status, error):
+    log.write_text("")
+    names = [f"good {number}" for number in range(7)]
+    candidates = [StubCandidate(name) for name in (*names[:5], poison, *names[5:])]
+    with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
+        dispatcher = Dispatcher(PoisonTask(log), store, pool, config=CONFIG, seed=1)
+        evaluations = dispatcher.evaluate(candidates, step=1)
+        rows = [store.find(candidate) for candidate in candidates]
+        again = dispatcher.evaluate(candidates, step=2)
+    evaluation = evaluations.pop(5)
+    assert (evaluation.status, (evaluation.error or "")[: len(error or "")]) == (status, error or "")
+    assert len(evaluation.error or "") <= 4096
+    assert {each.status for each in evaluations} == {OK}
+    assert len({tuple(sorted((dict(each.metrics) | {"noise": 0}).items())) for each in evaluations}) == 1
+    assert [row.status for row in rows if row is not None] == [OK] * 5 + [status] + [OK] * 2
+    assert [each.cached for each in again] == [True] * 8
+    counts = Counter(log.read_text().splitlines())
+    assert [counts[name] for name in names] == [1] * 7
+    # The last candidates of a job that lost its process are evaluated alone, then `max_attempts` counts.
+    assert counts[poison] in ((1,) if status in (OK, FAILED) else (CONFIG.max_attempts, CONFIG.max_attempts + 1))
+    assert psutil.wait_procs(programs(), timeout=60)[1] == []

@@ -23,7 +23,6 @@ from gflownet.evaluation.executors.ray_executor import RayExecutor
 from gflownet.evaluation.task import GFNTask
 from tests.evaluation.candidates import config_with
 from tests.evaluation.ray_tasks import FOLDER_VARIABLE
-from tests.tiny_run import metric_rows
 from tests.toy_tasks import RewardsHiddenNodes
 
 CONFIG = config_with()
@@ -38,11 +37,10 @@ RUN = (
     "evaluation.capacity=2",
 )
 # Seconds for Ray to start on a busy machine, and for its processes to end.
-START_S, END_S = 90.0, 5.0
+START_S, END_S = 90.0, 60.0
 
 
 def wait_until(condition: Callable[[], Any], *, timeout: float = START_S) -> bool:
-    """Return whether a condition holds within a time."""
     end = time.monotonic() + timeout
     while not condition():
         if time.monotonic() > end:
@@ -113,22 +111,6 @@ def test_kill_of_main_process_leaves_no_process(tmp_path):
 
 
 @pytest.mark.slow
-def test_run_equals_inline(tmp_path):
-    """Scores, metrics and terminal output of a run of digits are those of the inline executor."""
-    overrides = ("task=digits", "num_training_steps=3", "evaluation.num_epochs=1")
-    outputs = []
-    for name in ("ray", "inline"):
-        folder = tmp_path / name
-        folder.mkdir()
-        with ray_run(folder, *overrides, f"evaluation.executor={name}") as (process, _):
-            output, errors = process.communicate(timeout=200)
-            assert (process.returncode, errors) == (0, "")
-            outputs.append(output.replace(str(folder), "").partition("mean score")[2])
-    assert outputs[0] == outputs[1]
-    assert metric_rows(tmp_path / "ray" / "run") == metric_rows(tmp_path / "inline" / "run")
-
-
-@pytest.mark.slow
 def test_second_node_takes_work(tmp_path):
     """A machine that joins a running cluster gets jobs; the end of a run leaves the cluster running."""
     pytest.importorskip("ray", reason="Ray is not installed")
@@ -168,12 +150,8 @@ def test_second_node_takes_work(tmp_path):
 def ray_node(*arguments: str, environment: dict[str, str]) -> Iterator[subprocess.Popen]:
     """Run `ray start` with one CPU until the end of the block, in the foreground."""
     command = [str(Path(sys.executable).with_name("ray")), "start", "--block", "--num-cpus=1"]
-    process = subprocess.Popen(
-        [*command, "--object-store-memory=80000000", *arguments],
-        env=environment,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-    )
+    command += ["--object-store-memory=80000000", *arguments]
+    process = subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
         yield process
     finally:
@@ -185,7 +163,6 @@ def ray_node(*arguments: str, environment: dict[str, str]) -> Iterator[subproces
 
 
 def metrics_of(run: Path) -> list[dict[str, float]]:
-    """Return the rows of metrics.jsonl so far."""
     path = run / "metrics.jsonl"
     text = path.read_text() if path.exists() else ""
     return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
@@ -226,10 +203,8 @@ def test_unreachable_address_raises():
         free.bind(("127.0.0.1", 0))  # not listening
         port = free.getsockname()[1]
         config = config_with(f"evaluation.ray.address=127.0.0.1:{port}").evaluation
-        start = time.monotonic()
         with pytest.raises(UserError, match=f"evaluation.ray.address=127.0.0.1:{port}: no Ray cluster answers there"):
             RayExecutor(RewardsHiddenNodes(CONFIG), config, num_cpus=1)
-    assert time.monotonic() - start < 10
 
 
 def test_token_is_readable_by_owner_only(monkeypatch, tmp_path):

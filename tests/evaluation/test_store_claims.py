@@ -3,7 +3,6 @@
 import subprocess
 import sys
 import threading
-import time
 from collections import Counter
 from collections.abc import Iterator
 from typing import Any
@@ -16,7 +15,7 @@ from gflownet.evaluation.store import Claim, EvaluationStatus, EvaluationStore, 
 from tests.evaluation.stub_rows import StubCandidate, record
 
 LEASE = 30.0
-# Claims every graph of a list in batches, and prints those that it was granted.
+# Claims every graph of a list in batches, prints those that it was granted, and adds rows that others add, too.
 CLAIMANT = """
 import sys
 from gflownet.evaluation.store import EvaluationStore, Identity
@@ -27,7 +26,7 @@ with EvaluationStore(url) as store:
         candidates = [StubCandidate(str(i)) for i in range(start, min(start + 16, num))]
         claims = store.claim([(each, Identity.of(each)) for each in candidates], owner=owner, run=owner, step=1,
             lease=30.0, max_attempts=2)
-        store.add([record(claim.identity.key, run=owner) for claim in claims])
+        store.add([record(claim.identity.key, run=owner) for claim in claims] + [record(f"shared {start}")])
         store.renew(owner=owner, lease=30.0)
         print("\\n".join(claim.identity.key for claim in claims), flush=True)
 """
@@ -49,6 +48,7 @@ def claim(store: EvaluationStore, *keys: str, owner: str = "me", **options: Any)
 def test_claim_new_graphs(store: EvaluationStore) -> None:
     assert claim(store) == []
     assert claim(store, "b", "a") == [("b", 0), ("a", 0)]
+    assert claim(store, "a") == [("a", 0)]
     assert store.find(StubCandidate("a")) is None
     assert (store.count(), store.count(EvaluationStatus.RUNNING), store.top(3)) == (0, 2, [])
 
@@ -58,11 +58,6 @@ def test_claim_by_another_owner_is_refused_until_the_lease_ends(store: Evaluatio
     claim(store, "b")
     assert claim(store, "a", "b", "c", owner="other") == [("a", 1), ("c", 0)]
     assert claim(store, "a", "c") == []
-
-
-def test_claim_of_the_same_owner_is_granted_again(store: EvaluationStore) -> None:
-    claim(store, "a")
-    assert claim(store, "a") == [("a", 0)]
 
 
 def test_fidelities_and_seeds_are_separate_rows(store: EvaluationStore) -> None:
@@ -184,7 +179,7 @@ def test_heartbeat_survives_any_error(
     claims = Claims(store, run="ours", lease=0.05, max_attempts=2)
     candidate = StubCandidate("a")
     claims.take([(candidate, Identity.of(candidate))], step=1)
-    assert is_renewed.wait(10.0)
+    assert is_renewed.wait(60.0)
     claims.release()
     start = "claims of evaluations cannot be renewed:"
     assert caplog.messages == [f"{start} RuntimeError: two lines", f"{start} the disk is full"]
@@ -259,30 +254,16 @@ def test_threads_share_a_store(store: EvaluationStore) -> None:
     assert store.count() == 15
 
 
+@pytest.mark.parametrize("database", ["sqlite", pytest.param("postgresql", marks=pytest.mark.slow)], indirect=True)
 def test_several_processes_claim_every_graph_once(database: str) -> None:
     EvaluationStore(database).close()
-    commands = [[sys.executable, "-c", CLAIMANT, database, f"owner {i}", "100"] for i in range(3)]
+    commands = [[sys.executable, "-c", CLAIMANT, database, f"owner {i}", "64"] for i in range(2)]
     processes = [
         subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) for command in commands
     ]
     results = [process.communicate(timeout=60) for process in processes]
-    assert [errors for _, errors in results] == [""] * 3
+    assert [errors for _, errors in results] == [""] * 2
     granted = Counter(key for output, _ in results for key in output.split())
-    assert (len(granted), set(granted.values())) == (100, {1})
+    assert (len(granted), set(granted.values())) == (64, {1})
     with EvaluationStore(database) as store:
-        assert (store.count(), store.count(EvaluationStatus.RUNNING)) == (100, 0)
-
-
-def test_lease_of_a_killed_process_ends(database: str) -> None:
-    code = "import sys; from tests.evaluation.test_store_claims import *; s = EvaluationStore(sys.argv[1]); "
-    code += "claim(s, 'a', owner='killed', lease=0.5); print('claimed', flush=True); sys.stdin.read()"
-    command = [sys.executable, "-c", code, database]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "claimed\n"
-        with EvaluationStore(database) as store:
-            process.kill()
-            end = time.monotonic() + 5
-            while not (granted := claim(store, "a", owner="other")) and time.monotonic() < end:
-                time.sleep(0.02)
-    assert granted == [("a", 1)]
+        assert (store.count(), store.count(EvaluationStatus.RUNNING)) == (64 + 4, 0)

@@ -8,9 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.execution import restored, run_job
-from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.job import Job, Outcome
 from gflownet.evaluation.store import EvaluationStatus, EvaluationStore
 from gflownet.evaluation.supervised import MAX_GROUP_SIZE, Splits, SupervisedTask
@@ -19,7 +17,7 @@ from gflownet.evaluation.training import CandidateDivergedError, Split, continue
 from gflownet.graphs.canonical import Candidate
 from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import to_pytorch_model
-from tests.evaluation.candidates import classifier_graph, config_with
+from tests.evaluation.candidates import classifier_graph, config_with, dispatcher_of
 from tests.oracles.training import score_one_by_one
 
 NUM_FEATURES, NUM_CLASSES = 6, 3
@@ -31,8 +29,6 @@ def examples(num: int, *, seed: int) -> Split:
 
 
 class LargestOfThree(SupervisedTask):
-    """Which of the first three numbers is the largest?"""
-
     def splits(self) -> Splits:
         return Splits(train=examples(200, seed=1), validation=examples(100, seed=2), test=examples(100, seed=3))
 
@@ -91,29 +87,13 @@ ZOO = [
     graph_of((33, "gelu"), (5, "sigmoid")),
     with_aggregation("moe"),
     with_aggregation("concat"),
-    with_aggregation("mean", "silu"),
     remembering(),
     graph_of((8, "tanh")),
     graph_of(),
 ]
 
 
-def in_double(splits: Splits) -> Splits:
-    parts = {name: getattr(splits, name) for name in ("train", "validation", "test")}
-    return Splits(**{name: replace(part, inputs=part.inputs.double()) for name, part in parts.items()})
-
-
-def in_double_precision(task: SupervisedTask) -> SupervisedTask:
-    class InDouble(type(task)):
-        def splits(self) -> Splits:
-            return in_double(super().splits())
-
-    return InDouble(task.config)
-
-
 class InDoublePrecision(LargestOfThree):
-    """The same, on float64 examples."""
-
     def splits(self) -> Splits:
         splits = super().splits()
         parts = (splits.train, splits.validation, splits.test)
@@ -129,11 +109,6 @@ def test_translation_settings_rebuild_the_scored_model(task_class, projection):
     model = to_pytorch_model(graph.with_translation(task.translation_settings))
     assert sum(parameter.numel() for parameter in model.parameters()) == score.num_parameters
     assert next(model.parameters()).dtype == task.splits().train.inputs.dtype
-
-
-def test_sizes_follow_the_examples():
-    task = build()
-    assert (task.input_sizes, task.output_sizes) == ((NUM_FEATURES,), (NUM_CLASSES,))
 
 
 def test_score_is_the_validation_accuracy():
@@ -159,29 +134,22 @@ def test_test_measures_the_model_that_evaluate_scored():
             return replace(splits, test=splits.validation)
 
     task, graph = build("num_epochs=2", task_class=TestIsValidation), graph_of((8, "tanh"))
-    for seed in range(4):
+    for seed in range(2):
         assert task.test(graph, seed=seed) == task.evaluate(graph, seed=seed).value
 
 
-def test_seed_decides_initial_values_and_order():
-    task, graph = build("num_epochs=1"), graph_of((8, "tanh"))
-    losses = [task.evaluate(graph, seed=seed).metrics["train_loss"] for seed in (0, 1, 0)]
-    assert losses[0] == losses[2] != losses[1]
-
-
 def test_group_scores_equal_single_training():
-    task = build()
+    task = build("num_epochs=3", task_class=InDoublePrecision)
     seeds = range(3, 3 + len(ZOO))
-    splits = in_double(task.splits())
-    for graph, seed, outcome in zip(ZOO, seeds, in_double_precision(task).evaluate_many(ZOO, seeds=seeds), strict=True):
+    for graph, seed, outcome in zip(ZOO, seeds, task.evaluate_many(ZOO, seeds=seeds), strict=True):
         score = cast(Score, outcome)
-        expected = score_one_by_one(graph, splits, config=task.config.evaluation, seed=seed)
+        expected = score_one_by_one(graph, task.splits(), config=task.config.evaluation, seed=seed)
         assert score.metrics["validation_accuracy"] == expected[0]
         assert score.metrics["train_loss"] == pytest.approx(expected[1], abs=1e-9)
 
 
 def test_a_candidate_scores_the_same_to_the_bit_in_any_company(monkeypatch):
-    task, seeds = build("num_epochs=3"), range(5, 5 + len(ZOO))
+    task, seeds, state = build("num_epochs=2"), range(5, 5 + len(ZOO)), torch.get_rng_state()
     alone = [task.evaluate(graph, seed=seed) for graph, seed in zip(ZOO, seeds, strict=True)]
     assert task.evaluate_many(ZOO, seeds=seeds) == alone
     assert task.evaluate_many(ZOO[::-1], seeds=seeds[::-1]) == alone[::-1]
@@ -190,11 +158,7 @@ def test_a_candidate_scores_the_same_to_the_bit_in_any_company(monkeypatch):
     assert crowd == alone * 4
     monkeypatch.setattr("gflownet.evaluation.supervised.MAX_GROUP_BYTES", 1)
     assert task.evaluate_many(ZOO, seeds=seeds) == alone
-
-
-def test_global_generators_are_left_alone():
-    task, state = build("num_epochs=1"), torch.get_rng_state()
-    task.evaluate_many(ZOO, seeds=range(len(ZOO)))
+    assert task.evaluate_many([], seeds=[]) == []
     assert torch.equal(state, torch.get_rng_state())
 
 
@@ -231,7 +195,6 @@ def test_one_that_breaks_the_training_of_its_group_fails_alone(monkeypatch):
 
 
 def trained(task: SupervisedTask, graphs: list[ComputationGraph], *fidelities: int) -> list[Outcome]:
-    """Return the outcomes of trainings up to each fidelity in turn, saved and restored in between."""
     outcomes: list[Outcome] = []
     for fidelity in fidelities:
         job = Job(
@@ -258,24 +221,17 @@ def assert_same_training(first: Outcome, other: Outcome) -> None:
 
 
 def test_training_in_parts_equals_full_training():
-    task = build("num_epochs=5")
-    full, parts, unequal = (trained(task, ZOO, *fidelities) for fidelities in ((5,), (1, 3, 5), (2, 5)))
-    for together, one, other in zip(full, parts, unequal, strict=True):
+    task = build("num_epochs=3")
+    full, parts = (trained(task, ZOO, *fidelities) for fidelities in ((3,), (1, 2, 3)))
+    for together, one in zip(full, parts, strict=True):
         assert_same_training(together, one)
-        assert_same_training(together, other)
-        assert len(together.curve) == 5
+        assert len(together.curve) == 3
         assert together.score is not None
         assert together.curve[-1] == together.score.value
-    alone = [trained(task, ZOO[place : place + 1], 2, 5)[0].curve for place in (0,)]
-    assert alone == [full[0].curve]
-
-
-def test_full_training_equals_evaluate():
-    task = build("num_epochs=3")
+    assert trained(task, ZOO[:1], 2, 3)[0].curve == full[0].curve
     seeds = range(7, 7 + len(ZOO))
-    outcomes = trained(task, ZOO, 1, 3)
-    assert [outcome.score for outcome in outcomes] == task.evaluate_many(ZOO, seeds=seeds)
-    assert [outcome.test for outcome in outcomes] == [task.test(g, seed=s) for g, s in zip(ZOO, seeds, strict=True)]
+    assert [outcome.score for outcome in full] == task.evaluate_many(ZOO, seeds=seeds)
+    assert [outcome.test for outcome in full] == [task.test(g, seed=s) for g, s in zip(ZOO, seeds, strict=True)]
 
 
 def test_training_beyond_num_epochs_equals_a_longer_config():
@@ -355,10 +311,6 @@ def test_cost_equals_the_model_and_allocates_nothing():
         task.cost(graph_of((8, "wiggle")))
 
 
-def test_no_candidates_no_outcomes():
-    assert build().evaluate_many([], seeds=[]) == []
-
-
 def test_size_weight_scales_the_score():
     graph = graph_of((8, "tanh"))
     plain = build().evaluate(graph, seed=0)
@@ -376,30 +328,6 @@ def test_projection_option_acts():
     assert cast(int, sizes["always"]) - cast(int, sizes["auto"]) == 9
 
 
-def test_bad_candidates_are_recorded_and_the_run_goes_on(tmp_path):
-    task = build()
-    invalid = graph_of((8, "tanh"))
-    invalid.add_node(9, NodeType.HIDDEN, output_size=4, activation_function="wiggle")
-    invalid.add_edge(0, 9)
-    invalid.add_edge(9, 1)
-    with EvaluationStore(tmp_path / "x.sqlite") as store:
-        evaluator = Dispatcher(task, store, InlineExecutor(task), config=task.config.evaluation, seed=0)
-        bad, good = evaluator.evaluate([invalid, graph_of((8, "tanh"))], step=1)
-    assert (bad.status, good.status) == (EvaluationStatus.FAILED, EvaluationStatus.OK)
-    assert "wiggle" in cast(str, bad.error)
-    assert bad.score < good.score
-
-
-def test_diverging_candidate_is_recorded(tmp_path):
-    task = build("learning_rate=1e6")
-    with EvaluationStore(tmp_path / "x.sqlite") as store:
-        evaluator = Dispatcher(task, store, InlineExecutor(task), config=task.config.evaluation, seed=0)
-        (evaluation,) = evaluator.evaluate([graph_of((8, "tanh"))], step=1)
-        assert store.count(EvaluationStatus.FAILED) == 1
-    assert (evaluation.score, evaluation.status) == (task.config.evaluation.floor_score, EvaluationStatus.FAILED)
-    assert "CandidateDivergedError: epoch 1: expected a training loss <= 1000, got" in cast(str, evaluation.error)
-
-
 ALL_OBJECTIVES = "objectives=[accuracy,parameters,flops,latency]"
 
 
@@ -413,7 +341,7 @@ def test_objectives_are_measured_in_their_own_units():
     # Multiply-adds of the three matrices count twice; a weight per edge, a bias per node and an activation once each.
     matrices = 2 * (NUM_FEATURES * 5 + 5 * 4 + 4 * NUM_CLASSES)
     assert several.metrics["flops"] == matrices + 2 * (5 + 4 + NUM_CLASSES) + 5 + 4
-    assert 1e-7 < several.metrics["latency"] < 1e-1
+    assert 1e-7 < several.metrics["latency"] < 10
     assert several.metrics.keys() - plain.metrics.keys() == {"accuracy", "parameters", "flops", "latency"}
 
 
@@ -430,7 +358,7 @@ def test_a_cost_at_its_target_is_worth_a_half_and_less_costs_are_worth_more():
 def test_latency_is_measured_once_and_kept(tmp_path):
     task, graph = build(ALL_OBJECTIVES), graph_of((4, "relu"))
     with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
-        evaluator = Dispatcher(task, store, InlineExecutor(task), config=task.config.evaluation, seed=0)
+        evaluator = dispatcher_of(task, store)
         (first,), (again,) = (evaluator.evaluate([graph.copy()], step=step) for step in (1, 2))
     assert again.cached
     assert first.utilities == again.utilities == task.utilities(Score(first.score, metrics=first.metrics))
@@ -438,8 +366,6 @@ def test_latency_is_measured_once_and_kept(tmp_path):
 
 
 class WithoutFlops(LargestOfThree):
-    """Forgets an objective."""
-
     def evaluate_many(self, graphs, *, seeds):
         for outcome in super().evaluate_many(graphs, seeds=seeds):
             assert isinstance(outcome, Score)
@@ -449,7 +375,7 @@ class WithoutFlops(LargestOfThree):
 def test_a_candidate_without_an_objective_is_a_failure_of_no_utility(tmp_path):
     task = build("objectives=[accuracy,flops]", task_class=WithoutFlops)
     with EvaluationStore(tmp_path / "evaluations.sqlite") as store:
-        evaluator = Dispatcher(task, store, InlineExecutor(task), config=task.config.evaluation, seed=0)
+        evaluator = dispatcher_of(task, store)
         for step in (1, 2):
             (evaluation,) = evaluator.evaluate([graph_of()], step=step)
             assert evaluation.status is EvaluationStatus.FAILED

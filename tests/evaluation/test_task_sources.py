@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import pickle
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -82,8 +83,10 @@ def test_task_pickled_before_an_edit_is_refused(path, task):
     """Ray sends the task once; a machine that joins later loads it later."""
     pickled = PickledTask.of(task)
     path.write_text(EDITED)
-    with PoolExecutor(pickled, CONFIG.evaluation) as pool, pytest.raises(UserError, match=CHANGED):
-        status_of(pool, "good")
+    del sys.modules[MODULE]
+    importlib.invalidate_caches()
+    with pytest.raises(UserError, match=CHANGED):
+        pickled.sources.check(type(pickle.loads(pickled.content)), loaded={})
 
 
 def test_modules_of_the_fork_server_are_compared_as_loaded(path, task):

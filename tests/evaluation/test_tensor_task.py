@@ -23,10 +23,10 @@ from gflownet.evaluation.store import EvaluationStatus
 from gflownet.evaluation.tasks import TASKS
 from gflownet.evaluation.tensor_task import TensorTask
 from gflownet.evaluation.tensor_training import CandidateDivergedError
+from gflownet.graphs.computation_graph import ComputationGraph, NodeType
 from gflownet.translation import to_pytorch_model
 from tests.evaluation.candidates import classifier_graph, config_with
 from tests.evaluation.data_sources import LENGTH, NUM_TOKENS
-from tests.evaluation.operation_graphs import CONVOLUTIONS, chain
 
 TASK = "images"
 SOURCES = "tests.evaluation.data_sources"
@@ -36,6 +36,7 @@ OPTIONS = (
     "evaluation.training.optimizer=adamw",
     "evaluation.training.weight_decay=0.01",
     "evaluation.training.schedule=one_cycle",
+    f"task_options.data={SOURCES}:stripes",
 )
 
 
@@ -44,7 +45,32 @@ def build(*overrides: str) -> TensorTask:
     return task_class(with_task_options(config_with(f"task={TASK}", *OPTIONS, *overrides), task_class.Config))
 
 
-def network(num_outputs: int = 10, shape: tuple[int, ...] = (1, 8, 8)):
+CONVOLUTIONS = (
+    ({"name": "conv2d", "features": 8, "kernel_size": 3, "bias": False}, "linear"),
+    ({"name": "batch_norm"}, "relu"),
+    ({"name": "max_pool2d", "kernel_size": 2, "stride": 2}, "linear"),
+    ({"name": "conv2d", "features": 16, "kernel_size": 3, "bias": False}, "linear"),
+    ({"name": "batch_norm"}, "relu"),
+)
+
+
+def chain(*operations: tuple[dict[str, Any], str], shape: list[int], num_outputs: int, **attributes: Any):
+    """Return input -> operations (operation, activation) -> head."""
+    graph = ComputationGraph()
+    graph.add_node(0, NodeType.INPUT, output_size=None, attributes={"shape": shape, **attributes})
+    previous = 0
+    for node, (operation, activation) in enumerate(operations, start=2):
+        attributes = {"operation": operation}
+        graph.add_node(node, NodeType.HIDDEN, output_size=None, activation_function=activation, attributes=attributes)
+        graph.add_edge(previous, node)
+        previous = node
+    head = {"operation": {"name": "head", "features": num_outputs}}
+    graph.add_node(1, NodeType.OUTPUT, output_size=None, attributes=head)
+    graph.add_edge(previous, 1)
+    return graph
+
+
+def network(num_outputs: int = 2, shape: tuple[int, ...] = (1, 6, 6)):
     return chain(*CONVOLUTIONS, shape=list(shape), num_outputs=num_outputs)
 
 
@@ -63,23 +89,25 @@ def trained(task: TensorTask, graph: Any, *fidelities: int, schedule: int | None
     return outcomes[0]
 
 
-def test_convolutions_learn_the_digits(task):
-    score = task.evaluate(network(), seed=0)
+def test_convolutions_learn_the_digits():
+    task, graph = build("evaluation.num_epochs=3", "task_options.data=digits"), network(10, (1, 8, 8))
+    score, cost = task.evaluate(graph, seed=0), cast(Any, task.cost(graph))
     assert score.value == score.metrics["validation_accuracy"] > 0.8
-    assert score.num_parameters == 8 * 9 + 2 * 8 + 16 * 72 + 2 * 16 + 16 * 10 + 10
-    assert task.test(network(), seed=0) > 0.8
-
-
-def test_cost_equals_the_model(task):
-    cost = task.cost(network())
-    assert cost.num_parameters == task.evaluate(network(), seed=0).num_parameters
+    assert score.num_parameters == cost.num_parameters == 8 * 9 + 2 * 8 + 16 * 72 + 2 * 16 + 16 * 10 + 10
     assert cost.flops == 2 * (8 * 9 * 64 + 16 * 72 * 16 + 16 * 10)
+    assert cast(float, task.test(graph, seed=0)) > 0.8
 
 
 @pytest.mark.parametrize(
     "overrides",
-    [(), ("evaluation.training.optimizer=sgd", "evaluation.training.clip=1"), ("evaluation.training.average=0.9",)],
-    ids=["adamw", "sgd", "average"],
+    [
+        (),
+        ("evaluation.training.optimizer=sgd", "evaluation.training.clip=1"),
+        ("evaluation.training.average=0.9",),
+        (f"task_options.data={SOURCES}:stripes_in_three",),
+        (f"task_options.data={SOURCES}:noisy_stripes",),
+    ],
+    ids=["adamw", "sgd", "average", "data set of each split", "data set with noise"],
 )
 def test_training_in_parts_equals_full_training(overrides):
     task = build("evaluation.num_epochs=3", *overrides)
@@ -90,6 +118,8 @@ def test_training_in_parts_equals_full_training(overrides):
     assert all(torch.equal(value, two["model"][name]) for name, value in one["model"].items())
     assert full.score == task.evaluate(network(), seed=7)
     assert full.test == task.test(network(), seed=7)
+    assert cast(Any, full.score).value > 0.7
+    assert task.fingerprint() == build(*overrides).fingerprint()
 
 
 def test_saved_weights_reproduce_the_test_score(task):
@@ -106,16 +136,12 @@ def test_schedule_changes_the_first_epoch(task):
 
 @pytest.mark.parametrize(
     ("graph", "sizes"),
-    [(network(num_outputs=3), "image [1, 8, 8] to 3"), (network(shape=(3, 8, 8)), "image [3, 8, 8] to 10")],
+    [(network(num_outputs=3), "image [1, 6, 6] to 3"), (network(shape=(3, 6, 6)), "image [3, 6, 6] to 2")],
 )
 def test_wrong_sizes_raise(task, graph, sizes):
-    message = f"expected a graph from image [1, 8, 8] to 10 outputs, got {sizes}"
+    message = f"expected a graph from image [1, 6, 6] to 2 outputs, got {sizes}"
     with pytest.raises(ValueError, match=re.escape(message)):
         task.evaluate(graph, seed=0)
-
-
-def test_task_pickles(task):
-    assert pickle.loads(pickle.dumps(task)).cost(network()) == task.cost(network())
 
 
 @pytest.mark.parametrize("name", METRICS)
@@ -126,6 +152,7 @@ def test_metric_pickles(name):
 def test_task_is_sent_to_another_process(task):
     copied = pickle.loads(pickle.dumps(task))
     assert copied.evaluate(network(), seed=0) == task.evaluate(network(), seed=0)
+    assert copied.cost(network()) == task.cost(network())
     assert copied.fingerprint() == task.fingerprint()
 
 
@@ -150,7 +177,7 @@ def test_objectives_are_measured():
     metrics = task.evaluate(network(), seed=0).metrics
     cost = cast(Any, task.cost(network()))
     assert (metrics["parameters"], metrics["flops"]) == (cost.num_parameters, cost.flops)
-    assert 0 < metrics["latency"] < 0.1
+    assert 0 < metrics["latency"] < 10
     assert metrics["accuracy"] == metrics["validation_accuracy"]
     assert task.utility("flops", 10_000) == 0.5
 
@@ -158,27 +185,16 @@ def test_objectives_are_measured():
 def test_model_without_parameters_is_scored():
     class Fixed(TASKS.load(TASK)):
         def build_model(self, candidate: Any) -> nn.Module:
-            return nn.Sequential(nn.Flatten(), nn.Linear(64, 10).requires_grad_(False))
+            return nn.Sequential(nn.Flatten(), nn.Linear(36, 2).requires_grad_(False))
 
     task = Fixed(build("evaluation.num_epochs=1").config)
-    assert 0 <= task.evaluate("anything", seed=0).value < 0.5
+    assert 0 <= task.evaluate("anything", seed=0).value < 0.9
 
 
 def test_divergence_is_reported():
     outcome = trained(build("evaluation.num_epochs=1", "evaluation.learning_rate=1e30"), network(), 1)
     assert outcome.status is EvaluationStatus.FAILED
     assert str(outcome.error).startswith("CandidateDivergedError: epoch 1: expected a training loss <= 1000")
-
-
-@pytest.mark.parametrize("name", ["stripes", "stripes_in_three", "noisy_stripes"])
-def test_datasets_train_in_parts_as_in_one(name):
-    task = build("evaluation.num_epochs=2", f"task_options.data={SOURCES}:{name}")
-    graph = network(2, (1, 6, 6))
-    full, parts = trained(task, graph, 2), trained(task, graph, 1, 2)
-    assert (full.score, full.curve, full.test) == (parts.score, parts.curve, parts.test)
-    assert (full.score, full.test) == (task.evaluate(graph, seed=7), task.test(graph, seed=7))
-    assert cast(Any, full.score).value > 0.7
-    assert task.fingerprint() == build(f"task_options.data={SOURCES}:{name}").fingerprint()
 
 
 def of_data(monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], dtype: str = "float32") -> TensorTask:
@@ -196,11 +212,7 @@ def test_own_images_without_a_channel_get_one(monkeypatch, dtype):
 @pytest.mark.parametrize(
     ("shape", "dtype", "message"),
     [
-        (
-            (8, 8, 3),
-            "float32",
-            r"expected images \[C, H, W\], got \[8, 8, 3\] from own_images:load; for \[H, W, C\] move",
-        ),
+        ((8, 8, 3), "float32", r"images \[C, H, W\], got \[8, 8, 3\] from own_images:load; for \[H, W, C\] move"),
         ((9,), "float32", r"got numbers \[9\] from own_images:load; task=table trains on tables"),
         ((9,), "int64", r"got tokens \[9\] from own_images:load; task=table trains on tables"),
     ],
@@ -211,8 +223,6 @@ def test_data_without_images_raise(monkeypatch, shape, dtype, message):
 
 
 class Prices(TensorTask):
-    """Regression of numbers around 300,000."""
-
     def data(self) -> Splits:
         inputs = torch.randn(60, 4, generator=torch.Generator().manual_seed(0))
         part = Split(inputs, 300_000 + 50_000 * inputs.sum(1))
@@ -231,8 +241,6 @@ def test_loss_limit_is_relative_to_the_targets():
 
 
 class Counting(TensorTask):
-    """The next token of a sequence that counts modulo NUM_TOKENS."""
-
     def data(self) -> Splits:
         return load_splits(f"{SOURCES}:counting", key="data", seed=0)
 

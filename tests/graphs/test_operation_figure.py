@@ -12,10 +12,10 @@ from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_dot, to_svg
 from gflownet.graphs.operation import read_operation
 from gflownet.graphs.operation_labels import operation_label
+from tests.graphs.test_drawing import SVG, points
 from tests.graphs.test_operation_graph_format import EXAMPLE
 from tests.oracles import operation_graphs as oracle
 
-SVG = "{http://www.w3.org/2000/svg}"
 TIMES = "\N{MULTIPLICATION SIGN}"
 
 
@@ -34,30 +34,7 @@ def texts_of(graph: ComputationGraph) -> list[str]:
     return [text.text or "" for text in ElementTree.fromstring(to_svg(graph)).iter(f"{SVG}text")]
 
 
-def points(path: str) -> list[tuple[float, float]]:
-    """Return points along a path of M, L, V and C commands."""
-    result: list[tuple[float, float]] = []
-    for command, arguments in re.findall(r"([MLVC])([^MLVC]*)", path):
-        numbers = [float(number) for number in arguments.split()]
-        if command == "M":
-            result.append((numbers[0], numbers[1]))
-            continue
-        x, y = result[-1]
-        ends = {"V": [x, *numbers], "L": numbers}.get(command, numbers[-2:])
-        corners = [x, y, *(numbers if command == "C" else [x, y, *ends, *ends])]
-        for step in range(1, 21):
-            t = step / 20
-            weights = ((1 - t) ** 3, 3 * t * (1 - t) ** 2, 3 * t**2 * (1 - t), t**3)
-            result.append(
-                (
-                    sum(w * c for w, c in zip(weights, corners[0::2], strict=True)),
-                    sum(w * c for w, c in zip(weights, corners[1::2], strict=True)),
-                )
-            )
-    return result
-
-
-@pytest.mark.parametrize("seed", range(30))
+@pytest.mark.parametrize("seed", range(10))
 def test_figure_boxes_and_links_do_not_overlap(seed):
     data = oracle.random_data(Random(seed), num_hidden=8)
     nodes = [node if "subgraph" not in node else {"id": node["id"], **CONV} for node in data["nodes"]]

@@ -1,8 +1,8 @@
 """JSON and identity of operation graphs."""
 
 import copy
-import json
 import pickle
+from functools import partial
 from itertools import combinations
 from random import Random
 from typing import Any
@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from gflownet.graphs.computation_graph import ComputationGraph
+from tests.graphs.test_computation_graph import edited as edited_graph
 from tests.oracles import operation_graphs as oracle
 
-SEEDS = range(40)
+SEEDS = range(12)
 EXAMPLE: dict[str, Any] = {
     "nodes": [
         {"id": 0, "shape": [3, 8, 8]},
@@ -25,15 +26,7 @@ EXAMPLE: dict[str, Any] = {
 }
 
 
-def edited(path: str, value: object) -> dict[str, Any]:
-    """The example with one value replaced; the path is dotted."""
-    data = copy.deepcopy(EXAMPLE)
-    *parents, last = (int(name) if name.isdigit() else name for name in path.split("."))
-    place: Any = data
-    for name in parents:
-        place = place[name]
-    place[last] = value
-    return data
+edited = partial(edited_graph, example=EXAMPLE)
 
 
 def graph_of(data: dict[str, Any]) -> ComputationGraph:
@@ -50,14 +43,14 @@ def test_identity_ignores_spelling(seed):
 
 
 def test_identity_is_isomorphism():
-    cases = [oracle.random_data(Random(seed), num_hidden=1 + seed % 2) for seed in range(60)]
+    cases = [oracle.random_data(Random(seed), num_hidden=1 + seed % 2) for seed in range(40)]
     graphs = [graph_of(data) for data in cases]
     num_equal = 0
     for first, second in combinations(range(len(cases)), 2):
         is_equal = oracle.are_isomorphic(cases[first], cases[second])
         assert (graphs[first] == graphs[second]) == is_equal, (cases[first], cases[second])
         num_equal += is_equal
-    assert num_equal >= 20
+    assert num_equal >= 10
 
 
 @pytest.mark.parametrize(
@@ -282,7 +275,3 @@ def test_short_fields_need_an_operation_graph():
     data = {"nodes": [{"id": 0, "node_type": "hidden", "output_size": 3, "aggregation": "mean"}], "edges": []}
     with pytest.raises(ValueError, match=r"nodes\[0\]: expected fields out of id, .*, got 'aggregation'"):
         graph_of(data)
-
-
-def test_to_json_is_plain_json():
-    assert json.loads(graph_of(EXAMPLE).to_json()) == graph_of(EXAMPLE).to_dict()

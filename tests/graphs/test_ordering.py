@@ -29,42 +29,32 @@ def without(graph: ComputationGraph, removed: tuple[int, ...]) -> nx.MultiDiGrap
 
 
 def unmarked(graph: ComputationGraph) -> ComputationGraph:
-    """The graph with all marks taken off."""
     data = graph.to_dict()
     for edge in data["edges"]:
         edge["attributes"] = {}
     return ComputationGraph.from_dict(data)
 
 
-@pytest.mark.parametrize("seed", range(80))
-def test_closing_edges_are_minimal(seed):
-    graph = unmarked(oracle.random_computation_graph(Random(seed), num_edges=14))
-    before = graph.to_json()
-    closing = graph.detect_cycles()
-    assert graph.to_json() == before
-    assert nx.is_directed_acyclic_graph(without(graph, closing))
-    for edge_id in closing:
-        remaining = tuple(other for other in closing if other != edge_id)
-        assert not nx.is_directed_acyclic_graph(without(graph, remaining))
-    assert closing == tuple(sorted(closing))
-
-
-def test_random_graphs_contain_cycles():
-    graphs = [unmarked(oracle.random_computation_graph(Random(seed), num_edges=14)) for seed in range(80)]
-    assert sum(bool(graph.detect_cycles()) for graph in graphs) > 40
-
-
-@pytest.mark.parametrize("seed", range(40))
-def test_closing_edges_invariant_under_renaming(seed):
+def test_closing_edges_are_minimal_and_invariant_under_renaming():
     """The renamed graph with the closing edges marked equals the graph with its closing edges marked."""
-    rng = Random(seed)
-    graph = unmarked(oracle.random_computation_graph(rng, num_edges=14))
-    other = oracle.renamed(graph, rng)
-    assert marked(other) == marked(graph)
+    num_cyclic = 0
+    for seed in range(40):
+        rng = Random(seed)
+        graph = unmarked(oracle.random_computation_graph(rng, num_edges=14))
+        before = graph.to_json()
+        closing = graph.detect_cycles()
+        assert graph.to_json() == before
+        assert nx.is_directed_acyclic_graph(without(graph, closing)), seed
+        for edge_id in closing:
+            remaining = tuple(other for other in closing if other != edge_id)
+            assert not nx.is_directed_acyclic_graph(without(graph, remaining)), seed
+        assert closing == tuple(sorted(closing))
+        assert marked(oracle.renamed(graph, rng)) == marked(graph), seed
+        num_cyclic += bool(closing)
+    assert num_cyclic > 20
 
 
 def marked(graph: ComputationGraph) -> ComputationGraph:
-    """The graph with its closing edges marked recurrent."""
     data, closing = graph.to_dict(), graph.detect_cycles()
     for edge in data["edges"]:
         if edge["edge_id"] in closing:
@@ -117,7 +107,7 @@ def test_ordering_of_long_chains():
     assert ComputationGraph.from_dict(closed.to_dict()) == closed
 
 
-@pytest.mark.parametrize("seed", range(40))
+@pytest.mark.parametrize("seed", range(20))
 def test_topological_sort_is_lexicographic(seed):
     graph = oracle.random_computation_graph(Random(seed))
     assert graph.topological_sort() == list(nx.lexicographical_topological_sort(without(graph, ())))

@@ -41,7 +41,6 @@ class KnownNetwork:
         return data
 
     def graph(self, size: int | None = None) -> ComputationGraph:
-        """Return the graph."""
         return ComputationGraph.from_dict(self.data(size))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
@@ -11,6 +12,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -18,6 +20,7 @@ import torch
 
 from gflownet.evaluation.language_bits import bits_per_byte_of, streamed_loss
 from gflownet.evaluation.language_training import LanguageSteps, Step
+from gflownet.language.__main__ import main
 from gflownet.language.text import encode, read_text
 from gflownet.rhn.checkpoint import load_language_model
 from gflownet.rhn.config import StackConfig, StackLayer
@@ -25,16 +28,15 @@ from gflownet.rhn.network import RecurrentNetwork
 from gflownet.rhn.serving import Sampled, Stream
 from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.rhn.text_codec import BYTES
+from tests.finished_runs import CopiedRun, FinishedRuns
 from tests.language.tiny import OPTIONS, assert_equal_runs, differences, last_state, metric_rows, train, write_files
 
 PATIENCE = 120.0  # seconds
 
 
 @pytest.fixture(scope="module")
-def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("uninterrupted")
-    assert train(folder) == 0
-    return folder / "run"
+def uninterrupted(finished_runs: FinishedRuns) -> Path:
+    return finished_runs("language")
 
 
 def during_step(number: int, react: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -49,16 +51,12 @@ def during_step(number: int, react: Callable[[], None], monkeypatch: pytest.Monk
     monkeypatch.setattr(LanguageSteps, "take", taken)
 
 
-@pytest.mark.parametrize("kind", [signal.SIGINT, signal.SIGTERM])
 def test_signal_stops_after_the_step_and_resume_is_exact(
-    kind: signal.Signals,
-    uninterrupted: Path,
-    tmp_path: Path,
-    capsys: pytest.CaptureFixture[str],
+    uninterrupted: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        during_step(11, lambda: os.kill(os.getpid(), kind), patch)
-        assert train(tmp_path) == 128 + kind
+        during_step(11, lambda: os.kill(os.getpid(), signal.SIGINT), patch)
+        assert train(tmp_path) == 128 + signal.SIGINT
     run = tmp_path / "run"
     assert f"stopped after step 11; to continue: gflownet language log_dir={run} resume=true" in capsys.readouterr().out
     assert len(metric_rows(run)) == 11
@@ -118,22 +116,30 @@ def test_stopped_loss_ends_at_the_next_pass() -> None:
     assert len(asked) == 2
 
 
-def test_resume_after_error_is_exact(uninterrupted: Path, tmp_path: Path) -> None:
-    def fail() -> None:
-        raise RuntimeError("power cut")
+def fail() -> None:
+    raise RuntimeError("power cut")
 
+
+# Contiguous batches and several optimisers.
+OTHER_OPTIONS = ("batches=contiguous", "optimiser=muon", "accumulation=2", "sample.every=0", "num_threads=1")
+
+
+def test_resume_after_error_is_exact(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         during_step(13, fail, patch)
         with pytest.raises(RuntimeError, match="power cut"):
-            train(tmp_path)
+            train(tmp_path, *OTHER_OPTIONS, model="gru.yaml")
     assert len(metric_rows(tmp_path / "run")) == 12  # the last checkpoint is of step 7
-    assert train(tmp_path, "resume=auto") == 0
-    assert_equal_runs(tmp_path / "run", uninterrupted)
+    assert train(tmp_path, *OTHER_OPTIONS, "resume=auto", model="gru.yaml") == 0
+    (tmp_path / "other").mkdir()
+    assert train(tmp_path / "other", *OTHER_OPTIONS, model="../gru.yaml") == 0
+    assert_equal_runs(tmp_path / "run", tmp_path / "other" / "run")
 
 
+@pytest.mark.slow
 def test_resume_after_kill_is_exact(tmp_path: Path, checkout: Path) -> None:
-    """Kill the process at a random point between checkpoints, with contiguous batches and several optimisers."""
-    options = ("steps=60", "batches=contiguous", "optimiser=muon", "accumulation=2", "sample.every=0", "num_threads=1")
+    """Kill the process at a random point between checkpoints."""
+    options = ("steps=60", *OTHER_OPTIONS)
     run = tmp_path / "run"
     arguments = [*write_files(tmp_path), f"model={tmp_path / 'gru.yaml'}", *OPTIONS, *options, f"log_dir={run}"]
     command = [sys.executable, "-m", "gflownet.language", *arguments]
@@ -155,10 +161,6 @@ def test_resume_with_other_options_keeps_the_weights_of_its_figures(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """A killed process kept weights of steps after its last checkpoint; the resumed run does not improve on them."""
-
-    def fail() -> None:
-        raise RuntimeError("power cut")
-
     options = ("steps=60", "checkpoint_every=32", "learning_rate=0.02", "schedule=constant", "sample.every=0")
     with pytest.MonkeyPatch.context() as patch:
         during_step(56, fail, patch)
@@ -186,20 +188,19 @@ def test_difference_of_one_bit_is_seen(uninterrupted: Path) -> None:
     assert differences(one, other) == [".steps.optimisers[0].state.0.exp_avg"]
 
 
-def test_resume_trains_longer_without_naming_the_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    from gflownet.language.__main__ import main
-
-    assert train(tmp_path) == 0
-    assert f"language log_dir={tmp_path / 'run'} resume=true steps=40" in capsys.readouterr().out
-    before = last_state(tmp_path / "run")
-    assert main([f"log_dir={tmp_path / 'run'}", "resume=true", "steps=26"]) == 0
-    assert len(metric_rows(tmp_path / "run")) == 26
-    after = last_state(tmp_path / "run")
-    assert (before["steps"]["step"], after["steps"]["step"]) == (20, 26)
+def test_resume_trains_longer_without_naming_the_files(copied_run: CopiedRun) -> None:
+    run = copied_run("language")
+    assert last_state(run)["steps"]["step"] == 20
+    assert main([f"log_dir={run}", "resume=true", "steps=26"]) == 0
+    assert len(metric_rows(run)) == 26
+    assert last_state(run)["steps"]["step"] == 26
 
 
-def test_seconds_end_a_training(tmp_path: Path) -> None:
-    assert train(tmp_path, "seconds=1.5", "steps=1", model="gru.yaml") == 0
+def test_seconds_end_a_training(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a clock on which every step takes at least 0.1 seconds."""
+    ticks = itertools.count()
+    monkeypatch.setattr("gflownet.language.run.time", SimpleNamespace(monotonic=lambda: next(ticks) / 10))
+    assert train(tmp_path, "seconds=2", "steps=1", model="gru.yaml") == 0
     rows = metric_rows(tmp_path / "run")
-    assert len(rows) > 1
+    assert 1 < len(rows) <= 20
     assert "validation_bits_per_byte" in rows[-1]

@@ -15,23 +15,21 @@ import pytest
 import torch
 
 from gflownet.evaluation.language_training import LanguageDivergedError, LanguageSteps
-from gflownet.generate import main as generate
 from gflownet.language.__main__ import main
 from gflownet.language.text import read_text
 from gflownet.rhn.checkpoint import describe, load_language_model, load_text_model
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.run_status import RunState, read_status
+from tests.finished_runs import FinishedRuns
 from tests.language.tiny import OPTIONS, TEXT, metric_rows, train, write_files
 
 Captured = pytest.CaptureFixture[str]
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("finished")
-    assert train(folder, "test_tokens=100000") == 0
-    return folder
+def run(finished_runs: FinishedRuns) -> Path:
+    return finished_runs("language")
 
 
 def oracle_bits(run: Path, pieces: tuple[str, ...]) -> float:
@@ -46,8 +44,7 @@ def oracle_bits(run: Path, pieces: tuple[str, ...]) -> float:
     return nats / (len(tokens) - 1) * len(tokens) / len(text.encode()) / math.log(2)
 
 
-def test_run_writes_metrics_samples_status_and_model(finished: Path) -> None:
-    run = finished / "run"
+def test_run_writes_metrics_samples_status_and_model(run: Path) -> None:
     rows = metric_rows(run)
     assert [row["step"] for row in rows] == list(range(1, 21))
     assert [row["step"] for row in rows if "validation_bits_per_byte" in row] == [6, 12, 18, 20]
@@ -74,44 +71,26 @@ def test_test_bits_equal_token_by_token_oracle(tmp_path: Path, capsys: Captured)
     assert float(printed[1]) == pytest.approx(expected, abs=0.02)
 
 
-def test_generate_reads_the_folder(finished: Path, tmp_path: Path) -> None:
-    (tmp_path / "prompts.txt").write_text("line \nab\n")
-    out = tmp_path / "answers.jsonl"
-    arguments = [str(finished / "run" / "model"), "--prompts", str(tmp_path / "prompts.txt"), "--out", str(out)]
-    assert generate([*arguments, "--max-tokens", "5"]) == 0
-    assert len(out.read_text().splitlines()) == 2
-
-
 def test_closing_lines_name_the_next_commands(tmp_path: Path, capsys: Captured) -> None:
-    assert train(tmp_path, "--quiet") == 0
+    assert train(tmp_path, "--quiet", "steps=3") == 0
     lines = capsys.readouterr().out.splitlines()
     model = tmp_path / "run" / "model"
-    assert re.fullmatch(r"trained [\d,]+ parameters, 20 steps in 0:00:\d\d, [\d,]+ tokens/s", lines[0])
+    assert re.fullmatch(r"trained [\d,]+ parameters, 3 steps in 0:00:\d\d, [\d,]+ tokens/s", lines[0])
     assert re.fullmatch(r"bits per byte: test [\d.]+, validation [\d.]+ \(weights of step \d+\)", lines[1])
     assert lines[2:] == [
         "next:",
         f"  gflownet generate {model}",
         f"  python -m gflownet.rhn.server {model}",
-        f"  gflownet language log_dir={tmp_path / 'run'} resume=true steps=40",
+        f"  gflownet language log_dir={tmp_path / 'run'} resume=true steps=6",
     ]
 
 
 def test_training_learns_the_text(tmp_path: Path) -> None:
-    assert (
-        train(
-            tmp_path,
-            "steps=120",
-            "rows=8",
-            "sequence_length=16",
-            "learning_rate=0.02",
-            "sample.every=0",
-            model="gru.yaml",
-        )
-        == 0
-    )
-    bits = [row["validation_bits_per_byte"] for row in metric_rows(tmp_path / "run") if row["step"] in (6, 120)]
-    assert bits[0] > 5
-    assert bits[1] < 2.5
+    options = ("steps=60", "rows=8", "sequence_length=16", "learning_rate=0.04", "sample.every=0")
+    assert train(tmp_path, *options, "evaluate_every=60", model="gru.yaml") == 0
+    first, *_, last = metric_rows(tmp_path / "run")
+    assert first["loss"] / math.log(2) > 5
+    assert last["validation_bits_per_byte"] < 2.5
 
 
 def test_verbose_prints_every_step_and_quiet_none(tmp_path: Path, capsys: Captured) -> None:
@@ -169,7 +148,7 @@ def test_divergence_is_one_line_and_keeps_the_checkpoint(
     assert status is not None
     assert status.state is RunState.FAILED
     monkeypatch.undo()
-    assert train(tmp_path, "resume=true", "learning_rate=0.001") == 0
+    assert train(tmp_path, "resume=true", "learning_rate=0.001", "steps=9") == 0
 
 
 def test_gradient_that_is_not_finite_leaves_the_weights() -> None:
@@ -365,7 +344,7 @@ def test_training_from_python(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["gflownet.report.__main__", "gflownet.sample_command"])
-def test_commands_of_searches_refuse_the_run(finished: Path, command: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert importlib.import_module(command).main([str(finished / "run")]) == 2
+def test_commands_of_searches_refuse_the_run(run: Path, command: str, capsys: Captured) -> None:
+    assert importlib.import_module(command).main([str(run)]) == 2
     error = " ".join(capsys.readouterr().err.split())
-    assert error == f"error: {finished / 'run'}: expected the run of a search, got the training of a language model"
+    assert error == f"error: {run}: expected the run of a search, got the training of a language model"

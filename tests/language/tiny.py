@@ -53,7 +53,6 @@ def metric_rows(run: Path) -> list[dict[str, Any]]:
 
 
 def last_state(run: Path) -> dict[str, Any]:
-    """Return the state of the last checkpoint."""
     marker = read_marker(run)
     assert marker is not None
     checkpoint = CheckpointFolder(run / "checkpoints", run=marker.run).latest()

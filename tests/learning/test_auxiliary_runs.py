@@ -16,25 +16,11 @@ from gflownet.trainer import GFNTrainer
 from tests.tiny_run import metric_rows
 
 RUN = (
-    "task=tests.toy_tasks:RewardsHiddenNodes",
-    "wandb.mode=disabled",
-    "num_training_steps=6",
-    "algo.num_from_policy=4",
-    "replay.num_from_replay=4",
-    "replay.warmup=6",
-    "model.num_emb=8",
-    "model.num_layers=1",
-    "env.max_hidden_nodes=2",
-    "env.max_edges=4",
-    "checkpoint_every=2",
+    *("task=tests.toy_tasks:RewardsHiddenNodes", "wandb.mode=disabled", "num_training_steps=4"),
+    *("algo.num_from_policy=4", "replay.num_from_replay=4", "replay.warmup=6", "model.num_emb=8"),
+    *("model.num_layers=1", "env.max_hidden_nodes=2", "env.max_edges=4", "checkpoint_every=2"),
 )
-BOTH = (
-    "algo.teacher.share=0.5",
-    "algo.qgfn.use=true",
-    "algo.qgfn.num_steps=1",
-    "algo.qgfn.p=1",
-    "validate_every=2",
-)
+BOTH = ("algo.teacher.share=0.5", "algo.qgfn.use=true", "algo.qgfn.num_steps=1", "algo.qgfn.p=1", "validate_every=2")
 
 
 def run(folder: Path, *overrides: str) -> int:
@@ -50,12 +36,12 @@ def finished(tmp_path_factory) -> Path:
 
 def test_auxiliary_metrics_are_logged(finished):
     found = metric_rows(finished)
-    assert len(found) == 6
+    assert len(found) == 4
     for row in found:
         assert row["teacher_loss"] >= 0
         assert 0 <= row["action_value_loss"] < 1
         assert row["action_value_mean"] > 0
-    assert [row["step"] for row in found if "greedy_score_mean" in row] == [2, 4, 6]
+    assert [row["step"] for row in found if "greedy_score_mean" in row] == [2, 4]
 
 
 def test_auxiliary_run_resumes_exactly(finished, tmp_path):
@@ -64,6 +50,7 @@ def test_auxiliary_run_resumes_exactly(finished, tmp_path):
     assert metric_rows(tmp_path / "run") == metric_rows(finished)
 
 
+@pytest.mark.slow
 def test_auxiliary_run_with_one_worker_is_reproducible(tmp_path):
     for name, transport in (("first", "mp_buffer_size=1000000"), ("second", "pickle_mp_messages=true")):
         # Without validations, whose cache hits depend on timing.
@@ -81,8 +68,6 @@ def test_action_values_do_not_affect_training(tmp_path):
 
 
 class _OneScore(Evaluator):
-    """Gives every graph the same score."""
-
     def evaluate(self, candidates, *, step):
         return [Evaluation(0.5, EvaluationStatus.OK, 0.0, None, 1, {}, False) for _ in candidates]
 
@@ -140,14 +125,8 @@ def test_teacher_initial_weights_differ_from_policy(tmp_path):
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
-        (
-            ["algo.method=a2c"],
-            "algo.teacher.share: expected 0 with algo.method=a2c, which supports no",
-        ),
-        (
-            ["algo.method=fl_db"],
-            "algo.teacher.share: expected 0 with algo.method=fl_db, which supports no",
-        ),
+        (["algo.method=a2c"], "algo.teacher.share: expected 0 with algo.method=a2c, which supports no"),
+        (["algo.method=fl_db"], "algo.teacher.share: expected 0 with algo.method=fl_db, which supports no"),
         (["algo.teacher.share=0.1"], "expected at least one trajectory for the teacher and one for the policy"),
         (["algo.teacher.share=0.9"], "with algo.num_from_policy=4, got 0.9"),
         (["algo.teacher.share=1"], "algo.teacher.share: expected a number in [0, 1), got 1"),
@@ -162,9 +141,8 @@ def test_invalid_auxiliary_options_raise(tmp_path, capsys, overrides, message):
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("method", ["vargrad", "db", "subtb"])
-def test_teacher_with_other_objectives(tmp_path, method):
-    options = (f"algo.method={method}", "algo.teacher.share=0.5", "num_training_steps=2", "opt.num_micro_batches=2")
+def test_teacher_with_sub_trajectory_balance_and_learned_backward_policy(tmp_path):
+    options = ("algo.method=subtb", "algo.teacher.share=0.5", "num_training_steps=2", "opt.num_micro_batches=2")
     assert run(tmp_path / "run", *options, "algo.backward_policy=learned", "algo.symmetry=actions") == 0
     assert all(row["teacher_loss"] >= 0 for row in metric_rows(tmp_path / "run"))
 
@@ -182,11 +160,10 @@ def test_sample_greedy_graphs_of_finished_run(finished):
     assert len(set(keys[1.0])) == 1  # the best action each time: always the same way
 
 
-def test_sample_invalid_arguments_raise(finished, tmp_path):
+def test_sample_invalid_arguments_raise(finished, finished_runs, tmp_path):
     with pytest.raises(UserError, match="run_folder: expected the log_dir of a run with a checkpoint"):
         gflownet.sample(tmp_path / "none", 5)
-    assert run(tmp_path / "run", "num_training_steps=1") == 0
     with pytest.raises(UserError, match=r"greediness: expected 0 of a run without algo.qgfn.use=true, got 0.5"):
-        gflownet.sample(tmp_path / "run", 5, greediness=0.5)
+        gflownet.sample(finished_runs("toy"), 5, greediness=0.5)
     with pytest.raises(ValueError, match="variant: expected one of p_greedy"):
         gflownet.sample(finished, 5, greediness=0.5, variant="greedy")

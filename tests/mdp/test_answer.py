@@ -16,7 +16,13 @@ from gflownet.policy.dense_transformer import DenseTransformerPolicy
 from gflownet.policy.graph_transformer import GraphTransformerPolicy
 from tests.contracts.environments import ENVIRONMENTS
 
-CASES = [(name, policy) for name in ENVIRONMENTS for policy in (DenseTransformerPolicy, GraphTransformerPolicy)]
+POLICIES = (DenseTransformerPolicy, GraphTransformerPolicy)
+# One environment per layout of the states, in the fast suite.
+QUICK = (
+    *("catalogue", "undirected_attributes", "directed", "computation_graph_recurrent", "operation_graph_projections"),
+    *("choices", "recurrent_stack", "tensor_graph"),
+)
+NAMES = [pytest.param(name, marks=[pytest.mark.slow] * (name not in QUICK)) for name in ENVIRONMENTS]
 
 
 def made(name: str, policy_class, *, num: int = 24) -> tuple[GraphBuildingEnvContext, Policy, TrajectoryBatch]:
@@ -29,7 +35,8 @@ def made(name: str, policy_class, *, num: int = 24) -> tuple[GraphBuildingEnvCon
     return context, policy, sample_forward(context, policy, conditioning=conditioning, generator=generator)
 
 
-@pytest.mark.parametrize(("name", "policy_class"), CASES)
+@pytest.mark.parametrize("policy_class", POLICIES)
+@pytest.mark.parametrize("name", NAMES)
 def test_ask_evaluates_equal_states_once(name, policy_class):
     context, policy, sampled = made(name, policy_class)
     conditioning = sampled.conditioning[sampled.trajectory]
@@ -44,9 +51,13 @@ def test_ask_evaluates_equal_states_once(name, policy_class):
         assert bool(context.env.forward_masks(sampled.states).contains(ours).all())
         for mine, other in ((ours.kind, theirs.kind), (ours.row, theirs.row), (ours.column, theirs.column)):
             assert torch.equal(mine, other)
+    by_default, without_random = (
+        once.sample(torch.Generator().manual_seed(3), **options) for options in ({}, {"random_action_prob": 0.0})
+    )
+    assert torch.equal(by_default.row, without_random.row)
 
 
-@pytest.mark.parametrize("policy_class", [DenseTransformerPolicy, GraphTransformerPolicy])
+@pytest.mark.parametrize("policy_class", POLICIES)
 def test_ask_pads_large_batches(policy_class, monkeypatch):
     context, policy, sampled = made("directed", policy_class)
     conditioning, outputs, sizes = sampled.conditioning[sampled.trajectory], [], []
@@ -70,7 +81,7 @@ def test_ask_pads_large_batches(policy_class, monkeypatch):
         assert torch.allclose(ours, rounded_up, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("policy_class", [DenseTransformerPolicy, GraphTransformerPolicy])
+@pytest.mark.parametrize("policy_class", POLICIES)
 def test_ask_sums_gradients_of_equal_states(policy_class):
     context, policy, sampled = made("directed", policy_class)
     conditioning, gradients = sampled.conditioning[sampled.trajectory], []
@@ -83,10 +94,10 @@ def test_ask_sums_gradients_of_equal_states(policy_class):
     assert torch.allclose(*gradients, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", ENVIRONMENTS)
+@pytest.mark.parametrize("name", NAMES)
 def test_distinct_matches_pairwise_comparison(name):
     """The slow way compares every pair."""
-    _, _, sampled = made(name, DenseTransformerPolicy)
+    _, _, sampled = made(name, DenseTransformerPolicy, num=8)
     states, conditioning = sampled.states, sampled.conditioning[sampled.trajectory]
     first, owner = distinct(states, conditioning)
     index = torch.arange(len(states))

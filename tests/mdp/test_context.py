@@ -1,19 +1,16 @@
 from typing import Any
 
-import networkx as nx
 import pytest
 import torch
 from torch import Tensor
 
-from gflownet.envs.graph_building import GraphBuildingEnv
 from gflownet.mdp.action import ActionBatch, GraphAction, GraphActionType
 from gflownet.mdp.context import GraphBuildingEnvContext
 from gflownet.mdp.environment import Environment, IllegalAction
 from gflownet.mdp.sparse_layout import SparseLayout
-from gflownet.mdp.states import Attribute, GraphStates
+from gflownet.mdp.states import GraphStates
 from gflownet.metrics.exact import enumerate_states
 from tests.contracts.environments import ENVIRONMENTS, computation_graphs
-from tests.oracles.networkx_states import to_networkx
 
 Kind = GraphActionType
 
@@ -31,92 +28,6 @@ def add_node(source: int | None, value: str) -> GraphAction:
 
 def add_edge(source: int, target: int, value: str | None = None) -> GraphAction:
     return GraphAction(Kind.AddEdge, source, target, value=value)
-
-
-def set_node(node: int, attribute: str, value: object) -> GraphAction:
-    return GraphAction(Kind.SetNodeAttr, node, attribute=attribute, value=value)
-
-
-def edges_of(env: Environment, states: GraphStates) -> dict[tuple[int, int], list[list[float]]]:
-    """Return the features of every edge of one graph, by (source, target) as the policy sees them."""
-    data: Any = GraphBuildingEnvContext(env).to_data(states, 0)
-    features_of: dict[tuple[int, int], list[list[float]]] = {}
-    for source, target, features in zip(*data.edge_index.tolist(), data.edge_attr.tolist(), strict=True):
-        features_of.setdefault((source, target), []).append(features)
-    return features_of
-
-
-def test_directed_edge_features():
-    env = ENVIRONMENTS["directed"]()
-    edges = edges_of(env, built(env, add_node(None, "a"), add_node(0, "a")))
-    assert edges.keys() == {(0, 1), (1, 0)}
-    assert edges[0, 1] != edges[1, 0]
-    undirected = ENVIRONMENTS["undirected"]()
-    edges = edges_of(undirected, built(undirected, add_node(None, "a"), add_node(0, "a")))
-    assert edges[0, 1] == edges[1, 0]
-
-
-def test_recurrent_edge_features():
-    env = computation_graphs(
-        activations=("relu",),
-        aggregations=("sum",),
-        hidden_sizes=(4,),
-        max_hidden_nodes=2,
-        max_edges=8,
-        allow_recurrent=True,
-    )
-    start = (add_node(0, "relu"), add_node(2, "relu"))
-    plain = edges_of(env, built(env, *start, add_edge(2, 1, "forward")))
-    both = edges_of(env, built(env, *start, add_edge(3, 2, "recurrent")))
-    assert len(both[2, 3]) == len(both[3, 2]) == 2
-    forward_along, recurrent_against = both[2, 3]
-    assert forward_along == plain[2, 3][0]
-    assert recurrent_against not in plain[2, 3] + plain[3, 2]
-    looped = edges_of(env, built(env, *start, add_edge(3, 3, "recurrent")))
-    assert len(looped[3, 3]) == 2
-    assert looped[3, 3][0] != looped[3, 3][1]
-
-
-def test_edge_features_include_concat_rank():
-    env = computation_graphs(
-        activations=("relu",),
-        aggregations=("concat",),
-        hidden_sizes=(4,),
-        max_hidden_nodes=2,
-        max_edges=8,
-    )
-    hidden = (add_node(0, "relu"), add_node(2, "relu"))
-    edges = edges_of(env, built(env, *hidden, add_edge(0, 3)))
-    assert edges[0, 3][0] != edges[2, 3][0]
-    other_way = edges_of(env, built(env, add_node(0, "relu"), add_node(0, "relu"), add_edge(2, 3)))
-    assert sorted(map(str, edges)) == sorted(map(str, other_way))
-    assert edges[0, 3] == other_way[2, 3]
-    assert edges[2, 3] == other_way[0, 3]
-
-
-def test_unset_node_attribute_features():
-    env = ENVIRONMENTS["computation_graph"]()
-    context, node = GraphBuildingEnvContext(env), (add_node(0, "relu"),)
-    states = [built(env, *node)]
-    for aggregation in ("sum", "max"):
-        states.append(built(env, *node, set_node(2, "aggregation", aggregation)))
-        for size in (4, 8):
-            words = (set_node(2, "aggregation", aggregation), set_node(2, "output_size", size))
-            states.append(built(env, *node, *words))
-    states.append(built(env, add_node(0, "tanh")))
-    data: list[Any] = [context.to_data(s, 0) for s in states]
-    encodings = {tuple(d.x[2].tolist()) for d in data}
-    assert len(encodings) == len(states)
-
-
-def test_unset_edge_attribute_features():
-    env = GraphBuildingEnv(["a"], max_nodes=2, directed=True, edge_attributes=[Attribute("gain", (0, 1))])
-    start = (add_node(None, "a"), add_node(0, "a"))
-    encodings = {str(edges_of(env, built(env, *start)))}
-    for value in (0, 1):
-        action = GraphAction(Kind.SetEdgeAttr, 0, 1, attribute="gain", value=value)
-        encodings.add(str(edges_of(env, built(env, *start, action))))
-    assert len(encodings) == 3
 
 
 def test_empty_graph_is_encoded_as_blank_node():
@@ -168,44 +79,6 @@ def test_indices_count_rows_of_batch(mixed):
         assert int(batch[f"{name}_row"][position]) == int(actions.row[graph])
 
 
-def test_action_indices_refer_to_batch_nodes(mixed):
-    env, states, _ = mixed
-    context = GraphBuildingEnvContext(env)
-    batch: Any = context.to_batch(states[:50])
-    n = env.vocabulary.max_nodes
-    for kind in context.action_types:
-        name = kind.field_name
-        rows, index = batch[f"{name}_row"], batch[f"{name}_index"]
-        graph = batch.batch[index[0] if index.dim() == 2 else index]
-        ends = torch.stack([rows // n, rows % n]) if index.dim() == 2 else rows
-        assert torch.equal(index, batch.ptr[graph] + ends)
-
-
-@pytest.mark.parametrize("name", ["undirected", "directed", "computation_graph_two_hidden"])
-def test_pair_features(name):
-    """Whether the first reaches the second, and per N the paths of two steps along, against, out to and in from."""
-    env = ENVIRONMENTS[name]()
-    graph, n = enumerate_states(env), env.vocabulary.max_nodes
-    batch: Any = GraphBuildingEnvContext(env).to_batch(graph.states)
-    asymmetric = 0
-    for position in range(0, len(batch.add_edge_row), 7):
-        owner, row = int(batch.batch[batch.add_edge_index[0, position]]), int(batch.add_edge_row[position])
-        mirrored: Any = to_networkx(env, graph.states, owner).to_directed()
-        source, target = row // n, row % n
-        out, back = set(mirrored.successors(source)), set(mirrored.predecessors(source))
-        paths = [
-            len(out & set(mirrored.predecessors(target))),
-            len(back & set(mirrored.successors(target))),
-            len(out & set(mirrored.successors(target))),
-            len(back & set(mirrored.predecessors(target))),
-        ]
-        reached = env.vocabulary.directed and nx.has_path(mirrored, source, target)
-        expected = [float(reached), *(num / n for num in paths)]
-        assert batch.add_edge_attr[position].tolist() == pytest.approx(expected)
-        asymmetric += paths[0] != paths[1]
-    assert (asymmetric > 0) == env.vocabulary.directed
-
-
 @pytest.mark.parametrize(
     ("name", "start", "action", "rule"),
     [
@@ -219,10 +92,15 @@ def test_pair_features(name):
         (
             "computation_graph",
             (add_node(0, "relu"),),
-            set_node(2, "output_size", 4),
+            GraphAction(Kind.SetNodeAttr, 2, attribute="output_size", value=4),
             "attributes are set once and in order",
         ),
-        ("computation_graph", (), set_node(1, "output_size", 4), "only hidden nodes have attributes to set"),
+        (
+            "computation_graph",
+            (),
+            GraphAction(Kind.SetNodeAttr, 1, attribute="output_size", value=4),
+            "only hidden nodes have attributes to set",
+        ),
         ("computation_graph", (), add_node(1, "relu"), "the source is not there, or is an output"),
         ("computation_graph", (), add_node(0, "input_0"), "only hidden nodes are added"),
         ("computation_graph", (), add_edge(1, 0), "an edge leads from a node that is there into a hidden or output"),

@@ -47,7 +47,6 @@ def _maximum_entropy(space: Classes, config: AlgoConfig) -> tuple[dict[Pair, flo
 
 
 def flows_of(space: Classes, config: AlgoConfig, log_reward: torch.Tensor) -> Flows:
-    """Return the exact flows by the oracle."""
     if config.backward_policy == "uniform" and config.symmetry == "actions":
         log_backward = {
             (after, before): -math.log(len(space.parents(after)) * count)
@@ -102,7 +101,6 @@ def set_up(
 
 
 def uniform_prior(space: Classes) -> LogForward:
-    """Return the forward policy that is uniform over the legal actions of every state."""
     keys = [(s, s, True) for s in space.may_stop] + [(*pair, False) for pair in space.num_forward]
     return _normalised(space, dict.fromkeys(keys, 1.0))
 

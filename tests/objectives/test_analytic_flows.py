@@ -18,13 +18,23 @@ from tests.objectives.spaces import make_space
 from tests.oracles.tabular import Classes
 
 
-@pytest.fixture(scope="module", params=["two_coloured_3", "from_one_node_4"])
+@pytest.fixture(scope="module", params=["from_one_node_4", pytest.param("two_coloured_3", marks=pytest.mark.slow)])
 def space(request) -> Classes:
     return make_space(request.param)
 
 
-@pytest.mark.parametrize(("symmetry", "backward_policy"), COMBINATIONS)
-@pytest.mark.parametrize("method", FLOW_OBJECTIVES)
+# One objective with every scheme, every objective with two schemes.
+CASES = [(method, *scheme) for method in FLOW_OBJECTIVES for scheme in COMBINATIONS]
+OF_EVERY_OBJECTIVE = (("flows", "learned"), ("actions", "maxent"))
+
+
+@pytest.mark.parametrize(
+    ("method", "symmetry", "backward_policy"),
+    [
+        case if case[0] == "subtb" or case[1:] in OF_EVERY_OBJECTIVE else pytest.param(*case, marks=pytest.mark.slow)
+        for case in CASES
+    ],
+)
 def test_flow_objective_loss_is_zero_at_exact_flows(space, method, symmetry, backward_policy):
     config = AlgoConfig(method=method, symmetry=symmetry, backward_policy=backward_policy)
     objective, policy, batch, _ = set_up(space, config)
@@ -36,8 +46,14 @@ def test_flow_objective_loss_is_zero_at_exact_flows(space, method, symmetry, bac
     assert objective.loss(policy, batch).metrics["loss"] > 1e-4
 
 
-@pytest.mark.parametrize("method", FLOW_OBJECTIVES)
-@pytest.mark.parametrize(("symmetry", "wrong"), [("reward", "actions"), ("actions", "reward"), ("reward", "none")])
+@pytest.mark.parametrize(
+    ("method", "symmetry", "wrong"),
+    [
+        *((method, "reward", "none") for method in FLOW_OBJECTIVES),
+        ("tb", "reward", "actions"),
+        ("db", "actions", "reward"),
+    ],
+)
 def test_flow_objective_loss_is_positive_at_flows_of_another_symmetry_scheme(method, symmetry, wrong):
     objective, policy, batch, _ = set_up(
         make_space("connected_5"), AlgoConfig(method=method, symmetry=symmetry), scheme_of_flows=wrong
@@ -54,7 +70,10 @@ def test_flow_matching_loss_is_zero_at_exact_flows(space, symmetry):
     assert objective.loss(policy, batch).metrics["loss"] > 1e-4
 
 
-@pytest.mark.parametrize(("symmetry", "backward_policy"), COMBINATIONS)
+@pytest.mark.parametrize(
+    ("symmetry", "backward_policy"),
+    [case if case in OF_EVERY_OBJECTIVE else pytest.param(*case, marks=pytest.mark.slow) for case in COMBINATIONS],
+)
 def test_modified_detailed_balance_loss_is_zero_at_exact_flows(symmetry, backward_policy):
     space = make_space("from_one_node_4")
     config = AlgoConfig(method="modified_db", symmetry=symmetry, backward_policy=backward_policy)

@@ -10,7 +10,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.objectives.config import AlgoConfig
 from tests.objectives.differences import Case, assert_loss_and_gradient, set_up, with_random_offset
 from tests.oracles.equivalent_actions import class_keys, moves_to
-from tests.oracles.losses import mean
+from tests.oracles.losses import PENALTIES, mean
 
 
 @dataclass(frozen=True)
@@ -51,7 +51,7 @@ def incoming_actions(case: Case, find_parents) -> IncomingActions:
 
 @torch.no_grad()
 def mean_penalty(case: Case, incoming: IncomingActions, log_reward: list[float]) -> float:
-    """Return the mean squared log-ratio of inflow to outflow, and of the Stop flow to the reward."""
+    """Return the mean linex penalty of the log-ratio of inflow to outflow, and of the Stop flow to the reward."""
     parents, visited = case.context.to_batch(incoming.parents), case.context.to_batch(case.batch.states)
     edges, _ = case.policy(parents, torch.zeros(len(incoming.parents), 1))
     edge_flows = (edges.log_prob(case.context.to_indices(parents, incoming.actions)) + edges.logsumexp()).exp()
@@ -59,17 +59,17 @@ def mean_penalty(case: Case, incoming: IncomingActions, log_reward: list[float])
     outflows = forward.logsumexp()
     stopping = forward.log_prob(case.context.to_indices(visited, case.batch.actions)) + outflows
     inflows = [flows.sum().log() for flows in edge_flows.split(incoming.num)]
-    terms = []
+    terms, penalty = [], PENALTIES["linex"]
     for i, policy_steps in enumerate(case.read_steps()):
         steps = (case.batch.trajectory == i).nonzero().squeeze(1).tolist()
-        terms += [float(inflows[step] - outflows[step]) ** 2 for step in steps[1:]]
-        terms.append((float(stopping[steps[-1]]) + policy_steps[0].offset - log_reward[i]) ** 2)
+        terms += [penalty(float(inflows[step] - outflows[step])) for step in steps[1:]]
+        terms.append(penalty(float(stopping[steps[-1]]) + policy_steps[0].offset - log_reward[i]))
     return mean(terms)
 
 
 @pytest.mark.parametrize(("symmetry", "find_parents"), [("reward", labelled_parents), ("actions", class_parents)])
 def test_flow_matching_loss_and_gradient_match_oracle(symmetry, find_parents):
-    case = with_random_offset(set_up(AlgoConfig(method="fm", symmetry=symmetry)))
+    case = with_random_offset(set_up(AlgoConfig(method="fm", symmetry=symmetry, regression="linex")))
     incoming = incoming_actions(case, find_parents)
     log_symmetry = case.batch.log_symmetry.double() if symmetry == "reward" else 0.0
     log_reward = (case.batch.log_reward.double() + log_symmetry).tolist()

@@ -10,8 +10,6 @@ from gflownet.objectives.config import AlgoConfig, SubTrajectoryBalanceConfig, W
 from tests.objectives.differences import Case, assert_loss_and_gradient, set_up, with_random_offset
 from tests.oracles.losses import detailed_balance, log_ratios, mean, sub_trajectory_balance
 
-HUGE = (1e8, 1e80, 1e300, math.inf)
-
 
 def case_of(weighting: Weighting, decay: float) -> Case:
     options = SubTrajectoryBalanceConfig(decay=decay, weighting=weighting)
@@ -40,15 +38,15 @@ def test_subtb_with_zero_lambda_is_detailed_balance():
     )
 
 
-@pytest.mark.parametrize("decay", HUGE)
+@pytest.mark.parametrize("decay", [1e80, math.inf])
 @pytest.mark.parametrize(("weighting", "only_longest"), [("within", False), ("geometric", True)])
 def test_subtb_with_huge_lambda_is_trajectory_balance(weighting, only_longest, decay):
     case = case_of(weighting, decay)
-    assert_loss_and_gradient(case, lambda: whole_trajectory_balance(case, only_longest=only_longest), num_directions=1)
+    assert_loss_and_gradient(case, lambda: whole_trajectory_balance(case, only_longest=only_longest))
 
 
 @pytest.mark.parametrize("weighting", ["within", "geometric"])
-@pytest.mark.parametrize("decay", [0.0, 1e-300, 1.0, 2.0, 1e300, math.inf])
+@pytest.mark.parametrize("decay", [0.0, 1e-300, 1e300, math.inf])
 def test_subtb_weights_sum_to_one_for_every_lambda(weighting, decay):
     weight = case_of(weighting, decay).objective._weights(torch.tensor([2, 60, 101]), 101)
     assert bool(weight.isfinite().all())

@@ -111,6 +111,15 @@ def test_attention_dropout_is_off_in_evaluation(name: str) -> None:
     assert torch.equal(module(*values), module(*values))
 
 
+@pytest.mark.parametrize("name", ["batch_norm", "layer_norm", "group_norm", "rms_norm"])
+def test_normalisation_epsilon_changes_the_output(name: str) -> None:
+    settings = {"groups": 2} if name == "group_norm" else {}
+    x = 1e-3 * torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+    outputs = [module_of(name, Shape.of(4), epsilon=epsilon, **settings)(x).detach() for epsilon in (1e-5, 0.25)]
+    assert 0.01 < outputs[0].abs().max() < 3
+    assert outputs[1].abs().max() < 0.02
+
+
 def test_gated_linear_equals_glu() -> None:
     module = layers.GatedLinear(5, 3, "sigmoid")
     x = torch.randn(4, 5)

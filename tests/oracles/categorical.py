@@ -24,7 +24,6 @@ def probabilities(legal: dict) -> dict[tuple[int, int, int], float]:
 
 
 def logsumexp(legal: dict) -> float:
-    """Return the log-normaliser."""
     largest = max(legal.values())
     return largest + math.log(math.fsum(math.exp(value - largest) for value in legal.values()))
 

@@ -51,7 +51,6 @@ class ComputationGraphOracle(GraphBuildingOracle):
         return graph
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         (source, target), kind, value = ends(action), action.action_type, action.value
         if kind == Kind.SetNodeAttr:
             missing = [name for name in self.node_attributes if name not in graph.nodes[source]["attributes"]]
@@ -151,7 +150,6 @@ class ComputationGraphOracle(GraphBuildingOracle):
 
 
 def forward_part(graph: NxGraph) -> nx.DiGraph:
-    """Return the graph without its recurrent edges."""
     part = nx.DiGraph()
     part.add_nodes_from(graph)
     part.add_edges_from((s, t) for s, t, kind in graph.edges(data="type") if kind == "forward")

@@ -43,9 +43,7 @@ def _equivalent_actions(env, batch: TrajectoryBatch, step: int, following: int) 
     parents = child_keys(env, after, backward_actions)
     equivalent = backward_actions[torch.tensor([key == class_keys(env, before)[0] for key in parents])]
     return EquivalentActions(
-        forward=moves_to(env, before, class_keys(env, after)[0]),
-        backward=equivalent,
-        num_parents=len(set(parents)),
+        forward=moves_to(env, before, class_keys(env, after)[0]), backward=equivalent, num_parents=len(set(parents))
     )
 
 
@@ -57,7 +55,6 @@ def moves_to(env, state, key: Hashable) -> ActionBatch:
 
 
 def class_keys(env, states) -> list[Hashable]:
-    """Return the canonical keys of states."""
     return [env.coloured_graph(states, i).canonical_key() for i in range(len(states))]
 
 

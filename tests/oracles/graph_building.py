@@ -33,11 +33,9 @@ class GraphBuildingOracle:
         self.node_attributes, self.edge_attributes = node_attributes or {}, edge_attributes or {}
 
     def initial(self) -> NxGraph:
-        """Return the initial graph."""
         return nx.DiGraph() if self.directed else nx.Graph()
 
     def forward(self, graph: NxGraph) -> set[GraphAction]:
-        """Return the legal forward actions."""
         return {action for action in self._candidate_actions(graph) if self.allows(graph, action)}
 
     def backward(self, graph: NxGraph) -> set[GraphAction]:
@@ -66,7 +64,6 @@ class GraphBuildingOracle:
         return graph.has_edge(source, target) and action.attribute not in graph.edges[source, target]["attributes"]
 
     def is_state(self, graph: NxGraph) -> bool:
-        """Return whether the graph is reachable."""
         if len(graph) == 0:
             return True
         if not isinstance(graph, nx.DiGraph):
@@ -157,7 +154,6 @@ class GraphBuildingOracle:
 
 
 def ends(action: GraphAction) -> tuple[Any, Any]:
-    """Return source and target of an action."""
     return action.source, action.target
 
 

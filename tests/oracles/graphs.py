@@ -34,7 +34,6 @@ def labelled_form(graph: ColouredGraph) -> tuple:
 
 
 def automorphisms_by_permutation(graph: ColouredGraph) -> int:
-    """Return the number of automorphisms by trying all permutations."""
     form = labelled_form(graph)
     return sum(labelled_form(relabelled(graph, p)) == form for p in permutations(range(len(graph.node_colours))))
 
@@ -47,12 +46,10 @@ def _matcher(first: ColouredGraph, second: ColouredGraph) -> GraphMatcher | DiGr
 
 
 def isomorphic_by_vf2(first: ColouredGraph, second: ColouredGraph) -> bool:
-    """Return whether networkx finds an isomorphism."""
     return first.directed == second.directed and _matcher(first, second).is_isomorphic()
 
 
 def automorphisms_by_vf2(graph: ColouredGraph) -> int:
-    """Return the number of automorphisms that networkx finds."""
     return sum(1 for _ in _matcher(graph, graph).isomorphisms_iter())
 
 

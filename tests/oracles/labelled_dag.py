@@ -20,9 +20,7 @@ class LabelledDAGOracle(GraphBuildingOracle):
         return graph
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         return action.action_type == Kind.Stop or super().allows(graph, action)
 
     def is_state(self, graph: NxGraph) -> bool:
-        """Return whether the graph is reachable."""
         return len(graph) == self.max_nodes and nx.is_directed_acyclic_graph(graph)

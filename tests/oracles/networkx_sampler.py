@@ -52,7 +52,6 @@ class FixedLengthOracle(GraphBuildingOracle):
         self.num_actions = num_actions
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         num_taken = graph.number_of_edges() + (len(graph) > 0)
         in_time = (num_taken == self.num_actions) == (action.action_type == Kind.Stop)
         return in_time and super().allows(graph, action)

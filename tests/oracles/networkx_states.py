@@ -1,5 +1,7 @@
 """Reference rules of an environment, conversion of states to networkx, and automorphisms counted by listing them."""
 
+from collections import defaultdict
+
 import networkx as nx
 import torch
 from networkx.algorithms.isomorphism import DiGraphMatcher, GraphMatcher
@@ -15,6 +17,7 @@ from gflownet.envs.labelled_dag import LabelledDAGEnv
 from gflownet.envs.operation_graph import OperationGraphEnv
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.envs.tensor_graph import TensorGraphEnv
+from gflownet.mdp.action import GraphAction, GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import ABSENT, UNSET, Attribute, GraphStates
 from tests.oracles.computation_graph_env import ComputationGraphOracle
@@ -129,6 +132,25 @@ def to_networkx(env: Environment, states: GraphStates, index: int) -> nx.Graph:
 
 def _set_attributes(attributes: tuple[Attribute, ...], values: list[int]) -> dict:
     return {a.name: a.values[value] for a, value in zip(attributes, values, strict=True) if value != UNSET}
+
+
+def search_classes(oracle: GraphBuildingOracle) -> tuple[list[nx.Graph], list[nx.Graph]]:
+    """Return one graph of each isomorphism class of states, and those that are terminal, by search with the rules."""
+    buckets: dict[str, list[nx.Graph]] = defaultdict(list)
+    terminal, frontier = [], [oracle.initial()]
+    while frontier:
+        graph = frontier.pop()
+        labelled = graph.copy()
+        nx.set_node_attributes(labelled, {v: str(data) for v, data in graph.nodes(data=True)}, "label")
+        nx.set_edge_attributes(labelled, {(s, t): str(order) for s, t, order in graph.edges(data="order")}, "rank")
+        bucket = buckets[nx.weisfeiler_lehman_graph_hash(labelled.to_undirected(), node_attr="label", edge_attr="rank")]
+        if any(DiGraphMatcher(labelled, other, dict.__eq__, dict.__eq__).is_isomorphic() for other in bucket):
+            continue
+        bucket.append(labelled)
+        actions = oracle.forward(graph)
+        terminal += [labelled] * (GraphAction(GraphActionType.Stop) in actions)
+        frontier += [oracle.apply(graph, a) for a in actions if a.action_type != GraphActionType.Stop]
+    return [graph for bucket in buckets.values() for graph in bucket], terminal
 
 
 def num_automorphisms(graph: nx.Graph) -> int:

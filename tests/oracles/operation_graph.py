@@ -66,7 +66,6 @@ class OperationGraphOracle(ComputationGraphOracle):
         return graph
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         (source, target), kind, value = ends(action), action.action_type, action.value
         if kind == Kind.SetNodeAttr:
             legal = self._is_hidden(source) and self._missing(graph, source)[:1] == [action.attribute]

@@ -9,12 +9,10 @@ from torch import Tensor
 
 
 def rms_norm(x: Tensor, gain: Tensor, epsilon: float) -> Tensor:
-    """Return a vector over its root mean square."""
     return gain * x / torch.sqrt((x * x).mean() + epsilon)
 
 
 def silu(x: Tensor) -> Tensor:
-    """Return x times its logistic function."""
     return x / (1 + torch.exp(-x))
 
 

@@ -27,7 +27,6 @@ class SlowAnswer:
 
 
 def slow_answer(model: LanguageModel, request: Request) -> SlowAnswer:
-    """Return the answer to a request."""
     params, (layers, width) = request.params, model.state_shape
     sampler, answer = Sampler(1, model.vocabulary_size, model.device), new_answer(params, BYTES)
     sampler.place(0, params, request.prompt)

@@ -27,11 +27,9 @@ class CellsOracle(GraphBuildingOracle):
         return graph
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         return action.action_type in (Kind.Stop, Kind.SetNodeAttr) and super().allows(graph, action)
 
     def is_state(self, graph: NxGraph) -> bool:
-        """Return whether the graph is reachable."""
         return len(graph) == self.max_nodes
 
     def value(self, graph: NxGraph, place: int) -> object:
@@ -52,7 +50,6 @@ class CappedCellsOracle(CellsOracle):
                 self.cells.append([values[position] for position in choice])
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         return super().allows(graph, action) and self.is_state(self.apply(graph, action))
 
     def is_state(self, graph: NxGraph) -> bool:
@@ -87,7 +84,6 @@ class CatalogueOracle(BitSequenceOracle):
             self.codes.append([code // branching**place % branching for place in reversed(range(len(names)))])
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         if action.action_type == Kind.Stop:
             return [self.value(graph, place) for place in graph] in self.codes
         return super().allows(graph, action)
@@ -108,7 +104,6 @@ class RecurrentStackOracle(CellsOracle):
         self.choices, self.min_depth = choices, min_depth
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         if action.action_type == Kind.SetNodeAttr:
             name = self.node_types[action.source or 0]
             fits = action.value in self.choices[name] and self.value(graph, action.source or 0) is None
@@ -116,7 +111,6 @@ class RecurrentStackOracle(CellsOracle):
         return action.action_type == Kind.Stop and self.is_complete(self.choices_of(graph), self.min_depth)
 
     def choices_of(self, graph: NxGraph) -> dict[str, object]:
-        """Return the chosen values by place."""
         values = {str(self.node_types[place]): self.value(graph, place) for place in graph}
         return {name: value for name, value in values.items() if value is not None}
 
@@ -163,7 +157,6 @@ class ChoicesOracle(CellsOracle):
         self.conditions = {place.name: [name for name, _ in place.only_if] for place in places.places}
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         if action.action_type == Kind.SetNodeAttr:
             return self.value(graph, action.source or 0) is None and self.is_state(self.apply(graph, action))
         return action.action_type == Kind.Stop and self.chosen(graph) in self.settings
@@ -201,7 +194,6 @@ class HypergridOracle(CellsOracle):
     """Coordinates that increase by one; an unset coordinate is 0, and every state is terminal."""
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         if action.action_type == Kind.SetNodeAttr:
             return action.value == graph.nodes[action.source]["attributes"].get(self.attribute, 0) + 1
         return action.action_type == Kind.Stop

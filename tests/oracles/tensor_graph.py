@@ -40,7 +40,6 @@ class TensorGraphOracle(GraphBuildingOracle):
         return graph
 
     def is_ordered(self, graph: NxGraph, node: int) -> bool:
-        """Return whether the order of a node's operands matters."""
         return graph.nodes[node]["type"] == "-"
 
     def apply(self, graph: NxGraph, action: GraphAction) -> NxGraph:
@@ -62,7 +61,6 @@ class TensorGraphOracle(GraphBuildingOracle):
         return super().inverse(graph, action)
 
     def allows(self, graph: NxGraph, action: GraphAction) -> bool:
-        """Return whether a forward action is legal."""
         kind, (source, target) = action.action_type, ends(action)
         if kind == Kind.Stop:
             return not self.open(graph) and len(self.results(graph)) == 1
@@ -149,7 +147,6 @@ class TensorGraphOracle(GraphBuildingOracle):
         return num_results == 1
 
     def is_operation(self, graph: NxGraph, node: int) -> bool:
-        """Return whether a node is an operation."""
         return graph.nodes[node]["type"] in ("transform", *BINARY)
 
     def is_tensor(self, graph: NxGraph, node: int) -> bool:
@@ -157,7 +154,6 @@ class TensorGraphOracle(GraphBuildingOracle):
         return graph.nodes[node]["type"] in self.inputs or self.is_operation(graph, node)
 
     def is_axis(self, graph: NxGraph, node: int) -> bool:
-        """Return whether a node is an axis of a tensor."""
         return graph.nodes[node]["type"] == "keep" or ":" in graph.nodes[node]["type"]
 
     def arity(self, graph: NxGraph, operation: int) -> int:
@@ -165,7 +161,6 @@ class TensorGraphOracle(GraphBuildingOracle):
         return 2 if graph.nodes[operation]["type"] in BINARY else 1
 
     def operations(self, graph: NxGraph) -> list[int]:
-        """Return the operations."""
         return [node for node in graph if self.is_operation(graph, node)]
 
     def operands(self, graph: NxGraph, operation: int) -> list[int]:
@@ -181,7 +176,6 @@ class TensorGraphOracle(GraphBuildingOracle):
         return [node for node in graph.successors(operation) if not self.is_operation(graph, node)]
 
     def axes(self, graph: NxGraph, tensor: int) -> list[int]:
-        """Return the axes of a tensor."""
         return [node for node in graph.successors(tensor) if self.is_axis(graph, node)]
 
     def unplaced(self, graph: NxGraph, operation: int) -> list[int]:

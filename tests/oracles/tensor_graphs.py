@@ -129,7 +129,6 @@ def all_values(graph: dict, leaves: Leaves, fixed: Leaves | None = None) -> dict
 
 
 def value(graph: dict, node: int, leaves: Leaves) -> Array:
-    """Return the value of a node."""
     return np.real(all_values(graph, leaves)[node][0])
 
 

@@ -35,7 +35,6 @@ class GraphOracle:
         return edge.get("attributes", {}).get("order", edge["edge_id"]), edge["edge_id"]
 
     def attribute(self, node_id: int, name: str, default: Any) -> Any:
-        """A node's attribute."""
         return self.nodes[node_id].get("attributes", {}).get(name, default)
 
     def aggregation(self, node_id: int) -> str:

@@ -9,7 +9,6 @@ Graph = tuple[dict[int, str], dict[tuple[int, int], str]]  # labels of nodes, la
 
 
 def graph_of(graphs: LabelledGraphs, index: int) -> Graph:
-    """Return one graph as dicts."""
     labels = {n: str(parts) for n, parts in enumerate(graphs.labels[index].tolist()) if parts[0] != -1}
     edges = {(s, t): str(int(graphs.edges[index, s, t])) for s, t in graphs.edges[index].nonzero().tolist()}
     return labels, edges

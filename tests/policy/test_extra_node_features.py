@@ -33,7 +33,6 @@ class MarkedContext(GraphBuildingEnvContext):
 
 
 def make_policy(name: str, context: GraphBuildingEnvContext) -> tuple[GraphBuildingEnvContext, Any]:
-    """Return a small policy with fixed weights and the context in its layout."""
     policy_class: Any = POLICIES.load(name)
     context = context.with_layout(policy_class.layout)
     with torch.random.fork_rng():

@@ -60,10 +60,10 @@ def test_greedy_policy_invalid_arguments_raise():
         GreedyPolicy(constant_policy(None), constant_policy(None), variant="p_greedy", p=1.5)  # type: ignore[arg-type]
 
 
-@pytest.fixture(scope="module", params=["two_coloured_3", "from_one_node_4", "connected_5"])
-def solved_space(request):
+@pytest.fixture(scope="module")
+def solved_space():
     """Return a space, its rewards, the exact policy and the exact Q*."""
-    space = make_space(request.param)
+    space = make_space("two_coloured_3")
     log_reward = rewards_of(space)
     flows = labelled_flows(space, log_reward, uniform_backward(space))
     best = best_reachable(space, log_reward.exp().tolist())
@@ -74,19 +74,10 @@ def solved_space(request):
 
 
 def sampled(solved_space, variant: str, p: float) -> torch.Tensor:
-    """Return the exact distribution over terminal states."""
     space, _, context, policy, values = solved_space
     greedy = GreedyPolicy(policy, values, variant=variant, p=p)
     score = forward_scores(context, greedy, torch.zeros(1))
     return terminating_distribution(space.graph, policy_log_prob(space.graph, score))
-
-
-@pytest.mark.parametrize("variant", VARIANTS)
-def test_greedy_policy_with_p_zero_is_the_policy(solved_space, variant):
-    space, _, context, policy, _ = solved_space
-    score = forward_scores(context, policy, torch.zeros(1))
-    expected = terminating_distribution(space.graph, policy_log_prob(space.graph, score))
-    assert torch.equal(sampled(solved_space, variant, 0.0), expected)
 
 
 @pytest.mark.parametrize("variant", VARIANTS)
@@ -100,8 +91,7 @@ def test_greedy_policy_with_p_one_samples_best_terminal_state(solved_space, vari
 def test_greedy_policy_mean_reward_increases_with_p(solved_space, variant):
     """True for these rewards; in general, and with p_quantile, the mean may decrease."""
     _, log_reward, *_ = solved_space
-    steps = [0.0, 0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.9, 1.0]
-    means = [float((sampled(solved_space, variant, p) * log_reward.exp()).sum()) for p in steps]
+    means = [float((sampled(solved_space, variant, p) * log_reward.exp()).sum()) for p in (0.0, 0.3, 0.7, 1.0)]
     assert means == sorted(means)
     assert means[-1] > 1.5 * means[0]
 

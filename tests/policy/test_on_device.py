@@ -24,7 +24,12 @@ from tests.contracts.environments import ENVIRONMENTS
 CPU = torch.device("cpu")
 BOTH = pytest.mark.parametrize("policy_class", [DenseTransformerPolicy, GraphTransformerPolicy])
 ALL = pytest.mark.parametrize(
-    "policy_class", [DenseTransformerPolicy, GraphTransformerPolicy, MLPPolicy, SequenceTransformerPolicy]
+    "policy_class",
+    [
+        *(pytest.param(each, marks=pytest.mark.slow) for each in (DenseTransformerPolicy, GraphTransformerPolicy)),
+        MLPPolicy,
+        pytest.param(SequenceTransformerPolicy, marks=pytest.mark.slow),
+    ],
 )
 
 

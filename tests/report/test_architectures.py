@@ -42,7 +42,6 @@ def architecture(graph: ComputationGraph, **fields: Any) -> TopArchitecture:
 def report(
     folder: Path, top: Sequence[TopArchitecture], **options: Any
 ) -> tuple[list[ReportRow], list[Any], list[str]]:
-    """Report architectures; return table rows, file entries and printed lines."""
     lines: list[str] = []
     task = StubTask({})
     for name, value in options.items():

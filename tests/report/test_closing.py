@@ -20,7 +20,6 @@ from tests.report.test_architectures import GRAPHS, architecture
 
 
 def printed(folder: Path, final: FinalStage) -> list[str]:
-    """Return the lines of the report of a final stage."""
     output = io.StringIO()
     errors = report_run(
         folder,

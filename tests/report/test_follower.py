@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import signal
 import subprocess
 import sys
@@ -18,11 +17,9 @@ from gflownet.files import write_whole
 from gflownet.report import follower
 from gflownet.report.follower import MAX_CPU_SHARE, Follower, follow
 from gflownet.run_status import STATUS_NAME, StatusLog
-from tests import small_run
+from tests.finished_runs import CopiedRun
 from tests.test_run_record import state_on
 from tests.test_trainer import wait_until
-
-finished = small_run.finished
 
 # Starts a follower for the folder argv[1], then ends as argv[2] says.
 _RUN = """
@@ -42,11 +39,12 @@ sys.stdin.readline()
 
 
 @pytest.fixture
-def folder(finished: Path, tmp_path: Path) -> Path:
-    """Return a copy of a finished run, in the state of a run of this process."""
-    shutil.copytree(finished, tmp_path / "run")
-    StatusLog(tmp_path / "run", resumed=False, write=write_whole)
-    return tmp_path / "run"
+def folder(copied_run: CopiedRun) -> Path:
+    """Return a copy of a finished run without its page, in the state of a run of this process."""
+    folder = copied_run("toy")
+    (folder / "report.html").unlink()
+    StatusLog(folder, resumed=False, write=write_whole)
+    return folder
 
 
 @pytest.fixture
@@ -118,7 +116,6 @@ def test_folder_of_another_process_is_left_alone(folder: Path, page: Path) -> No
 
 
 def follow_once(folder: Path, run_process: int) -> None:
-    """Write the last page of a run whose process has ended."""
     follower._write_page(folder, run_process)
 
 

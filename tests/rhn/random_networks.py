@@ -1,4 +1,4 @@
-"""Seeded random networks in float64 with non-zero adapters, their tokens, and comparisons with the oracle."""
+"""Seeded random networks and stacks in float64 with non-zero adapters, and comparisons with the oracle."""
 
 from __future__ import annotations
 
@@ -10,8 +10,9 @@ from typing import TypeVar
 import torch
 from torch import Tensor, nn
 
-from gflownet.rhn.config import RHNConfig
+from gflownet.rhn.config import CELLS, GATED_CELLS, PROJECTIONS, REPEAT, RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.network import RHN, Stack
+from gflownet.rhn.stack_model import RecurrentStack
 from tests.oracles import rhn as oracle
 
 Network = TypeVar("Network", bound=nn.Module)
@@ -93,14 +94,12 @@ def _answer(
 
 
 def answer_of(case: Case, stack: Stack) -> Answer:
-    """Return outputs and gradients of the network with a `stack`."""
     state = None if case.state is None else case.state.clone().requires_grad_()
     logits, states = case.network(case.tokens, state, stack=stack)
     return _answer(case, dict(case.network.named_parameters()), logits, states, state)
 
 
 def oracle_answer(case: Case) -> Answer:
-    """Return outputs and gradients of the oracle."""
     state = None if case.state is None else case.state.clone().requires_grad_()
     parameters = dict(case.network.named_parameters())
     config = case.network.config
@@ -123,3 +122,29 @@ def assert_equal(answer: Answer, expected: Answer) -> None:
             atol=1e-8 * largest,
             msg=lambda text, name=name: f"{name}: {text}",
         )
+
+
+def random_layer(chance: random.Random, *, may_repeat: bool) -> StackLayer:
+    cell = chance.choice((*CELLS, "rhn", REPEAT) if may_repeat else CELLS)
+    is_gated = cell in GATED_CELLS
+    return StackLayer(
+        cell=cell,
+        rank=chance.randint(1, 2),
+        projections=tuple(name for name in PROJECTIONS if chance.random() < 0.6),
+        beta=chance.random() < 0.5,
+        ratio=chance.choice((0.5, 2.0)),
+        residual=not is_gated or chance.random() < 0.6,
+        units=chance.choice((None, 1, 3, 7)) if is_gated else None,
+    )
+
+
+def random_stack(seed: int) -> RecurrentStack:
+    chance = random.Random(seed)
+    config = StackConfig(
+        tuple(random_layer(chance, may_repeat=place > 0) for place in range(chance.randint(1, 6))),
+        width=chance.randint(2, 5),
+        vocabulary_size=chance.randint(2, 7),
+        bottleneck=chance.randint(1, 3),
+        epsilon=1e-3,
+    )
+    return scattered(RecurrentStack(config), seed)

@@ -144,6 +144,7 @@ for value in range(1000000):
 """
 
 
+@pytest.mark.slow
 def test_killed_save_leaves_a_whole_model(tmp_path: Path, checkout: Path) -> None:
     command = [sys.executable, "-c", SAVE_REPEATEDLY, str(tmp_path)]
     with subprocess.Popen(command, cwd=checkout, stdout=subprocess.PIPE, text=True) as process:

@@ -15,8 +15,7 @@ from gflownet.rhn.decoding_steps import many_rows
 from gflownet.rhn.network import RHN
 from gflownet.rhn.stack_model import RecurrentStack
 from tests.oracles import rhn as oracle
-from tests.rhn.random_networks import Case, random_case, random_network
-from tests.rhn.random_stacks import random_stack
+from tests.rhn.random_networks import Case, random_case, random_network, random_stack
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
 
 
@@ -40,7 +39,7 @@ def assert_near(got: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 @pytest.mark.usefixtures("_method")
-@pytest.mark.parametrize("seed", range(24))
+@pytest.mark.parametrize("seed", range(8))
 def test_prefill_and_steps_equal_oracle(seed: int) -> None:
     case = random_case(seed)
     wanted, wanted_states = oracle_logits(case)
@@ -113,21 +112,6 @@ def test_step_of_a_row_in_any_batch_agrees_within_rounding(num_rows: int, bottle
         torch.testing.assert_close(row_states, new_states[:, rows], rtol=0, atol=tolerance)
         if dtype == torch.float64:
             assert torch.equal(row_logits.argmax(-1), logits[rows].argmax(-1))
-
-
-@pytest.mark.usefixtures("_method")
-def test_step_mixes_first_and_later_tokens() -> None:
-    case, rows = random_case(0), 4
-    decoder = RHNDecoder(case.network)
-    tokens = torch.randint(decoder.vocabulary_size, (rows,))
-    starts = torch.arange(rows) % 2 == 0
-    states = torch.randn(decoder.state_shape[0], rows, decoder.state_shape[1], dtype=torch.float64)
-    logits, new_states = decoder.step(tokens, states, starts)
-    for row in range(rows):
-        state = None if starts[row] else states[:, row : row + 1]
-        wanted, wanted_states = decoder.prefill(tokens[row : row + 1, None], state)
-        assert_near(logits[row], wanted[0])
-        assert_near(new_states[:, row], wanted_states[:, 0])
 
 
 @pytest.mark.usefixtures("_method")

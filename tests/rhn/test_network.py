@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
 
 from gflownet.rhn.config import CONFIGS, Norm, RHNConfig
 from gflownet.rhn.network import RHN
-from tests.rhn.random_networks import random_network
 
 
 @pytest.mark.parametrize("norm", ["dora", "none"])
@@ -43,10 +41,10 @@ def test_training_is_stable_and_uses_the_previous_token() -> None:
     """The next token of a cycle depends on the last two: without recurrence the loss stays at log 2 / 2."""
     torch.manual_seed(0)
     network = RHN(RHNConfig(vocabulary_size=3, hidden_size=16, intermediate_size=32, depth=2))
-    cycle = torch.tensor([0, 1, 0, 2]).repeat(6)
+    cycle = torch.tensor([0, 1, 0, 2]).repeat(4)
     tokens, targets = cycle[None, :-1], cycle[None, 1:]
-    optimiser = torch.optim.Adam(network.parameters(), lr=1e-2)
-    for _ in range(60):
+    optimiser = torch.optim.Adam(network.parameters(), lr=2e-2)
+    for _ in range(40):
         optimiser.zero_grad()
         loss = torch.nn.functional.cross_entropy(network(tokens)[0].flatten(0, 1), targets.flatten())
         loss.backward()
@@ -54,18 +52,6 @@ def test_training_is_stable_and_uses_the_previous_token() -> None:
         assert norm < 20
         optimiser.step()
     assert loss.item() < 0.1
-
-
-def test_row_is_independent_of_other_rows() -> None:
-    network = random_network(RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=3, rank=2), 0)
-    tokens = torch.randint(5, (3, 6), generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(network(tokens)[0][1:2], network(tokens[1:2])[0], rtol=1e-12, atol=1e-12)
-
-
-def test_forward_is_causal() -> None:
-    network = random_network(RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=3, rank=2), 0)
-    tokens = torch.randint(5, (2, 6), generator=torch.Generator().manual_seed(0))
-    torch.testing.assert_close(network(tokens)[0][:, :4], network(tokens[:, :4])[0], rtol=1e-12, atol=1e-12)
 
 
 def test_cancelled_row_stays_finite() -> None:
@@ -112,14 +98,3 @@ def test_named_configs_have_their_number_of_parameters(name: str, expected: floa
     with torch.device("meta"):
         network = RHN(CONFIGS[name])
     assert sum(p.numel() for p in network.parameters()) == pytest.approx(expected, rel=0.1)
-
-
-@pytest.mark.parametrize("tied", [True, False])
-def test_state_dict_round_trip_through_safetensors(tied: bool, tmp_path: Path) -> None:
-    safetensors = pytest.importorskip("safetensors.torch", reason="safetensors is not installed")
-    config = RHNConfig(vocabulary_size=5, hidden_size=4, intermediate_size=6, depth=2, rank=2, tied=tied)
-    network, loaded = random_network(config, 0), random_network(config, 1)
-    safetensors.save_file(network.state_dict(), tmp_path / "network.safetensors")
-    loaded.load_state_dict(safetensors.load_file(tmp_path / "network.safetensors"))
-    tokens = torch.arange(5)[None]
-    torch.testing.assert_close(loaded(tokens), network(tokens), rtol=0, atol=0)

@@ -16,9 +16,9 @@ from gflownet.rhn.checkpoint import load_language_model, save_language_model
 from gflownet.rhn.config import StackConfig, StackLayer
 from gflownet.rhn.stack_model import RecurrentStack, fit_parameters, num_parameters
 from tests.oracles import recurrent_stack as oracle
-from tests.rhn.random_stacks import random_stack
+from tests.rhn.random_networks import random_stack
 
-SEEDS = range(40)
+SEEDS = range(12)
 
 
 def case(seed: int) -> tuple[RecurrentStack, Tensor, Tensor | None]:

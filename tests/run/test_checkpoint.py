@@ -6,8 +6,8 @@ import io
 import logging
 import os
 import random
-import subprocess
-import sys
+import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -217,75 +217,72 @@ def test_remove_temporaries_of_this_run_only(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.glob("*.tmp")) == ["notes.tmp", "step_00000002.pt.tmp"]
 
 
-# Saves step 1, then dies by signal 9 at one moment after the other of saving step 2; prints how each child ended.
-DYING = """
-import os, pathlib, signal, sys, torch
-from gflownet.run.checkpoint import CheckpointFolder
-
-def die(*_): os.kill(os.getpid(), signal.SIGKILL)
-
 class HalfWritten:
-    def __init__(self, file): self.file = file
-    def write(self, data): self.file.write(data[: len(data) // 2]); self.file.flush(); die()
-    def __enter__(self): return self
-    def __exit__(self, *_): pass
+    """A file whose process is killed in the middle of a write."""
 
-usual_open = pathlib.Path.open
-moments = {
-    "write": lambda: setattr(pathlib.Path, "open", lambda path, mode: HalfWritten(usual_open(path, mode))),
-    "fsync": lambda: setattr(os, "fsync", die),
-    "replace": lambda: setattr(pathlib.Path, "replace", die),
-    "unlink": lambda: setattr(pathlib.Path, "unlink", lambda path, missing_ok=False: missing_ok or die()),
+    def __init__(self, file: Any) -> None:
+        self.file = file
+
+    def write(self, data: bytes) -> None:
+        self.file.write(data[: len(data) // 2])
+        self.file.flush()
+        die()
+
+    def __enter__(self) -> HalfWritten:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
+
+
+def die(*_: object) -> None:
+    os.kill(os.getpid(), signal.SIGKILL)
+
+
+usual_open = Path.open
+# name: (how a process is killed in the middle of a save, newest intact step)
+MOMENTS: dict[str, tuple[Callable[[], None], int]] = {
+    "write": (lambda: setattr(Path, "open", lambda path, mode: HalfWritten(usual_open(path, mode))), 1),
+    "fsync": (lambda: setattr(os, "fsync", die), 1),
+    "replace": (lambda: setattr(Path, "replace", die), 1),
+    "unlink": (lambda: setattr(Path, "unlink", lambda path, missing_ok=False: missing_ok or die()), 2),
 }
-state = {"step": 2, "payload": torch.full((100_000,), 2)}
-for moment, arm in moments.items():
-    folder = CheckpointFolder(pathlib.Path(sys.argv[1]) / moment, run=sys.argv[2])
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_save_is_atomic_under_sigkill(moment: str, tmp_path: Path) -> None:
+    arm, newest = MOMENTS[moment]
+    state, folder = {"step": 2, "payload": torch.full((100_000,), 2)}, CheckpointFolder(tmp_path, run=RUN)
     folder.save(0, state)
     folder.save(1, state)
-    child = os.fork()
-    if child == 0:
+    if (child := os.fork()) == 0:
         arm()
         folder.save(2, state)
         os._exit(0)
-    print(moment, os.WTERMSIG(os.waitpid(child, 0)[1]))
-"""
+    assert os.WTERMSIG(os.waitpid(child, 0)[1]) == signal.SIGKILL
+    for path in tmp_path.glob("*.pt"):
+        load(path)
+    found = CheckpointFolder(tmp_path, run=RUN).latest()
+    assert found is not None
+    assert found.step == newest
+    CheckpointFolder(tmp_path, run=RUN).remove_temporaries()
+    assert list(tmp_path.glob("*.tmp")) == []
 
 
-def test_save_is_atomic_under_sigkill(tmp_path: Path, checkout: Path) -> None:
-    command = [sys.executable, "-c", DYING, str(tmp_path), RUN]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout.split("\n") == ["write 9", "fsync 9", "replace 9", "unlink 9", ""]
-    for moment, newest in (("write", 1), ("fsync", 1), ("replace", 1), ("unlink", 2)):
-        for path in (tmp_path / moment).glob("*.pt"):
-            load(path)
-        found = CheckpointFolder(tmp_path / moment, run=RUN).latest()
-        assert found is not None
-        assert found.step == newest
-        CheckpointFolder(tmp_path / moment, run=RUN).remove_temporaries()
-        assert list((tmp_path / moment).glob("*.tmp")) == []
-
-
-HOLDING = """
-import sys, pathlib
-from gflownet.run.checkpoint import RunLock
-lock = RunLock(pathlib.Path(sys.argv[1]))
-print("held", flush=True)
-sys.stdin.read()
-"""
-
-
-def test_run_lock_excludes_second_run(tmp_path: Path, checkout: Path) -> None:
-    command = [sys.executable, "-c", HOLDING, str(tmp_path)]
-    pipe = subprocess.PIPE
-    with subprocess.Popen(command, cwd=checkout, stdin=pipe, stdout=pipe, text=True) as process:
-        assert process.stdout is not None
-        assert process.stdout.readline() == "held\n"
-        with pytest.raises(UserError, match=r"log_dir: expected a folder without an active run, got .*") as caught:
-            RunLock(tmp_path)
-        assert "\n" not in str(caught.value)
-        process.kill()
-        process.wait()
-        with RunLock(tmp_path):
-            pass
+def test_run_lock_excludes_second_run(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    if (child := os.fork()) == 0:
+        lock = RunLock(tmp_path)
+        os.write(writer, b"held")
+        signal.pause()
+        os._exit(len(str(lock)))  # uses the lock, so that it lives until here
+    assert os.read(reader, 4) == b"held"
+    with pytest.raises(UserError, match=r"log_dir: expected a folder without an active run, got .*") as caught:
+        RunLock(tmp_path)
+    assert "\n" not in str(caught.value)
+    os.kill(child, signal.SIGKILL)
+    os.waitpid(child, 0)
+    os.close(reader)
+    os.close(writer)
     with RunLock(tmp_path), pytest.raises(UserError):
         RunLock(tmp_path)

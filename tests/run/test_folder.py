@@ -68,15 +68,8 @@ def test_overwrite_deletes_only_listed_files(path):
     (path / "tensorboard").mkdir()
     (path / EVENTS).write_text("events")
     (path / "wandb" / "latest-run").symlink_to(made_by_wandb.parent.name)
-    own = [
-        "notes.txt",
-        "x.tmp",
-        "checkpoints/best.pt",
-        "architectures/sketch.svg",
-        "wandb/notes.txt",
-        "tensorboard/notes.txt",
-        "certificate.txt",
-    ]
+    own = ["notes.txt", "x.tmp", "checkpoints/best.pt", "architectures/sketch.svg", "certificate.txt"]
+    own += ["wandb/notes.txt", "tensorboard/notes.txt"]
     for name in own:
         (path / name).write_text(MINE)
     assert "overwrite_existing_exp=true replaces it" in refused(path)
@@ -91,20 +84,9 @@ def test_overwrite_deletes_only_listed_files(path):
 @pytest.mark.parametrize(
     "name",
     [
-        "config.yaml",
-        "metrics.jsonl",
-        "metrics.jsonl.tmp",
-        "evaluations.sqlite",
-        "evaluations.sqlite-wal",
-        "top_architectures.json",
-        "architectures/rank_7.svg",
-        "architectures/rank_7.safetensors",
-        "certificate.json",
-        "checkpoints/step_00000042.pt",
-        "wandb/run_id",
-        EVENTS,
-        ".lock",
-        "checkpoints",
+        *("config.yaml", "metrics.jsonl", "metrics.jsonl.tmp", "evaluations.sqlite", "evaluations.sqlite-wal"),
+        *("top_architectures.json", "architectures/rank_7.svg", "architectures/rank_7.safetensors"),
+        *("certificate.json", "checkpoints/step_00000042.pt", "wandb/run_id", EVENTS, ".lock", "checkpoints"),
     ],
 )
 @pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"resume": "auto"}])
@@ -117,12 +99,8 @@ def test_run_folder_with_other_files_raises(path, name, options):
 @pytest.mark.parametrize(
     "name",
     [
-        "certificate.json",
-        "architectures/rank_7.safetensors",
-        "certificate.sqlite",
-        "wandb/run_id",
-        EVENTS,
-        "checkpoints/step_9.pt",
+        *("certificate.json", "architectures/rank_7.safetensors", "certificate.sqlite"),
+        *("wandb/run_id", EVENTS, "checkpoints/step_9.pt"),
     ],
 )
 def test_overwrite_with_unlisted_files_raises(path, name):
@@ -148,14 +126,8 @@ def test_run_folder_with_checkpoints_of_other_run_raises(path, tmp_path, options
 @pytest.mark.parametrize(
     "name",
     [
-        "",
-        "run.json",
-        ".lock",
-        "config.yaml",
-        "metrics.jsonl",
-        "checkpoints",
-        "architectures",
-        "checkpoints/step_00000003.pt",
+        *("", "run.json", ".lock", "config.yaml", "metrics.jsonl"),
+        *("checkpoints", "architectures", "checkpoints/step_00000003.pt"),
     ],
 )
 @pytest.mark.parametrize("options", [{"overwrite": True}, {"resume": True}])
@@ -264,10 +236,8 @@ def test_file_created_during_run_is_not_replaced(path):
     with RunFolder(path, resume=False, overwrite=False) as folder:
         folder.write_config(config_with())
         (path / "certificate.json").write_text(MINE)
-        with pytest.raises(
-            UserError,
-            match=r"log_dir: expected only files that the run wrote, got .*certificate.json; move it",
-        ):
+        message = r"log_dir: expected only files that the run wrote, got .*certificate.json; move it"
+        with pytest.raises(UserError, match=message):
             folder.claim_certificate()
     marker = read_marker(path)
     assert marker is not None

@@ -152,10 +152,11 @@ def test_wandb_system_metrics(session: WandbRecords) -> None:
     assert {"memory_percent", "proc.memory.rssMB", "proc.cpu.threads"} <= session.system
 
 
-def test_wandb_writes_nothing_in_the_home_directory(folder: Path) -> None:
+def test_wandb_writes_nothing_outside_of_the_run_folder(folder: Path) -> None:
     home = folder.parent / "home"
     files = [path.relative_to(home).as_posix() for path in home.rglob("*") if path.is_file()]
     assert [name for name in files if "/logs/" not in name and not name.endswith("settings")] == []
+    assert not Path("wandb").exists(), "nor in the folder of the process"
 
 
 def test_tensorboard_sessions_are_one_run(folder: Path) -> None:

@@ -16,8 +16,20 @@ from tests.evaluation.stub_rows import record
 from tests.small_run import run
 from tests.test_stop import statuses
 from tests.tiny_run import metric_rows
+from tests.toy_tasks import RewardsHiddenNodes
 
-OPTIONS = ("task=tests.slow_tasks:EndsItsProcess", "evaluation.executor=pool", "evaluation.capacity=1")
+
+class ExitsOrFillsMemory(RewardsHiddenNodes):
+    """A third of the graphs exit, a third exceed the memory, the others have a score."""
+
+    is_cheap = False
+
+    def evaluate(self, graph, *, seed):
+        if seed % 3 == 0:
+            raise SystemExit(7)
+        if seed % 3 == 1:
+            raise MemoryError("\x1b[31mtoo large")
+        return super().evaluate(graph, seed=seed)
 
 
 def entries(folder: Path) -> list[dict]:
@@ -26,7 +38,8 @@ def entries(folder: Path) -> list[dict]:
 
 def test_run_lists_candidates_that_end_their_process(tmp_path, capsys):
     folder = tmp_path / "run"
-    options = (*OPTIONS, "evaluation.max_attempts=1", "num_training_steps=2")
+    task = f"task={__name__}:{ExitsOrFillsMemory.__name__}"
+    options = (task, "evaluation.executor=inline", "evaluation.max_attempts=1", "num_training_steps=2")
     assert run(folder, *options) == 0
     shown = capsys.readouterr()
     rows, listed = statuses(folder), entries(folder)
@@ -42,7 +55,7 @@ def test_run_lists_candidates_that_end_their_process(tmp_path, capsys):
     assert f"{len(listed)} candidates were quarantined: {folder / QUARANTINE_NAME}; to try again: " in shown.out
     assert len([line for line in lines if re.match(r"step \d: evaluation of \S{12} crashed: ", line)]) == 1
     (memory,) = [line for line in lines if re.match(r"step \d: evaluation of \S{12} ran out of memory: ", line)]
-    assert r"MemoryError: \x1b[31mtoo large (slow_tasks.py:" in memory
+    assert r"MemoryError: \x1b[31mtoo large (test_quarantine.py:" in memory
     assert re.search(rf"failed evaluations: {len(listed)} \(\d+ ", shown.out)
     raw = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
     for status in ("crashed", "out_of_memory"):

@@ -1,9 +1,7 @@
-"""Runs on wandb: calls of a working, absent and broken wandb, and the records of real offline runs."""
+"""Calls of a working, absent and broken wandb; real offline runs: test_logged_run.py."""
 
 from __future__ import annotations
 
-import json
-import subprocess
 import sys
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -12,7 +10,6 @@ from typing import Any
 import pytest
 
 from gflownet.config import WandbConfig
-from gflownet.run.logging import METRICS_NAME
 from gflownet.run.run_log import RunResults
 from gflownet.run.wandb_log import WandbLog, has_wandb_key
 
@@ -147,31 +144,6 @@ def test_disabled_wandb_is_not_imported(monkeypatch: pytest.MonkeyPatch, tmp_pat
     log.write(1, {"loss": 1.0})
     log.close()
     assert list(tmp_path.iterdir()) == []
-
-
-REAL_RUN = """
-import sys, pathlib
-from gflownet.config import WandbConfig
-from gflownet.run.logging import MetricLogger
-folder = pathlib.Path(sys.argv[1])
-with MetricLogger(folder, num_training_steps=2, print_every=1, wandb=WandbConfig(), config={"seed": 1}) as logger:
-    for step in (1, 2):
-        logger.write(step, {"loss": 1 / step})
-"""
-
-
-@pytest.mark.usefixtures("no_wandb_key")
-def test_wandb_offline_run_writes_in_run_folder(tmp_path: Path, checkout: Path) -> None:
-    command = [sys.executable, "-c", REAL_RUN, str(tmp_path)]
-    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, check=True, timeout=120)
-    first, *lines = done.stdout.splitlines()
-    assert "no API key" in first
-    assert [line.partition(" |")[0] for line in lines] == ["step 1/2", "step 2/2"]
-    assert done.stderr == ""
-    assert len(list(tmp_path.glob("wandb/offline-run-*/*.wandb"))) == 1
-    assert not (checkout / "wandb").exists()
-    rows = [json.loads(line) for line in (tmp_path / METRICS_NAME).read_text().splitlines()]
-    assert [row["loss"] for row in rows] == [1.0, 0.5]
 
 
 def test_wandb_skips_steps_that_a_killed_session_logged(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -37,13 +37,11 @@ class WandbRecords:
 
 
 def read_session(run_folder: Path, *, number: int = 0) -> tuple[WandbRecords, Path]:
-    """Return the records of a session of a run, and the folder with its media."""
     paths = sorted(run_folder.glob("wandb/offline-run-*/*.wandb"), key=lambda path: path.stat().st_ctime_ns)
     return read_records(paths[number]), paths[number].parent / "files"
 
 
 def read_records(path: Path) -> WandbRecords:
-    """Return the records of a file."""
     records = WandbRecords()
     for data in _payloads(path.read_bytes()):
         record = Record.FromString(data)

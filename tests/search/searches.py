@@ -1,11 +1,12 @@
 """Searches over 81 settings of four places, with scores computed from the values; no evaluator, no run folder."""
 
 import zlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
+from gflownet.components import Components
 from gflownet.config import load_config
 from gflownet.evaluation.dispatcher import Dispatcher
 from gflownet.evaluation.evaluator import Evaluation
@@ -16,24 +17,16 @@ from gflownet.evaluation.task import GFNTask, Score
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.states import GraphStates
 from gflownet.search.history import History
+from gflownet.search.loop import SearchLoop, SearchStep
 from gflownet.search.method import SearchMethod
 from gflownet.trainer import GFNTrainer
 
-NUM_SETTINGS = 81
+RIDGE = "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"
 PLACES = (
-    "task=tests.search.searches:ScoresPlaces",
-    "env.name=choices",
-    "env.choices.places={a: [0, 1, 2], b: [0, 1, 2], c: [0, 1, 2], d: [0, 1, 2]}",
-    "algo.num_from_policy=4",
-    "num_training_steps=4",
-    "model.name=mlp",
-    "model.num_layers=1",
-    "model.num_emb=8",
-    "replay.use=false",
-    "evaluation.floor_score=0.01",
-    "final.top=0",
-    "wandb.mode=disabled",
-    "search.batch_size=1",
+    *("task=tests.search.searches:ScoresPlaces", "env.name=choices"),
+    *("env.choices.places={a: [0, 1, 2], b: [0, 1, 2], c: [0, 1, 2], d: [0, 1, 2]}", "algo.num_from_policy=4"),
+    *("num_training_steps=4", "model.name=mlp", "model.num_layers=1", "model.num_emb=8", "replay.use=false"),
+    *("evaluation.floor_score=0.01", "final.top=0", "wandb.mode=disabled", "search.batch_size=1"),
 )
 
 
@@ -65,12 +58,10 @@ def score_of(graph: Any) -> float:
 
 
 def build(method: str, *overrides: str) -> GFNTrainer:
-    """Return the components of a search."""
     return GFNTrainer(load_config(None, [*PLACES, f"search.method={method}", "log_dir=unused", *overrides]))
 
 
 def method_of(trainer: GFNTrainer) -> tuple[SearchMethod, History]:
-    """Return the search method and its history."""
     assert trainer.search is not None
     return trainer.search.method, trainer.search.history
 
@@ -89,28 +80,53 @@ def proposals(trainer: GFNTrainer, num_calls: int, *, batch_size: int = 1) -> It
 
 
 def evaluations(trainer: GFNTrainer, states: GraphStates) -> list[Evaluation]:
-    """Return the results of terminal states."""
     history, results = method_of(trainer)[1], []
     for index, code in enumerate(trainer.env.identify(states).tolist()):
         graph = trainer.env.terminal(states, index)
-        cached, status = history.position(code) is not None, EvaluationStatus.OK
-        try:
-            score = trainer.task.evaluate(graph, seed=0).value
-        except RuntimeError:
-            score, status = trainer.config.evaluation.floor_score, EvaluationStatus.FAILED
-        if trainer.task.refusal(graph):
-            score, status = trainer.config.evaluation.floor_score, EvaluationStatus.REFUSED
+        score, status = outcome(trainer.task, graph)
+        cached = history.position(code) is not None
         results.append(Evaluation(score, status, 0.0, None, 1, {}, cached, hash=graph.canonical_key()))
     return results
 
 
+def outcome(task: Any, candidate: Any) -> tuple[float, EvaluationStatus]:
+    if task.refusal(candidate):
+        return 0.01, EvaluationStatus.REFUSED
+    try:
+        return task.evaluate(candidate, seed=0).value, EvaluationStatus.OK
+    except RuntimeError:
+        return 0.01, EvaluationStatus.FAILED
+
+
+class DirectEvaluator:
+    """Scores candidates in the main process, without a store."""
+
+    run = "test"
+
+    def __init__(self, task: Any) -> None:
+        self.task, self.hashes = task, set()
+
+    def evaluate(self, candidates: Sequence[Any], *, step: int) -> list[Evaluation]:
+        evaluations = []
+        for candidate in candidates:
+            identity = candidate.canonical_hash()
+            score, status = outcome(self.task, candidate)
+            evaluations.append(Evaluation(score, status, 0.0, None, None, {}, identity in self.hashes, hash=identity))
+            self.hashes.add(identity)
+        return evaluations
+
+
+def run_search(components: Components, evaluator: DirectEvaluator | None = None) -> tuple[SearchLoop, list[SearchStep]]:
+    assert components.search is not None
+    steps = components.search.steps(cast(Dispatcher, evaluator or DirectEvaluator(components.task)))
+    return components.search, list(steps)
+
+
 def values_of(trainer: GFNTrainer, states: GraphStates) -> list[tuple]:
-    """Return the values of terminal settings."""
     return [assignment(trainer, states, index).values for index in range(len(states))]
 
 
 def assignment(trainer: GFNTrainer, states: GraphStates, index: int) -> Assignment:
-    """Return a setting."""
     graph = trainer.env.terminal(states, index)
     assert isinstance(graph, Assignment)
     return graph

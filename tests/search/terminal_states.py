@@ -1,14 +1,22 @@
 """Random terminal states of an environment."""
 
+import pytest
 import torch
 
 from gflownet.mdp.action import GraphActionType as Kind
 from gflownet.mdp.environment import Environment
 from gflownet.mdp.states import GraphStates
+from tests.contracts.environments import ENVIRONMENTS
+
+# One environment of each kind; the others differ in sizes and options.
+_FAST = (
+    *("catalogue", "undirected_attributes", "directed", "labelled_dag", "computation_graph_ordered", "hypergrid"),
+    *("operation_graph_tight", "cells_nb101", "choices_capped", "recurrent_stack_of_options", "tensor_graph"),
+)
+ENVIRONMENT_NAMES = [name if name in _FAST else pytest.param(name, marks=pytest.mark.slow) for name in ENVIRONMENTS]
 
 
 def random_terminal_states(env: Environment, num: int, *, seed: int) -> GraphStates:
-    """Return the ends of `num` walks of uniformly random actions."""
     generator = torch.Generator().manual_seed(seed)
     states, finished = env.initial_states(num), []
     while len(states):
@@ -20,7 +28,6 @@ def random_terminal_states(env: Environment, num: int, *, seed: int) -> GraphSta
 
 
 def renamed_nodes(states: GraphStates, *, seed: int) -> GraphStates:
-    """Return the same graphs with the nodes of each in a random order."""
     generator = torch.Generator().manual_seed(seed)
     num, size = states.node_type.shape
     keys = torch.rand(num, size, generator=generator).masked_fill(~states.exists, 2.0)

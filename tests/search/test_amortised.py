@@ -16,16 +16,13 @@ from gflownet.metrics.exact import (
 )
 from gflownet.search.amortised import Rewards, updates_within
 from gflownet.search.amortised_search import SurrogateGFlowNet
-from tests.search.searches import build, method_of, proposals
+from tests.search.searches import RIDGE, build, method_of, proposals
 
-RIDGE = "search.surrogate.name=tests.search.toy_surrogates:RidgeRegression"
 UPDATES = "search.proposals.num_updates=50"
-FEW = ("search.proposals.num_updates=1", "search.proposals.num_mutations=16", "search.proposals.num_sampled=16")
 SEARCH = ("search.proposals.num_enumerated=0", "search.batch_size=4", "opt.learning_rate=0.01", "model.num_emb=32")
 
 
 def distance(method: SurrogateGFlowNet, graph: StateGraph, beta: float) -> float:
-    """Return the total variation between the policy and acquisition^beta."""
     assert method.policy is not None
     encoding = method.policy.conditioning(1).encoding[0]
     scores = forward_scores(method.setup.context, method.policy.learner.sampling, encoding)
@@ -55,32 +52,6 @@ def test_policy_follows_the_acquisition(graph):
     assert len(distances) == 4
     assert max(distances) < 0.3
     assert distances[-1] < 0.15
-
-
-def test_search_repeats_with_the_same_seed():
-    def codes(seed: int) -> list[int]:
-        trainer = build("surrogate_gflownet", RIDGE, *SEARCH, *FEW, f"seed={seed}", "search.num_initial=4")
-        batches = list(proposals(trainer, 4, batch_size=4))
-        return [code for states in batches for code in trainer.env.identify(states).tolist()]
-
-    first = codes(0)
-    assert len(first) == len(set(first))
-    assert codes(0) == first
-    assert codes(1) != first
-
-
-def test_search_continues_from_its_state():
-    options = (RIDGE, *SEARCH, *FEW, "search.num_initial=4")
-    whole, interrupted, resumed = (build("surrogate_gflownet", *options) for _ in range(3))
-    *_, last = proposals(whole, 4, batch_size=4)
-    list(proposals(interrupted, 3, batch_size=4))
-    method, history = method_of(interrupted)
-    state = method.state_dict()
-    method_of(resumed)[1].load_state_dict(history.state_dict())
-    gflownet_of(resumed).load_state_dict(state)
-    continued = gflownet_of(resumed).propose(4, 4)
-    assert torch.equal(whole.env.identify(last), whole.env.identify(continued))
-    assert torch.equal(gflownet_of(resumed).propose(4, 4).node_attr, continued.node_attr)
 
 
 def test_small_space_needs_no_policy():

@@ -1,5 +1,7 @@
 """Values of candidates: improvement, hypervolume, feasibility and proxies together, on a table of cells."""
 
+import copy
+import functools
 import math
 from dataclasses import replace
 from typing import Any
@@ -33,12 +35,17 @@ def table(tmp_path_factory) -> str:
     return str(write_nb201(tmp_path_factory.mktemp("cells") / "table.csv"))
 
 
+@functools.cache
+def task_of(table: str, *options: str) -> CellsTask:
+    return CellsTask(with_task_options(load_config("cells", [f"task_options.table={table}", *options]), CellsConfig))
+
+
 class Search:
     """Evaluations of random cells."""
 
     def __init__(self, table: str, *options: str, num: int = 40, proxies: tuple[str, ...] = ()) -> None:
-        config = load_config("cells", [f"task_options.table={table}", *options])
-        self.task = CellsTask(with_task_options(config, CellsConfig))
+        self.task = copy.copy(task_of(table, *options))
+        config: Any = self.task.config
         context: Any = ENVIRONMENTS.load("cells").from_config(
             config.env, input_sizes=(), output_sizes=(), num_cond_dim=self.task.num_cond_dim
         )

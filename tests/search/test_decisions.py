@@ -10,9 +10,10 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.search.decisions import construct, decisions_of
 from tests.contracts.environments import ENVIRONMENTS
+from tests.search.terminal_states import ENVIRONMENT_NAMES
 
 
-@pytest.fixture(params=ENVIRONMENTS)
+@pytest.fixture(params=ENVIRONMENT_NAMES)
 def env(request) -> Environment:
     return ENVIRONMENTS[request.param]()
 

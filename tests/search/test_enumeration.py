@@ -9,16 +9,8 @@ from tests.contracts.environments import ENVIRONMENTS
 
 # Smaller ones of each class; the others take seconds in the reference.
 _SPACES = (
-    "undirected",
-    "labelled_dag",
-    "computation_graph_two_hidden",
-    "operation_graph",
-    "cells",
-    "cells_capped",
-    "choices",
-    "choices_capped",
-    "hypergrid",
-    "bit_sequence",
+    *("undirected", "labelled_dag", "computation_graph_two_hidden", "operation_graph", "cells", "cells_capped"),
+    *("choices", "choices_capped", "hypergrid", "bit_sequence"),
 )
 _NAMES = [name for name in ENVIRONMENTS if name.startswith(_SPACES)]
 

@@ -2,7 +2,7 @@
 
 from itertools import pairwise
 
-from tests.search.searches import FailsOrRefuses, build, method_of, proposals, values_of
+from tests.search.searches import build, method_of, proposals, values_of
 
 SMALL = ("search.options.population=6", "search.options.tournament=40")
 
@@ -19,13 +19,6 @@ def test_children_are_mutations_of_the_best_of_the_youngest():
         best = max(range(number - 6, number), key=scores.__getitem__)
         assert differences(values[number], values[best]) == 1
     assert max(differences(*pair) for pair in pairwise(values[:6])) > 1, "the first population is random"
-
-
-def test_refused_children_are_replaced():
-    trainer = build("evolution", *SMALL, f"task={__package__}.searches:{FailsOrRefuses.__name__}")
-    seen = [values for states in proposals(trainer, 60) for values in values_of(trainer, states)]
-    assert len(seen) == 60
-    assert not any(values[3] == 2 for values in seen)
 
 
 def test_batch_is_mutated_together():

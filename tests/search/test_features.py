@@ -17,14 +17,8 @@ SPACES = {
     **{
         name: ENVIRONMENTS[name]
         for name in (
-            "computation_graph_ordered",
-            "operation_graph",
-            "cells_nb101",
-            "choices",
-            "recurrent_stack",
-            "tensor_graph",
-            "undirected_attributes",
-            "directed_attributes",
+            *("computation_graph_ordered", "operation_graph", "cells_nb101", "choices", "recurrent_stack"),
+            *("tensor_graph", "undirected_attributes", "directed_attributes"),
         )
     },
 }

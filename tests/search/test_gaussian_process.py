@@ -31,7 +31,6 @@ def process(env, **options) -> GaussianProcess:
 
 
 def scores_of(states) -> torch.Tensor:
-    """Return scores that depend on the graphs."""
     return states.num_nodes.double() + states.has_edge.sum((1, 2)).double().sqrt() + (states.node_type == 3).sum(1)
 
 

@@ -1,7 +1,5 @@
 """First-improvement local search against an obvious version, batches, and restarts."""
 
-import pytest
-
 from tests.search.searches import FailsOrRefuses, assignment, build, method_of, proposals, score_of, values_of
 
 
@@ -54,9 +52,8 @@ def test_neighbours_in_flight_are_not_proposed_again():
     assert len(second) == 5
 
 
-@pytest.mark.parametrize("num_calls", [5, 23])
-def test_restored_state_continues_the_same_climb(num_calls):
-    trainer, other = build("local_search"), build("local_search")
+def test_restored_state_continues_the_same_climb():
+    trainer, other, num_calls = build("local_search"), build("local_search"), 23
     list(proposals(trainer, num_calls))
     (method, history), (other_method, other_history) = method_of(trainer), method_of(other)
     other_history.load_state_dict(history.state_dict())

@@ -5,8 +5,7 @@ import pytest
 from gflownet.errors import UserError
 from gflownet.evaluation.dispatcher import EvaluationStoppedError
 from gflownet.search import loop as loop_module
-from tests.search.searches import build, dispatcher
-from tests.search.table_searches import RIDGE
+from tests.search.searches import RIDGE, build, dispatcher, run_search
 
 NINE_SETTINGS = "env.choices.places={c: [0], d: [0]}"
 
@@ -17,7 +16,6 @@ def loop_of(trainer):
 
 
 def finished(folder, *overrides: str):
-    """Return the loop of a finished random search and its steps."""
     trainer = build("random", *overrides)
     with dispatcher(trainer, folder) as evaluator:
         steps = list(loop_of(trainer).steps(evaluator))
@@ -50,20 +48,16 @@ def test_patience_ends_the_search(tmp_path):
     assert all(len(scores[:n]) - 1 - scores.index(max(scores[:n])) < 7 for n in range(1, len(scores)))
 
 
-def test_patience_is_counted_after_initial_candidates_of_surrogate(tmp_path):
-    trainer = build("surrogate", RIDGE, "budget.evaluations=30", "search.num_initial=12", "search.patience=3")
-    with dispatcher(trainer, tmp_path) as evaluator:
-        list(loop_of(trainer).steps(evaluator))
-    scores = loop_of(trainer).history.scores
-    assert len(scores) == max(scores.index(max(scores)) + 1, 12) + 3
-    assert scores.index(max(scores[:12])) < 9  # otherwise the initial candidates have no effect
+def test_patience_is_counted_after_initial_candidates_of_surrogate():
+    trainer = build("surrogate", RIDGE, "budget.evaluations=16", "search.num_initial=8", "search.patience=3")
+    scores = run_search(trainer)[0].history.scores
+    assert len(scores) == max(scores.index(max(scores)) + 1, 8) + 3
+    assert scores.index(max(scores[:8])) < 5  # otherwise the initial candidates have no effect
 
 
-@pytest.mark.parametrize("max_in_flight", [0, 4])
-def test_exhausted_space_ends_the_search(tmp_path, monkeypatch, max_in_flight):
+def test_exhausted_space_ends_an_asynchronous_search(tmp_path, monkeypatch):
     monkeypatch.setattr(loop_module, "_MAX_REPEATS", 30)
-    asynchronous = f"asynchronous.max_in_flight={max_in_flight}"
-    loop, _ = finished(tmp_path, NINE_SETTINGS, "budget.evaluations=30", asynchronous)
+    loop, _ = finished(tmp_path, NINE_SETTINGS, "budget.evaluations=30", "asynchronous.max_in_flight=4")
     assert loop.end.startswith("no new architecture in ")
     assert loop.history.num_new <= 9
 

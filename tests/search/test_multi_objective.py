@@ -25,13 +25,13 @@ def tensors(*values) -> list[torch.Tensor]:
 
 @pytest.mark.parametrize(("points", "reference", "mean", "std"), CASES)
 def test_log_expected_improvement_of_two_objectives_equals_integration(points, reference, mean, std):
-    expected = integrated_expectation(*map(np.array, (mean, std, points, reference)), num=80)
+    expected = integrated_expectation(*map(np.array, (mean, std, points, reference)), num=60)
     points, reference, mean, std = tensors(points, reference, mean, std)
     value = log_expected_improvement(mean[None], std[None], boxes_above(points, reference))
     assert float(value.exp()) == pytest.approx(expected, rel=5e-3)
 
 
-@pytest.mark.parametrize("num_objectives", [1, 2, 3, 4])
+@pytest.mark.parametrize("num_objectives", [1, 3])
 def test_log_expected_improvement_equals_the_mean_of_samples(num_objectives):
     generator = np.random.default_rng(num_objectives)
     points, reference = generator.random((7, num_objectives)), np.full(num_objectives, 0.1)

@@ -11,9 +11,10 @@ from gflownet.mdp.environment import Environment
 from gflownet.search.mutations import default_max_undone, mutated, neighbours, undone
 from tests.contracts.environments import ENVIRONMENTS
 from tests.oracles.chi_square import p_value
+from tests.search.terminal_states import ENVIRONMENT_NAMES
 
 
-@pytest.fixture(params=ENVIRONMENTS)
+@pytest.fixture(params=ENVIRONMENT_NAMES)
 def env(request) -> Environment:
     return ENVIRONMENTS[request.param]()
 

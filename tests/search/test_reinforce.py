@@ -32,12 +32,3 @@ def test_reinforce_prefers_better_architectures():
     scores = torch.tensor([proposal.score for proposal in method_of(trainer)[1].proposals])
     assert float(scores[-80:].mean()) > float(scores[:80].mean()) + 0.1
     assert len({values for states in batches[-10:] for values in values_of(trainer, states)}) > 1
-
-
-def test_restored_policy_proposes_the_same():
-    (trainer, method), (other_trainer, other) = reinforce(), reinforce("seed=5")
-    list(proposals(trainer, 4, batch_size=3))
-    method_of(other_trainer)[1].load_state_dict(method_of(trainer)[1].state_dict())
-    other.load_state_dict(method.state_dict())
-    object.__setattr__(other.setup, "seed", method.setup.seed)
-    assert bool(method.propose(5, 6).equals(other.propose(5, 6)).all())

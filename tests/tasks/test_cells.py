@@ -2,6 +2,7 @@
 
 import gzip
 from collections.abc import Callable
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,6 @@ from gflownet.envs.cell_design import CELLS, NAS_BENCH_201, NAS_BENCH_MACRO
 from gflownet.envs.cell_networks import Cell
 from gflownet.errors import UserError
 from gflownet.evaluation.config import BudgetConfig
-from gflownet.evaluation.dispatcher import Dispatcher
-from gflownet.evaluation.executors.inline import InlineExecutor
 from gflownet.evaluation.job import EvaluationStatus
 from gflownet.evaluation.store import EvaluationStore
 from gflownet.evaluation.task import Cost
@@ -20,6 +19,7 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from tasks.cells import CellsConfig, CellsTask
 from tests.benchmark_tables import nb201_lines, real_table, write_nb201
+from tests.evaluation.candidates import dispatcher_of
 
 NB101 = "space,adjacency_rowmajor,op_labels,val_acc_4ep,test_acc_4ep\n"
 DIAMOND = {(0, 1): "edge", (0, 2): "edge", (1, 3): "edge", (2, 3): "edge"}
@@ -37,122 +37,6 @@ def cell_201(code: str) -> Assignment:
 @pytest.fixture(scope="module")
 def table(tmp_path_factory) -> Path:
     return write_nb201(tmp_path_factory.mktemp("table") / "table.csv")
-
-
-def test_scores_of_places_are_percents_of_their_row(table):
-    task = make_task(table)
-    assert task.evaluate(cell_201("102340"), seed=0).value == pytest.approx(0.4)
-    assert task.test(cell_201("102340"), seed=0) == pytest.approx(0.45)
-    assert task.evaluate(cell_201("000000"), seed=0).value == pytest.approx(0.1)
-
-
-def test_scores_of_graphs_are_means_over_their_isomorphism_class(tmp_path):
-    table = tmp_path / "table.csv.gz"
-    rows = "4V9E,0110000100010000,-1 0 2 -2,0.2,0.3\n4V9E,0110000100010000,-1 2 0 -2,0.4,\n"
-    with gzip.open(table, "wt") as file:
-        file.write(NB101 + rows)
-    columns = ("task_options.column=val_acc_4ep", "task_options.test_column=test_acc_4ep")
-    task = make_task(table, "env.cells.name=nb101", *columns)
-    graph = ColouredGraph(("input", "maxpool3x3", "conv3x3-bn-relu", "output"), DIAMOND)
-    assert task.evaluate(graph, seed=0).value == pytest.approx(0.3)
-    assert task.test(graph, seed=0) == pytest.approx(0.3)
-    other = ColouredGraph(("input", "maxpool3x3", "conv1x1-bn-relu", "output"), DIAMOND)
-    with pytest.raises(ValueError, match=r"table\.csv\.gz: expected a row of cell .* with val_acc_4ep, got none"):
-        task.evaluate(other, seed=0)
-
-
-def test_no_test_column_no_test_score(table):
-    task = make_task(table, "task_options.test_column=''")
-    assert task.test(cell_201("000000"), seed=0) is None
-
-
-COSTS = "evaluation.objectives=[accuracy,edgegpu_latency,parameters,c10_edgegpu_energy]"
-
-
-def test_objectives_are_columns_with_targets(table):
-    """The sum of digits is s: a latency of 2 + s / 4, 1000 + 100 s parameters, an energy of 30 + s."""
-    options = ["edgegpu_latency: 8.0", "parameters: 1200"]
-    task = make_task(table, COSTS, f"task_options.targets={{{', '.join(options)}}}")
-    score = task.evaluate(cell_201("102340"), seed=0)
-    metrics = {"accuracy": 0.4, "edgegpu_latency": 4.5, "parameters": 2000, "c10_edgegpu_energy": 40}
-    assert score.metrics == pytest.approx(metrics)
-    assert score.num_parameters == 2000
-    # The median sum is 12: the default target of the energy is 42.
-    assert task.utilities(score) == pytest.approx((0.4, 8 / 12.5, 1200 / 3200, 42 / 82))
-
-
-def test_cells_over_a_cap_or_without_a_value_are_refused(table):
-    task = make_task(table, "task_options.max={edgegpu_latency: 4.9, edgegpu_energy: 100}")
-    assert task.refusal(cell_201("102340")) is None
-    assert task.refusal(cell_201("112341")) == ("expected at most 4.9 of c10_edgegpu_latency (task_options.max), got 5")
-    assert task.refusal(cell_201("000344")) == (
-        "expected a value of c10_edgegpu_energy for cell 000344 with task_options.max, got none"
-    )
-
-
-def test_cells_without_an_objective_are_refused(table):
-    task = make_task(table, COSTS)
-    assert task.refusal(cell_201("000344")) == (
-        "expected a value of c10_edgegpu_energy for cell 000344 with evaluation.objectives, got none"
-    )
-    assert task.refusal(cell_201("000343")) is None
-
-
-def test_refused_cells_cost_no_evaluation(table, tmp_path):
-    task = make_task(table, "task_options.max={edgegpu_latency: 4.5}")
-    with EvaluationStore(tmp_path / "store.sqlite") as store:
-        budget = BudgetConfig(evaluations=2)
-        dispatcher = Dispatcher(
-            task, store, InlineExecutor(task), config=task.config.evaluation, seed=0, run="mine", budget=budget
-        )
-        cells = [cell_201(code) for code in ("444444", "000001", "444443", "000002")]
-        refused, accepted, *_ = dispatcher.evaluate(cells, step=1)
-        assert dispatcher.num_evaluated == 2
-    assert refused.status is EvaluationStatus.REFUSED
-    assert refused.score == task.config.evaluation.floor_score
-    assert accepted.score == pytest.approx(0.13)
-
-
-def test_cost_is_in_the_table_or_of_the_network(table, tmp_path):
-    assert make_task(table).cost(cell_201("102340")) == Cost(2000, 2 * 110_000)
-    without_costs = tmp_path / "table.csv"
-    without_costs.write_text("\n".join(",".join(line.split(",")[:3]) for line in nb201_lines()))
-    cost = make_task(without_costs).cost(cell_201("334131"))
-    assert cost.num_parameters == 802_426  # as in the real table
-    assert cost.flops == pytest.approx(2 * 116_692_672, rel=0.03)  # which counts pooling and batch norm, too
-
-
-def test_invalid_sizes_and_seconds_raise(small):
-    for place, column in ((3, "params"), (4, "flops")):
-        cells = ["10", "52", "62", "7", "8"]
-        cells[place] = "abc"
-        with pytest.raises(UserError, match=rf"table: .*line 4, column {column}: expected a number .*'abc'"):
-            small(changed(4, ",".join(cells)))
-    with pytest.raises(UserError, match=r"table: .*line 4, column train_seconds: expected a number .*'-1'"):
-        small(changed(4, "10,52,62,7,-1").replace("flops", "train_seconds"))
-
-
-def test_rule_for_seconds_is_logged_once(small, caplog):
-    cell = Assignment(("a", "b"), ("skip", "conv"))
-    task = small()
-    first, second = (task.simulated_seconds(cell, fidelity=None, state=None) for _ in range(2))
-    assert first == second > 60
-    (record,) = caplog.records
-    assert record.getMessage().endswith(
-        "has no column train_seconds; simulated seconds are those of a rule, not measurements"
-    )
-    small("\n".join(LINES).replace("flops", "train_seconds")).simulated_seconds(cell, fidelity=None, state=None)
-    assert len(caplog.records) == 1
-
-
-def test_column_named_parameters_is_an_objective(small):
-    task = small("\n".join(LINES).replace("params", "parameters"), "evaluation.objectives=[accuracy,parameters]")
-    assert task.utility("parameters", 7) == 0.5
-
-
-def test_lines_of_errors_count_blank_lines(small):
-    with pytest.raises(UserError, match=r"line 6, column acc: expected a number from 0 to 100, got '1_0'"):
-        small(changed(4, "", "", "10,1_0,2,7,8"))
 
 
 LINES = ("code,acc,acc_seed0,params,flops", "00,50,60,7,8", "01,51,61,7,8", "10,52,62,7,8", "11,53,63,7,8")
@@ -177,6 +61,108 @@ def changed(line: int, *replacements: str) -> str:
     return "\n".join([*LINES[: line - 1], *replacements, *LINES[line:]])
 
 
+def test_scores_of_places_are_percents_of_their_row(table):
+    task = make_task(table)
+    assert task.evaluate(cell_201("102340"), seed=0).value == pytest.approx(0.4)
+    assert task.test(cell_201("102340"), seed=0) == pytest.approx(0.45)
+    assert task.evaluate(cell_201("000000"), seed=0).value == pytest.approx(0.1)
+    assert task.cost(cell_201("102340")) == Cost(2000, 2 * 110_000)
+
+
+def test_scores_of_graphs_are_means_over_their_isomorphism_class(tmp_path):
+    table = tmp_path / "table.csv.gz"
+    rows = "4V9E,0110000100010000,-1 0 2 -2,0.2,0.3\n4V9E,0110000100010000,-1 2 0 -2,0.4,\n"
+    with gzip.open(table, "wt") as file:
+        file.write(NB101 + rows)
+    columns = ("task_options.column=val_acc_4ep", "task_options.test_column=test_acc_4ep")
+    task = make_task(table, "env.cells.name=nb101", *columns)
+    graph = ColouredGraph(("input", "maxpool3x3", "conv3x3-bn-relu", "output"), DIAMOND)
+    assert task.evaluate(graph, seed=0).value == pytest.approx(0.3)
+    assert task.test(graph, seed=0) == pytest.approx(0.3)
+    other = ColouredGraph(("input", "maxpool3x3", "conv1x1-bn-relu", "output"), DIAMOND)
+    with pytest.raises(ValueError, match=r"table\.csv\.gz: expected a row of cell .* with val_acc_4ep, got none"):
+        task.evaluate(other, seed=0)
+
+
+COSTS = "evaluation.objectives=[accuracy,edgegpu_latency,parameters,c10_edgegpu_energy]"
+
+
+def test_objectives_are_columns_with_targets(table):
+    """The sum of digits is s: a latency of 2 + s / 4, 1000 + 100 s parameters, an energy of 30 + s."""
+    options = ("task_options.targets={edgegpu_latency: 8.0, parameters: 1200}", "task_options.test_column=''")
+    task = make_task(table, COSTS, *options)
+    score = task.evaluate(cell_201("102340"), seed=0)
+    metrics = {"accuracy": 0.4, "edgegpu_latency": 4.5, "parameters": 2000, "c10_edgegpu_energy": 40}
+    assert score.metrics == pytest.approx(metrics)
+    assert score.num_parameters == 2000
+    # The median sum is 12: the default target of the energy is 42.
+    assert task.utilities(score) == pytest.approx((0.4, 8 / 12.5, 1200 / 3200, 42 / 82))
+    assert task.test(cell_201("102340"), seed=0) is None
+    assert task.refusal(cell_201("000343")) is None
+    assert task.refusal(cell_201("000344")) == (
+        "expected a value of c10_edgegpu_energy for cell 000344 with evaluation.objectives, got none"
+    )
+
+
+def test_cells_over_a_cap_or_without_a_value_are_refused(small):
+    table = changed(5, "11,53,63,9,").replace("flops", "latency").replace("10,52,62,7,8", "10,52,62,7,9.5")
+    task = small(table, "task_options.max={latency: 9}")
+    refusals = [task.refusal(Assignment(("a", "b"), cell)) for cell in product(("skip", "conv"), repeat=2)]
+    missing = "expected a value of latency for cell 11 with task_options.max, got none"
+    assert refusals == [None, None, "expected at most 9 of latency (task_options.max), got 9.5", missing]
+
+
+def test_refused_cells_cost_no_evaluation(small, tmp_path):
+    task = small(changed(5, "11,53,63,9,8"), "task_options.max={params: 7}")
+    with EvaluationStore(tmp_path / "store.sqlite") as store:
+        dispatcher = dispatcher_of(task, store, budget=BudgetConfig(evaluations=1))
+        cells = [Assignment(("a", "b"), values) for values in (("conv", "conv"), ("skip", "skip"))]
+        refused, accepted = dispatcher.evaluate(cells, step=1)
+        assert dispatcher.num_evaluated == 1
+    assert (refused.status, refused.score) == (EvaluationStatus.REFUSED, task.config.evaluation.floor_score)
+    assert accepted.score == pytest.approx(0.5)
+
+
+def test_cost_without_columns_is_that_of_the_network(tmp_path):
+    without_costs = tmp_path / "table.csv"
+    without_costs.write_text("\n".join(",".join(line.split(",")[:3]) for line in nb201_lines()))
+    cost = make_task(without_costs).cost(cell_201("334131"))
+    assert cost.num_parameters == 802_426  # as in the real table
+    assert cost.flops == pytest.approx(2 * 116_692_672, rel=0.03)  # which counts pooling and batch norm, too
+
+
+def test_invalid_sizes_and_seconds_raise(small):
+    for place, column in ((3, "params"), (4, "flops")):
+        cells = ["10", "52", "62", "7", "8"]
+        cells[place] = "abc"
+        with pytest.raises(UserError, match=rf"table: .*line 4, column {column}: expected a number .*'abc'"):
+            small(changed(4, ",".join(cells)))
+    with pytest.raises(UserError, match=r"table: .*line 4, column train_seconds: expected a number .*'-1'"):
+        small(changed(4, "10,52,62,7,-1").replace("flops", "train_seconds"))
+
+
+def test_rule_for_seconds_is_logged_once(small, caplog):
+    cell = Assignment(("a", "b"), ("skip", "conv"))
+    task = small()
+    first, second = (task.simulated_seconds(cell, fidelity=None, state=None) for _ in range(2))
+    assert first == second > 60
+    (record,) = caplog.records
+    message = "has no column train_seconds; simulated seconds are those of a rule, not measurements"
+    assert record.getMessage().endswith(message)
+    small("\n".join(LINES).replace("flops", "train_seconds")).simulated_seconds(cell, fidelity=None, state=None)
+    assert len(caplog.records) == 1
+
+
+def test_column_named_parameters_is_an_objective(small):
+    task = small("\n".join(LINES).replace("params", "parameters"), "evaluation.objectives=[accuracy,parameters]")
+    assert task.utility("parameters", 7) == 0.5
+
+
+def test_lines_of_errors_count_blank_lines(small):
+    with pytest.raises(UserError, match=r"line 6, column acc: expected a number from 0 to 100, got '1_0'"):
+        small(changed(4, "", "", "10,1_0,2,7,8"))
+
+
 @pytest.mark.parametrize(
     ("text", "message"),
     [
@@ -185,18 +171,12 @@ def changed(line: int, *replacements: str) -> str:
         ("code,code\na,1\n", r"table: expected different names of columns in .*, got 'code' twice"),
         ("code,acc\n00\n", r"table: .*small\.csv, line 2: expected 2 columns, got 1"),
         ('code,acc\n"00,1\n', r"table: expected a CSV file, got .*small\.csv: "),
-        (
-            changed(4, "000,1,2,7,8"),
-            r"line 4: expected codes of 2 digits out of 01 with env\.cells\.name=nb_macro, got '000'",
-        ),
+        (changed(4, "000,1,2,7,8"), r"line 4: expected codes of 2 digits out of 01 with env.*=nb_macro, got '000'"),
         (changed(4, "02,1,2,7,8"), r"line 4: expected codes of 2 digits out of 01 .*, got '02'"),
         (changed(4, LINES[1]), r"line 4: expected one row of 00, got another one in line 2"),
         (changed(4), r"table: expected a row for each of 4 cells in .*, got 3; missing: 10$"),
         (changed(4, "10,,2,7,8"), r"column: .*small\.csv, line 4: expected a number in acc of 10, got none"),
-        (
-            changed(4, "10,101,2,7,8"),
-            r"column: .*small\.csv, line 4, column acc: expected a number from 0 to 100, got '101'",
-        ),
+        (changed(4, "10,101,2,7,8"), r"column: .*small\.csv, line 4, column acc: expected a number .* 100, got '101'"),
         (changed(4, "10,high,2,7,8"), r"line 4, column acc: expected a number from 0 to 100, got 'high'"),
         (changed(4, "10,nan,2,7,8"), r"line 4, column acc: expected a number from 0 to 100, got 'nan'"),
         (changed(4, "10,-1,2,7,8"), r"line 4, column acc: expected a number from 0 to 100, got '-1'"),
@@ -252,7 +232,7 @@ def test_unreadable_files_raise_one_line(tmp_path):
     with pytest.raises(UserError, match=r"task_options\.table: expected the path of a file, got .*no file"):
         make_task(tmp_path / "absent.csv")
     damaged = tmp_path / "damaged.csv.gz"
-    content = gzip.compress("\n".join(nb201_lines()).encode())
+    content = gzip.compress("\n".join(nb201_lines()[:2_000]).encode())
     for part in (b"no gzip", content[: len(content) // 2], content[:500] + bytes(40) + content[540:]):
         damaged.write_bytes(part)
         with pytest.raises(UserError, match=r"expected a complete gzip file, got .*damaged\.csv\.gz, which is damaged"):
@@ -263,12 +243,8 @@ def test_unreadable_files_raise_one_line(tmp_path):
         make_task(other)
 
 
+@pytest.mark.slow
 def test_real_tables_are_read():
-    """Published optima: 94.37 and 93.13 % (shared/data/README.md), and the best of all 91 graphs by hand."""
-    task = make_task(real_table("nb201.csv.gz"))
-    assert len(task.scores) == len(task.test_scores) == 15_625
-    assert max(task.scores.values()) == pytest.approx(0.84892)
-    assert max(task.test_scores.values()) == pytest.approx(0.943733)
     columns = ("task_options.column=acc_mean", "task_options.test_column=acc_seed0")
     task = make_task(real_table("nb_macro.csv.gz"), "env.cells.name=nb_macro", *columns)
     best = Assignment(NAS_BENCH_MACRO.places, tuple(NAS_BENCH_MACRO.operations[int(digit)] for digit in "22212220"))
@@ -289,6 +265,7 @@ def test_real_signal_has_the_published_optima(data_set, best, tests):
     """Two cells share the best signal on CIFAR-100."""
     columns = (f"task_options.column={data_set}_val12", f"task_options.test_column={data_set}_test200")
     task = make_task(real_table("nb201.csv.gz"), *columns)
+    assert len(task.scores) == len(task.test_scores) == 15_625
     top = max(task.scores.values())
     assert 100 * top == pytest.approx(best, abs=1e-3)
     at_best = sorted(100 * task.test_scores[code] for code, score in task.scores.items() if score == top)

@@ -19,8 +19,6 @@ SETTING = Assignment.of({"width": 3})
 
 
 class Pair(nn.Module):
-    """A module of the user's that returns two results."""
-
     def forward(self, inputs: Any) -> tuple[Any, None]:
         return inputs, None
 
@@ -72,20 +70,19 @@ def test_choices_task_trains_the_modules_of_build(functions):
     assert training.score() == first
 
 
-def test_choices_task_build_without_a_module_raises(functions):
-    task = make_task(build="scored_choices:not_a_module")
-    with pytest.raises(ValueError, match=r"task_options.build: expected an nn.Module, got dict"):
-        task.evaluate(SETTING, seed=0)
-
-
 @pytest.mark.parametrize(
-    ("name", "message"),
-    [("narrow", r"outputs \[2, 10\] for inputs \[2, 1, 8, 8\], got \[2, 7\]$"), ("pair", r"outputs .*, got tuple$")],
+    ("option", "message"),
+    [
+        ("build=scored_choices:narrow", r"a module with outputs \[2, 10\] for inputs \[2, 1, 8, 8\], got \[2, 7\]$"),
+        ("build=scored_choices:pair", r"a module with outputs .*, got tuple$"),
+        ("build=scored_choices:not_a_module", "an nn.Module, got dict"),
+        ("score=scored_choices:text", "a number or a Score, got 'good'"),
+    ],
 )
-def test_choices_task_build_with_other_outputs_raises(functions, name, message):
-    task = make_task(build=f"scored_choices:{name}")
-    with pytest.raises(ValueError, match=f"task_options.build: expected a module with {message}"):
-        task.evaluate(SETTING, seed=0)
+def test_choices_task_with_other_results_raises(functions, option, message):
+    name, _, function = option.partition("=")
+    with pytest.raises(ValueError, match=f"task_options.{name}: expected {message}"):
+        make_task(**{name: function}).evaluate(SETTING, seed=0)
 
 
 def test_choices_task_trains_lazy_layers(functions):
@@ -104,20 +101,12 @@ def test_choices_task_with_score_and_build_raises(functions):
         make_task(score="scored_choices:number", build="scored_choices:network")
 
 
-def test_choices_task_with_another_result_raises(functions):
-    with pytest.raises(ValueError, match=r"task_options.score: expected a number or a Score, got 'good'"):
-        make_task(score="scored_choices:text").evaluate(SETTING, seed=0)
-
-
 @pytest.mark.parametrize(
     ("score", "message"),
     [
         ("''", r"task_options: expected either score=module:function of \(choices, seed\) or build=.*, got none"),
         ("scored_choices", "task_options.score: expected module:function, got 'scored_choices'"),
-        (
-            "scored_choices:not_a_function",
-            r"task_options.score: expected a function, .*did you mean scored_choices:\w+",
-        ),
+        ("scored_choices:not_a_function", r"task_options.score: expected a function, .*did you mean scored_\w+:\w+"),
         ("no_such_module:f", "task_options.score: expected an importable module, got 'no_such_module'"),
     ],
 )

@@ -18,6 +18,7 @@ from gflownet.envs.computation_graph import ComputationGraphEnvContext
 from gflownet.envs.recurrent_stack import RecurrentStackEnv
 from gflownet.evaluation.execution import restored, run_job
 from gflownet.evaluation.job import Job, Outcome
+from gflownet.evaluation.task import Cost
 from gflownet.graphs.assignment import Assignment
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
@@ -29,12 +30,13 @@ from gflownet.translation.cell_network import CellNetwork
 from tasks.language import LanguageConfig, LanguageTask
 
 TINY = (
-    "task_options.megabytes=0.05",
+    f"task_options.text={__file__}",
     "task_options.num_steps=6",
     "task_options.num_parameters=9000",
     "task_options.sequence_length=16",
-    "task_options.validation_bytes=256",
+    "task_options.validation_bytes=128",
     "evaluation.batch_size=8",
+    "evaluation.learning_rate=0.02",
     "evaluation.halving.min_fidelity=0",
 )
 
@@ -92,7 +94,7 @@ def cells_without_rhn(max_depth: int) -> Iterator[tuple[str, ...]]:
 def test_parameter_budget_is_met_within_one_per_cent() -> None:
     """Cells of the config; stacks with RHN layers have finer sizes to choose from."""
     chance, budget = random.Random(0), 59_000
-    stacks = [tuple(map(StackLayer, each)) for each in chance.sample(list(cells_without_rhn(3)), 8)]
+    stacks = [tuple(map(StackLayer, each)) for each in chance.sample(list(cells_without_rhn(3)), 4)]
     for depth in (1, 3):
         rank, ratio = chance.choice((2, 8)), chance.choice((1.0, 4.0))
         names = ["rhn", *(chance.choice(("rhn", "gru", "lstm", "repeat")) for _ in range(depth - 1))]
@@ -131,20 +133,19 @@ def test_words_from_node_link_data_equal_those_of_the_task(task: LanguageTask) -
 
 def test_different_stacks_have_different_words() -> None:
     task = make_task("env.recurrent_stack.residuals=[on,off]", "env.recurrent_stack.units=[16]")
-    words = {task.words(candidate): candidate for candidate in walked(task, 40)}
-    assert len(words) == len(set(words.values())) > 20
+    words = {task.words(candidate): candidate for candidate in walked(task, 20)}
+    assert len(words) == len(set(words.values())) > 10
 
 
 def test_description_builds_the_model(task: LanguageTask, cells: LanguageTask) -> None:
-    for each, kind, graph in (
-        (task, RecurrentStack, stack(task, **RHN)),
-        (cells, CellNetwork, walked(cells, 1)[0]),
-    ):
+    stacked = (task, RecurrentStack, stack(task, **RHN))
+    for each, kind, graph in (stacked, (cells, CellNetwork, walked(cells, 1)[0])):
         description = json.loads(json.dumps(each.description(graph)["language_model"]))
         model = model_of(description, "here")
         assert isinstance(model, kind)
-        score = each.evaluate(graph, seed=0)
-        assert sum(parameter.numel() for parameter in model.parameters()) == score.num_parameters
+        num_parameters = sum(parameter.numel() for parameter in model.parameters())
+        assert each.evaluate(graph, seed=0).num_parameters == num_parameters
+        assert each.cost(graph) == Cost(num_parameters, 2 * num_parameters)
 
 
 def test_score_is_a_function_of_bits_per_byte(task: LanguageTask) -> None:
@@ -157,28 +158,6 @@ def test_score_is_a_function_of_bits_per_byte(task: LanguageTask) -> None:
     assert score.num_parameters == pytest.approx(9_000, rel=0.03)
     other = make_task("task_options.reference=3").evaluate(stack(task, cell1="gru"), seed=1)
     assert math.log(score.value) - math.log(other.value) == pytest.approx(1)
-
-
-def test_score_depends_on_the_seed_alone(task: LanguageTask) -> None:
-    candidate = stack(task, **RHN)
-    first = task.evaluate(candidate, seed=1)
-    torch.rand(3)
-    assert task.evaluate(candidate, seed=1) == first
-    assert task.evaluate(candidate, seed=2).value != first.value
-
-
-def test_more_training_scores_better() -> None:
-    short, long = (make_task(f"task_options.num_steps={steps}") for steps in (2, 30))
-    candidate = stack(short, cell1="gru")
-    assert long.evaluate(candidate, seed=0).value > 2 * short.evaluate(candidate, seed=0).value
-
-
-def test_diverged_training_scores_as_uniform() -> None:
-    task = make_task("evaluation.learning_rate=1e30")
-    score = task.evaluate(stack(task, **RHN), seed=1)
-    assert score.value == pytest.approx(math.exp(4 - 8))
-    assert score.metrics["bits_per_byte"] == 8
-    assert task.test(stack(task, **RHN), seed=1) == pytest.approx(math.exp(4 - 8))
 
 
 def trained(task: LanguageTask, graphs: list[Any], *fidelities: int, schedule: int = 6) -> list[Outcome]:
@@ -202,17 +181,16 @@ def trained(task: LanguageTask, graphs: list[Any], *fidelities: int, schedule: i
 def test_training_in_parts_equals_full_training_and_evaluate(
     task: LanguageTask, cells: LanguageTask, space: str
 ) -> None:
-    graphs = [stack(task, **RHN, cell2="lstm"), stack(task, cell1="gru")] if space == "stacks" else walked(cells, 2)
     task = task if space == "stacks" else cells
-    for full, parts, graph, seed in zip(
-        trained(task, graphs, 6), trained(task, graphs, 1, 4, 6), graphs, (1, 2), strict=True
-    ):
+    graphs = [stack(task, **RHN, cell2="lstm"), stack(task, cell1="gru")] if space == "stacks" else walked(cells, 1)
+    outcomes = zip(trained(task, graphs, 6), trained(task, graphs, 1, 6), strict=True)
+    for seed, (graph, (full, parts)) in enumerate(zip(graphs, outcomes, strict=True), start=1):
         assert (full.score, full.curve, full.test) == (parts.score, parts.curve, parts.test)
         one, other = restored(full.training), restored(parts.training)
         assert one is not None
         assert other is not None
         assert all(torch.equal(value, other["model"][name]) for name, value in one["model"].items())
-        assert full.score == task.evaluate(graph, seed=seed)
+        assert full.score == task.evaluate(graph, seed=seed) != task.evaluate(graph, seed=9)
         assert full.test == task.test(graph, seed=seed)
         assert len(full.curve) == task.max_fidelity == 6
         assert full.score is not None
@@ -229,8 +207,10 @@ def test_diverged_training_stays_diverged() -> None:
     task = make_task("evaluation.learning_rate=1e30")
     candidate = [stack(task, **RHN)]
     (full,), (parts,) = trained(task, candidate, 6), trained(task, candidate, 3, 6)
-    assert full.score == parts.score == task.evaluate(candidate[0], seed=1)
-    assert full.test == parts.test == pytest.approx(math.exp(4 - 8))
+    score = task.evaluate(candidate[0], seed=1)
+    assert (score.value, score.metrics["bits_per_byte"]) == (pytest.approx(math.exp(4 - 8)), 8)
+    assert full.score == parts.score == score
+    assert full.test == parts.test == task.test(candidate[0], seed=1) == pytest.approx(math.exp(4 - 8))
 
 
 def test_training_past_its_fidelity_raises(task: LanguageTask) -> None:
@@ -240,14 +220,8 @@ def test_training_past_its_fidelity_raises(task: LanguageTask) -> None:
     assert str(error) == "expected a training of at most 1 steps, got 2"
 
 
-def test_cost_is_the_size_of_the_model(task: LanguageTask) -> None:
-    cost = task.cost(stack(task, **RHN))
-    assert cost.num_parameters == task.evaluate(stack(task, **RHN), seed=1).num_parameters
-    assert cost.flops == 2 * cost.num_parameters
-
-
 def test_seconds_are_a_budget() -> None:
-    task = make_task("task_options.budget=seconds", "task_options.seconds=0.2")
+    task = make_task("task_options.budget=seconds", "task_options.seconds=0.1")
     assert task.max_fidelity == 0
     steps = [
         task.evaluate(graph, seed=1).metrics["num_steps"] for graph in (stack(task, cell1="lstm"), stack(task, **RHN))
@@ -264,7 +238,6 @@ def environment(task: LanguageTask) -> Environment:
 
 
 def walked(task: LanguageTask, num: int) -> list[Any]:
-    """Return the candidates of random walks."""
     env, generator = environment(task), torch.Generator().manual_seed(0)
     states, candidates = env.initial_states(num), []
     while len(states):
@@ -279,7 +252,7 @@ def walked(task: LanguageTask, num: int) -> list[Any]:
 def test_candidates_of_random_walks_are_scored(space: str, cells: LanguageTask) -> None:
     options = ("task_options.num_steps=1", "env.recurrent_stack.residuals=[on,off]", "env.recurrent_stack.units=[5]")
     task = make_task(*options) if space == "stacks" else cells
-    for candidate in walked(task, 8):
+    for candidate in walked(task, 3):
         assert task.evaluate(candidate, seed=0).value > 0
         assert task.words(candidate).startswith("cell " if space == "cells" else ("rhn", "gru", "lstm"))
 
@@ -287,25 +260,19 @@ def test_candidates_of_random_walks_are_scored(space: str, cells: LanguageTask) 
 def test_text_of_the_user_is_read(tmp_path: Path) -> None:
     path = tmp_path / "mine.txt"
     path.write_text("abcdefgh" * 500)
-    task = make_task(f"task_options.text={path}", "task_options.num_steps=40", "evaluation.learning_rate=0.03")
+    task = make_task(f"task_options.text={path}", "task_options.num_steps=20", "evaluation.learning_rate=0.05")
     assert task.evaluate(stack(task, cell1="gru"), seed=0).metrics["bits_per_byte"] < 1
 
 
 @pytest.mark.parametrize(
     ("option", "message"),
     [
-        (
-            "env.name=hypergrid",
-            "env.name: expected recurrent_stack or computation_graph with this task, got hypergrid",
-        ),
+        ("env.name=hypergrid", "env.name: expected recurrent_stack or computation_graph with this task, got hypergrid"),
         ("task_options.text=nowhere", "task_options.text: no such file or folder: nowhere"),
         ("task_options.num_steps=0", "task_options.num_steps: expected a number > 0, got 0"),
         ("task_options.seconds=.nan", "task_options.seconds: expected a number > 0, got nan"),
         ("task_options.reference=.inf", "task_options.reference: expected a number in \\[-100, 100\\], got inf"),
-        (
-            "task_options.validation_bytes=8",
-            "task_options.validation_bytes: expected at least sequence_length=16, got 8",
-        ),
+        ("task_options.validation_bytes=8", "validation_bytes: expected at least sequence_length=16, got 8"),
         ("task_options.megabytes=0.0001", "task_options.sequence_length: expected less than the 9 bytes"),
     ],
 )

@@ -96,14 +96,14 @@ def test_a_constant_explains_nothing():
 def test_every_program_of_the_space_has_a_score():
     task = make_task("env.tensor_graph.new_extents=[4,2]", "env.tensor_graph.max_operations=3")
     env = TensorGraphContext.build_env(task.config.env, input_sizes=(), output_sizes=())
-    generator, states, scores = torch.Generator().manual_seed(1), env.initial_states(200), []
+    generator, states, scores = torch.Generator().manual_seed(1), env.initial_states(50), []
     while len(states):
         actions = env.forward_masks(states).sample_uniform(generator)
         stops = actions.kind == int(GraphActionType.Stop)
         ended = states[stops]
         scores += [task.evaluate(env.terminal(ended, i), seed=0).value for i in range(len(ended))]
         states = env.step(states[~stops], actions[~stops])
-    assert len(scores) == 200
+    assert len(scores) == 50
     assert all(0 < score <= 1 + 1e-12 for score in scores)
 
 

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import gflownet
 from gflownet.envs.hypergrid import HypergridEnv
 from gflownet.errors import UserError
 from gflownet.evaluation.task import GFNTask, Score
@@ -18,6 +19,7 @@ from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Rule
 from gflownet.objectives import TrajectoryBalance, total_loss
 from gflownet.policy.mlp import MLPPolicy
+from gflownet.search import loop
 from gflownet.search.random_search import RandomSearch
 from gflownet.testing import (
     ContractError,
@@ -49,7 +51,7 @@ class Forgetful(Honest):
 
 class Meddling(Honest):
     def evaluate(self, graph: Any, *, seed: int) -> Score:
-        graph.edges.popitem()
+        graph.add_node(max(graph.nodes) + 1, "hidden", output_size=2)
         return Score(0.5)
 
 
@@ -65,7 +67,7 @@ class Negative(Honest):
 
 TASKS = {
     Forgetful: r"Forgetful: expected equal scores of equal graphs and seeds, got .* and .*",
-    Meddling: r"Meddling: expected .*",
+    Meddling: r"Meddling: expected evaluate to leave the graph as it is, got a changed one",
     Raising: r"Raising: expected no exception, got KeyError: 'missing' \(check_score_is_finite_and_positive\)",
     Negative: r"Negative: expected a finite score > 0, got -1.0 \(check_score_is_finite_and_positive\)",
 }
@@ -179,7 +181,8 @@ class Global(RandomSearch):
         return super().propose(type(self).num_calls, num)
 
 
-def test_bug_in_a_search_method_is_reported():
+def test_bug_in_a_search_method_is_reported(monkeypatch):
+    monkeypatch.setattr(loop, "_MAX_REPEATS", 20)
     with pytest.raises(ContractError, match=r"^.*:Global: expected equal proposals with equal seeds, got different"):
         check_search_method(f"{__name__}:Global")
     check_search_method("random")
@@ -190,7 +193,9 @@ def test_unknown_class_is_a_user_error():
         check_task("diggits")
 
 
-def test_suites_do_not_import_pytest():
-    names = "[getattr(testing, name) for name in dir(testing)]"
-    code = f"import sys; from gflownet import testing; {names}; print('pytest' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+def test_package_does_not_import_pytest():
+    """The contracts run without the extra for tests; a module that imports pytest inside a function counts too."""
+    imports = re.compile(r"^\s*(import|from) _?pytest\b", re.MULTILINE)
+    assert imports.search(Path(__file__).read_text())
+    package = Path(gflownet.__file__).parent
+    assert [path for path in package.rglob("*.py") if imports.search(path.read_text())] == []

@@ -158,7 +158,6 @@ def draw_panel(example: Example, x: int, y: int) -> str:
 
 
 def draw() -> str:
-    """Return the figure as SVG text."""
     across, down = (size + MARGIN for size in PANEL)
     width, height = NUM_COLUMNS * across + MARGIN, len(EXAMPLES) // NUM_COLUMNS * down + MARGIN
     size = f'width="{width}" height="{height}" viewBox="0 0 {width} {height}"'

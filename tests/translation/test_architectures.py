@@ -12,21 +12,13 @@ import torch
 from safetensors.torch import save
 
 from gflownet.graphs.computation_graph import ComputationGraph
-from gflownet.translation import (
-    TranslatedModel,
-    load_graph,
-    repair,
-    summary,
-    to_pytorch_model,
-    to_source,
-)
+from gflownet.translation import TranslatedModel, load_graph, repair, summary, to_pytorch_model, to_source
 from gflownet.translation import load as load_model
 from tests.translation.graphs import chain
 from tests.translation.test_source import run_source
 
 
 def load(*arguments: Any, **options: Any) -> TranslatedModel:
-    """Return a loaded model of a graph of vectors."""
     model = load_model(*arguments, **options)
     assert isinstance(model, TranslatedModel)
     return model

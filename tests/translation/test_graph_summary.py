@@ -17,7 +17,6 @@ from tests.translation.graphs import chain, mixed, recurrent
 
 
 def summary(graph: ComputationGraph, **options: Any) -> GraphSummary:
-    """Return the summary of a graph of vectors."""
     result = summary_of(graph, **options)
     assert isinstance(result, GraphSummary)
     return result

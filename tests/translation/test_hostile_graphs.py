@@ -14,21 +14,8 @@ from gflownet.graphs.assignment import Assignment
 from gflownet.graphs.canonical import ColouredGraph
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.graphs.drawing import to_dot, to_svg
-from gflownet.graphs.vocabulary import (
-    ACTIVATIONS,
-    AGGREGATIONS,
-    DTYPES,
-    MAX_WIDTH,
-    PROJECTIONS,
-    aggregation_parameters,
-)
-from gflownet.translation import (
-    DirectTraining,
-    clear_translation_cache,
-    summary,
-    to_pytorch_model,
-    to_source,
-)
+from gflownet.graphs.vocabulary import ACTIVATIONS, AGGREGATIONS, DTYPES, MAX_WIDTH, PROJECTIONS, aggregation_parameters
+from gflownet.translation import DirectTraining, clear_translation_cache, summary, to_pytorch_model, to_source
 from tests.oracles.translation_families import FAMILIES, random_graph
 from tests.translation.graphs import chain
 from tests.translation.test_source import run_source
@@ -54,7 +41,6 @@ NAMES += ["__class__", "softmax", "topk", "auto", "never", "float64", "torch.flo
 
 
 def nested(depth: int) -> Any:
-    """A list of lists, `depth` deep."""
     value: Any = []
     for _ in range(depth):
         value = [value]
@@ -141,7 +127,7 @@ def is_moderate(graph: ComputationGraph) -> bool:
     return all(abs(number) <= 100 for number in numbers) and dtype in ("float32", "float64")
 
 
-@pytest.mark.parametrize("seeds", [range(300), pytest.param(range(300, 6000), marks=pytest.mark.slow)])
+@pytest.mark.parametrize("seeds", [range(100), pytest.param(range(100, 6000), marks=pytest.mark.slow)])
 def test_validate_and_every_translation_give_the_same_verdict(seeds):
     clear_translation_cache()
     counts: dict[bool | None, int] = {True: 0, False: 0, None: 0}
@@ -218,11 +204,16 @@ def test_coloured_graphs_are_read_strictly(data):
         ColouredGraph.from_dict(data)
 
 
-def test_a_list_that_holds_itself_is_refused():
-    value: list[Any] = []
-    value.append(value)
-    with pytest.raises(ValueError, match="expected attributes of at most 32 levels"):
-        ComputationGraph(config={"a": value})
+def test_nesting_of_more_than_32_levels_is_refused():
+    own_item: list[Any] = []
+    own_item.append(own_item)
+    objects: dict[str, Any] = {}
+    for _ in range(31):
+        objects = {"a": objects}
+    ComputationGraph(config={"a": objects})
+    for value in (own_item, {"a": objects}):
+        with pytest.raises(ValueError, match="expected attributes of at most 32 levels"):
+            ComputationGraph(config={"a": value})
 
 
 @pytest.mark.parametrize(

@@ -181,12 +181,6 @@ def test_a_sequence_continues_from_the_kept_state_on_request():
     assert torch.allclose(model.forward_sequence(x), whole)
 
 
-def test_a_feed_forward_sequence_is_the_rows_one_by_one():
-    model = build(mixed())
-    x = inputs(2, 3, 6)
-    assert torch.allclose(model.forward_sequence(x)[:, 1], model(x[:, 1]), atol=1e-6)
-
-
 def test_state_moves_with_the_model():
     model = build(recurrent())
     model(inputs(3, 4))
@@ -210,18 +204,6 @@ def test_copies_compute_the_same_and_share_nothing(data, twin):
     assert list(other.state_dict()) == list(model.state_dict())
 
 
-def test_saving_and_loading(tmp_path):
-    model = build(recurrent())
-    torch.save(model, tmp_path / "model.pt")
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    loaded = torch.load(tmp_path / "model.pt", weights_only=False)
-    fresh = build(recurrent())
-    fresh.load_state_dict(torch.load(tmp_path / "weights.pt"))
-    x = inputs(2, 3, 4)
-    assert torch.equal(model.forward_sequence(x), loaded.forward_sequence(x))
-    assert torch.equal(model.forward_sequence(x), fresh.forward_sequence(x))
-
-
 @pytest.mark.parametrize("data", [mixed(), recurrent()], ids=["mixed", "recurrent"])
 def test_functional_call_and_grad(data):
     model = build(data)
@@ -239,12 +221,6 @@ def test_functional_call_and_grad(data):
     for name, parameter in other.named_parameters():
         expected = torch.zeros_like(parameter) if parameter.grad is None else parameter.grad
         assert torch.allclose(gradients[name], expected, atol=1e-5), name
-
-
-def test_every_parameter_of_a_live_graph_gets_a_gradient():
-    model = build(mixed())
-    model(inputs(16, 6)).square().sum().backward()
-    assert all(parameter.grad is not None for parameter in model.parameters())
 
 
 def test_the_base_class_is_not_a_model():

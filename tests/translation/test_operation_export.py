@@ -57,6 +57,7 @@ def outside() -> ComputationGraph:
 
 
 GRAPHS = pytest.mark.parametrize("make", [images, tokens, outside])
+BUILT_IN = pytest.mark.parametrize("make", [pytest.param(images, marks=pytest.mark.slow), tokens])
 
 
 def inputs_of(model, batch=3):
@@ -96,7 +97,7 @@ def test_source_needs_only_torch_and_the_layers_used():
     assert "self.to(torch.float64)" in to_source(images().with_translation({"dtype": "float64"}))
 
 
-@GRAPHS
+@BUILT_IN
 def test_exported_program_takes_any_batch(make):
     model = to_pytorch_model(make())
     program = export_program(model).module()
@@ -105,9 +106,8 @@ def test_exported_program_takes_any_batch(make):
     assert_close(program(*inputs), model.eval()(*inputs))
 
 
-@pytest.mark.parametrize(
-    "make", [pytest.param(images, marks=pytest.mark.slow), pytest.param(tokens, marks=pytest.mark.slow), outside]
-)
+@pytest.mark.slow
+@GRAPHS
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself
 def test_onnx_gives_the_same_numbers(make, tmp_path):
     runtime = pytest.importorskip("onnxruntime")
@@ -124,7 +124,7 @@ def test_onnx_gives_the_same_numbers(make, tmp_path):
     assert_close([torch.from_numpy(value) for value in outputs], expected)
 
 
-@GRAPHS
+@BUILT_IN
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 def test_compile_captures_the_whole_graph(make):
     model = to_pytorch_model(make()).eval()
@@ -182,7 +182,7 @@ def test_latency_of_tokens_and_images():
 
 
 def test_source_of_random_graphs():
-    for seed in range(15):
+    for seed in range(6):
         graph = random_graph(seed)
         namespace: dict = {"__name__": "network"}
         exec(to_source(graph), namespace)

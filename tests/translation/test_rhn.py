@@ -13,14 +13,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from gflownet.graphs.computation_graph import ComputationGraph
 from gflownet.rhn.layers import RHNBlock
 from gflownet.rhn.wavefront import along_wavefront
-from gflownet.translation import (
-    export_program,
-    is_direct,
-    summary,
-    to_onnx,
-    to_pytorch_model,
-    to_source,
-)
+from gflownet.translation import is_direct, summary, to_onnx, to_pytorch_model, to_source
 from gflownet.translation.graph_summary import GraphSummary
 from gflownet.translation.model import TranslatedModel
 from gflownet.translation.rhn_plan import rhn_config
@@ -62,21 +55,15 @@ def with_recurrent_edge(data: Data) -> Data:
     }
 
 
-@pytest.mark.parametrize("projection", ["auto", "always"])
 @pytest.mark.parametrize(
-    "data",
-    [
-        chain(4, 5, 5, 5, 2, activation="rhn"),
-        branched(),
-        with_recurrent_edge(branched()),
-        chain(3, 1, 1, 1, activation="rhn"),
-    ],
-    ids=["chain", "branched", "recurrent", "narrow"],
+    ("data", "projection"),
+    [(branched(), "always"), (with_recurrent_edge(branched()), "auto"), (chain(3, 1, 1, 1, activation="rhn"), "auto")],
+    ids=["branched", "recurrent", "narrow"],
 )
 def test_rhn_sequence_equals_single_steps(data: Data, projection: str) -> None:
     model = build(data, projection=projection)
     parameters = list(model.parameters())
-    for length in (1, 2, 7):
+    for length in (1, 4):
         x = inputs(model, length)
         told = []
         for whole in (True, False):
@@ -190,15 +177,6 @@ def test_models_are_copied_pickled_and_moved() -> None:
     low = copy.deepcopy(model).to(torch.float32)
     difference = (low.forward_sequence(x.float()) - expected).detach().abs().max()
     assert difference < 1e-3 * expected.detach().abs().max()
-
-
-def test_rhn_exported_step_equals_the_model() -> None:
-    model = to_pytorch_model(ComputationGraph.from_dict(chain(4, 5, 2, activation="rhn")))
-    state = tuple(torch.rand(5, slot.size) for slot in model.plan.slots)
-    x = torch.randn(5, 4)
-    wanted = model.step(x, state)[0]
-    got = export_program(model).module()(x, *state)
-    torch.testing.assert_close(got[0], wanted)
 
 
 @pytest.mark.filterwarnings("ignore")  # torch 2.13's exporter warns about itself

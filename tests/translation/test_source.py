@@ -38,7 +38,7 @@ def assert_same(data, projection="auto"):
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_random_graphs_give_the_same_numbers(family):
-    for seed in range(10):
+    for seed in range(4):
         assert_same(random_graph(family, seed), ("auto", "always")[seed % 2])
 
 

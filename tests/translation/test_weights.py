@@ -51,11 +51,7 @@ def test_dtype_of_the_model_stays():
     ("source", "names", "message"),
     [
         (nn.Linear(3, 4), None, "expected 4 tensors as in the model, got 2"),
-        (
-            nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)),
-            None,
-            r"shape \[2, 4\] of linear_2.weight, got \[3, 4\]",
-        ),
+        (nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 3)), None, r"shape \[2, 4\] of linear_2.weight, got \[3, 4\]"),
         (reference(), {}, "names: expected a name for linear_1.weight, got none"),
         (reference(), {"linear_1.weight": "2.weight"}, "tensor of the source for linear_1.weight, got '2.weight'"),
     ],

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import os
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, fields, is_dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
@@ -48,9 +52,14 @@ class TwoArgumentError(Exception):
         super().__init__(f"node {node}: {reason}")
 
 
-class Plain:
-    """A class of the user's, as a GraphActionCategorical is one."""
+class Unreadable:
+    """Fails where it is rebuilt."""
 
+    def __reduce__(self):
+        return int, ("no number",)
+
+
+class Plain:
     def __init__(self, logits: Tensor) -> None:
         self.logits, self.parts = logits, [logits[:1], logits[1:]]
 
@@ -71,12 +80,8 @@ def graph(num_nodes: int) -> Data:
 
 
 def built_batch() -> Any:
-    return Batch(
-        x=torch.arange(12.0).view(6, 2) / 7,
-        batch=torch.tensor([0, 0, 1, 1, 1, 2]),
-        ptr=torch.tensor([0, 2, 5, 6]),
-        kind="toy",
-    )
+    batch, ptr = torch.tensor([0, 0, 1, 1, 1, 2]), torch.tensor([0, 2, 5, 6])
+    return Batch(x=torch.arange(12.0).view(6, 2) / 7, batch=batch, ptr=ptr, kind="toy")
 
 
 def hetero_batch() -> Any:
@@ -102,15 +107,7 @@ def cases() -> dict[str, Any]:
         "slots": Slotted(grid),
         "named tuple": Named(grid, 3),
         "plain object": Plain(grid),
-        "plain Python": [
-            None,
-            True,
-            3,
-            "text",
-            b"bytes",
-            (1.5, {2, 3}),
-            {"a": [torch.float16, torch.Size([2])]},
-        ],
+        "plain Python": [None, True, 3, "text", b"bytes", (1.5, {2, 3}), {"a": [torch.float16, torch.Size([2])]}],
         "nothing": None,
         "batch, built": (built_batch(), torch.ones(3, 4)),
         "batch, collated": Batch.from_data_list([graph(2), graph(3)]),
@@ -123,7 +120,6 @@ def cases() -> dict[str, Any]:
 
 
 def assert_same(ours: Any, theirs: Any, at: str = "message") -> None:
-    """Check that two messages are of the same classes, types and bits."""
     assert type(ours) is type(theirs), at
     if isinstance(theirs, Tensor):
         assert (ours.dtype, ours.shape, ours.layout) == (theirs.dtype, theirs.shape, theirs.layout), at
@@ -132,7 +128,7 @@ def assert_same(ours: Any, theirs: Any, at: str = "message") -> None:
     elif isinstance(theirs, np.ndarray):
         assert ours.tobytes() == theirs.tobytes(), at
     elif isinstance(theirs, Batch | Data):
-        assert_same(fields_of(ours), fields_of(theirs), at)
+        assert_same(ours.to_dict(), cast(Any, theirs).to_dict(), at)
     elif isinstance(theirs, dict):
         assert list(ours) == list(theirs), at
         for key, value in theirs.items():
@@ -150,13 +146,24 @@ def assert_same(ours: Any, theirs: Any, at: str = "message") -> None:
         assert ours == theirs, at
 
 
-def fields_of(data: Any) -> dict[str, Any]:
-    return data.to_dict()
-
-
 def named_memory(*pids: int) -> list[str]:
     """Return torch's files in /dev/shm of these processes."""
     return [name for name in os.listdir("/dev/shm") if name.startswith(tuple(f"torch_{pid}_" for pid in pids))]
+
+
+@contextmanager
+def released_resources() -> Iterator[None]:
+    """Check that open files, threads and named memory of the block are released; leftovers of others may end, too."""
+    before = _num_resources()
+    yield
+    end = time.monotonic() + 60
+    while any(now > limit for now, limit in zip(_num_resources(), before, strict=True)):
+        assert time.monotonic() < end, (_num_resources(), before)
+        time.sleep(0.01)
+
+
+def _num_resources() -> tuple[int, int, int]:
+    return len(os.listdir("/proc/self/fd")), threading.active_count(), len(named_memory(os.getpid()))
 
 
 def bits(tensor: Tensor) -> list[int]:

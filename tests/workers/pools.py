@@ -13,7 +13,7 @@ from gflownet.workers.pool import WorkerPool
 from tests.workers.producers import Desk, double
 
 BACKENDS: dict[str, Any] = {"processes": WorkerPool, "dataloader": LoaderPool}
-SOON_S = 20.0  # timeout of a failing test
+SOON_S = 60.0  # timeout of a failing test
 
 
 @contextmanager

@@ -16,13 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from gflownet.workers import (
-    Endpoint,
-    WorkerInfo,
-    get_worker_device,
-    get_worker_info,
-    get_worker_rng,
-)
+from gflownet.workers import Endpoint, WorkerInfo, get_worker_device, get_worker_info, get_worker_rng
 from tests.workers.messages import TwoArgumentError, cases
 
 
@@ -45,8 +39,6 @@ def double(rows: Tensor) -> Tensor:
 
 @dataclass(frozen=True)
 class Note:
-    """A message with its sender and the reply of a call."""
-
     worker: int
     generation: int
     turn: int
@@ -91,8 +83,6 @@ def surroundings(info: WorkerInfo, endpoint: Endpoint) -> Iterator[dict[str, Any
 
 @dataclass(frozen=True)
 class Draw:
-    """Values from the global generators of a worker."""
-
     worker: int
     num_workers: int
     values: tuple[float, ...]
@@ -144,8 +134,6 @@ def hangs_in_a_call(info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
 
 @dataclass(frozen=True)
 class Busy:
-    """Reports and then computes for ever."""
-
     holds_interpreter: bool
 
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[int]:
@@ -208,8 +196,6 @@ class Dies:
 
 @dataclass(frozen=True)
 class DiesAtOnce:
-    """The first worker 0 dies before its first message."""
-
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:
         if info.id == info.generation == 0:
             die_between_messages(endpoint)
@@ -218,8 +204,6 @@ class DiesAtOnce:
 
 @dataclass(frozen=True)
 class HangsOnce:
-    """The first worker 0 samples once and hangs."""
-
     in_a_call: bool
 
     def __call__(self, info: WorkerInfo, endpoint: Endpoint) -> Iterator[Any]:

@@ -11,12 +11,10 @@ from torch import Tensor
 
 from tests.workers.messages import TwoArgumentError
 
-SOON_S = 10.0  # timeout of a failing test
+SOON_S = 60.0  # timeout of a failing test
 
 
 class Rows:
-    """Concatenates the rows of several calls."""
-
     def merge(self, calls: Sequence[tuple]) -> tuple:
         return (torch.cat([rows for (rows,) in calls]),)
 

@@ -7,8 +7,7 @@ import pytest
 import torch
 
 from gflownet.workers.buffer import MessageTooLarge, SharedPinnedBuffer
-from gflownet.workers.packing import MessageError
-from tests.workers.messages import assert_same, built_batch, cases
+from tests.workers.messages import assert_same, built_batch
 
 CUDA = torch.device("cuda")
 
@@ -20,28 +19,15 @@ def buffer():
     with_room.close()
 
 
-@pytest.mark.parametrize("name", cases())
-def test_buffer_write_read_view(buffer, name):
-    message = cases()[name]
-    structure = buffer.write(message)
-    assert_same(buffer.read(structure), message)
-    assert_same(buffer.view(structure), message)
-    assert_same(buffer.transfer(structure, torch.device("cpu")), message)
-
-
 def test_buffer_view_shares_memory_and_read_copies(buffer):
+    assert not buffer.is_pinned
     structure = buffer.write((torch.zeros(4), torch.arange(3)))
     view, own = buffer.view(structure), buffer.read(structure)
     buffer.write((torch.ones(4), torch.arange(3)))
     assert view[0].tolist() == [1.0] * 4
     assert own[0].tolist() == [0.0] * 4
     assert view[0].untyped_storage().data_ptr() == view[1].untyped_storage().data_ptr()
-
-
-def test_buffer_read_tensor_storage(buffer):
-    first, second = buffer.read(buffer.write((torch.zeros(4), torch.zeros(1000))))
-    assert first.untyped_storage().nbytes() == first.nbytes
-    assert second.untyped_storage().nbytes() == second.nbytes
+    assert [tensor.untyped_storage().nbytes() for tensor in own] == [tensor.nbytes for tensor in own]
 
 
 def test_buffer_transfer_one_copy_of_used_bytes(buffer, monkeypatch):
@@ -74,11 +60,6 @@ def test_buffer_exact_fit():
     assert_same(buffer.read(buffer.write(message)), message)
 
 
-def test_buffer_gradient_raises(buffer):
-    with pytest.raises(MessageError, match="requires one"):
-        buffer.write(torch.ones(1, requires_grad=True))
-
-
 def test_buffer_views_outlive_close(buffer):
     view = buffer.view(buffer.write(torch.arange(5)))
     buffer.close()
@@ -88,12 +69,11 @@ def test_buffer_views_outlive_close(buffer):
 
 
 def test_buffer_file_descriptor():
-    before = len(os.listdir("/proc/self/fd"))
     buffer = SharedPinnedBuffer(1 << 20)
-    assert len(os.listdir("/proc/self/fd")) == before + 1
-    assert os.readlink(f"/proc/self/fd/{buffer._descriptor}") == "/memfd:gflownet-messages (deleted)"
+    link = f"/proc/self/fd/{buffer._descriptor}"
+    assert os.readlink(link) == "/memfd:gflownet-messages (deleted)"
     buffer.detach()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert not os.path.lexists(link) or "gflownet-messages" not in os.readlink(link)
     assert_same(buffer.read(buffer.write(torch.ones(3))), torch.ones(3))
 
 
@@ -134,10 +114,6 @@ def test_buffer_pinned_for_cuda(monkeypatch, status, is_pinned):
     assert not buffer.is_pinned
 
 
-def test_buffer_not_pinned_for_cpu(buffer):
-    assert not buffer.is_pinned
-
-
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device: pins real memory")
 
 
@@ -151,12 +127,3 @@ def test_buffer_pinned_until_close_on_cuda():
     assert not buffer.is_pinned
     assert view.tolist() == [0, 1, 2, 3, 4]
     assert not view.is_pinned()
-
-
-@needs_cuda
-@pytest.mark.parametrize("name", cases())
-def test_buffer_round_trip_on_cuda(name):
-    message, buffer = cases()[name], SharedPinnedBuffer(1 << 16, CUDA)
-    there = buffer.transfer(buffer.write(message), CUDA)
-    assert_same(buffer.read(buffer.write(there)), message)
-    buffer.close()

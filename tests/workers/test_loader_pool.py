@@ -70,8 +70,6 @@ def test_loader_pool_death_during_start_raises(monkeypatch, capfd):
 
 
 class Buffer:
-    """A replay buffer as ported code has them."""
-
     def __init__(self) -> None:
         self.items: list[Any] = []
 
@@ -118,14 +116,9 @@ class Ported(IterableDataset):
             pass
         except RuntimeError as error:
             failure = str(error)
+        results = (scaled.tolist(), float(total), float(self.model.log_z(rows + 1)))
         yield {
-            "worker": info.id,
-            "scaled": scaled.tolist(),
-            "total": float(total),
-            "log_z": float(self.model.log_z(rows + 1)),
-            "device": str(self.model.device),
-            "has_items": len(self.replay) > 0 and bool(self.replay),
-            "first": len(self.replay.sample(1)),
+            "results": [info.id, *results, str(self.model.device), bool(self.replay), len(self.replay.sample(1))],
             "failure": failure,
             "draw": float(get_worker_rng().uniform()),
         }
@@ -136,35 +129,18 @@ def test_mp_object_wrapper_in_plain_dataloader(options):
     replay = Buffer()
     wrappers = [mp_object_wrapper(obj, 2, cast_types=(), **options) for obj in (Scale(), replay)]
     model, items = (wrapper.placeholder for wrapper in wrappers)
-    loader = DataLoader(
-        Ported(model, items),
-        batch_size=None,
-        num_workers=2,
-        multiprocessing_context="forkserver",
-        generator=torch.Generator().manual_seed(1),
-    )
-    rows = list(loader)
-    draws = [row.pop("draw") for row in rows]
+    sizes: dict[str, Any] = {"batch_size": None, "num_workers": 2, "multiprocessing_context": "forkserver"}
+    rows = list(DataLoader(Ported(model, items), **sizes, generator=torch.Generator().manual_seed(1)))
     assert [row["failure"].split(":")[0] for row in rows] == ["tests.workers.messages.TwoArgumentError"] * 2
-    assert [{**row, "failure": ""} for row in rows] == [
-        {
-            "worker": worker,
-            "scaled": [3.0 * worker + 1] * 2,
-            "total": 2.0 * worker,
-            "log_z": 3.0 * worker + 3,
-            "device": "cpu",
-            "has_items": True,
-            "first": 1,
-            "failure": "",
-        }
-        for worker in range(2)
-    ]
-    assert len(set(draws)) == 2
+    for worker, row in enumerate(rows):
+        assert row["results"] == [worker, [3.0 * worker + 1] * 2, 2.0 * worker, 3.0 * worker + 3, "cpu", True, 1]
+    assert rows[0]["draw"] != rows[1]["draw"]
     assert sorted(replay.items) == [0, 1]
     assert len(items) == 2  # in the main process, too
     for wrapper in wrappers:
         wrapper.terminate()
         wrapper.terminate()
+    assert not any(wrapper._server.thread.is_alive() for wrapper in wrappers)
     with pytest.raises(ConnectionError, match="the main process closed the connection"):
         len(items)
 

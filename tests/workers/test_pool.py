@@ -7,7 +7,6 @@ import re
 import signal
 import sys
 import threading
-import time
 from itertools import count
 from multiprocessing.context import BaseContext
 from pathlib import Path
@@ -21,7 +20,7 @@ from gflownet.workers import pool as worker_processes
 from gflownet.workers.pool import WorkerError, WorkerPool
 from gflownet.workers.transport import PickleTransport
 from tests.workers import producers
-from tests.workers.messages import TRANSPORTS, named_memory
+from tests.workers.messages import TRANSPORTS, named_memory, released_resources
 from tests.workers.pools import SOON_S, next_of, workers
 from tests.workers.producers import Desk, double
 
@@ -91,13 +90,6 @@ def test_pool_too_many_restarts_raises():
             next_of(pool, 4)
         with pytest.raises(WorkerError, match=r"worker 0 \(pid \d+\) was killed by SIGKILL .* after 2 restarts"):
             pool.next()
-
-
-def test_pool_replaces_exited_worker():
-    with workers(PickleTransport(), producers.Dies(producers.leave), max_restarts=1) as pool:
-        next_of(pool, 2)
-        with pytest.warns(UserWarning, match="exited with status 7"):
-            assert pool.next().generation == 1
 
 
 def die_now(_: Any) -> None:
@@ -182,15 +174,6 @@ def test_pool_start_failure_raises(tmp_path, monkeypatch):
         pass
 
 
-def test_pool_replaces_worker_before_first_message():
-    with (
-        workers(PickleTransport(), producers.DiesAtOnce(), num_workers=2, max_restarts=1) as pool,
-        pytest.warns(UserWarning, match=r"was killed by SIGKILL .*restart 1 of 1"),
-    ):
-        notes = next_of(pool, 2)
-    assert [(note.worker, note.generation, note.turn) for note in notes] == [(0, 1, 0), (1, 0, 0)]
-
-
 @pytest.mark.parametrize("produce", [producers.HangsOnce(in_a_call=False), producers.HangsOnce(in_a_call=True)])
 def test_pool_replaces_hanging_worker(produce, monkeypatch):
     """Only the message of the hanging worker has a short deadline, so that none is missed on a busy machine."""
@@ -208,9 +191,7 @@ def test_pool_replaces_hanging_worker(produce, monkeypatch):
 def test_pool_close_kills_waiting_worker():
     with workers(PickleTransport(), producers.hangs_in_a_call) as pool:
         process = pool._workers[0].process
-        start = time.monotonic()
         pool.close()
-        assert time.monotonic() - start < 2
     with pytest.raises(ValueError, match="closed"):
         process.is_alive()
 
@@ -223,17 +204,14 @@ def test_pool_close_releases_resources(transport):
             pids = {note.pid for note in next_of(pool, 4)}
             with pytest.warns(UserWarning, match="; restart "):
                 pids |= {note.pid for note in next_of(pool, 3)}
-        assert named_memory(os.getpid(), *pids) == []
+        assert named_memory(*pids) == []
 
     use()
-    before, threads = len(os.listdir("/proc/self/fd")), threading.active_count()
-    use()
-    assert len(os.listdir("/proc/self/fd")) == before
-    assert threading.active_count() == threads
+    with released_resources():
+        use()
 
 
 def refusal(served: Served) -> str:
-    """Return why forking is refused."""
     with (
         ProxyServer({"double": served}, transport=PickleTransport()) as server,
         pytest.raises(ValueError, match="expected auto, forkserver or spawn, got fork, which is unsafe: ") as caught,

@@ -1,4 +1,4 @@
-"""Killed main processes and exhausted resources, each in a separate main program."""
+"""Killed, interrupted and failing main processes, each in a separate main program."""
 
 from __future__ import annotations
 
@@ -6,40 +6,60 @@ import json
 import multiprocessing
 import os
 import select
-import shutil
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from gflownet.workers.pool import start_context
-from tests.workers import producers, scenarios
+from gflownet.workers import Endpoint, ProxyServer, Served, WorkerInfo
+from gflownet.workers.pool import WorkerPool, start_context
+from tests.workers import producers
+from tests.workers.messages import TRANSPORTS
 
 LIMIT_S = 300.0  # reached only by a test that fails
+END_S = 60.0
 
 
-def command(scenario: str, transport: str = "pickle", start_method: str = "fork") -> list[str]:
-    return [sys.executable, "-m", "tests.workers.scenarios", scenario, transport, start_method]
+def wait_busily(transport: str, start_method: Any, outlet: Connection, errors: str) -> None:
+    """Start a worker that computes and one that waits, in a new session; wait to be killed."""
+    os.setsid()
+    os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
+    desk = producers.Desk()
+    served = {"desk": Served(desk), "double": Served(producers.double)}
+    options: dict[str, Any] = {"num_workers": 1, "start_method": start_method}
+    with (
+        ProxyServer(served, transport=TRANSPORTS[transport]()) as server,
+        WorkerPool(producers.sample, server, **options) as pool,
+        WorkerPool(producers.Busy(holds_interpreter=False), server, **options),
+    ):
+        pool.next()
+        desk.reported.wait()
+        outlet.send("ready")
+        threading.Event().wait()
 
 
 @contextmanager
-def child(scenario: str, errors: Path, *, transport: str = "pickle") -> Iterator[tuple[Any, Any]]:
-    """A main program that forks its workers, started by the fork server; the process and its first result."""
+def busy_child(errors: Path, *, transport: str, start_method: str = "fork") -> Iterator[Any]:
+    """Yield a main program with workers, started by the fork server, which has imported torch."""
     server: Any = None  # read by the start method fork only
     context = start_context(server, producers.sample, num_workers=1, start_method="forkserver")
     near, far = multiprocessing.Pipe(duplex=False)
-    process = context.Process(target=scenarios.in_child, args=(scenario, transport, "fork", far, str(errors)))
+    process = context.Process(target=wait_busily, args=(transport, start_method, far, str(errors)))
     process.start()
     far.close()
     try:
         assert near.poll(LIMIT_S)
-        yield process, near.recv()
+        assert near.recv() == "ready"
+        yield process
     finally:
         process.kill()
         process.join()
@@ -48,24 +68,24 @@ def child(scenario: str, errors: Path, *, transport: str = "pickle") -> Iterator
 
 def members(session: int) -> list[int]:
     """Return the processes of a session that live, zombies left out."""
-    found = []
+    pids = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         try:
             state, _, _, of = path.read_text().rpartition(")")[2].split()[:4]
         except (FileNotFoundError, ProcessLookupError):
             continue
         if int(of) == session and state != "Z":
-            found.append(int(path.parent.name))
-    return found
+            pids.append(int(path.parent.name))
+    return pids
 
 
 @contextmanager
 def end_of_all(session: int) -> Iterator[None]:
-    """Check that a session has worker processes, and that all are gone 5 s after the block."""
+    """Check that a session has worker processes, and that all are gone after the block."""
     descriptors = [os.pidfd_open(pid) for pid in members(session) if pid != session]
     assert len(descriptors) >= 2
     yield
-    left, deadline = list(descriptors), time.monotonic() + 5
+    left, deadline = list(descriptors), time.monotonic() + END_S
     while left and (ended := select.select(left, [], [], max(0, deadline - time.monotonic()))[0]):
         left = [descriptor for descriptor in left if descriptor not in ended]
     for descriptor in descriptors:
@@ -73,19 +93,19 @@ def end_of_all(session: int) -> Iterator[None]:
     assert left == []
 
 
-def test_workers_exit_with_killed_main_process(tmp_path):
-    with child("waits_busily", tmp_path / "errors", transport="queue") as (main, said):
-        assert said == "ready"
+@pytest.mark.parametrize(
+    "start_method", ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))]
+)
+def test_workers_exit_with_killed_main_process(tmp_path, start_method):
+    with busy_child(tmp_path / "errors", transport="queue", start_method=start_method) as main:
         with end_of_all(main.pid):
             main.kill()
         main.join()
-        assert members(main.pid) == []
 
 
 def test_workers_ignore_ctrl_c(tmp_path):
     """A terminal sends it to all of them."""
-    with child("waits_busily", tmp_path / "errors", transport="buffer") as (main, said):
-        assert said == "ready"
+    with busy_child(tmp_path / "errors", transport="buffer") as main:
         with end_of_all(main.pid):
             os.killpg(main.pid, signal.SIGINT)
         main.join()
@@ -94,69 +114,31 @@ def test_workers_ignore_ctrl_c(tmp_path):
     assert errors.rstrip().endswith("KeyboardInterrupt")
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("start_method", ["forkserver", "spawn"])
-def test_workers_exit_with_killed_main_process_all_start_methods(checkout, start_method):
-    main = subprocess.Popen(
-        command("waits_busily", "queue", start_method),
-        cwd=checkout,
-        stdout=subprocess.PIPE,
-        text=True,
-        start_new_session=True,
-    )
-    assert main.stdout is not None
-    assert main.stdout.readline() == '"ready"\n'
-    with end_of_all(main.pid):
-        main.kill()
-    main.communicate()
-    assert members(main.pid) == []
+def multiply(info: WorkerInfo, endpoint: Endpoint) -> Iterator[tuple[int, float]]:
+    while True:
+        yield os.getpid(), float((torch.ones(600, 600) @ torch.ones(600, 600)).sum())
+
+
+def leave_without_closing(start_method: Any) -> None:
+    """Multiply on two threads, then in a worker; end while the worker is there, as an unhandled error would."""
+    torch.set_num_threads(2)
+    (torch.ones(600, 600) @ torch.ones(600, 600)).sum()
+    server = ProxyServer({}, transport=TRANSPORTS["buffer"]())
+    torch.set_num_threads(1)
+    pool = WorkerPool(multiply, server, num_workers=1, start_method=start_method, deadline_s=60)
+    print(json.dumps(pool.next()))
+    raise KeyError("unhandled")
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("start_method", ["fork", "forkserver"])
 def test_workers_after_openmp_and_main_failure(checkout, start_method):
-    """Forking is refused as long as torch computes on several threads."""
-    done = subprocess.run(
-        command("leaves_without_closing", "buffer", start_method),
-        cwd=checkout,
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    first, *refusal, (worker, last) = map(json.loads, done.stdout.splitlines())
-    assert first == last == 600.0**3
-    assert [text.rpartition(": ")[2] for text in refusal] == (
-        ["torch computes in 2 threads"] if start_method == "fork" else []
-    )
+    code = "import sys; from tests.workers.test_scenarios import leave_without_closing as run; run(sys.argv[1])"
+    command = [sys.executable, "-c", code, start_method]
+    done = subprocess.run(command, cwd=checkout, capture_output=True, text=True, timeout=LIMIT_S)
+    worker, total = json.loads(done.stdout)
+    assert total == 600.0**3
     assert "KeyError: 'unhandled'" in done.stderr
     assert "leaked" not in done.stderr
     with pytest.raises(ProcessLookupError):
         os.kill(worker, 0)
-
-
-def assert_only_the_queue_warns(texts: dict[str, list[str]], warning: str) -> None:
-    assert (texts["buffer"], texts["pickle"], len(texts["queue"])) == ([], [], 1)
-    assert texts["queue"][0].startswith(warning)
-
-
-def test_workers_with_few_open_files(tmp_path):
-    with child("may_open_few_files", tmp_path / "errors") as (_, texts):
-        assert_only_the_queue_warns(texts, "open files: expected a limit of at least")
-
-
-def can_mount() -> bool:
-    if shutil.which("unshare") is None:
-        return False
-    return subprocess.run(["unshare", "-rm", "mount", "-t", "tmpfs", "tmpfs", "/dev/shm"], check=False).returncode == 0
-
-
-@pytest.mark.slow  # tests/workers/test_transport.py has a full /dev/shm in this process
-def test_workers_with_small_shared_memory(checkout):
-    """Messages of 10 MB with a /dev/shm of 8 MB: buffers do not need it, torch's sharing would be killed."""
-    if not can_mount():
-        pytest.skip("needs user namespaces: unshare -rm mount")
-    mount = 'mount -t tmpfs -o size=8m tmpfs /dev/shm && exec "$@"'
-    limited = ["unshare", "-rm", "sh", "-c", mount, "sh", *command("has_little_shared_memory")]
-    done = subprocess.run(limited, cwd=checkout, capture_output=True, text=True, timeout=LIMIT_S)
-    assert done.returncode == 0, done.stderr
-    assert_only_the_queue_warns(json.loads(done.stdout), "/dev/shm: expected")

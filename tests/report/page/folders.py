@@ -80,7 +80,6 @@ def page(folder: Path, **options: Any) -> Page:
 
 
 def assignment_of(**values: Any) -> dict[str, Any]:
-    """Return the node-link data of an assignment."""
     return Assignment.of(values).to_dict()
 
 
@@ -101,7 +100,6 @@ def record(number: int, score: float | None, graph: Mapping[str, Any], **fields:
 
 
 def metric_rows(num: int) -> list[dict[str, Any]]:
-    """Return the rows of a run of `num` steps."""
     return [
         {
             **{"step": step, "loss": 100.0 / step, "log_Z": -5.0 + step / num, "log_reward_mean": -20.0 / step},
@@ -113,7 +111,6 @@ def metric_rows(num: int) -> list[dict[str, Any]]:
 
 
 def status_of(state: str, *, message: str = "", is_alive: bool = False, phase: str = "training") -> dict[str, Any]:
-    """Return the content of status.json with one session."""
     process = psutil.Process()
     session = {
         "command": ["/somewhere/gflownet/train.py", "--config", "choices", "seed=3"],

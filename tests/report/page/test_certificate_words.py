@@ -79,11 +79,7 @@ def test_words_of_a_certificate(part: Mapping[str, Any], errors: Sequence[str], 
 
 
 def test_section_has_verdicts_findings_and_figures(tmp_path: Path):
-    content = {
-        "certificates": [EXACT, ESTIMATED],
-        "errors": [],
-        "rules": {"verdict": ["rules: hold"]},
-    }
+    content = {"certificates": [EXACT, ESTIMATED], "errors": [], "rules": {"verdict": ["rules: hold"]}}
     section = certificate_section(read_run(write_run(tmp_path, files={"certificate.json": content})), command="certify")
     first, second = section.verdicts
     assert first.words.endswith("Exact: all 1,200 terminal states are compared.")

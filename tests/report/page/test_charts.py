@@ -113,6 +113,8 @@ def test_histogram_has_quantiles_and_shares():
     name, number, *quantiles = chart.table.rows[0]
     assert (name, number) == ("all", "500")
     assert quantiles == [number_text(value) for value in np.quantile(values, [0, 0.25, 0.5, 0.75, 1])]
+    y_ticks = [mark.text for mark in chart.marks if mark.attributes.get("text-anchor") == "end"]
+    assert y_ticks == ["0", "0.2", "0.4"], "half of the second sample is in each of two bins"
     assert histogram("h", "H", [Sample("all", [])], x_label="score") is None
 
 

@@ -27,17 +27,7 @@ from gflownet.report.page.overview import progress_of, seconds_left
 from gflownet.report.page.secrets import masked_command, masked_options
 from gflownet.run_marker import RunMarker, write_marker
 from tests.evaluation.candidates import classifier_graph
-from tests.report.page.folders import (
-    RUN,
-    WRITTEN,
-    Page,
-    assignment_of,
-    metric_rows,
-    page,
-    record,
-    status_of,
-    write_run,
-)
+from tests.report.page.folders import RUN, WRITTEN, Page, assignment_of, metric_rows, page, record, status_of, write_run
 
 PLUS_MINUS, MINUS = "\N{PLUS-MINUS SIGN}", "\N{MINUS SIGN}"
 HOSTILE = '<script>alert("x")</script><img src=x onerror=alert(1)>{{ 7 * 7 }}'
@@ -58,7 +48,6 @@ def choices(num: int, *, num_failed: int = 0) -> list[Any]:
 
 
 def top_of(num: int) -> list[dict[str, Any]]:
-    """Return the entries of top_architectures.json."""
     return [
         {
             "rank": rank,
@@ -79,7 +68,6 @@ def top_of(num: int) -> list[dict[str, Any]]:
 
 
 def finished_run(folder: Path, **fields: Any) -> Path:
-    """Write a completed run with every file."""
     files = {
         "top_architectures.json": top_of(3),
         "references.json": [
@@ -120,11 +108,7 @@ def test_summary_has_the_main_sentence_of_each_section(tmp_path):
 def test_curves_show_what_metrics_have(tmp_path):
     read = page(finished_run(tmp_path))
     titles = (
-        "Score of sampled",
-        "Loss",
-        "Learned log Z",
-        "Different architectures",
-        "known before",
+        *("Score of sampled", "Loss", "Learned log Z", "Different architectures", "known before"),
         "Evaluator at work",
     )
     assert all(title in read.sections["curves"] for title in titles)

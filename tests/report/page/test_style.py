@@ -14,14 +14,12 @@ LINES = tuple(f"c{index}" for index in range(8))
 
 
 def colours(theme: str) -> dict[str, str]:
-    """Return the variables of a theme."""
     text = files("gflownet.report.page").joinpath("templates/style.css.j2").read_text(encoding="utf-8")
     blocks = re.findall(r":root \{(.*?)\}", text, re.DOTALL)
     return dict(re.findall(r"--(\w+): (#[0-9a-f]{6});", blocks[THEMES[theme]]))
 
 
 def contrast(first: str, second: str) -> float:
-    """Return the contrast ratio of two colours, 1 to 21."""
     light, dark = sorted((luminance(first), luminance(second)), reverse=True)
     return (light + 0.05) / (dark + 0.05)
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import time
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
-import openai
+import lazy_loader
 import torch
 
 from gflownet.rhn.bytes_text import encode
@@ -18,6 +18,11 @@ from gflownet.rhn.serving.sampling import SamplingParams
 from gflownet.rhn.text_codec import TOKENIZER_NAME
 from tests.rhn.random_networks import random_network
 from tests.rhn.test_text_codec import write_tokenizer
+
+if TYPE_CHECKING:
+    import openai
+else:
+    openai = lazy_loader.load("openai")  # takes seconds: not for processes of the tests that do not use it
 
 CONFIG = RHNConfig(hidden_size=8, intermediate_size=12, depth=2, rank=2)
 NEVER_ENDS = 10**8  # tokens
@@ -46,17 +51,12 @@ class Listening(Protocol):
     """A server in this or another process."""
 
     @property
-    def url(self) -> str:
-        """Where it listens, without /v1."""
-        ...
+    def url(self) -> str: ...
 
-    def metrics(self) -> dict[str, float]:
-        """Return the figures of /metrics."""
-        ...
+    def metrics(self) -> dict[str, float]: ...
 
 
 def client_of(server: Listening) -> openai.OpenAI:
-    """Return OpenAI's client, which is not to try again by itself."""
     return openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0, timeout=PATIENCE)
 
 
@@ -68,6 +68,7 @@ def wait_until(server: Listening, **expected: float) -> dict[str, float]:
         if all(found.get(f"gflownet_{name}", 0) == value for name, value in expected.items()):
             return found
         assert time.monotonic() < deadline, found
+        time.sleep(0.02)
 
 
 def offline(folder: Path, prompt: str, max_slots: int, **params: Any) -> Generation:

@@ -36,11 +36,9 @@ class LocalServer:
 
     @property
     def port(self) -> int:
-        """That it listens on."""
         return int(self.url.rpartition(":")[2])
 
     def metrics(self) -> dict[str, float]:
-        """Return the figures of /metrics."""
         return metrics_of(self.url)
 
     def signal(self, number: signal.Signals) -> None:

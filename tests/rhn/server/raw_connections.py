@@ -24,7 +24,6 @@ class RawResponse:
 
     @property
     def error(self) -> dict[str, Any]:
-        """Return the error of a body in OpenAI's format."""
         error = json.loads(self.body)["error"]
         assert set(error) == {"message", "type", "param", "code"}
         return error
@@ -32,7 +31,6 @@ class RawResponse:
 
 @contextmanager
 def connected(port: int, *, receive_buffer: int | None = None) -> Iterator[socket.socket]:
-    """Connect to a server of this machine."""
     with socket.socket() as connection:
         if receive_buffer is not None:
             connection.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, receive_buffer)
@@ -42,7 +40,6 @@ def connected(port: int, *, receive_buffer: int | None = None) -> Iterator[socke
 
 
 def post(path: str, body: bytes | dict[str, Any], *headers: str, version: str = "1.1") -> bytes:
-    """Return the bytes of a request."""
     content = body if isinstance(body, bytes) else json.dumps(body).encode()
     lines = [f"POST {path} HTTP/{version}", "Host: localhost", f"Content-Length: {len(content)}", *headers]
     return "\r\n".join([*lines, "", ""]).encode() + content

@@ -6,11 +6,6 @@ import random
 
 import pytest
 
-try:
-    import fastapi  # noqa: F401
-except ModuleNotFoundError:
-    pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
-
 from gflownet.rhn.bytes_text import decode, encode
 from gflownet.rhn.server.choices import Choice, Piece, joined, likeliest
 from gflownet.rhn.server.formats import CompletionFormat

@@ -6,14 +6,8 @@ import json
 from pathlib import Path
 from typing import Any
 
+import httpx
 import pytest
-
-try:
-    import fastapi  # noqa: F401
-    import httpx
-except ModuleNotFoundError as error:
-    pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
-
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -153,9 +147,10 @@ messages = st.lists(st.fixed_dictionaries({"role": roles, "content": st.text(max
 
 
 def test_random_chats_get_an_answer_or_4xx() -> None:
-    bodies: list[dict[str, Any]] = []
+    # Hypothesis chooses other values when other modules are imported; it may miss an answer or a refusal.
+    bodies: list[dict[str, Any]] = [{"model": "m", "max_tokens": 2, "messages": each} for each in (MESSAGES, 3)]
 
-    @settings(max_examples=60, deadline=None, database=None, derandomize=True)
+    @settings(max_examples=25, deadline=None, database=None, derandomize=True)
     @given(messages | values, st.dictionaries(st.sampled_from(sorted(ChatRequest.model_fields)), values, max_size=3))
     def collect(conversation: Any, fields: dict[str, Any]) -> None:
         bodies.append({"model": "m", "max_tokens": 2, "messages": conversation, **fields})

@@ -9,12 +9,6 @@ from pathlib import Path
 
 import pytest
 
-try:
-    import fastapi  # noqa: F401
-    import openai  # noqa: F401
-except ModuleNotFoundError as error:
-    pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
-
 from gflownet.rhn.checkpoint import save_language_model
 from gflownet.rhn.config import RHNConfig
 from gflownet.rhn.server.__main__ import main, parse
@@ -23,7 +17,6 @@ from tests.rhn.server.clients import save_tiny
 
 
 def refusal(arguments: list[object], capsys: pytest.CaptureFixture[str]) -> str:
-    """Run the command and return its error line."""
     assert main([str(argument) for argument in arguments]) == 2
     out, errors = capsys.readouterr()
     assert out == ""

@@ -7,44 +7,48 @@ import re
 import socket
 import time
 from collections.abc import Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import replace
 from pathlib import Path
 
+import httpx
 import pytest
-
-try:
-    import fastapi  # noqa: F401
-    import httpx
-    import openai  # noqa: F401
-except ModuleNotFoundError as error:
-    pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
 
 from gflownet.rhn.bytes_text import decode
 from gflownet.rhn.server.answers import MAX_UNREAD
 from gflownet.rhn.server.connections import IDLE_SECONDS, ConnectionLimits
 from gflownet.rhn.server.http_parser import MAX_HEADER
 from gflownet.rhn.server.limits import Limits
-from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, save_tiny, wait_until
+from tests.rhn.server.clients import NEVER_ENDS, PATIENCE, client_of, offline, wait_until
 from tests.rhn.server.in_process import LocalServer, serving
 from tests.rhn.server.raw_connections import SMALL_BUFFER, connected, post, read_all, response_of
 
-LIMITS = Limits(1 << 16, 64, 256, PATIENCE, max_tokens=NEVER_ENDS, body_seconds=0.3)
-CONNECTION_LIMITS = ConnectionLimits(max_connections=12, header_seconds=0.4, body_seconds=0.3, read_seconds=0.4)
-ENDLESS = {"model": "tiny", "prompt": "a", "max_tokens": NEVER_ENDS, "stream": True}
+LIMITS = Limits(1 << 16, 64, 256, PATIENCE, max_tokens=NEVER_ENDS, body_seconds=0.6)
+CONNECTION_LIMITS = ConnectionLimits(max_connections=12, header_seconds=0.6, body_seconds=0.6, read_seconds=0.6)
+ENDLESS = {"model": "tiny", "prompt": "a", "max_tokens": NEVER_ENDS, "stream": True, "logprobs": 5}
 PATH = "/v1/completions"
-HEALTH = b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"
 
 
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return save_tiny(tmp_path_factory.mktemp("models") / "tiny")
+def head(request: str, *headers: str) -> bytes:
+    return "\r\n".join([f"{request} HTTP/1.1", "Host: localhost", *headers, "", ""]).encode()
+
+
+HEALTH = head("GET /health")
 
 
 @pytest.fixture(scope="module")
 def server(folder: Path) -> Iterator[LocalServer]:
     with serving(folder, max_slots=8, limits=LIMITS, connection_limits=CONNECTION_LIMITS) as running:
         yield running
+
+
+def send_until_closed(connection: socket.socket, piece: bytes) -> None:
+    deadline = time.monotonic() + PATIENCE
+    with suppress(OSError):
+        while time.monotonic() < deadline:
+            connection.sendall(piece)
+            time.sleep(0.05)
+    assert time.monotonic() < deadline
 
 
 def closed(server: LocalServer, reason: str) -> float:
@@ -76,9 +80,11 @@ def test_paused_answer_takes_no_steps(folder: Path) -> None:
                 num_steps = after  # the step under way
             time.sleep(0.3)  # of some hundred steps
             assert server.metrics()["gflownet_steps_total"] < num_steps + 5
-            num_sent = len(silent.recv(1 << 16))  # it reads again: the answer goes on
-            while num_sent < 300_000:
-                num_sent += len(silent.recv(1 << 16))
+            num_sent = 0
+            while num_sent < 300_000:  # it reads again: the answer goes on
+                part = silent.recv(1 << 16)
+                assert part, f"the server closed the connection after {num_sent} bytes"
+                num_sent += len(part)
             assert server.metrics()["gflownet_steps_total"] > num_steps + MAX_UNREAD
         assert wait_until(server, requests_running=0)["gflownet_connections_closed_total not_reading"] == 0
 
@@ -91,7 +97,7 @@ def test_slow_reader_gets_its_whole_answer(server: LocalServer, folder: Path) ->
         start = time.monotonic()
         while part := connection.recv(4096):
             received += part
-            time.sleep(0.02)
+            time.sleep(0.04)
         assert time.monotonic() - start > 1.2 * CONNECTION_LIMITS.read_seconds
     events = [line[6:] for line in received.split(b"\n") if line.startswith(b"data: {")]
     text = "".join(json.loads(event)["choices"][0]["text"] for event in events)
@@ -104,8 +110,7 @@ def test_unread_whole_answer_is_dropped(server: LocalServer) -> None:
     with connected(server.port, receive_buffer=SMALL_BUFFER) as silent:
         silent.sendall(post(PATH, asked))
         wait_until(server, requests_running=0, connections=2)  # this one and that of the metrics
-        while server.metrics()["gflownet_connections"] > 1:
-            pass
+        wait_until(server, connections=1)
         assert closed(server, "not_reading") == before + 1
 
 
@@ -118,18 +123,13 @@ def test_incomplete_header_closes_the_connection(sent: bytes, server: LocalServe
     assert CONNECTION_LIMITS.header_seconds <= time.monotonic() - start
     assert response.status == (408 if sent else 0)
     if response.status:
-        assert response.error["message"] == "header: expected it within 0.4 seconds"
+        assert response.error["message"] == "header: expected it within 0.6 seconds"
 
 
 def test_slowly_sent_header_closes_the_connection(server: LocalServer) -> None:
     with connected(server.port) as connection:
-        for number in range(1000):
-            try:
-                connection.sendall(HEALTH[number % 10 : number % 10 + 1])
-            except OSError:
-                break
-            time.sleep(0.02)
-        assert number < 200
+        connection.sendall(HEALTH[:9])
+        send_until_closed(connection, b"x")
 
 
 def test_second_request_of_a_connection_has_the_time_limit(server: LocalServer) -> None:
@@ -149,21 +149,14 @@ def test_incomplete_body_gets_408(path: str, server: LocalServer) -> None:
         connection.sendall(post(path, ENDLESS)[:-5])
         response = response_of(connection)
     assert response.status == 408
-    assert response.error["message"] == "body: expected it within 0.3 seconds"
+    assert response.error["message"] == "body: expected it within 0.6 seconds"
 
 
 def test_slowly_sent_rest_of_a_body_closes_the_connection(server: LocalServer) -> None:
     """A response before the end of a body does not let the client go on for ever."""
     with connected(server.port) as connection:
-        connection.sendall(b"POST /nothing HTTP/1.1\r\nHost: localhost\r\nContent-Length: 100000\r\n\r\n")
-        start = time.monotonic()
-        while time.monotonic() - start < PATIENCE:
-            try:
-                connection.sendall(b" ")
-            except OSError:
-                break
-            time.sleep(0.05)
-        assert time.monotonic() - start < 10
+        connection.sendall(head("POST /nothing", "Content-Length: 100000"))
+        send_until_closed(connection, b" ")
 
 
 def test_connections_over_the_limit_get_503_until_others_are_idle(folder: Path) -> None:
@@ -201,7 +194,7 @@ def test_connection_without_progress_is_replaced(part: str, folder: Path) -> Non
         time.sleep(1.2 * IDLE_SECONDS)
         others[1].sendall(b" ")  # a byte is no progress
         assert httpx.get(f"{server.url}/health").status_code == 200
-        assert time.monotonic() - start < PATIENCE / 4
+        assert time.monotonic() - start < PATIENCE / 2
         response = response_of(others[0])
         assert (response.status, "retry-after: 1" in response.head) == (503, True)
         assert response.error["message"] == "the server has 4 connections, and this one made no progress"
@@ -236,53 +229,29 @@ def test_many_half_open_connections_do_not_stop_ordinary_clients(server: LocalSe
         assert all(not read_all(connection) for connection in half_open[:12])
 
 
-END = b"\r\n\r\n"
-CHUNKED = b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked" + END
+LARGE = "X: " + "x" * 20_000
+CHUNKED = head(f"POST {PATH}", "Transfer-Encoding: chunked")
 INVALID = {
     "garbage": (b"\x16\x03\x01 hello\r\n\r\n", 400),
     "no host": (b"GET /health HTTP/1.1\r\n\r\n", 400),
-    "header too large": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000, 431),
-    "complete header too large": (
-        b"GET /health HTTP/1.1\r\nHost: localhost\r\nX: " + b"x" * 20_000 + b"\r\n\r\n",
-        431,
-    ),
-    "many headers too large": (
-        b"GET /health HTTP/1.1\r\nHost: localhost\r\n" + b"X: y\r\n" * 3_000 + b"\r\n",
-        431,
-    ),
-    "complete query too large": (
-        b"GET /v1/models?" + b"q" * 70_000 + b" HTTP/1.1\r\nHost: localhost\r\n\r\n",
-        431,
-    ),
+    "header too large": (head("GET /health", LARGE)[:-4], 431),
+    "complete header too large": (head("GET /health", LARGE), 431),
+    "many headers too large": (head("GET /health", *["X: y"] * 3_000), 431),
+    "complete query too large": (head("GET /v1/models?" + "q" * 70_000), 431),
     "two lengths": (post(PATH, b"{}", "Content-Length: 3"), 400),
-    "negative length": (b"POST / HTTP/1.1\r\nHost: localhost\r\nContent-Length: -1\r\n\r\n", 400),
-    "unknown transfer encoding": (b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: gzip\r\n\r\n", 400),
-    "two transfer encodings": (
-        b"POST / HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked, chunked\r\n\r\n0\r\n\r\n",
-        400,
-    ),
-    "folded header": (b"GET /health HTTP/1.1\r\nHost: localhost\r\nX : y\r\n\r\n", 400),
-    "bad chunk": (
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nTransfer-Encoding: chunked\r\n\r\nxyz\r\n\r\n",
-        400,
-    ),
+    "negative length": (head("POST /", "Content-Length: -1"), 400),
+    "unknown transfer encoding": (head("POST /", "Transfer-Encoding: gzip"), 400),
+    "two transfer encodings": (head("POST /", "Transfer-Encoding: chunked, chunked") + b"0\r\n\r\n", 400),
+    "folded header": (head("GET /health", "X : y"), 400),
+    "bad chunk": (CHUNKED + b"xyz\r\n\r\n", 400),
     "chunk too large": (CHUNKED + b"f" * 19 + b"\r\n", 413),
     "chunk too large after its first bytes": (CHUNKED + b"2\r\n{}\r\n" + b"f" * 19 + b"\r\nx", 413),
     "chunk size too long": (CHUNKED + b"f" * 21 + b"\r\n", 400),
-    "length too large": (
-        b"POST /v1/completions HTTP/1.1\r\nHost: localhost\r\nContent-Length: " + b"9" * 19 + END,
-        413,
-    ),
+    "length too large": (head(f"POST {PATH}", "Content-Length: " + "9" * 19), 413),
     "compressed body": (post(PATH, b"{}", "Content-Encoding: gzip", "Connection: close"), 415),
-    "upgrade": (
-        b"GET /v1 HTTP/1.1\r\nHost: localhost\r\nConnection: Upgrade, close\r\nUpgrade: websocket\r\n\r\n",
-        404,
-    ),
-    "other host in the target": (
-        b"GET http://evil/health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n",
-        404,
-    ),
-    "trace": (b"TRACE /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n", 405),
+    "upgrade": (head("GET /v1", "Connection: Upgrade, close", "Upgrade: websocket"), 404),
+    "other host in the target": (head("GET http://evil/health", "Connection: close"), 404),
+    "trace": (head("TRACE /health", "Connection: close"), 405),
     "http 2": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", 403),
 }
 
@@ -312,10 +281,10 @@ def test_too_large_body_is_refused_before_it_comes(name: str, folder: Path) -> N
 
 
 def test_header_of_the_largest_size_is_accepted(server: LocalServer) -> None:
-    head = b"GET /health HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\nX: "
+    smallest = len(head("GET /health", "Connection: close", "X: "))
     for size, status in ((MAX_HEADER, 200), (MAX_HEADER + 1, 431)):
         with connected(server.port) as connection:
-            connection.sendall(head + b"x" * (size - len(head) - len(END)) + END)
+            connection.sendall(head("GET /health", "Connection: close", "X: " + "x" * (size - smallest)))
             assert response_of(connection).status == status
 
 

@@ -8,14 +8,8 @@ import random
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+import httpx
 import pytest
-
-try:
-    import fastapi  # noqa: F401
-    import httpx
-except ModuleNotFoundError as error:
-    pytest.skip(f"{error.name} is not installed: the extra test has it", allow_module_level=True)
-
 from torch import Tensor
 
 from gflownet.rhn.server.api_keys import ApiKeys
@@ -62,10 +56,10 @@ VALUES = (
 FIELDS = (*CompletionRequest.model_fields, "beam_width", "\x00", "stream_options")
 
 
-def hostile_bodies(num_random: int, seed: int) -> list[bytes]:
-    """Return every field with every value, and random requests of several such fields."""
+def hostile_bodies(num_values: int, num_random: int, seed: int) -> list[bytes]:
+    """Return every field with some of the values, and random requests of several such fields."""
     chance = random.Random(seed)
-    bodies = [{field: value} for field in FIELDS for value in VALUES]
+    bodies = [{field: value} for field in FIELDS for value in chance.sample(VALUES, num_values)]
     for _ in range(num_random):
         fields = chance.sample(FIELDS, chance.randint(2, 6))
         bodies.append({field: chance.choice(VALUES) for field in fields})
@@ -114,11 +108,11 @@ def check_answer(response: httpx.Response, body: object) -> None:
     assert "\n" not in error["message"], body
 
 
-def fuzz(num_random: int, seed: int) -> None:
+def fuzz(num_values: int, num_random: int, seed: int) -> None:
     async def conversation(client: httpx.AsyncClient, service: Service) -> None:
         innocent = service.submit(Submission([[97, 98]], SamplingParams(max_tokens=NEVER_ENDS, **GREEDY)))
         statuses = set()
-        for body in hostile_bodies(num_random, seed):
+        for body in hostile_bodies(num_values, num_random, seed):
             response = await client.post(PATH, content=body)
             check_answer(response, body)
             statuses.add(response.status_code)
@@ -138,13 +132,13 @@ def fuzz(num_random: int, seed: int) -> None:
 
 
 def test_hostile_requests_get_4xx_and_disturb_no_stream() -> None:
-    fuzz(num_random=100, seed=0)
+    fuzz(num_values=20, num_random=100, seed=0)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(1, 6))
 def test_many_hostile_requests_get_4xx_and_disturb_no_stream(seed: int) -> None:
-    fuzz(num_random=2000, seed=seed)
+    fuzz(len(VALUES), num_random=2000, seed=seed)
 
 
 @pytest.mark.parametrize("stream", [False, True])

@@ -8,12 +8,6 @@ from itertools import count
 from typing import Any, cast
 
 import pytest
-
-try:
-    import fastapi  # noqa: F401
-except ModuleNotFoundError:
-    pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
-
 from prometheus_client.parser import text_string_to_metric_families
 
 from gflownet.rhn.server.connections import Connections, Ending

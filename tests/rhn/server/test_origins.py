@@ -4,11 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-try:
-    import fastapi  # noqa: F401
-except ModuleNotFoundError:
-    pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
-
 from gflownet.rhn.server.errors import RequestError
 from gflownet.rhn.server.origins import Origins
 

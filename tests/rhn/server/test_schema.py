@@ -6,12 +6,6 @@ import json
 from http import HTTPStatus
 
 import pytest
-
-try:
-    import fastapi  # noqa: F401
-except ModuleNotFoundError:
-    pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
-
 from pydantic import ValidationError
 
 from gflownet.rhn.server.completion_request import CompletionRequest, parse_completion
@@ -26,12 +20,7 @@ def body(**fields: object) -> bytes:
 
 @pytest.mark.parametrize(
     ("prompt", "expected"),
-    [
-        ("é", [[195, 169]]),
-        (["a", "bc"], [[97], [98, 99]]),
-        ([1, 2], [[1, 2]]),
-        ([[1], [2, 3]], [[1], [2, 3]]),
-    ],
+    [("é", [[195, 169]]), (["a", "bc"], [[97], [98, 99]]), ([1, 2], [[1, 2]]), ([[1], [2, 3]], [[1], [2, 3]])],
 )
 def test_prompts_accepts_texts_and_tokens(prompt: object, expected: list[list[int]]) -> None:
     assert parse_completion(body(prompt=prompt)).prompts(BYTES) == expected
@@ -85,6 +74,8 @@ def test_parameters_out_of_bounds_raise(asked: dict[str, object], message: str) 
         (b"", None),
         (b"{", None),
         (b"[]", None),
+        (b"null", None),
+        (b"[" * 4000, None),
         (b"\xff", None),
         (b'{"model": "m"}', "prompt"),
         (body(prompt=3), "prompt"),
@@ -95,6 +86,9 @@ def test_parameters_out_of_bounds_raise(asked: dict[str, object], message: str) 
         (body(max_tokens=-1), "max_tokens"),
         (b'{"model": "m", "prompt": "a", "temperature": NaN}', "temperature"),
         (body(n=129), "n"),
+        (body(n=0), "n"),
+        (body(stream="yes"), "stream"),
+        (b'{"model": "m", "prompt": 1e999}', "prompt"),
         (body(n=3, best_of=2), "best_of"),
         (body(best_of=2, stream=True), "best_of"),
         (body(logprobs=6), "logprobs"),

@@ -7,14 +7,8 @@ from collections.abc import Awaitable, Callable
 from http import HTTPStatus
 
 import pytest
-from torch import Tensor
-
-try:
-    import fastapi  # noqa: F401
-except ModuleNotFoundError:
-    pytest.skip("fastapi is not installed: the extra serve has it", allow_module_level=True)
-
 from starlette.types import Message, Receive, Scope, Send
+from torch import Tensor
 
 from gflownet.rhn.decoding import LanguageModel
 from gflownet.rhn.server.errors import RequestError
@@ -58,8 +52,6 @@ def engine_of(model: LanguageModel | None = None) -> Engine:
 
 
 def serve(engine: Engine, talk: Callable[[Service], Awaitable[None]]) -> Service:
-    """Run a conversation with a service, and stop it."""
-
     async def run() -> Service:
         service = Service(engine, "m", on_failure=lambda: None)
         service.start()

@@ -14,9 +14,18 @@ from gflownet.rhn.serving.requests import Event, FinishEvent, PromptEvent, Token
 from gflownet.rhn.serving.sampling import Sampled
 from gflownet.rhn.serving.scheduler import SchedulerConfig
 from tests.rhn.random_networks import random_network
-from tests.rhn.serving.clock import Clock
 
 CONFIG = RHNConfig(vocabulary_size=9, hidden_size=8, intermediate_size=12, depth=3, rank=2, bottleneck=3)
+
+
+class Clock:
+    """A clock that the test advances."""
+
+    def __init__(self) -> None:
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
 
 
 def engine_of(
@@ -29,7 +38,6 @@ def engine_of(
 
 
 def drain(engine: Engine) -> list[Event]:
-    """Step until there is no work."""
     events = []
     while engine.has_work:
         events += engine.step()
@@ -37,7 +45,6 @@ def drain(engine: Engine) -> list[Event]:
 
 
 def tokens_of(events: Sequence[Event]) -> dict[int, list[int]]:
-    """Return the tokens of each answer."""
     tokens = defaultdict(list)
     for event in events:
         if isinstance(event, TokenEvent):
@@ -46,7 +53,6 @@ def tokens_of(events: Sequence[Event]) -> dict[int, list[int]]:
 
 
 def prompts_of(events: Sequence[Event]) -> dict[int, list[Sampled]]:
-    """Return the tokens of each prompt."""
     prompts = defaultdict(list)
     for event in events:
         if isinstance(event, PromptEvent):
@@ -62,7 +68,6 @@ def sampled_of(events: Sequence[Event], request_id: int | None = None) -> list[S
 
 
 def ends_of(events: Sequence[Event]) -> dict[int, FinishEvent]:
-    """Return the last event of each request."""
     return {event.request_id: event for event in events if isinstance(event, FinishEvent)}
 
 

@@ -2,24 +2,18 @@
 
 from __future__ import annotations
 
-import math
 import random
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import replace
 from typing import ClassVar
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 from gflownet.rhn.config import RHNConfig, StackConfig, StackLayer
 from gflownet.rhn.decoding import LanguageModel, RHNDecoder
 from gflownet.rhn.network import RHN
-from gflownet.rhn.serving import sampler as sampler_module
 from gflownet.rhn.serving.engine import Engine, EngineConfig
-from gflownet.rhn.serving.logits_processors import History, RepetitionPenaltyLogitsProcessor
 from gflownet.rhn.serving.requests import FinishEvent, Request
 from gflownet.rhn.serving.sampler import Sampler
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
@@ -27,36 +21,7 @@ from gflownet.rhn.serving.scheduler import QueueFullError, SchedulerConfig
 from gflownet.rhn.stack_model import RecurrentStack
 from tests.rhn.random_networks import random_network
 from tests.rhn.rounding import num_terms_of_token, rounding_tolerance
-from tests.rhn.serving.clock import Clock
-from tests.rhn.serving.engines import CONFIG, assert_close, drain, ends_of, engine_of, sampled_of, tokens_of
-
-
-def test_answers_are_independent_of_other_requests() -> None:
-    chance = random.Random(0)
-    requests = [
-        Request(
-            [chance.randrange(9) for _ in range(chance.randint(1, 9))],
-            SamplingParams(max_tokens=chance.randint(1, 12), seed=seed, temperature=chance.choice([0, 0.7, 2])),
-        )
-        for seed in range(30)
-    ]
-    alone = []
-    for request in requests:
-        engine = engine_of(max_slots=4)
-        request_id = engine.submit(request)
-        alone.append(tokens_of(drain(engine))[request_id])
-    for prefix_bytes in (0, 10_000):
-        engine = engine_of(max_slots=4, prefix_bytes=prefix_bytes)
-        events, ids = [], []
-        for request in requests:
-            ids.append(engine.submit(request))
-            for _ in range(chance.randint(0, 4)):
-                events += engine.step()
-        events += drain(engine)
-        assert [tokens_of(events)[request_id] for request_id in ids] == alone
-        reasons = [ends_of(events)[request_id].finish_reason for request_id in ids]
-        assert reasons == [FinishReason.LENGTH] * 30
-
+from tests.rhn.serving.engines import CONFIG, Clock, assert_close, drain, ends_of, engine_of, sampled_of, tokens_of
 
 STACK = StackConfig(tuple(StackLayer(cell=cell) for cell in ("rhn", "lstm", "gru")))
 NETWORK = RHNConfig(hidden_size=32, intermediate_size=48, depth=3)
@@ -110,22 +75,6 @@ def test_float32_log_probabilities_in_any_batch_agree_within_rounding(name: str)
         # Sorted values differ no more than the largest difference, whichever tokens they are of.
         for (_, value), (_, value_alone) in zip(sampled.likeliest, alone.likeliest, strict=True):
             assert abs(value - value_alone) <= tolerance
-
-
-@pytest.mark.parametrize("name", ["rhn", "stack"])
-def test_float64_tokens_do_not_depend_on_the_batch(name: str) -> None:
-    chance = random.Random(1)
-    requests = [
-        Request(
-            [chance.randrange(256) for _ in range(chance.randint(1, 9))],
-            SamplingParams(temperature, max_tokens=chance.randint(1, 9), seed=seed, logprobs=0),
-        )
-        for seed, temperature in enumerate([0, 0, 1] * 7)
-    ]
-    for sampled, alone in answers_in_two_batches(model_of(name, torch.float64), requests):
-        assert sampled.token == alone.token
-        # 18 tokens of a chaotic network: 2e-16 times 3 to the power of 18.
-        assert sampled.log_probability == pytest.approx(alone.log_probability, abs=1e-7)
 
 
 def test_prompts_and_states_are_copied() -> None:
@@ -292,53 +241,6 @@ def test_metrics_follow_the_clock() -> None:
     assert metrics.tokens_per_second == 0  # no time passes during a step
 
 
-def test_infinite_logits_end_one_request_only() -> None:
-    network = random_network(CONFIG, 0)
-    with torch.no_grad():
-        network.embedding.weight[3] = math.nan
-    network.unembedding = torch.nn.Embedding(9, 8, dtype=torch.float64)
-    engine = Engine(RHNDecoder(network), EngineConfig(prefix_bytes=0))
-    good, bad = (
-        engine.submit(Request([token], SamplingParams(max_tokens=3, logit_bias={3: -100}))) for token in (1, 3)
-    )
-    ends = ends_of(drain(engine))
-    assert ends[good].finish_reason is FinishReason.LENGTH
-    assert (ends[bad].finish_reason, ends[bad].error) == (FinishReason.ERROR, "the model's logits are not finite")
-
-
-@pytest.mark.parametrize("is_early", [False, True])
-def test_failing_processor_ends_one_request_and_frees_its_slot(is_early: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    class Raises(RepetitionPenaltyLogitsProcessor):
-        def __init__(self, penalty: torch.Tensor) -> None:
-            super().__init__(penalty)
-            if is_early:
-                self.check()
-
-        def __call__(self, history: History, scores: torch.Tensor) -> torch.Tensor:
-            self.check()
-            return super().__call__(history, scores)
-
-        def check(self) -> None:
-            if (self.penalty == 3).any():
-                raise RuntimeError("out of range")
-
-    params = SamplingParams(max_tokens=8, seed=0, repetition_penalty=2)
-    alone, engine = engine_of(max_slots=3), engine_of(max_slots=3)
-    alone.submit(Request([1, 2], params))
-    expected = tokens_of(drain(alone))[0]
-    monkeypatch.setattr(sampler_module, "RepetitionPenaltyLogitsProcessor", Raises)
-    ids = [engine.submit(Request([1, 2], replace(params, repetition_penalty=penalty))) for penalty in (2, 3, 2, 3, 2)]
-    events = drain(engine)
-    for request_id, penalty in zip(ids, (2, 3, 2, 3, 2), strict=True):
-        end = ends_of(events)[request_id]
-        if penalty == 2:
-            assert (end.finish_reason, tokens_of(events)[request_id]) == (FinishReason.LENGTH, expected)
-        else:
-            assert end.finish_reason is FinishReason.ERROR
-            assert end.error == "sampling failed: RuntimeError: out of range"
-    assert engine.metrics().num_running == engine.metrics().num_waiting == 0
-
-
 def test_failing_placement_ends_one_request_only(monkeypatch: pytest.MonkeyPatch) -> None:
     place = Sampler.place
 
@@ -353,50 +255,6 @@ def test_failing_placement_ends_one_request_only(monkeypatch: pytest.MonkeyPatch
     ends = ends_of(drain(engine))
     assert [ends[request_id].error for request_id in ids] == ["", "sampling failed: MemoryError: tables"] * 2
     assert engine.metrics().num_running == 0
-
-
-@settings(max_examples=30, deadline=None)
-@given(
-    st.lists(
-        st.one_of(
-            st.tuples(st.just("submit"), st.integers(1, 5), st.integers(1, 6)),
-            st.just("step"),
-            st.tuples(st.just("cancel"), st.integers(0, 9)),
-        ),
-        max_size=40,
-    )
-)
-def test_each_request_ends_once_with_tokens_independent_of_the_batch(actions: list) -> None:
-    alone: dict[tuple[int, int], list[int]] = {}
-    engine, events, asked = engine_of(max_slots=2, max_queue=100), [], {}
-    cancelled = set()
-    for action in actions:
-        if action == "step":
-            events += engine.step()
-        elif action[0] == "cancel":
-            if engine.cancel(action[1]):
-                cancelled.add(action[1])
-        else:
-            _, length, max_tokens = action
-            prompt = list(range(length))
-            request_id = engine.submit(Request(prompt, SamplingParams(3.0, max_tokens=max_tokens, seed=length)))
-            asked[request_id] = length, max_tokens
-            if (length, max_tokens) not in alone:
-                other = engine_of(max_slots=2)
-                other.submit(Request(prompt, SamplingParams(3.0, max_tokens=max_tokens, seed=length)))
-                alone[length, max_tokens] = tokens_of(drain(other))[0]
-        assert engine.metrics().num_running <= 2
-    events += drain(engine)
-    assert sorted(event.request_id for event in events if isinstance(event, FinishEvent)) == sorted(asked)
-    told, ends = tokens_of(events), ends_of(events)
-    for request_id, key in asked.items():
-        got = told.get(request_id, [])
-        assert ends[request_id].num_tokens == len(got)
-        if request_id in cancelled and ends[request_id].finish_reason is FinishReason.CANCELLED:
-            assert got == alone[key][: len(got)]
-        else:
-            assert got == alone[key]
-            assert ends[request_id].finish_reason is FinishReason.LENGTH
 
 
 def test_threads_may_submit_and_cancel_while_the_engine_steps() -> None:
@@ -422,3 +280,74 @@ def test_threads_may_submit_and_cancel_while_the_engine_steps() -> None:
         thread.join()
     assert sorted(ends_of(events)) == sorted(submitted) == list(range(80))
     assert sum(isinstance(event, FinishEvent) for event in events) == 80
+
+
+PARAMS = SamplingParams(2.0, max_tokens=6, seed=0)
+
+
+def answer_to(prompt: list[int]) -> list[int]:
+    engine = engine_of()
+    engine.submit(Request(prompt, PARAMS))
+    return tokens_of(drain(engine))[0]
+
+
+def test_paused_request_takes_no_step_and_continues_unchanged() -> None:
+    engine = engine_of(max_slots=2)
+    first, second = engine.submit(Request([1, 2, 3], PARAMS)), engine.submit(Request([4], PARAMS))
+    events = engine.step()
+    assert engine.pause(first)  # in its prompt
+    events += drain(engine)
+    assert tokens_of(events) == {second: answer_to([4])}
+    assert (engine.has_work, engine.metrics().num_running) == (False, 1)
+    assert engine.resume(first)
+    for _ in range(4):
+        events += engine.step()
+    assert engine.pause(first)  # in its answer
+    assert (engine.step(), engine.has_work) == ([], False)
+    engine.resume(first)
+    events += drain(engine)
+    assert tokens_of(events)[first] == answer_to([1, 2, 3])
+    assert not engine.pause(first)
+    assert not engine.resume(first)
+    assert not engine.pause(99)
+
+
+def test_paused_request_keeps_its_slot() -> None:
+    engine = engine_of(max_slots=1)
+    first, second = (engine.submit(Request([1], PARAMS)) for _ in range(2))
+    engine.step()
+    engine.pause(first)
+    assert not engine.has_work  # so that the thread of the engine sleeps
+    assert engine.step() == []
+    assert (engine.metrics().num_running, engine.metrics().num_waiting) == (1, 1)
+    assert engine.cancel(first)
+    assert engine.has_work
+    events = drain(engine)
+    assert ends_of(events)[first].finish_reason is FinishReason.CANCELLED
+    assert tokens_of(events)[second] == answer_to([1])
+
+
+def test_waiting_request_paused_before_its_slot() -> None:
+    clock = Clock()
+    engine = engine_of(max_slots=1, max_waiting=5, clock=clock)
+    first, second, third = (engine.submit(Request([1], PARAMS)) for _ in range(3))
+    engine.pause(second)
+    events = drain(engine)
+    assert set(ends_of(events)) == {first}
+    assert engine.metrics().num_running == 1
+    clock.now = 6
+    assert engine.has_work  # the third one has waited too long
+    assert set(ends_of(drain(engine))) == {third}
+    engine.resume(second)
+    assert tokens_of(drain(engine))[second] == answer_to([1])
+
+
+def test_followers_of_a_paused_reader_wait() -> None:
+    engine = engine_of(max_slots=3)
+    ids = engine.submit_many(Request([1, 2, 3], PARAMS), [0, 0])
+    engine.pause(ids[0])
+    assert drain(engine) == []
+    assert not engine.has_work
+    engine.resume(ids[0])
+    events = drain(engine)
+    assert [tokens_of(events)[each] for each in ids] == [answer_to([1, 2, 3])] * 2

@@ -50,7 +50,7 @@ def random_prompts(seed: int, vocabulary_size: int, count: int) -> list[list[int
     return [[chance.randrange(vocabulary_size) for _ in range(chance.randint(1, 7))] for _ in range(count)]
 
 
-@pytest.mark.parametrize("seed", range(12))
+@pytest.mark.parametrize("seed", range(4))
 def test_generate_and_generate_batch_equal_oracle(seed: int) -> None:
     network = random_case(seed).network
     decoder = RHNDecoder(network)
@@ -69,7 +69,7 @@ def test_sampled_answer_is_independent_of_the_batch() -> None:
     params = [SamplingParams(5.0, max_tokens=12, seed=seed, top_p=0.9, presence_penalty=0.3) for seed in range(9)]
     alone = [generate(decoder, *asked).tokens for asked in zip(prompts, params, strict=True)]
     assert [[s.token for s in Stream(decoder, *asked)] for asked in zip(prompts, params, strict=True)] == alone
-    for max_slots in (1, 2, 5, 9):
+    for max_slots in (2, 9):
         answers = generate_batch(decoder, prompts, params, max_slots=max_slots)
         assert [answer.tokens for answer in answers] == alone
     assert len({tuple(tokens) for tokens in alone}) == 9

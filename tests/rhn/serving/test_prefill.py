@@ -22,11 +22,10 @@ from gflownet.rhn.stack_model import RecurrentStack
 from gflownet.rhn.text_codec import BYTES
 from tests.oracles.serving import slow_answer
 from tests.rhn.random_networks import random_network
-from tests.rhn.serving.clock import Clock
-from tests.rhn.serving.engines import CONFIG, assert_close, drain, ends_of, prompts_of, sampled_of
+from tests.rhn.serving.engines import CONFIG, Clock, assert_close, drain, ends_of, prompts_of, sampled_of
 
 LONG = 200
-ROUNDING = 1e-6  # of 70 tokens in float64, through networks that amplify it
+ROUNDING = 1e-6  # of 40 tokens in float64, through networks that amplify it
 
 
 def active(num_tokens: int, *, state: bool = False, scores: bool = False) -> ActiveRequest:
@@ -163,11 +162,10 @@ class Client:
     events: list[Event] = field(default_factory=list)
 
     def act(self, prefix: list[int]) -> None:
-        """Do something."""
         chance, engine = self.chance, self.engine
         action = chance.random()
         if action < 0.25:
-            prompt = prefix[: chance.randint(0, 40)] + [chance.randrange(9) for _ in range(chance.randint(1, 30))]
+            prompt = prefix[: chance.randint(0, 20)] + [chance.randrange(9) for _ in range(chance.randint(1, 15))]
             params = SamplingParams(
                 chance.choice([0.0, 2.0]),
                 max_tokens=chance.randint(0, 6),
@@ -191,7 +189,6 @@ class Client:
             self.events += engine.step()
 
     def finish(self) -> None:
-        """Resume and answer everything."""
         for request_id in self.requests:
             self.engine.resume(request_id)
         self.events += drain(self.engine)
@@ -207,14 +204,14 @@ def configs(chance: random.Random) -> Iterator[EngineConfig]:
 
 @pytest.mark.usefixtures("_short")
 @pytest.mark.parametrize("name", ["rhn", "stack"])
-@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("seed", [0, pytest.param(1, marks=pytest.mark.slow)])
 def test_random_mix_of_requests_equals_one_token_per_step(seed: int, name: str) -> None:
     chance, model = random.Random(seed), model_of(name)
     num_cached = num_in_chunks = 0
     for config in configs(chance):
-        prefix = [chance.randrange(9) for _ in range(40)]
+        prefix = [chance.randrange(9) for _ in range(20)]
         client = Client(chance, Engine(model, config, clock=Ticking(chance)))
-        for _ in range(120):
+        for _ in range(50):
             client.act(prefix)
         client.finish()
         ends, scores = ends_of(client.events), prompts_of(client.events)
@@ -236,8 +233,8 @@ def test_random_mix_of_requests_equals_one_token_per_step(seed: int, name: str) 
             else:
                 assert_close(scores[request_id][1:], wanted.scores[1:], tolerance=ROUNDING)
         num_in_chunks += client.engine.metrics().sums.num_chunk_tokens
-    assert num_cached > 100
-    assert num_in_chunks > 500
+    assert num_cached > 30
+    assert num_in_chunks > 80
 
 
 @pytest.mark.usefixtures("_short")

@@ -132,26 +132,12 @@ def check_logprobs(sampled: Sampled, row: Tensor, asked: int | None) -> None:
     assert [value for _, value in sampled.likeliest] == pytest.approx(values.tolist(), abs=1e-12)
 
 
-def test_sample_of_a_row_is_independent_of_other_rows() -> None:
-    chance, size = random.Random(1), 11
-    logits = torch.randn(40, size, generator=torch.Generator().manual_seed(1)) * 3
-    params = [random_params(chance, size) for _ in range(40)]
-    sampler = Sampler(40, size, CPU)
-    for slot in range(40):
-        sampler.place(slot, params[slot], [1, 2])
-    together = sampler.sample(range(40), logits, [True] * 40)
-    for slot in range(40):
-        alone = Sampler(1, size, CPU)
-        alone.place(0, params[slot], [1, 2])
-        assert alone.sample([0], logits[slot : slot + 1], [True]) == [together[slot]]
-
-
 def test_top_p_keeps_the_crossing_token_and_ties() -> None:
     logits = torch.tensor([[0.4, 0.2, 0.2, 0.1, 0.1]]).log()
     seen = {}
     for top_p in (0.3, 0.41, 0.85, 1.0):
         tokens = set()
-        for seed in range(200):
+        for seed in range(60):
             sampler = Sampler(1, 5, CPU)
             sampler.place(0, SamplingParams(top_p=top_p, seed=seed), [0])
             (sampled,) = sampler.sample([0], logits, [True])
@@ -159,20 +145,6 @@ def test_top_p_keeps_the_crossing_token_and_ties() -> None:
             tokens.add(sampled.token)
         seen[top_p] = tokens
     assert seen == {0.3: {0}, 0.41: {0, 1, 2}, 0.85: {0, 1, 2, 3, 4}, 1.0: {0, 1, 2, 3, 4}}
-
-
-def test_sample_frequencies_equal_probabilities() -> None:
-    logits = torch.tensor([[0.0, 1.0, -1.0, 2.0]])
-    wanted = (logits[0].double() / 1.5).softmax(-1)
-    sampler = Sampler(1, 4, CPU)
-    sampler.place(0, SamplingParams(temperature=1.5, seed=0), [0])
-    counts = torch.zeros(4, dtype=torch.float64)
-    for _ in range(4000):
-        (sampled,) = sampler.sample([0], logits, [True])
-        assert isinstance(sampled, Sampled)
-        counts[sampled.token] += 1
-    chi_squared = ((counts - 4000 * wanted) ** 2 / (4000 * wanted)).sum()
-    assert chi_squared < 16.3  # 3 degrees of freedom, one in a thousand
 
 
 def test_infinite_logits_fail_one_row_only() -> None:

@@ -3,58 +3,17 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, precondition, rule
 
 from gflownet.rhn.serving.scheduler import MAX_STALE, Phase, QueueFullError, Scheduler, SchedulerConfig
-from tests.rhn.serving.clock import Clock
+from tests.rhn.serving.engines import Clock
 
 
 def scheduler_of(**limits: float) -> tuple[Scheduler, Clock]:
     clock = Clock()
     return Scheduler(SchedulerConfig(**limits), clock=clock), clock  # type: ignore[arg-type]
-
-
-def test_schedule_is_first_come_first_served() -> None:
-    scheduler, clock = scheduler_of(max_slots=2)
-    for request_id in range(4):
-        scheduler.submit(request_id, 1)
-        clock.now += 1
-    assert scheduler.schedule().admitted == [0, 1]
-    assert scheduler.schedule().admitted == []
-    assert scheduler.finish(1) is Phase.RUNNING
-    assert scheduler.schedule().admitted == [2]
-    assert (scheduler.num_waiting, scheduler.num_running) == (1, 2)
-
-
-def test_urgent_requests_overtake_without_starvation() -> None:
-    scheduler, clock = scheduler_of(max_slots=1, patience=10)
-    scheduler.submit(0, 1)
-    assert scheduler.schedule().admitted == [0]
-    scheduler.submit(1, 1, priority=1)
-    order = []
-    for request_id in range(2, 20):  # an urgent one every second, and one finishes every second
-        scheduler.submit(request_id, 1)
-        scheduler.finish(order[-1] if order else 0)
-        order += scheduler.schedule().admitted
-        clock.now += 1
-    assert order[:10] == list(range(2, 12))
-    assert 1 in order[:12]
-
-
-def test_only_waiting_requests_expire() -> None:
-    scheduler, clock = scheduler_of(max_slots=1, max_waiting=5)
-    scheduler.submit(0, 1)
-    scheduler.schedule()
-    clock.now = 3
-    scheduler.submit(1, 1)
-    clock.now = 8
-    assert scheduler.schedule().expired == []
-    clock.now = 8.5
-    assert scheduler.schedule().expired == [1]
-    assert scheduler.phase_of(1) is None
-    assert scheduler.phase_of(0) is Phase.RUNNING
 
 
 def test_full_queue_and_spent_budget_raise() -> None:
@@ -154,22 +113,6 @@ class Machine(RuleBasedStateMachine):
 
 TestMachine = Machine.TestCase
 TestMachine.settings = settings(max_examples=60, stateful_step_count=40, deadline=None)
-
-
-@given(st.lists(st.integers(-5, 5), min_size=1, max_size=30))
-def test_patience_bounds_overtaking(priorities: list[int]) -> None:
-    scheduler, clock = scheduler_of(max_slots=1, patience=3)
-    for request_id, priority in enumerate(priorities):
-        scheduler.submit(request_id, 1, priority=priority)
-        clock.now += 1
-    order = []
-    while scheduler.num_waiting:
-        order += scheduler.schedule().admitted
-        scheduler.finish(order[-1])
-    for place, request_id in enumerate(order):
-        for later in order[:place]:
-            if later > request_id:  # it came `later - request_id` seconds after
-                assert later - request_id <= 3 * (priorities[request_id] - priorities[later])
 
 
 def test_cancelled_requests_do_not_fill_the_queue_while_all_slots_are_taken() -> None:

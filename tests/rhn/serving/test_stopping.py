@@ -11,14 +11,7 @@ from hypothesis import strategies as st
 
 from gflownet.rhn.bytes_text import StreamDecoder
 from gflownet.rhn.serving.sampling import FinishReason, Sampled, SamplingParams
-from gflownet.rhn.serving.stopping import (
-    Answer,
-    ByteStops,
-    EosTokenCriteria,
-    NoStopStrings,
-    TextStops,
-    new_answer,
-)
+from gflownet.rhn.serving.stopping import Answer, ByteStops, EosTokenCriteria, NoStopStrings, TextStops, new_answer
 from gflownet.rhn.text_codec import BYTES, ByteCodec, TextStream, TokenizerCodec
 
 
@@ -29,7 +22,6 @@ def answer_of(
 
 
 def run(answer: Answer, tokens: list[int]) -> tuple[list[int], FinishReason | None]:
-    """Return the shown tokens and the reason of the end."""
     shown: list[int] = []
     for token in tokens:
         reason = answer.add(Sampled(token))
@@ -37,10 +29,6 @@ def run(answer: Answer, tokens: list[int]) -> tuple[list[int], FinishReason | No
         if reason is not None:
             return shown, reason
     return shown, None
-
-
-def test_answer_ends_at_max_tokens() -> None:
-    assert run(answer_of(most=3), [5, 6, 7, 8]) == ([5, 6, 7], FinishReason.LENGTH)
 
 
 def test_stop_token_ends_the_answer_after_min_tokens() -> None:
@@ -57,14 +45,6 @@ def test_beginning_of_a_stop_string_is_held_back() -> None:
         assert shown == wanted
     assert answer.add(Sampled(3)) is FinishReason.STOP
     assert answer.num_shown == 3
-
-
-def test_stop_string_with_the_earliest_start_counts() -> None:
-    assert run(answer_of(stops=((2, 3), (1, 2, 3)), most=9), [7, 1, 2, 3]) == ([7], FinishReason.STOP)
-
-
-def test_held_tokens_are_shown_at_max_tokens() -> None:
-    assert run(answer_of(stops=((1, 2, 3),), most=3), [7, 1, 2]) == ([7, 1, 2], FinishReason.LENGTH)
 
 
 TOKENS = st.lists(st.integers(0, 2), min_size=1, max_size=12)
@@ -129,7 +109,7 @@ def text_answer(stops: list[str], most: int, least: int) -> Answer:
     return Answer(EosTokenCriteria(frozenset()), stop_strings, most, least)
 
 
-@settings(max_examples=300)
+@settings(max_examples=150)
 @given(
     st.lists(st.integers(0, len(PIECES) - 1), min_size=1, max_size=12),
     st.lists(st.sampled_from(["a", "ab", "ba", "abab", "é", "éb", "bé", "bb", "aabc"]), max_size=3),
