@@ -114,6 +114,7 @@ def test_resume_without_run_creates_no_files(tmp_path):
 
 def test_resume_after_an_edited_task_forgets_its_scores(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # valid for a source of one size written in the same second
     module = tmp_path / "edited_task.py"
     source = "from tests.toy_tasks import RewardsHiddenNodes\nfrom gflownet.evaluation.task import Score\n\n\n"
     source += (

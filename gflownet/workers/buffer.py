@@ -69,9 +69,9 @@ class SharedPinnedBuffer:
 
     def detach(self) -> None:
         """Close the file descriptor, needed only to start a process; the memory stays mapped."""
-        if self._descriptor >= 0:
-            os.close(self._descriptor)
-            self._descriptor = -1
+        descriptor, self._descriptor = self._descriptor, -1  # first: another thread may close the other end
+        if descriptor >= 0:
+            os.close(descriptor)
 
     __del__ = detach  # also after a failed __init__
 
