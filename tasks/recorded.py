@@ -20,6 +20,7 @@ from gflownet.evaluation.digest import data_digest
 from gflownet.evaluation.tables import Table
 from gflownet.evaluation.task import Cost, GFNTask, Score
 from gflownet.graphs.canonical import Candidate
+from gflownet.graphs.tensor_shape import Shape
 from gflownet.mdp.action import GraphActionType
 from gflownet.mdp.environment import Environment
 from gflownet.options import AT_LEAST_ONE, option
@@ -41,9 +42,13 @@ class RecordedConfig:
     seconds_column: str = option(
         "seconds", "column of the seconds of an evaluation, for evaluation.executor=simulated; empty: none"
     )
-    input_sizes: list[int] = option(
-        [], "widths of the inputs, for environments that need them", AT_LEAST_ONE, may_be_empty=True
+    seed_columns: list[str] = option(
+        [],
+        "columns of the scores of single trainings: an evaluation has one of them, chosen by its seed; "
+        "empty: that of column, whatever the seed",
     )
+    input_sizes: list[Any] = option([], "widths or shapes of the inputs, such as [64] or [[1, 40]], where needed")
+    input_layout: str = option("", "meaning of their axes: sequence, signal or image; empty: by their number")
     output_sizes: list[int] = option([], "widths of the outputs", AT_LEAST_ONE, may_be_empty=True)
 
 
@@ -54,6 +59,7 @@ class Recording:
     path: str
     row_of: dict[str, int]  # by hash or the first characters of a hash
     scores: list[float | None] = field(default_factory=list)  # [R]
+    by_seed: list[list[float | None]] = field(default_factory=list)  # of [R]
     tests: list[float | None] = field(default_factory=list)  # [R], empty without such a column, as all below
     seconds: list[float | None] = field(default_factory=list)  # [R]
     num_parameters: list[float | None] = field(default_factory=list)  # [R]
@@ -75,14 +81,23 @@ class RecordedTask(GFNTask):
         """Read the table. Raises UserError for a table that is damaged, incomplete or of another space."""
         super().__init__(config)
         options = config.task_options
-        self.input_sizes, self.output_sizes = tuple(options.input_sizes), tuple(options.output_sizes)
+        self.input_sizes, self.output_sizes = _input_sizes(options), tuple(options.output_sizes)
         self.recording = read_recording(options)
         self._check_space()
 
+    @property
+    def is_noisy(self) -> bool:
+        """Whether a score depends on the seed."""
+        return bool(self.recording.by_seed)
+
     def evaluate(self, graph: Candidate, *, seed: int) -> Score:
-        """Return the recorded score. Raises ValueError for a candidate without one."""
-        row = self._row(graph)
-        score = self.recording.scores[row]
+        """Return the recorded score, that of one training with `seed_columns`.
+
+        Raises:
+            ValueError: a candidate without a score.
+        """
+        row, columns = self._row(graph), self.recording.by_seed
+        score = (columns[seed % len(columns)] if columns else self.recording.scores)[row]
         if score is None:
             raise ValueError(f"{self.recording.path}: expected a score of {graph.canonical_hash()}, got an empty cell")
         size = _cell(self.recording.num_parameters, row)
@@ -117,6 +132,7 @@ class RecordedTask(GFNTask):
         """Return a digest of the columns in use."""
         recording = self.recording
         columns = (recording.scores, recording.tests, recording.seconds, recording.num_parameters, recording.flops)
+        columns += tuple(recording.by_seed)
         return data_digest(["\0".join(recording.row_of), *(np.array(column, dtype=float) for column in columns)])
 
     def _row(self, graph: Candidate) -> int:
@@ -144,9 +160,24 @@ def read_recording(options: RecordedConfig) -> Recording:
     scores = table.numbers(options.column, key="task_options.column")
     if all(score is None for score in scores):
         raise UserError(f"task_options.column: expected scores in {table.path}, got the empty column {options.column}")
+    by_seed = [table.numbers(name, key="task_options.seed_columns") for name in options.seed_columns]
     tests, seconds = (_optional_numbers(table, options, key) for key in ("test_column", "seconds_column"))
     sizes = [table.numbers(name, key=_KEY) if name in table.names else [] for name in (_PARAMETERS, _FLOPS)]
-    return Recording(table.path, rows_by_hash(table), scores, tests, seconds, *sizes)
+    return Recording(table.path, rows_by_hash(table), scores, by_seed, tests, seconds, *sizes)
+
+
+def _input_sizes(options: RecordedConfig) -> tuple[Any, ...]:
+    """Return widths and shapes. Raises UserError for others."""
+    try:
+        return tuple(
+            size if isinstance(size, int) else Shape.of(tuple(size), options.input_layout or None)
+            for size in options.input_sizes
+        )
+    except (TypeError, ValueError) as error:
+        raise UserError(
+            f"task_options.input_sizes: expected widths or shapes, such as [64] or [[1, 40]], with an input_layout "
+            f"that fits, got {list(options.input_sizes)} and {options.input_layout!r}: {error}"
+        ) from error
 
 
 def _optional_numbers(table: Table, options: RecordedConfig, key: str) -> list[float | None]:

@@ -10,14 +10,16 @@ import torch
 
 from gflownet.config import load_config, with_task_options
 from gflownet.envs.config import ENVIRONMENTS
+from gflownet.errors import UserError
 from gflownet.evaluation.randomness import candidate_seed
 from gflownet.evaluation.task import Cost, Score
+from gflownet.graphs.tensor_shape import Layout, Shape
 from gflownet.mdp.environment import Environment
 from gflownet.metrics.exact import enumerate_states
 from scripts.record_space import recording_config
 from tasks.digits import DigitsTask
 from tasks.recorded import MIN_HASH_LENGTH, RecordedConfig, RecordedTask, random_candidates
-from tests.recorded_space import RECORDED_DIGITS
+from tests.recorded_space import RECORDED_DIGITS, RECORDED_MNIST1D
 
 # Graphs of at most three nodes of two colours.
 GRAPHS = ("env.name=coloured_graph", "env.coloured_graph.max_nodes=3")
@@ -35,7 +37,7 @@ def make_task(table: Path, *overrides: str) -> RecordedTask:
     return RecordedTask(config_of(table, *overrides))
 
 
-def candidates_of(config: Any, *, input_sizes: tuple[int, ...] = (), output_sizes: tuple[int, ...] = ()) -> list[Any]:
+def candidates_of(config: Any, *, input_sizes: tuple[Any, ...] = (), output_sizes: tuple[int, ...] = ()) -> list[Any]:
     context: Any = ENVIRONMENTS.load(config.env.name)
     env: Environment = context.build_env(config.env, input_sizes=input_sizes, output_sizes=output_sizes)
     graph = enumerate_states(env)
@@ -55,6 +57,25 @@ def table(graphs, tmp_path) -> Path:
     rows[0] = f"{graphs[0].canonical_hash()},0.5,,,,"
     path.write_text("\n".join([HEADER, *rows[:-1]]) + "\n")
     return path
+
+
+def test_score_of_one_training_is_chosen_by_the_seed(graphs, tmp_path):
+    table = tmp_path / "trainings.csv"
+    rows = [f"{graph.canonical_hash()},{i},{i - 0.25},{i + 0.25}" for i, graph in enumerate(graphs, start=1)]
+    table.write_text("\n".join(["hash,score,first,second", *rows]) + "\n")
+    task = make_task(table, "task_options.seed_columns=[first,second]")
+    assert task.is_noisy
+    assert [task.evaluate(graphs[3], seed=seed).value for seed in (4, 5, 6)] == [3.75, 4.25, 3.75]
+    assert {task.evaluate(graphs[3], seed=candidate_seed(0, "g", k)).value for k in range(20)} == {3.75, 4.25}
+    assert not make_task(table).is_noisy
+    assert task.fingerprint() != make_task(table).fingerprint()
+
+
+def test_input_shapes_have_a_layout(table):
+    options = ("task_options.input_sizes=[[1,40],3]", "task_options.input_layout=signal")
+    assert make_task(table, *options).input_sizes == (Shape((1, 40), Layout.SIGNAL), 3)
+    with pytest.raises(UserError, match=r"input_sizes: expected widths or shapes.*got \[\[1, 40\]\] and 'image'"):
+        make_task(table, "task_options.input_sizes=[[1,40]]", "task_options.input_layout=image")
 
 
 def test_scores_sizes_and_seconds_are_those_of_the_row(table, graphs):
@@ -162,6 +183,18 @@ def test_asset_has_one_row_per_candidate_of_the_space(digits_task):
     rows = {digits_task.recording.row(candidate) for candidate in candidates}
     assert rows == set(range(len(digits_task.recording.scores)))
     assert len(rows) == len(candidates) == 17_683
+
+
+def test_asset_of_mnist1d_has_three_trainings_of_each_candidate():
+    config = load_config("recorded_mnist1d", [f"task_options.table={RECORDED_MNIST1D}"])
+    task = RecordedTask(with_task_options(config, RecordedConfig))
+    candidates = candidates_of(task.config, input_sizes=task.input_sizes, output_sizes=task.output_sizes)
+    assert {task.recording.row(candidate) for candidate in candidates} == set(range(1_776))
+    assert max(task.cost(candidate).num_parameters for candidate in candidates) <= 1_000
+    for candidate in candidates[::200]:
+        scores = {task.evaluate(candidate, seed=seed).value for seed in range(3)}
+        assert len(scores) == 3
+        assert sum(scores) / 3 == pytest.approx(task.test(candidate, seed=0), abs=1e-4)
 
 
 def test_asset_is_reproduced_by_trainings(digits_task):
