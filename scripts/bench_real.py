@@ -172,7 +172,7 @@ def main() -> int:
     """Run the comparison and return the exit status."""
     arguments = _parser().parse_args()
     names = [name for name in PROBLEMS if not arguments.only or name in arguments.only.split(",")]
-    names = names[:1] if arguments.quick and not arguments.only else names
+    names = names[-1:] if arguments.quick and not arguments.only else names
     num_trainings = QUICK_TRAININGS if arguments.quick else arguments.trainings
     seeds = range(QUICK_SEEDS if arguments.quick else arguments.seeds)
     with tempfile.TemporaryDirectory() as temporary:
