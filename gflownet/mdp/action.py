@@ -123,19 +123,26 @@ class ActionMasks:
 
     masks: Mapping[GraphActionType, Tensor]  # each [B, R, C] bool
 
+    def __getitem__(self, index: Tensor) -> ActionMasks:
+        """Return the masks of the graphs at an index."""
+        return ActionMasks({kind: mask[index] for kind, mask in self.masks.items()})
+
     def num_actions(self) -> Tensor:
         """Return the number of legal actions of each graph, [B] int64."""
         return functools.reduce(torch.add, [mask.flatten(1).sum(1) for mask in self.masks.values()])
 
     def contains(self, actions: ActionBatch) -> Tensor:
-        """Return which actions are legal, [B] bool; types without a mask are illegal."""
+        """Return which actions are legal, bool; types without a mask are illegal.
+
+        Args:
+            actions: one action per graph, [B], or several, [B, T].
+        """
         legal = torch.zeros_like(actions.kind, dtype=torch.bool)
         for kind, mask in self.masks.items():
-            of_kind = actions.kind == kind
-            inside = of_kind & (actions.row >= 0) & (actions.row < mask.shape[1])
+            inside = (actions.kind == kind) & (actions.row >= 0) & (actions.row < mask.shape[1])
             inside &= (actions.column >= 0) & (actions.column < mask.shape[2])
-            index = inside.nonzero().squeeze(1)
-            legal[index] = mask[index, actions.row[index], actions.column[index]]
+            index = inside.nonzero(as_tuple=True)
+            legal[index] = mask[index[0], actions.row[index], actions.column[index]]
         return legal
 
     def positions(self) -> tuple[Tensor, ActionBatch]:
@@ -158,9 +165,10 @@ class ActionMasks:
         if len(stuck):
             raise ValueError(f"graph {int(stuck[0])}: expected at least one legal action, got none")
         noise = torch.rand(flat.shape, generator=generator).masked_fill_(~flat, -1.0)
-        return self._at(noise.argmax(1))
+        return self.at(noise.argmax(1))
 
-    def _at(self, position: Tensor) -> ActionBatch:
+    def at(self, position: Tensor) -> ActionBatch:
+        """Return the actions at positions [B] of the concatenated flat masks, legal or not."""
         kind, row, column = (torch.zeros_like(position) for _ in range(3))
         offset = 0
         for action_type, mask in self.masks.items():

@@ -7,21 +7,22 @@ from dataclasses import dataclass
 import torch
 
 from gflownet.data.uniform import uniform_states
+from gflownet.errors import UserError
 from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, NOT_NEGATIVE, option
 from gflownet.search.allowed import allowed_states
 from gflownet.search.method import SearchMethod, SearchSetup
-from gflownet.search.mutations import default_max_undone, mutated
+from gflownet.search.mutations import mutated
 
 
 @dataclass
 class EvolutionConfig:
     """Population, tournament and mutations."""
 
-    population: int = option(50, "architectures of the population: the youngest", AT_LEAST_ONE)
-    tournament: int = option(10, "random members, with replacement, of which the best one is mutated", AT_LEAST_ONE)
+    population: int = option(30, "architectures of the population: the youngest", AT_LEAST_ONE)
+    tournament: int = option(20, "random members, with replacement, of which the best one is mutated", AT_LEAST_ONE)
     max_undone: int = option(
-        0, "construction steps that a mutation undoes at most; 0: chosen by the space", NOT_NEGATIVE
+        0, "former number of undone steps; only 0 is left: a mutation is one local move", NOT_NEGATIVE
     )
 
 
@@ -36,7 +37,8 @@ class RegularizedEvolution(SearchMethod):
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
         self.options: EvolutionConfig = setup.config.options
-        self.max_undone = self.options.max_undone or default_max_undone(self.env)
+        if self.options.max_undone:
+            raise UserError("search.options.max_undone: a mutation is one local move now; leave the option out")
 
     def propose(self, call: int, num: int) -> GraphStates:
         """Return `num` random architectures, or mutations once the population is full."""
@@ -51,6 +53,6 @@ class RegularizedEvolution(SearchMethod):
             members = torch.randint(len(youngest), (num, self.options.tournament), generator=generator)
             winners = members.gather(1, scores[members].argmax(1, keepdim=True)).squeeze(1)
             parents = self.history.states[positions[winners]]
-            return mutated(self.env, parents, generator, max_undone=self.max_undone)
+            return mutated(self.env, parents, generator)
 
         return allowed_states(self.setup, num, sample)

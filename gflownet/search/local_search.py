@@ -13,7 +13,7 @@ from gflownet.mdp.states import GraphStates
 from gflownet.options import AT_LEAST_ONE, option
 from gflownet.search.allowed import allowed_states, is_allowed
 from gflownet.search.method import SearchMethod, SearchSetup
-from gflownet.search.mutations import default_max_undone, distinct, mutated, neighbours
+from gflownet.search.mutations import neighbours
 
 # Random streams.
 _START, _NEIGHBOURS = range(2)
@@ -21,12 +21,10 @@ _START, _NEIGHBOURS = range(2)
 
 @dataclass
 class FirstImprovementConfig:
-    """Neighbourhoods of spaces whose steps depend on one another."""
+    """Neighbourhoods of graphs."""
 
     num_neighbours: int = option(
-        32,
-        "mutations that are the neighbours of an architecture where changing one thing takes several steps",
-        AT_LEAST_ONE,
+        32, "random moves that are the neighbours of a graph; of places all changes of one place are", AT_LEAST_ONE
     )
 
 
@@ -41,7 +39,6 @@ class FirstImprovement(SearchMethod):
 
     def __init__(self, setup: SearchSetup) -> None:
         super().__init__(setup)
-        self.max_undone = default_max_undone(self.env)
         self._num_read = 0  # proposals of the history
         self._num_moves = 0
         self._current: int | None = None  # position in the history; None: a start is needed
@@ -82,7 +79,8 @@ class FirstImprovement(SearchMethod):
         """Restore the result of `state_dict`."""
         self._num_read, self._num_moves, self._current = state["num_read"], state["num_moves"], state["current"]
         neighbours = {} if self._current is None else self._neighbourhood(self._current)
-        self._neighbours = {code: neighbours[code] for code in state["neighbours"]}
+        # An earlier version had other neighbours.
+        self._neighbours = {code: neighbours[code] for code in state["neighbours"] if code in neighbours}
 
     def _move(self, position: int) -> None:
         """Continue from an architecture of the history."""
@@ -93,12 +91,6 @@ class FirstImprovement(SearchMethod):
     def _neighbourhood(self, position: int) -> dict[int, GraphStates]:
         """Return the neighbours of an architecture by code, in random order, without refused ones."""
         state, generator = self.history.states[position : position + 1], self.setup.generator(_NEIGHBOURS, position)
-        if self.max_undone == 1:
-            states = neighbours(self.env, state)
-        else:
-            originals = state[torch.zeros(self.setup.config.options.num_neighbours, dtype=torch.int64)]
-            states = distinct(self.env, mutated(self.env, originals, generator, max_undone=self.max_undone))
-            states = states[(self.env.identify(states) != self.env.identify(state)).nonzero().squeeze(1)]
+        states = neighbours(self.env, state, generator, num=self.setup.config.options.num_neighbours)
         states = states[is_allowed(self.setup, states).nonzero().squeeze(1)]
-        states = states[torch.randperm(len(states), generator=generator)]
         return {code: states[i : i + 1] for i, code in enumerate(self.env.identify(states).tolist())}
